@@ -41,11 +41,7 @@ def cvt_case() -> Case:
     from transformers import CvtConfig, CvtModel
 
     config = CvtConfig(
-        embed_dim=[8, 8, 16],
-        num_heads=[1, 1, 2],
-        depth=[1, 2, 3],
-        drop_path_rate=[0.0, 0.0, 0.0],
-        mlp_ratio=[2.0] * 3,
+        embed_dim=[8, 8, 16], num_heads=[1, 1, 2], depth=[1, 2, 3], drop_path_rate=[0.0, 0.0, 0.0], mlp_ratio=[2.0] * 3
     )
     return Case(
         CvtModel(config),

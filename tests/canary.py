@@ -5,6 +5,7 @@ import shutil
 import zipfile
 
 from pydicom import dcmread
+from tables import write_table
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.sites import write_sites
@@ -14,15 +15,7 @@ DATE = "1987-06"
 
 
 def plant(folder, names):
-    """Hospitals whose tables, images and file names carry marks in everything that identifies.
-
-    Args:
-        folder: empty; gets data, states and the site files.
-        names: of the sites.
-
-    Returns:
-        the folder of the site files, ``<name>.yaml``.
-    """
+    """Sites of these names whose data, in an empty folder, carry marks in all that identifies; folder of site files."""
     sites = folder / "sites"
     sites.mkdir(parents=True)
     for written in write_sites(folder / "made", list(names), patients=10, timeline=Timeline(2), seed=3):
@@ -49,11 +42,8 @@ def plant(folder, names):
             report = row.get("report") or (written.manifest.parent / row["report_path"]).read_text(encoding="utf-8")
             row["report"] = f"{report} {MARK}word{number}."
         rows.append({**rows[0], "patient_id": f"{MARK}broken", "image": f"{MARK}missing"})  # is left out, and counted
-        names = ["patient_id", "study_datetime", "image", "report", "age", "sex"]
-        with (home / f"{MARK}table.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, names, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(rows)
+        columns = ["patient_id", "study_datetime", "image", "report", "age", "sex"]
+        write_table(home / f"{MARK}table.csv", rows, columns)
         (sites / f"{written.site}.yaml").write_text(
             f"source: manifest\npath: {home / f'{MARK}table.csv'}\nstate_dir: {folder / written.site}\n"
             "policy: {min_patients: 1, min_local_steps: 1}\n"  # few patients, quick jobs

@@ -20,13 +20,10 @@ NAMES = ("base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight")
 
 
 class InThisProcess(suite.InThisProcess):
-    """The package's own engine, with sites that are functions of the task's header and weights.
+    """The package's own engine, whose sites are functions ``(task, header, weights) -> (Reply, tensors or None)``.
 
-    Args:
-        folder: stands for the server's run folder.
-        sites: name to a function ``(task, header, weights) -> (Reply, tensors or None)``; it may raise, or return None
-            for a site that never answers.
-        others: of the engine's own class, of the controller, and settings of the method at the server.
+    A function may raise, or return None for a site that never answers. Settings of the method at the server are given
+    by name as well.
     """
 
     method_name = "fedtar"
@@ -65,11 +62,8 @@ def federation_of(method):
 class QuadraticSite:
     """A site whose loss at step t is ``0.5 * ||w - target_t||^2``; one local step of gradient descent with rate ``lr``.
 
-    Args:
-        name: of the site.
-        targets: per step the pair of tensors that it is drawn to, or None where it has no visit.
-        samples: n_k at every step.
-        validation: the pair of tensors of its validation loss; None: it has no validation patient.
+    ``targets`` has a pair of tensors for each step, or None where the site has no visit; ``validation`` is the pair of
+    its validation loss, or None; ``samples`` is n_k at every step.
     """
 
     def __init__(self, name, targets, samples=1, validation=None, lr=0.5):
@@ -110,6 +104,18 @@ class QuadraticSite:
         broadcasts = [self.received.get((order.round, t)) for t in range(order.time_steps + 1)]
         products = t_numbers(gradient, broadcasts) if all(w is not None for w in broadcasts) else None
         return ok(order, numbers, {"t_numbers": products}), None
+
+
+class Spoilt(QuadraticSite):
+    """Changes its answer to one task: ``spoil(header, reply, tensors)`` gives another."""
+
+    def __init__(self, name, spoil, task, targets=None, samples=2):
+        super().__init__(name, targets or [pair(4), pair(5)], samples, validation=pair(10))
+        self.spoil, self.task = spoil, task
+
+    def __call__(self, task, header, weights):
+        answer = super().__call__(task, header, weights)
+        return self.spoil(header, *answer) if task == self.task else answer
 
 
 def pair(seed):

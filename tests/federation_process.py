@@ -71,13 +71,10 @@ def free_port() -> int:
 
 
 class Federation:
-    """Server and sites of a project file, provisioned with a free port.
+    """Server and sites of a project file, provisioned below ``folder`` with a free port.
 
-    Args:
-        project: project file; its server must be ``localhost``.
-        folder: everything is below it.
-        sites: client names to site file content.
-        server_resources: changes the server's ``servers`` entry, to have short time limits in a test.
+    The project's server must be ``localhost``; ``sites`` has the content of site files by client; ``server_resources``
+    changes the server's ``servers`` entry, to have short time limits in a test.
     """
 
     def __init__(self, project: Path, folder: Path, sites: dict[str, str], **server_resources: Any):
@@ -116,10 +113,7 @@ class Federation:
         """Start kits by name and wait until their sites are registered.
 
         The server goes on listing a site that was killed, so a site's own word counts: a registration after this start.
-
-        Args:
-            names: of kits.
-            clock_ahead_s: how far the clock of their Python processes goes ahead.
+        The clock of the kits' Python processes goes ahead by ``clock_ahead_s``.
         """
         environment = self.environment
         if clock_ahead_s:

@@ -17,12 +17,7 @@ VALUES = 77_568
 
 
 class TrivialSite:
-    """Answers every task at once, the same each time.
-
-    Args:
-        name: of the site.
-        layers: how many pairs of LoRA factors share the values; a divisor of 64.
-    """
+    """Answers every task at once, the same each time; ``layers`` (divides 64) pairs of factors share the values."""
 
     def __init__(self, name: str, layers: int = 64):
         self.name = name

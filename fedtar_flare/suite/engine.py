@@ -35,19 +35,18 @@ LocalSite = Callable[[str, Shareable], "Shareable | None"]
 class InThisProcess(FederatedController):
     """The controller, which delivers its messages in this process; ``folder`` stands for the server's run folder.
 
-    ``order_of_arrival`` permutes the sites before they are asked; ``joins`` has the round in which a late one connects.
+    ``joins`` has the round in which a late site connects.
     """
 
     def __init__(
         self,
         folder: Path,
         sites: Mapping[str, LocalSite],
-        order_of_arrival: Callable[[Sequence[str]], Sequence[str]] = sorted,
         joins: Mapping[str, int] | None = None,
         **settings: Any,
     ):
         super().__init__(**settings)
-        self.folder, self.local_sites, self.order_of_arrival = folder, sites, order_of_arrival
+        self.folder, self.local_sites = folder, sites
         self.fl_ctx = FLContext()
         self.abort_signal = Signal()
         self.joins, self.running_round = dict(joins or {}), 1
@@ -95,7 +94,7 @@ class InThisProcess(FederatedController):
     ) -> None:
         """Give the task to one site after the other and hand back what each answers."""
         silent = False
-        for site in self.order_of_arrival(targets):
+        for site in sorted(targets):
             try:
                 answer = self.deliver(site, task_name, FLModelUtils.to_shareable(data))
             except Exception as error:

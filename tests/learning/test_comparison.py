@@ -66,7 +66,7 @@ def test_the_rule_gives_what_was_planted_in_every_style(tmp_path):
     checked = 0
     for style in range(1, 7):
         cohort = synthetic_cohort(
-            f"site-{style}", folder=tmp_path, patients=5, timeline=Timeline(3, prior="report"), seed=0
+            f"site-{style}", folder=tmp_path, patients=2, timeline=Timeline(3, prior="report"), seed=0
         )
         for sample in (s for s in cohort.samples(None) if s.prior is not None):
             now, before = (torch.tensor([LABEL(visit.report)]) for visit in (sample.visit, sample.prior))
@@ -77,7 +77,7 @@ def test_the_rule_gives_what_was_planted_in_every_style(tmp_path):
             }
             assert found == {pair for pair in sample.visit.changes if pair[1] in ("new", "resolved")}
             checked += 1
-    assert checked > 30
+    assert checked > 12
 
 
 # --------------------------------------------------------------------------- what is told
@@ -116,17 +116,6 @@ def test_a_prompt_tells_the_change_only_where_there_is_one(model):
     assert torch.equal(branch.prompts_of(now, torch.full_like(now, UNKNOWN)), branch.prompts_of(now))
 
 
-def test_prompts_without_a_visit_before_are_as_without_comparison(model):
-    batch = noise(3)
-    tokens = model.tokens(batch)
-    alone = model.prompts(batch, tokens)
-    batch.prior = PriorBatch(torch.zeros(3), noise(3, seed=3))
-    shown = model.prompts(batch, tokens, model.prior_tokens(batch))
-    assert not torch.equal(alone, shown)
-    batch.prior.images.slice_mask[:] = False
-    assert torch.equal(model.prompts(batch, tokens, model.prior_tokens(batch)), alone)
-
-
 def test_the_directions_of_the_changes_depend_on_the_seed_alone_and_are_no_part_of_the_state():
     one, again, other = (Comparison(labeler("synthetic"), 64, seed) for seed in (3, 3, 4))
     assert torch.equal(one.embeddings, again.embeddings) and not torch.equal(one.embeddings, other.embeddings)
@@ -149,7 +138,7 @@ def losses(cohort, changes, **training):
     return learner.training_losses(samples, learner.images(samples, "seed"), "seed").detach()
 
 
-@pytest.mark.parametrize("prior", ["report", "image", "generated"])
+@pytest.mark.parametrize("prior", ["report", "image"])
 def test_in_training_the_change_is_told_where_the_visit_before_is_shown(cohort_of, prior):
     shown, none = cohort_of(prior), cohort_of("none")
     assert not torch.equal(losses(shown, True, prior_dropout=0.0), losses(shown, False, prior_dropout=0.0))

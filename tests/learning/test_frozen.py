@@ -23,13 +23,13 @@ LAST_STAGE = rf"encoder\..*\.stages\.2\..*\.dense|{DECODER_TARGETS}"
 SLICES = (4, 2, 3)
 
 
-def generator_of(targets, seed=0):
+def generator_of(targets):
     generator = build_model(CONFIG)
     model = add_lora(generator, targets=targets, rank=2, alpha=8, seed=0)
     with torch.no_grad():  # an adapter that has learnt something
         for name, parameter in model.named_parameters():
             if ".lora_B." in name:
-                parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(seed))
+                parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
     return generator
 
 
@@ -98,8 +98,7 @@ def test_what_does_not_fit_in_memory_is_computed_again_with_the_same_bits():
 
 
 def on_disk(samples, folder):
-    entries = [folder / f"{i:040x}.npy" for i in range(len(samples))]
-    return [replace(sample, prepared=entry) for sample, entry in zip(samples, entries, strict=True)]
+    return [replace(sample, prepared=folder / f"{i:040x}.npy") for i, sample in enumerate(samples)]
 
 
 def test_the_next_process_finds_the_same_bits_on_disk(tmp_path):
@@ -115,7 +114,7 @@ def test_the_next_process_finds_the_same_bits_on_disk(tmp_path):
     assert torch.equal(FrozenStages(generator).tokens(samples, images), first) and count[0] == 0
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "other shape", "no file"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "other shape"])
 def test_a_damaged_file_is_computed_again(tmp_path, damage):
     generator = generator_of(DECODER_TARGETS)
     samples, images = studies(0)
@@ -127,10 +126,8 @@ def test_a_damaged_file_is_computed_again(tmp_path, damage):
         file.write_bytes(content[:-40])
     elif damage == "flipped":
         file.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-    elif damage == "other shape":
-        store_computed(file, np.zeros((1, 2, 2), np.float32))
     else:
-        file.unlink()
+        store_computed(file, np.zeros((1, 2, 2), np.float32))
     assert torch.equal(FrozenStages(generator).tokens(samples, images), plain)
     assert file.read_bytes() == content
 
@@ -145,27 +142,19 @@ def test_other_weights_have_files_of_their_own(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2 and not torch.equal(first, second)
 
 
-def test_an_image_that_was_changed_since_is_seen_anew(tmp_path):
-    """The same visit between two tasks of a process: the prepared file's name tells the image."""
-    generator = generator_of(DECODER_TARGETS)
-    samples, images = studies(0)
-    frozen = FrozenStages(generator)
-    before = frozen.tokens(on_disk(samples, tmp_path / "before"), images)
-    images.images = 255 - images.images
-    after = frozen.tokens(on_disk(samples, tmp_path / "after"), images)
-    assert not torch.equal(before, after)
-    torch.testing.assert_close(after, generator.tokens(images), rtol=1e-5, atol=1e-6)
-
-
-def test_what_changes_with_training_is_never_kept():
-    """An adapter's own weights may change between two looks at an image."""
+@pytest.mark.parametrize("change", ["image", "adapter"])
+def test_what_was_changed_since_is_seen_anew(tmp_path, change):
+    """An image between two tasks of a process, whose prepared file has another name then; an adapter by training."""
     generator = generator_of(LAST_STAGE)
     frozen, (samples, images) = FrozenStages(generator), studies(0)
-    before = frozen.tokens(samples, images)
-    with torch.no_grad():
-        for name, parameter in generator.named_parameters():
-            if ".lora_B." in name:
-                parameter.mul_(2)
-    after = frozen.tokens(samples, images)
+    before = frozen.tokens(on_disk(samples, tmp_path / "before"), images)
+    if change == "image":
+        images.images = 255 - images.images
+    else:
+        with torch.no_grad():
+            for name, parameter in generator.named_parameters():
+                if ".lora_B." in name:
+                    parameter.mul_(2)
+    after = frozen.tokens(on_disk(samples, tmp_path / ("after" if change == "image" else "before")), images)
     assert not torch.equal(before, after)
     torch.testing.assert_close(after, generator.tokens(images), rtol=1e-5, atol=1e-6)

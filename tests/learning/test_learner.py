@@ -107,18 +107,6 @@ def test_a_tasks_rate_multiplies_the_learning_rates_of_both_parts(learner_of, ki
 
 
 # --------------------------------------------------------------------------- hooks
-def test_a_context_that_fails_leaves_no_precision_behind(learner_of, cohort):
-    class Failing(ReportLearner):
-        def context(self, samples, personal):
-            raise ValueError("no such patient")
-
-    learner = learner_of(Failing, autocast=True)
-    samples = cohort.samples("train", 1)[:2]
-    with pytest.raises(ValueError, match="no such patient"):
-        learner.generate(samples, learner.images(samples))
-    assert not torch.is_autocast_enabled("cpu")
-
-
 def test_bfloat16_learns_nearly_the_same_and_keeps_float32(learner_of):
     full, half = (
         learner_of(PatientLearner, autocast=autocast, local_steps=2).train(1, 11) for autocast in (False, True)

@@ -8,7 +8,7 @@ import torch
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.cache import Prepared
-from fedtar_flare.learning.pretraining import PretrainingConfig, Progress, pretrain, write_reports
+from fedtar_flare.learning.pretraining import PretrainingConfig, pretrain, write_reports
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.weights import own_state
@@ -61,12 +61,6 @@ def test_the_model_ends_in_eval_mode_with_settled_statistics(learned):
     assert moved == {k for k in fresh if "running_" in k}
 
 
-def test_statistics_stay_where_they_are_told_to():
-    model, _ = trained(steps=2, batch_norm=False, finding_steps=0)
-    fresh = own_state(build_model(CONFIG))
-    assert all(torch.equal(v, fresh[k]) for k, v in own_state(model).items() if "running_" in k or "batches" in k)
-
-
 def test_the_same_settings_give_the_same_bits():
     before = torch.random.get_rng_state()
     first, second = (own_state(trained(steps=3, finding_steps=1)[0]) for _ in range(2))
@@ -76,25 +70,11 @@ def test_the_same_settings_give_the_same_bits():
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_findings_and_texts_are_optional():
-    seen = []
-    pretrain(
-        build_model(CONFIG), build_tokenizer(CONFIG), pictures(), REPORTS, [],
-        PretrainingConfig(steps=2, batch_size=2), on_progress=seen.append,
-    )  # fmt: skip
-    assert seen[-1].text_loss == seen[-1].finding_loss == 0 and seen[-1].paired_loss > 0
-
-
 def test_pairs_must_be_pairs():
     model, tokenizer = build_model(CONFIG), build_tokenizer(CONFIG)
     for images, reports, said in ((pictures(), REPORTS[:5], "12 images and 5 reports"), ([], REPORTS, "0 images")):
         with pytest.raises(ConfigError, match=said):
             pretrain(model, tokenizer, images, reports, [], PretrainingConfig(steps=1))
-
-
-def test_progress_says_steps_rate_and_time_left():
-    line = str(Progress(30, 90, 1.25, 2.5, 0.5, 0.5))
-    assert "step 30/90" in line and "0.50 steps/s" in line and "2.0 min left" in line
 
 
 def test_only_the_named_parameters_move_and_all_can_be_trained_again():

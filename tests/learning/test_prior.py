@@ -99,11 +99,8 @@ def test_texts_stand_for_the_reports_and_rows_keep_their_place(tokenizer):
 
 # --------------------------------------------------------------------------- the learner
 def test_first_visits_and_masked_ones_are_learned_from_as_without(learner_of):
-    learners = {
-        "none": learner_of("none"),
-        "shown": learner_of("report+image", prior_dropout=0.0),
-        "masked": learner_of("report+image", prior_dropout=1.0),
-    }
+    learners = {"none": learner_of("none")}
+    learners |= {name: learner_of("report+image", dropout) for name, dropout in (("shown", 0.0), ("masked", 1.0))}
     first = {name: learner.train(1, 5).update for name, learner in learners.items()}
     later = {name: learner.train(2, 5).update for name, learner in learners.items()}
     same = lambda a, b: all(torch.equal(value, b[name]) for name, value in a.items())  # noqa: E731

@@ -109,13 +109,6 @@ def test_its_folder_is_loaded_here_and_by_peft(case, kind, tmp_path):
     torch.testing.assert_close(case.outputs(there, case.inputs), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_plain_linear_layers_in_place_of_conv1d_compute_the_same(case):
-    model = copy.deepcopy(case.model)
-    take_linear(model, GPT2_TARGETS)
-    assert not any(type(m).__name__ == "Conv1D" for m in model.modules())
-    torch.testing.assert_close(case.outputs(model, case.inputs), case.outputs(case.model, case.inputs))
-
-
 def test_without_an_adapter_the_named_parameters_alone_are_trained(case):
     bare = without_adapter(copy.deepcopy(case.model), (r"transformer\.h\.0\..*",))
     assert {n for n, p in bare.get_base_model().named_parameters() if p.requires_grad} == set(shared_parameters(bare))

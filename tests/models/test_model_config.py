@@ -25,11 +25,7 @@ def test_a_preset_is_valid_and_survives_json(name: str):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ({"image_sise": 64}, "did you mean 'image_size'"),
         ({"image_size": 8}, "image_size is 8"),
-        ({"slices": 0}, "slices is 0"),
-        ({"slices": True}, "slices is True"),
-        ({"queries": 1.5}, "queries is 1.5"),
         ({"encoder": "vit"}, "encoder is 'vit': it must be 'cvt' or 'timm'"),
         ({"encoder": "timm"}, "encoder_name is None"),
         ({"encoder_config": {"depth": (1, 1, 1)}}, r"encoder_config is .* at least \(1, 2, 3\)"),
@@ -42,13 +38,9 @@ def test_a_preset_is_valid_and_survives_json(name: str):
         ({"pooling": "none"}, "takes slices=1"),
         ({"decoder_config": {"n_head": 5}}, "a multiple of n_head"),
         ({"max_length": 97}, "at most n_positions=96"),
-        ({"max_length": 2}, "at least 3"),
-        ({"num_beams": 0}, "num_beams is 0"),
         ({"image_statistics": "none"}, "it must be 'half', 'imagenet' or 'clip'"),
         ({"lora_targets": "("}, "valid regular expression"),
         ({"tokenizer": "decoder"}, "tokenizer is 'decoder'"),
-        ({"seed": -1}, "seed is -1"),
-        ({"encoder_config": {"mlp_ratio": float("nan")}}, "mlp_ratio\\] is nan"),
         ({"encoder_config": {"embed_dim": (8, 16, 32.0)}}, r"\[embed_dim\]\[2\] is 32.0: it must be a whole number"),
     ],
 )

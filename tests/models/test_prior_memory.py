@@ -92,6 +92,7 @@ def test_no_gradient_flows_through_the_visit_before(model, tokenizer):
     assert gradient is None or not gradient.any()
 
 
+@pytest.mark.slow
 def test_only_a_model_that_sees_the_previous_report_learns_to_copy_it(tokenizer):
     """Eight visits with one image; each report repeats that of the visit before, one of eight words."""
     words = ["effusion", "nodule", "heart", "lungs", "clear", "spine", "cavity", "fibrosis"]

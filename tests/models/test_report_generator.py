@@ -74,13 +74,6 @@ def test_position_and_image_both_reach_the_loss(model, tokenizer):
     assert not torch.allclose(base, model(noise(3, seed=1), input_ids, labels))
 
 
-def test_slices_of_one_sample_do_not_touch_another(model):
-    batch, changed = noise(3), noise(3)
-    changed.images[1] = 166
-    before, after = model.encode(batch), model.encode(changed)
-    assert torch.equal(before[[0, 2]], after[[0, 2]]) and not torch.equal(before[1], after[1])
-
-
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_batch_of_beams_equals_single_ones(model, beams):
     batch = pad(noise(4), 1)
@@ -112,12 +105,6 @@ def test_the_encoder_stays_in_eval_mode_and_its_statistics_stay_put(model, token
     assert torch.equal(first, second)
     assert all(torch.equal(v, before[k]) for k, v in model.encoder.state_dict().items())
     model.eval()
-
-
-def test_without_pooling_every_token_of_one_radiograph_is_memory():
-    config = preset("tiny", slices=1, pooling="none", image_size=64)
-    memory = build_model(config).encode(noise(2, 1, 64))
-    assert memory.shape == (2, 4 * 4, config.decoder_config["n_embd"])
 
 
 def test_gradients_reach_every_part(tokenizer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,20 +21,15 @@ def _home(tmp_path_factory, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
 
 
-def radiograph(path, seed=0):
-    path.parent.mkdir(exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 255, (80, 80)).astype(np.uint8)
-    Image.fromarray(pixels).save(path)
-
-
 def hospital(tmp_path, patients, change=lambda rows: rows):
     """A site with one radiograph per patient and visit; ``change`` spoils the table's rows."""
     rows = []
-    for p in range(patients):
-        for v in range(2):
-            name = f"radiographs/{MARK}-{p}-{v}.png"
-            radiograph(tmp_path / name, seed=10 * p + v)
-            rows.append([f"{MARK}-{p}", f"2020-0{v + 1}-01", name, f"Patient {p} without effusion.", "60", "FM"[p % 2]])
+    (tmp_path / "radiographs").mkdir()
+    for p, v in product(range(patients), range(2)):
+        name = f"radiographs/{MARK}-{p}-{v}.png"
+        pixels = np.random.default_rng(10 * p + v).integers(0, 255, (80, 80)).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / name)
+        rows.append([f"{MARK}-{p}", f"2020-0{v + 1}-01", name, f"Patient {p} without effusion.", "60", "FM"[p % 2]])
     with (tmp_path / "manifest.csv").open("w", newline="") as file:
         csv.writer(file).writerows([HEAD, *change(rows)])
     (tmp_path / "sites" / "site-1.yaml").write_text(

@@ -27,19 +27,24 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path):
     assert load(tmp_path / "best.safetensors").round == 2
 
 
-def test_a_truncated_or_altered_file_costs_one_round_only(tmp_path):
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda data: data[:-5], "damaged"),
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "the checksum is wrong"),
+        (lambda data: data.replace(b'format\\": 2', b'format\\": 9'), "format 9; this version reads format 2"),
+    ],
+    ids=["cut off", "altered", "of another format"],
+)
+def test_a_file_that_cannot_be_used_costs_one_round_only_and_says_why(tmp_path, spoil, said):
     folder = CheckpointFolder(tmp_path, keep=3)
-    for r in (1, 2, 3):
-        folder.save(checkpoint(r))
-    newest, middle = tmp_path / "round-0003.safetensors", tmp_path / "round-0002.safetensors"
-    newest.write_bytes(newest.read_bytes()[:-5])
-    data = bytearray(middle.read_bytes())
-    data[-1] ^= 1
-    middle.write_bytes(data)
+    folder.save(checkpoint(1))
+    newest = folder.save(checkpoint(2))
+    newest.write_bytes(spoil(newest.read_bytes()))
     last, problems = folder.last()
-    assert last.round == 1 and len(problems) == 2
-    with pytest.raises(StateError, match="checksum"):
-        load(middle)
+    assert last.round == 1 and len(problems) == 1
+    with pytest.raises(StateError, match=said):
+        load(newest)
 
 
 def test_none_whole_says_which_and_why(tmp_path):

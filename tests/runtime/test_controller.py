@@ -101,19 +101,29 @@ def test_a_step_with_hardly_any_alpha_leaves_the_weights_as_they_are(tmp_path):
     assert all(torch.equal(weights[name], start[name]) for name in start)
 
 
-@pytest.mark.parametrize("after", [1, 2])
-def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, after):
-    whole = federation(tmp_path / "whole", num_rounds=4)
-    run(whole)
-    first = federation(tmp_path / "first", num_rounds=after)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The last checkpoint of a run without interruption."""
+    controller = federation(tmp_path_factory.mktemp("whole"))
+    run(controller)
+    return final_weights(controller)
+
+
+def require_resumed_to_the_same_end(first, folder, whole):
+    second = federation(folder, resume_from=str(first.results_folder / "checkpoint"))
+    events, end = run(second), final_weights(second)
+    assert end.round == whole.round
+    assert all(torch.equal(value, end.weights[name]) for name, value in whole.weights.items())
+    assert all(torch.equal(value, end.method[name]) for name, value in whole.method.items())
+    return events
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, whole):
+    first = federation(tmp_path / "first", num_rounds=1)
     run(first)
-    second = federation(tmp_path / "second", num_rounds=4, resume_from=str(first.results_folder / "checkpoint"))
-    events = run(second)
+    events = require_resumed_to_the_same_end(first, tmp_path / "second", whole)
     assert events["start"][0].run_id == read_events(first.results_folder)[0].run_id
-    assert [e.round for e in events["outer"]] == list(range(after + 1, 5))
-    a, b = final_weights(whole), final_weights(second)
-    assert all(torch.equal(a.weights[n], b.weights[n]) for n in NAMES)
-    assert all(torch.equal(a.method[n], b.method[n]) for n in a.method)
+    assert [e.round for e in events["outer"]] == [2, 3]
 
 
 class Killed(BaseException):
@@ -148,20 +158,13 @@ DEATHS = {
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_a_run_whose_server_dies_anywhere_is_resumed_to_the_same_end(tmp_path, death):
-    whole = federation(tmp_path / "whole")
-    run(whole)
+def test_a_run_whose_server_dies_anywhere_is_resumed_to_the_same_end(tmp_path, death, whole):
     first = federation(tmp_path / "first")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         where, name, at, after = DEATHS[death]
         dying(patch, where, name, at, after)
         run(first)
-    second = federation(tmp_path / "second", resume_from=str(first.results_folder / "checkpoint"))
-    run(second)
-    a, b = final_weights(whole), final_weights(second)
-    assert a.round == b.round
-    assert all(torch.equal(a.weights[n], b.weights[n]) for n in NAMES)
-    assert all(torch.equal(a.method[n], b.method[n]) for n in a.method)
+    require_resumed_to_the_same_end(first, tmp_path / "second", whole)
 
 
 def test_a_full_disk_stops_the_run_with_the_reason_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):

@@ -4,24 +4,12 @@ import errno
 import os
 
 import torch
-from federation import NAMES, LocalFederation, QuadraticSite, pair
+from federation import NAMES, LocalFederation, QuadraticSite, Spoilt, pair
 
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.record.events import End, Joined, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.aggregation import SpilledUpdates
-
-
-class Spoilt(QuadraticSite):
-    """Changes its answer to one task."""
-
-    def __init__(self, name, spoil, task, samples=2):
-        super().__init__(name, [pair(4), pair(5)], samples=samples, validation=pair(10))
-        self.spoil, self.task = spoil, task
-
-    def __call__(self, task, header, weights):
-        reply, tensors = super().__call__(task, header, weights)
-        return self.spoil(header, reply, tensors) if task == self.task else (reply, tensors)
 
 
 def federation(folder, *others, **settings):
@@ -92,13 +80,8 @@ def test_a_member_of_a_resumed_run_is_told_that_it_must_have_its_state(tmp_path)
 
     first = federation(tmp_path / "first", Spoilt("site-b", noted, HANDSHAKE), num_rounds=1)
     run(first)
-    local = Spoilt("site-c", noted, HANDSHAKE)
-    second = federation(
-        tmp_path / "second",
-        Spoilt("site-b", noted, HANDSHAKE),
-        local,
-        resume_from=str(first.results_folder / "checkpoint"),
-    )
+    local = [Spoilt(name, noted, HANDSHAKE) for name in ("site-b", "site-c")]
+    second = federation(tmp_path / "second", *local, resume_from=str(first.results_folder / "checkpoint"))
     start = of_kind(run(second), Start)[0]
     assert start.sites == ["site-a", "site-b", "site-c"]
     assert [header.member for header in headers] == [False, False, True]  # site-b; then site-c, new, before site-b

@@ -99,20 +99,18 @@ def test_a_copy_gives_the_same_bits(simulator, place):
         for about, what in (
             (header(name, initial_site="site-1", evaluate=True), HANDSHAKE),
             (header(name, 1, 1), TRAIN),
-            (header(name, 1, 2, version(1, 1)), TRAIN),
-            (header(name, 1, 2, version(1, 2), evaluate=True), CLOSE_ROUND),
+            (header(name, 1, 2, version(1, 1), evaluate=True), CLOSE_ROUND),
         ):
             reply, tensors = task(name, what, about, w)
-            replies.append(
-                (reply.status, reply.numbers, json.loads(json.dumps(reply.payload)), checksum(tensors or {}))
-            )
-            if tensors:
-                w = {n: w.get(n, 0) + value for n, value in tensors.items()}
+            payload = json.loads(json.dumps(reply.payload))
+            replies.append((reply.status, reply.numbers, payload, checksum(tensors or {})))
+            w = {n: w.get(n, 0) + value for n, value in tensors.items()} if tensors else w
         results[name] = replies
     assert results["copy"] == results["plain"]
-    assert points["copy"] == points["plain"] and len(points["copy"]) == 4
+    assert points["copy"] == points["plain"] and len(points["copy"]) == 2
 
 
+@pytest.mark.slow
 def test_errors_and_logs_come_back(simulator, place, caplog):
     in_a_copy(simulator, place, HANDSHAKE, header("errors", initial_site="site-1"), {})
     with pytest.raises(ExchangeError) as refused:
@@ -126,6 +124,7 @@ def test_errors_and_logs_come_back(simulator, place, caplog):
     assert "for this site's eyes" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_abort_reaches_a_copy(simulator, place):
     in_a_copy(simulator, place, HANDSHAKE, header("aborted", initial_site="site-1"), {})
     put(place / "long", local_steps=10**6)

@@ -3,21 +3,15 @@ import pytest
 from fedtar_flare.runtime.tasking import advice
 
 
-@pytest.mark.parametrize("slowest", [None, 0.1, 10.0, 59.0])
-def test_no_limit_and_no_answers_give_no_advice(slowest):
-    assert advice(0, slowest, 3) is None
-    assert advice(60, None, 0) is None
-
-
-@pytest.mark.parametrize(("limit", "slowest"), [(60, None), (60, 5.0), (60, 100.0), (7, 6.9)])
-def test_what_is_advised_after_a_miss_gives_the_site_more_time(limit, slowest):
-    line = advice(limit, slowest, 2)
+@pytest.mark.parametrize("slowest", [None, 0.1, 5.0, 59.0, 100.0])
+def test_what_is_advised_after_a_miss_gives_the_site_more_time(slowest):
+    assert advice(0, slowest, 3) is None  # no limit
+    line = advice(60, slowest, 2)
     assert line.startswith("2 site(s)")
-    advised = int(line.rsplit("try ", 1)[1].removesuffix(" s"))
-    assert advised >= 2 * limit and (slowest is None or advised >= slowest)
+    assert int(line.rsplit("try ", 1)[1].removesuffix(" s")) >= max(2 * 60, slowest or 0)
 
 
 def test_a_close_call_and_a_wasteful_limit_are_told_and_what_lies_between_is_not():
     told = [slowest for slowest in range(1, 600) if advice(600, float(slowest), 0)]
-    assert told == [s for s in range(1, 600) if s > 0.8 * 600 or 20 * s < 600]
+    assert told == [s for s in range(1, 600) if s > 0.8 * 600 or 20 * s < 600] and advice(60, None, 0) is None
     assert advice(60, 55.0, 0) == "the slowest answer took 55 s of step_time_limit = 60 s; 165 s would be safe"
