@@ -12,10 +12,9 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from multiprocessing import get_context
 from pathlib import Path
@@ -34,14 +33,13 @@ from fedtar_flare.methods.fedtar.demographics import fit_mixture
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.sources import load_libraries
-from fedtar_flare.protocol.messages import OK, TaskHeader, version
-from fedtar_flare.protocol.tasks import CLOSE_ROUND
+from fedtar_flare.protocol.messages import OK, version
 from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.site.site_file import SITES_VARIABLE, load_site_config
 from tests.benchmarks.compare_exchange import on_the_wire
 from tests.benchmarks.harness import peak_bytes
 from tests.federation import LocalFederation
-from tests.hospital_site import HospitalSite
+from tests.hospital_site import HospitalSite, T
 from tests.trivial_site import TrivialSite
 from tools.corpus import text_corpus
 
@@ -53,21 +51,13 @@ PIXELS, PICTURES, TEXTS = 64, 16, 400
 
 @dataclass(frozen=True)
 class Hospital:
-    """What is measured; T is ``visits``, and each task makes ``updates`` of :data:`BATCH` reports.
-
-    With ``warm``, :data:`SMALLEST` is done first and not counted.
-    """
+    """What is measured; each patient has :data:`T` visits, each task makes ``updates`` of :data:`BATCH` reports."""
 
     patients: int
-    visits: int = 2
     rank: int = 4
     preset: str = "tiny"
     updates: int = 12
     scored: bool = True
-    warm: bool = True
-
-
-SMALLEST = Hospital(40, visits=1, updates=2)
 
 
 def apart(work: Callable[..., Found], *arguments: Any) -> Found:
@@ -81,18 +71,20 @@ def apart(work: Callable[..., Found], *arguments: Any) -> Found:
 
 def hospital(settings: Mapping[str, Any], folder: Path, quick: bool) -> Found:
     load_libraries()
-    size = Hospital(**settings | ({"updates": 2, "warm": False} if quick else {}))
-    return apart(opening, size, folder) | apart(round_of, size, folder)
+    size = Hospital(**settings | ({"updates": 2} if quick else {}))
+    sizes = {folder: size} if quick else {folder / "warm": Hospital(40, updates=2), folder: size}
+    return apart(last_of, opening, sizes) | apart(last_of, round_of, sizes)
 
 
 # ---------------------------------------------------------------------- a hospital
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """The folders of one hospital in this process's environment."""
+def last_of(work: Callable[[Hospital, Path], Found], sizes: Mapping[Path, Hospital]) -> Found:
+    """What is found at the last of the hospitals, each with folders of its own in this process's environment."""
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
-    with patch.dict(os.environ, {SITES_VARIABLE: str(folder / "sites"), "FEDTAR_HOME": str(folder / "home")}):
-        yield
+    for folder, size in sizes.items():
+        with patch.dict(os.environ, {SITES_VARIABLE: str(folder / "sites"), "FEDTAR_HOME": str(folder / "home")}):
+            found = work(size, folder)
+    return found
 
 
 def write_cohort(folder: Path, size: Hospital) -> None:
@@ -104,10 +96,10 @@ def write_cohort(folder: Path, size: Hospital) -> None:
     for _ in range(PICTURES):
         pictures.append(io.BytesIO())
         Image.fromarray(draw.integers(256, size=(PIXELS, PIXELS), dtype=np.uint8)).save(pictures[-1], format="PNG")
-    texts = text_corpus(min(TEXTS, size.patients * size.visits), 0)
+    texts = text_corpus(min(TEXTS, size.patients * T), 0)
     ages = draw.normal(60, 15, size.patients).clip(18, 95)
     rows = []
-    for number, (patient, visit) in enumerate(itertools.product(range(size.patients), range(size.visits))):
+    for number, (patient, visit) in enumerate(itertools.product(range(size.patients), range(T))):
         image = folder / "images" / f"{number:06d}.png"
         image.write_bytes(pictures[number % PICTURES].getvalue())
         rows.append(
@@ -127,23 +119,17 @@ def write_cohort(folder: Path, size: Hospital) -> None:
     )
 
 
-@dataclass
-class Meter:
-    """Processor seconds and peak memory of one phase after the other."""
+def phase(found: Found, name: str, run: Callable[[], Any]) -> Any:
+    """What ``run`` gives; ``<name>.seconds`` (the processor's) and ``<name>.bytes`` (its peak of memory) are kept."""
+    kept: list[Any] = []
 
-    found: Found = field(default_factory=dict)
+    def clocked() -> None:
+        begun = _processor_seconds()
+        kept.append(run())
+        found[f"{name}.seconds"] = _processor_seconds() - begun
 
-    def phase(self, name: str, run: Callable[[], Any]) -> Any:
-        """What ``run`` gives; ``<name>.seconds`` and ``<name>.bytes`` are kept."""
-        kept: list[Any] = []
-
-        def clocked() -> None:
-            begun = _processor_seconds()
-            kept.append(run())
-            self.found[f"{name}.seconds"] = _processor_seconds() - begun
-
-        self.found[f"{name}.bytes"] = peak_bytes(clocked)
-        return kept.pop()
+    found[f"{name}.bytes"] = peak_bytes(clocked)
+    return kept.pop()
 
 
 def _processor_seconds() -> float:
@@ -152,78 +138,53 @@ def _processor_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
+def _opened(size: Hospital) -> Any:
+    """The site's patients, as a task opens them."""
+    config = load_site_config(SITE, workspace=None, simulator=True)
+    model = preset(size.preset)
+    return prepare_site(config, SITE, model=model, data=DataConfig(), time_steps=T, seed=0, workers=1)[0]
+
+
+def _done(reply: Any, tensors: Any) -> tuple[Any, Any]:
+    if getattr(reply, "status", None) != OK:
+        raise RuntimeError(f"a task was not done: {getattr(reply, 'reason', reply)}")
+    return reply, tensors
+
+
 def opening(size: Hospital, folder: Path) -> Found:
     """Makes the cohort, which is not counted, and opens it: each image is read and prepared for the first time."""
-    for one, place in ((SMALLEST, folder / "warm"), (size, folder))[not size.warm :]:
-        with alone(place):
-            write_cohort(place, one)
-            meter = Meter()
-            meter.phase("first opening", lambda one=one: _opened(one))
-    return meter.found
+    found: Found = {}
+    write_cohort(folder, size)
+    phase(found, "first opening", lambda: _opened(size))
+    return found
 
 
 def round_of(size: Hospital, folder: Path) -> Found:
     """Opens a cohort of :func:`opening` again, fits the mixture, and does the tasks of one round."""
-    for one, place in ((SMALLEST, folder / "warm"), (size, folder))[not size.warm :]:
-        with alone(place):
-            meter = Meter()
-            _measured(one, place, meter)
-    return meter.found
-
-
-def _opened(size: Hospital) -> Any:
-    """The site's patients, as a task opens them."""
-    config = load_site_config(SITE, workspace=None, simulator=True)
-    cohort, _ = prepare_site(
-        config, SITE, model=preset(size.preset), data=DataConfig(), time_steps=size.visits, seed=0, workers=1
-    )
-    return cohort
-
-
-class _Site(HospitalSite):
-    """A site whose executor lives as long as the job, as between hospitals, in a run of one round."""
-
-    def __init__(self, workspace: Path, size: Hospital):
-        training = {"local_steps": size.updates, "batch_size": BATCH}
-        lora = {"rank": size.rank}
-        super().__init__(workspace, SITE, fresh=False, preset=size.preset, lora=lora, training=training, data={})
-        self.time_steps = size.visits
-
-    def header(self, run_id: str, r: int, t: int, **more: Any) -> TaskHeader:
-        return TaskHeader(self.method, run_id, r, t, 1, self.time_steps, **more)
-
-    def close(self, w: Any, r: int, evaluate: bool = False, run_id: str = "run") -> Any:
-        after = version(r, self.time_steps)
-        return self.run(CLOSE_ROUND, self.header(run_id, r, self.time_steps, after=after, evaluate=evaluate), w)
-
-    def run(self, *task: Any) -> Any:
-        reply, tensors = super().run(*task)
-        if getattr(reply, "status", None) != OK:
-            raise RuntimeError(f"a task was not done: {getattr(reply, 'reason', reply)}")
-        return reply, tensors
-
-
-def _measured(size: Hospital, folder: Path, meter: Meter) -> None:
-    cohort = meter.phase("opening", lambda: _opened(size))
-    meter.phase("mixture", lambda: fit_mixture(cohort, PatientConfig(), seed=0))
-    site = _Site(folder / "workspace", size)
-    _, weights = site.handshake()
-    found = meter.found
+    found: Found = {}
+    cohort = phase(found, "opening", lambda: _opened(size))
+    phase(found, "mixture", lambda: fit_mixture(cohort, PatientConfig(), seed=0))
+    training = {"local_steps": size.updates, "batch_size": BATCH}
+    settings = {"preset": size.preset, "lora": {"rank": size.rank}, "training": training, "data": {}}
+    site = HospitalSite(folder / "workspace", SITE, fresh=False, **settings)  # as between hospitals
+    _, weights = _done(*site.handshake())
     tasks = []
-    for t in range(1, size.visits + 1):
+    for t in range(1, T + 1):
         updates: list[float] = []
         with patch.object(PatientLearner, "local_update", _timed(PatientLearner.local_update, updates)):
-            reply, update = meter.phase("task", lambda t=t, w=weights: site.train(w, 1, t))
-        tasks.append((found["task.seconds"], found["task.bytes"]))
+            reply, update = phase(found, "training task", lambda t=t, w=weights: _done(*site.train(w, 1, t)))
+        tasks.append((found["training task.seconds"], found["training task.bytes"]))
         weights = {name: weights[name] + update[name] for name in weights}
     seconds, peaks = zip(*tasks, strict=True)
-    found |= {"task.seconds": median(seconds), "task.bytes": max(peaks), "update.seconds": median(updates)}
-    found["exchange.bytes"] = float(on_the_wire(update, reply.numbers))
-    meter.phase("closing", lambda: site.close(weights, 1))
+    found |= {"training task.seconds": median(seconds), "training task.bytes": max(peaks)}
+    found["local update.seconds"] = median(updates)
+    found["exchange, one way.bytes"] = float(on_the_wire(update, reply.numbers))
+    phase(found, "closing", lambda: _done(*site.close(weights, 1)))
     if size.scored:
-        meter.phase("scored closing", lambda: site.close(weights, 1, evaluate=True))
-    last = max((folder / "state").rglob(f"{version(1, size.visits)}.safetensors"))
-    found["private.bytes"] = float(last.stat().st_size)
+        phase(found, "closing with scores", lambda: _done(*site.close(weights, 1, evaluate=True)))
+    last = max((folder / "state").rglob(f"{version(1, T)}.safetensors"))
+    found["private state.bytes"] = float(last.stat().st_size)
+    return found
 
 
 def _timed(run: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
@@ -265,4 +226,4 @@ def controller(sites: int, steps: int, folder: Path) -> Found:
     if measured.panics:
         raise RuntimeError(f"the run failed: {measured.panics[0]}")
     step = median(b[1] - a[1] for a, b in itertools.pairwise(measured.asked) if a[0] == "train")
-    return {"run.bytes": peak, "step.seconds": step, "site.seconds": step / sites}
+    return {"whole run.bytes": peak, "time step.seconds": step}

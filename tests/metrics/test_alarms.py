@@ -17,7 +17,6 @@ def test_shares_at_their_ends():
     texts, patients = reports(60), [str(i) for i in range(60)]
     assert mismatched_share(patients, texts, texts) < 0.01
     assert mismatched_share(patients, texts, ["no effusion"] * 60) == pytest.approx(0.5)
-    assert mismatched_share(patients, texts, reports(60, seed=1)) == pytest.approx(0.5, abs=0.1)
     assert identical_share(["No effusion.", "no  effusion .", "Nodule"]) == pytest.approx(2 / 3)
     assert identical_share(["a", "b"]) == 0.0 and length_ratio(["a b", "c d"], ["a", "b"]) == 0.5
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 
@@ -31,6 +32,12 @@ def write_results(folder: Path, experiments: list[Experiment]) -> None:
             rows += [_row(draw, site, i, True, "start", 0.1) for i in range(PATIENTS)]
         rows_file(folder, one).write_text("".join(json.dumps(row) + "\n" for row in rows))
         result_file(folder, one).write_text(json.dumps(_result(one, good, shares, fedtar, draw)))
+
+
+def parsed(path: Path) -> tuple[str, ElementTree.Element]:
+    """A page's text, and its tree, which is well-formed."""
+    text = path.read_text()
+    return text, ElementTree.fromstring(text.replace("<!DOCTYPE html>", "").replace("&nbsp;", " "))
 
 
 def _row(draw, site, patient, personal, when, level):

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from made_up_results import write_results
+from made_up_results import parsed, write_results
 
 from fedtar_flare.reporting.plots import Series
 from fedtar_flare.suite import charts, page
@@ -31,11 +31,6 @@ def made(folder, **changes):
     planned = experiments(suite)
     write_results(folder, planned)
     return suite, planned
-
-
-def parsed(path):
-    text = path.read_text()
-    return text, ElementTree.fromstring(text.replace("<!DOCTYPE html>", "").replace("&nbsp;", " "))
 
 
 @pytest.fixture(scope="module")

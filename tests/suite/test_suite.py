@@ -1,17 +1,20 @@
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import yaml
 from command import fedtar_here
+from federation import LocalFederation, QuadraticSite, pair
+from made_up_results import parsed
 
-from fedtar_flare.record.events import Evaluation, SiteScores
+from fedtar_flare.record.events import End, Evaluation, Joined, SiteScores, Step
+from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.suite.against import differences, value
 from fedtar_flare.suite.collect import scored_round
 from fedtar_flare.suite.file import Suite, read_suite
@@ -84,8 +87,7 @@ def test_nothing_is_run_twice_and_a_changed_setting_is_a_new_run(ran, tmp_path):
 def test_the_page_compares_the_arms_where_they_were_scored(ran):
     file, folder, printed, _ = ran
     assert str(folder / "comparison.html") in printed
-    text = (folder / "comparison.html").read_text()
-    ElementTree.fromstring(text.replace("<!DOCTYPE html>", "").replace("&nbsp;", " "))
+    text, _ = parsed(folder / "comparison.html")
     assert text.count("each hospital alone") > 1 and "hospitals outside" in text
     results = done(folder, experiments(read_suite(file)))
     arms = summaries(results)
@@ -236,3 +238,33 @@ pool.submit(time.sleep, 600).result()
     except subprocess.TimeoutExpired:
         os.kill(worker, signal.SIGKILL)
         raise
+
+
+def federation(folder, a, b, **settings):
+    """The record of two sites in the engine, three rounds of one step."""
+    controller = LocalFederation(folder, {"a": a, "b": b}, num_rounds=3, time_steps=1, step_time_limit=1, **settings)
+    controller.run()
+    return read_events(controller.results_folder)
+
+
+def test_a_late_site_takes_part_from_its_round_on(tmp_path):
+    sites = (QuadraticSite(name, [pair(1)], validation=pair(2)) for name in ("a", "b"))
+    events = federation(tmp_path, *sites, joins={"b": 3})
+    assert [(event.round, event.sites) for event in of_kind(events, Joined)] == [(3, ["b"])]
+    assert [sorted(step.sites) for step in of_kind(events, Step)] == [["a"], ["a"], ["a", "b"]]
+    assert of_kind(events, End)[0].status == "completed"
+
+
+def test_what_a_site_raises_is_logged_with_its_place(tmp_path, caplog):
+    good, bad = (QuadraticSite(name, [pair(1)], validation=pair(2)) for name in ("a", "b"))
+
+    def broken(task, header, weights):
+        if task == "train":
+            raise ZeroDivisionError("no such weight")
+        return bad(task, header, weights)
+
+    with caplog.at_level(logging.ERROR):
+        events = federation(tmp_path, good, broken)
+    lines = [record for record in caplog.records if "no such weight" in record.getMessage()]
+    assert lines and lines[0].levelno == logging.ERROR and "at b" in lines[0].getMessage()
+    assert all("b" in step.absent for step in of_kind(events, Step))

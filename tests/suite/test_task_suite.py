@@ -2,10 +2,10 @@
 
 import json
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from made_up_results import parsed
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.metrics.classification import auc, lca
@@ -115,8 +115,7 @@ def test_equal_arms_differ_by_nothing_and_a_better_one_by_more(tmp_path):
 
 def test_the_page_has_its_tables_and_its_curves(tmp_path):
     suite, planned = made(tmp_path, better=0.3)
-    text = page.write_page(tmp_path, suite, planned).read_text()
-    root = ElementTree.fromstring(text.replace("<!DOCTYPE html>", "").replace("&nbsp;", " "))
+    text, root = parsed(page.write_page(tmp_path, suite, planned))
     titles = [heading.text for heading in root.iter("h2")]
     assert titles == [
         "How well, and how fast, new diseases are learnt",

@@ -115,7 +115,7 @@ def rate(patients, name):
 
 
 def test_planted_effects_on_prevalence():
-    patients = [plan(number) for number in range(1500)]
+    patients = [plan(number) for number in range(900)]
     old = [p for p in patients if p.visits[0].age >= OLDER_FROM]
     young = [p for p in patients if p.visits[0].age < OLDER_FROM]
     women, men = ([p for p in patients if p.sex == sex] for sex in "FM")
@@ -123,7 +123,7 @@ def test_planted_effects_on_prevalence():
     assert rate(old, "cardiomegaly") > 1.2 * rate(young, "cardiomegaly")
     assert rate(men, "emphysema") > 1.1 * rate(women, "emphysema")
     assert rate(women, "lymphadenopathy") > 1.15 * rate(men, "lymphadenopathy")
-    plain = [plan(number, effects=False) for number in range(1500)]
+    plain = [plan(number, effects=False) for number in range(900)]
     old, young = ([p for p in plain if (p.visits[0].age >= OLDER_FROM) == flag] for flag in (True, False))
     assert abs(rate(old, "cardiomegaly") - rate(young, "cardiomegaly")) < 0.05
 

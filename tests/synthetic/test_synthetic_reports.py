@@ -35,14 +35,15 @@ def grams(texts, n=3):
     return found
 
 
-def all_styles():
+@pytest.fixture(scope="module")
+def styles():
+    """Name of a style to its reports."""
     styles = {(h, r): list(planned_reports(h, r)) for h in range(1, 7) for r in ("before", "after")}
     styles["generic"] = [write_report(GENERIC, {"nodule_left": State(1)}), write_report(GENERIC, {})]
     return styles
 
 
-def test_reports_have_the_length_and_vocabulary_of_short_radiology_reports():
-    styles = all_styles()
+def test_reports_have_the_length_and_vocabulary_of_short_radiology_reports(styles):
     lengths = [len(text.split()) for texts in styles.values() for text in texts]
     assert min(lengths) >= 20 and max(lengths) <= 70
     assert 25 <= sum(lengths) / len(lengths) <= 45
@@ -50,9 +51,9 @@ def test_reports_have_the_length_and_vocabulary_of_short_radiology_reports():
     assert len(words) < 450
 
 
-def test_styles_differ_strongly_in_wording():
-    styles = {name: grams(texts) for name, texts in all_styles().items()}
-    for (one, a), (two, b) in itertools.combinations(styles.items(), 2):
+def test_styles_differ_strongly_in_wording(styles):
+    phrases = {name: grams(texts) for name, texts in styles.items()}
+    for (one, a), (two, b) in itertools.combinations(phrases.items(), 2):
         assert len(a & b) / min(len(a), len(b)) < 0.2, (one, two)
 
 

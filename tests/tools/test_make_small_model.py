@@ -20,7 +20,6 @@ from fedtar_flare.models.weights import own_state
 from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, KNOWN_KINDS, NEW_FINDINGS, NEW_KINDS, findings_in
 from tools.make_small_model import (
     HELD_OUT_SEED_STEP,
-    FindingHead,
     main,
     phantom_pairs,
     spelled_by,
@@ -71,14 +70,11 @@ def test_the_command_writes_a_loadable_model(tmp_path, capsys):
     assert 1000 <= build_tokenizer(config).vocab_size <= 2000
 
 
-def test_the_shipped_assets_are_small_and_complete():
+def test_the_shipped_assets_are_small_complete_and_trained(small):
     sizes = {path.name: path.stat().st_size for path in (ASSETS / "small").iterdir()}
     assert {"tokenizer.json", "model.safetensors", "diagnosis.safetensors", "README.md"} == set(sizes)
     assert sum(sizes.values()) < 8_000_000
     assert "python -m tools.make_small_model --preset small" in (ASSETS / "small" / "README.md").read_text()
-
-
-def test_the_small_model_has_about_two_million_parameters_all_of_them_trained(small):
     assert 1.6e6 < sum(parameter.numel() for parameter in small.parameters()) < 2.4e6
     assert 1000 <= build_tokenizer(SMALL).vocab_size <= 2000
     require_trained(small, SMALL, exchanged=())
@@ -120,21 +116,3 @@ def test_no_report_of_a_site_is_longer_than_the_model_writes():
         for wording in (GENERIC, *(wording for style in STYLES for wording in style)):
             text = write_report(wording, worst, resolved=KNOWN_FINDINGS[:1], follow_up=True, older=True)
             assert len(tokenizer.encode(text)) <= SMALL.max_length, text
-
-
-def test_the_small_model_knows_no_reporting_style(written):
-    from fedtar_flare.synthetic.styles import STYLES
-
-    openings = {opening for style in STYLES for wording in style for opening in wording.opening}
-    assert not any(text.startswith(tuple(openings)) for text in written)
-
-
-def test_the_finding_head_does_not_look_at_padding():
-    head = FindingHead(8, [frozenset("abc")], seed=0)
-    memory = torch.randn(2, 6, 8)
-    mask = torch.ones(2, 6, dtype=torch.bool)
-    mask[:, 4:] = False
-    changed = memory.clone()
-    changed[:, 4:] = 50.0
-    torch.testing.assert_close(head.logits(memory, mask), head.logits(changed, mask))
-    torch.testing.assert_close(head.logits(memory, mask), head.logits(memory[:, :4], mask[:, :4]))
