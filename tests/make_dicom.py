@@ -36,25 +36,31 @@ def chest(slices: int = 12, size: tuple[int, int] = (24, 20)) -> np.ndarray:
     return hu
 
 
-def slice_dataset(hu: np.ndarray, i: int, spacing: tuple[float, float, float] = SPACING) -> Dataset:
-    """One CT slice of a series: 12 unsigned bits, intercept -1024."""
+def _image(sop_class: str, uid: str, modality: str, values: np.ndarray, bits: int) -> Dataset:
+    """A grey image of unsigned values in 16 bits."""
     ds = Dataset()
     ds.file_meta = FileMetaDataset()
     ds.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    ds.file_meta.MediaStorageSOPClassUID = ds.SOPClassUID = CTImageStorage
-    ds.file_meta.MediaStorageSOPInstanceUID = ds.SOPInstanceUID = f"1.2.3.4.{i + 1}"
+    ds.file_meta.MediaStorageSOPClassUID = ds.SOPClassUID = sop_class
+    ds.file_meta.MediaStorageSOPInstanceUID = ds.SOPInstanceUID = uid
+    ds.Modality, ds.SamplesPerPixel, ds.PhotometricInterpretation = modality, 1, "MONOCHROME2"
+    ds.Rows, ds.Columns = values.shape[-2:]
+    ds.BitsAllocated, ds.BitsStored, ds.HighBit, ds.PixelRepresentation = 16, bits, bits - 1, 0
+    ds.PixelData = values.astype("<u2").tobytes()
+    return ds
+
+
+def slice_dataset(hu: np.ndarray, i: int, spacing: tuple[float, float, float] = SPACING) -> Dataset:
+    """One CT slice of a series: 12 unsigned bits, intercept -1024."""
+    ds = _image(CTImageStorage, f"1.2.3.4.{i + 1}", "CT", hu.astype(np.int32) + 1024, 12)
+    ds.PatientID = "P"
     ds.ImageType = ["ORIGINAL", "PRIMARY", "AXIAL"]
-    ds.Modality, ds.PatientID = "CT", "P"
     ds.StudyInstanceUID, ds.SeriesInstanceUID, ds.AcquisitionNumber = "1.2.3", "1.2.3.4", 1
     ds.ConvolutionKernel, ds.SliceThickness = "B31f", spacing[0]
     ds.ImagePositionPatient = [ORIGIN[0], ORIGIN[1], ORIGIN[2] + i * spacing[0]]
     ds.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
     ds.PixelSpacing = [spacing[1], spacing[2]]
-    ds.SamplesPerPixel, ds.PhotometricInterpretation = 1, "MONOCHROME2"
-    ds.Rows, ds.Columns = hu.shape
-    ds.BitsAllocated, ds.BitsStored, ds.HighBit, ds.PixelRepresentation = 16, 12, 11, 0
     ds.RescaleIntercept, ds.RescaleSlope = -1024, 1
-    ds.PixelData = (hu.astype(np.int32) + 1024).astype("<u2").tobytes()
     return ds
 
 
@@ -150,15 +156,7 @@ def enhanced_dataset(hu: np.ndarray, order) -> Dataset:
 
 def write_radiograph(path: Path, values: np.ndarray, bits: int = 12, **changes) -> Path:
     """A DX file of unsigned stored values; ``changes`` as in :func:`put`."""
-    ds = Dataset()
-    ds.file_meta = FileMetaDataset()
-    ds.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    ds.SOPClassUID = ds.file_meta.MediaStorageSOPClassUID = DigitalXRayImageStorageForPresentation
-    ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = "1.2.3"
-    ds.Modality, ds.SamplesPerPixel, ds.PhotometricInterpretation = "DX", 1, "MONOCHROME2"
-    ds.Rows, ds.Columns = values.shape[-2:]
-    ds.BitsAllocated, ds.BitsStored, ds.HighBit, ds.PixelRepresentation = 16, bits, bits - 1, 0
-    ds.PixelData = values.astype("<u2").tobytes()
+    ds = _image(DigitalXRayImageStorageForPresentation, "1.2.3", "DX", values, bits)
     put(**changes)(ds, 0)
     ds.save_as(path, enforce_file_format=True)
     return path

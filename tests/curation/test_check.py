@@ -148,6 +148,7 @@ def test_the_command(radiographs, tmp_path):
     assert code == 1 and "nowhere.csv" in err
 
 
+@pytest.mark.slow
 @pytest.mark.shared_data
 def test_real_radiographs_and_a_real_ct(shared_data, tmp_path):
     (tmp_path / "site.yaml").write_text(f"source: covid_chestxray\npath: {shared_data / 'covid_chestxray'}\n")

@@ -152,12 +152,7 @@ def test_sections_come_in_the_order_asked_for_and_missing_ones_are_skipped():
 def test_names_of_sections():
     assert check_sections("findings", "x") == ("findings",) and check_sections("all", "x") == ()
     assert check_sections(["impression", "findings", "impression"], "x") == ("impression", "findings")
-    for value, said in (
-        (["impresion"], "did you mean 'impression'"),
-        ([], "must be"),
-        (7, "must be"),
-        ([1], "must be"),
-    ):
+    for value, said in ((["impresion"], "did you mean 'impression'"), *((bad, "must be") for bad in ([], 7, [1]))):
         with pytest.raises(ConfigError, match=said):
             check_sections(value, "x")
 

@@ -42,8 +42,10 @@ class Right(NamedTuple):
 def check_ct(folder: Path, expected: Right | str | tuple[str, ...], make: Make, said: str = ".") -> None:
     """What ``make`` writes is read as expected, or refused for one of the expected reasons; texts match ``said``."""
     path = make(folder)
+    before = set(folder.rglob("*"))
     if isinstance(expected, Right):
         volume = read_ct(path)
+        assert set(folder.rglob("*")) == before  # nothing is unpacked
         assert np.array_equal(volume.hu, chest())
         notes = tuple(note.reason for note in volume.warnings)
         assert notes == expected.notes, volume.warnings
@@ -52,6 +54,7 @@ def check_ct(folder: Path, expected: Right | str | tuple[str, ...], make: Make, 
         return
     with refused(expected, said) as error:
         read_ct(path)
+    assert set(folder.rglob("*")) == before
     assert str(folder) not in error.value.public and ".dcm" not in error.value.public
 
 

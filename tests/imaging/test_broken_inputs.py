@@ -63,8 +63,7 @@ def each_at_one_place(ds):
 HEADERS = {
     "missing-slices": [drop(5), drop(3, 4), drop(2, 8)],
     "duplicate-slices": [
-        only(5, put(ImagePositionPatient=[X, Y, Z + 4 * SPACING[0]])),
-        put(ImagePositionPatient=list(ORIGIN)),
+        only(5, put(ImagePositionPatient=[X, Y, Z + 4 * SPACING[0]])), put(ImagePositionPatient=list(ORIGIN)),
     ],
     "uneven-spacing": [place(lambda i: i * 2.5 + (i > 5) * 1.2), place(lambda i: 0.2 * i * i)],
     "gantry-tilt": [place(lambda i: 2.5 * i, x=0.3)],
@@ -79,53 +78,40 @@ HEADERS = {
     "implausible-spacing": [put(PixelSpacing=[0.0008, 0.0007]), put(PixelSpacing=[800, 700])],
     "localizer": [put(ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"])],
     "secondary-capture": [
-        put(SOPClassUID="1.2.840.10008.5.1.4.1.1.7"),
-        put(SOPClassUID="1.2.840.10008.5.1.4.1.1.7.4"),
-        put(ImageType=["DERIVED", "SECONDARY", "SCREEN SAVE"]),
-        put(SamplesPerPixel=3, PhotometricInterpretation="RGB"),
+        put(SOPClassUID="1.2.840.10008.5.1.4.1.1.7"), put(SOPClassUID="1.2.840.10008.5.1.4.1.1.7.4"),
+        put(ImageType=["DERIVED", "SECONDARY", "SCREEN SAVE"]), put(SamplesPerPixel=3, PhotometricInterpretation="RGB"),
     ],
     "not-ct": [put(Modality="MR"), put(Modality="PT"), put(Modality=None)],
     "no-pixel-data": [put(PixelData=None), only(5, put(PixelData=None))],
     "no-pixel-spacing": [
-        put(PixelSpacing=None),
-        only(5, put(PixelSpacing=None)),
-        put(PixelSpacing=[0, 0.7]),
+        put(PixelSpacing=None), only(5, put(PixelSpacing=None)), put(PixelSpacing=[0, 0.7]),
         put(PixelSpacing=[-0.8, 0.7]),
     ],
     "no-position": [put(ImagePositionPatient=None), only(5, put(ImagePositionPatient=None)), put(NumberOfFrames=2)],
     "no-orientation": [put(ImageOrientationPatient=None), put(ImageOrientationPatient=[1, 0, 0, 1, 0, 0])],
     "no-rescale": [put(RescaleIntercept=None), only(7, put(RescaleSlope=None)), put(RescaleSlope=0)],
     "lossy-8bit": [
-        put(BitsAllocated=8, BitsStored=8, HighBit=7, PixelData=bytes(480)),
-        put(BitsStored=8, HighBit=7),
+        put(BitsAllocated=8, BitsStored=8, HighBit=7, PixelData=bytes(480)), put(BitsStored=8, HighBit=7),
         mk.jpeg_8_bit,
     ],
     "unsupported-transfer-syntax": [
-        mk.under("1.2.840.10008.1.2.4.53", bytes(40)),
-        mk.under("1.2.840.113619.5.2", b""),
+        mk.under("1.2.840.10008.1.2.4.53", bytes(40)), mk.under("1.2.840.113619.5.2", b""),
     ],
     "undecodable": [mk.under(JPEG2000Lossless, bytes(960))],
     "truncated": [only(5, put(PixelData=bytes(20))), put(Rows=2000)],
     "wrong-pixel-count": [
-        put(Rows=20),
-        put(Columns=19),
-        only(4, put(Rows=20)),
-        put(BitsAllocated=1, BitsStored=1, HighBit=0),
+        put(Rows=20), put(Columns=19), only(4, put(Rows=20)), put(BitsAllocated=1, BitsStored=1, HighBit=0),
     ],
     "too-few-slices": [drop(*range(5, 12))],
     "implausible-hu": [put(RescaleIntercept=2000)],
     "mixed-patients": [only(5, put(PatientID="another"))],
     "several-studies": [only(5, put(StudyInstanceUID="1.2.9"))],
     "bad-header": [
-        put(BitsStored=20),
-        put(BitsStored=24, HighBit=23),
-        put(HighBit=15),
-        put(Rows=None),
-        put(Columns=0),
+        put(BitsStored=20), put(BitsStored=24, HighBit=23), put(HighBit=15), put(Rows=None), put(Columns=0),
         put(PixelSpacing=[0.8]),
     ],
     "too-large": [then(mk.rle, put(Rows=65535, Columns=65535))],
-}
+}  # fmt: skip
 """One change in the headers of a series; by the reason, those that give it."""
 CT: dict[str, tuple[str, mk.Make]] = {
     "a good series": (Right(), mk.series()),
@@ -243,11 +229,10 @@ def test_a_packed_nifti_that_goes_on_behind_its_voxels_is_given_up_at_once(tmp_p
         read_ct(mk.file("v.nii.gz", gzip.compress(image + bytes(8 << 20)))(tmp_path))
 
 
-@pytest.mark.parametrize("kept", [0.3, 0.9, 0.97, 0.999, *range(180, 900, 36)])
+@pytest.mark.parametrize("kept", [0.3, 0.9, 0.97, 0.999, *range(180, 900, 72)])
 def test_files_cut_anywhere_are_refused(tmp_path, kept):
-    path = mk.rewritten(lambda b: b[: int(len(b) * kept) if kept < 1 else kept])(tmp_path)
-    with refused(("truncated", "unreadable", "no-pixel-data")):
-        read_ct(path)
+    cut = mk.rewritten(lambda b: b[: int(len(b) * kept) if kept < 1 else kept])
+    check_ct(tmp_path, ("truncated", "unreadable", "no-pixel-data"), cut)
 
 
 OTHER_LENGTHS = (0, mk.BYTES // 4, mk.BYTES // 2, mk.BYTES - 2, mk.BYTES + 1, mk.BYTES + 2, mk.BYTES + 38, 1 << 31)
@@ -289,7 +274,7 @@ def test_the_header_of_the_pixels(tmp_path, name):
 NUMBERS = ("Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "SamplesPerPixel")
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.sampled_from(NUMBERS), st.integers(0, 65535), st.booleans())
 def test_any_number_in_a_header_field_is_refused_or_changes_nothing(tmp_path_factory, keyword, value, everywhere):
     """Sizes and bits: what is read after all has the values of the unchanged series, but for the sign of the values."""

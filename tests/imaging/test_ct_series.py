@@ -86,16 +86,14 @@ ORDER = {
         mk.series(lambda ds, i: put(ImagePositionPatient=[i / 2, 0, i * 2.5 + (i > 5) * 1.2])(ds)),
         "slice distances from .* the gantry was tilted by",
     ),
-    "rows and columns swapped": (
-        "wrong-pixel-count",
-        mk.series(put(Rows=48, Columns=64), trunk()[:, :, 8:56]),
-        "48 columns, not of 48 and 64",
-    ),
-    "rows and columns swapped in RLE": (
-        "wrong-pixel-count",
-        mk.series(then(mk.rle, put(Rows=48, Columns=64)), trunk()[:, :, 8:56]),
-        "48 columns, not of 48 and 64",
-    ),
+    **{
+        f"rows and columns swapped{how}": (
+            "wrong-pixel-count",
+            mk.series(then(edit, put(Rows=48, Columns=64)), trunk()[:, :, 8:56]),
+            "48 columns, not of 48 and 64",
+        )
+        for how, edit in {"": lambda ds, i: None, " in RLE": mk.rle}.items()
+    },
     **{
         f"slices {i} and {j} swapped, numbered by {sign}{how}": case
         for i, j in ((3, 4), (0, 1), (2, 9), (11, 10))
@@ -198,9 +196,7 @@ SERIES = {
     **{
         f"scouts{named}{beside}": (
             "localizer",
-            mk.series(
-                lambda ds, i, name=name, other=other: then(scouts, name)(ds, i) if i < 2 else other(ds, i),
-            ),
+            mk.series(lambda ds, i, name=name, other=other: (then(scouts, name) if i < 2 else other)(ds, i)),
         )
         for named, name in {"": lambda ds, i: None, ", named": LOCALIZER}.items()
         for beside, other in {"": drop(*range(12)), " and dose reports": then(another_series(9), DOSE_REPORT)}.items()
