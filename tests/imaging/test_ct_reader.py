@@ -121,7 +121,7 @@ def test_one_slice_takes_its_spacing_from_the_header(tmp_path):
 
 @pytest.mark.parametrize("kind", ["raw", "rle", "nifti"])
 def test_a_volume_is_held_in_memory_once(tmp_path, kind):
-    path, hu = tmp_path / "s", chest(40, (64, 64))
+    path, hu = tmp_path / "s", chest(40, (96, 96))
     write_series(path, hu, edit=rle if kind == "rle" else lambda ds, i: None)
     if kind == "nifti":
         image = nibabel.Nifti1Image(hu.transpose(2, 1, 0), AFFINE)
