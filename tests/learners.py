@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.methods.fedmrg.config import FedMRGConfig
+from fedtar_flare.methods.fedmrg.dual_adapter import decoder_targets
+from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.demographics import fit_mixture, training_median_age
 from fedtar_flare.methods.fedtar.learner import PatientLearner
@@ -26,3 +29,11 @@ def learner_of(cohort, kind=ReportLearner, *, model=MODEL, exchange=(), **others
         cohort=cohort,
         **{"seed": 3} | others,
     )
+
+
+def fedmrg_learner(cohort, exchange=(r"(?:encoder|pooling|projection|diagnosis)\..+",), **settings):
+    """A learner of FedMRG, with these settings of its training and of the method."""
+    model = preset("tiny", max_length=24, num_beams=1)
+    own = {name: settings.pop(name) for name in tuple(settings) if name in FedMRGConfig.model_fields}
+    others = {"model": model.replace(lora_targets=decoder_targets(model.lora_targets)), "fedmrg": FedMRGConfig(**own)}
+    return learner_of(cohort, FedMRGLearner, exchange=exchange, **{"seed": 0} | others | settings)

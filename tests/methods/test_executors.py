@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hospital_site import HospitalSite, T, executor_of, write_site_files
+from hospital_site import HospitalSite, T, executor_of, state_of
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
@@ -14,12 +14,6 @@ from fedtar_flare.methods.fedprox import ProximalLearner
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.protocol.messages import ok, version
 from fedtar_flare.site.guard import InboundTask, OutboundGuard
-from fedtar_flare.site.state import SiteState
-
-
-@pytest.fixture(autouse=True)
-def _environment(home, tmp_path, monkeypatch):
-    write_site_files(tmp_path, home, monkeypatch)
 
 
 def moved(w):
@@ -28,9 +22,8 @@ def moved(w):
     return {name: value + 0.01 * torch.randn(value.shape, generator=generator) for name, value in w.items()}
 
 
-def test_the_visits_of_all_steps_are_pooled(tmp_path):
-    site = HospitalSite(tmp_path, method="fedavg")
-    reply, w = site.handshake()
+def test_the_visits_of_all_steps_are_pooled(hospital):
+    site, reply, w = hospital(method="fedavg")
     for t in range(1, T + 1):
         trained, update = site.train(w, 1, t)
         assert trained.numbers["samples"] == sum(reply.payload["counts"]["train"]) and update.keys() == w.keys()
@@ -39,9 +32,8 @@ def test_the_visits_of_all_steps_are_pooled(tmp_path):
 
 
 # --------------------------------------------------------------------------- FedProx
-def test_the_proximal_gradient_is_autograd_s_of_the_proximal_term(tmp_path):
-    site = HospitalSite(tmp_path, method="fedprox", fresh=False, proximal={"mu": 0.3})
-    _, w = site.handshake()
+def test_the_proximal_gradient_is_autograd_s_of_the_proximal_term(hospital):
+    site, _, w = hospital(method="fedprox", fresh=False, proximal={"mu": 0.3})
     site.train(w, 1, 1)
     learner = site.executor.strategy.learner
     assert isinstance(learner, ProximalLearner) and learner.mu == 0.3
@@ -59,22 +51,6 @@ def test_the_proximal_gradient_is_autograd_s_of_the_proximal_term(tmp_path):
     assert any(value.abs().max() > 1e-3 for value in proximal.values())
 
 
-def test_without_its_weight_fedprox_is_fedavg_to_the_bit_and_with_it_stays_nearer(tmp_path):
-    training = {"local_steps": 4, "batch_size": 4, "max_grad_norm": 0}
-    updates = {}
-    for name, method, more in (
-        ("fedavg", "fedavg", {}),
-        ("mu-0", "fedprox", {"proximal": {"mu": 0}}),
-        ("mu-large", "fedprox", {"proximal": {"mu": 1e4}}),
-    ):
-        site = HospitalSite(tmp_path, method=method, training=training, **more)
-        _, w = site.handshake(run_id=name)
-        updates[name] = site.train(w, 1, 1, run_id=name)[1]
-    assert all(torch.equal(updates["fedavg"][n], updates["mu-0"][n]) for n in w)
-    size = {name: sum(float(v.square().sum()) for v in update.values()) for name, update in updates.items()}
-    assert size["mu-large"] < 0.5 * size["fedavg"]
-
-
 @pytest.mark.parametrize("mu", [-1, float("inf"), "much"])
 def test_a_weight_that_cannot_be_fails_when_built(mu):
     with pytest.raises(ConfigError, match="mu"):
@@ -86,11 +62,10 @@ def with_control(w, value):
     return w | {f"control.{name}": torch.full_like(tensor, value) for name, tensor in w.items()}
 
 
-def test_the_mean_of_a_site_s_gradients_is_option_two_of_scaffold_under_plain_descent(tmp_path):
+def test_the_mean_of_a_site_s_gradients_is_option_two_of_scaffold_under_plain_descent(hospital, tmp_path):
     """``c_i+ = c_i - c + (x - y_i) / (K lr)``, where nothing is clipped and no weight decays."""
     training = {"local_steps": 3, "batch_size": 4, "lr": 0.05, "max_grad_norm": 0.0, "weight_decay": 0.0}
-    site = HospitalSite(tmp_path, method="scaffold", training=training, scaffold={"optimizer": "sgd"})
-    _, w = site.handshake()
+    site, _, w = hospital(method="scaffold", training=training, scaffold={"optimizer": "sgd"})
     own = {name: torch.zeros_like(value) for name, value in w.items()}
     for t, common in ((1, 0.0), (2, 0.002)):
         reply, update = site.train(with_control(w, common), 1, t)
@@ -105,13 +80,16 @@ def test_the_mean_of_a_site_s_gradients_is_option_two_of_scaffold_under_plain_de
     assert max(float(value.abs().max()) for value in own.values()) > 1e-4
 
 
-def test_with_no_control_yet_scaffold_s_first_update_is_fedavg_s_to_the_bit(tmp_path):
-    updates = []
-    for method, down in (("fedavg", lambda w: w), ("scaffold", lambda w: with_control(w, 0.0))):
-        site = HospitalSite(tmp_path, method=method)
-        _, w = site.handshake(method)
-        updates.append(site.train(down(w), 1, 1, method)[1])
-    assert all(torch.equal(updates[0][name], updates[1][name]) for name in w)
+def test_fedprox_without_its_weight_and_scaffold_without_a_control_are_fedavg_to_the_bit(hospital):
+    training, updates = {"local_steps": 4, "batch_size": 4, "max_grad_norm": 0}, {}
+    for method, more in (("fedavg", {}), ("fedprox", {"mu": 0}), ("fedprox", {"mu": 10_000}), ("scaffold", {})):
+        name = "-".join([method, *map(str, more.values())])
+        site, _, w = hospital(name, method=method, training=training, **({"proximal": more} if more else {}))
+        updates[name] = site.train(with_control(w, 0.0) if method == "scaffold" else w, 1, 1, name)[1]
+    for name in ("fedprox-0", "scaffold"):
+        assert all(torch.equal(updates["fedavg"][n], updates[name][n]) for n in w)
+    size = {name: sum(float(v.square().sum()) for v in update.values()) for name, update in updates.items()}
+    assert size["fedprox-10000"] < 0.5 * size["fedavg"], "with its weight it stays nearer"
 
 
 def test_control_variates_of_whole_parameters_are_refused_when_built():
@@ -120,9 +98,8 @@ def test_control_variates_of_whole_parameters_are_refused_when_built():
 
 
 # --------------------------------------------------------------------------- fine-tuning
-def test_a_site_fine_tunes_once_after_the_last_round_and_keeps_the_outcome_beside_the_shared_adapter(tmp_path):
-    site = HospitalSite(tmp_path, method="fedavg_finetune", fresh=False, model={"max_length": 8, "num_beams": 1})
-    _, w = site.handshake()
+def test_a_site_fine_tunes_once_after_the_last_round_and_keeps_that_beside_the_shared_adapter(hospital, tmp_path):
+    site, _, w = hospital(method="fedavg_finetune", fresh=False, model={"max_length": 8, "num_beams": 1})
     site.train(w, 9, 1)
     early, _ = site.close(w, 8, evaluate=True)
     assert "scores_generic" not in early.payload, "nothing is tuned before the last round"
@@ -146,14 +123,15 @@ def test_a_site_fine_tunes_once_after_the_last_round_and_keeps_the_outcome_besid
 
 
 # --------------------------------------------------------------------------- centralised
-def test_a_real_site_refuses_centralised_training_before_it_reads_anything(tmp_path):
+def test_a_real_site_refuses_centralised_training_before_it_reads_anything(hospital, tmp_path):
     reply, weights = HospitalSite(tmp_path, name="hospital", simulated=False, method="centralised").handshake()
     assert reply.status == "error" and "runs in a simulation only" in reply.reason
     assert weights is None and not list((tmp_path / "state").iterdir())
 
 
-def test_the_centre_trains_on_the_training_visits_of_all_sites_and_scores_its_own(tmp_path, monkeypatch):
-    monkeypatch.delenv("FEDTAR_SITES")
+def test_the_centre_trains_on_the_training_visits_of_all_sites_and_scores_its_own(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDTAR_HOME", str(home))
+    monkeypatch.delenv("FEDTAR_SITES", raising=False)
     sites = {name: HospitalSite(tmp_path, name, method="centralised") for name in ("site-1", "site-2")}
     greeted = {name: site.handshake("union", initial_site="site-1") for name, site in sites.items()}
     w = greeted["site-1"][1]
@@ -165,67 +143,58 @@ def test_the_centre_trains_on_the_training_visits_of_all_sites_and_scores_its_ow
 
 
 # --------------------------------------------------------------------------- local-only
-def state_of(tmp_path, run_id="run"):
-    return SiteState(tmp_path / "state", run_id, "site-1")
+@pytest.fixture(scope="module")
+def alone(place):
+    """Sites that have trained for a round without the server's weights, by run id, and the common start."""
+    sites = {}
+    for run_id, fresh in (("many", True), ("one", False)):  # a process for each task, and one for all
+        sites[run_id] = HospitalSite(place, method="local", fresh=fresh, model={"max_length": 8, "num_beams": 1})
+        _, w = sites[run_id].handshake(run_id)
+        for t in range(1, T + 1):
+            reply, update = sites[run_id].train(None, 1, t, run_id)
+            assert reply.status == "ok" and reply.numbers["samples"] > 0 and not update
+    return sites, w
 
 
-def trained_alone(tmp_path, run_id="run", **settings):
-    """A site that has trained for a round without the server's weights, and the common start."""
-    site = HospitalSite(tmp_path, method="local", **settings)
-    _, w = site.handshake(run_id)
-    for t in range(1, T + 1):
-        reply, update = site.train(None, 1, t, run_id)
-        assert reply.status == "ok" and reply.numbers["samples"] > 0 and not update
-    return site, w
-
-
-def test_a_site_s_adapter_goes_on_from_task_to_task_and_nothing_comes_down(tmp_path):
-    _, w = trained_alone(tmp_path)
-    state = state_of(tmp_path)
-    versions = [state.read(one)[0] for one in (version(0, 0), *(version(1, t) for t in range(1, T + 1)))]
+def test_a_site_s_adapter_goes_on_from_task_to_task_and_nothing_comes_down(alone, place):
+    sites, w = alone
+    many, one = (state_of(place, run_id) for run_id in sites)
+    versions = [many.read(at)[0] for at in (version(0, 0), *(version(1, t) for t in range(1, T + 1)))]
     assert all(torch.equal(versions[0][n], w[n]) for n in w)
     assert all(any(not torch.equal(a[n], b[n]) for n in w) for a, b in pairwise(versions))
-    again, _ = trained_alone(tmp_path, "again", fresh=False)  # another process, all tasks in one
-    end = state_of(tmp_path, "again").read(version(1, T))[0]
-    assert all(torch.equal(end[n], versions[-1][n]) for n in w)
-    reply, _ = again.train(moved(w), 2, 1, "again")
+    assert all(torch.equal(one.read(version(1, T))[0][n], versions[-1][n]) for n in w)
+    reply, _ = sites["one"].train(moved(w), 2, 1, "one")
     assert reply.status == "error" and "tensors in task 'train', in which none come down" in reply.reason
 
 
-def test_the_common_start_comes_with_the_handshake(tmp_path):
-    site = HospitalSite(tmp_path, method="local")
-    start = moved(site.handshake("other")[1])
+def test_validation_and_scores_are_of_the_site_s_own_adapter_which_a_resumed_run_needs(alone, place):
+    (many, one), w = alone[0].values(), alone[1]
+    after = version(1, T)
+    closed, tensors = one.close(None, 1, evaluate=True, run_id="one")
+    learner, own = one.executor.strategy.learner, state_of(place, "one").read(after)[0]
+    assert all(torch.equal(value, own[name]) for name, value in learner.shared().items()) and not tensors
+    assert closed.numbers["validation_loss"] == learner.validate().loss
+    assert closed.payload["scores"]["all"] == learner.evaluate(1).scores["all"]
+    learner.load_shared(w)
+    assert learner.validate().loss != closed.numbers["validation_loss"]
+
+    reply, _ = many.run("handshake", many.header("many", 0, 0, after=after, evaluate=True, member=True), w)
+    assert reply.payload["scores"] == closed.payload["scores"], "of what was trained before"
+    reply, _ = many.run("handshake", many.header("lost", 0, 0, after=after, member=True), w)
+    assert reply.status == "error" and "no-site-state" in reply.reason
+
+
+def test_the_common_start_comes_with_the_handshake(hospital, tmp_path):
+    site, _, w = hospital("other", method="local")
+    start = moved(w)
     reply, _ = site.run("handshake", site.header("run", 0, 0, after=version(0, 0)), start)
     assert reply.status == "ok"
     own = state_of(tmp_path).read(version(0, 0))[0]
     assert all(torch.equal(own[name], value) for name, value in start.items())
 
 
-def test_validation_and_scores_are_of_the_site_s_own_adapter(tmp_path):
-    site, w = trained_alone(tmp_path, fresh=False)
-    reply, tensors = site.close(None, 1, evaluate=True)
-    learner = site.executor.strategy.learner
-    own = state_of(tmp_path).read(version(1, T))[0]
-    assert all(torch.equal(value, own[name]) for name, value in learner.shared().items()) and not tensors
-    assert reply.numbers["validation_loss"] == learner.validate().loss
-    assert reply.payload["scores"]["all"] == learner.evaluate(1).scores["all"]
-    learner.load_shared(w)
-    assert learner.validate().loss != reply.numbers["validation_loss"]
-
-
-def test_a_resumed_run_needs_the_site_s_adapter(tmp_path):
-    site, w = trained_alone(tmp_path)
-    after = version(1, T)
-    reply, _ = site.run("handshake", site.header("run", 0, 0, after=after, evaluate=True, member=True), w)
-    assert reply.status == "ok"  # scored with what was trained before
-    assert reply.payload["scores"] == site.close(None, 1, evaluate=True)[0].payload["scores"]
-    reply, _ = site.run("handshake", site.header("lost", 0, 0, after=after, member=True), w)
-    assert reply.status == "error" and "no-site-state" in reply.reason
-
-
-def test_the_guard_lets_no_update_of_local_training_leave(tmp_path):
-    site = HospitalSite(tmp_path, method="local")
-    _, w = site.handshake()
+def test_the_guard_lets_no_update_of_local_training_leave(hospital):
+    site, _, w = hospital(method="local")
     header = site.header("run", 1, 1, after=version(1, 0))
     reply = ok(header, {"samples": 3.0, "train_loss": 1.0})
     message = FLModelUtils.to_shareable(FLModel(params=w, params_type=ParamsType.DIFF, meta=reply.to_meta()))

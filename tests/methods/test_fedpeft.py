@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from batches import greedy, noise, whole
-from hospital_site import HospitalSite, executor_of, write_site_files
+from hospital_site import executor_of
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.fedpeft import METHOD, extend
 from fedtar_flare.models.adapters.kinds import add_adapter
-from fedtar_flare.models.adapters.lora import shared_parameters
+from fedtar_flare.models.adapters.lora import extra_names, shared_parameters
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import preset
 from fedtar_flare.runtime.recipe import MethodRecipe
@@ -20,20 +20,18 @@ MAPS = [r"(?:encoder|pooling|projection)\.(?!.*embedding).+"]
 MODEL = preset("tiny", max_length=12)
 
 
-@pytest.fixture(autouse=True)
-def _environment(home, tmp_path, monkeypatch):
-    write_site_files(tmp_path, home, monkeypatch)
+@pytest.fixture
+def site_of(hospital):
+    def greeted(kind, **more):
+        lora = {"exchange": MAPS} if kind == "none" else {}
+        return hospital(method="fedpeft", fresh=False, peft={"kind": kind, **more}, lora=lora)
 
-
-def site_of(folder, kind, fresh=False, **more):
-    lora = {"exchange": MAPS} if kind == "none" else {}
-    return HospitalSite(folder, method="fedpeft", fresh=fresh, peft={"kind": kind, **more}, lora=lora)
+    return greeted
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_trains_what_it_sends_and_nothing_else(tmp_path, kind):
-    site = site_of(tmp_path, kind)
-    reply, w = site.handshake()
+def test_each_kind_trains_what_it_sends_and_nothing_else(site_of, kind):
+    site, reply, w = site_of(kind)
     learner = site.executor.strategy.learner
     before = {n: p.detach().clone() for n, p in learner.model.named_parameters()}
     trained, update = site.train(w, 1, 1)
@@ -50,9 +48,8 @@ def test_each_kind_trains_what_it_sends_and_nothing_else(tmp_path, kind):
 
 
 # --------------------------------------------------------------------------- AdaLoRA
-def test_adalora_s_penalty_is_that_of_factors_that_are_not_orthonormal(tmp_path):
-    site = site_of(tmp_path, "adalora")
-    _, w = site.handshake()
+def test_adalora_s_penalty_is_that_of_factors_that_are_not_orthonormal(site_of):
+    site, _, w = site_of("adalora")
     learner = site.executor.strategy.learner
     factors = {n: p for n, p in shared_parameters(learner.model).items() if n[-1] in "AB"}
     assert len(factors) * 3 == len(w) * 2
@@ -69,9 +66,8 @@ def test_adalora_s_penalty_is_that_of_factors_that_are_not_orthonormal(tmp_path)
         torch.testing.assert_close(parameter.grad.double(), wanted, rtol=1e-4, atol=1e-7)
 
 
-def test_adalora_is_pruned_to_its_target_within_a_task_and_begins_anew_in_the_next(tmp_path):
-    site = site_of(tmp_path, "adalora", target_rank=1)
-    _, w = site.handshake()
+def test_adalora_is_pruned_to_its_target_within_a_task_and_begins_anew_in_the_next(site_of):
+    site, _, w = site_of("adalora", target_rank=1)
     for round_ in (1, 2):
         _, update = site.train(w, round_, 1)
         w = {n: w[n] + update[n] for n in w}
@@ -92,10 +88,6 @@ def test_what_cannot_be_fails_when_built(settings, problem):
 
 
 # --------------------------------------------------------------------------- learnt words
-def batch():
-    return noise()
-
-
 def with_words(kind, prompts=3):
     model = build_model(MODEL)
     extend(model, {"kind": kind, "prompts": prompts, "targets": "", "seed": 1})
@@ -108,9 +100,9 @@ def with_words(kind, prompts=3):
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])
 def test_what_is_written_follows_from_the_learnt_words(kind):
     model, plain = with_words(kind), build_model(MODEL)
-    written = model.generate(batch(), num_beams=1)
+    written = model.generate(noise(), num_beams=1)
     found = [whole(model, row) for row in written]
-    assert found == greedy(model, batch(), written.shape[1]) != greedy(plain, batch(), written.shape[1])
+    assert found == greedy(model, noise(), written.shape[1]) != greedy(plain, noise(), written.shape[1])
 
 
 def test_prefix_tuning_replaces_the_words_states_before_every_layer():
@@ -118,11 +110,11 @@ def test_prefix_tuning_replaces_the_words_states_before_every_layer():
     model = with_words("prefix")
     ids = torch.tensor([[model.bos_id, 5, 6], [model.bos_id, 7, 8]])
     with torch.no_grad():
-        tokens = model.tokens(batch())
-        memory, mask = model.memory(batch(), tokens)
+        tokens = model.tokens(noise())
+        memory, mask = model.memory(noise(), tokens)
         seen = []
         hook = model.decoder.transformer.h[1].register_forward_pre_hook(lambda m, args: seen.append(args[0]))
-        model.decode(memory, mask, ids, model.prompts(batch(), tokens))
+        model.decode(memory, mask, ids, model.prompts(noise(), tokens))
         hook.remove()
     assert torch.equal(seen[0][:, :3], model.diagnosis.states[0].expand(2, -1, -1))
     assert len(model.diagnosis.states) == MODEL.decoder_config["n_layer"] - 1
@@ -136,24 +128,16 @@ def values(kind, exchange=()):
     generator = build_model(config)
     executor.strategy.extend(generator)
     if kind in ("adalora", "vera", "loha"):
-        peft_model = add_adapter(
-            generator, kind, targets=config.lora_targets, rank=lora.rank, alpha=lora.alpha, seed=0, extra=lora.exchange
-        )
+        sizes = {"targets": config.lora_targets, "rank": lora.rank, "alpha": lora.alpha}
+        peft_model = add_adapter(generator, kind, **sizes, seed=0, extra=lora.exchange)
         return sum(p.numel() for p in shared_parameters(peft_model).values())
-    from fedtar_flare.models.adapters.lora import extra_names
-
     return sum(generator.get_parameter(name).numel() for name in extra_names(generator, lora.exchange))
 
 
 BYTES = {
-    "adalora": 188_864,
-    "vera": 27_072,
-    "loha": 376_832,
-    "prompt": 8_192,
-    "prefix": 32_768,
-    "r2gengpt": 2_040_832,
+    "adalora": 188_864, "vera": 27_072, "loha": 376_832, "prompt": 8_192, "prefix": 32_768, "r2gengpt": 2_040_832,
     "everything": 6_275_072,
-}
+}  # fmt: skip
 """One way, float32, of the preset small; LoRA's (fedavg) are half of LoHa's."""
 
 

@@ -1,5 +1,6 @@
-"""The servers' rules on three quadratics, each against the paper's algorithm written down once more in numpy."""
+"""The servers' rules on three quadratics, each against the paper's algorithm written down once more; what they keep."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,14 +12,17 @@ from scipy.optimize import minimize
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.drfa import onto_simplex
 from fedtar_flare.protocol.messages import abstain, ok
-from fedtar_flare.protocol.tasks import TRAIN
+from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
+from fedtar_flare.record.events import End, Start, Step
+from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.controller import FederatedController
 
 T, ROUNDS = 2, 4
 
 
-FedAdam, FedYogi, Scaffold, DRFA, FedAvg = map(federation_of, ("fedadam", "fedyogi", "scaffold", "drfa", "fedavg"))
+FedAdam, FedYogi, Scaffold, DRFA = map(federation_of, ("fedadam", "fedyogi", "scaffold", "drfa"))
+FedAvg, FedProx, Local = map(federation_of, ("fedavg", "fedprox", "local"))
 
 
 def sites():
@@ -49,6 +53,113 @@ def run(kind, folder, local, **settings):
     assert not controller.panics, controller.panics
     checkpoint = CheckpointFolder(controller.results_folder / "checkpoint").last()[0]
     return controller, checkpoint, flat(checkpoint.weights[name] for name in NAMES)
+
+
+# --------------------------------------------------------------------------- FedAvg, FedProx and local-only
+class Boastful(QuadraticSite):
+    """Says that it trained on far more visits than it announced: 5 a step."""
+
+    def __call__(self, task, header, weights):
+        reply, tensors = super().__call__(task, header, weights)
+        return (replace(reply, numbers=reply.numbers | {"samples": 10**9}) if task == TRAIN else reply), tensors
+
+
+class HasItsOwnWeights(QuadraticSite):
+    """Trains without weights from the server, and tells in which tasks some came down; its update is sent unasked."""
+
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
+        self.came_down = set()
+
+    def __call__(self, task, header, weights):
+        self.came_down |= {task} if weights else set()
+        return super().__call__(task, header, weights or self.start())
+
+
+class KeepsItsWeights(HasItsOwnWeights):
+    """Answers training as local-only does: numbers alone."""
+
+    def __call__(self, task, header, weights):
+        reply, tensors = super().__call__(task, header, weights)
+        return reply, None if task == TRAIN else tensors
+
+
+def unlike(kind=QuadraticSite, boastful=Boastful):
+    return {
+        "site-a": kind("site-a", [pair(1), pair(1)], samples=3, validation=pair(9)),
+        "site-b": boastful("site-b", [pair(4), pair(4)], samples=5, validation=pair(10)),
+        "site-c": kind("site-c", [None, pair(6)], samples=2),
+    }
+
+
+def recorded(kind, folder, local, **settings):
+    controller, checkpoint, _ = run(kind, folder, local, **({"num_rounds": 3} | settings))
+    return controller, checkpoint, read_events(controller.results_folder)
+
+
+def reference(local, weighting, rounds=3):
+    """McMahan et al., Algorithm 1, in float64: every exchange replaces w by the weighted mean of the sites' weights."""
+    w = [v.double() for v in local["site-a"].start().values()]
+    for t in list(range(T)) * rounds:
+        # T samples a step as announced, since the visits of all steps are pooled; a site may claim no more
+        size = {
+            name: {"samples": min(s.samples if name != "site-b" else 10**9, s.samples * T), "uniform": 1}[weighting]
+            for name, s in local.items()
+            if s.targets[t] is not None
+        }
+        w = [
+            sum(n * (v - local[name].lr * (v - local[name].targets[t][i].double())) for name, n in size.items())
+            / sum(size.values())
+            for i, v in enumerate(w)
+        ]
+    return w
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedProx])
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_a_run_equals_an_independent_reference(tmp_path, kind, weighting):
+    controller, checkpoint, events = recorded(kind, tmp_path, unlike(), weighting=weighting)
+    for name, expected in zip(NAMES, reference(unlike(), weighting), strict=True):
+        torch.testing.assert_close(checkpoint.weights[name].double(), expected, rtol=1e-6, atol=1e-6)
+    assert [(step.round, step.step) for step in of_kind(events, Step)] == [(r, t) for r in (1, 2, 3) for t in (1, 2)]
+    assert of_kind(events, Step)[0].abstained == {"site-c": "no visit"}
+    assert of_kind(events, Start)[0].method == kind.method_name and of_kind(events, End)[0].status == "completed"
+    assert controller.progress()["numbers"] == {}
+
+
+def test_nobody_with_a_visit_leaves_the_weights_as_they_are(tmp_path):
+    local = {name: QuadraticSite(name, [None, None]) for name in "ab"}
+    _, checkpoint, events = recorded(FedAvg, tmp_path, local)
+    assert all(torch.equal(checkpoint.weights[name], value) for name, value in local["a"].start().items())
+    assert all(step.skipped for step in of_kind(events, Step))
+
+
+def test_local_training_is_resumed_from_what_the_sites_keep(tmp_path):
+    first, _, _ = recorded(Local, tmp_path / "first", unlike(KeepsItsWeights, KeepsItsWeights), num_rounds=1)
+    local, checkpoint = unlike(KeepsItsWeights, KeepsItsWeights), str(first.results_folder / "checkpoint")
+    _, resumed, events = recorded(Local, tmp_path / "second", local, resume_from=checkpoint)
+    assert all(site.came_down == {HANDSHAKE} for site in local.values())
+    assert [step.round for step in of_kind(events, Step)] == [2, 2, 3, 3]
+    assert resumed.info["run_id"] == first.run_id
+
+
+def test_local_training_leaves_the_server_with_the_common_start_and_no_adapter(tmp_path):
+    local = unlike(KeepsItsWeights, KeepsItsWeights)
+    controller, checkpoint, events = recorded(Local, tmp_path, local)
+    assert not any(site.came_down for site in local.values())
+    assert all(torch.equal(checkpoint.weights[name], value) for name, value in local["site-a"].start().items())
+    for step in of_kind(events, Step):
+        assert step.sites and step.update_norm is None and not step.skipped
+        assert step.bytes_up == step.bytes_down == 0
+    folder = controller.results_folder
+    assert not (folder / "adapter").exists() and (folder / "report.html").is_file()
+    assert json.loads((folder / "metrics.json").read_text())["method"] == "local"
+
+
+def test_an_update_that_local_training_did_not_ask_for_is_refused_by_the_server(tmp_path):
+    events = recorded(Local, tmp_path, unlike(KeepsItsWeights, HasItsOwnWeights))[2]
+    for step in of_kind(events, Step):
+        assert "site-b" in step.refused and "tensors" in step.refused["site-b"] and "site-a" not in step.refused
 
 
 # --------------------------------------------------------------------------- FedAdam and FedYogi
@@ -239,25 +350,30 @@ def test_drfa_without_losses_leaves_lambda_and_an_absent_site_is_made_up_for(tmp
 
 
 # --------------------------------------------------------------------------- state and settings
-@pytest.mark.parametrize(("kind", "parts"), [(FedAdam, {"m", "v"}), (FedYogi, {"m", "v"}), (DRFA, {"lambda"})])
+@pytest.mark.parametrize(
+    ("kind", "parts"), [(FedAvg, set()), (FedAdam, {"m", "v"}), (FedYogi, {"m", "v"}), (DRFA, {"lambda"})]
+)
 def test_a_resumed_server_goes_on_to_the_same_bits(tmp_path, kind, parts):
     _, whole, _ = run(kind, tmp_path / "whole", honest())
     first, half, _ = run(kind, tmp_path / "first", honest(), num_rounds=2)
     again = {"resume_from": str(first.results_folder / "checkpoint")}
-    _, resumed, _ = run(kind, tmp_path / "second", honest(), **again)
-    assert {name.partition(".")[0] for name in half.method} == parts
+    second, resumed, _ = run(kind, tmp_path / "second", honest(), **again)
+    assert {name.partition(".")[0] for name in half.method} == parts and (second.results_folder / "adapter").is_dir()
     for part in ("weights", "method"):
         ends = getattr(whole, part), getattr(resumed, part)
         assert ends[0].keys() == ends[1].keys() and all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0])
 
 
-def test_a_server_is_not_resumed_with_other_settings(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "settings", "problem"),
+    [(FedAdam, {"beta1": 0.5}, "beta1"), (FedAvg, {}, "method: 'fedadam' then, 'fedavg' now")],
+)
+def test_a_server_is_not_resumed_with_other_settings_nor_by_another_method(tmp_path, kind, settings, problem):
     first, *_ = run(FedAdam, tmp_path / "first", sites(), num_rounds=1)
-    other = FedAdam(
-        tmp_path / "b", sites(), time_steps=T, beta1=0.5, resume_from=str(first.results_folder / "checkpoint")
-    )
+    checkpoint = str(first.results_folder / "checkpoint")
+    other = kind(tmp_path / "b", sites(), time_steps=T, resume_from=checkpoint, **settings)
     other.run()
-    assert "beta1" in other.panics[0]
+    assert problem in other.panics[0]
 
 
 @pytest.mark.parametrize(

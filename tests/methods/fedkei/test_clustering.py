@@ -8,13 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.methods.fedkei.clustering import (
-    coordinates,
     distinct,
     gram,
     kmeans,
     merge_small,
     renumbered,
-    squared_distances,
 )
 
 
@@ -48,12 +46,6 @@ def test_kmeans_on_inner_products_is_kmeans_on_the_vectors():
     matrix = points(15, d=200, seed=4)
     raw = KMeans(3, n_init=10, random_state=0).fit(matrix.T.numpy()).labels_.tolist()
     assert kmeans(gram(matrix), 3) == renumbered(raw)
-
-
-def test_coordinates_keep_distances():
-    matrix = points(9, d=500)
-    found = torch.cdist(coordinates(gram(matrix)), coordinates(gram(matrix)))
-    torch.testing.assert_close(found, torch.cdist(matrix.T.double(), matrix.T.double()), rtol=1e-6, atol=1e-5)
 
 
 def test_equal_modules_share_a_cluster_and_clusters_are_no_more_than_distinct_modules():
@@ -91,8 +83,3 @@ def test_no_cluster_is_of_fewer_sites_than_the_minimum(members, least):
 def test_a_small_cluster_goes_to_the_nearest():
     line = torch.tensor([[0.0, 0.1, 5.0, 5.1, 4.0]])
     assert merge_small([0, 0, 1, 1, 2], list("ababc"), gram(line), 2) == [0, 0, 1, 1, 1]
-
-
-def test_rounding_is_no_distance():
-    inner = gram(points(2)[:, [0, 0, 1]])
-    assert squared_distances(inner)[0, 1] == 0 and squared_distances(inner)[0, 2] > 0

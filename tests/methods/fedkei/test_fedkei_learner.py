@@ -9,12 +9,10 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fedtar_flare.errors import DataError, ExchangeError
-from fedtar_flare.methods.fedkei.config import FedKEIConfig, LearnerSettings
+from fedtar_flare.methods.fedkei.config import LearnerSettings
 from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL
 from fedtar_flare.methods.fedkei.learner import TaskLearner, add_curvature
-from fedtar_flare.methods.fedkei.mixture import mixture_of
 from fedtar_flare.methods.fedkei.plans import PLANS
-from fedtar_flare.methods.fedkei.pool import Pool
 from fedtar_flare.methods.fedkei.task_data import TaskData, shuffled
 from fedtar_flare.metrics.classification import auc
 from fedtar_flare.models.classifier import ClassifierConfig
@@ -215,20 +213,6 @@ def test_slices_of_a_volume_are_one_example():
     one = learner(ClassifierConfig(encoder="tiny", image_size=32, slices=2))
     found = one.adapt(start_of(one), TaskData(volumes, volumes, volumes), 1)
     assert found.scores.shape == (3, 24) and all(value is not None for value in found.curve)
-
-
-def test_a_module_of_random_labels_does_bounded_harm():
-    one = learner(epochs=6)
-    pool = Pool(one.start)
-    noise = torch.randint(0, 2, (48,), generator=torch.Generator().manual_seed(3))
-    for site, labels in (("b", DATA.train.labels), ("c", noise)):
-        data = replace(DATA, train=ArrayExamples(easy(48, ord(site)).images, labels))
-        pool.add(site, 1, one.adapt(start_of(one), data, 1).difference)
-    rand = one.adapt(start_of(one), DATA, 2)
-    mixture = mixture_of(PLANS["fedkei"], pool, 2, FedKEIConfig(clusters=2))
-    moved = mixture.step(one.probe(mixture.centres(), DATA, 2)[1], 0.05)
-    assert all(part.distance.max() < 1 for part in moved.parts.values())
-    assert one.adapt(moved.centres(), DATA, 2).curve[-1] > rand.curve[-1] - 0.1
 
 
 # ------------------------------------------------------------------ FedCurv and membership

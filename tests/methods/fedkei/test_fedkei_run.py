@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from command import run_simulator
 from hospital_site import executor_of
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
@@ -18,6 +19,7 @@ from fedtar_flare.methods.fedkei.outside import KNOWLEDGE_FILE, read_knowledge
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.record.events import SHARED, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.requirements import describe, requirements
 from fedtar_flare.site.admission import breaches
@@ -99,8 +101,8 @@ def test_alpha_labels_and_scores_of_images_stay(run):
     assert kept.latest("9999-99") == version(2, 2) and kept.has("module-0001")
     assert "alpha of adapters" in (kept.folder / "modules.html").read_text()
     sent = next(m.up for m in run.messages if (m.task, m.site, m.header.round) == ("adapt", "site-1", 2))
-    start, _ = kept.read(version(0, 0)) if kept.has(version(0, 0)) else (None, None)
-    assert start is None or all(torch.equal(module[n], start[n] + sent[n]) for n in sent)
+    start = read_knowledge(run.results / KNOWLEDGE_FILE).start
+    assert all(torch.equal(value, start[name] + sent[name]) for name, value in module.items())
 
 
 def state_of(run, site):
@@ -135,14 +137,10 @@ def test_a_job_is_held_against_the_bounds_of_a_site():
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [
-        ({"preset": "huge"}, "unknown to fedkei"),
-        ({"training": {"epochs": 100}}, "at most 99"),
-        ({"training": {"local_steps": 3}}, "local_steps"),
-        ({"data": {"prior": "image"}}, "prior is for reports"),
-        ({"model": {"rank": 0}}, "rank"),
-    ],
-)
+    [({"preset": "huge"}, "unknown to fedkei"), ({"training": {"epochs": 100}}, "at most 99"),
+     ({"training": {"local_steps": 3}}, "local_steps"), ({"data": {"prior": "image"}}, "prior is for reports"),
+     ({"model": {"rank": 0}}, "rank")],
+)  # fmt: skip
 def test_settings_that_cannot_be_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         executor_of("fedkei", **settings)
@@ -194,13 +192,13 @@ def test_fisher_information_leaves_only_where_the_server_sent_its_sum():
 
 
 @pytest.mark.slow
-def test_fedcurv_runs_through_the_sites_guards(home, tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDTAR_HOME", str(home))
-    settings = SETTINGS | {"training": {"epochs": 1, "batch_size": 8}}
-    plan = {"plan": "fedcurv", "rand_baseline": False}
-    recipe = MethodRecipe("fedkei", **settings | {"fedkei": SETTINGS["fedkei"] | plan})
-    events = read_events(engine.run_in_process(recipe, list(SITES), tmp_path), (*SHARED, *EVENTS))
-    assert [sorted(one.sites) for one in of_kind(events, Learnt)] == [list(SITES)] * 2
-    up = [step.bytes_up for step in of_kind(events, Step)]
-    module = 4 * of_kind(events, Start)[0].exchange.parameters
-    assert all(sent == pytest.approx(2 * 2 * module, rel=0.1) for sent in up), "a module and its importance, twice"
+@pytest.mark.timeout(900)
+def test_the_simulator_ends_at_the_same_bits(run, home, tmp_path):
+    """Each task of each hospital in a process of its own."""
+    MethodRecipe("fedkei", **SETTINGS).export(str(tmp_path))
+    process, results = run_simulator(tmp_path / "fedkei", tmp_path / "ws", "-n", "2", "-t", "2", home=home)
+    assert process.returncode == 0, process.stdout[-4000:]
+    one, other = (CheckpointFolder(folder / "checkpoint").last()[0] for folder in (results, run.results))
+    assert one.info["method"] == other.info["method"] and one.method.keys() == other.method.keys()
+    assert all(torch.equal(one.method[name], other.method[name]) for name in one.method)
+    assert read_knowledge(results / KNOWLEDGE_FILE).modules == 4 and (results / "report.html").is_file()

@@ -1,32 +1,17 @@
-"""One synthetic hospital and the learners on it, for the tests of this folder."""
+"""Learners of FedMRG on one synthetic hospital, for the tests of this folder."""
 
 import pytest
 import torch
-
-from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
-from fedtar_flare.methods.fedmrg.config import FedMRGConfig
-from fedtar_flare.methods.fedmrg.dual_adapter import decoder_targets
-from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
-from fedtar_flare.models.config import preset
-
-MODEL = preset("tiny", max_length=24, num_beams=1)
-EXCHANGED = (r"(?:encoder|pooling|projection|diagnosis)\..+",)
+from learners import fedmrg_learner
 
 
 @pytest.fixture
 def learner_of(cohort):
     """A learner with these settings of the method; ``exchange`` and ``training`` are those of every learner."""
 
-    def make(model=MODEL, exchange=EXCHANGED, training=None, kind=FedMRGLearner, **fedmrg):
+    def make(training=None, **settings):
         torch.set_num_threads(1)
-        return kind(
-            model=model.replace(lora_targets=decoder_targets(model.lora_targets)),
-            lora=LoRAConfig(exchange=exchange),
-            training=TrainingConfig(**{"local_steps": 2, "batch_size": 4, "max_grad_norm": 0.0, **(training or {})}),
-            cohort=cohort,
-            seed=0,
-            fedmrg=FedMRGConfig(**fedmrg),
-        )
+        return fedmrg_learner(cohort, **{"local_steps": 2, "max_grad_norm": 0.0, **(training or {})}, **settings)
 
     return make
 

@@ -71,10 +71,6 @@ def test_a_patient_who_comes_again_comes_with_another_visit():
     assert {row[0].visit.visit_id for row in first} == {"v0"} and {row[0].visit.visit_id for row in second} == {"v1"}
 
 
-def test_fewer_patients_than_a_row_needs_give_no_row():
-    assert rows_of_round(samples(4), 1, 16, 5, seed=0) == []
-
-
 def test_a_site_leaves_its_own_rows_out_and_no_others():
     own, foreign, bank = normal(3, 4), normal(5, 4, seed=1), SiteBank(4)
     bank.sent = {1: own[:2], 2: own[2:]}

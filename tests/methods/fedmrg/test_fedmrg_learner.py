@@ -1,29 +1,34 @@
-"""One local update written out by hand, without PEFT; which half moves what; micro-batches; hooks."""
+"""One local update written out by hand, without PEFT; which half moves what; micro-batches; two processes."""
 
 from __future__ import annotations
 
 import copy
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
+from learners import fedmrg_learner
+from ranked import in_ranks
 from torch.nn import functional as F
 
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.imaging.augment import change_of
 from fedtar_flare.imaging.batch import collate
-from fedtar_flare.imaging.pipeline import images_of
+from fedtar_flare.imaging.pipeline import images_of, prepare_cohort
 from fedtar_flare.imaging.transform_list import built_in
 from fedtar_flare.learning.labels import POSITIVE, labeler
+from fedtar_flare.learning.ranks import ALONE
 from fedtar_flare.learning.training import augmented
 from fedtar_flare.methods.fedmrg.dual_adapter import BROADCAST, GENERIC, SPECIALISED, copy_broadcast
+from fedtar_flare.methods.fedmrg.learner import HALVES
 from fedtar_flare.methods.fedmrg.section import PARTS
 from fedtar_flare.models.adapters.lora import shared_parameters
+from fedtar_flare.models.config import preset
+from fedtar_flare.synthetic.cohort import synthetic_cohort
+from fedtar_flare.tensor_file import checksum
 
 SCALE = 32.0  # alpha 128 by rank 4
-
-
-def sets_of(learner, name):
-    return {n: p.detach().clone() for n, p in shared_parameters(learner.model, name).items()}
 
 
 class ByHand:
@@ -184,10 +189,7 @@ def test_a_task_done_again_gives_the_same_bits_and_its_state_is_all_that_it_need
         second = again.train(None, 7)
         assert all(torch.equal(v, second.update[n]) for n, v in first.update.items())
         assert all(torch.equal(v, again.private()[n]) for n, v in end.items())
-    assert set(first.parts["loss_parts"]) == {
-        "contrast", "diagnosis", "distillation_generic", "distillation_specialised", "language_generic",
-        "language_specialised",
-    }  # fmt: skip
+    assert set(first.parts["loss_parts"]) == {*PARTS}
     assert first.loss == pytest.approx(first.parts["loss_parts"]["language_generic"])
     assert not any(SPECIALISED in name or BROADCAST in name for name in first.update)
     assert learner.personal_part_acts and not learner_of().personal_part_acts
@@ -256,17 +258,44 @@ def test_a_simulated_site_s_own_change_reaches_images_views_and_tokens_and_is_no
 
 
 def test_diagnoses_count_distinct_patients_and_are_told_in_multiples(learner_of):
-    learner = learner_of()
+    learner, known = learner_of(), labeler("synthetic")
     samples = learner.cohort.samples("train")
     one = [s for s in samples if s.visit.patient_id == samples[0].visit.patient_id]
     assert len(one) > 1 and learner.diagnoses(one, 1) and learner.diagnoses(one, 2) == {}
     for least in (2, 3):
         for finding, cell in learner.diagnoses(samples, least).items():
-            patients = {s.visit.patient_id for s in samples if finding.replace("_", " ") in _named(learner, s)}
+            of = known.findings.index(finding)
+            patients = {s.visit.patient_id for s in samples if known.label(s.visit.report)[of] == POSITIVE}
             assert len(patients) >= least and cell["n"] % least == 0
 
 
-def _named(learner, sample):
-    known = labeler("synthetic")
-    classes = known.label(sample.visit.report)
-    return {name.replace("_", " ") for name, kind in zip(known.findings, classes, strict=True) if kind == POSITIVE}
+# ------------------------------------------------------------------ two processes
+def learnt(ranks, home, batch_size):
+    """Gradients of both halves of one batch, losses by part of a task, and a checksum of what is held after it."""
+    cohort = synthetic_cohort("site-1", folder=home / "synthetic", patients=16, timeline=Timeline(2), seed=0)
+    cohort = prepare_cohort(cohort, preset("tiny"), home / "prepared")
+    own = {"distill_weight": 0.5, "contrast_weight": 0.5}
+    learner = fedmrg_learner(cohort, local_steps=2, batch_size=batch_size, **own)
+    learner.ranks = ranks
+    copy_broadcast(learner.model)
+    gradients = {}
+    for learner._half in HALVES:
+        learner._accumulate(learner.cohort.samples("train")[:batch_size], "s")
+        moved = {name: p.grad for name, p in learner.model.named_parameters() if p.grad is not None}
+        gradients |= {f"{learner._half} {name}": gradient.numpy().copy() for name, gradient in moved.items()}
+    trained = learner.train(None, 3)
+    return gradients, trained.parts["loss_parts"], trained.loss, checksum(learner.shared() | learner.private())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [5, 1])
+def test_two_processes_learn_what_one_does(home, batch_size):
+    gradients, parts, loss, _ = learnt(ALONE, home, batch_size)
+    first, second = in_ranks(2, learnt, home, batch_size)
+    assert first[1:] == second[1:], "the same losses, and equal bits"
+    assert first[0].keys() == gradients.keys() and parts.keys() == first[1].keys()
+    for name, expected in gradients.items():
+        np.testing.assert_allclose(first[0][name], expected, rtol=1e-3, atol=1e-6)
+    assert first[2] == pytest.approx(loss, rel=1e-4)
+    assert first[1] == pytest.approx(parts, rel=1e-3, abs=1e-5)
+    assert parts.get("contrast", 0) or batch_size == 1

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from command import run_simulator
 from federation import federation_of
 from hospital_site import HospitalSite, executor_of
 
@@ -216,6 +217,23 @@ def test_a_resumed_run_ends_with_the_same_bits(federation, place):
     assert all(torch.equal(value, resumed.method[n]) for n, value in end.method.items())
     events = read_events(again.results_folder)
     assert of_kind(events, Evaluation)[-1] == of_kind(federation.events, Evaluation)[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_simulator_ends_at_the_same_bits(federation, home, tmp_path):
+    """Each task of each hospital in a process of its own."""
+    server = {"unseen": [UNSEEN], "evaluate_every": 2}
+    recipe = MethodRecipe("fedmrg", preset="tiny", num_rounds=2, time_steps=T, server=server, **SETTINGS)
+    recipe.export(str(tmp_path))
+    process, results = run_simulator(tmp_path / "fedmrg", tmp_path / "ws", "-n", "3", "-t", "3", home=home)
+    assert process.returncode == 0, process.stdout[-4000:]
+    end, here = CheckpointFolder(results / "checkpoint").last()[0], last(federation.controller)
+    assert all(torch.equal(value, end.weights[n]) for n, value in here.weights.items())
+    assert all(torch.equal(value, end.method[n]) for n, value in here.method.items())
+    events = read_events(results, (*SHARED, *EVENTS))
+    for kind in (Outside, Diagnoses, Bank, Evaluation):
+        assert of_kind(events, kind)[-1] == of_kind(federation.events, kind)[-1]
 
 
 def test_a_member_drafts_with_both_adapters_and_a_stranger_with_the_generic_one(federation):

@@ -11,42 +11,32 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from learners import MODEL, learner_of
 
 from fedtar_flare.data.splits import key_check
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.imaging.pipeline import prepare_cohort
-from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.drafting import Drafter, Study
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.demographics import fit_mixture, training_median_age
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO, write_adapter
-from fedtar_flare.models.config import preset
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.site.state import SiteState
-from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 T, SEED, ROUND = 2, 0, 3
-MODEL = preset("tiny", max_length=16)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(cohort, tmp_path_factory):
     """What a run leaves: the adapter of round 3 and one site's state, with a personal part that changes the text."""
-    return left_by(tmp_path_factory.mktemp("run"))
+    return left_by(cohort, tmp_path_factory.mktemp("run"))
 
 
-def left_by(place, diagnosis=None, **patient_settings):
-    cohort = synthetic_cohort("site-1", folder=place / "cohorts", patients=8, timeline=Timeline(T), seed=SEED)
-    cohort = prepare_cohort(cohort, MODEL, place / "cache")
+def left_by(cohort, place, diagnosis=None, **patient_settings):
     patient, median = PatientConfig(patients_per_component=1, **patient_settings), training_median_age(cohort)
     mixture = fit_mixture(cohort, patient, 5)
-    learner = PatientLearner(
-        model=MODEL, lora=LoRAConfig(), training=TrainingConfig(), cohort=cohort, seed=SEED,
-        patient=patient, mixture=mixture, median_age=median, diagnosis=diagnosis,
-    )  # fmt: skip
+    learner = learner_of(cohort, PatientLearner, patient=patient, mixture=mixture, diagnosis=diagnosis, seed=SEED)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in learner.personal_parameters():
@@ -92,8 +82,8 @@ def test_a_draft_is_what_the_site_s_own_learner_writes(run):
     assert draft.text == generic and not draft.personal and "shared adapter alone" in draft.to_text()
 
 
-def test_a_draft_is_told_the_findings_by_the_site_s_own_head_and_without_its_state_by_the_first_one(tmp_path):
-    run = left_by(tmp_path, DiagnosisConfig(labeler="synthetic"))
+def test_a_draft_is_told_the_findings_by_the_site_s_own_head_and_without_its_state_by_the_first_one(cohort, tmp_path):
+    run = left_by(cohort, tmp_path, DiagnosisConfig(labeler="synthetic"))
     images = run.learner.images([run.sample])
     personal, generic = (run.learner.generate([run.sample], images, on)[0] for on in (True, False))
     mine = Drafter(run.adapter, state=run.state.folder, device="cpu")
@@ -104,8 +94,8 @@ def test_a_draft_is_told_the_findings_by_the_site_s_own_head_and_without_its_sta
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_a_draft_is_written_beside_the_adapter_as_the_site_trained_it_where_it_kept_that(tmp_path):
-    run = left_by(tmp_path, local_adapter=True)
+def test_a_draft_is_written_beside_the_adapter_as_the_site_trained_it_where_it_kept_that(cohort, tmp_path):
+    run = left_by(cohort, tmp_path, local_adapter=True)
     shared, images = run.learner.shared(), run.learner.images([run.sample])
     beside_the_server_s = run.learner.generate([run.sample], images)[0]
     run.learner.load_shared(run.learner.local)

@@ -60,22 +60,3 @@ def test_periods_that_do_not_bound_the_steps_fail_when_the_recipe_is_built(perio
     with pytest.raises(ConfigError, match="needs 2 rising dates"):
         FedTARRecipe(time_steps=3, data={"alignment": "period", "periods": periods})
     FedTARRecipe(time_steps=3, data={"alignment": "period", "periods": ["2020-01-01", "2021-01-01"]})
-
-
-@pytest.mark.parametrize(
-    ("wrong", "word"),
-    [
-        ({"server": {"etta": 1}}, "etta"),
-        ({"server": {"eta": 0.0}}, "eta"),
-        ({"server": {"eta": float("inf")}}, "eta"),
-        ({"server": {"alpha_form": "tanh"}}, "alpha_form"),
-        ({"server": {"initial_alpha": 1.0}}, "initial_alpha"),
-        ({"patients": {"scale": 1.0}}, "patients"),
-        ({"patient": {"scal": 1.0}}, "did you mean 'scale'"),
-        ({"training": {"lr": float("inf")}}, "lr"),
-        ({"training": {"local_steps": 2.5}}, "local_steps"),
-    ],
-)
-def test_a_wrong_setting_fails_when_the_recipe_is_built(wrong, word):
-    with pytest.raises(ConfigError, match=word):
-        FedTARRecipe(**wrong)

@@ -4,38 +4,37 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import learners
 import pytest
 import torch
-from hospital_site import HospitalSite, executor_of, write_site_files
+from hospital_site import executor_of
+from learners import MODEL
 
 from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.diagnosis import FIXED_RMS, DiagnosisBranch, fix_prompts
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.site_diagnosis import OWN_RATE, SHARED_RATE, DiagnosisConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig
-from fedtar_flare.methods.fedtar.demographics import fit_mixture
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.method import CONTRACT
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.config import CVT_TARGETS, preset
+from fedtar_flare.models.prompting import Seen
 from fedtar_flare.models.report_generator import report_loss
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.runtime.recipe import MethodRecipe
 
-MODEL = preset("tiny", max_length=16)
 TOLD = DiagnosisConfig(labeler="synthetic")
-PLAIN = LoRAConfig()
+TWO = {"local_steps": 2, "batch_size": 2}
 
 
 @pytest.fixture
 def learner_of(cohort):
-    def make(model=MODEL, enabled=True, diagnosis=TOLD, lora=PLAIN, **training):
+    def make(model=MODEL, enabled=True, diagnosis=TOLD, **others):
         patient = PatientConfig(enabled=enabled)
-        return PatientLearner(
-            model=model, lora=lora, training=TrainingConfig(**training), cohort=cohort, seed=3,
-            patient=patient, mixture=fit_mixture(cohort, patient, 0) if enabled else None, diagnosis=diagnosis,
-        )  # fmt: skip
+        return learners.learner_of(
+            cohort, PatientLearner, model=model, patient=patient, diagnosis=diagnosis, **{**TWO, **others}
+        )
 
     return make
 
@@ -71,7 +70,7 @@ def test_nothing_more_travels_and_the_head_is_kept_by_the_site(learner_of):
 
 
 def test_a_task_trains_the_head_and_another_learner_takes_it_over_with_its_optimiser(learner_of):
-    one, again = learner_of(local_steps=2, batch_size=2), learner_of(local_steps=2, batch_size=2)
+    one, again = learner_of(), learner_of()
     prompts = one.generator.diagnosis.embeddings.clone()
     assert not one.personal_part_acts
     one.train(None, 5)
@@ -86,7 +85,7 @@ def test_a_task_trains_the_head_and_another_learner_takes_it_over_with_its_optim
 
 
 def test_without_the_personal_part_the_head_is_the_one_all_sites_began_with(learner_of):
-    learner = learner_of(enabled=False, local_steps=2, batch_size=2)
+    learner = learner_of(enabled=False)
     samples = learner.cohort.samples("test")
     images = learner.images(samples)
     before = learner.report_losses(samples, images, personal=False)
@@ -149,7 +148,7 @@ def test_a_completed_report_states_all_that_the_head_reads_and_what_it_stated(le
     samples = learner.cohort.samples("test")
     images = learner.images(samples)
     texts = learner.generate(samples, images)
-    read = branch.read(learner.tokens(samples, images), images.slice_mask, None, None)[0]
+    read = branch.read(Seen(learner.tokens(samples, images), images.slice_mask))[0]
     assert read[:, -2].all()
     for text, classes in zip(texts, read.tolist(), strict=True):
         assert all(said >= there for said, there in zip(label(text), classes, strict=True)), text
@@ -158,55 +157,38 @@ def test_a_completed_report_states_all_that_the_head_reads_and_what_it_stated(le
         assert all(now >= then for now, then in zip(label(text), label(before), strict=True))
 
 
-def test_a_real_hospital_s_reports_are_not_read_by_the_synthetic_rules(home, tmp_path, monkeypatch):
-    write_site_files(tmp_path, home, monkeypatch)
-    executor = executor_of("fedtar", preset="tiny", diagnosis={"labeler": "synthetic"})
-    executor.site_config = type("Config", (), {"source": "manifest"})
-    executor.strategy.at_source(executor.site_config.source)
+def at(source, diagnosis, exchange=()):
+    """The executor of a site with data of this source, as far as it knows that."""
+    executor = executor_of("fedtar", preset="tiny", diagnosis=diagnosis, lora={"exchange": exchange})
+    executor.site_config = SimpleNamespace(source=source)
+    executor.strategy.at_source(source)
+    return executor
+
+
+def test_a_real_hospital_s_reports_are_not_read_by_the_synthetic_rules():
     with pytest.raises(ConfigError, match=r"diagnosis\.labeler is 'synthetic'.*chexpert-rules"):
-        executor.strategy.at_handshake(None, None, None, None)
+        at("manifest", {"labeler": "synthetic"}).strategy.at_handshake(None, None, None, None)
 
 
 @pytest.mark.parametrize(("source", "decided"), [("synthetic", "synthetic"), ("manifest", "none")])
 def test_left_to_the_data_real_reports_are_not_labelled_and_sites_that_differ_disagree(source, decided):
-    executor = executor_of("fedtar", preset="tiny", diagnosis={"labeler": "auto"})
-    before = executor.settings_digest()
-    executor.site_config = type("Config", (), {"source": source})
-    executor.strategy.at_source(executor.site_config.source)
+    auto = {"labeler": "auto"}
+    executor, before = at(source, auto), executor_of("fedtar", preset="tiny", diagnosis=auto).settings_digest()
     assert executor.resolved.diagnosis.labeler == decided
     assert (executor.settings_digest() == before) == (source == "synthetic")
-    _, more = executor.strategy.shared_learner(source)
-    assert more["diagnosis"].on == (source == "synthetic")
+    assert executor.strategy.shared_learner(source)[1]["diagnosis"].on == (source == "synthetic")
     with pytest.raises(ConfigError, match="has not been decided"):
         assert executor.strategy.given.diagnosis.on
 
 
 @pytest.mark.parametrize(
     ("name", "model", "weights"),
-    [
-        ("synthetic", preset("small"), "small"),
-        ("synthetic", preset("small", weights="mine.safetensors"), None),
-        ("chexpert-rules", preset("small"), None),
-        ("none", preset("small"), None),
-    ],
-)
+    [("synthetic", preset("small"), "small"), ("synthetic", preset("small", weights="mine.safetensors"), None),
+     ("chexpert-rules", preset("small"), None), ("none", preset("small"), None)],
+)  # fmt: skip
 def test_the_warm_start_is_of_the_synthetic_findings_and_the_shipped_model_alone(name, model, weights):
     config = DiagnosisConfig(labeler=name)
     assert config.extension(model, 0)["head_weights"] == weights and config.on == (name != "none")
-
-
-def test_a_site_does_all_tasks_and_sends_no_head(home, tmp_path, monkeypatch):
-    write_site_files(tmp_path, home, monkeypatch)
-    site = HospitalSite(tmp_path, diagnosis={"labeler": "synthetic"})
-    reply, w = site.handshake()
-    assert reply.payload["model"]["extension"]["fixed_prompts"] is True
-    for t in (1, 2):
-        reply, update = site.train(w, 1, t)
-        assert reply.status == "ok", reply.reason
-        assert set(update) == set(w) and not any("diagnosis" in name for name in w)
-        w = {name: w[name] + update[name] for name in w}
-    reply, _ = site.close(w, 1, evaluate=True)
-    assert reply.status == "ok" and reply.payload["scores_generic"] and len(reply.payload["t_numbers"]) == 2
 
 
 def test_what_is_trained_beside_the_adapter_is_told_to_the_site_s_bounds():
@@ -224,8 +206,8 @@ SHARED = TOLD.replace(shared=True, lr=0.02)
 @pytest.fixture
 def sharing(learner_of):
     def make(min_cell=1, diagnosis=SHARED, **training):
-        lora = executor_of("fedtar", diagnosis=diagnosis.to_dict()).resolved.lora
-        learner = learner_of(enabled=False, diagnosis=diagnosis, lora=lora, **training)
+        exchange = executor_of("fedtar", diagnosis=diagnosis.to_dict()).resolved.lora.exchange
+        learner = learner_of(enabled=False, diagnosis=diagnosis, exchange=exchange, **training)
         learner.min_cell = min_cell
         return learner
 
@@ -233,7 +215,7 @@ def sharing(learner_of):
 
 
 def test_a_shared_head_travels_with_the_adapter_and_is_no_personal_part(sharing, learner_of):
-    learner, plain = sharing(local_steps=2, batch_size=2), learner_of()
+    learner, plain = sharing(), learner_of()
     head = {"diagnosis.head.queries", "diagnosis.head.weight", "diagnosis.head.bias"}
     assert set(learner.shared()) - set(plain.shared()) == head
     assert all(CONTRACT.is_by_rows(name) == (name in head) for name in learner.shared())
@@ -276,7 +258,7 @@ def test_a_site_says_nothing_of_findings_that_too_few_of_its_patients_have(shari
 
 
 def test_a_head_that_a_job_exchanges_by_name_says_nothing_of_them_either(learner_of):
-    learner = learner_of(enabled=False, lora=LoRAConfig(exchange=[r"diagnosis\.head\..+"]), local_steps=2)
+    learner = learner_of(enabled=False, exchange=[r"diagnosis\.head\..+"])
     update = learner.train(None, 1).update
     said = update["diagnosis.head.bias"].any(1)
     assert said.any() and not said.all()
@@ -301,28 +283,23 @@ def test_a_task_says_how_often_it_goes_through_its_visits(sharing, monkeypatch):
 def test_a_head_is_shared_only_where_there_is_one_and_somebody_to_share_it_with(cohort):
     with pytest.raises(ConfigError, match=r"diagnosis\.shared.*local_patient.*nothing is shared"):
         executor_of("local_patient", diagnosis={"labeler": "synthetic", "shared": True})
-    executor = executor_of("fedtar", diagnosis={"labeler": "none", "shared": True})
+    executor = at("synthetic", {"labeler": "none", "shared": True})
     with pytest.raises(ConfigError, match=r"diagnosis\.shared.*no head"):
-        executor.site_config = SimpleNamespace(source="synthetic")
         executor.strategy.at_handshake(SimpleNamespace(time_steps=2), SimpleNamespace(name="site-1"), None, cohort)
 
 
 @pytest.mark.parametrize(
     ("source", "settings", "shared", "rate"),
-    [
-        ("synthetic", {"labeler": "auto", "shared": "auto"}, True, SHARED_RATE),
-        ("synthetic", {"labeler": "auto", "shared": "auto", "lr": 0.001}, True, 0.001),
-        ("synthetic", {"labeler": "none", "shared": "auto"}, False, OWN_RATE),
-        ("synthetic", {"labeler": "auto", "shared": False}, False, OWN_RATE),
-        ("manifest", {"labeler": "auto", "shared": "auto"}, False, OWN_RATE),
-        ("manifest", {"labeler": "ctrate-rules", "shared": "auto"}, False, OWN_RATE),
-        ("manifest", {"labeler": "ctrate-rules", "shared": True}, True, SHARED_RATE),
-    ],
-)
+    [("synthetic", {"labeler": "auto", "shared": "auto"}, True, SHARED_RATE),
+     ("synthetic", {"labeler": "auto", "shared": "auto", "lr": 0.001}, True, 0.001),
+     ("synthetic", {"labeler": "none", "shared": "auto"}, False, OWN_RATE),
+     ("synthetic", {"labeler": "auto", "shared": False}, False, OWN_RATE),
+     ("manifest", {"labeler": "auto", "shared": "auto"}, False, OWN_RATE),
+     ("manifest", {"labeler": "ctrate-rules", "shared": "auto"}, False, OWN_RATE),
+     ("manifest", {"labeler": "ctrate-rules", "shared": True}, True, SHARED_RATE)],
+)  # fmt: skip
 def test_left_to_the_data_the_head_of_synthetic_data_alone_is_shared(source, settings, shared, rate):
-    executor = executor_of("fedtar", preset="tiny", diagnosis=settings, lora={"exchange": ["a"]})
-    executor.site_config = SimpleNamespace(source=source)
-    executor.strategy.at_source(executor.site_config.source)
+    executor = at(source, settings, ["a"])
     _, outside = executor.strategy.shared_learner(source)
     assert (executor.resolved.diagnosis.shared, executor.resolved.diagnosis.lr) == (shared, rate)
     assert executor.resolved.lora.exchange == outside["lora"].exchange == (("a", HEAD_NAMES) if shared else ("a",))

@@ -1,21 +1,25 @@
-"""FedKEI on real pictures: findings of chest radiographs, and handwritten digits."""
+"""FedKEI on real pictures, findings of chest radiographs and handwritten digits, and with the encoder of volumes."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 
+from fedtar_flare.cli.main import main
 from fedtar_flare.curation.unpack import unpack
 from fedtar_flare.data.sources.covid_chestxray import read_covid_chestxray
 from fedtar_flare.data.sources.fields import labels_text
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
-from fedtar_flare.record.events import SHARED
+from fedtar_flare.methods.fedkei.outside import KNOWLEDGE_FILE, read_knowledge
+from fedtar_flare.record.events import SHARED, Start
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.suite.engine import run_in_process
@@ -52,6 +56,7 @@ def divided(rows, folder, sites=2) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.shared_data
 def test_findings_of_real_radiographs(shared_data, run, tmp_path):
     """Machinery: real files, patients over time, a disease without enough patients at a site."""
@@ -59,14 +64,10 @@ def test_findings_of_real_radiographs(shared_data, run, tmp_path):
     visits = [visit for patient in reading.patients() for visit in patient.visits if visit.labels is not None]
     assert len({visit.patient_id for visit in visits}) == 56 and sum(not visit.labels for visit in visits) == 6
     rows = [
-        {
-            "patient_id": visit.patient_id,
-            "study_datetime": f"{visit.acquired:%Y-%m-%d %H:%M:%S}",
-            "image": str(visit.image),
-            "labels": labels_text(visit.labels, visit.uncertain),
-        }
+        {"patient_id": visit.patient_id, "study_datetime": f"{visit.acquired:%Y-%m-%d %H:%M:%S}",
+         "image": str(visit.image), "labels": labels_text(visit.labels, visit.uncertain)}
         for visit in visits
-    ]
+    ]  # fmt: skip
     events = run(
         divided(rows, tmp_path),
         preset="tiny",
@@ -111,3 +112,53 @@ def test_digits_are_learnt(run, tmp_path):
     assert len(last) == 4 and all(one.n >= 5 for one in last.values())
     assert all(one.auc[-1] > 0.8 for one in last.values()), {key: one.auc for key, one in last.items()}
     assert all(0 <= one.membership <= 1 for one in last.values())
+
+
+# ------------------------------------------------------------------ whole volumes
+BASE = ["none", "cardiomegaly", "emphysema", "lymphadenopathy"]
+SETTINGS = {
+    "preset": "tiny",
+    "model": {"encoder": "swin_unetr", "encoder_config": {"feature_size": 12, "window_size": 4}, "slices": 32,
+              "image_size": 32},
+    "training": {"epochs": 1, "batch_size": 4},
+    "data": {"synthetic_patients": 12},
+    "fedkei": {"tasks": ["effusion", "nodule"], "base": BASE},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_volumes_are_learnt_and_what_the_run_left_starts_another_hospital(home, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FEDTAR_HOME", str(home))
+    (tmp_path / "sites").mkdir()
+    phantoms, pictures = (tmp_path / "sites" / f"site-{n}.yaml" for n in (1, 3))
+    for site in (phantoms, phantoms.with_stem("site-2")):
+        site.write_text("source: synthetic\n")
+    pictures.write_text(f"source: manifest\npath: {radiographs(tmp_path)}\noptions: {{modality: radiograph}}\n")
+    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
+    results = run_in_process(MethodRecipe("fedkei", **SETTINGS), 3, tmp_path / "run")
+    events = read_events(results, (*SHARED, *EVENTS))
+    assert "takes CT volumes, and this site has pictures" in of_kind(events, Start)[0].absent["site-3"]
+    assert [sorted(one.sites) for one in of_kind(events, Learnt)] == [["site-1", "site-2"]] * 2
+    assert [one.modules for one in of_kind(events, Mixed)] == [0, 2]
+    knowledge = read_knowledge(results / KNOWLEDGE_FILE)
+    assert knowledge.classifier.whole_volumes and knowledge.start["head.weight"].shape == (2, 192)
+
+    arguments = [str(results / KNOWLEDGE_FILE), "--patients", "12", "--set", "training.epochs=1"]
+    arguments += ["-o", str(tmp_path / "out"), "--task", "consolidation", *(f"--base={label}" for label in BASE)]
+    assert main(["adapt", *arguments, "--site-file", str(phantoms)]) == 0
+    result = json.loads((tmp_path / "out" / "adaptation.json").read_text())
+    assert len(result["auc"]) == len(result["rand_auc"]) == 2 and result["knowledge"]["modules"] == 4
+
+    capsys.readouterr()
+    assert main(["adapt", *arguments, "--site-file", str(pictures)]) == 1
+    assert "takes CT volumes" in capsys.readouterr().err
+
+
+def radiographs(folder):
+    rng = np.random.default_rng(0)
+    rows = []
+    for n in range(4):
+        Image.fromarray(rng.integers(0, 256, (64, 64), dtype=np.uint8)).save(folder / f"{n}.png")
+        rows.append({"patient_id": f"p{n}", "study_datetime": "2020-01-01", "image": f"{n}.png", "labels": ""})
+    write_rows(folder / "manifest.csv", rows)
+    return folder / "manifest.csv"

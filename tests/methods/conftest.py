@@ -1,0 +1,25 @@
+"""Synthetic hospitals for the tests of this folder."""
+
+import pytest
+from hospital_site import HospitalSite, write_site_files
+
+
+@pytest.fixture
+def hospital(home, tmp_path, monkeypatch):
+    """Site files of the test's own folder; makes a site, does its handshake, and gives the site, reply and start."""
+    write_site_files(tmp_path, home, monkeypatch)
+
+    def greeted(run_id="run", evaluate=False, **settings):
+        site = HospitalSite(tmp_path, **settings)
+        return site, *site.handshake(run_id, evaluate=evaluate)
+
+    return greeted
+
+
+@pytest.fixture(scope="module")
+def place(home, tmp_path_factory):
+    """A folder with site files for the hospitals that the tests of a module share."""
+    patch, folder = pytest.MonkeyPatch(), tmp_path_factory.mktemp("hospital")
+    write_site_files(folder, home, patch)
+    yield folder
+    patch.undo()
