@@ -12,11 +12,23 @@ from fedtar_flare.methods.fedtar.policy import t_numbers
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import TaskHeader, abstain, ok
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.suite import engine as suite
 from fedtar_flare.version import __version__
 
 NAMES = ("base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight")
+
+
+def last(controller):
+    """The last checkpoint of a run."""
+    return CheckpointFolder(controller.results_folder / "checkpoint").last()[0]
+
+
+def same_bits(one, other):
+    """Whether two checkpoints hold the same weights and the same state of the method."""
+    pairs = ((one.weights, other.weights), (one.method, other.method))
+    return all(a.keys() == b.keys() and all(torch.equal(v, b[name]) for name, v in a.items()) for a, b in pairs)
 
 
 class InThisProcess(suite.InThisProcess):

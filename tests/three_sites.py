@@ -5,7 +5,6 @@ from federation import LocalFederation, QuadraticSite, pair
 from fedtar_flare.methods.fedtar.events import EVENTS
 from fedtar_flare.record.events import SHARED
 from fedtar_flare.record.log import read_events
-from fedtar_flare.runtime.checkpoint import CheckpointFolder
 
 T = 3
 
@@ -28,8 +27,3 @@ def run(controller):
     controller.run()
     events = read_events(controller.results_folder, (*SHARED, *EVENTS))
     return {kind.kind: [e for e in events if isinstance(e, kind)] for kind in (*SHARED, *EVENTS)}
-
-
-def final_weights(controller):
-    checkpoint, _ = CheckpointFolder(controller.results_folder / "checkpoint").last()
-    return checkpoint

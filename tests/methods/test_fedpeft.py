@@ -1,7 +1,5 @@
 """FedAvg of other parts than LoRA: what each kind trains and sends, AdaLoRA's penalty and pruning, learnt words."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from batches import greedy, noise, whole

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import NAMES, QuadraticSite, federation_of, pair
+from federation import NAMES, QuadraticSite, federation_of, last, pair, same_bits
 from scipy.optimize import minimize
 
 from fedtar_flare.errors import ConfigError
@@ -15,7 +15,6 @@ from fedtar_flare.protocol.messages import abstain, ok
 from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
 from fedtar_flare.record.events import End, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.controller import FederatedController
 
 T, ROUNDS = 2, 4
@@ -51,7 +50,7 @@ def run(kind, folder, local, **settings):
     controller = kind(folder, local, **({"num_rounds": ROUNDS, "time_steps": T} | settings))
     controller.run()
     assert not controller.panics, controller.panics
-    checkpoint = CheckpointFolder(controller.results_folder / "checkpoint").last()[0]
+    checkpoint = last(controller)
     return controller, checkpoint, flat(checkpoint.weights[name] for name in NAMES)
 
 
@@ -359,9 +358,7 @@ def test_a_resumed_server_goes_on_to_the_same_bits(tmp_path, kind, parts):
     again = {"resume_from": str(first.results_folder / "checkpoint")}
     second, resumed, _ = run(kind, tmp_path / "second", honest(), **again)
     assert {name.partition(".")[0] for name in half.method} == parts and (second.results_folder / "adapter").is_dir()
-    for part in ("weights", "method"):
-        ends = getattr(whole, part), getattr(resumed, part)
-        assert ends[0].keys() == ends[1].keys() and all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0])
+    assert same_bits(whole, resumed)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import os
 
 import pytest
 import torch
-from federation import NAMES
-from three_sites import T, federation, final_weights, run, sites
+from federation import NAMES, last
+from three_sites import T, federation, run, sites
 
 from fedtar_flare import tensor_file
 from fedtar_flare.methods.fedtar.controller import TemporalResidualServer
@@ -69,7 +69,7 @@ def test_a_run_equals_an_independent_reference(tmp_path, alpha_form, weighting, 
     events = run(controller)
     w, alphas = reference(local, 3, weighting, alpha_form, 0.1)
     for name, expected in zip(NAMES, w, strict=True):
-        torch.testing.assert_close(final_weights(controller).weights[name].double(), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(last(controller).weights[name].double(), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(
         controller.strategy.policy.alphas().detach().double(), alphas.double(), rtol=1e-5, atol=1e-6
     )
@@ -97,7 +97,7 @@ def test_a_step_with_hardly_any_alpha_leaves_the_weights_as_they_are(tmp_path):
     assert {e.residual_norm for e in events["residual"]} == {0.0}
     assert [e.floored_steps for e in events["outer"]] == [[1, 2, 3]] * 3
     start = next(iter(sites().values())).start()
-    weights = final_weights(controller).weights
+    weights = last(controller).weights
     assert all(torch.equal(weights[name], start[name]) for name in start)
 
 
@@ -106,12 +106,12 @@ def whole(tmp_path_factory):
     """The last checkpoint of a run without interruption."""
     controller = federation(tmp_path_factory.mktemp("whole"))
     run(controller)
-    return final_weights(controller)
+    return last(controller)
 
 
 def require_resumed_to_the_same_end(first, folder, whole):
     second = federation(folder, resume_from=str(first.results_folder / "checkpoint"))
-    events, end = run(second), final_weights(second)
+    events, end = run(second), last(second)
     assert end.round == whole.round
     assert all(torch.equal(value, end.weights[name]) for name, value in whole.weights.items())
     assert all(torch.equal(value, end.method[name]) for name, value in whole.method.items())

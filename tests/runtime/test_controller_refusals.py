@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from federation import NAMES, LocalFederation, QuadraticSite, Spoilt, pair
-from three_sites import T, federation, final_weights, run, sites
+from federation import NAMES, LocalFederation, QuadraticSite, Spoilt, last, pair
+from three_sites import T, federation, run, sites
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController
@@ -69,7 +69,7 @@ def test_fewer_than_min_sites_stops_the_job_with_the_reason(tmp_path):
     controller = federation(tmp_path, sites(**{"site-b": bad}), min_sites=3)
     events = run(controller)
     assert events["end"][0].status == "failed" and "no disk" in events["end"][0].reason
-    assert controller.panics and final_weights(controller).round == 1
+    assert controller.panics and last(controller).round == 1
 
 
 def test_abstaining_counts_as_taking_part(tmp_path):
@@ -144,7 +144,7 @@ def test_a_checkpoint_can_be_the_start(tmp_path):
     second = federation(tmp_path / "b", num_rounds=1, initial_checkpoint=str(path))
     run(second)
     assert not any(task == HANDSHAKE and r for task, _, r, _ in second.sent)
-    assert not torch.equal(final_weights(first).weights[NAMES[0]], final_weights(second).weights[NAMES[0]])
+    assert not torch.equal(last(first).weights[NAMES[0]], last(second).weights[NAMES[0]])
 
 
 @pytest.mark.parametrize(

@@ -208,13 +208,6 @@ def test_a_late_joiner_just_gets_the_centres(tmp_path):
     assert (ADAPT, 1) not in sites[2].received and sites[2].received[PROBE, 2]
 
 
-def test_clusters_of_fewer_sites_than_the_minimum_are_merged(tmp_path):
-    controller, events = run(tmp_path, fedkei={"min_cluster_sites": 2, "clusters": 3})
-    assert not controller.panics
-    clusters = [cluster for one in of_kind(events, Mixed) for cluster in one.clusters]
-    assert clusters and all(len({m["site"] for m in cluster["members"]}) >= 2 for cluster in clusters)
-
-
 SPOILED = {
     "not finite": at_adapt(lambda tensors: {name: value / 0 for name, value in tensors.items()}),
     "missing": at_adapt(lambda tensors: {name: tensors[name] for name in list(tensors)[1:]}),

@@ -1,7 +1,5 @@
 """FedKEI on real pictures, findings of chest radiographs and handwritten digits, and with the encoder of volumes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

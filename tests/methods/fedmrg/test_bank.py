@@ -1,7 +1,5 @@
 """The feature bank: whose rows, how many, for how long, in which order; and how well it gives patients away."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The two adapters: what each model computes, which half moves what, and what PEFT loads of it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

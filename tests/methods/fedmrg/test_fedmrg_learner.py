@@ -1,7 +1,5 @@
 """One local update written out by hand, without PEFT; which half moves what; micro-batches; two processes."""
 
-from __future__ import annotations
-
 import copy
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The contrast against a double loop and its closed gradient, the distillation against torch's own losses."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The paper's models without their weights: ResNet-101 and Llama-2-7B's sizes on the meta device."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Reports beside the adapter as the site last trained it; all that travels stays what it is without that."""
 
-from __future__ import annotations
-
 import json
 import re
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The patient part's context, precision, state and construction, mostly on one layer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from adapted_models import (
@@ -63,17 +61,11 @@ def test_rows_that_do_not_divide_into_samples_are_refused_by_layer_name() -> Non
 
 @pytest.mark.parametrize(
     ("q", "steps"),
-    [
-        (torch.rand(2, COMPONENTS + 1), torch.tensor([1, 1])),
-        (torch.rand(COMPONENTS), torch.tensor([1])),
-        (torch.ones(2, COMPONENTS, dtype=torch.long), torch.tensor([1, 1])),
-        (torch.rand(0, COMPONENTS), torch.zeros(0, dtype=torch.long)),
-        (torch.rand(2, COMPONENTS), torch.tensor([1])),
-        (torch.rand(2, COMPONENTS), torch.tensor([1.0, 1.0])),
-        (torch.rand(2, COMPONENTS), torch.tensor([0, 1])),
-        (torch.rand(2, COMPONENTS), torch.tensor([1, STEPS + 1])),
-    ],
-)
+    [(torch.rand(2, COMPONENTS + 1), torch.tensor([1, 1])), (torch.rand(COMPONENTS), torch.tensor([1])),
+     (torch.ones(2, COMPONENTS, dtype=torch.long), torch.tensor([1, 1])),
+     (torch.rand(0, COMPONENTS), torch.zeros(0, dtype=torch.long)),
+     *((torch.rand(2, COMPONENTS), torch.tensor(steps)) for steps in ([1], [1.0, 1.0], [0, 1], [1, STEPS + 1]))],
+)  # fmt: skip
 def test_a_wrong_batch_is_refused_before_any_layer_changes(q: Tensor, steps: Tensor) -> None:
     peft_model, patient = one_layer()
     x = normal(2, 6)

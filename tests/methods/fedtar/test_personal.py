@@ -1,7 +1,5 @@
 """Drafting with FedTAR's personal part: the site's own, of the adapter's run and round, or a refusal."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

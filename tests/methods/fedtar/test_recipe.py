@@ -1,7 +1,5 @@
 """The recipe: a preset is the whole setting, what is given wins, and what cannot fit fails before anything runs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

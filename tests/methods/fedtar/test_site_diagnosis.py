@@ -1,7 +1,5 @@
 """Findings that the decoder is told: fixed prompts, and a head that learns and stays at its site."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import learners
