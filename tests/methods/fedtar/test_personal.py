@@ -103,23 +103,18 @@ def test_a_draft_is_written_beside_the_adapter_as_the_site_trained_it_where_it_k
     assert all(torch.equal(value, shared[name]) for name, value in mine.site_model.shared().items())
 
 
-def test_an_adapter_names_its_method_and_one_without_a_personal_part_is_told(run, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [("method 'fedtra' is unknown; did you mean 'fedtar'", {"method": "fedtra"}),
+     ("'fedavg' leaves no personal part .* without --state", {"method": "fedavg"}),
+     (rf"no patient part of round {ROUND - 1}.*versions there: 0003-02", {"round": ROUND - 1}),
+     ("is the state of run run-1, the adapter is of run run-2", {"run_id": "run-2"})],
+)  # fmt: skip
+def test_an_adapter_of_another_method_run_or_round_is_refused(run, tmp_path, caplog, words, changes):
     named = Drafter(with_info(run, tmp_path / "named", method="fedtar"), state=run.state.folder, device="cpu")
     assert named.personal and isinstance(named.site_model, PatientLearner)
-    with pytest.raises(ConfigError, match="method 'fedtra' is unknown; did you mean 'fedtar'"):
-        Drafter(with_info(run, tmp_path / "unknown", method="fedtra"), state=run.state.folder, device="cpu")
-    plain = with_info(run, tmp_path / "plain", method="fedavg")
-    with pytest.raises(ConfigError, match=r"'fedavg' leaves no personal part .* without --state"):
-        Drafter(plain, state=run.state.folder, device="cpu")
-
-
-def test_a_personal_part_of_another_round_or_run_is_refused(run, tmp_path, caplog):
-    early = with_info(run, tmp_path / "early", round=ROUND - 1)
-    with pytest.raises(ConfigError, match=rf"no patient part of round {ROUND - 1}.*versions there: 0003-02"):
-        Drafter(early, state=run.state.folder, device="cpu")
-    other = with_info(run, tmp_path / "other", run_id="run-2")
-    with pytest.raises(ConfigError, match="is the state of run run-1, the adapter is of run run-2"):
-        Drafter(other, state=run.state.folder, device="cpu")
+    with pytest.raises(ConfigError, match=words):
+        Drafter(with_info(run, tmp_path / "other", **changes), state=run.state.folder, device="cpu")
     assert not caplog.records
 
 
