@@ -86,11 +86,11 @@ class Site:
         return ok(header, numbers, payload), self.spoil(task, header.round, tensors)
 
 
-def run(folder, sites=None, rounds=3, fedkei=None, order=sorted, kind=Here, **more):
+def run(folder, sites=None, rounds=3, fedkei=None, kind=Here, **more):
     folder.mkdir(parents=True, exist_ok=True)
     settings = {"tasks": TASKS, "clusters": 2, **(fedkei or {})}
     sites = {site.name: site for site in sites or map(Site, SITES)}
-    controller = kind(folder, sites, order, **{"num_rounds": rounds, "time_steps": 2, "fedkei": settings, **more})
+    controller = kind(folder, sites, **{"num_rounds": rounds, "time_steps": 2, "fedkei": settings, **more})
     controller.run()
     return controller, read_events(controller.results_folder, (*SHARED, *EVENTS))
 
@@ -144,9 +144,15 @@ def test_the_first_task_starts_from_the_common_start_and_later_ones_from_probed_
 
 def test_the_same_is_sent_and_kept_whatever_the_order_of_arrival(whole, tmp_path):
     _, sites, controller, _ = whole
-    shuffled = random.Random(1)
-    again = [Site(name) for name in SITES]
-    other, _ = run(tmp_path, again, order=lambda names: shuffled.sample(sorted(names), len(names)))
+    shuffled, again = random.Random(1), [Site(name) for name in SITES]
+
+    class Shuffled(Here):
+        def send_model(self, task_name, data, targets, **more):
+            for site in shuffled.sample(sorted(targets), len(targets)):
+                super().send_model(task_name, data, targets=[site], **more)
+
+    other, _ = run(tmp_path, again, kind=Shuffled)
+    assert [sent[1] for sent in other.sent] != [sent[1] for sent in controller.sent]
     assert checksum(pool_of(other)) == checksum(pool_of(controller))
     for one, two in zip(sites, again, strict=True):
         assert {key: checksum(sent) for key, sent in one.received.items()} == {
