@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 from nvflare.apis.fl_constant import FLContextKey
@@ -9,8 +10,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fedtar_flare.methods.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.protocol.messages import OK, Reply, TaskHeader, ok, version
 from fedtar_flare.runtime.site_executor import SiteExecutor
+from fedtar_flare.site.approval import CLIENT_CONFIG
 from fedtar_flare.site.audit import HEADER_PROP
 
 A, B = "base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight"
@@ -43,6 +46,15 @@ def context(
     engine = SimpleNamespace(get_workspace=lambda: place, fire_event=lambda *a: None)
     ctx.get_engine = lambda: engine
     return ctx
+
+
+def put_app(app, settings):
+    """An app of FedTAR as FLARE puts it at a site, as far as another process reads it."""
+    (app / "config").mkdir(parents=True, exist_ok=True)
+    path = f"{PatientAdaptiveExecutor.__module__}.{PatientAdaptiveExecutor.__qualname__}"
+    executor = {"path": path, "args": {"preset": "tiny", "settings": settings}}
+    content = {"format_version": 2, "executors": [{"tasks": ["*"], "executor": executor}]}
+    (app / CLIENT_CONFIG).write_text(json.dumps(content))
 
 
 def message(

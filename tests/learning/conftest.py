@@ -18,11 +18,11 @@ def learner_of(cohort):
 
 @pytest.fixture(scope="session")
 def cohort_of(home):
-    """Few patients of three visits, prepared, who show this of their visits before."""
+    """Four patients of three visits, prepared, who show this of their visits before."""
 
-    def make(prior, patients=5):
+    def make(prior):
         timeline = Timeline(3, prior=prior)
-        made = synthetic_cohort("site-1", folder=home / f"of-{patients}", patients=patients, timeline=timeline, seed=0)
+        made = synthetic_cohort("site-1", folder=home / "few", patients=4, timeline=timeline, seed=0)
         return prepare_cohort(made, learners.MODEL, home / "prepared")
 
     return make

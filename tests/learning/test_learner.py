@@ -79,19 +79,6 @@ def test_training_is_the_loop_written_out_to_the_bit(learner_of, cohort, home, k
     assert bool(own) == learner.has_personal_part == (kind is PatientLearner)
 
 
-def test_the_private_part_goes_on_where_it_stopped(learner_of):
-    whole, first = learner_of(PatientLearner), learner_of(PatientLearner)
-    for learner in (whole, first):
-        learner.train(1, 1)
-    again = learner_of(PatientLearner)
-    again.load_shared(first.shared())
-    again.load_private(first.private())
-    a, b = whole.train(2, 2), again.train(2, 2)
-    assert all(torch.equal(a.update[name], b.update[name]) for name in a.update)
-    mine = again.private()
-    assert all(torch.equal(value, mine[name]) for name, value in whole.private().items())
-
-
 @pytest.mark.parametrize("kind", [ReportLearner, PatientLearner])
 def test_a_tasks_rate_multiplies_the_learning_rates_of_both_parts(learner_of, kind):
     """One AdamW update with no decay moves what has a gradient by its learning rate, so half the rate moves half."""

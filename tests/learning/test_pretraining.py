@@ -34,7 +34,7 @@ def trained(**settings):
     more = {name: settings.pop(name) for name in ("finding_steps", "batch_norm") if name in settings}
     config, texts = PretrainingConfig(**{"batch_size": 4} | settings), ["other words", "clear"]
     head = FindingHead(model.projection.out_features, FINDINGS, config.seed)
-    more |= {"findings": head, "on_progress": seen.append, "every": 40, "warmup": 5}
+    more |= {"findings": head, "on_progress": seen.append, "every": 25, "warmup": 5}
     pretrain(model, build_tokenizer(CONFIG), pictures(), REPORTS, texts, config, **more)
     return model, seen
 
@@ -42,12 +42,12 @@ def trained(**settings):
 @pytest.fixture(scope="module")
 def learned():
     torch.set_num_threads(1)
-    return trained(steps=160, finding_steps=40, lr=4e-3)
+    return trained(steps=100, finding_steps=25, lr=4e-3)
 
 
 def test_it_learns_to_tell_the_pictures_apart(learned):
     model, seen = learned
-    assert [progress.step for progress in seen] == [40, 80, 120, 160]
+    assert [progress.step for progress in seen] == [25, 50, 75, 100]
     assert seen[0].paired_loss == 0 and seen[0].finding_loss > seen[1].finding_loss
     assert seen[3].paired_loss < seen[1].paired_loss and seen[1].text_loss > 0
     assert write_reports(model, build_tokenizer(CONFIG), pictures()) == REPORTS

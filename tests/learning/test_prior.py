@@ -30,7 +30,7 @@ def tokenizer():
 @pytest.fixture
 def learner_of(cohort_of):
     def make(prior, prior_dropout=0.25):
-        made = learners.learner_of(cohort_of(prior, 4), model=MODEL, local_steps=1, seed=1)
+        made = learners.learner_of(cohort_of(prior), model=MODEL, local_steps=1, seed=1)
         made.prior_dropout = prior_dropout
         with torch.no_grad():  # sharper than an untrained decoder, so that reports differ
             for parameter in made.model.get_base_model().decoder.parameters():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from tiny_llama import write_llama
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning.diagnosis import extend
-from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.outline import outline
 
@@ -80,31 +79,6 @@ def test_what_is_written_follows_from_the_logits_and_not_from_the_rest_of_the_ba
         assert found == greedy(model, batch(), written.shape[1])
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_of_a_second_search_the_chosen_beam_is_written(folder, number):
-    model = build_model(config_of(folder))
-    likeliest = model.generate(batch(), num_beams=3)
-    text_of = build_tokenizer(config_of(folder)).decode
-    choice = SimpleNamespace(candidates=3, prompted=lambda seen: [0, 0], seen=[])
-    choice.completed = lambda text, told: text
-
-    def differing(text, told):
-        choice.seen.append(text)
-        return (len(choice.seen) - 3) % 3 != number if len(choice.seen) > 2 else 2
-
-    choice.differing = differing
-    model.choice = choice
-    written = model.generate(batch())
-    beams = choice.seen[2:5], choice.seen[5:]
-    assert [text_of(row) for row in written.tolist()] == [texts[number] for texts in beams]
-    assert [text_of(row) for row in likeliest.tolist()] == [texts[0] for texts in beams]
-    assert (written[:, 0] == model.bos_id).all() and all(len(set(texts)) == 3 for texts in beams)
-
-
-def model_targets(folder):
-    return config_of(folder).lora_targets
-
-
 def test_half_of_the_memory_in_bfloat16_and_a_loss_in_float32(folder):
     model = build_model(config_of(folder, decoder_dtype="bfloat16"))
     assert {p.dtype for p in model.decoder.parameters()} == {torch.bfloat16}
@@ -116,10 +90,11 @@ def test_half_of_the_memory_in_bfloat16_and_a_loss_in_float32(folder):
 
 
 def test_its_outline_is_told_without_weights_and_bars_words_and_output(folder):
-    known = outline(config_of(folder))
-    assert known.parameters == sum(p.numel() for p in build_model(config_of(folder)).parameters())
+    config = config_of(folder)
+    known = outline(config)
+    assert known.parameters == sum(p.numel() for p in build_model(config).parameters())
     assert {"decoder.lm.lm_head", "decoder.lm.model.embed_tokens"} <= known.barred
-    assert len(known.targeted(model_targets(folder))) == 4
+    assert len(known.targeted(config.lora_targets)) == 4
 
 
 @pytest.mark.parametrize(

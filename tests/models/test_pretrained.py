@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_said(paper, overrides, said):
         build_model(paper.replace(**overrides))
 
 
-def test_a_checkpoint_of_another_family_and_an_empty_folder_are_refused(paper, cvt_folder, gpt2_folder, tmp_path):
+def test_a_checkpoint_of_another_family_and_an_empty_folder_are_refused(paper, gpt2_folder, tmp_path):
     with pytest.raises(ConfigError, match="gpt2 model: it must be a CvT checkpoint"):
         build_model(paper.replace(encoder_name=str(gpt2_folder)))
     with pytest.raises(ConfigError, match=r"encoder folder .* cannot be loaded .*must hold config\.json"):

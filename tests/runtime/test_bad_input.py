@@ -53,11 +53,6 @@ def spoil(column, value, where):
         (spoil("image", "radiographs/gone.png", [0]), "no-image", 1),
         (spoil("image", "manifest.csv", [0, 3]), None, 2),
         (spoil("report", "  ", [1]), "empty-report", 1),
-        (spoil("study_datetime", "", [1, 2, 3]), "no-date", 3),
-        (spoil("study_datetime", "01/02/2020", [1]), "bad-date", 1),
-        (spoil("age", "430", [4]), "age-out-of-range", 1),
-        (spoil("patient_id", "", [4]), "no-patient-id", 1),
-        (spoil("sex", "F", [3]), "conflicting-sex", 2),
         (lambda rows: [*rows, rows[0]], "duplicate-visit", 1),
         (spoil("sex", "unknown", range(24)), None, 0),
     ],
@@ -74,8 +69,8 @@ def test_a_bad_study_is_left_out_and_counted_and_the_site_goes_on(tmp_path, chan
 
 @pytest.mark.parametrize(
     "change",
-    [spoil("report", "", range(12)), spoil("image", "radiographs/gone.png", range(12)), lambda rows: []],
-    ids=["no report", "no image", "no row"],
+    [spoil("image", "radiographs/gone.png", range(12)), lambda rows: []],
+    ids=["no image", "no row"],
 )
 def test_a_site_that_cannot_train_says_why_in_one_line_without_identity(tmp_path, change):
     reply, _ = hospital(tmp_path, 6, change).handshake()

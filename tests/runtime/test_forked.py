@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from federation_process import wait_for
-from flare_context import context
+from flare_context import context, put_app
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
@@ -21,24 +21,10 @@ from fedtar_flare.methods.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.runtime import forked, handed
-from fedtar_flare.site.approval import CLIENT_CONFIG
 from fedtar_flare.site.place import Site, TaskAborted
 from fedtar_flare.tensor_file import StateError, checksum
 
-PATH = f"{PatientAdaptiveExecutor.__module__}.{PatientAdaptiveExecutor.__qualname__}"
-
-
-def settings(**training):
-    training = {"local_steps": 2, "batch_size": 4} | training
-    return {"preset": "tiny", "settings": {"training": training, "data": {"synthetic_patients": 12}}}
-
-
-def put(app, **training):
-    """An app as FLARE puts it at a site, as far as a copy reads it."""
-    (app / "config").mkdir(parents=True, exist_ok=True)
-    entry = {"tasks": ["*"], "executor": {"path": PATH, "args": settings(**training)}}
-    (app / CLIENT_CONFIG).write_text(json.dumps({"format_version": 2, "executors": [entry]}))
-    return app
+SETTINGS = {"training": {"local_steps": 2, "batch_size": 4}, "data": {"synthetic_patients": 12}}
 
 
 def header(run, round_=0, step=0, after="0000-00", **more):
@@ -49,7 +35,7 @@ def header(run, round_=0, step=0, after="0000-00", **more):
 def place(tmp_path_factory):
     """The simulated site's home, for this process and the template's."""
     folder = tmp_path_factory.mktemp("forked")
-    put(folder / "app")
+    put_app(folder / "app", SETTINGS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDTAR_HOME", str(folder / "home"))
         patch.delenv("FEDTAR_SITES", raising=False)
@@ -59,7 +45,7 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def simulator(place):
     """Process id of a stand-in for the simulator, whose template waits."""
-    if not forked.may_fork(PatientAdaptiveExecutor(**settings())):
+    if not forked.may_fork(PatientAdaptiveExecutor("fedtar", "tiny", SETTINGS)):
         pytest.skip("a process is copied on Linux alone, and not beside a GPU")
     stand_in = subprocess.Popen(["sleep", "600"])
     assert forked.connect(place / "app", stand_in.pid) is None  # the first task starts it, and does its work itself
@@ -89,7 +75,7 @@ def test_a_copy_gives_the_same_bits(simulator, place):
     def task(name, task, about, weights):
         if name == "copy":
             return in_a_copy(simulator, place, task, about, weights, scalar=lambda *p: points["copy"].append(p))
-        made = PatientAdaptiveExecutor(**settings())
+        made = PatientAdaptiveExecutor("fedtar", "tiny", SETTINGS)
         made.scalars_to = lambda *p: points["plain"].append(p)
         return made.perform(task, about, weights, site(place))
 
@@ -97,7 +83,7 @@ def test_a_copy_gives_the_same_bits(simulator, place):
     for name in points:
         replies, w = [], {}
         for about, what in (
-            (header(name, initial_site="site-1", evaluate=True), HANDSHAKE),
+            (header(name, initial_site="site-1"), HANDSHAKE),
             (header(name, 1, 1), TRAIN),
             (header(name, 1, 2, version(1, 1), evaluate=True), CLOSE_ROUND),
         ):
@@ -127,7 +113,7 @@ def test_errors_and_logs_come_back(simulator, place, caplog):
 @pytest.mark.slow
 def test_an_abort_reaches_a_copy(simulator, place):
     in_a_copy(simulator, place, HANDSHAKE, header("aborted", initial_site="site-1"), {})
-    put(place / "long", local_steps=10**6)
+    put_app(place / "long", SETTINGS | {"training": {"local_steps": 10**6, "batch_size": 4}})
     signal = Signal()
     signal.trigger(True)
     weights = in_a_copy(simulator, place, HANDSHAKE, header("aborted", initial_site="site-1"), {})[1]

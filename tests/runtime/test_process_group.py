@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -14,21 +13,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from federation_process import wait_for
+from flare_context import put_app
 from hospital_site import HospitalSite, executor_of, write_site_files
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 
 from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.methods.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.registry import names
 from fedtar_flare.runtime.process_group import ProcessGroup
-from fedtar_flare.site.approval import CLIENT_CONFIG
 from fedtar_flare.site.state import StateOfAnother
 
-PATH = f"{PatientAdaptiveExecutor.__module__}.{PatientAdaptiveExecutor.__qualname__}"
 NOBODY = SimpleNamespace(
     name="site-1", simulated=True, job="", workspace=Path(), app=Path("nowhere"), stop_if_aborted=lambda: None
 )
@@ -93,26 +90,17 @@ def test_the_page_names_the_methods_that_cannot(repository):
 
 
 # ---------------------------------------------------------------------- whole tasks
-def put(app, **training):
-    """An app as FLARE puts it at a site, as far as the processes read it; gives the executor's settings."""
-    training = {"local_steps": 3, "batch_size": 5} | training
-    settings = {"data": {"synthetic_patients": 16}, "training": training}
-    (app / "config").mkdir(parents=True, exist_ok=True)
-    entry = {"tasks": ["*"], "executor": {"path": PATH, "args": {"preset": "tiny", "settings": settings}}}
-    (app / CLIENT_CONFIG).write_text(json.dumps({"format_version": 2, "executors": [entry]}))
-    return {"preset": "tiny"} | settings
-
-
 @pytest.fixture
 def site_of(tmp_path, home, monkeypatch):
     write_site_files(tmp_path, home, monkeypatch)
     made = []
 
-    def make(processes, **training):
+    def make(processes, local_steps=3):
         file = tmp_path / "sites" / "site-1.yaml"
         file.write_text(f"source: synthetic\nstate_dir: {tmp_path / f'state-{processes}'}\nprocesses: {processes}\n")
-        settings = put(tmp_path / "app", **training)
-        made.append(HospitalSite(tmp_path / "kit", fresh=False, app=tmp_path / "app", **settings))
+        training = {"local_steps": local_steps, "batch_size": 5}
+        put_app(tmp_path / "app", settings := {"data": {"synthetic_patients": 16}, "training": training})
+        made.append(HospitalSite(tmp_path / "kit", fresh=False, app=tmp_path / "app", preset="tiny", **settings))
         return made[-1]
 
     yield make
