@@ -107,7 +107,7 @@ def test_errors_and_logs_come_back(simulator, place, caplog):
     assert "in perform" in missing.value.__notes__[0]  # where it happened, for the site's log
     with caplog.at_level(logging.INFO):
         in_a_copy(simulator, place, HANDSHAKE, header("logs", initial_site="site-1", evaluate=True), {})
-    assert "for this site's eyes" in caplog.text
+    assert "for this site alone" in caplog.text
 
 
 @pytest.mark.slow
