@@ -129,6 +129,26 @@ def patients(samples: int = BATCH) -> tuple[Tensor, Tensor]:
 
 
 # --------------------------------------------------------------------------- the reference
+def layer_paths(peft_model: Any) -> list[str]:
+    """Of the adapted layers, in their order."""
+    end = ".lora_A.default.weight"
+    names = [name for name, _ in peft_model.named_parameters() if name.endswith(end)]
+    return sorted(name.removeprefix("base_model.model.").removesuffix(end) for name in names)
+
+
+def of_layers(peft_model: Any, patient: PatientLoRA, *values: Tensor) -> dict[tuple[str, str, str], Tensor]:
+    """The rows of the hypernetworks by layer, half (a or b) and kind; ``values`` may stand for weight and bias."""
+    shared = dict(peft_model.named_parameters())
+    keys = [(path, half) for half in "ab" for path in layer_paths(peft_model)]
+    sides = [(f"base_model.model.{path}.lora_{half.upper()}.default.weight", half == "a") for path, half in keys]
+    sizes = [patient.rank * shared[name].shape[int(second)] for name, second in sides]
+    return {
+        (*key, kind): rows
+        for kind, own in zip(("weight", "bias"), values or patient.hypernetworks.parameters(), strict=True)
+        for key, rows in zip(keys, own.split(sizes), strict=True)
+    }
+
+
 def written_out_weights(
     base: nn.Module, peft_model: Any, patient: PatientLoRA, q: Tensor, step: Tensor
 ) -> dict[str, Tensor]:
@@ -141,13 +161,12 @@ def written_out_weights(
     if "time_embedding" in own:
         phi = phi + own["time_embedding"][int(step) - 1]
     rank, weights = patient.rank, {}
-    of_layers = [key for key in shared if key.endswith(".lora_A.default.weight")]
-    for path in (key.removeprefix("base_model.model.").removesuffix(".lora_A.default.weight") for key in of_layers):
-        lora, name = f"base_model.model.{path}.lora_", path.replace(".", "/")
+    rows = of_layers(peft_model, patient)
+    for path in layer_paths(peft_model):
+        lora = f"base_model.model.{path}.lora_"
         down, up = shared[f"{lora}A.default.weight"], shared[f"{lora}B.default.weight"]
         delta = ALPHA / RANK * up @ down
-        of = f"hypernetworks.{name}."
-        a, b = (own[f"{of}{half}_weight"] @ phi + own[f"{of}{half}_bias"] for half in "ab")
+        a, b = (rows[path, half, "weight"] @ phi + rows[path, half, "bias"] for half in "ab")
         delta = delta + SCALE * b.reshape(rank, -1).T @ a.reshape(rank, -1)
         layer = base.get_submodule(path)
         weights[f"{path}.weight"] = layer.weight + (delta if isinstance(layer, nn.Linear) else delta.T)

@@ -16,7 +16,7 @@ from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import TrainingConfig
 from fedtar_flare.learning.site_model import SiteModel
-from fedtar_flare.learning.training import Trained, Validated, batches, limit_norm, parts, retry_smaller_batch
+from fedtar_flare.learning.training import Trained, Validated, adamw, batches, limit_norm, parts, retry_smaller_batch
 from fedtar_flare.models.adapters.lora import shared_parameters
 
 logger = logging.getLogger(__name__)
@@ -62,12 +62,14 @@ class ReportLearner(SiteModel):
         self.after_backward(start)
         parts = (list(self.shared_parameters.values()), list(self.personal_parameters()))
         norms = [limit_norm(parameters, self.training.max_grad_norm) for parameters in parts]
-        if not all(map(math.isfinite, (loss, *norms))):
+        told = [value.to(loss) for value in (loss, *norms)]
+        found, *limits = torch.stack(told).tolist()  # the only time in an update that the processor waits for a GPU
+        if not all(map(math.isfinite, (found, *limits))):
             return None
         optimizer.step()
         if self.personal_optimizer is not None:
             self.personal_optimizer.step()
-        return loss
+        return found
 
     def after_backward(self, start: Mapping[str, Tensor]) -> None:
         """Change the gradients of a batch before they are clipped; ``start`` is w_{t-1}, as :meth:`shared` gave it."""
@@ -78,7 +80,7 @@ class ReportLearner(SiteModel):
         ``epochs`` is how often the task goes through its visits: reports read / visits.
         """
         rate = self.rate * self.training.lr
-        return torch.optim.AdamW(parameters, lr=rate, weight_decay=self.training.weight_decay)
+        return adamw(parameters, lr=rate, weight_decay=self.training.weight_decay)
 
     def personal_parameters(self) -> Sequence[nn.Parameter]:
         """What is trained besides the adapter and stays at the site."""
@@ -158,14 +160,14 @@ class ReportLearner(SiteModel):
             last_patients=len(seen[-1]),
         )
 
-    def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> float:
-        """Loss and gradient of a batch's mean report loss, summed over the ranks, in parts that fit in memory."""
+    def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> Tensor:
+        """Loss (float64) and gradient of a batch's mean report loss over all ranks, in parts that fit in memory."""
         share = self.ranks.share(samples)
 
-        def run(size: int) -> float:
+        def run(size: int) -> Tensor:
             self._micro_batch = size
             self._clear_gradients()
-            total = 0.0
+            total = torch.zeros((), dtype=torch.float64, device=self.device)
             for part in parts(share, size):
                 images = self.images(part, training_seed)
                 if training_seed is None:
@@ -174,7 +176,7 @@ class ReportLearner(SiteModel):
                     losses = self.training_losses(part, images, training_seed)
                 loss = losses.sum() / len(samples)
                 loss.backward()
-                total += loss.item()
+                total += loss.detach()
             return total
 
         return self.ranks.summed(
@@ -199,7 +201,7 @@ class ReportLearner(SiteModel):
         samples = self.cohort.samples("validation", least=self.min_cell)
         if not samples:
             return None
-        loss = self._accumulate(samples)
+        loss = float(self._accumulate(samples))
         gradient = {
             name: (torch.zeros_like(p) if p.grad is None else p.grad).detach().float().cpu().clone()
             for name, p in self.shared_parameters.items()

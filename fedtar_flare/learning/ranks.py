@@ -47,7 +47,7 @@ class Ranks:
         """The items of this rank; there may be none."""
         return items[self.rank :: self.size]
 
-    def summed(self, loss: float, parameters: Sequence[nn.Parameter]) -> float:
+    def summed(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
         """The loss summed over the ranks; each gradient is replaced by its sum over them.
 
         ``parameters`` come in the same order at every rank. A gradient that no rank has stays None, so that an
@@ -56,15 +56,17 @@ class Ranks:
         if self.size == 1:
             return loss
         learnt = [parameter for parameter in dict.fromkeys(parameters) if parameter.requires_grad]
-        mine = torch.tensor([loss, *(p.grad is not None for p in learnt)], dtype=torch.float64, device=_device())
-        total, *many = self._sum(mine).tolist()
+        has = [float(loss), *(p.grad is not None for p in learnt)]
+        sums = self._sum(torch.tensor(has, dtype=torch.float64, device=_device()))
+        _, *many = sums.tolist()
         moved = [parameter for parameter, count in zip(learnt, many, strict=True) if count]
         if moved:
             flat = torch.cat([_gradient(parameter) for parameter in moved])
             gradients = self._sum(flat).split([parameter.numel() for parameter in moved])
             for parameter, gradient in zip(moved, gradients, strict=True):
-                parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
-        return float(total)
+                # as the parameter lies in memory, which a fused optimiser asks for
+                parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient.view_as(parameter))
+        return sums[0].to(loss.device)
 
     def gather(self, value: Any) -> list[Any]:
         """What each rank has given, by rank; JSON-able."""

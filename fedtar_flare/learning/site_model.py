@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -162,9 +162,17 @@ class SiteModel:
         """Mean token loss of each of the B reports, shape (B,), float32; with ``prompts`` (B, D, E) in training."""
         input_ids, labels = self.tokenizer.batch([sample.visit.report for sample in samples])
         with self._computing(samples, personal):
-            tokens = self.tokens(samples, images)
             ids, labels = input_ids.to(self.device), labels.to(self.device)
+            if self.training.compile and torch.is_grad_enabled():
+                alone = self._reading is None and not self._frozen.depth  # then the encoder is part of the graph
+                tokens = None if alone else self.tokens(samples, images)
+                return self._compiled(images, ids, labels, tokens=tokens, prompts=prompts)
+            tokens = self.tokens(samples, images)
             return self.generator(images, ids, labels, tokens=tokens, prompts=prompts)
+
+    @cached_property
+    def _compiled(self) -> Callable[..., Tensor]:
+        return torch.compile(self.generator.forward)
 
     def describe(self) -> dict[str, Any]:
         return {

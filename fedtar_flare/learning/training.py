@@ -84,11 +84,17 @@ def retry_smaller_batch(size: int, run: Callable[[int], _Result]) -> _Result:
         logger.warning("out of GPU memory: going on with micro-batches of %d reports (same result)", size)
 
 
-def limit_norm(parameters: Sequence[nn.Parameter], limit: float) -> float:
+def limit_norm(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
     """Scale the gradients to a joint norm of at most ``limit`` (0: leave them); returns the norm that they had."""
     if limit:
-        return float(nn.utils.clip_grad_norm_(parameters, limit))
-    return float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        return nn.utils.clip_grad_norm_(parameters, limit)
+    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+
+def adamw(parameters: Sequence[Any], **settings: Any) -> torch.optim.AdamW:
+    """Of parameters or groups of them; one kernel for all where they are on a GPU."""
+    tensors = (tensor for one in parameters for tensor in (one["params"] if isinstance(one, dict) else [one]))
+    return torch.optim.AdamW(parameters, fused=any(tensor.is_cuda for tensor in tensors) or None, **settings)
 
 
 def augmented(
@@ -119,8 +125,9 @@ def load_optimizer_state(
         if key.startswith(_PREFIX):
             field, name = key.removeprefix(_PREFIX).split("/", 1)
             parameter = parameters[name]
-            # AdamW keeps its step counts on the CPU
-            optimizer.state[parameter][field] = (value if field == "step" else value.to(parameter.device)).clone()
+            # AdamW keeps its step counts on the CPU, unless it is fused
+            stays = field == "step" and not optimizer.defaults.get("fused")
+            optimizer.state[parameter][field] = (value if stays else value.to(parameter.device)).clone()
 
 
 def require_finite(state: Mapping[str, Tensor]) -> None:

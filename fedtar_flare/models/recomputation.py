@@ -18,8 +18,9 @@ from torch import nn
 from fedtar_flare.errors import ConfigError
 
 _SETTING = "training.gradient_checkpointing"
-_ACTS = ("forward", "_active_adapter", "_disable_adapters", "scaling")
-"""Attributes of one of PEFT's layers by which its adapters are switched; ``forward`` where a method has its own."""
+_ACTS = ("forward", "patient_batch", "_active_adapter", "_disable_adapters", "scaling")
+"""Attributes of one of PEFT's layers by which its adapters are switched; ``forward`` where a method has its own, and
+what it reads of the batch."""
 _States = Sequence[tuple[nn.Module, dict[str, Any]]]
 
 

@@ -1,6 +1,7 @@
 """The bench: ``python -m tests.benchmarks`` runs each comparison and prints one table.
 
     python -m tests.benchmarks [--list] [--only NAME ...] [--json FILE] [--quick] [--threads N]
+    python -m tests.benchmarks --gpu [--tiny] [--json FILE]
 
 Comparisons are functions under ``@comparison`` in the ``compare_*.py`` files beside this one. With ``--json``, results
 that the file holds are not measured again.
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.benchmarks import gpu
 from tests.benchmarks.harness import HEAD, ROWS, Absent, Comparison, Measured, machine
 
 
@@ -33,7 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="results, with hardware and versions; goes on where it was stopped")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, and measures nothing")
     parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
+    parser.add_argument(
+        "--gpu", action="store_true", help="an update of the paper-size model on a GPU, and nothing else"
+    )
+    parser.add_argument("--tiny", action="store_true", help="of --gpu: on the CPU, to show that it runs")
     options = parser.parse_args(arguments)
+    if options.gpu:
+        return gpu.main(options.tiny, options.json or Path("gpu.json"), machine(options.threads))
     if options.list:
         print(*known, sep="\n")
         return 0

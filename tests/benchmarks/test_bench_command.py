@@ -96,3 +96,16 @@ def test_tables_of_the_scale():
     text = tables(places)
     assert text.count("|---:") == sum(1 + len(one.seconds) + len(one.megabytes) for one in AXES.values())
     assert "| 10 | 1,000,000 | 1 |\n| 50 | 5,000,000 | 5 |" in text, "in order, bytes as megabytes"
+
+
+def test_the_gpu_bench_runs_without_one_in_small_and_says_what_it_needs(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "gpu.json"
+    assert main(["--gpu", "--tiny", "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert found["tiny"] and [row["what"] for row in found["rows"]] == [
+        *["plain"] * 2, *["ours"] * 2, *["reading"] * 2, "writing", "writing without"
+    ]  # fmt: skip
+    assert all(row["ms"] > 0 for row in found["rows"])
+    assert capsys.readouterr().out.count("\n") == 2 + len(found["rows"])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["--gpu"]) == 1 and "no GPU here" in capsys.readouterr().out

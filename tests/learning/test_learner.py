@@ -8,11 +8,13 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
+from adapted_models import of_layers
 from learners import MODEL
 
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import prepare
+from fedtar_flare.learning.config import TrainingConfig
 from fedtar_flare.learning.evaluation import write_report_scores
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import require_finite
@@ -77,6 +79,37 @@ def test_training_is_the_loop_written_out_to_the_bit(learner_of, cohort, home, k
     own = learner.private()
     assert all(torch.equal(own[f"patient/{name}"], value) for name, value in private.items())
     assert bool(own) == learner.has_personal_part == (kind is PatientLearner)
+
+
+def test_the_private_part_that_earlier_releases_wrote_goes_on_too(learner_of):
+    learner, again = learner_of(PatientLearner), learner_of(PatientLearner)
+    learner.train(1, 1)
+    state = learner.private()
+    earlier = {name: value for name, value in state.items() if "hypernetworks" not in name}
+    for begin in ("patient", "adamw/exp_avg", "adamw/exp_avg_sq"):
+        values = (state[f"{begin}/hypernetworks.{kind}"] for kind in ("weight", "bias"))
+        for (path, half, kind), rows in of_layers(learner.model, learner.patient, *values).items():
+            name = f"hypernetworks.{path.replace('.', '/')}.{half}_{kind}"
+            earlier[f"{begin}/{name}"], earlier[f"adamw/step/{name}"] = rows, state["adamw/step/hypernetworks.weight"]
+    again.load_private(earlier)
+    found = again.private()
+    assert found.keys() == state.keys() and all(torch.equal(found[name], value) for name, value in state.items())
+
+
+@pytest.mark.parametrize("kind", [ReportLearner, PatientLearner])
+def test_a_compiled_pass_gives_the_same_task_and_reports_are_scored_without(learner_of, monkeypatch, kind):
+    """What torch makes of the pass is tested beside the kernels that it launches."""
+    shapes = []
+    monkeypatch.setattr(
+        "torch.compile", lambda run: lambda *args, **kwargs: shapes.append(args[1].shape) or run(*args, **kwargs)
+    )
+    plain, compiled = (learner_of(kind, compile=on).train(1, 11) for on in (False, True))
+    assert len(shapes) == 3 and compiled.loss == plain.loss
+    assert all(torch.equal(compiled.update[name], value) for name, value in plain.update.items())
+    learner_of(kind, compile=True).evaluate(1)
+    assert len(shapes) == 3
+    with pytest.raises(ConfigError, match=r"compile is True: it must be false with training\.gradient_checkpointing"):
+        TrainingConfig(compile=True, gradient_checkpointing=True)
 
 
 @pytest.mark.parametrize("kind", [ReportLearner, PatientLearner])

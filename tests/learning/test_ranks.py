@@ -142,7 +142,7 @@ def pieces(ranks):
     parameters[0].grad = torch.tensor([1.0, 2.0]) * (ranks.rank + 1)
     if ranks.rank:
         parameters[1].grad = torch.tensor([5.0, 6.0])
-    loss = ranks.summed(0.1 + ranks.rank, [*parameters, parameters[0]])
+    loss = float(ranks.summed(torch.tensor(0.1 + ranks.rank, dtype=torch.float64), [*parameters, parameters[0]]))
     gradients = [None if p.grad is None else p.grad.tolist() for p in parameters]
     texts = ranks.gather({"rank": ranks.rank, "text": "ä" * 3 * ranks.rank})
     ranks.require_equal({"x": torch.ones(2)})

@@ -177,7 +177,7 @@ def test_patients_are_counted_in_the_updates_that_were_made(trained, monkeypatch
         monkeypatch.setattr(learning, "batches", lambda *_, drawn=drawn: drawn)
         assert learner.train(None, 0, updates=len(drawn)).patients == patients
     losses = iter([1.0, float("nan")])
-    monkeypatch.setattr(learner, "_accumulate", lambda *_: next(losses))
+    monkeypatch.setattr(learner, "_accumulate", lambda *_: torch.tensor(next(losses)))
     monkeypatch.setattr(learning, "batches", lambda *_: [[0], [other]])
     trained = learner.train(None, 0, updates=2)
     assert (trained.patients, trained.skipped_updates) == (1, 1), "a skipped update hides nobody's visit"

@@ -29,7 +29,15 @@ from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses, e
 from fedtar_flare.learning.labels import POSITIVE, Labeler, labeler
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_model import EVALUATION_BATCH
-from fedtar_flare.learning.training import Trained, Validated, augmented, load_optimizer_state, optimizer_state, parts
+from fedtar_flare.learning.training import (
+    Trained,
+    Validated,
+    adamw,
+    augmented,
+    load_optimizer_state,
+    optimizer_state,
+    parts,
+)
 from fedtar_flare.methods.fedmrg.bank import FEATURES, SiteBank, membership_auc
 from fedtar_flare.methods.fedmrg.config import PROMPTS, FedMRGConfig
 from fedtar_flare.methods.fedmrg.dual_adapter import (
@@ -64,7 +72,7 @@ class FedMRGLearner(ReportLearner):
         add_specialised(self.model, model.lora_targets, seed)
         self.model.to(self.device)
         self._specialised = shared_parameters(self.model, SPECIALISED)
-        self.personal_optimizer = torch.optim.AdamW(
+        self.personal_optimizer = adamw(
             self.personal_parameters(), lr=self.training.lr, weight_decay=self.training.weight_decay
         )
         self.bank = SiteBank(self.feature_width)
@@ -138,7 +146,7 @@ class FedMRGLearner(ReportLearner):
             own = name.startswith(("base_model.", "diagnosis."))
             rate = self.training.lr if own else self._fedmrg.lr_encoder
             groups.setdefault(self.rate * rate, []).append(parameter)
-        return torch.optim.AdamW(
+        return adamw(
             [{"params": members, "lr": rate} for rate, members in groups.items()],
             weight_decay=self.training.weight_decay,
         )
@@ -221,7 +229,7 @@ class FedMRGLearner(ReportLearner):
         label = self._labeler.label
         return torch.tensor([label(s.visit.report) for s in samples], dtype=torch.long, device=self.device)
 
-    def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> float:
+    def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> Tensor:
         """As :meth:`ReportLearner._accumulate`; the contrast is of the whole batch, whatever its parts."""
         if training_seed is not None:
             losses = partial(contrast_losses, bank=self.bank.rows, temperature=self._fedmrg.temperature)

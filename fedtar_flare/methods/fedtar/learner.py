@@ -18,10 +18,10 @@ from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig, SiteDiagnosis, load_head
-from fedtar_flare.learning.training import Trained, load_optimizer_state, optimizer_state
+from fedtar_flare.learning.training import Trained, adamw, load_optimizer_state, optimizer_state
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.demographics import DemographicMixture, memberships
-from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
+from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA, joined
 from fedtar_flare.models.adapters.lora import swapped_weights
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
@@ -79,7 +79,7 @@ class PatientLearner(ReportLearner):
         if self._own_head is not None:
             groups.append({"params": list(self._own_head.parameters.values()), "lr": self._diagnosis.rate})
         if groups:
-            self.personal_optimizer = torch.optim.AdamW(groups, weight_decay=training.weight_decay)
+            self.personal_optimizer = adamw(groups, weight_decay=training.weight_decay)
         self._keeps_local = patient.enabled and patient.local_adapter
 
     def extend(self, generator: ReportGenerator) -> None:
@@ -136,7 +136,7 @@ class PatientLearner(ReportLearner):
             {"params": [p for p in parameters if p not in head], "lr": self.rate * self.training.lr},
             {"params": [p for p in parameters if p in head], "lr": self.rate * self._diagnosis.rate_of(epochs)},
         ]
-        return torch.optim.AdamW(groups, weight_decay=self.training.weight_decay)
+        return adamw(groups, weight_decay=self.training.weight_decay)
 
     def train(self, steps: int | Collection[int] | None, *args: Any, **kwargs: Any) -> Trained:
         """As of :class:`ReportLearner`.
@@ -174,12 +174,12 @@ class PatientLearner(ReportLearner):
         if self.personal_optimizer is None:
             return
         self.load_for_writing(state)
-        load_optimizer_state(self.personal_optimizer, self._own_parameters(), state)
+        load_optimizer_state(self.personal_optimizer, self._own_parameters(), joined(state))
 
     def load_for_writing(self, state: Mapping[str, Tensor]) -> None:
         """The patient part, the head, and the shared factors as the site last trained them."""
         if self.patient is not None:
-            self.patient.load_state_dict(_named(state, _PREFIX))
+            self.patient.load_state_dict(joined(_named(state, _PREFIX)))
         self.local = _named(state, _LOCAL) or None
         load_head(self.generator, state)
 

@@ -7,16 +7,21 @@ A layer that PEFT adapts, with frozen weight ``W`` and shared factors ``A``, ``B
 with ``q_p`` the soft assignment of the patient to the site's clusters, ``h_l`` one linear hypernetwork per layer and
 ``e_t`` a learned embedding of the time step (the paper's form is ``time_conditioned=False``). The shared factors
 travel; everything that :class:`PatientLoRA` owns is the site's own state and stays.
+
+On a GPU a small model's step is bound by the number of kernels, so the ``h_l`` are rows of one linear map, and its
+output and the shared factors are laid out for all layers at once: a layer costs its own product and two more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -33,53 +38,27 @@ BIAS_NORM, WEIGHT_SCALE = 1.0, 0.1
 # The patient's A starts near one common random A: this is the size of its patient-dependent share.
 _PATIENT_SHARE_OF_A = 0.1
 
-
-class LayerHypernetwork(nn.Module):
-    """h_l: the linear map from ``phi`` (B, d) to the factors of one layer.
-
-    The B half is zero at the start, so that an untrained patient part changes nothing. The A half starts like LoRA's
-    own A (Kaiming uniform) in its bias, with a small patient-dependent share.
-    """
-
-    def __init__(self, in_features: int, out_features: int, rank: int, embedding_dim: int, generator: torch.Generator):
-        super().__init__()
-        self.rank = rank
-        bound = 1 / math.sqrt(in_features)
-        share = _PATIENT_SHARE_OF_A * bound
-        self.a_weight = nn.Parameter(_uniform((rank * in_features, embedding_dim), share, generator))
-        self.a_bias = nn.Parameter(_uniform((rank * in_features,), bound, generator))
-        self.b_weight = nn.Parameter(torch.zeros(rank * out_features, embedding_dim))
-        self.b_bias = nn.Parameter(torch.zeros(rank * out_features))
-
-    def forward(self, phi: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """``A_p^T`` (B, r, in) and ``scale * B_p^T`` (B, r, out) of every sample."""
-        a = nn.functional.linear(phi, self.a_weight, self.a_bias)
-        b = scale * nn.functional.linear(phi, self.b_weight, self.b_bias)
-        return a.view(len(phi), self.rank, -1), b.view(len(phi), self.rank, -1)
-
-
-class _AdaptedLayer(NamedTuple):
-    name: str
-    layer: Any  # peft.tuners.lora.Linear over nn.Linear or Conv1D
-    hypernetwork: LayerHypernetwork
+_STATE = ("forward", "patient_batch")
+"""What a context puts into the layers; :mod:`fedtar_flare.models.recomputation` knows both."""
+_OF_LAYER = re.compile(r"(.*\bhypernetworks\.)(.+)\.([ab])_(weight|bias)")
 
 
 @dataclass
 class _Batch:
-    """What one ``adapt`` context holds; factors are kept only while gradients are off."""
+    """What one ``adapt`` context holds: the factors of all layers, by their precision and whether gradients are on."""
 
     q: Tensor
     time_step: Tensor
-    phi: Tensor | None = None
-    factors: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    factors: dict[tuple[torch.dtype, bool], list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
 
 class PatientLoRA(nn.Module):
     """The patient part of every LoRA layer of a PEFT model.
 
     It is not a submodule of the PEFT model: its ``state_dict()`` is exactly the site's private state, with names
-    ``projection.*``, ``time_embedding`` and ``hypernetworks.<layer path with / for .>.{a,b}_{weight,bias}``. It takes
-    the device and precision of the LoRA factors; whoever moves the PEFT model moves this module likewise.
+    ``projection.*``, ``time_embedding`` and ``hypernetworks.{weight,bias}``, whose rows make ``A_p^T`` of each layer,
+    sorted by its path, then ``B_p^T`` of each. It takes the device and precision of the LoRA factors; whoever moves the
+    PEFT model moves this module likewise.
 
     Inside :meth:`adapt` each PEFT LoRA layer runs one fused pass for the shared and the patient part; outside of it the
     layers run PEFT's own forward, the shared part alone.
@@ -115,20 +94,31 @@ class PatientLoRA(nn.Module):
             self.projection.bias.copy_((BIAS_NORM if config.common_start else 0.0) * common / common.norm())
         if config.time_conditioned:
             self.time_embedding = nn.Parameter(torch.zeros(time_steps, embedding_dim))
-        sizes = (rank, embedding_dim, generator)
-        self._adapted = tuple(
-            _AdaptedLayer(name, layer, LayerHypernetwork(layer.in_features, layer.out_features, *sizes))
-            for name, layer in layers.items()
+        self._layers = tuple(layers.items())
+        # made once: what torch.compile has traced is good for as long as these are
+        self._passes = [partial(PatientLoRA._forward, self, index) for index in range(len(layers))]
+        self._sizes = tuple(
+            [rank * getattr(layer, side) for layer in layers.values()] for side in ("in_features", "out_features")
         )
-        self.hypernetworks = nn.ModuleDict({item.name.replace(".", "/"): item.hypernetwork for item in self._adapted})
-        factor = next(iter(self._adapted[0].layer.lora_A.values())).weight
-        self.to(device=factor.device, dtype=factor.dtype)
+        self.hypernetworks = nn.utils.skip_init(nn.Linear, embedding_dim, sum(map(sum, self._sizes)))
+        with torch.no_grad():
+            # B_p is zero at the start, so that an untrained patient part changes nothing; A_p starts like LoRA's own A
+            # (Kaiming uniform) in its bias, with a small patient-dependent share.
+            values = (value.zero_().split(self._sizes[0] + self._sizes[1]) for value in self.hypernetworks.parameters())
+            for layer, *halves in zip(layers.values(), *values, strict=False):
+                bound = 1 / math.sqrt(layer.in_features)
+                for half, size in zip(halves, (_PATIENT_SHARE_OF_A * bound, bound), strict=True):
+                    half.copy_((torch.rand(half.shape, generator=generator) * 2 - 1) * size)
+            for layer in layers.values():
+                for factor in layer.lora_B.values():
+                    factor.weight.data = factor.weight.t().contiguous().t()  # by rank, as it is laid out in a pass
+        self.to(device=factor.weight.device, dtype=factor.weight.dtype)
 
     @property
     def acts(self) -> bool:
         """Whether it changes anything: an untrained one, whose every ``B_p`` is zero, does not."""
-        halves = (b for item in self._adapted for b in (item.hypernetwork.b_weight, item.hypernetwork.b_bias))
-        return any(bool(b.any()) for b in halves)
+        first = sum(self._sizes[0])
+        return any(bool(values[first:].any()) for values in self.hypernetworks.parameters())
 
     def embed(self, q: Tensor, time_step: Tensor) -> Tensor:
         """``phi`` (B, d) of patients with soft assignments ``q`` (B, components) at time steps (B,) in 1..T."""
@@ -143,11 +133,10 @@ class PatientLoRA(nn.Module):
 
         The leading dimension of any adapted layer's input must be B * k, with the k rows of a sample adjacent and the
         samples in the batch's order (slices, windows, beams); inputs have two or more dimensions. The context may be
-        nested (the innermost batch counts) and always gives the layers back, also after an exception. With gradients
-        off, each layer's factors are made once and kept until the context closes or gradients are on again, so neither
-        these parameters nor the shared factors may be replaced meanwhile. Where layers are computed again in the
-        backward pass (:mod:`fedtar_flare.models.recomputation`), a context opened with gradients on is good for one
-        forward and backward pass; the latter may come after the context was left.
+        nested (the innermost batch counts) and always gives the layers back, also after an exception. The factors are
+        made once, for all layers, and kept until a backward pass has gone through them or the context closes: neither
+        these parameters nor the shared factors may be replaced meanwhile. Opened with gradients on, it makes them at
+        once, and the backward pass may come after the context was left.
 
         Takes q (B, components), floating point, and time steps (B,), integers in 1..T, on any device. Raises DataError
         where they have another shape or range, or (in a layer's forward) the rows of an input are no multiple of B;
@@ -159,19 +148,18 @@ class PatientLoRA(nn.Module):
             q = torch.full_like(q, 1 / self.config.components)
         batch = _Batch(q.to(weight), time_step.to(weight.device, torch.long))
         if torch.is_grad_enabled():
-            with _full_precision(weight.device.type):
-                self._phi(batch)  # before any layer, so that a layer computed again finds what it found at first
-        replaced = [(item.layer, item.layer.__dict__.get("forward")) for item in self._adapted]
+            self._factors(batch)  # before any layer, so that a layer computed again finds what it found at first
+        before = [{name: layer.__dict__.pop(name, None) for name in _STATE} for _, layer in self._layers]
         try:
-            for item in self._adapted:
-                item.layer.forward = partial(self._forward, item, batch)
+            for index, (_, layer) in enumerate(self._layers):
+                layer.__dict__.update(forward=self._passes[index], patient_batch=batch)
             yield
         finally:
-            for layer, forward in replaced:
-                if forward is None:
-                    layer.__dict__.pop("forward", None)
-                else:
-                    layer.forward = forward
+            for (_, layer), state in zip(self._layers, before, strict=True):
+                for name, value in state.items():
+                    layer.__dict__.pop(name, None)
+                    if value is not None:
+                        layer.__dict__[name] = value
 
     def _check(self, q: Tensor, time_step: Tensor) -> None:
         config = self.config
@@ -192,73 +180,101 @@ class PatientLoRA(nn.Module):
                 f"1..{self.time_steps}",
                 reason="adapter-batch",
             )
-        for item in self._adapted:
-            if item.layer.merged:
+        for name, layer in self._layers:
+            if layer.merged:
                 raise ConfigError(
-                    f"layer {item.name}: the shared LoRA is merged into the base weight; call unmerge_adapter() first"
+                    f"layer {name}: the shared LoRA is merged into the base weight; call unmerge_adapter() first"
                 )
 
-    def _forward(self, item: _AdaptedLayer, batch: _Batch, x: Tensor) -> Tensor:
+    def _forward(self, index: int, x: Tensor) -> Tensor:
         """One layer's pass: shared and patient part in one pair of products per sample (the rows of x in B groups)."""
-        layer = item.layer
+        name, layer = self._layers[index]
         if layer.disable_adapters:
             return layer.base_layer(x)
+        batch: _Batch = layer.patient_batch
         samples = batch.q.shape[0]
         if x.dim() < 2 or x.shape[0] % samples:
             raise DataError(
-                f"layer {item.name}: an input of shape {tuple(x.shape)} does not divide into the {samples} samples of "
+                f"layer {name}: an input of shape {tuple(x.shape)} does not divide into the {samples} samples of "
                 "this batch; its leading dimension must be a multiple of them (a layer that works on something else "
                 "than samples does not belong into the LoRA targets)",
                 reason="adapter-batch",
             )
+        down, up = self._factors(batch)[index]
         rows = x.reshape(samples, -1, x.shape[-1])
+        if torch.is_autocast_enabled(x.device.type):
+            rows = rows.to(down.dtype)  # once, for both products
         base = layer.base_layer(rows)
-        down, up = self._factors(item, batch, _compute_dtype(rows, item))
         low = torch.bmm(rows.to(down.dtype), down.transpose(1, 2))
         adapted = torch.baddbmm(base.to(up.dtype), low, up).to(base.dtype)
         return adapted.view(*x.shape[:-1], adapted.shape[-1])
 
-    def _factors(self, item: _AdaptedLayer, batch: _Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Eq. 4's ``[A, A_p]^T`` (B, R + r, in) and ``[s B, s_p B_p]^T`` (B, R + r, out) of the batch, in ``dtype``."""
-        key = (item.name, dtype)
-        if torch.is_grad_enabled():
-            batch.factors.clear()  # training may change the parameters before the next pass without gradients
-        elif key in batch.factors:
-            return batch.factors[key]
-        layer, samples = item.layer, batch.q.shape[0]
-        downs, ups = [], []
-        with _full_precision(batch.q.device.type):
-            for name in layer.active_adapters:
-                if name in layer.lora_A:
-                    downs.append(layer.lora_A[name].weight.expand(samples, -1, -1))
-                    ups.append((layer.lora_B[name].weight.t() * layer.scaling[name]).expand(samples, -1, -1))
-            a, b = item.hypernetwork(self._phi(batch), self.config.scale)
-            factors = (torch.cat([*downs, a], dim=1).to(dtype), torch.cat([*ups, b], dim=1).to(dtype))
-        if not torch.is_grad_enabled():
-            batch.factors[key] = factors
-        return factors
+    def _factors(self, batch: _Batch) -> list[tuple[Tensor, Tensor]]:
+        """Eq. 4's ``[A, A_p]^T`` (B, R + r, in) and ``[s B, s_p B_p]^T`` (B, R + r, out) of every layer.
 
-    def _phi(self, batch: _Batch) -> Tensor:
-        """``phi`` of the batch, shared by all layers; made anew where a backward pass used its graph up."""
-        if batch.phi is None or (torch.is_grad_enabled() and not batch.phi.requires_grad):
-            batch.phi = self.embed(batch.q, batch.time_step)
-            if batch.phi.requires_grad:
-                batch.phi.register_hook(lambda _: setattr(batch, "phi", None))
-        return batch.phi
+        They are in autocast's precision where it is on, else in that of the patient part (as PEFT, which follows its
+        factors).
+        """
+        device = batch.q.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else batch.q.dtype
+        key = (dtype, torch.is_grad_enabled())
+        if key not in batch.factors:
+            with _full_precision(device):
+                batch.factors[key] = self._made(batch, dtype)
+        return batch.factors[key]
+
+    def _made(self, batch: _Batch, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        own = self.hypernetworks(self.embed(batch.q, batch.time_step))
+        if own.requires_grad:
+            # when a backward pass comes here, it has used the graph up; a graph must not keep alive what keeps it
+            own.register_hook(partial(_forget, weakref.ref(batch)))
+        a, b = own.split([sum(sizes) for sizes in self._sizes], 1)
+        sets = [[(one, name) for name in one.active_adapters if name in one.lora_A] for _, one in self._layers]
+        scale = next((layer.scaling[name] for one in sets for layer, name in one), 1.0) or 1.0
+        downs = [[layer.lora_A[name].weight for layer, name in one] for one in sets]
+        ups = [[_times(layer.lora_B[n].weight.t(), layer.scaling[n] / scale) for layer, n in one] for one in sets]
+        down = self._laid_out(downs, 1.0, a, 0, dtype)
+        return list(zip(down, self._laid_out(ups, scale, self.config.scale * b, 1, dtype), strict=True))
+
+    def _laid_out(
+        self, shared: Sequence[Sequence[Tensor]], scale: float, own: Tensor, side: int, dtype: torch.dtype
+    ) -> list[Tensor]:
+        """(B, R + r, width) of every layer: its shared factors (R', width) times ``scale`` above the patients'.
+
+        ``own`` (B, n) holds the patients' of all layers, one after the other, and so does each step until the last.
+        """
+        flat = _times(torch.cat([own[0, :0], *(factor.flatten() for one in shared for factor in one)]), scale)
+        sizes = [sum(factor.numel() for factor in one) for one in shared], self._sizes[side]
+        parts = zip(flat.expand(len(own), -1).split(sizes[0], 1), own.split(sizes[1], 1), strict=True)
+        whole = torch.cat([part for pair in parts for part in pair], 1).to(dtype)
+        found = whole.split([sum(pair) for pair in zip(*sizes, strict=True)], 1)
+        return [one.view(len(own), -1, size // self.rank) for one, size in zip(found, sizes[1], strict=True)]
+
+
+def _forget(batch: weakref.ref[_Batch], _: Tensor) -> None:
+    if (found := batch()) is not None:
+        found.factors.clear()
+
+
+def joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state, or an optimiser's, as it is now where an earlier release wrote each layer's hypernetwork by itself."""
+    found: dict[str, Tensor] = {}
+    of: dict[str, dict[tuple[str, str], Tensor]] = {}
+    for name, value in state.items():
+        if match := _OF_LAYER.fullmatch(name):
+            of.setdefault(match[1] + match[4], {})[match[3], match[2]] = value
+        else:
+            found[name] = value
+    for name, parts in of.items():
+        values = [value for _, value in sorted(parts.items())]
+        found[name] = torch.cat(values) if values[0].dim() else values[0]  # an optimiser's step is the same for all
+    return found
+
+
+def _times(factor: Tensor, scale: float) -> Tensor:
+    return factor if scale == 1 else factor * scale
 
 
 def _full_precision(device: str) -> AbstractContextManager[Any]:
     """Factors are small: full precision costs nothing, and spares autocast a copy of every hypernetwork."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-
-
-def _compute_dtype(x: Tensor, item: _AdaptedLayer) -> torch.dtype:
-    """Autocast's precision where it is on, else that of the patient part (as PEFT, which follows its factors)."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return item.hypernetwork.a_weight.dtype
-
-
-def _uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator) -> Tensor:
-    return (torch.rand(shape, generator=generator) * 2 - 1) * bound

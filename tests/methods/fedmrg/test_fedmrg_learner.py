@@ -111,7 +111,7 @@ def test_loss_and_gradients_of_a_half_are_those_written_out_by_hand(shaken, lear
     shaken(learner, 0.01)  # Q is not G any more
     samples = learner.cohort.samples("train")[:4]
     learner._half = half
-    loss = learner._accumulate(samples, "s")
+    loss = float(learner._accumulate(samples, "s"))
     own = ([GENERIC], [BROADCAST, SPECIALISED])
     student, teacher = own if half == "generic" else own[::-1]
     expected, base, leaves = ByHand(learner, samples, "s").loss(student, teacher)
@@ -139,7 +139,7 @@ def test_a_batch_in_parts_has_the_whole_batch_s_gradient(shaken, learner_of):
     for micro_batch in (0, 3, 1):
         learner = shaken(learner_of(training={"micro_batch": micro_batch}, contrast_weight=1.0))
         samples = learner.cohort.samples("train")[:4]
-        loss = learner._accumulate(samples, "s")
+        loss = float(learner._accumulate(samples, "s"))
         gradients.append((loss, {n: p.grad.clone() for n, p in learner.model.named_parameters() if p.grad is not None}))
     for loss, found in gradients[1:]:
         assert loss == pytest.approx(gradients[0][0], rel=1e-5)

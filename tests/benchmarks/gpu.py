@@ -1,0 +1,224 @@
+"""An update of the paper-size model on a GPU, against the usual PEFT loop: ``python -m tests.benchmarks --gpu``.
+
+CvT-21 at 384 pixels and DistilGPT2 in size, with random weights, in bfloat16 autocast. "Ours" is FedTAR's learner, from
+the images in its cache to the step of both optimisers; "plain" is the same model with PEFT's shared LoRA alone, the
+batch already on the GPU, AdamW and clipping. What follows :data:`PATIENCE` seconds is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedtar_flare.data.cohort import Cohort, Sample
+from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.imaging.pipeline import prepare_cohort
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.demographics import fit_mixture, training_median_age
+from fedtar_flare.methods.fedtar.learner import PatientLearner
+from fedtar_flare.models.build import build_model
+from fedtar_flare.models.config import ModelConfig, preset
+from fedtar_flare.synthetic.cohort import synthetic_cohort
+
+PATIENCE, STEPS, WORDS = 200.0, 3, 60
+_PAPER: dict[str, Any] = {
+    "encoder_name": None,
+    "decoder_name": None,
+    "encoder_config": {"embed_dim": (64, 192, 384), "depth": (1, 4, 16), "num_heads": (1, 3, 6), "mlp_ratio": 4.0},
+    "decoder_config": {"n_embd": 768, "n_layer": 6, "n_head": 12, "n_positions": 1024},
+    "tokenizer": "small",
+    "weights": "random",
+}
+
+
+class Bench:
+    """The measurements, each a row of the results.
+
+    Args:
+        tiny: on the CPU with a tiny model: shows that it runs, and measures nothing.
+        folder: for prepared images.
+    """
+
+    def __init__(self, tiny: bool, folder: Path):
+        self.device = "cpu" if tiny else "cuda"
+        self.sizes, self.turns = ((2, 3), 2) if tiny else ((8, 32, 96), 12)
+        self.config: ModelConfig = preset("tiny") if tiny else preset("paper", **_PAPER)
+        self.cohort = prepared_cohort(self.config, 8 if tiny else 16, folder)
+        self.rows: list[dict[str, Any]] = []
+        self._begun = time.perf_counter()
+
+    def run(self, tell: Callable[[], None]) -> None:
+        """All rows, in the order of what must not be left out; ``tell`` after each."""
+        learner = self.learner()
+        kinds: list[tuple[str, Callable[[int], dict[str, Any]], Sequence[int]]] = [
+            ("plain", self.plain, self.sizes),
+            ("ours", partial(self.ours, learner), self.sizes),
+            ("reading", partial(self.reading, learner), self.sizes),
+            ("writing", partial(self.writing, learner, True), self.sizes[1:2]),
+            ("writing without", partial(self.writing, learner, False), self.sizes[1:2]),
+        ]
+        if self.device == "cuda":  # on a CPU that takes ten minutes, whatever the size
+            for size in (32, 8, 96):
+                kinds.append(("plain compiled", partial(self.plain, compiled=True), (size,)))
+                kinds.append(("ours compiled", self.compiled, (size,)))
+        for kind, measure, sizes in kinds:
+            for size in sizes:
+                row: dict[str, Any] = {"what": kind, "reports": size}
+                late = time.perf_counter() - self._begun > PATIENCE
+                try:
+                    self.rows.append(row | ({"left_out": "no time"} if late else measure(size)))
+                except (torch.OutOfMemoryError, RuntimeError) as error:
+                    self.rows.append(row | {"left_out": f"{type(error).__name__}: {str(error)[:300]}"})
+                print(json.dumps(self.rows[-1]), file=sys.stderr, flush=True)
+                tell()
+
+    def learner(self, compiled: bool = False) -> PatientLearner:
+        """FedTAR's, with the paper's patient part."""
+        patient = PatientConfig(components=16, patients_per_component=1)
+        return PatientLearner(
+            model=self.config,
+            lora=LoRAConfig(),
+            training=TrainingConfig(compile=compiled, lr=1e-5),
+            patient=patient,
+            mixture=fit_mixture(self.cohort, patient, 0),
+            median_age=training_median_age(self.cohort),
+            cohort=self.cohort,
+            seed=0,
+            device=self.device,
+            autocast=self.device == "cuda",
+        )
+
+    def samples(self, size: int) -> list[Sample]:
+        """As many visits, some of them more than once where there are fewer."""
+        known = self.cohort.samples("train")
+        return [known[i % len(known)] for i in range(size)]
+
+    def ours(self, learner: PatientLearner, size: int) -> dict[str, Any]:
+        optimizer, start = learner.shared_optimizer(list(learner.shared_parameters.values()), 1.0), learner.shared()
+        samples = self.samples(size)
+        return self._timed(lambda: learner.local_update(samples, "0", optimizer, start), size)
+
+    def compiled(self, size: int) -> dict[str, Any]:
+        return self.ours(self.learner(compiled=True), size)
+
+    def plain(self, size: int, compiled: bool = False) -> dict[str, Any]:
+        from peft import LoraConfig, get_peft_model
+
+        learner = self.learner()  # its tokenizer and its images alone are used
+        config = LoraConfig(r=4, lora_alpha=128, lora_dropout=0.0, target_modules=self.config.lora_targets)
+        model = get_peft_model(build_model(self.config), config).to(self.device)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=self.device == "cuda")
+        samples = self.samples(size)
+        images = learner.images(samples)
+        ids, labels = (one.to(self.device) for one in learner.tokenizer.batch([s.visit.report for s in samples]))
+        forward = model.get_base_model().forward
+        forward = torch.compile(forward) if compiled else forward
+
+        def update() -> None:
+            with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
+                loss = forward(images, ids, labels).mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return self._timed(update, size) | {"tokens": ids.shape[1]}
+
+    def reading(self, learner: PatientLearner, size: int) -> dict[str, Any]:
+        """Images from the cache to the GPU."""
+        samples = self.samples(size)
+        return self._timed(lambda: learner.images(samples), size, launches=False)
+
+    def writing(self, learner: PatientLearner, personal: bool, size: int) -> dict[str, Any]:
+        """Beam search of :data:`WORDS` tokens that nothing ends before."""
+        generator, samples = learner.generator, self.samples(size)
+        generator.max_length = min(WORDS, self.config.max_length)
+        generator.eos_id = generator.pad_id = generator.bos_id
+        head = generator.decoder.lm_head
+        bias = torch.zeros(head.out_features, device=self.device)
+        bias[generator.bos_id] = -1e4  # never the end
+        head.bias = torch.nn.Parameter(bias, requires_grad=False)
+        images = learner.images(samples)
+        return self._timed(lambda: learner.generate(samples, images, personal), size, turns=2, launches=False)
+
+    def _timed(
+        self, run: Callable[[], Any], size: int, turns: int | None = None, launches: bool = True
+    ) -> dict[str, Any]:
+        """Milliseconds, gigabytes at most and kernel launches of one run, after two that do not count."""
+        cuda = self.device == "cuda"
+        seconds = []
+        if cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        for _ in range(2 + (turns or self.turns)):
+            start = time.perf_counter()
+            run()
+            if cuda:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+        found = {
+            "ms": round(1e3 * statistics.median(seconds[2:]), 1),
+            "least_ms": round(1e3 * min(seconds[2:]), 1),
+            "first_s": round(seconds[0], 1),
+            "reports_per_s": round(size / statistics.median(seconds[2:]), 1),
+        }
+        if cuda:
+            found["peak_gb"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        if cuda and launches:
+            found["launches"] = _launches(run)
+        return found
+
+
+def _launches(run: Callable[[], Any]) -> int:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        run()
+        torch.cuda.synchronize()
+    return sum(event.count for event in seen.key_averages() if "LaunchKernel" in event.key)
+
+
+def prepared_cohort(config: ModelConfig, patients: int, folder: Path) -> Cohort:
+    """A synthetic site's."""
+    cohort = synthetic_cohort("site-1", folder=folder, patients=patients, timeline=Timeline(STEPS), seed=0)
+    return prepare_cohort(cohort, config, folder / "prepared")
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """One line a number of reports and kind, with how it compares with plain PEFT."""
+    plain = {row["reports"]: row["ms"] for row in rows if row["what"] == "plain" and "ms" in row}
+    keys = ("ms", "least_ms", "reports_per_s", "peak_gb", "launches", "first_s")
+    lines = [f"| what | reports | {' | '.join(keys)} | times plain |", "|---|" + "---:|" * (len(keys) + 2)]
+    for row in rows:
+        cells = [str(row.get(key, "")) for key in keys] if "ms" in row else [row["left_out"], *[""] * (len(keys) - 1)]
+        compared = row["what"].split()[0] in ("ours", "plain") and "ms" in row and row["reports"] in plain
+        ratio = f"{row['ms'] / plain[row['reports']]:.2f}" if compared else ""
+        lines.append(f"| {row['what']} | {row['reports']} | {' | '.join(cells)} | {ratio} |")
+    return "\n".join(lines)
+
+
+def main(tiny: bool, file: Path, machine: dict[str, Any]) -> int:
+    """Measure, print the table, and write one JSON file."""
+    if not tiny and not torch.cuda.is_available():
+        print("not measured: torch sees no GPU here (--gpu --tiny shows on the CPU that the bench runs)")
+        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(tiny, Path(folder))
+
+        def tell() -> None:
+            file.write_text(json.dumps({"machine": machine, "tiny": tiny, "rows": bench.rows}, indent=1), "utf-8")
+
+        bench.run(tell)
+    print(table(bench.rows))
+    return 0
