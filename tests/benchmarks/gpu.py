@@ -7,6 +7,7 @@ batch already on the GPU, AdamW and clipping. What follows :data:`PATIENCE` seco
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import sys
@@ -53,16 +54,17 @@ class Bench:
         self.device = "cpu" if tiny else "cuda"
         self.sizes, self.turns = ((2, 3), 2) if tiny else ((8, 32, 96), 12)
         self.config: ModelConfig = preset("tiny") if tiny else preset("paper", **_PAPER)
-        self.cohort = prepared_cohort(self.config, 8 if tiny else 16, folder)
+        self.cohort = prepared_cohort(self.config, 8, folder)
         self.rows: list[dict[str, Any]] = []
         self._begun = time.perf_counter()
 
     def run(self, tell: Callable[[], None]) -> None:
         """All rows, in the order of what must not be left out; ``tell`` after each."""
         learner = self.learner()
-        kinds: list[tuple[str, Callable[[int], dict[str, Any]], Sequence[int]]] = [
-            ("plain", self.plain, self.sizes),
-            ("ours", partial(self.ours, learner), self.sizes),
+        kinds: list[tuple[str, Callable[[int], dict[str, Any]], Sequence[int]]] = []
+        for size in self.sizes:  # one after the other, so that both meet the machine in the same state
+            kinds += [("plain", self.plain, (size,)), ("ours", partial(self.ours, learner), (size,))]
+        kinds += [
             ("reading", partial(self.reading, learner), self.sizes),
             ("writing", partial(self.writing, learner, True), self.sizes[1:2]),
             ("writing without", partial(self.writing, learner, False), self.sizes[1:2]),
@@ -159,6 +161,7 @@ class Bench:
         cuda = self.device == "cuda"
         seconds = []
         if cuda:
+            gc.collect()  # models of earlier rows are circles: they go now, or the next row runs out of memory
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         for _ in range(2 + (turns or self.turns)):
