@@ -90,7 +90,7 @@ class Bench:
         return PatientLearner(
             model=self.config,
             lora=LoRAConfig(),
-            training=TrainingConfig(compile=compiled, lr=1e-5),
+            training=TrainingConfig(compile=compiled, lr=1e-5, micro_batch=max(self.sizes)),
             patient=patient,
             mixture=fit_mixture(self.cohort, patient, 0),
             median_age=training_median_age(self.cohort),
