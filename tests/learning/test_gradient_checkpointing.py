@@ -19,6 +19,7 @@ from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
 from fedtar_flare.methods.fedpeft import PEFTConfig, PEFTLearner
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.learner import PatientLearner
+from fedtar_flare.models.adapters.lora import lora_layers
 
 ROWS = 4
 FEDMRG = FedMRGConfig(distill_weight=0.5, contrast_weight=0.0)
