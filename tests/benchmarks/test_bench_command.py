@@ -1,17 +1,13 @@
-"""The bench lists its comparisons, runs one at a tiny size, keeps its results and renders them; so does the scale."""
+"""The bench lists its comparisons, runs one at a tiny size, keeps its results and renders them."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from tests.benchmarks.__main__ import comparisons, main
 from tests.benchmarks.harness import Absent, Comparison, alternated
-from tests.benchmarks.scale import AXES, tables
 
 
 def test_the_command_lists_runs_one_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
@@ -68,34 +64,6 @@ def test_cases_take_turns():
     cases = {name: lambda name=name: order.append(name) for name in "ab"}
     found = alternated(cases, 2, clock=lambda: float(next(ticks)))
     assert order == ["a", "b"] * 3 and found == {"a": [1.0, 1.0], "b": [1.0, 1.0]}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux' /proc")
-def test_the_scale_command_measures_and_keeps(tmp_path, repository):
-    file = tmp_path / "scale.json"
-    command = [sys.executable, "-W", "ignore", "-m", "tests.benchmarks.scale", "--quick", "--json", str(file)]
-    command += ["--only", "rank", "--only", "sites"]
-    packages = os.pathsep.join(filter(None, (str(repository), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": packages}
-    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(file.read_text())
-    assert found["quick"] and found["machine"]["threads"] == 1
-    assert {name: list(places) for name, places in found["measured"].items()} == {"rank": ["2"], "sites": ["2", "4"]}
-    (one,) = found["measured"]["rank"]["2"]
-    assert one["private state.bytes"] > one["exchange, one way.bytes"] and one["local update.seconds"] > 0
-    assert done.stdout.count("| sites |") == 1
-
-
-def test_tables_of_the_scale():
-    fields = set()
-    for axis in AXES.values():
-        fields |= {f"{name}.seconds" for name in axis.seconds} | {f"{name}.bytes" for name in axis.megabytes}
-    places = {name: {"50": [dict.fromkeys(fields, 5e6)], "10": [dict.fromkeys(fields, 1e6)] * 2} for name in AXES}
-    text = tables(places)
-    assert text.count("|---:") == sum(1 + len(one.seconds) + len(one.megabytes) for one in AXES.values())
-    assert "| 10 | 1,000,000 | 1 |\n| 50 | 5,000,000 | 5 |" in text, "in order, bytes as megabytes"
 
 
 def test_the_gpu_bench_runs_without_one_in_small_and_says_what_it_needs(tmp_path, capsys, monkeypatch):
