@@ -203,7 +203,7 @@ def _add_job_options(command: argparse.ArgumentParser) -> None:
     job.add_argument("--local-steps", type=int, help="optimiser updates per site and time step")
     job.add_argument("--patients", type=int, help="patients of a synthetic site (default 48)")
     job.add_argument("--min-sites", type=int, help="fewer sites taking part stop the job (default 1)")
-    job.add_argument("--seed", type=int, help="of everything random (default 0)")
+    job.add_argument("--seed", type=int, help="random seed (default 0)")
     any_setting = (
         f"any setting of {', '.join(GROUPS)} or of a group of the method's own, such as model.slices=1 or "
         "training.lr=5e-4; may be repeated"

@@ -17,7 +17,7 @@ def add_commands(commands: Commands) -> None:
     sites.add_argument("-c", "--clients", help="their names instead, separated by commas")
     command.add_argument("--patients", type=int, default=48, help="patients of each site (default 48)")
     command.add_argument("-T", "--time-steps", type=int, default=3, help="time steps (default 3)")
-    command.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
+    command.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     command.add_argument(
         "--change",
         choices=("none", "early", "late"),
@@ -58,7 +58,7 @@ def add_commands(commands: Commands) -> None:
     )
     command.add_argument("--out", type=Path, required=True, help="folder to write into; a site there is refused")
     command.add_argument("-n", "--sites", type=int, help="number of sites (not for institution)")
-    command.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
+    command.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     command.add_argument("-T", "--time-steps", type=int, default=3, help="time steps of the printed counts (default 3)")
     command.add_argument(
         "--concentration", type=float, default=0.5, help="of dirichlet; less is more unlike (default 0.5)"

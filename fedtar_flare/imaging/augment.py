@@ -24,7 +24,7 @@ _ONE_AT_A_TIME = threading.Lock()  # MONAI's transforms keep their random state 
 def augment(images: np.ndarray, seed: int, transforms: Sequence[Spec]) -> np.ndarray:
     """A changed copy of one study's model input, uint8 (S, 3, H, W); all its slices and channels move alike.
 
-    ``seed`` decides everything random, alike in every process. ``transforms`` are of :data:`.transform_list.RANDOM` and
+    ``seed`` decides all chance, alike in every process. ``transforms`` are of :data:`.transform_list.RANDOM` and
     see float32 (3 S, H, W) in [0, 1]. Raises :class:`DataError` ``not-model-input`` for another type or shape.
     """
     if images.dtype != np.uint8 or images.ndim != 4:

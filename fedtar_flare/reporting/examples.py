@@ -39,7 +39,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class SiteExamples:
-    """Examples of one site after one round; ``synthetic`` where nobody is behind them."""
+    """Examples of one site after one round; ``synthetic`` where the patients are."""
 
     site: str
     round: int

@@ -71,7 +71,7 @@ class MethodRecipe(Recipe):
     min_sites : int
         Fewer sites taking part stop the job.
     seed : int
-        Of everything random.
+        Random seed.
     torch_threads : int
         Threads of one task at a site.
     server : dict, optional

@@ -181,7 +181,8 @@ class TaskController(ModelController):
     def _advise(self, task: str, answers: Answers, limit: int, missed: int) -> None:
         """Log when the time limit does not fit what was seen; the same advice once."""
         self._slowest[task] = max([self._slowest.get(task, 0.0), *answers.seconds.values()])
-        line = advice(limit, self._slowest[task] or None, missed)
+        setting = "step_time_limit" if limit == self.step_time_limit else f"{task}_time_limit"
+        line = advice(limit, self._slowest[task] or None, missed, setting)
         if line and (task, missed > 0) not in self._advised:
             self._advised.add((task, missed > 0))
             self.info(f"task '{task}': {line}")
@@ -302,7 +303,7 @@ class TaskController(ModelController):
         }
 
 
-def advice(limit: float, slowest: float | None, missed: int) -> str | None:
+def advice(limit: float, slowest: float | None, missed: int, setting: str = "step_time_limit") -> str | None:
     """One line for the log, or None when the limit (seconds; 0 waits for ever) is fine.
 
     ``slowest`` is the time to the slowest answer to this kind of task so far; ``missed`` sites did not answer in time.
@@ -314,13 +315,13 @@ def advice(limit: float, slowest: float | None, missed: int) -> str | None:
     if missed:
         known = f"; {took}" if slowest is not None else ""
         return (
-            f"{missed} site(s) did not answer within step_time_limit = {limit:g} s{known}. If such a site only works "
+            f"{missed} site(s) did not answer within {setting} = {limit:g} s{known}. If such a site only works "
             f"slowly, try {max(math.ceil(2 * limit), better)} s"
         )
     if slowest and slowest > CLOSE * limit:
-        return f"{took} of step_time_limit = {limit:g} s; {better} s would be safe"
+        return f"{took} of {setting} = {limit:g} s; {better} s would be safe"
     if limit > WASTEFUL * max(slowest or 0, 1):
-        return f"{took} of step_time_limit = {limit:g} s; with {max(better, 60)} s a lost site would cost less"
+        return f"{took} of {setting} = {limit:g} s; consider {max(better, 60)} s"
     return None
 
 

@@ -1,4 +1,4 @@
-"""The account of Gaussian releases: exact composition, and a ledger on disk that outlives runs and restarts.
+"""The account of Gaussian releases: exact composition, and a ledger on disk that accumulates across runs and restarts.
 
 A release of L2 sensitivity S under Gaussian noise of standard deviation z S is mu-GDP with mu = 1/z. Such releases
 compose exactly to mu = sqrt(sum 1/z_i^2), also when chosen adaptively (Dong, Roth and Su, *Gaussian Differential
