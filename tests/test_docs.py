@@ -37,7 +37,7 @@ def read(repository, page):
 
 
 def test_fragments_of_the_method_page_are_the_code_itself(repository):
-    text = read(repository, "docs/method.md")
+    text = read(repository, "docs/how-to/add-a-method.md")
     quotes = re.findall(r"^<!-- from (\S+) -->\n```(?:python|toml)\n(.*?)^```", text, flags=re.M | re.S)
     assert len(quotes) == text.count("```python") + text.count("```toml") > 8, "each fragment names its file"
     for file, fragment in quotes:
@@ -45,7 +45,7 @@ def test_fragments_of_the_method_page_are_the_code_itself(repository):
 
 
 def test_the_method_page_has_ten_steps_and_names_hooks_and_files_that_exist(repository):
-    text = read(repository, "docs/method.md")
+    text = read(repository, "docs/how-to/add-a-method.md")
     assert re.findall(r"^## (\d+)\.", text, flags=re.M) == [str(n) for n in range(1, 11)]
     hooks = re.findall(r"`(\w+)\.(\w+)`", text)
     hooks = [(base, hook) for base, hook in hooks if base in BASES]
@@ -71,12 +71,12 @@ def test_the_page_of_the_site_file_has_every_key_with_its_default(repository):
             return "none" if value is None else "see below"
         return f"`{value if isinstance(value, str) else json.dumps(value)}`"
 
-    sections = re.split(r"^## ", read(repository, "docs/site-file.md"), flags=re.M)[1:]
+    sections = re.split(r"^## ", read(repository, "docs/reference/site-file.md"), flags=re.M)[1:]
     for section, kind in zip(sections, (SiteConfig, Limits, Bounds), strict=True):
         rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", section, flags=re.M))
         no_keys = {"origin", "simulated"} if kind is SiteConfig else set()
         assert rows == {n: shown(field) for n, field in kind.model_fields.items() if n not in no_keys}
-    example = re.search(r"```yaml\n(.*?)```", read(repository, "docs/site-file.md"), re.S)[1]
+    example = re.search(r"```yaml\n(.*?)```", read(repository, "docs/reference/site-file.md"), re.S)[1]
     content = yaml.safe_load(example)
     groups = ((content, SiteConfig), (content["policy"], Bounds), (content["limits"], Limits))
     assert all(set(keys) <= set(kind.model_fields) for keys, kind in groups)
@@ -87,7 +87,7 @@ def test_the_page_of_what_leaves_has_every_field_in_its_table_and_the_numbers_of
     from fedtar_flare.methods.fedtar import release
     from fedtar_flare.runtime.site_executor import PRODUCTION_MIN_CELL
 
-    text = read(repository, "docs/what-leaves.md")
+    text = read(repository, "docs/reference/what-leaves.md")
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| ")]
     named = {name for row in rows[1:] for name in re.findall(r"`(\w+)`", row[1])} - set(names())
     declared = {field.name for name in names() for task in contract_of(name).tasks for field in task.fields}
@@ -118,7 +118,7 @@ def test_the_readme_stays_short(repository):
 
 @pytest.mark.parametrize("source", READERS)
 def test_every_option_of_a_source_is_documented(repository, source):
-    text = (repository / "docs" / "site-file.md").read_text(encoding="utf-8")
+    text = (repository / "docs" / "reference" / "site-file.md").read_text(encoding="utf-8")
     table = text.split("### How the source is read")[1].split("\n###")[0]
     rows = re.split(r"\n\| \w", table.split(f"| {source} |")[1])[0]
     own = import_module(f"fedtar_flare.data.sources.{source}").OPTIONS

@@ -44,7 +44,7 @@ def add_commands(commands: Commands) -> None:
     _add_job_options(command)
 
     command = add_command(commands, compare, "run methods on the same hospitals and compare them", with_json=False)
-    command.add_argument("suite", type=Path, help="suite file (YAML)")
+    command.add_argument("suite", help="a shipped suite by name, such as quick, or a suite file (YAML)")
     command.add_argument("-o", "--output", type=Path, default=Path("comparison"), help="folder of the results")
     command.add_argument("-j", "--processes", type=int, default=1, help="runs at the same time (default 1)")
     command.add_argument("--only", action="append", default=[], metavar="ARM", help="this arm alone; may be repeated")

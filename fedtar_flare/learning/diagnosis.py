@@ -265,7 +265,7 @@ def fix_prompts(branch: DiagnosisBranch, seed: int) -> None:
     """Fix every prompt that nobody trained: that of a finding's last class at a random direction, others at zero.
 
     Random directions of many dimensions are as good as orthogonal, and a decoder can learn to read them; prompts near
-    zero it does not learn to heed (docs/experiments.md).
+    zero it does not learn to heed (docs/research/experiments.md).
     """
     rows = branch.embeddings
     untrained = rows.square().mean(2, keepdim=True).sqrt() < 10 * NOISE

@@ -37,7 +37,7 @@ _PREFIX = "diagnosis/"
 FEWEST = 2
 """Patients that must have a finding for its row of a head to leave."""
 OWN_RATE, SHARED_RATE = 3e-3, 2.7e-2
-"""Learning rate of a head that stays at its site, and of one whose updates are averaged (docs/experiments.md)."""
+"""Learning rate of a head that stays at its site, and of a shared one (docs/research/experiments.md)."""
 
 
 class DiagnosisConfig(Settings):

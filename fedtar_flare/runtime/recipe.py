@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {
     "training": {"local_steps": 48, "schedule": "cosine"},
     "data": {"synthetic_patients": 96},
 }
-"""What the shipped preset ``small`` sets for every method: found by experiment (docs/experiments.md)."""
+"""What the shipped preset ``small`` sets for every method: found by experiment (docs/research/experiments.md)."""
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {"small": SMALL, "paper": PAPER}
 """Presets of every method that trains a report generator and has none of its own."""

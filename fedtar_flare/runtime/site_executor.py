@@ -236,7 +236,7 @@ class SiteExecutor(Executor):
         if not self.strategy.shares_batches():
             raise ConfigError(
                 f"processes in the site file: the tasks of method '{self.method}' are done by one process. Write "
-                "processes: 1 for its runs; docs/site-file.md names the methods that can use more",
+                "processes: 1 for its runs; docs/reference/site-file.md names the methods that can use more",
                 public=f"the site file asks for several processes, which method '{self.method}' cannot use",
             )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
+from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_yaml
 from fedtar_flare.settings import Settings, build
 
@@ -80,6 +81,16 @@ class Suite(HospitalSettings):
             yield "needs_site_files", "false where the suite says what synthetic hospitals contain"
 
 
-def read_suite(path: Path) -> Suite:
-    """The suite of a file; raises :class:`ConfigError` naming the file and what does not fit."""
+def shipped() -> dict[str, Path]:
+    """The suites that come with the package, by name."""
+    return {path.stem: path for path in sorted((Path(__file__).parent / "suites").glob("*.yaml"))}
+
+
+def read_suite(suite: Path | str) -> Suite:
+    """A suite, by its file or a shipped one's name; raises :class:`ConfigError` naming it and what does not fit."""
+    path = Path(suite)
+    if not path.suffix and not path.exists():
+        if str(suite) not in shipped():
+            raise ConfigError(f"there is no suite '{suite}': write a suite file, or one of {', '.join(shipped())}")
+        path = shipped()[str(suite)]
     return build(Suite, read_yaml(path, "'name: value' lines, settings of a suite"), str(path))

@@ -1,4 +1,4 @@
-"""``docs/tour.md`` as a new user walks it: every command, in order, in an empty folder."""
+"""``docs/tutorial/own-dicom.md`` as a new user walks it: every command, in order, in an empty folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def commands(page: Path) -> list[str]:
 
 
 def test_the_tour_has_ten_commands(repository):
-    assert len(commands(repository / "docs" / "tour.md")) == 10
+    assert len(commands(repository / "docs" / "tutorial" / "own-dicom.md")) == 10
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_every_command_of_the_tour_works_in_its_order(repository, tmp_path):
     folder = tmp_path / "empty"
     folder.mkdir()
     printed = {}
-    for command in commands(repository / "docs" / "tour.md"):
+    for command in commands(repository / "docs" / "tutorial" / "own-dicom.md"):
         process = subprocess.Popen(
             ["bash", "-c", command], cwd=folder, env=environment, text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -58,4 +58,4 @@ def test_the_documents_table_is_the_registrys(repository):
         f"| {'yes' if s.by_step else 'no'} | {s.needs or '–'} |"
         for s in SCORES.values()
     ]
-    assert "\n".join(rows) in (repository / "docs" / "metrics.md").read_text(), "\n".join(rows)
+    assert "\n".join(rows) in (repository / "docs" / "reference" / "metrics.md").read_text(), "\n".join(rows)

@@ -122,7 +122,7 @@ def test_a_kit_that_a_second_machine_uses_too_is_told(federation):
 
 
 def _system(federation, command):
-    """As docs/security.md says."""
+    """As docs/explanation/security.md says."""
     done = federation.command("system", command, "hospital-b", "--force", "--startup-kit", federation.kits / ADMIN)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -77,7 +77,7 @@ def test_no_process_outlives_the_executors():
 
 # ---------------------------------------------------------------------- which methods
 def test_the_page_names_the_methods_that_cannot(repository):
-    text = (repository / "docs" / "site-file.md").read_text()
+    text = (repository / "docs" / "reference" / "site-file.md").read_text()
     named = " ".join(text.partition("cannot use more than one process: ")[2].partition(".")[0].split())
     cannot = []
     for name in names():

@@ -1,30 +1,30 @@
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.registry import method, own_names
-from fedtar_flare.suite.file import Suite, read_suite
+from fedtar_flare.suite.file import Suite, read_suite, shipped
 from fedtar_flare.suite.hospitals import described, require_hospitals, site_config
 from fedtar_flare.suite.plan import experiments
 from fedtar_flare.suite.variants import variants
 
-SUITES = sorted((Path(__file__).parents[2] / "docs" / "suites").glob("*.yaml"))
+SUITES = sorted(shipped().values())
 REPORTS = {name for name in own_names() if method(name).reports}
 ARMS = {"local": {"method": "local"}, "fedavg": {"method": "fedavg"}}
 SMALL = {"name": "s", "sites": ["site-1", "site-2", "site-3"], "settings": {"preset": "tiny"}, "arms": ARMS}
 
 
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
-def test_every_recipe_of_a_shipped_suite_can_be_built_and_its_documents_say_how_many_runs_it_has(path):
-    suite = read_suite(path)
+def test_every_recipe_of_a_shipped_suite_can_be_built_and_its_documents_say_how_many_runs_it_has(path, repository):
+    suite = read_suite(path.stem)
+    assert suite == read_suite(path)
     planned = experiments(suite)
     assert len({one.file_name for one in planned}) == len(planned)
     if said := re.search(r"(\d+) runs\.", path.read_text().split("name:")[0]):
         assert int(said[1]) == len(planned)
-    lines = path.with_name("README.md").read_text().splitlines()
+    lines = (repository / "docs" / "research" / "suites.md").read_text().splitlines()
     (row,) = (line for line in lines if line.startswith("|") and f"`{path.stem}`" in line)
     assert str(len(planned)) in re.findall(r"\d+", row.rpartition("|")[0].rpartition("|")[2])
     if path.stem in ("quick", "paper_tables"):  # the suites of all methods that write reports

@@ -1,7 +1,7 @@
 """Sources: layouts of studies on disk, read into patients. A study that cannot be used is left out.
 
 Every source in ``READERS`` is a function ``read_<name>(path, options) -> Reading``;
-``docs/site-file.md`` lists their options.
+``docs/reference/site-file.md`` lists their options.
 """
 
 from __future__ import annotations

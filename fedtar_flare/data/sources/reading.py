@@ -27,7 +27,7 @@ SAME_DAY = ("keep", "merge")
 
 @dataclass
 class Reading:
-    """Studies of one source as they come in, and what is done with each (options of ``docs/site-file.md``)."""
+    """Studies of one source as they come in, and what is done with each (``docs/reference/site-file.md``)."""
 
     where: str  # name of the source for messages
     same_day: str = "keep"

@@ -48,7 +48,7 @@ def read_ct(path: Path | str, min_slices: int = MIN_SLICES) -> CTVolume:
 
     ``path`` is a folder (searched recursively), file, zip or DICOMDIR. Of several series, :mod:`.dicom_series` chooses
     which to read; when that one is refused, the next is tried, and ``warnings`` notes both. Raises :class:`DataError`
-    with a reason for each kind of trouble (``docs/images.md``); nothing is guessed in silence.
+    with a reason for each kind of trouble (``docs/reference/image-readers.md``); nothing is guessed in silence.
     """
     path = Path(path)
     if path.name.lower().endswith((".nii", ".nii.gz")):
@@ -83,7 +83,7 @@ def build_stack(series: Series, min_slices: int) -> tuple[list[Slice], float, li
     """The slices, ascending along their normal, the distance between them in mm, and notes.
 
     Raises :class:`DataError`: the series' own damage, that of a file among its slices, or what keeps the slices from
-    being one regular stack (``docs/images.md``).
+    being one regular stack (``docs/reference/image-readers.md``).
     """
     if series.damage:
         error = series.damage[0]

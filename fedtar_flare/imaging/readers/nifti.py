@@ -24,7 +24,7 @@ MOST_BEHIND = 1 << 20
 def read_nifti(path: Path, min_slices: int) -> CTVolume:
     """Read a NIfTI file and apply its scaling (scl_slope, scl_inter) by slice, so that memory holds one volume.
 
-    Raises :class:`DataError` with a reason for each kind of trouble (``docs/images.md``).
+    Raises :class:`DataError` with a reason for each kind of trouble (``docs/reference/image-readers.md``).
     """
     import nibabel
 

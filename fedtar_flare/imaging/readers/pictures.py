@@ -92,7 +92,7 @@ KEYWORDS = """
 def read_radiograph(path: Path | str) -> np.ndarray:
     """Read one radiograph (PNG, JPEG, BMP, TIFF, or DICOM CR/DX) as uint8 (height, width).
 
-    Raises :class:`DataError` with a reason for each kind of trouble (``docs/images.md``).
+    Raises :class:`DataError` with a reason for each kind of trouble (``docs/reference/image-readers.md``).
     """
     path = Path(path)
     check_there(path)

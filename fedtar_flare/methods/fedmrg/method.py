@@ -36,10 +36,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 """``small``: many updates of few reports, with falling rates; prompts that the decoder heeds and a head, warm-started
 as the model is; a frozen encoder, without contrast and bank (over three seeds LoRA in the encoder with contrast cost
 6.7 points of known findings' F1, 95 % interval 2.4 to 10.9, 6.2 of them the contrast; the bank changed nothing); and
-at inference the specialised adapter whole, where mu .5 was no better. docs/fedmrg.md says what was tried.
+at inference the specialised adapter whole, where mu .5 was no better. docs/explanation/fedmrg.md says what was tried.
 The form of the paper is the settings' own default. ``tiny``: room for prompts. ``fedmrg-paper``: the paper's models
-and what it says of training; what it leaves open (docs/fedmrg.md) is the settings' default. The paper's 1,000 rounds
-and its 2 % of a site's data a round are for the job to say (``num_rounds``, ``training.local_steps``).
+and what it says of training; what it leaves open is the settings' default. The paper's 1,000 rounds and
+its 2 % of a site's data a round are for the job to say (``num_rounds``, ``training.local_steps``).
 """
 
 

@@ -60,7 +60,7 @@ ALONE_PRESETS = {"small": SMALL | {"diagnosis": _TOLD}, "paper": _PAPER}
 """Of a method with the patient part that shares nothing.
 
 ``small`` tells the decoder the findings of a synthetic cohort, searches for a report that does not say them once more,
-and completes one that still leaves some out (docs/experiments.md).
+and completes one that still leaves some out (docs/research/experiments.md).
 
 ``paper`` has s_p = s = alpha / r, phi without time and without a common start, a hash of the patient's id in the
 profile, 16 components however few the patients, rates 1e-5, and T = 5.
@@ -71,7 +71,7 @@ PATIENT_PRESETS = ALONE_PRESETS | {
 }
 """Of every other method with the patient part. With synthetic data the head that reads the findings is shared, too, and
 where the visits are few it learns at a lower rate; reports are written with the adapter as the site last trained it
-(docs/experiments.md)."""
+(docs/research/experiments.md)."""
 
 PRESETS = {
     "small": PATIENT_PRESETS["small"]
