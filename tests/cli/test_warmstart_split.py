@@ -126,7 +126,7 @@ def test_a_key_in_the_state_folder_counts(kit, tmp_path, image, learned):
     file, state = table.with_name("site.yaml"), tmp_path / "own" / "state"
     file.write_text("source: manifest\npath: manifest.csv\nstate_dir: state\n")
     code, _, err = warmstart(tmp_path, "--site-file", file)
-    assert code == 1 and "--key" in err and not state.exists()
+    assert code == 2 and "--key" in err and not state.exists()
     (kit / "local" / "fedtar.yaml").write_text(f"source: manifest\npath: {table}\nstate_dir: {state}\n")
     of_site = splits("clinic", workspace=kit)
     learns(tmp_path, "--site-file", file)
@@ -147,7 +147,7 @@ def test_no_key_no_start(out, kit, tmp_path, image, learned):
         (("--manifest", lone, "--manifest", lone, "--key", tmp_path / "key"), "--key"),
     ):
         code, _, err = warmstart(tmp_path, *arguments)
-        assert code == 1 and word in err and "Traceback" not in err, arguments
+        assert code == 2 and word in err and "Traceback" not in err, arguments
     assert not learned and not list(tmp_path.rglob("fedtar.key"))
 
 

@@ -300,4 +300,4 @@ def test_the_command(tmp_path):
     assert (got["studies"], got["patients"], got["left_out"]) == (1, 1, {"no-report": 1})
     assert len(read_manifest(out).patients()) == 1
     code, _, said = fedtar_here("data", "index", tmp_path / "nowhere", "-o", out)
-    assert code == 1 and "no folder" in said
+    assert code == 2 and "no folder" in said

@@ -145,7 +145,7 @@ def test_the_command(radiographs, tmp_path):
     code, out, err = fedtar_here("data", "check", good, "-o", page, "-j", "1")
     assert code == 0 and "1 patients, 1 visits" in out and "REJECTED" not in out
     code, _, err = fedtar_here("data", "check", tmp_path / "nowhere.csv", "-o", page)
-    assert code == 1 and "nowhere.csv" in err
+    assert code == 2 and "nowhere.csv" in err
 
 
 @pytest.mark.slow

@@ -115,6 +115,7 @@ def test_the_adapter_loads_with_peft_and_is_the_best_round_s(finished):
     assert any(v.abs().sum() > 0 for n, v in state.items() if "lora_B" in n)
 
 
+@pytest.mark.slow
 def test_a_run_in_one_process_gives_the_same_bits(finished, tmp_path, home, monkeypatch):
     _, first = finished
     monkeypatch.setenv("FEDTAR_HOME", str(home))

@@ -15,6 +15,7 @@ from fedtar_flare.record.log import of_kind, read_events
 pytestmark = pytest.mark.shared_data
 
 
+@pytest.mark.slow
 def test_a_real_ct_series_becomes_a_text(shared_data, tmp_path):
     import torch
 

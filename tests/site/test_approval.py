@@ -148,7 +148,7 @@ def test_staff_sees_a_job_approves_it_and_takes_it_back(kit, job):
     assert code == 0 and "within the bounds of this site" in out and f"--digest {digest}" in out
     assert "lead@hub.org" in out and '"local_steps": 2' in out and "t_numbers" in out and "custom" not in out
     code, _, err = fedtar_here("site", "approve", "0f3a-job", "--kit", kit, "--digest", "0" * 64)
-    assert code == 1 and digest in err
+    assert code == 2 and digest in err
     code, out, _ = fedtar_here("site", "approve", "--list", "--kit", kit)
     assert out.split() == ["held", "-", digest, "0f3a-job"]
     assert fedtar_here("site", "approve", "0f3a-job", "--kit", kit)[0] == 0
@@ -157,7 +157,7 @@ def test_staff_sees_a_job_approves_it_and_takes_it_back(kit, job):
     assert code == 0 and out.startswith("approved") and digest in out and "held" not in out
     assert fedtar_here("site", "approve", "--withdraw", "0f3a-job", "--kit", kit)[0] == 0
     code, _, err = fedtar_here("site", "approve", "--withdraw", digest, "--kit", kit)
-    assert code == 1 and "no job of digest" in err
+    assert code == 2 and "no job of digest" in err
     [audit] = [file for file in kit.parent.rglob("*.jsonl") if file.parent.name == "audit"]
     decided = [(entry["outcome"], entry["reason"]) for entry in read_audit([audit])]
     assert decided == [("approved", digest), ("withdrawn", digest)]
@@ -216,13 +216,13 @@ def test_staff_sees_what_a_site_would_decline_and_code_that_comes_along(kit, job
 def test_a_job_of_something_else_is_not_described(kit, job, change, words):
     edit(job / CLIENT, change)
     code, _, err = fedtar_here("site", "describe", job, "--kit", kit)
-    assert code == 1 and words in err
+    assert code == 2 and words in err
 
 
 def test_where_a_job_lies(kit, job):
     for wrong in ("nowhere", kit):
         code, _, err = fedtar_here("site", "describe", wrong, "--kit", kit)
-        assert code == 1 and str(wrong) in err
+        assert code == 2 and str(wrong) in err
     shutil.copytree(job / "app", job / "other")
     edit(job / "meta.json", lambda meta: meta.update(deploy_map={"app": ["server"], "other": ["hospital"]}))
     (job / "other" / "note.txt").write_text("for this hospital")

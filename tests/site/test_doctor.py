@@ -286,7 +286,7 @@ def test_the_command(kit):
     assert code == 0, out + err
     assert "0 failed" in out and "\033" not in out
     code, _, err = fedtar_here("doctor", "--kit", kit / "nothing")
-    assert code == 1 and "startup kit" in err
+    assert code == 2 and "startup kit" in err
 
 
 def test_each_check_is_a_number_for_monitoring_and_no_text_goes_with_it(kit, tmp_path):

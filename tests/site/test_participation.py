@@ -103,7 +103,7 @@ def test_an_unreadable_decision_is_no_consent(tmp_path):
 def test_the_commands_write_the_decision(tmp_path):
     (tmp_path / "startup").mkdir()
     code, _, err = fedtar_here("site", "pause", "--kit", tmp_path)
-    assert code == 1 and "startup kit" in err
+    assert code == 2 and "startup kit" in err
     (tmp_path / "startup" / "fed_client.json").write_text("{}")
     for command, state in zip(("join", "pause", "leave"), Participation, strict=True):
         code, _, err = fedtar_here("site", command, cwd=tmp_path)
@@ -111,4 +111,4 @@ def test_the_commands_write_the_decision(tmp_path):
         assert participation(state_of(tmp_path)) is state
     fedtar_here("site", "pause", "--simulated", "site-1", FEDTAR_HOME=str(tmp_path / "home"))
     assert participation(tmp_path / "home" / "state" / "sites" / "site-1") is Participation.PAUSED
-    assert fedtar_here("site", "pause", "--simulated", "../x", FEDTAR_HOME=str(tmp_path / "home"))[0] == 1
+    assert fedtar_here("site", "pause", "--simulated", "../x", FEDTAR_HOME=str(tmp_path / "home"))[0] == 2

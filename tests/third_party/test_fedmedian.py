@@ -26,7 +26,7 @@ def test_it_is_listed_with_its_package_and_refused_by_name_where_it_is_not_insta
     assert one["package"] == "fedmedian 0.1.0" and one["paper"].startswith("https://")
     assert "fedmedian" not in registry.names()
     code, _, err = fedtar_here("simulate", "--method", "fedmedian")
-    assert code == 1 and "method 'fedmedian' is unknown" in err
+    assert code == 2 and "method 'fedmedian' is unknown" in err
 
 
 def test_its_job_is_described_and_its_settings_are_checked(command, tmp_path):

@@ -170,7 +170,7 @@ def test_a_hospital_outside_learns_from_what_the_run_left(run, tmp_path, capsys)
     assert len(result["auc"]) == len(result["rand_auc"]) == 3 and result["knowledge"]["modules"] == 4
     module, _ = read_tensors(tmp_path / "out" / "module.safetensors")
     assert set(module) == set(read_knowledge(run.results / KNOWLEDGE_FILE).start)
-    assert main(["adapt", str(run.results / "rounds.jsonl"), *arguments, *tasks]) == 1
+    assert main(["adapt", str(run.results / "rounds.jsonl"), *arguments, *tasks]) == 2
     assert main(["adapt", str(run.results / KNOWLEDGE_FILE), *arguments, "--task", "scoliosis"]) == 1
     assert "no training image with, or without, the task's disease" in capsys.readouterr().err
 

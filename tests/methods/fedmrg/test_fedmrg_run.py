@@ -263,6 +263,7 @@ def test_peft_loads_the_adapter(federation):
         assert torch.equal(value, weights[name.replace(".default.", ".generic.")])
 
 
+@pytest.mark.slow
 def test_a_hospital_outside_a_comparison_gets_the_generic_model(federation):
     recipe = MethodRecipe("fedmrg", preset="tiny", num_rounds=2, time_steps=T, **SETTINGS)
     outside, _ = shared_alone(recipe, federation.results, ["site-4"], federation.controller.results.best())

@@ -40,6 +40,7 @@ def bytes_of(parameters):
     return sum(p.numel() * p.element_size() for p in parameters)
 
 
+@pytest.mark.slow
 def test_the_models_have_the_paper_s_sizes_and_take_its_tokens(model):
     assert sum(p.numel() for p in model.decoder.parameters()) == DECODER
     assert sum(p.numel() for p in model.encoder.parameters()) == 42_500_160, "ResNet-101 without its last layer"

@@ -103,6 +103,7 @@ def test_a_step_with_patient_adapters_launches_no_more_than_plain_peft(autocast:
     assert ours.total() <= theirs.total(), (theirs.most_common(9), ours.most_common(9))
 
 
+@pytest.mark.slow
 def test_torch_compiles_a_step_as_one_graph_and_once_more_for_reports_of_other_lengths() -> None:
     """And compiled, it reads each batch's own patients."""
     from torch._dynamo.testing import CompileCounter

@@ -114,6 +114,7 @@ def test_in_training_the_decoder_is_told_what_the_report_says(learner_of):
     assert moved and all(".diagnosis.head." in name for name in moved)
 
 
+@pytest.mark.slow
 def test_a_report_that_is_searched_for_again_is_written_with_its_own_patient_s_adapter(learner_of):
     learner = learner_of(diagnosis=TOLD.replace(candidates=4))
     assert learner.generator.choice.candidates == 4
