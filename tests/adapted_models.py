@@ -18,7 +18,6 @@ BATCH, SLICES = 3, 2
 VOCABULARY, END, PAD = 19, 17, 18
 
 
-# --------------------------------------------------------------------------- backbones
 @dataclass
 class Case:
     """A base model, what is adapted, and its outputs with the samples of the batch first."""
@@ -128,7 +127,6 @@ def patients(samples: int = BATCH) -> tuple[Tensor, Tensor]:
     return q, torch.arange(samples) % STEPS + 1
 
 
-# --------------------------------------------------------------------------- the reference
 def layer_paths(peft_model: Any) -> list[str]:
     """Of the adapted layers, in their order."""
     end = ".lora_A.default.weight"

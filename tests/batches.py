@@ -1,7 +1,5 @@
 """Batches of images of noise."""
 
-from __future__ import annotations
-
 import torch
 
 from fedtar_flare.imaging.batch import ImageBatch

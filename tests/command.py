@@ -1,7 +1,5 @@
 """Run ``fedtar`` or the simulator as a user does, in a process of its own; or ``fedtar`` here, where that is enough."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """Shared fixtures: fixed seeds and threads, and the real public data where it is present."""
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -1,7 +1,5 @@
 """A federation in one process: the real controller, with sites that are plain functions, for tests of an algorithm."""
 
-from __future__ import annotations
-
 import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils

@@ -1,7 +1,5 @@
 """A FLARE context as a site's filters and executor get it, and messages of this package."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """One site's executor by itself: its tasks through ``execute`` and the outbound guard, as in the plain simulator."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsData

@@ -1,7 +1,5 @@
 """Learners of every kind on a synthetic site."""
 
-from __future__ import annotations
-
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedmrg.config import FedMRGConfig

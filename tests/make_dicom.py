@@ -1,7 +1,5 @@
 """Small DICOM files for the tests, written with pydicom alone (never with the writer of the package)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

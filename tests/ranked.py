@@ -1,7 +1,5 @@
 """Run a function at once in processes that form a group, for tests of what they do together."""
 
-from __future__ import annotations
-
 import tempfile
 import traceback
 from multiprocessing import get_context

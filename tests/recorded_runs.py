@@ -4,8 +4,6 @@ Four sites of which one did not join: ``hospital-north`` always takes part; ``ho
 step (it abstains) and too few test reports there; ``<b>clinic & "east"</b>`` is absent once and refused once.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

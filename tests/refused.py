@@ -1,7 +1,5 @@
 """One assertion for every refusal."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import pytest

@@ -1,7 +1,5 @@
 """What the documentation quotes, names and promises, against the code."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """A random causal language model of the Llama family, as a site has one in a folder."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A site without a model, for :class:`federation.LocalFederation`: updates that cost next to nothing to make."""
 
-from __future__ import annotations
-
 import hashlib
 
 import torch

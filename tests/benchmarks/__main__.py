@@ -7,8 +7,6 @@ Comparisons are functions under ``@comparison`` in the ``compare_*.py`` files be
 that the file holds are not measured again.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Data and scores: a CT to model input beside MONAI's transforms; scoring reports beside pycocoevalcap."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from datetime import datetime

@@ -1,7 +1,5 @@
 """What travels, and the server's mean of it beside FLARE's."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,6 @@ PUBLISHED_WORDS = 50_257
 RANK, VALUES = 4, 77_568
 
 
-# ---------------------------------------------------------------------- bytes
 def on_the_wire(tensors: dict[str, Tensor], metrics: dict[str, float]) -> int:
     """Bytes of FLARE's serialised message with these parameters."""
     from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -65,7 +62,6 @@ for dtype, goal, note in (
     add(partial(wire, dtype=getattr(torch, dtype)))
 
 
-# ---------------------------------------------------------------------- mean
 def mean(quick: bool, folder: Path, updates: int, values: int, tensors: int, memory: bool = False) -> tuple[Any, Any]:
     """Two ways of the mean that agree; with ``memory``, the peak of each in MB."""
     from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper

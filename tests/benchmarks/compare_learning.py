@@ -1,7 +1,5 @@
 """Learning and writing: a training step, beam search, and what FedKEI adds to a site."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial

@@ -5,8 +5,6 @@ the images in its cache to the step of both optimisers; "plain" is the same mode
 batch already on the GPU, AdamW and clipping. What follows :data:`PATIENCE` seconds is left out.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import statistics

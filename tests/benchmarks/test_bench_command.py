@@ -1,7 +1,5 @@
 """The bench lists its comparisons, runs one at a tiny size, keeps its results and renders them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -3,8 +3,6 @@
 ``simulate`` runs as a process of its own (``fedtar``); all else runs in this one.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``fedtar data partition``: what it writes and says."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

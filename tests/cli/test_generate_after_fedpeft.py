@@ -1,7 +1,5 @@
 """``fedtar generate`` from what a run of other parts than LoRA leaves: it writes what the site's own model wrote."""
 
-from __future__ import annotations
-
 import html
 import json
 

@@ -1,7 +1,5 @@
 """A run with the visit before, behind the site's guard, and ``fedtar generate`` from what it leaves."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

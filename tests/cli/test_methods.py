@@ -1,7 +1,5 @@
 """``fedtar simulate --method NAME`` and what comes after it, for the methods that bring nothing of their own to it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

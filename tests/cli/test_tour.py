@@ -1,7 +1,5 @@
 """``docs/tutorial/own-dicom.md`` as a new user walks it: every command, in order, in an empty folder."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

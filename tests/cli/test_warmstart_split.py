@@ -1,7 +1,5 @@
 """``fedtar warmstart`` learns from no patient whom a site validates or tests on, however the site is named."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from command import fedtar_here as here

@@ -1,7 +1,5 @@
 """A DICOM export folder to a manifest, and the manifest read back."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

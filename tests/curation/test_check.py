@@ -1,7 +1,5 @@
 """``fedtar data check``: what it counts, what it rejects, and the page that stays at the site."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

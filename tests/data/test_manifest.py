@@ -1,7 +1,5 @@
 """A hospital's own table, as CSV or Parquet: what is understood, and what a bad row, column or option is told."""
 
-from __future__ import annotations
-
 import sys
 from datetime import UTC, date, datetime
 

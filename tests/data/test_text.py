@@ -1,7 +1,5 @@
 """Report text: identifiers left behind, sections, and cleaning as in the literature."""
 
-from __future__ import annotations
-
 import csv
 from collections import Counter
 

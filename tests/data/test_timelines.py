@@ -1,7 +1,5 @@
 """The order of visits comes from their dates alone, and a merged day loses no text."""
 
-from __future__ import annotations
-
 import logging
 from datetime import datetime, timedelta
 from pathlib import Path

@@ -3,8 +3,6 @@
 Nothing here is large: headers state sizes, files are sparse, and what they state is refused before it is allocated.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import struct

@@ -1,7 +1,5 @@
 """Values and geometry of what the CT reader accepts, DICOM and NIfTI, made up and real."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import nibabel

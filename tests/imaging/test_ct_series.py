@@ -1,7 +1,5 @@
 """Slices that contradict each other, copies, and series side by side: what is read, noted or refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import broken as mk

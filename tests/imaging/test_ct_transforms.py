@@ -1,7 +1,5 @@
 """The transforms of a CT: lungs, slices, windows and size."""
 
-from __future__ import annotations
-
 from itertools import permutations, product
 
 import nibabel.orientations as nio

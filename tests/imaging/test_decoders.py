@@ -1,7 +1,5 @@
 """Damaged compressed streams: one decoder decides, a warning is a refusal, and gross damage that none sees is noted."""
 
-from __future__ import annotations
-
 import warnings
 
 import imagecodecs

@@ -1,7 +1,5 @@
 """Radiographs in grey and photographs in colour."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 

@@ -1,7 +1,5 @@
 """From a study on disk to model input, with and without the cache."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

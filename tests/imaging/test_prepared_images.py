@@ -1,7 +1,5 @@
 """Prepared images: as a simulated site's own machine shows them, and as a batch."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

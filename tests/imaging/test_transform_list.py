@@ -1,7 +1,5 @@
 """The transforms that a lead may add: what is refused, where they run, and what a site allows."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Worker processes: order, refusals, deaths and faults."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

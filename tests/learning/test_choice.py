@@ -1,7 +1,5 @@
 """A report that does not say what the decoder was told is searched for once more."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import pytest

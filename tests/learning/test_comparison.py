@@ -1,7 +1,5 @@
 """What became of findings since the visit before: by rule, told to the decoder, and only where a visit is shown."""
 
-from __future__ import annotations
-
 import learners
 import pytest
 import torch
@@ -52,7 +50,6 @@ def classes_of(*names):
     return torch.tensor([[int(name in names) for name in FINDINGS]])
 
 
-# --------------------------------------------------------------------------- the rule
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(-1, 1)), min_size=1, max_size=8))
 def test_what_became_of_a_finding_follows_from_now_and_before(pairs):
     now, before = (torch.tensor([column]) for column in zip(*pairs, strict=True))
@@ -80,7 +77,6 @@ def test_the_rule_gives_what_was_planted_in_every_style(tmp_path):
     assert checked > 12
 
 
-# --------------------------------------------------------------------------- what is told
 def test_before_is_what_the_report_says_else_what_the_image_shows_else_unknown(model):
     prior = PriorBatch(torch.tensor([10.0, 20.0, 30.0]), noise(3, seed=2))
     prior.images.slice_mask[2] = False
@@ -123,7 +119,6 @@ def test_the_directions_of_the_changes_depend_on_the_seed_alone_and_are_no_part_
     assert not one.state_dict() and not list(one.parameters())
 
 
-# --------------------------------------------------------------------------- the learner
 def learner_of(cohort, changes, prior_dropout=0.25):
     diagnosis = DiagnosisConfig(labeler="synthetic", changes=changes)
     patient = PatientConfig(enabled=False)

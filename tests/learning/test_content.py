@@ -1,7 +1,5 @@
 """What reports say, scored at the site: nothing under the minimum cell, and the same by hand."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where a site computes, and in which precision, as its site file says."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The diagnosis branch, the labels that it learns from, and prompts before the begin token."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from batches import greedy, noise, whole

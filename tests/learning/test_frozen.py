@@ -1,7 +1,5 @@
 """Frozen stages of the encoder: seen once, with the same tokens as by the plain way, bit for bit in any batch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Gradient checkpointing: every method's losses and gradients bit for bit, fewer tensors kept, generation as it was."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import learners

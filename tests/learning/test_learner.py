@@ -1,7 +1,5 @@
 """The learner by itself: equal to a loop written by hand, its hooks, skipped updates, rows of an evaluation."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 
@@ -126,7 +124,6 @@ def test_a_tasks_rate_multiplies_the_learning_rates_of_both_parts(learner_of, ki
         torch.testing.assert_close(near, far / 2, rtol=1e-3, atol=1e-6)
 
 
-# --------------------------------------------------------------------------- hooks
 def test_bfloat16_learns_nearly_the_same_and_keeps_float32(learner_of):
     full, half = (
         learner_of(PatientLearner, autocast=autocast, local_steps=2).train(1, 11) for autocast in (False, True)
@@ -143,7 +140,6 @@ def test_a_patient_part_without_a_mixture_is_refused(learner_of):
         learner_of(PatientLearner, mixture=None)
 
 
-# --------------------------------------------------------------------------- what is not finite
 def spoiled(kind, bad):
     """A learner whose batches of these numbers (from 1) have a NaN in the loss."""
 
@@ -197,7 +193,6 @@ def test_a_state_that_is_not_finite_is_refused_by_name():
     assert caught.value.reason == "non-finite-state" and "patient/b" not in caught.value.public
 
 
-# --------------------------------------------------------------------------- evaluation
 def test_evaluation_with_and_without_the_personal_part(learner_of, cohort, tmp_path):
     learner = learner_of(PatientLearner)
     with torch.no_grad():

@@ -1,7 +1,5 @@
 """A GPU that runs out of memory, injected on the CPU: the work goes on in smaller parts, with the same result."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from learners import MODEL

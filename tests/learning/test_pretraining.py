@@ -1,7 +1,5 @@
 """The warm start's training loop: it learns, repeats itself, and leaves the model as federated training needs it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

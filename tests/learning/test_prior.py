@@ -1,7 +1,5 @@
 """The visit before: what is shown and masked, that the model reads it, and that its own texts stand for reports."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -40,7 +38,6 @@ def learner_of(cohort_of):
     return make
 
 
-# --------------------------------------------------------------------------- what is shown
 def course(days):
     """Samples of one patient's visits on these days."""
     made = []
@@ -97,7 +94,6 @@ def test_texts_stand_for_the_reports_and_rows_keep_their_place(tokenizer):
     assert torch.equal(turned.text_mask.flip(0), batch.text_mask)
 
 
-# --------------------------------------------------------------------------- the learner
 def test_first_visits_and_masked_ones_are_learned_from_as_without(learner_of):
     learners = {"none": learner_of("none")}
     learners |= {name: learner_of("report+image", dropout) for name, dropout in (("shown", 0.0), ("masked", 1.0))}

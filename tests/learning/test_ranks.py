@@ -1,7 +1,5 @@
 """Two processes that share every batch learn what one learns, and hold equal bits."""
 
-from __future__ import annotations
-
 import learners
 import numpy as np
 import pytest

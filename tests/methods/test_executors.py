@@ -31,7 +31,6 @@ def test_the_visits_of_all_steps_are_pooled(hospital):
     assert closing.numbers["validation_loss"] > 0 and set(closing.payload) == {"scores"} and not tensors
 
 
-# --------------------------------------------------------------------------- FedProx
 def test_the_proximal_gradient_is_autograd_s_of_the_proximal_term(hospital):
     site, _, w = hospital(method="fedprox", fresh=False, proximal={"mu": 0.3})
     site.train(w, 1, 1)
@@ -57,7 +56,6 @@ def test_a_weight_that_cannot_be_fails_when_built(mu):
         executor_of("fedprox", proximal={"mu": mu})
 
 
-# --------------------------------------------------------------------------- SCAFFOLD
 def with_control(w, value):
     return w | {f"control.{name}": torch.full_like(tensor, value) for name, tensor in w.items()}
 
@@ -97,7 +95,6 @@ def test_control_variates_of_whole_parameters_are_refused_when_built():
         executor_of("scaffold", lora={"exchange": ["projection.*"]})
 
 
-# --------------------------------------------------------------------------- fine-tuning
 def test_a_site_fine_tunes_once_after_the_last_round_and_keeps_that_beside_the_shared_adapter(hospital, tmp_path):
     site, _, w = hospital(method="fedavg_finetune", fresh=False, model={"max_length": 8, "num_beams": 1})
     site.train(w, 9, 1)
@@ -122,7 +119,6 @@ def test_a_site_fine_tunes_once_after_the_last_round_and_keeps_that_beside_the_s
             kept(tmp_path / "state" / folder, None, "run", 2)
 
 
-# --------------------------------------------------------------------------- centralised
 def test_a_real_site_refuses_centralised_training_before_it_reads_anything(hospital, tmp_path):
     reply, weights = HospitalSite(tmp_path, name="hospital", simulated=False, method="centralised").handshake()
     assert reply.status == "error" and "runs in a simulation only" in reply.reason
@@ -142,7 +138,6 @@ def test_the_centre_trains_on_the_training_visits_of_all_sites_and_scores_its_ow
     assert reply.numbers["reports"] == sum(greeted["site-1"][0].payload["counts"]["validation"])
 
 
-# --------------------------------------------------------------------------- local-only
 @pytest.fixture(scope="module")
 def alone(place):
     """Sites that have trained for a round without the server's weights, by run id, and the common start."""

@@ -45,7 +45,6 @@ def test_each_kind_trains_what_it_sends_and_nothing_else(site_of, kind):
     assert closing.numbers["validation_loss"] > 0 and closing.payload["scores"]
 
 
-# --------------------------------------------------------------------------- AdaLoRA
 def test_adalora_s_penalty_is_that_of_factors_that_are_not_orthonormal(site_of):
     site, _, w = site_of("adalora")
     learner = site.executor.strategy.learner
@@ -85,7 +84,6 @@ def test_what_cannot_be_fails_when_built(settings, problem):
         executor_of("fedpeft", **settings)
 
 
-# --------------------------------------------------------------------------- learnt words
 def with_words(kind, prompts=3):
     model = build_model(MODEL)
     extend(model, {"kind": kind, "prompts": prompts, "targets": "", "seed": 1})
@@ -118,7 +116,6 @@ def test_prefix_tuning_replaces_the_words_states_before_every_layer():
     assert len(model.diagnosis.states) == MODEL.decoder_config["n_layer"] - 1
 
 
-# --------------------------------------------------------------------------- what travels
 def values(kind, exchange=()):
     """Numbers of values that travel one way, of the small model at the defaults."""
     executor = MethodRecipe("fedpeft", peft={"kind": kind}, lora={"exchange": list(exchange)}).executor

@@ -54,7 +54,6 @@ def run(kind, folder, local, **settings):
     return controller, checkpoint, flat(checkpoint.weights[name] for name in NAMES)
 
 
-# --------------------------------------------------------------------------- FedAvg, FedProx and local-only
 class Boastful(QuadraticSite):
     """Says that it trained on far more visits than it announced: 5 a step."""
 
@@ -161,7 +160,6 @@ def test_an_update_that_local_training_did_not_ask_for_is_refused_by_the_server(
         assert "site-b" in step.refused and "tensors" in step.refused["site-b"] and "site-a" not in step.refused
 
 
-# --------------------------------------------------------------------------- FedAdam and FedYogi
 SERVER = {"server_lr": 0.3, "beta1": 0.8, "beta2": 0.95, "tau": 0.05}
 
 
@@ -183,7 +181,6 @@ def test_adaptive_servers_follow_the_paper_s_algorithm(tmp_path, kind):
     np.testing.assert_allclose(w, adaptive(sites(), kind is FedYogi, **SERVER), rtol=1e-6, atol=1e-6)
 
 
-# --------------------------------------------------------------------------- SCAFFOLD
 LR, K = 0.1, 3
 
 
@@ -264,7 +261,6 @@ def test_a_site_that_is_away_leaves_its_share_of_scaffold_s_control_alone(tmp_pa
         torch.testing.assert_close(controller.strategy.state()[f"control.{n}"].float(), mean, rtol=1e-5, atol=1e-5)
 
 
-# --------------------------------------------------------------------------- DRFA
 class Honest(QuadraticSite):
     """Says its loss at the weights that came down, as a site's first local update does."""
 
@@ -348,7 +344,6 @@ def test_drfa_without_losses_leaves_lambda_and_an_absent_site_is_made_up_for(tmp
     assert sum(controller.strategy.numbers()["lambda"]) == pytest.approx(1, abs=1e-5)
 
 
-# --------------------------------------------------------------------------- state and settings
 @pytest.mark.parametrize(
     ("kind", "parts"), [(FedAvg, set()), (FedAdam, {"m", "v"}), (FedYogi, {"m", "v"}), (DRFA, {"lambda"})]
 )

@@ -1,7 +1,5 @@
 """The rule-based labeler: sentences by hand, real labels, planted truth, and texts that are made to be slow."""
 
-from __future__ import annotations
-
 import csv
 
 import numpy as np

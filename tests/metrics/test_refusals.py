@@ -1,7 +1,5 @@
 """What cannot be scored or compared is refused by name, before any number is computed."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedtar_flare.errors import DataError

@@ -1,7 +1,5 @@
 """Every score has its entry in the registry, with its function; what is computed and written of it comes from there."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedtar_flare.metrics.registry import SCORES, scores_of

@@ -1,7 +1,5 @@
 """AdaLoRA, VeRA and LoHa: the formula of each, what travels under which name, and folders that PEFT loads."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The shared LoRA: what is trained, what travels under which name, and adapter folders that PEFT loads."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -72,7 +70,6 @@ def shake(peft_model, adapter="default"):
 X = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(1))
 
 
-# --------------------------------------------------------------------------- making it
 def test_the_model_starts_unchanged_and_only_factors_are_trained(base):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # Conv1D beside nn.Linear must not make PEFT warn
@@ -103,7 +100,6 @@ def test_modules_whose_weight_is_read_past_the_layer_are_refused():
         add_lora(nn.MultiheadAttention(4, 2), targets="out_proj", seed=0)
 
 
-# --------------------------------------------------------------------------- what travels
 def test_names_are_pefts_own_and_values_are_float32_clones(base):
     from peft import get_peft_model_state_dict
 
@@ -169,7 +165,6 @@ def test_a_state_that_does_not_fit_is_refused_by_tensor_and_changes_nothing(base
     assert all(torch.equal(tensor, before[name]) for name, tensor in shared_state(peft_model).items())
 
 
-# --------------------------------------------------------------------------- adapter folders
 def from_pretrained(base, folder):
     from peft import PeftModel
 
@@ -237,7 +232,6 @@ def test_what_is_no_adapter_is_refused(base, tmp_path):
         write_adapter(tmp_path / "a", {"encoder.keep.weight": torch.zeros(1)}, adapter_config(peft_model))
 
 
-# --------------------------------------------------------------------------- several named sets
 DECODER = r"decoder\..*"
 SPECIAL = r"encoder\.keep|decoder\..*\.c_fc"
 

@@ -1,7 +1,5 @@
 """The LoRA targets of each preset are exactly the linear layers of the transformer layers."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

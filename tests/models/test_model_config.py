@@ -1,7 +1,5 @@
 """Configuration: what is refused and how it is said; builds are reproducible; weights load strictly."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A causal language model that reads the image as a prefix, on a tiny random Llama."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

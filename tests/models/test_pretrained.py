@@ -1,7 +1,5 @@
 """Presets with named parts: tiny local checkpoints in the real formats, and what is said without a network."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the decoder attends to of the visit before."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from batches import noise

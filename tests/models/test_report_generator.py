@@ -1,7 +1,5 @@
 """Shapes, masks, losses and beams of the report generator."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from batches import noise, rows

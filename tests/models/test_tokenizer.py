@@ -1,7 +1,5 @@
 """Byte-level BPE: round trip of any text, special tokens, cutting, batches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import example, given, settings

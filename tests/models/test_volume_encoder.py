@@ -24,7 +24,6 @@ TINY = ClassifierConfig(
 )
 
 
-# ------------------------------------------------------------------ the grid
 def test_planes_are_even_between_slices_that_are_not():
     position = np.array([[0.0, 5.0, 5.0, 6.0, 30.0, 99.0]], np.float32)
     mask = np.array([[True] * 5 + [False]])
@@ -62,7 +61,6 @@ def test_an_image_of_one_position_is_no_volume(slices):
         volumes(noise(1, slices, 4, gap_mm=0.0), "lung")
 
 
-# ------------------------------------------------------------------ the classifier
 def test_every_volume_stands_for_itself():
     model, batch = build_classifier(TINY), noise(2, 32)
     torch.testing.assert_close(model(rows(batch, 1)), model(batch)[1:], rtol=1e-4, atol=1e-5)
@@ -78,7 +76,6 @@ def test_what_a_site_is_told_of_its_size_holds():
     assert site.extra_values() == sum(parameter.numel() for parameter in shared_parameters(model).values())
 
 
-# ------------------------------------------------------------------ weights
 def test_weights_of_a_local_file_are_loaded_under_every_published_name(tmp_path):
     from safetensors.torch import save_file
 
@@ -105,7 +102,6 @@ def test_a_file_of_two_encoders_is_refused():
         own_names({"student.swinViT.x": torch.zeros(1), "teacher.swinViT.x": torch.zeros(1)})
 
 
-# ------------------------------------------------------------------ refusals
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

@@ -1,7 +1,5 @@
 """One provisioned federation for all production tests, and the tiny job that they submit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What administrators, a lead and a thief of a kit try, over mTLS: each attempt, and how it must end."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What dies, and what becomes of the run: real processes, killed with SIGKILL, over mTLS."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime, timedelta
 from functools import partial

@@ -1,7 +1,5 @@
 """The head that reads the findings leaves where a hospital's guard names it, and nowhere else."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

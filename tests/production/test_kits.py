@@ -1,7 +1,5 @@
 """What the provisioned kits hold. Fast: nothing is started here."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

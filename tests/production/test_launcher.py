@@ -1,7 +1,5 @@
 """The supervised launcher on real processes that are really killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

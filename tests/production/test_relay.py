@@ -1,7 +1,5 @@
 """The shipped relay project, its addresses put on this machine: hospitals of a region take part through their relay."""
 
-from __future__ import annotations
-
 import psutil
 import pytest
 import yaml

@@ -1,7 +1,5 @@
 """Resume and status without a federation: the job that is submitted, the checkpoints that it finds, what is shown."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

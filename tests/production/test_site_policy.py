@@ -1,7 +1,5 @@
 """The provisioned site policy as FLARE itself builds and applies it, around a task of which FLARE forgets the data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What an administrator sees of a running job, from the startup kit alone."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

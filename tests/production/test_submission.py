@@ -1,7 +1,5 @@
 """Who may submit what, three ways, over mTLS."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

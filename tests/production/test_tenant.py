@@ -1,7 +1,5 @@
 """A second method over mTLS: what every method shares works for FedAvg as it does for FedTAR."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

@@ -1,7 +1,5 @@
 """After provisioned runs, every byte outside the hospitals is searched for what identifies their patients."""
 
-from __future__ import annotations
-
 import pytest
 from canary import MARK, marks_in, plant
 from federation_process import SITES, running

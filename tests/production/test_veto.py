@@ -1,7 +1,5 @@
 """A hospital's own say while a job runs: it pauses, the job goes on without it, and it takes part again."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

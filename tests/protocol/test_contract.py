@@ -165,7 +165,6 @@ def test_fields_that_are_required_are_required_of_good_answers_alone():
         MADE_UP.check_reply("other", learn())
 
 
-# ------------------------------------------------------------------ tensors
 DOWN = {A: (2, 3), B: (3, 2), "bank.features": (9, 3), "module.a": (5, 2, 2)}
 
 
@@ -263,7 +262,6 @@ def test_no_foreign_name_is_an_adapter_s(name):
     assert not held or name.startswith("base_model.model.")
 
 
-# ------------------------------------------------------------------ contracts themselves
 @pytest.mark.parametrize(
     "change",
     [

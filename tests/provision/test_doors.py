@@ -1,7 +1,5 @@
 """What a malicious server asks of a site, sent as such a server would: without the name of a command, or as 'super'."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

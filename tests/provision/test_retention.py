@@ -1,7 +1,5 @@
 """A running site sees to its retention by itself: at its start and once a day, never twice at once."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from types import SimpleNamespace

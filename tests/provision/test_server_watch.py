@@ -1,7 +1,5 @@
 """What the server's own components refuse and report: jobs at their submission, and a kit that is used twice."""
 
-from __future__ import annotations
-
 import json
 import logging
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The systemd unit and the container's files, without starting either: the image was not built here."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

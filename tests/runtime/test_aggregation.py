@@ -32,7 +32,6 @@ def mean_in_memory(updates, weights):
     return total
 
 
-# ------------------------------------------------------------------ weights
 @settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(st.text(min_size=1, max_size=5), st.integers(1, 10**9), min_size=1, max_size=8),
@@ -48,7 +47,6 @@ def test_weights_are_normalised(counts, weighting):
         assert weights[site] / weights[first] == pytest.approx(expected, rel=1e-12)
 
 
-# ------------------------------------------------------------------ means
 @pytest.mark.parametrize("block", [5, aggregation.BLOCK])
 @pytest.mark.parametrize("on_disk", ["none", "some", "all"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,7 +1,5 @@
 """A site with bad data: what can be used is used, the rest counted, and the server reads a reason without identity."""
 
-from __future__ import annotations
-
 import csv
 from itertools import product
 

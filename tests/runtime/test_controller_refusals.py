@@ -167,7 +167,6 @@ def test_bad_settings_fail_when_built(bad):
         TemporalResidualController(**bad)
 
 
-# ------------------------------------------------------------------ a head that is shared
 HEAD = "diagnosis.head.weight"
 
 

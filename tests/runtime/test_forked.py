@@ -1,7 +1,5 @@
 """A task in a copy of the simulator's template gives what the same task gives in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -114,7 +114,6 @@ def test_a_site_has_no_more_reports_and_samples_than_it_announced(tmp_path):
     assert all(torch.equal(weights(runs[0])[name], weights(runs[1])[name]) for name in NAMES)
 
 
-# ------------------------------------------------------------------ what is fetched of a message
 def chunks_until_refused(monkeypatch, chunks):
     """How many chunks of a message are taken in before it is given up, through FLARE's own consumer."""
     from nvflare.app_opt.pt import tensor_downloader

@@ -1,7 +1,5 @@
 """Transforms that a lead adds to a job: training, scoring and drafting see what they make of images."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

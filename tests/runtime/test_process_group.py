@@ -1,7 +1,5 @@
 """A site whose file says ``processes: 2``: its tasks give what one process gives, and no process is left behind."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -39,7 +37,6 @@ def is_running(pid):
         return False
 
 
-# ---------------------------------------------------------------------- the processes by themselves
 @pytest.mark.slow
 def test_a_process_that_ends_ends_the_task_and_the_group():
     group = ProcessGroup(2, "cpu")
@@ -75,7 +72,6 @@ def test_no_process_outlives_the_executors():
     shutil.rmtree(folder)
 
 
-# ---------------------------------------------------------------------- which methods
 def test_the_page_names_the_methods_that_cannot(repository):
     text = (repository / "docs" / "reference" / "site-file.md").read_text()
     named = " ".join(text.partition("cannot use more than one process: ")[2].partition(".")[0].split())
@@ -89,7 +85,6 @@ def test_the_page_names_the_methods_that_cannot(repository):
     assert named == " and ".join(cannot)
 
 
-# ---------------------------------------------------------------------- whole tasks
 @pytest.fixture
 def site_of(tmp_path, home, monkeypatch):
     write_site_files(tmp_path, home, monkeypatch)

@@ -1,7 +1,5 @@
 """A site and a job that asks too much: it is declined before a file of the site's data is opened, and nothing leaks."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import shutil
@@ -196,7 +194,6 @@ def test_time_is_up_for_a_task_but_an_abort_comes_first(monkeypatch):
         site.stop_if_aborted()
 
 
-# ------------------------------------------------------------------ models and the hub
 def test_a_job_names_a_model_and_the_site_says_where_it_is(tmp_path, home, monkeypatch, online):
     """Mapped to a folder of the site's, it is loaded from there, and no message tells the folder."""
     folder = tmp_path / "models-of-the-hospital"
@@ -268,7 +265,6 @@ def test_weights_that_timm_has_at_an_address_of_its_own_are_not_fetched_either(m
     assert huggingface_hub.is_offline_mode()
 
 
-# ------------------------------------------------------------------ the other side
 def test_the_server_records_the_reason_and_takes_the_site_in_when_it_agrees(tmp_path):
     """A held site misses the handshake and joins at the round after its staff's approval."""
     hospital, plain = (QuadraticSite(f"site-{x}", [pair(1), pair(2)], validation=pair(9)) for x in "ab")

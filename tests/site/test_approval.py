@@ -1,7 +1,5 @@
 """A job that a site has to approve: held until its staff has, and bound to the job as it lies at the site."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -130,7 +130,6 @@ def test_the_command_prints_a_table_and_totals(tmp_path):
     assert code == 1 and "no audit" in err
 
 
-# ------------------------------------------------------------------ no record, no message; what was recorded stays
 @pytest.mark.parametrize("fault", ["fsync", "short write", "lost write", "no file"])
 def test_a_message_that_cannot_be_recorded_is_replaced_by_an_empty_error(tmp_path, monkeypatch, fault):
     leave(context(tmp_path), message(tensors()))

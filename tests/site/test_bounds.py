@@ -117,7 +117,6 @@ def test_reasons_fit_into_a_reply_and_say_how_many_are_left_out(found):
         assert all(reason in said for reason in found)
 
 
-# ------------------------------------------------------------------ whatever a job sets and a site allows
 TARGETS = {  # layers of the tiny model that the expression picks: is one of them barred?
     r"decoder\..*\.c_attn": False,
     r"(encoder|decoder)\..*(c_proj|dense)": False,
@@ -198,7 +197,6 @@ def test_no_job_beyond_a_bound_is_ever_let_in(job, site):
         assert bool(sized) == (site["max_parameters"] is not None and size > site["max_parameters"])
 
 
-# ------------------------------------------------------------------ nothing that a job can set is forgotten
 FREE = {
     ModelConfig: {
         "preset": "a label", "image_statistics": "one of three", "encoder": "one of two families",

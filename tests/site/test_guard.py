@@ -167,7 +167,6 @@ def test_a_task_whose_data_is_not_known_is_not_answered():
         assert "what the server sent down is not known" in refused(sent, ctx)
 
 
-# ------------------------------------------------------------------ methods
 def rows(count=2):
     return {**good(), "bank.features": torch.ones(count, 3)}
 

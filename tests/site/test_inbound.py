@@ -77,7 +77,6 @@ def test_the_executor_asks_for_the_check(tmp_path):
         check_inbound([torch.ones(1)])
 
 
-# ------------------------------------------------------------------ versions
 @pytest.mark.parametrize("plugin", ["0.0.9", "1.0.0", "9.9.9", "", None, 5, "x" * 500])
 def test_another_minor_version_is_refused_with_both_named(tmp_path, plugin):
     reply, headers = answer(tmp_path, current(plugin=plugin))
@@ -118,7 +117,6 @@ def test_an_error_of_another_version_is_still_readable():
     assert TaskHeader("fedtar", "run", 9999, 99, 9999, 99, version(9999, 99)).step == 99
 
 
-# ------------------------------------------------------------------ the source
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 SAFE_LOADERS = ("SafeLoader", "yaml.SafeLoader", "yaml.CSafeLoader")
 

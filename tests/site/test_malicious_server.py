@@ -1,7 +1,5 @@
 """Attempts of a dishonest server, against a site's executor and its guard: what was tried, what must happen."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -205,7 +205,6 @@ def test_a_site_with_privacy_and_one_without_finish_a_run_together(tmp_path):
     assert "budget spent" in steps[-1].abstained["a"]
 
 
-# ------------------------------------------------------------------ another method's contract
 def learnt(tmp_path, tensors, privacy, numbers=None, payload=None, **reply):
     ctx = context(tmp_path, "learn", header=task_header(method="madeup"), sent=update())
     sent = message(tensors, numbers={"n": 3} | (numbers or {}), payload=payload, method="madeup", **reply)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import stat
 from datetime import datetime
 from multiprocessing import get_context

@@ -1,7 +1,5 @@
 """Results of a suite that nobody ran, for tests of its page: written where the command would write them."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

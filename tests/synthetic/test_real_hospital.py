@@ -1,7 +1,5 @@
 """A hospital with images and reports of its own trains, scores and keeps its rows without the phantom world."""
 
-from __future__ import annotations
-
 import csv
 import os
 import subprocess

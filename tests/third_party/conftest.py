@@ -1,7 +1,5 @@
 """A method of another package, installed by pip beside this one, for commands that run as a user's do."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

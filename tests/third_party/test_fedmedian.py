@@ -1,7 +1,5 @@
 """What a method of another package can do without a line of this one being changed, and what it cannot."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command that makes the shipped diagnosis head and prompts again."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The command that makes the shipped model again, and the model that is shipped."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 import numpy as np

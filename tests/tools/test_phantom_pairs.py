@@ -1,7 +1,5 @@
 """Phantoms and texts of the warm start: what they show and say, and that they are no site's."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -112,7 +112,6 @@ def test_digits_are_learnt(run, tmp_path):
     assert all(0 <= one.membership <= 1 for one in last.values())
 
 
-# ------------------------------------------------------------------ whole volumes
 BASE = ["none", "cardiomegaly", "emphysema", "lymphadenopathy"]
 SETTINGS = {
     "preset": "tiny",

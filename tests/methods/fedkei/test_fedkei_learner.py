@@ -96,7 +96,6 @@ def gradient_through_steps(one, stacked, train, task):
     return float(whole.detach()), dict(zip(centres, torch.autograd.grad(whole, list(centres.values())), strict=True))
 
 
-# ------------------------------------------------------------------ PROBE
 def test_the_gradient_of_a_real_model_is_autograd_through_all_batches():
     one = learner(batch_size=24)
     one.classifier.double()
@@ -117,7 +116,6 @@ def test_a_direct_probe_has_no_inner_steps_which_lower_the_loss():
     assert one.probe(stacked, DATA, 2)[0] < loss
 
 
-# ------------------------------------------------------------------ ADAPT
 def test_tuning_is_reproducible_and_depends_on_the_seed_and_the_task():
     one = learner()
     first, again = (one.adapt(start_of(one), DATA, 1) for _ in range(2))
@@ -215,7 +213,6 @@ def test_slices_of_a_volume_are_one_example():
     assert found.scores.shape == (3, 24) and all(value is not None for value in found.curve)
 
 
-# ------------------------------------------------------------------ FedCurv and membership
 def test_fisher_information_is_the_mean_of_each_example_s_squared_gradient():
     one = learner()
     rows = [one.gradients(DATA.validation, [i])[1] for i in range(16)]

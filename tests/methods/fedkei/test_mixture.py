@@ -55,7 +55,6 @@ def gradients_like(centres, seed=0):
     return {name: torch.randn(value.shape, generator=g) for name, value in centres.items()}
 
 
-# ------------------------------------------------------------------ the pool
 def test_modules_are_ordered_by_task_and_site_whenever_they_came_and_a_site_takes_its_own_along():
     pool = pool_of([("site-2", 3), ("site-1", 1), ("site-1", 3), ("site-2", 1), ("site-1", 2)])
     assert owners(pool.modules) == [("site-1", 1), ("site-2", 1), ("site-1", 2), ("site-1", 3), ("site-2", 3)]
@@ -95,7 +94,6 @@ def test_what_does_not_fit_is_refused_by_name_and_not_kept(change, said):
     assert not pool.modules
 
 
-# ------------------------------------------------------------------ mixtures
 @pytest.mark.parametrize("name", PLANS)
 def test_the_first_task_starts_from_the_common_start_under_every_plan(name):
     pool = Pool(random_module(3))

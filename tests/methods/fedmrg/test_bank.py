@@ -36,7 +36,6 @@ def normal(*shape, seed=0):
     return unit(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)))
 
 
-# --------------------------------------------------------------------------- at the site
 @given(
     patients=st.integers(0, 23), rows=st.integers(1, 7), group=st.integers(1, 6), seed=st.integers(0, 2**56),
     rounds=st.integers(1, 12),
@@ -114,7 +113,6 @@ def test_the_bank_comes_down_with_the_weights_and_is_checked(learner_of):
         SiteBank(3).receive(torch.zeros(100_001, 3))
 
 
-# --------------------------------------------------------------------------- what a site lets leave
 def executor_at(source="manifest", share=None, simulated=False, workspace=None, min_patients=5, **fedmrg):
     executor = executor_of("fedmrg", fedmrg={"labeler": "none", **fedmrg})
     shares = None if share is None else ["features"] * share
@@ -164,7 +162,6 @@ def test_rows_are_made_only_where_somebody_learns_from_them(setting):
     assert executor_of("fedmrg").strategy.contrasts and not executor_of("fedmrg", fedmrg=setting).strategy.contrasts
 
 
-# --------------------------------------------------------------------------- on the wire
 @pytest.mark.parametrize(
     ("rows", "problem"),
     [(normal(MOST_ROWS + 1, 8), "at most 64 rows of at most 4096"), (normal(1, 4097), "at most 64 rows"),
@@ -185,7 +182,6 @@ def test_rows_leave_in_training_alone_and_are_told_to_be_personal():
         CONTRACT.check_tensors("handshake", {"bank.features": normal(3, 8)}, {}, sends="initial")
 
 
-# --------------------------------------------------------------------------- at the server
 def test_the_server_keeps_the_last_rows_of_each_site_for_three_rounds():
     bank = FeatureBank(seed=1)
     assert bank.rows(1) is None
@@ -214,7 +210,6 @@ def test_rows_go_down_in_another_order_each_round_and_the_same_after_a_resume():
     assert not torch.equal(orders[0], torch.cat([normal(8, 4, seed=s) for s in (1, 2, 3)]))
 
 
-# --------------------------------------------------------------------------- who is in the rows
 def test_a_row_of_one_patient_gives_the_patient_away_and_one_of_five_is_no_anonymity():
     """Features of 80 patients around a common mean, else without order; the attacker has image, encoder and rows."""
     features = unit(normal(1, 64, seed=9) + 0.6 * normal(80, 64))

@@ -267,7 +267,6 @@ def test_diagnoses_count_distinct_patients_and_are_told_in_multiples(learner_of)
             assert len(patients) >= least and cell["n"] % least == 0
 
 
-# ------------------------------------------------------------------ two processes
 def learnt(ranks, home, batch_size):
     """Gradients of both halves of one batch, losses by part of a task, and a checksum of what is held after it."""
     cohort = synthetic_cohort("site-1", folder=home / "synthetic", patients=16, timeline=Timeline(2), seed=0)

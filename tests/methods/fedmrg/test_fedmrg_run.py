@@ -272,7 +272,6 @@ def test_a_hospital_outside_a_comparison_gets_the_generic_model(federation):
     assert losses[0] != losses[1]
 
 
-# --------------------------------------------------------------------------- what is refused
 def controller(**settings):
     return FederatedController("fedmrg", num_rounds=1, time_steps=T, **settings)
 

@@ -86,7 +86,6 @@ def test_features_are_unit_means_over_tokens_and_slices_that_are_there():
         torch.testing.assert_close(row, (mean / mean.norm()).float(), rtol=1e-6, atol=1e-7)
 
 
-# ------------------------------------------------------------------ distillation
 def reports():
     labels = torch.randint(0, V, (B, L), generator=torch.Generator().manual_seed(5))
     labels[1, 4:] = -100

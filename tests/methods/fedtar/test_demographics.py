@@ -34,7 +34,6 @@ def fitted():
     return DemographicMixture.fit(profiles(40), seed=2)
 
 
-# ------------------------------------------------------------------ Equation 2
 def test_profile_is_equation_2_with_its_fallbacks():
     assert profile_vector(0.25, 40, "M", 70).tolist() == [0.25, 0.4, 1.0]
     assert profile_vector(0.25, 0, "F", 70).tolist() == [0.25, 0.0, 0.0]
@@ -53,7 +52,6 @@ def test_an_age_out_of_range_is_refused_and_stays_at_the_site(age):
         profile_vector(0.1, None, "M", age)
 
 
-# ------------------------------------------------------------------ Equation 3
 @pytest.mark.parametrize("n", [20, 60, 300])
 @pytest.mark.parametrize("components", [1, 4, 16])
 @pytest.mark.parametrize("columns", [slice(0, 3), slice(1, 3)])
@@ -81,7 +79,6 @@ def test_rows_sum_to_one_however_far_away(fitted, rows):
     np.testing.assert_allclose(q.sum(1), 1, atol=1e-6)
 
 
-# ------------------------------------------------------------------ small and degenerate sites
 @pytest.mark.parametrize(
     ("rows", "distinct"),
     [(np.array([[0.3, 0.5, 1.0]]), 1), (np.full((9, 3), 0.5), 1),  # nine patients that look alike
@@ -139,7 +136,6 @@ def test_a_fit_that_did_not_converge_says_so(monkeypatch):
     assert "tolerance" in DemographicMixture.from_state(hasty.state()).note
 
 
-# ------------------------------------------------------------------ reproducible, storable
 @pytest.mark.parametrize("n", [5, 60, 300])
 def test_the_fit_depends_on_the_seed_and_the_profiles_but_not_on_their_order(n):
     data = profiles(n)

@@ -50,7 +50,6 @@ def one(place):
     return two_rounds(place, "one", fresh=False)
 
 
-# ------------------------------------------------------------------ two rounds
 def test_handshake_tells_what_the_server_needs_and_nothing_private(whole, place):
     reply, weights = whole.hello
     assert reply.status == "ok" and set(weights) == set(reply.payload["schema"]["shapes"])
@@ -138,7 +137,6 @@ def test_losses_of_local_updates_stream_from_simulated_sites_and_not_from_a_hosp
     assert site.streamed == []
 
 
-# ------------------------------------------------------------------ which visits
 def test_a_step_trains_on_its_own_visits_and_on_those_that_are_replayed(whole, hospital):
     counts = whole.hello[0].payload["counts"]["train"]
     assert [reply.numbers["samples"] for reply, _ in whole.trained.values()] == counts * 2
@@ -169,7 +167,6 @@ def test_a_hospital_without_a_site_file_never_trains_on_phantoms(tmp_path, monke
     assert str(tmp_path) not in reply.reason
 
 
-# ------------------------------------------------------------------ settings
 def test_bfloat16_updates_travel_as_such(hospital):
     site, reply, w = hospital(lora={"dtype_up": "bfloat16"})
     assert reply.payload["schema"]["dtype_up"] == "bfloat16" and all(v.dtype == torch.float32 for v in w.values())
@@ -229,7 +226,6 @@ def test_seeds_differ_by_all_that_names_a_task():
     assert len(seeds) == 32
 
 
-# ------------------------------------------------------------------ what goes wrong
 @pytest.mark.parametrize("fresh", [True, False])
 def test_an_abort_is_honoured_between_batches(hospital, fresh):
     site, _, w = hospital(fresh=fresh)

@@ -1,7 +1,5 @@
 """What a training step with patient adapters launches on a GPU, counted without one; and that torch can compile it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """Per-sample LoRA against a loop that writes each patient's weights out, on every kind of backbone."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from typing import Any
@@ -115,7 +113,6 @@ def test_permuting_the_batch_permutes_the_outputs(name: str) -> None:
     torch.testing.assert_close(permuted, outputs[rows], rtol=1e-10, atol=1e-10)
 
 
-# --------------------------------------------------------------------------- generation
 def test_beam_search_of_a_batch_equals_one_at_a_time_and_makes_factors_once() -> None:
     peft_model, patient = adapted(gpt2_model().double().eval(), GPT2_TARGETS)
     shake(peft_model, 0.3)

@@ -122,7 +122,6 @@ def test_gradients_flow_where_the_context_was_opened_without_them() -> None:
     assert torch.isfinite(quiet).all() and patient.projection.weight.grad.abs().max() > 0
 
 
-# --------------------------------------------------------------------------- precision, device, state
 def test_bfloat16_autocast_is_close_to_float32_and_keeps_float32_gradients() -> None:
     peft_model, patient = adapted(One(32, 16), "layer")
     shake(peft_model)
@@ -219,7 +218,6 @@ def test_steps_start_equal_and_without_conditioning_stay_so() -> None:
         assert torch.equal(patient.embed(q, first), patient.embed(q, last)) is not conditioned
 
 
-# --------------------------------------------------------------------------- construction
 def test_models_that_the_pass_cannot_adapt_are_refused_by_layer() -> None:
     from peft import LoraConfig, get_peft_model
 

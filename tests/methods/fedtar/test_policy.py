@@ -81,7 +81,6 @@ def split(vector):
     return {"x": vector[:3].reshape(3, 1), "y": vector[3:]}
 
 
-# ------------------------------------------------------------------ alpha(psi)
 @settings(max_examples=60, deadline=None)
 @given(forms, st.integers(1, 9), st.integers(0, 2**31), st.floats(0, 3))
 def test_alphas_keep_within_the_bounds_of_their_form(form, time_steps, seed, scale):
@@ -111,7 +110,6 @@ def test_a_seed_gives_the_same_psi_and_leaves_the_global_state_alone():
     assert torch.equal(first.alphas(), third.alphas())
 
 
-# ------------------------------------------------------------------ hypergradient
 @settings(max_examples=120, deadline=None)
 @given(forms, st.lists(st.booleans(), min_size=1, max_size=6), st.integers(0, 2**31))
 def test_hypergradient_equals_autograd_and_the_recursion(form, taken, seed):
@@ -194,7 +192,6 @@ def test_t_numbers_take_the_difference_of_float32_broadcasts_in_float64():
     assert t_numbers(gradient, [before, after]) == [pytest.approx(exact, rel=1e-12)]
 
 
-# ------------------------------------------------------------------ the outer step
 @pytest.mark.parametrize("form", ["softmax", "sigmoid"])
 def test_outer_steps_lower_the_validation_loss(form):
     policy = AlphaPolicy(3, alpha_form=form)
@@ -237,7 +234,6 @@ def test_the_norm_is_that_of_the_gradient_in_psi():
     assert norm == pytest.approx(float(torch.cat([g.flatten() for g in gradient]).norm()), rel=1e-12)
 
 
-# ------------------------------------------------------------------ refusals
 def test_t_numbers_refuse_what_does_not_fit_and_name_it():
     good = {"x": torch.ones(3), "y": torch.ones(2)}
     for gradient, path, words in (

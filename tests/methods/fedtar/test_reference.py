@@ -5,8 +5,6 @@ bit; elsewhere within 1e-4. A change that is meant to move them replaces the fil
 ``python tests/methods/fedtar/test_reference.py`` prints the new one.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

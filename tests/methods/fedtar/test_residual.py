@@ -40,7 +40,6 @@ def norm(state):
     return torch.cat([v.double().flatten() for v in state.values()]).norm().item()
 
 
-# ------------------------------------------------------------------ Theorems 1 and 2
 @settings(max_examples=150, deadline=None)
 @given(steps, st.integers(0, 2**31))
 def test_theorem_1_with_skipped_steps(plan, seed):
@@ -85,7 +84,6 @@ def test_a_step_that_leads_to_values_that_are_not_finite_names_the_tensor(value)
         residual_step(tensors(0), tensors(1, torch.float64) | bad, 0.5)
 
 
-# ------------------------------------------------------------------ T numbers as they leave
 N = 40_000
 
 

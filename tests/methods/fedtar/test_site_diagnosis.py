@@ -198,7 +198,6 @@ def test_what_is_trained_beside_the_adapter_is_told_to_the_site_s_bounds():
     assert not {"diagnosis.lr", "patient.lr"} & set(off.learning_rate)
 
 
-# ------------------------------------------------------------------ a head that is shared
 SHARED = TOLD.replace(shared=True, lr=0.02)
 
 
