@@ -201,7 +201,9 @@ def _add_job_options(command: argparse.ArgumentParser) -> None:
     job.add_argument("-T", "--time-steps", type=int, help="time steps T (default 3)")
     job.add_argument("--preset", help="small (default), tiny, paper, timm: model, adapters, learning rates and all")
     job.add_argument("--local-steps", type=int, help="optimiser updates per site and time step")
-    job.add_argument("--patients", type=int, help="patients of a synthetic site (default: as the preset has it, 96 with small)")
+    job.add_argument(
+        "--patients", type=int, help="patients of a synthetic site (default: as the preset has it, 96 with small)"
+    )
     job.add_argument("--min-sites", type=int, help="fewer sites taking part stop the job (default 1)")
     job.add_argument("--seed", type=int, help="random seed (default 0)")
     any_setting = (
