@@ -42,11 +42,6 @@ class TrainingConfig(Settings):
         description="compute the decoder's layers again in the backward pass, and keep their inputs alone until then: "
         "less memory, more time, the same result",
     )
-    compile: bool = Field(
-        False,
-        description="let torch.compile make one graph of a training pass: minutes at the start of each task's process, "
-        "fewer and larger kernels on a GPU after that",
-    )
     lr: float = Field(1e-3, gt=0, description="AdamW learning rate of the shared part")
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="of the learning rates of both, over rounds: 'cosine' begins at 1 and ends near 0"
@@ -54,10 +49,6 @@ class TrainingConfig(Settings):
     weight_decay: float = Field(0.01, ge=0, description="AdamW weight decay of both")
     augment: bool = Field(False, description="small random changes of training images (MONAI; never mirrored)")
     max_grad_norm: float = Field(1.0, ge=0, description="gradient norm limit; 0 switches it off")
-
-    def validation_errors(self) -> Iterator[tuple[str, str]]:
-        if self.compile and self.gradient_checkpointing:
-            yield "compile", "false with training.gradient_checkpointing, which computes layers one by one"
 
     def rate_of(self, round_: int, rounds: int) -> float:
         """What the learning rates of round ``round_`` (from 1) of ``rounds`` are multiplied by, in (0, 1].

@@ -62,9 +62,9 @@ class ReportLearner(SiteModel):
         self.after_backward(start)
         parts = (list(self.shared_parameters.values()), list(self.personal_parameters()))
         norms = [limit_norm(parameters, self.training.max_grad_norm) for parameters in parts]
-        told = [value.to(loss) for value in (loss, *norms)]
-        found, *limits = torch.stack(told).tolist()  # the only time in an update that the processor waits for a GPU
-        if not all(map(math.isfinite, (found, *limits))):
+        numbers = torch.stack([value.to(loss) for value in (loss, *norms)])
+        found, *lengths = numbers.tolist()  # the only time in an update that the processor waits for a GPU
+        if not all(map(math.isfinite, (found, *lengths))):
             return None
         optimizer.step()
         if self.personal_optimizer is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -163,16 +163,8 @@ class SiteModel:
         input_ids, labels = self.tokenizer.batch([sample.visit.report for sample in samples])
         with self._computing(samples, personal):
             ids, labels = input_ids.to(self.device), labels.to(self.device)
-            if self.training.compile and torch.is_grad_enabled():
-                alone = self._reading is None and not self._frozen.depth  # then the encoder is part of the graph
-                tokens = None if alone else self.tokens(samples, images)
-                return self._compiled(images, ids, labels, tokens=tokens, prompts=prompts)
             tokens = self.tokens(samples, images)
             return self.generator(images, ids, labels, tokens=tokens, prompts=prompts)
-
-    @cached_property
-    def _compiled(self) -> Callable[..., Tensor]:
-        return torch.compile(self.generator.forward)
 
     def describe(self) -> dict[str, Any]:
         return {

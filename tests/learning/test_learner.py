@@ -12,7 +12,6 @@ from learners import MODEL
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import prepare
-from fedtar_flare.learning.config import TrainingConfig
 from fedtar_flare.learning.evaluation import write_report_scores
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import require_finite
@@ -92,22 +91,6 @@ def test_the_private_part_that_earlier_releases_wrote_goes_on_too(learner_of):
     again.load_private(earlier)
     found = again.private()
     assert found.keys() == state.keys() and all(torch.equal(found[name], value) for name, value in state.items())
-
-
-@pytest.mark.parametrize("kind", [ReportLearner, PatientLearner])
-def test_a_compiled_pass_gives_the_same_task_and_reports_are_scored_without(learner_of, monkeypatch, kind):
-    """What torch makes of the pass is tested beside the kernels that it launches."""
-    shapes = []
-    monkeypatch.setattr(
-        "torch.compile", lambda run: lambda *args, **kwargs: shapes.append(args[1].shape) or run(*args, **kwargs)
-    )
-    plain, compiled = (learner_of(kind, compile=on).train(1, 11) for on in (False, True))
-    assert len(shapes) == 3 and compiled.loss == plain.loss
-    assert all(torch.equal(compiled.update[name], value) for name, value in plain.update.items())
-    learner_of(kind, compile=True).evaluate(1)
-    assert len(shapes) == 3
-    with pytest.raises(ConfigError, match=r"compile is True: it must be false with training\.gradient_checkpointing"):
-        TrainingConfig(compile=True, gradient_checkpointing=True)
 
 
 @pytest.mark.parametrize("kind", [ReportLearner, PatientLearner])

@@ -205,7 +205,7 @@ FREE = {
     },
     LoRAConfig: {"dtype_up": "one of two"},
     TrainingConfig: {
-        "micro_batch": "at most the batch", "augment": "yes or no", "compile": "yes or no",
+        "micro_batch": "at most the batch", "augment": "yes or no",
         "schedule": "only lowers the rates", "gradient_checkpointing": "yes or no",
     },
     DataConfig: {

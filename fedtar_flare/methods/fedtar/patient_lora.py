@@ -95,7 +95,7 @@ class PatientLoRA(nn.Module):
         if config.time_conditioned:
             self.time_embedding = nn.Parameter(torch.zeros(time_steps, embedding_dim))
         self._layers = tuple(layers.items())
-        # made once: what torch.compile has traced is good for as long as these are
+        # made once: whoever uses torch.compile need not trace them anew for each batch
         self._passes = [partial(PatientLoRA._forward, self, index) for index in range(len(layers))]
         self._sizes = tuple(
             [rank * getattr(layer, side) for layer in layers.values()] for side in ("in_features", "out_features")
