@@ -10,6 +10,7 @@ from typing import Literal
 
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.metrics.labeler import RuleLabeler
 from fedtar_flare.metrics.report_labels import rule_labeler, rules_for
 from fedtar_flare.metrics.temporal import finding_changes
 
@@ -40,6 +41,8 @@ class Labeler:
     """Findings that the shipped start has seen in images, of a source that knows the truth."""
     no_finding: str = ""
     """The one that says that there is none; "" where the labeler has none."""
+    rules: RuleLabeler | None = None
+    """The rules that grade a report's findings (:func:`.grade`); None of a labeler that knows none."""
 
     def stated(self, text: str) -> frozenset[str]:
         """Findings that a report states as there."""
@@ -75,7 +78,9 @@ def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
     def label(text: str) -> tuple[int, ...]:
         return tuple(CLASSES.index(found) for found in rules(text).values())
 
-    return Labeler(rules.names, label, partial(finding_changes, labeler=rules), no_finding=rules.no_finding)
+    return Labeler(
+        rules.names, label, partial(finding_changes, labeler=rules), no_finding=rules.no_finding, rules=rules
+    )
 
 
 def labeler_of(visits: Sequence[Visit]) -> Labeler:
@@ -97,7 +102,7 @@ def require_labeler(name: str, setting: str, source: str) -> None:
 
 def _synthetic() -> Labeler:
     """That of the synthetic cohort, none of whose texts is in doubt; loaded where a site has such a cohort alone."""
-    from fedtar_flare.synthetic.changes import changes_in
+    from fedtar_flare.synthetic.changes import changes_in, kind_labeler
     from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, denied_in, findings_in
 
     @lru_cache(maxsize=KEPT)
@@ -107,4 +112,4 @@ def _synthetic() -> Labeler:
             POSITIVE if f in stated else CLASSES.index("negative" if f in denied else "blank") for f in FINDINGS
         )
 
-    return Labeler(FINDINGS, label, changes_in, known=frozenset(KNOWN_FINDINGS))
+    return Labeler(FINDINGS, label, changes_in, known=frozenset(KNOWN_FINDINGS), rules=kind_labeler())

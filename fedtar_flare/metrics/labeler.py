@@ -6,16 +6,18 @@ neural labeler and its labels are not CheXbert's or RadBERT's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from fedtar_flare.metrics.scope import scopes
 from fedtar_flare.metrics.sentences import Phrasebook, listed, sentences
 
 Label = Literal["positive", "negative", "uncertain", "blank"]
+Direction = Literal["new", "increased", "decreased", "unchanged", "resolved"]
 _STRENGTH: dict[Label, int] = {"blank": 0, "negative": 1, "uncertain": 2, "positive": 3}
 
 
@@ -50,15 +52,27 @@ class RuleLabeler:
     """Labels of reports by rules; equal for equal texts, in linear time.
 
     ``no_finding`` names the class that is positive where no other is positive or uncertain, except those of ``beside``,
-    which may stand with it; "" for none.
+    which may stand with it; "" for none. Sides are not read of those ``unsided``. ``degrees`` has per class scales of
+    words, each from a word to its level, and ``changes`` words with their direction, of reports that use words of
+    their own (see :mod:`.grades` and :mod:`.temporal`).
     """
 
     def __init__(
-        self, observations: Sequence[Observation], *, no_finding: str = "", beside: AbstractSet[str] = frozenset()
+        self,
+        observations: Sequence[Observation],
+        *,
+        no_finding: str = "",
+        beside: AbstractSet[str] = frozenset(),
+        unsided: AbstractSet[str] = frozenset(),
+        degrees: Mapping[str, Sequence[Mapping[str, int]]] = MappingProxyType({}),
+        changes: Mapping[str, Direction] = MappingProxyType({}),
     ):
         self.observations = tuple(observations)
         self.no_finding = no_finding
         self.beside = frozenset(beside)
+        self.unsided = frozenset(unsided)
+        self.degrees = degrees
+        self.changes = changes
         tables = ((one.name, kind, getattr(one, kind)) for one in observations for kind in _KINDS)
         self._labels = lru_cache(maxsize=4096)(self._labels_of)  # references are labelled again in every evaluation
         self._book = Phrasebook((phrase, (name, kind)) for name, kind, table in tables for phrase in listed(table))

@@ -31,6 +31,7 @@ def rule_labeler(name: RuleLabels) -> RuleLabeler:
         [Observation(one, **{k: table.format_map(words) for k, table in own.items()}) for one, own in observations],
         no_finding=rules.get("no_finding", ""),
         beside=frozenset(rules.get("beside", ())),
+        unsided=frozenset(rules["unsided"]),
     )
 
 

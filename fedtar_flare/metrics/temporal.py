@@ -6,16 +6,15 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from fedtar_flare.metrics.clinical import finding_f1
-from fedtar_flare.metrics.labeler import Label, RuleLabeler
+from fedtar_flare.metrics.labeler import Direction, Label, Mention, RuleLabeler
 from fedtar_flare.metrics.pairs import require_pairs
-from fedtar_flare.metrics.sentences import Match, Phrasebook, listed, sentences
+from fedtar_flare.metrics.sentences import Match, Phrasebook, Tag, listed, sentences
 
-Direction = Literal["new", "increased", "decreased", "unchanged", "resolved"]
 DIRECTIONS: tuple[Direction, ...] = ("new", "increased", "decreased", "unchanged", "resolved")
 
 _WORDS: dict[Direction | None, str] = {
@@ -38,16 +37,18 @@ _WORDS: dict[Direction | None, str] = {
         persistent, persists, persisting, persist, constant, not cleared, as before, as previously, the same,
         not progressed, not regressed, not grown""",
     "resolved": """
-        resolved, resolution, has|have cleared, cleared, disappeared, no longer, gone, vanished""",
+        resolved, resolution, has|have cleared, cleared, disappeared, no longer, gone, vanished,
+        not present|seen any more""",
     None: """
         no new, without new, nothing new, increased density, increase in density, density increase*,
         increased _ density,
         increases in density, increased thickness, increase in thickness, thickness increase*, increased aeration,
         increased signal, size increase of, increase in _ thickness, increased _ marking*, increased lucency,
-        stable chest,
+        stable chest, right|left greater|larger than,
         increased cardiothoracic""",
 }
-_BOOK: Phrasebook[Direction | None] = Phrasebook((p, way) for way, table in _WORDS.items() for p in listed(table))
+_PHRASES = [(phrase, way) for way, table in _WORDS.items() for phrase in listed(table)]
+_BOOK: Phrasebook[Direction | None] = Phrasebook(_PHRASES)
 _DIVIDERS = frozenset(
     [",", "and", "but", "while", "whereas", "however", "although", "though", "with", "plus", "(", ")"]
 )
@@ -102,52 +103,70 @@ def change_word_f1(references: Sequence[str], hypotheses: Sequence[str]) -> list
 def finding_changes(text: str, labeler: RuleLabeler) -> frozenset[FindingChange]:
     """Findings of which a report says how they changed, in the classes of ``labeler``.
 
-    Within a sentence, commas and conjunctions divide pieces. A finding takes the direction of its own piece, the
-    nearest one; else of the next piece if that names no finding ("effusion, unchanged"); else of the piece before
-    ("increased effusion and atelectasis"); else of the next ("effusion and atelectasis have increased").
+    See :func:`directions`.
     """
     found = set()
     for words in sentences(text):
-        ways = [match for match in _BOOK.cover(words) if match.tag is not None]
-        if ways:
-            found |= _of_sentence(words, ways, labeler)
+        if mentions := labeler.mentions(words):
+            ways = directions(words, mentions, labeler)
+            found |= {FindingChange(one.name, way) for one, way in zip(mentions, ways, strict=True) if way}
     return frozenset(found)
 
 
-def _of_sentence(
-    words: Sequence[str], ways: Sequence[Match[Direction | None]], labeler: RuleLabeler
-) -> set[FindingChange]:
-    piece_of, piece = [], 0
-    for word in words:
-        piece += word in _DIVIDERS
-        piece_of.append(piece)
+def pieces(words: Sequence[str]) -> list[int]:
+    """Of each word of a sentence the number of its piece: commas, brackets and conjunctions begin one."""
+    numbers: list[int] = []
+    for i, word in enumerate(words):
+        begins = word in _DIVIDERS and not (i and words[i - 1] in _DIVIDERS)
+        numbers.append((numbers[-1] if numbers else 0) + begins)
+    return numbers
+
+
+def directions(words: Sequence[str], mentions: Sequence[Mention], labeler: RuleLabeler) -> list[Direction | None]:
+    """How each of a sentence's ``mentions`` changed; None for those of which it does not say so.
+
+    A finding takes the direction of its own piece (:func:`pieces`), the nearest one; else of the next piece if that
+    names no finding ("effusion, unchanged"); else one before, that precedes all findings of its piece ("increased
+    effusion and atelectasis"); else one behind, that follows them ("effusion and atelectasis have increased").
+    """
+    numbers = pieces(words)
     by_piece: dict[int, list[Match[Direction | None]]] = {}
-    for way in ways:
-        by_piece.setdefault(piece_of[way.start], []).append(way)
-    mentions = labeler.mentions(words)
-    with_finding = {piece_of[mention.start] for mention in mentions}
-    pieces = sorted(by_piece)
-    found = set()
+    for way in _book(labeler).cover(words):
+        if way.tag is not None:
+            by_piece.setdefault(numbers[way.start], []).append(way)
+    spans: dict[int, tuple[int, int]] = {}  # from the first finding of a piece to the last
     for mention in mentions:
-        own = piece_of[mention.start]
-        place = bisect_left(pieces, own)  # of the first piece with a direction that does not come before
+        piece = numbers[mention.start]
+        spans[piece] = (spans.get(piece, mention)[0], mention.end)
+    order = sorted(by_piece)
+    found = []
+    for mention in mentions:
+        own = numbers[mention.start]
+        place = bisect_left(order, own)  # of the first piece with a direction that does not come before
+        before = by_piece[order[place - 1]][-1] if place else None
+        after = by_piece[order[place]][0] if place < len(order) else None
+        chosen = None
         if own in by_piece:
-            chosen = _nearest(by_piece[own], mention.start, mention.end)
-        elif own + 1 in by_piece and own + 1 not in with_finding:
-            chosen = by_piece[own + 1][0]
-        elif place:
-            chosen = by_piece[pieces[place - 1]][-1]
-        else:
-            chosen = by_piece[pieces[0]][0]
-        if chosen.tag is not None:
-            found.add(FindingChange(mention.name, chosen.tag))
+            chosen = nearest(by_piece[own], mention.start, mention.end)
+        elif after and own + 1 in by_piece and own + 1 not in spans:
+            chosen = after
+        elif before and before.start < spans.get(numbers[before.start], (before.end, 0))[0]:
+            chosen = before
+        elif after and after.start >= spans.get(numbers[after.start], (0, 0))[1]:
+            chosen = after
+        found.append(chosen.tag if chosen else None)
     return found
 
 
-def _nearest(ways: Sequence[Match[Direction | None]], start: int, end: int) -> Match[Direction | None]:
-    """The direction nearest to ``words[start:end]``; of two as near, the one before."""
-    i = bisect_left(ways, start, key=lambda way: way.start)
-    return min(ways[max(0, i - 1) : i + 1], key=lambda way: max(way.start - end, start - way.end))
+@cache
+def _book(labeler: RuleLabeler) -> Phrasebook[Direction | None]:
+    return Phrasebook([*labeler.changes.items(), *_PHRASES]) if labeler.changes else _BOOK
+
+
+def nearest(matches: Sequence[Match[Tag]], start: int, end: int) -> Match[Tag]:
+    """The one nearest to ``words[start:end]``, of those of a sentence in order; of two as near, the one before."""
+    i = bisect_left(matches, start, key=lambda match: match.start)
+    return min(matches[max(0, i - 1) : i + 1], key=lambda match: max(match.start - end, start - match.end))
 
 
 def finding_change_f1(

@@ -1,0 +1,238 @@
+"""A finding of a generated report against the reference, in four parts: presence, side, degree and change.
+
+What a text says is read by rules: findings by a :class:`.RuleLabeler`, change by :mod:`.temporal`, side and degree by
+the words here. Only what the reference says is graded, and measurements ("6 mm") are not.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import chain
+from typing import Literal
+
+from fedtar_flare.metrics.labeler import Mention, RuleLabeler
+from fedtar_flare.metrics.sentences import Match, Phrasebook, listed, sentences
+from fedtar_flare.metrics.temporal import directions, nearest, pieces
+
+Part = Literal["side", "degree", "change"]
+PARTS: tuple[Part, ...] = ("side", "degree", "change")
+"""What is graded of a finding that both texts state."""
+
+_SIDES = {
+    "right": "right, rt",
+    "left": "left, lt",
+    "right left": "bilateral, bilaterally, both, bibasilar, bibasal, biapical, bihilar",
+    "": "right|left heart|atri*|ventric*|anterior descending",
+}
+_DEGREES = (
+    "small, mild, mildly, minimal, minimally, trace, slight, slightly, tiny, minor, minute, millimetric, subtle, scant",
+    "moderate, moderately, medium, intermediate",
+    """large, big, severe, severely, marked, markedly, extensive, extensively, massive, massively, huge, advanced,
+    considerable, substantial""",
+)
+DEGREES: Mapping[str, int] = {word: level for level, table in enumerate(_DEGREES) for word in listed(table)}
+"""Words of degree in three levels: small, moderate and large."""
+_OF_CHANGE = "increase*|decrease*|improve*|improving|worse*|progress*|regress*|change|larger|smaller|reduc*|resol*"
+_NO_DEGREES = f"""
+    {"|".join(DEGREES)} {_OF_CHANGE}, {"|".join(DEGREES)} interval {_OF_CHANGE},
+    small|large bowel|airway*, minor fissure*"""
+_SIDE_BOOK: Phrasebook[str] = Phrasebook((p, side) for side, table in _SIDES.items() for p in listed(table))
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A finding that a text states as present; what it does not say of it is empty."""
+
+    finding: str
+    side: frozenset[str]
+    """``right``, ``left`` or both."""
+    degree: frozenset[str]
+    """Words of degree, as the text has them."""
+    change: frozenset[str]
+    """Direction since the visit before, see :data:`.DIRECTIONS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """One finding of a generated report against its reference.
+
+    ``side``, ``degree`` and ``change`` are None unless both texts state the finding and the reference says this of it.
+    """
+
+    finding: str
+    presence: Literal["right", "missed", "invented"]
+    side: bool | None
+    degree: bool | None
+    change: bool | None
+    words: Mapping[Part, tuple[str, str]]
+    """What reference and generated report say of a part, empty for nothing; parts of which neither says anything are
+    left out."""
+
+
+@lru_cache(maxsize=4096)  # references are read again in every evaluation
+def statements(text: str, labeler: RuleLabeler) -> tuple[Statement, ...]:
+    """Findings that a text states as present, in their order; several of one finding where it is said several times.
+
+    Denied, doubted and resolved findings are left out. Within a sentence, commas and conjunctions divide pieces. Words
+    belong to the findings of their own piece; those of a piece without a finding to the finding before, or else to the
+    one behind, that has none of its own. Work is linear in the length of a text of sentences.
+    """
+    found: list[Statement] = []
+    for words in sentences(text):
+        if mentions := labeler.mentions(words):
+            found += _of_sentence(words, mentions, labeler)
+    return tuple(found)
+
+
+def grade(generated: str, reference: str, labeler: RuleLabeler) -> tuple[Grade, ...]:
+    """Grades of all findings that either text states: those of the reference in its order, then those invented.
+
+    Two sides of one finding are compared each with itself. A degree or a change is right if all that the generated
+    report says of it is in the reference: "small" is right where that has "small to moderate". Degrees have the levels
+    of :data:`DEGREES`, and those of the labeler's own words.
+    """
+    theirs, mine = _by_finding(statements(reference, labeler)), _by_finding(statements(generated, labeler))
+    grades = []
+    for finding in dict.fromkeys([*theirs, *mine]):
+        there, said = theirs.get(finding, []), mine.get(finding, [])
+        words = {part: (_words(part, there), _words(part, said)) for part in PARTS}
+        grades.append(
+            Grade(
+                finding,
+                "right" if there and said else "missed" if there else "invented",
+                _side(said, there) if said else None,
+                _agreed("degree", said, there, labeler) if said else None,
+                _agreed("change", said, there, labeler) if said else None,
+                {part: both for part, both in words.items() if any(both)},
+            )
+        )
+    return tuple(grades)
+
+
+def _by_finding(said: Sequence[Statement]) -> dict[str, list[Statement]]:
+    found: dict[str, list[Statement]] = {}
+    for one in said:
+        found.setdefault(one.finding, []).append(one)
+    return found
+
+
+def _all(part: Part, said: Sequence[Statement]) -> list[str]:
+    return list(dict.fromkeys(word for one in said for word in sorted(getattr(one, part))))
+
+
+def _words(part: Part, said: Sequence[Statement]) -> str:
+    words = _all(part, said)
+    return "both" if part == "side" and len(words) == 2 else ", ".join(words)
+
+
+def _side(said: Sequence[Statement], there: Sequence[Statement]) -> bool | None:
+    sides = _all("side", there)
+    return set(sides) == set(_all("side", said)) if sides else None
+
+
+def _agreed(part: Part, said: Sequence[Statement], there: Sequence[Statement], labeler: RuleLabeler) -> bool | None:
+    """Whether all that is said of a side is among what is there of it; of all sides where none is in both texts."""
+
+    def beside(one: Statement, others: Sequence[Statement]) -> list[Statement]:
+        return [other for other in others if not (one.side and other.side) or one.side & other.side]
+
+    def same(word: str, other: str) -> bool:
+        return word == other or (part == "degree" and _same_degree(word, other, labeler, there[0].finding))
+
+    graded = [one for one in there if getattr(one, part)]
+    pairs = [(_all(part, beside(one, there)), _all(part, mine)) for one in graded if (mine := beside(one, said))]
+    pairs = pairs or [(_all(part, there), _all(part, said))]
+    right = [bool(mine) and all(any(same(m, t) for t in theirs) for m in mine) for theirs, mine in pairs]
+    return all(right) if graded else None
+
+
+def _same_degree(word: str, other: str, labeler: RuleLabeler, finding: str) -> bool:
+    """On the first scale that has both words, else if they have a level in common."""
+    scales = _scales(labeler, finding)
+    for scale in scales:
+        if word in scale and other in scale:
+            return scale[word] == scale[other]
+    mine, theirs = ({scale[one] for scale in scales if one in scale} for one in (word, other))
+    return bool(mine & theirs)
+
+
+def _scales(labeler: RuleLabeler, finding: str) -> tuple[Mapping[str, int], ...]:
+    return (*labeler.degrees.get(finding, ()), DEGREES)
+
+
+@cache
+def _degree_book(labeler: RuleLabeler) -> Phrasebook[str]:
+    """All words of degree, each its own tag; of what looks like one and is none, the tag is empty."""
+    own = chain.from_iterable(labeler.degrees.values())
+    words = dict.fromkeys([*DEGREES, *chain.from_iterable(own)])
+    return Phrasebook([*((phrase, "") for phrase in listed(_NO_DEGREES)), *((word, word) for word in words)])
+
+
+def _of_sentence(words: Sequence[str], mentions: Sequence[Mention], labeler: RuleLabeler) -> list[Statement]:
+    numbers = pieces(words)
+    places: dict[int, list[tuple[int, int]]] = {}  # per piece, the words of its findings
+    for mention in mentions:
+        spans = places.setdefault(numbers[mention.start], [])
+        if not spans or mention.start >= spans[-1][1]:  # two classes may share words
+            spans.append((mention.start, mention.end))
+    sides = _by_piece(_SIDE_BOOK.cover(words), numbers)
+    degrees = _by_piece(_degree_book(labeler).cover(words), numbers)
+    more = _lend(words, numbers, places, sides, degrees)
+    found = []
+    for mention, change in zip(mentions, directions(words, mentions, labeler), strict=True):
+        if mention.label != "positive" or change == "resolved":
+            continue
+        piece = numbers[mention.start]
+        scales = _scales(labeler, mention.name)
+        for number in (piece, *more.get(piece, ())):
+            near = [said.get(number, []) for said in (sides, degrees)]
+            if number == piece and len(places[piece]) > 1:
+                near = [[nearest(said, mention.start, mention.end)] if said else [] for said in near]
+            side = frozenset(one for match in near[0] for one in match.tag.split())
+            degree = frozenset(match.tag for match in near[1] if any(match.tag in scale for scale in scales))
+            sided: frozenset[str] = frozenset() if mention.name in labeler.unsided else side
+            found.append(Statement(mention.name, sided, degree, frozenset([change] if change else [])))
+    return found
+
+
+def _by_piece(matches: Sequence[Match[str]], numbers: Sequence[int]) -> dict[int, list[Match[str]]]:
+    found: dict[int, list[Match[str]]] = {}
+    for match in matches:
+        if match.tag:
+            found.setdefault(numbers[match.start], []).append(match)
+    return found
+
+
+def _lend(
+    words: Sequence[str],
+    numbers: Sequence[int],
+    places: Mapping[int, Sequence[tuple[int, int]]],
+    sides: dict[int, list[Match[str]]],
+    degrees: dict[int, list[Match[str]]],
+) -> dict[int, list[int]]:
+    """Give what stands in pieces without a finding to pieces with one; the result: second sides of these."""
+    begins = {number: i for i, number in reversed(list(enumerate(numbers)))}
+    order = sorted(places)
+    more: dict[int, list[int]] = {}
+    for number in sorted({*sides, *degrees} - places.keys()):
+        i = bisect(order, number)
+        near = order[max(0, i - 1) : i + 1] if i else order[:1]
+        for said in (sides, degrees):
+            taker = next((piece for piece in near if piece not in said), None)
+            if number in said and taker is not None:
+                said[taker] = said[number]
+                if said is sides:
+                    break
+        else:
+            before, after = number - 1 in places, number + 1 in places
+            joint = number if before else number + 1
+            if number in sides and (before or after) and words[begins[joint]] == "and":
+                more.setdefault(number - 1 if before else number + 1, []).append(number)
+    for number in reversed(order):  # "effusion and consolidation on the right"
+        behind = sides.get(number + 1) if number + 1 in places and number not in sides else None
+        if behind and words[begins[number + 1]] in (",", "and") and behind[0].start >= places[number + 1][-1][1]:
+            sides[number] = behind
+    return more
