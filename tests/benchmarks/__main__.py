@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.benchmarks import gpu
 from tests.benchmarks.harness import HEAD, ROWS, Absent, Comparison, Measured, machine
 
 
@@ -39,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="of --gpu: on the CPU, to show that it runs")
     options = parser.parse_args(arguments)
     if options.gpu:
+        from tests.benchmarks import gpu
+
         return gpu.main(options.tiny, options.json or Path("gpu.json"), machine(options.threads))
     if options.list:
         print(*known, sep="\n")

@@ -64,6 +64,7 @@ def test_cases_take_turns():
     assert order == ["a", "b"] * 3 and found == {"a": [1.0, 1.0], "b": [1.0, 1.0]}
 
 
+@pytest.mark.slow
 def test_the_gpu_bench_runs_without_one_in_small_and_says_what_it_needs(tmp_path, capsys, monkeypatch):
     file = tmp_path / "gpu.json"
     assert main(["--gpu", "--tiny", "--json", str(file)]) == 0

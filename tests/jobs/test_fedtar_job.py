@@ -50,6 +50,7 @@ def test_a_production_export_has_no_custom_folder_and_asks_seldom(tmp_path, byoc
     assert [c["server"]["task_request_interval"] for c in configs if "server" in c] == [interval], configs
 
 
+@pytest.mark.slow
 def test_a_run_leaves_everything_that_it_promises(finished):
     process, results = finished
     steps, (start,), (end,) = recorded(results, Step), recorded(results, Start), recorded(results, End)
@@ -84,6 +85,7 @@ def curves(results: Path, site: str) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
+@pytest.mark.slow
 def test_scalars_stream_to_tensorboard(finished):
     _, results = finished
     outer = recorded(results, Outer)
@@ -99,6 +101,7 @@ def test_scalars_stream_to_tensorboard(finished):
     assert [value for _, value in server["alpha/step 1"]] == pytest.approx([event.alpha_before[0] for event in outer])
 
 
+@pytest.mark.slow
 def test_the_adapter_loads_with_peft_and_is_the_best_round_s(finished):
     from peft import PeftModel
 

@@ -1,4 +1,4 @@
-"""What the provisioned kits hold. Fast: nothing is started here."""
+"""What the provisioned kits hold; nothing is started here."""
 
 import json
 import os
@@ -26,6 +26,8 @@ from fedtar_flare.site.policy import (
     rights,
     too_wide,
 )
+
+pytestmark = pytest.mark.production
 
 BIN = Path(sys.executable).parent
 PROJECTS = ("project.yml", "project-relay.yml", "project-localhost.yml")

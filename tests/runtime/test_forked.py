@@ -67,6 +67,7 @@ def in_a_copy(simulator, place, task, about, weights, signal=None, scalar=lambda
     return forked.perform(connection, task, about, weights, site(place, app), signal or Signal(), scalar)
 
 
+@pytest.mark.slow
 def test_a_copy_gives_the_same_bits(simulator, place):
     points: dict[str, list] = {"plain": [], "copy": []}
 

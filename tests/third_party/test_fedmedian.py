@@ -27,6 +27,7 @@ def test_it_is_listed_with_its_package_and_refused_by_name_where_it_is_not_insta
     assert code == 2 and "method 'fedmedian' is unknown" in err
 
 
+@pytest.mark.slow
 def test_its_job_is_described_and_its_settings_are_checked(command, tmp_path):
     said = command("export", *SETTINGS, "--describe")
     assert "Coordinate-wise median of updates" in said and "shared low-rank factors" in said

@@ -48,6 +48,7 @@ def averaged(place):
     return rounds(place, "averaged", {}, number=2, diagnosis=HEAD)
 
 
+@pytest.mark.slow
 def test_reports_are_those_of_a_server_that_adds_the_site_s_own_step_whole(place):
     """w_{T-1} + Delta_k is what one site is given where alpha is 1."""
     losses = {}
@@ -74,6 +75,7 @@ def test_what_travels_and_the_shared_adapter_alone_are_to_the_bit_as_without_it(
         assert all(torch.equal(a.own[n], value) for n, value in b.own.items())
 
 
+@pytest.mark.slow
 def test_one_process_goes_on_as_many_do(place, kept):
     ends = rounds(place, "one", KEPT, number=2, fresh=False, diagnosis=HEAD)
     assert ends[1].closed.payload["scores"] == kept[1].closed.payload["scores"]
