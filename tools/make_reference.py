@@ -102,8 +102,10 @@ def plain(value: Any) -> str:
 def commands_page() -> str:
     """The help of every command."""
     text = ["# Command line", "", MADE]
-    for name, one in walk(parser(), "fedtar"):
-        one.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=110, max_help_position=32)
+    top = parser()
+    for name, one in [("fedtar", top), *walk(top, "fedtar")]:
+        kind = one.formatter_class
+        one.formatter_class = lambda prog, kind=kind: kind(prog, width=110, max_help_position=32)
         text += [f"## `{name}`", "", "```", one.format_help().rstrip(), "```", ""]
     return "\n".join(text)
 

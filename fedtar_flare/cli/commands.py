@@ -5,14 +5,43 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.progress import EVERY_SECONDS
 
 Commands = argparse._SubParsersAction
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors begin with the whole command and name the nearest word; nothing is abbreviated."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options, allow_abbrev=False)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:  # else the command at the top, which knows less, would say it
+            self.error(f"unknown argument '{unknown[0]}'{_nearest(unknown[0], self._option_string_actions)}")
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = list(action.choices)
+            raise argparse.ArgumentError(
+                action, f"'{value}' is unknown{_nearest(str(value), known)} (known: {', '.join(known)})"
+            )
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see '{self.prog} --help')\n")
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    from fedtar_flare.settings import nearest  # whose imports take longer than most commands
+
+    return nearest(word.partition("=")[0], list(known))
 
 
 def add_command(
@@ -41,6 +70,12 @@ def add_group(
 def add_repeated(command: argparse._ActionsContainer, option: str, form: str, summary: str) -> None:
     """Add an option that may be given several times, each with a text of this form."""
     command.add_argument(option, action="append", default=[], metavar=form, help=summary)
+
+
+def add_sites(command: argparse.ArgumentParser) -> None:
+    """Add the option that says how many simulated sites there are, or their names."""
+    text = "how many hospitals (site-1, site-2, ...), or their names, separated by commas (default 3)"
+    command.add_argument("-n", "--sites", default="3", metavar="NUMBER|NAME,NAME", help=text)
 
 
 def add_place(command: argparse.ArgumentParser) -> None:

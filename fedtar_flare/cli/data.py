@@ -23,7 +23,7 @@ GROUPS = ("model", "data")
 
 def add_commands(commands: Commands) -> None:
     """Add the group."""
-    group = add_group(commands, "data", "make, check, prepare and divide data")
+    group = add_group(commands, "data", "index, check, prepare, invent or divide data")
     command = add_command(
         group,
         index,
@@ -59,7 +59,7 @@ def add_commands(commands: Commands) -> None:
         epilog="Exit codes: 0 everything can be used, 1 something was rejected, 2 wrong use.",
     )
     command.add_argument("target", type=Path, help="manifest.csv, its folder, or a site file such as fedtar.yaml")
-    command.add_argument("-o", "--page", type=Path, default=Path("data-check.html"), help="default data-check.html")
+    command.add_argument("-o", "--out", type=Path, default=Path("data-check.html"), help="default data-check.html")
     command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor, at most 4)")
     command.add_argument("--thumbnails", type=int, default=24, help="studies that are shown (default 24; 0: none)")
 
@@ -71,7 +71,7 @@ def add_commands(commands: Commands) -> None:
     )
     command.add_argument("--site", help="name of the site (default: of the kit's folder, or of the site file)")
     _add_job(command, GROUPS, needs_place=True)
-    command.add_argument("-T", "--time-steps", type=int, default=3, help="of the job; for synthetic data (default 3)")
+    command.add_argument("--time-steps", type=int, default=3, help="of the job; for synthetic data (default 3)")
     command.add_argument("--seed", type=int, default=0, help="of the job; for synthetic data (default 0)")
     command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor, at most 4)")
 
@@ -166,7 +166,7 @@ def check(arguments: argparse.Namespace) -> int:
     workers = worker_count(arguments.workers)
     with ProgressLine() as line:
         found = check(arguments.target, workers=workers, thumbnails=arguments.thumbnails, say=line, every=line.every)
-    page = write_data_page(found, arguments.page)
+    page = write_data_page(found, arguments.out)
     summary = found.summary() | {"page": str(page)}
     show(arguments, summary, *_lines(found, summary))
     return 1 if found.rejected else 0

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.cli.commands import Commands, add_command, add_repeated, grouped, show
+from fedtar_flare.cli.commands import Commands, add_command, add_repeated, add_sites, grouped, show
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_yaml
 
@@ -23,9 +23,7 @@ _OF_GROUPS = {"local_steps": ("training", "local_steps"), "patients": ("data", "
 def add_commands(commands: Commands) -> None:
     """Add the commands."""
     command = add_command(commands, simulate, "simulate a federation on this machine, all sites side by side")
-    sites = command.add_mutually_exclusive_group()
-    sites.add_argument("-n", "--sites", type=int, default=3, help="number of simulated hospitals (default 3)")
-    sites.add_argument("-c", "--clients", help="their names instead, separated by commas")
+    add_sites(command)
     command.add_argument("-t", "--threads", type=int, help="sites that run at the same time (default: all)")
     command.add_argument(
         "-w", "--workspace", type=Path, default=Path("simulator_workspace"), help="made anew for the run"
@@ -45,8 +43,8 @@ def add_commands(commands: Commands) -> None:
 
     command = add_command(commands, compare, "run methods on the same hospitals and compare them", with_json=False)
     command.add_argument("suite", help="a shipped suite by name, such as quick, or a suite file (YAML)")
-    command.add_argument("-o", "--output", type=Path, default=Path("comparison"), help="folder of the results")
-    command.add_argument("-j", "--processes", type=int, default=1, help="runs at the same time (default 1)")
+    command.add_argument("-o", "--out", type=Path, default=Path("comparison"), help="folder of the results")
+    command.add_argument("-j", "--workers", type=int, default=1, help="runs at the same time (default 1)")
     command.add_argument("--only", action="append", default=[], metavar="ARM", help="this arm alone; may be repeated")
     command.add_argument("--page", action="store_true", help="run nothing: write the page of what is done")
 
@@ -57,16 +55,16 @@ def add_commands(commands: Commands) -> None:
 
     command = add_command(commands, status, "round, step, losses and sites of the jobs of a real federation")
     command.add_argument("job_id", nargs="?", help="one job; without it the newest ones")
-    command.add_argument("--startup-kit", type=Path, required=True, help="folder of the admin user's kit")
-    command.add_argument("-n", "--limit", type=int, default=10, help="how many of the newest jobs (default 10)")
+    command.add_argument("--kit", type=Path, required=True, help="folder of the admin user's kit")
+    command.add_argument("--limit", type=int, default=10, help="how many of the newest jobs (default 10)")
 
     command = add_command(commands, watch, "follow one job of a real federation until it ends")
     command.add_argument("job_id", help="the job; 'fedtar status' lists them")
-    command.add_argument("--startup-kit", type=Path, required=True, help="folder of the admin user's kit")
+    command.add_argument("--kit", type=Path, required=True, help="folder of the admin user's kit")
 
     command = add_command(commands, resume, "go on with a run whose job was killed, aborted or is to be longer")
     command.add_argument("job_id", help="the ended job; 'fedtar status' lists them")
-    command.add_argument("--startup-kit", type=Path, required=True, help="kit of an admin user who may submit jobs")
+    command.add_argument("--kit", type=Path, required=True, help="kit of an admin user who may submit jobs")
     command.add_argument("--job", type=Path, help="folder of the job as it was submitted (default: downloaded)")
     command.add_argument("-r", "--rounds", type=int, help="more rounds than the run had")
     command.add_argument(
@@ -96,7 +94,7 @@ def simulate(arguments: argparse.Namespace) -> None:
     """
     from fedtar_flare.runtime.simulation import simulate, site_names
 
-    names = site_names(arguments.clients or arguments.sites)
+    names = site_names(arguments.sites)
     results = simulate(_recipe(arguments), names, workspace=arguments.workspace, threads=arguments.threads)
     if arguments.json:
         print(json.dumps({"results": str(results), "report": str(results / "report.html")}))
@@ -142,8 +140,8 @@ def compare(arguments: argparse.Namespace) -> int:
     from fedtar_flare.suite.plan import experiments
     from fedtar_flare.suite.run import run_suite
 
-    if arguments.processes < 1:
-        raise ConfigError(f"--processes must be at least 1, not {arguments.processes}")
+    if arguments.workers < 1:
+        raise ConfigError(f"--workers must be at least 1, not {arguments.workers}")
     suite = read_suite(arguments.suite)
     if odd := sorted(set(arguments.only) - set(suite.arms)):
         raise ConfigError(f"--only {odd[0]}: the suite's arms are {', '.join(suite.arms)}")
@@ -151,8 +149,8 @@ def compare(arguments: argparse.Namespace) -> int:
     chosen = [one for one in planned if not arguments.only or one.name in arguments.only]
     if not arguments.page:
         require_hospitals(suite)
-    failed = [] if arguments.page else run_suite(arguments.output, chosen, processes=arguments.processes)
-    page = write_page(arguments.output, suite, planned)
+    failed = [] if arguments.page else run_suite(arguments.out, chosen, processes=arguments.workers)
+    page = write_page(arguments.out, suite, planned)
     print(f"page: {page}" if page else "no run is done yet: there is nothing to compare")
     for line in failed:
         print(f"failed: {line}")
@@ -163,7 +161,7 @@ def status(arguments: argparse.Namespace) -> None:
     """Ask the server of a provisioned federation, over mTLS, with the startup kit of an admin user."""
     from fedtar_flare.provision.status import job, jobs, line
 
-    kit = arguments.startup_kit
+    kit = arguments.kit
     found = [job(kit, arguments.job_id)] if arguments.job_id else jobs(kit, arguments.limit)
     print(json.dumps(found) if arguments.json else "\n".join(map(line, found)) or "no job was submitted yet")
 
@@ -175,7 +173,7 @@ def watch(arguments: argparse.Namespace) -> int:
     def say(entry: dict[str, object]) -> None:
         print(json.dumps(entry) if arguments.json else line(entry), flush=True)
 
-    return 0 if watch(arguments.startup_kit, arguments.job_id, say) == "FINISHED:COMPLETED" else 1
+    return 0 if watch(arguments.kit, arguments.job_id, say) == "FINISHED:COMPLETED" else 1
 
 
 def resume(arguments: argparse.Namespace) -> None:
@@ -186,7 +184,7 @@ def resume(arguments: argparse.Namespace) -> None:
     """
     from fedtar_flare.provision.resume import resume
 
-    ended, kit = arguments.job_id, arguments.startup_kit
+    ended, kit = arguments.job_id, arguments.kit
     job_id = resume(ended, kit, job_folder=arguments.job, rounds=arguments.rounds, force=arguments.force)
     print(json.dumps({"job_id": job_id, "resumes": ended}) if arguments.json else job_id)
 
@@ -198,7 +196,7 @@ def _add_job_options(command: argparse.ArgumentParser) -> None:
     job = command.add_argument_group("job")
     job.add_argument("--method", default=DEFAULT, help=f"one of {', '.join(names())} (default {DEFAULT})")
     job.add_argument("-r", "--rounds", type=int, help="rounds R (default 3)")
-    job.add_argument("-T", "--time-steps", type=int, help="time steps T (default 3)")
+    job.add_argument("--time-steps", type=int, help="time steps T (default 3)")
     job.add_argument("--preset", help="small (default), tiny, paper, timm: model, adapters, learning rates and all")
     job.add_argument("--local-steps", type=int, help="optimiser updates per site and time step")
     job.add_argument(

@@ -7,22 +7,48 @@ import sys
 from collections.abc import Sequence
 
 from fedtar_flare.cli import data, jobs, reports, site
+from fedtar_flare.cli.commands import Parser
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.reporting.format import plain
 from fedtar_flare.version import __version__
 
+GROUPS = {
+    "run a federation on this machine": ("simulate", "compare", "methods", "export", "report"),
+    "use and prepare models": ("generate", "warmstart", "adapt"),
+    "a site's data": ("data",),
+    "a site in a federation": ("doctor", "site", "audit"),
+    "admin of a federation": ("status", "watch", "resume"),
+}
+"""Commands as the help shows them."""
+
+EXAMPLES = """\
+examples:
+  fedtar simulate -n 2 -r 1                     two synthetic hospitals, one round of FedTAR
+  fedtar simulate --method fedavg --set training.lr=1e-3
+  fedtar data check manifest.csv                which studies can be used, and why others cannot
+
+exit codes: 0 done, 1 failed, 2 wrong use (an option, a setting or a site file that does not fit)
+"""
+
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="fedtar",
+        usage="%(prog)s [-h] [--version] COMMAND ...",
         description="Federated learning of longitudinal medical report generation on NVIDIA FLARE.",
-        epilog="Exit codes: 0 done, 1 failed, 2 wrong use: an option, a setting or a site file that does not fit.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"fedtar_flare {__version__}")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = top.add_subparsers(
+        dest="command", prog="fedtar", metavar="COMMAND", required=True, help=argparse.SUPPRESS
+    )
     for part in (jobs, reports, data, site):
         part.add_commands(commands)
+    listed = {action.dest: action for action in commands._choices_actions}
+    for title, names in GROUPS.items():
+        top.add_argument_group(title)._group_actions.extend(listed[name] for name in names)
     return top
 
 

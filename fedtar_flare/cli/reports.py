@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from fedtar_flare.cli.commands import Commands, add_command, add_repeated, given, grouped, pairs, show
+from fedtar_flare.cli.commands import Commands, add_command, add_repeated, given, grouped, show
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import write_json
 
@@ -34,8 +34,8 @@ def add_commands(commands: Commands) -> None:
     )
     command.add_argument("-o", "--out", type=Path, help="file to write (default: standard output; needed for sr)")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<i> (default auto)")
-    of_model = "setting of the base model to override, such as weights=PATH; may be repeated"
-    add_repeated(command, "--model", "NAME=VALUE", of_model)
+    of_model = "a setting of the base model to override, such as model.weights=PATH; may be repeated"
+    add_repeated(command, "--set", "GROUP.NAME=VALUE", of_model)
 
     command = add_command(commands, warmstart, "pre-train a report generator on studies, or on reports alone")
     for option, what in (
@@ -49,15 +49,15 @@ def add_commands(commands: Commands) -> None:
     split.add_argument("--no-site", action="store_true", help="the manifests belong to no site of any run")
     command.add_argument("--texts", type=Path, help="CSV with a column 'report', or text with empty lines between")
     command.add_argument("--preset", default="small", help="model preset: small (default), tiny, paper, timm")
-    of_model = "setting of the model, such as slices=1 or decoder_name=FOLDER; may be repeated"
-    add_repeated(command, "--set", "NAME=VALUE", of_model)
+    of_model = "a setting of model or data, such as model.slices=1 or model.decoder_name=FOLDER; may be repeated"
+    add_repeated(command, "--set", "GROUP.NAME=VALUE", of_model)
     command.add_argument("--train", choices=("all", "new"), default="all", help="all weights, or only untrained ones")
     command.add_argument("--vocabulary", type=int, help="learn a tokenizer of this size (default: the model's own)")
     command.add_argument("--steps", type=int, default=1500, help="optimiser updates (default 1500)")
     command.add_argument("--batch-size", type=int, default=8, help="reports per update (default 8)")
     command.add_argument("--lr", type=float, default=5e-4, help="highest learning rate (default 5e-4)")
     command.add_argument("--seed", type=int, default=0, help="of order and new weights (default 0)")
-    command.add_argument("--threads", type=int, default=2, help="torch threads (default 2)")
+    command.add_argument("--torch-threads", type=int, default=2, help="torch threads (default 2)")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<i> (default auto)")
     command.add_argument("-o", "--out", type=Path, required=True, help="folder to write")
 
@@ -98,7 +98,7 @@ def generate(arguments: argparse.Namespace) -> None:
         about["prior_report"] = _text_of(arguments.prior_report)
     study = study_of(arguments.study, arguments.modality, **about)
     key = read_key(arguments.key) if arguments.key else None
-    model = pairs(arguments.model, "--model")
+    model = grouped(arguments.set, ("model",)).get("model", {})
     drafter = Drafter(arguments.adapter, state=arguments.state, key=key, model=model, device=arguments.device)
     draft = drafter.draft(study)
     if arguments.format == "sr":
@@ -146,14 +146,14 @@ def warmstart(arguments: argparse.Namespace) -> None:
         raise ConfigError("--key is one site's: it goes with one --manifest or --site-file")
     if arguments.no_site and arguments.site_file:
         raise ConfigError("--no-site is for manifests: a site file is a site's")
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(arguments.torch_threads)
     key = given(arguments, "job_seed", "key")
     sites = [patients_of_manifest(path, no_site=arguments.no_site, **key) for path in arguments.manifest]
     sites += [patients_of_site_file(path, **key) for path in arguments.site_file]
-    settings = {"seed": arguments.seed, **pairs(arguments.set, "--set")}
-    data = build(DataConfig, {"transforms": settings.pop("data.transforms", ())}, "--set data")
+    settings = grouped(arguments.set, ("model", "data"))
+    data = build(DataConfig, settings.get("data"), "--set data")
     about = warm_start(
-        preset(arguments.preset, **settings),
+        preset(arguments.preset, **{"seed": arguments.seed, **settings.get("model", {})}),
         Corpus(
             tuple((cohort, cache_folder(config) / "prepared") for cohort, config in sites),
             read_texts(arguments.texts) if arguments.texts else (),

@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedtar_flare.cli.commands import Commands, add_command, add_repeated, given, pairs, show
+from fedtar_flare.cli.commands import Commands, add_command, add_repeated, add_sites, given, pairs, show
 
 
 def add_commands(commands: Commands) -> None:
     """Add the commands."""
     command = add_command(commands, synth, "write a synthetic longitudinal CT cohort with a planted truth")
-    command.add_argument("out", type=Path, help="folder to write into; a site that is there already is refused")
-    sites = command.add_mutually_exclusive_group()
-    sites.add_argument("-n", "--sites", type=int, default=3, help="number of hospitals, site-1 and so on (default 3)")
-    sites.add_argument("-c", "--clients", help="their names instead, separated by commas")
+    add_sites(command)
+    command.add_argument(
+        "-o", "--out", type=Path, default=Path("hospitals"), help="folder; a site there is refused (default hospitals)"
+    )
     command.add_argument("--patients", type=int, default=48, help="patients of each site (default 48)")
-    command.add_argument("-T", "--time-steps", type=int, default=3, help="time steps (default 3)")
+    command.add_argument("--time-steps", type=int, default=3, help="time steps (default 3)")
     command.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     command.add_argument(
         "--change",
@@ -56,10 +56,10 @@ def add_commands(commands: Commands) -> None:
         help="institution: as the source tells it; random: equal sizes; clusters: like reports together; dirichlet: "
         "every class of patients spread unevenly",
     )
-    command.add_argument("--out", type=Path, required=True, help="folder to write into; a site there is refused")
+    command.add_argument("-o", "--out", type=Path, required=True, help="folder to write into; a site there is refused")
     command.add_argument("-n", "--sites", type=int, help="number of sites (not for institution)")
     command.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
-    command.add_argument("-T", "--time-steps", type=int, default=3, help="time steps of the printed counts (default 3)")
+    command.add_argument("--time-steps", type=int, default=3, help="time steps of the printed counts (default 3)")
     command.add_argument(
         "--concentration", type=float, default=0.5, help="of dirichlet; less is more unlike (default 0.5)"
     )
@@ -85,7 +85,7 @@ def synth(arguments: argparse.Namespace) -> None:
         new_findings=not arguments.no_new_findings,
         **given(arguments, "change", "change_group", "untidy"),
     )
-    names, timeline = site_names(arguments.clients or arguments.sites), Timeline(arguments.time_steps)
+    names, timeline = site_names(arguments.sites), Timeline(arguments.time_steps)
     size = given(arguments, "patients", "seed")
     written = write_sites(arguments.out, names, timeline=timeline, options=options, **size)
     data = [{k: v if isinstance(v, int) else str(v) for k, v in vars(site).items()} for site in written]
@@ -122,4 +122,4 @@ def partition(arguments: argparse.Namespace) -> None:
 
 
 def _how_to_train(out: Path, sites: list[str]) -> str:
-    return f"Train on them: FEDTAR_SITES={out / 'sites'} fedtar simulate -c {','.join(sites)}"
+    return f"Train on them: FEDTAR_SITES={out / 'sites'} fedtar simulate -n {','.join(sites)}"

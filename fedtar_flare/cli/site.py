@@ -43,7 +43,7 @@ HEAD = ("time", "site", "method", "task", "round", "step", "outcome", "tensors",
 
 def add_commands(commands: Commands) -> None:
     """Add the commands."""
-    group = add_group(commands, "site", "look after a site's own state")
+    group = add_group(commands, "site", "pause, leave or join; describe, approve or purge what a site keeps")
     for name, (summary, text, _) in DECISIONS.items():
         command = group.add_parser(name, help=summary, description=text)
         add_place(command)
@@ -78,15 +78,15 @@ def add_commands(commands: Commands) -> None:
     add_place(command)
     command.add_argument("--site-file", type=Path, help="site file of a simulated site")
 
-    command = add_command(commands, audit, "what left a site: every message with its tensors, norms and header fields")
+    command = add_command(commands, audit, "what left a site: totals of each job, or every message with its tensors")
     command.add_argument(
         "folder",
         type=Path,
         nargs="?",
         help="a site's startup kit, its fedtar_state, or one audit file (default: the simulator's sites)",
     )
-    command.add_argument("--tensors", action="store_true", help="list every tensor of every message")
-    command.add_argument("--totals", action="store_true", help="print the totals alone")
+    command.add_argument("--messages", action="store_true", help="list every message that left, before the totals")
+    command.add_argument("--tensors", action="store_true", help="list every message with each of its tensors")
     command.add_argument("--verify", action="store_true", help="follow each file's chain: has a line been changed?")
 
     command = add_command(
@@ -96,7 +96,7 @@ def add_commands(commands: Commands) -> None:
     )
     command.add_argument("--kit", type=Path, help="the site's startup kit; without it, the environment alone")
     command.add_argument("--site-file", type=Path, help="another site file than the kit's local/fedtar.yaml")
-    command.add_argument("-T", "--time-steps", type=int, default=3, help="time steps of the job (default 3)")
+    command.add_argument("--time-steps", type=int, default=3, help="time steps of the job (default 3)")
     command.add_argument("--prometheus", type=Path, metavar="FILE", help="also write each status for Prometheus")
 
 
@@ -213,8 +213,9 @@ def purge(arguments: argparse.Namespace) -> None:
 
 
 def audit(arguments: argparse.Namespace) -> int:
-    """Print the site's audit: one line for each message that left, and the totals of each job. It holds names, shapes
-    and norms, never a value of the data. With --verify, exit code 1 where a line was changed, left out or put in.
+    """Print the totals of each job from the site's audit, with --messages also one line for each message that left. The
+    audit holds names, shapes and norms, never a value of the data. With --verify, exit code 1 where a line was changed,
+    left out or put in.
     """
     from fedtar_flare.site.audit import audit_files, read_audit, totals
     from fedtar_flare.site.place import home
@@ -224,7 +225,8 @@ def audit(arguments: argparse.Namespace) -> int:
         return _verify(arguments, files)
     entries = read_audit(files)
     sums = totals(entries)
-    lines = [] if arguments.totals else [*_audit_lines(entries, arguments.tensors), ""]
+    listed = arguments.messages or arguments.tensors
+    lines = [*_audit_lines(entries, arguments.tensors), ""] if listed else []
     lines += [
         f"{total['site']}, job {total['job']}, run {total['run']}: {total['messages']} messages "
         f"({total['refused']} refused, {total['errors']} errors), {total['tensors']} tensors, "

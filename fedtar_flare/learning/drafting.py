@@ -183,7 +183,7 @@ class Drafter:
             raise ConfigError(
                 f"{self._adapter} was trained on another base model: its weights have the fingerprint "
                 f"{self.info['fingerprint']}, those of preset '{self._config.preset}' here {mine}. Name the weights "
-                "that the run used (--model weights=PATH)"
+                "that the run used (--set model.weights=PATH)"
             )
         extension = self.info.get("extension")
         if extension and (extend := registry.method(self._method).extend) is not None:

@@ -15,10 +15,14 @@ from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.record.events import End
 from fedtar_flare.record.log import read_events
 from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.site.place import SITE_NAME
 from fedtar_flare.site.site_file import SITES_VARIABLE, sites_folder
 
 ALLOW_LIST = {"format_version": 2, "class_allow_list": ["nvflare.", "fedtar_flare."]}
 """The simulator's own policy: on a researcher's machine a job may use these two packages."""
+
+RESERVED = ("server", "local", "startup")
+"""Names of folders beside those of the sites in a simulator's workspace."""
 
 TOO_CHATTY = ("TensorDownloadable", "ClientTaskWorker")
 """FLARE's loggers that write INFO lines at every exchange; the console shows only their warnings."""
@@ -59,13 +63,23 @@ def simulate(
 
 
 def site_names(sites: int | str | Sequence[str]) -> list[str]:
-    """Names of simulated sites: a number gives site-1, site-2, ...; a text is split at its commas."""
-    if isinstance(sites, int):
+    """Names of simulated sites: a number gives site-1, site-2, ...; a text is a number, or is split at its commas.
+
+    Raises ConfigError for no site, a name twice, and one that could not name a folder of the workspace.
+    """
+    if isinstance(sites, int) or (isinstance(sites, str) and sites.lstrip("-").isdecimal()):
+        sites = int(sites)
         names = [f"site-{i}" for i in range(1, sites + 1)]
     else:
         names = [name.strip() for name in (sites.split(",") if isinstance(sites, str) else sites)]
-    if not names or not all(names) or len(set(names)) != len(names):
-        raise ConfigError(f"sites: at least one, none without a name and no name twice; got {names}")
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(f"sites: at least one, and no name twice; got {sites!r}")
+    for name in names:
+        if not SITE_NAME.fullmatch(name) or name in RESERVED:
+            raise ConfigError(
+                f"sites: '{name}' cannot name a site: letters, digits, '.', '_', '@' and '-', and none of "
+                + ", ".join(RESERVED)
+            )
     return names
 
 

@@ -40,8 +40,8 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def hospitals(place):
     """Two hospitals as ``fedtar data synth`` writes them."""
-    folder, options = place / "hospitals", ("-c", "north,south", "--patients", 14, "-T", 2, "--json")
-    out = passing("data", "synth", folder, *options, FEDTAR_HOME=str(place / "home"))
+    folder, options = place / "hospitals", ("-n", "north,south", "--patients", 14, "--time-steps", 2, "--json")
+    out = passing("data", "synth", "-o", folder, *options, FEDTAR_HOME=str(place / "home"))
     return {site["site"]: site for site in json.loads(out)}
 
 
@@ -49,7 +49,7 @@ def hospitals(place):
 def results(place, hospitals):
     """One run on them, through their site files."""
     code, out, err = fedtar(
-        "simulate", "-c", "north,south", "-r", 1, "-T", 2, "--preset", "tiny", "--local-steps", 2, "--json",
+        "simulate", "-n", "north,south", "-r", 1, "--time-steps", 2, "--preset", "tiny", "--local-steps", 2, "--json",
         "-w", place / "ws", FEDTAR_HOME=str(place / "home"), FEDTAR_SITES=str(place / "hospitals" / "sites"),
     )  # fmt: skip
     assert code == 0, err[-3000:]
@@ -77,7 +77,7 @@ def test_synth_writes_hospitals_that_are_used_like_real_ones(hospitals, results)
 
 
 def test_synth_overwrites_nothing(place, hospitals):
-    assert "there already" in failing("data", "synth", place / "hospitals", "-c", "north", "--patients", 2)
+    assert "there already" in failing("data", "synth", "-o", place / "hospitals", "-n", "north", "--patients", 2)
 
 
 def test_report_makes_the_page_again_from_any_folder_around_the_run(results, place):
@@ -125,8 +125,8 @@ def test_generate_writes_a_structured_report_that_says_draft(results, a_study, t
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        (["--model", "seed=5"], "another base model"),
-        (["--model", "sede=5"], "seed"),
+        (["--set", "model.seed=5"], "another base model"),
+        (["--set", "model.sede=5"], "seed"),
         (["--adapter", "nowhere"], "adapter_model.safetensors"),
         (["--format", "sr"], "--out"),
     ],
@@ -182,7 +182,7 @@ def test_warmstart_on_a_manifest_gives_weights_that_a_job_takes(hospitals, place
 
 def test_warmstart_on_reports_alone(tmp_path):
     (tmp_path / "reports.csv").write_text("report\nNo effusion.\nSmall nodule on the right.\n")
-    arguments = ["warmstart", "--preset", "tiny", "--steps", 2, "--threads", 1, "-o", tmp_path / "start"]
+    arguments = ["warmstart", "--preset", "tiny", "--steps", 2, "--torch-threads", 1, "-o", tmp_path / "start"]
     code, _, err = here(*arguments, "--texts", tmp_path / "reports.csv")
     assert code == 0 and "2 further texts" in err
     assert "--manifest" in failing("warmstart", "-o", tmp_path / "other")

@@ -27,7 +27,7 @@ def test_every_command_has_help():
         (["simulat"], "simulate"),
         (["simulate", "--rounds", "0"], "fedtar simulate: num_rounds"),
         (["simulate", "--sites", "0"], "at least one"),
-        (["simulate", "--clients", "a,a"], "twice"),
+        (["simulate", "--sites", "a,a"], "twice"),
         (["simulate", "--method", "fedtarr"], "fedtar"),
         (["compare", "quik"], "quick"),
         (["data", "check", "nowhere.csv"], "fedtar data check: nowhere.csv"),

@@ -20,10 +20,10 @@ def manifest(tmp_path):
 def test_divide_and_say_so(manifest, tmp_path):
     options = ("--option", "sections=[findings]", "--option", "cleaning=r2gen-v1")
     divide = ("data", "partition", "manifest", manifest, "--by", "random", "-n", 3, "--out")
-    code, out, err = fedtar_here(*divide, tmp_path / "a", "-T", 2, *options)
+    code, out, err = fedtar_here(*divide, tmp_path / "a", "--time-steps", 2, *options)
     assert code == 0, err
     assert "site-1  3 patients, 6 visits (t=1: 3, t=2: 3)" in out and "Left out: no-date 1" in out
-    assert "FEDTAR_SITES=" in out and "-c site-1,site-2,site-3" in out
+    assert "FEDTAR_SITES=" in out and "-n site-1,site-2,site-3" in out
     assert "clear 0 ." in "".join(p.read_text() for p in (tmp_path / "a").glob("*/manifest.csv"))
     code, out, _ = fedtar_here(*divide, tmp_path / "b", "--json")
     told = json.loads(out)
@@ -37,7 +37,7 @@ def test_divide_and_say_so(manifest, tmp_path):
     [
         (("--by", "random"), "needs -n"),
         (("--by", "institution", "-n", 2), "does not go with"),
-        (("--by", "chance", "-n", 2), "invalid choice"),
+        (("--by", "chance", "-n", 2), "'chance' is unknown"),
         (("--by", "random", "-n", 2, "--option", "same_day"), "NAME=VALUE"),
         (("--by", "random", "-n", 2, "--option", "same_dy=merge"), "did you mean 'same_day'"),
         (("--by", "random", "-n", 20), "8 patient(s) cannot fill 20 sites"),

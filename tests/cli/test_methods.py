@@ -18,7 +18,7 @@ RIVALS = [name for name in names() if name != "fedtar"]
 @pytest.mark.parametrize("name", ["local", "fedavg"])
 def test_a_simulation_leaves_what_every_method_s_does(tmp_path, name):
     code, out, err = fedtar(
-        "simulate", "--method", name, "-n", 2, "-r", 1, "-T", 2, "--preset", "tiny", "--local-steps", 2,
+        "simulate", "--method", name, "-n", 2, "-r", 1, "--time-steps", 2, "--preset", "tiny", "--local-steps", 2,
         "--patients", 12, "--json", "-w", tmp_path / "ws", FEDTAR_HOME=str(tmp_path / "home"),
     )  # fmt: skip
     assert code == 0, err[-3000:]

@@ -75,7 +75,7 @@ def splits(name, *, workspace=None, seed=SEED):
 
 
 def warmstart(tmp_path, *arguments):
-    options = ("--preset", "tiny", "--set", "slices=1", "--threads", 1, "-o", tmp_path / "start")
+    options = ("--preset", "tiny", "--set", "model.slices=1", "--torch-threads", 1, "-o", tmp_path / "start")
     return here("warmstart", *arguments, *options, FEDTAR_HOME=str(tmp_path / "home"))
 
 

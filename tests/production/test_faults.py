@@ -222,7 +222,7 @@ def all_gone(federation, identity):
 
 def resume(federation, identity):
     """The id of the job that goes on."""
-    code, out, err = fedtar("resume", identity, "--startup-kit", federation.kits / LEAD, "--json")
+    code, out, err = fedtar("resume", identity, "--kit", federation.kits / LEAD, "--json")
     assert code == 0, err
     return json.loads(out)["job_id"]
 
@@ -282,7 +282,7 @@ def test_a_run_of_fedkei_killed_at_probe_and_at_adapt_and_a_site_s_process_too_e
 def check_not_resumed_by_another(federation, identity):
     folder = federation.server / "fedtar_checkpoints" / identity
     assert json.loads((folder / "submitter.json").read_text()) == {"submitter": LEAD}
-    code, out, err = fedtar("resume", identity, "--startup-kit", federation.kits / "admin@hub.org")
+    code, out, err = fedtar("resume", identity, "--kit", federation.kits / "admin@hub.org")
     assert code == 0, err
     theft = out.strip()
     assert federation.finished(theft) != "FINISHED:COMPLETED"
@@ -292,7 +292,7 @@ def check_not_resumed_by_another(federation, identity):
 
 def test_a_job_that_ended_before_its_first_round_says_so_when_it_is_resumed(federation, job):
     identity = federation.submit(job("too_early"))
-    code, _, err = fedtar("resume", identity, "--startup-kit", federation.kits / LEAD)
+    code, _, err = fedtar("resume", identity, "--kit", federation.kits / LEAD)
     assert code == 1 and "--force" in err and "Traceback" not in err  # never beside the run itself
     run_of(federation, identity)
     federation.kill(federation.job_process("localhost", identity))

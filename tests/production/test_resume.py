@@ -168,10 +168,10 @@ def test_an_administrator_who_asks_is_told_how_far_the_run_is(tmp_path):
 
 @pytest.mark.parametrize("command", [["status"], ["watch", "x"], ["resume", "x"]])
 def test_a_folder_that_is_no_admin_s_kit_is_named(tmp_path, command):
-    code, _, err = fedtar_here(*command, "--startup-kit", tmp_path)
+    code, _, err = fedtar_here(*command, "--kit", tmp_path)
     assert code == 2 and str(tmp_path) in err and "Traceback" not in err
 
 
 def test_force_needs_the_job_s_folder(tmp_path):
-    code, _, err = fedtar_here("resume", "x", "--startup-kit", tmp_path, "--force")
+    code, _, err = fedtar_here("resume", "x", "--kit", tmp_path, "--force")
     assert code == 2 and "--force needs --job" in err and "Traceback" not in err

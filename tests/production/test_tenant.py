@@ -44,7 +44,7 @@ def test_fedavg_is_guarded_audited_and_resumed(federation, exported, without_fed
     )
 
     without_fedavg()
-    code, out, err = fedtar("resume", identity, "--startup-kit", federation.kits / "lead@hub.org", "--json")
+    code, out, err = fedtar("resume", identity, "--kit", federation.kits / "lead@hub.org", "--json")
     assert code == 0, err
     resumed = json.loads(out)["job_id"]
     results = federation.completed(resumed, 400)

@@ -15,7 +15,7 @@ from fedtar_flare import registry
 from fedtar_flare.provision.resume import resumed_job
 from fedtar_flare.runtime.checkpoint import load
 
-SETTINGS = ("--method", "fedmedian", "--preset", "tiny", "-r", "2", "-T", "1", "--patients", "12")
+SETTINGS = ("--method", "fedmedian", "--preset", "tiny", "-r", "2", "--time-steps", "1", "--patients", "12")
 SETTINGS += ("--set", "server.step_size=0.5", "--set", "training.local_steps=2", "--set", "training.batch_size=4")
 
 
@@ -104,7 +104,8 @@ def test_hospitals_that_allow_it_approve_it_run_it_over_mtls_and_resume_it(
     federation = Federation(tmp_path / "project.yml", tmp_path / "f", {"hospital-a": site, "hospital-b": site})
     job, later = tmp_path / "jobs" / "fedmedian", tmp_path / "later" / "fedmedian"
     command("export", *SETTINGS, "--no-byoc", "-o", job.parent)
-    command("export", "--method", "fedavg", "--preset", "tiny", "-r", "1", "-T", "1", "--no-byoc", "-o", job.parent)
+    once = ("-r", "1", "--time-steps", "1", "--no-byoc", "-o", job.parent)
+    command("export", "--method", "fedavg", "--preset", "tiny", *once)
     try:
         for kit in federation.sites.values():
             policy = json.loads((kit / "local" / "privacy.json").read_text())
