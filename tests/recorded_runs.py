@@ -204,6 +204,10 @@ def _evaluate(record, r, progress, sites, time_steps, min_cell, generic, content
 
     def said(good: float) -> Cell:
         return {
+            "presence_f1": 0.6 + 0.3 * good,
+            "side_accuracy": 0.9,
+            "degree_accuracy": 0.3 + 0.3 * good,
+            "change_accuracy": 0.5 * good if good else None,
             "ctrate_rules_f1": 0.3 + 0.5 * good,
             "change_f1": 0.4 + 0.4 * good,
             "finding_change_f1": 0.3 + 0.3 * good,
@@ -213,8 +217,9 @@ def _evaluate(record, r, progress, sites, time_steps, min_cell, generic, content
             "length_ratio": 0.55 + 0.4 * good,
         }
 
-    def recalls(i: int, good: float) -> dict[str, dict[str, Cell]]:
-        known = {name: {"n": 6.0 + i, "recall": 0.9 - 0.5 * good} for name in ("emphysema", "nodule_left")}
+    def findings(i: int, good: float) -> dict[str, dict[str, Cell]]:
+        one = {"n": 6.0 + i, "recall": 0.9 - 0.5 * good, "named": 7.0, "precision": 0.95 - 0.1 * good}
+        known = dict.fromkeys(("emphysema", "nodule_left"), one)
         return {"known": known, "new": {"fibrosis": {"n": 5.0 - i, "recall": 0.7 * good}}}
 
     def scores(personal: float) -> dict[str, SiteScores]:
@@ -224,7 +229,8 @@ def _evaluate(record, r, progress, sites, time_steps, min_cell, generic, content
             good = personal * (0.95 - 0.12 * (i % 5)) * progress ** (0.5 + 0.3 * i)
             steps = {t: cell(n, good * (1 - 0.07 * t)) for t, n in enumerate(counts, 1)}
             every = cell(sum(n for n in counts if n >= min_cell), good * 0.88)
-            more = {"findings": recalls(i, good), "references": {"identical_share": 0.1}} if content else {}
+            natural = {"identical_share": 0.1, "contradictions": 0.2}
+            more = {"findings": findings(i, good), "references": natural} if content else {}
             found[site] = SiteScores(steps=steps, all=every | (said(good) if content else {}), **more)
         return found
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Sample
-from fedtar_flare.data.minimum_cell import full_cells, round_to_cell
+from fedtar_flare.data.minimum_cell import enough, full_cells, round_to_cell
 from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.learning.labels import labeler_of
 from fedtar_flare.metrics.alarms import identical_share
@@ -50,8 +50,8 @@ def cells(
     dict
         ``{"steps": {"1": cell, ...}, "all": cell}``; a cell has ``n`` and the scores of
         :func:`~fedtar_flare.metrics.registry.scores_of`, at a step those that are by step. With them come ``findings``
-        (:func:`finding_recalls`) and ``references``, the share of identical ones among them, with which an alarm about
-        the generated reports is compared; both over the visits that count in ``all``.
+        (:func:`finding_scores`) and ``references``, their own ``identical_share`` and ``contradictions``, with which
+        alarms about the generated reports are compared; both over the visits that count in ``all``.
     """
     at = {str(t): [i for i, s in enumerate(samples) if s.time_step == t] for t in range(1, time_steps + 1)}
     cells_ = full_cells(((str(s.time_step), s.visit.patient_id) for s in samples), min_cell)
@@ -65,8 +65,12 @@ def cells(
     if shown:
         over_all = reports_of(samples, texts, losses, shown)
         scores["all"] |= scores_of(over_all, min_cell=min_cell)
-        scores["findings"] = finding_recalls(over_all, min_cell)
-        scores["references"] = {"identical_share": identical_share(over_all.references)}
+        scores["findings"] = finding_scores(over_all, min_cell)
+        claimed = enough(over_all.claiming(references=True), min_cell)
+        scores["references"] = {
+            "identical_share": identical_share(over_all.references),
+            "contradictions": over_all.contradictions(references=True) if claimed else None,
+        }
     return scores
 
 
@@ -90,32 +94,38 @@ def reports_of(
         findings=findings if reader.known is not None else [reader.stated(text) for text in references],
         named=[reader.stated(text) for text in generated],
         known=reader.known,
+        labeler=reader.rules,
     )
 
 
-def finding_recalls(reports: Reports, min_cell: int) -> dict[str, dict[str, dict[str, float]]]:
+def finding_scores(reports: Reports, min_cell: int) -> dict[str, dict[str, dict[str, float]]]:
     """Per finding ``n``, the reports that have it, and ``recall``, the share of those that name it.
 
-    They are under ``known`` and ``new`` (to the warm start) where the truth is known; elsewhere under ``stated``:
-    classes that the rule-based labeler finds in the references. A finding of fewer than ``min_cell`` distinct patients
-    is left out; n is rounded down to a multiple of ``min_cell``.
+    Where at least ``min_cell`` distinct patients' reports name it, also ``named``, how many do, and ``precision``, the
+    share of those that have it. They are under ``known`` and ``new`` (to the warm start) where the truth is known;
+    elsewhere under ``stated``: classes that the rule-based labeler finds in the references. A finding of fewer than
+    ``min_cell`` distinct patients is left out (with a cell of 1, only if no report names it either); ``n`` and
+    ``named`` are rounded down to a multiple of ``min_cell``.
     """
-    if (known := reports.known) is None:
-        return {"stated": _recalls(reports.findings, reports, min_cell)}
-    return {
-        "known": _recalls([there & known for there in reports.findings], reports, min_cell),
-        "new": _recalls([there - known for there in reports.findings], reports, min_cell),
-    }
 
+    def full(side: Sequence[AbstractSet[str]]) -> set[str]:
+        return full_cells(
+            ((name, one) for one, names in zip(reports.patients, side, strict=True) for name in names), min_cell
+        )
 
-def _recalls(findings: Sequence[AbstractSet[str]], reports: Reports, min_cell: int) -> dict[str, dict[str, float]]:
-    having = ((name, patient) for patient, there in zip(reports.patients, findings, strict=True) for name in there)
-    shown = full_cells(having, min_cell)
-    return {
-        name.replace(" ", "_"): {"n": round_to_cell(there, min_cell), "recall": named / there}
-        for name, (there, named) in finding_counts(findings, reports.named).items()
-        if name in shown
-    }
+    having, naming, known = full(reports.findings), full(reports.named), reports.known
+    found: dict[str, dict[str, dict[str, float]]] = {"stated": {}} if known is None else {"known": {}, "new": {}}
+    for name, (there, named, right) in finding_counts(reports.findings, reports.named).items():
+        # a precision of what too few have would tell how many of them have it
+        if name in having or (min_cell == 1 and name in naming):
+            one: dict[str, float] = {"n": round_to_cell(there, min_cell)}
+            if there:
+                one["recall"] = right / there
+            if name in naming:
+                one |= {"named": round_to_cell(named, min_cell), "precision": right / named}
+            kind = "stated" if known is None else "known" if name in known else "new"
+            found[kind][name.replace(" ", "_")] = one
+    return found
 
 
 def report_rows(

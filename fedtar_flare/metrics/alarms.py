@@ -22,8 +22,10 @@ MISMATCHED = 0.4
 """A report that says nothing of its patient fits half of the other patients' references better than its own (0.5)."""
 LENGTH_RATIO = (0.6, 1.5)
 """Below, reports are cut short or leave things out; above, they repeat themselves."""
-RECALL_LOSS = 0.02
-"""Findings lost against the warm start that are more than rounding and chance in a small test set."""
+FINDINGS_LOSS = 0.02
+"""Findings missed or invented beyond the warm start's that are more than rounding and chance in a small test set."""
+CONTRADICTIONS_EXCESS = 0.1
+"""How much larger the share of contradicted claims may be than among the references, which leave things out too."""
 MOST_REFERENCES = 500
 """Reports and references compared with each other, at most; spread evenly over those given."""
 
@@ -32,6 +34,8 @@ _MEANING = {
     "mismatched_share": "reports fit other patients nearly as well as their own",
     "length_ratio": "reports are much shorter or longer than the references",
     "finding_recall": "findings that the warm start reported are missed now",
+    "invented_findings": "more of the findings named are not there than of the warm start's",
+    "contradictions": "claims of change do not follow from the patient's report before",
 }
 
 
@@ -96,25 +100,31 @@ def alarms(
     references: Mapping[str, float | None],
     *,
     recall: tuple[float | None, float | None] = (None, None),
+    invented: tuple[float | None, float | None] = (None, None),
 ) -> list[Alarm]:
     """All alarms of one site's test reports, raised or not; one without its numbers is left out.
 
-    ``references`` has the ``identical_share`` of the references themselves; ``recall`` is that of the findings that the
-    warm start knows: the warm start's, and now.
+    ``references`` has ``identical_share`` and ``contradictions`` of the references themselves. Of the findings that
+    the warm start knows, ``recall`` is the share that is named, ``invented`` the share of those named that is not
+    there: the warm start's, and now.
     """
-    alike, (start, now) = references.get("identical_share"), recall
-    values = scores if alike is not None else {**scores, "identical_share": None}
-    values = {**values, "finding_recall": now if start is not None else None}
+
+    def above(natural: float | None, excess: float) -> tuple[float, float] | None:
+        return None if natural is None else (0.0, min(1.0, natural + excess))
+
     limits = {
-        "identical_share": (0.0, min(1.0, (alike or 0.0) + IDENTICAL_EXCESS)),
+        "identical_share": above(references.get("identical_share"), IDENTICAL_EXCESS),
         "mismatched_share": (0.0, MISMATCHED),
         "length_ratio": LENGTH_RATIO,
-        "finding_recall": (max(0.0, (start or 0.0) - RECALL_LOSS), 1.0),
+        "finding_recall": None if recall[0] is None else (max(0.0, recall[0] - FINDINGS_LOSS), 1.0),
+        "invented_findings": above(invented[0], FINDINGS_LOSS),
+        "contradictions": above(references.get("contradictions"), CONTRADICTIONS_EXCESS),
     }
+    values = {**scores, "finding_recall": recall[1], "invented_findings": invented[1]}
     return [
-        Alarm(name, value, limits[name], meaning)
-        for name, meaning in _MEANING.items()
-        if (value := values.get(name)) is not None
+        Alarm(name, value, limit, _MEANING[name])
+        for name, limit in limits.items()
+        if limit and (value := values.get(name)) is not None
     ]
 
 

@@ -59,8 +59,8 @@ def known_and_new(
 
 def finding_counts(
     truth: Sequence[AbstractSet[str]], predicted: Sequence[AbstractSet[str]]
-) -> dict[str, tuple[int, int]]:
-    """Per finding that any report has, sorted: how many have it, and how many of those name it."""
-    there = Counter(name for findings in truth for name in findings)
-    named = Counter(name for t, p in zip(truth, predicted, strict=True) for name in t & p)
-    return {name: (there[name], named[name]) for name in sorted(there)}
+) -> dict[str, tuple[int, int, int]]:
+    """Per finding of any side, sorted: how many reports have it, how many name it, and how many of these have it."""
+    there, named = (Counter(name for findings in side for name in findings) for side in (truth, predicted))
+    right = Counter(name for t, p in zip(truth, predicted, strict=True) for name in t & p)
+    return {name: (there[name], named[name], right[name]) for name in sorted(there | named)}

@@ -114,7 +114,7 @@ def grade(generated: str, reference: str, labeler: RuleLabeler) -> tuple[Grade, 
 
 def _by_finding(said: Sequence[Statement]) -> dict[str, list[Statement]]:
     found: dict[str, list[Statement]] = {}
-    for one in said:
+    for one in dict.fromkeys(said):
         found.setdefault(one.finding, []).append(one)
     return found
 
@@ -136,31 +136,27 @@ def _side(said: Sequence[Statement], there: Sequence[Statement]) -> bool | None:
 def _agreed(part: Part, said: Sequence[Statement], there: Sequence[Statement], labeler: RuleLabeler) -> bool | None:
     """Whether all that is said of a side is among what is there of it; of all sides where none is in both texts."""
 
-    def beside(one: Statement, others: Sequence[Statement]) -> list[Statement]:
-        return [other for other in others if not (one.side and other.side) or one.side & other.side]
+    def of_side(one: Statement, others: Sequence[Statement]) -> list[str]:
+        return _all(part, [other for other in others if not (one.side and other.side) or one.side & other.side])
 
     def same(word: str, other: str) -> bool:
         return word == other or (part == "degree" and _same_degree(word, other, labeler, there[0].finding))
 
     graded = [one for one in there if getattr(one, part)]
-    pairs = [(_all(part, beside(one, there)), _all(part, mine)) for one in graded if (mine := beside(one, said))]
-    pairs = pairs or [(_all(part, there), _all(part, said))]
+    paired = [one for one in graded if not one.side or any(one.side & other.side for other in said)]
+    pairs = [(of_side(one, there), of_side(one, said)) for one in paired] or [(_all(part, there), _all(part, said))]
     right = [bool(mine) and all(any(same(m, t) for t in theirs) for m in mine) for theirs, mine in pairs]
     return all(right) if graded else None
 
 
 def _same_degree(word: str, other: str, labeler: RuleLabeler, finding: str) -> bool:
-    """On the first scale that has both words, else if they have a level in common."""
-    scales = _scales(labeler, finding)
+    """On the first of the labeler's own scales that has both words, else if they have a level in common."""
+    scales = labeler.degrees.get(finding, ())
     for scale in scales:
         if word in scale and other in scale:
             return scale[word] == scale[other]
-    mine, theirs = ({scale[one] for scale in scales if one in scale} for one in (word, other))
+    mine, theirs = ({scale[one] for scale in scales if one in scale} or {DEGREES[one]} for one in (word, other))
     return bool(mine & theirs)
-
-
-def _scales(labeler: RuleLabeler, finding: str) -> tuple[Mapping[str, int], ...]:
-    return (*labeler.degrees.get(finding, ()), DEGREES)
 
 
 @cache
@@ -186,7 +182,7 @@ def _of_sentence(words: Sequence[str], mentions: Sequence[Mention], labeler: Rul
         if mention.label != "positive" or change == "resolved":
             continue
         piece = numbers[mention.start]
-        scales = _scales(labeler, mention.name)
+        scales = (*labeler.degrees.get(mention.name, ()), DEGREES)
         for number in (piece, *more.get(piece, ())):
             near = [said.get(number, []) for said in (sides, degrees)]
             if number == piece and len(places[piece]) > 1:

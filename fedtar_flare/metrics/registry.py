@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 
 from fedtar_flare.data.minimum_cell import enough
 from fedtar_flare.metrics.alarms import identical_share, length_ratio, mismatched_share
+from fedtar_flare.metrics.grades import Part
 from fedtar_flare.metrics.reports import Reports
 
 LANGUAGE, FINDINGS, CONTENT = "Language", "Findings", "Classes, change and repetition"
+GRADES = "Findings against the reference"
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Score:
     curve: bool = False
     """A chart over rounds is drawn."""
     group: str = CONTENT
-    """Scores of one group share a table."""
+    """Scores of one group share a table, and are computed at each step, or none of them is."""
 
 
 def _language(name: str, label: str, curve: bool = False) -> Score:
@@ -46,6 +49,11 @@ def _findings(name: str, label: str, curve: bool = True) -> Score:
     return Score(
         name, label, lambda r: r.finding_agreement[name], by_step=True, needs="findings", curve=curve, group=FINDINGS
     )
+
+
+def _graded(name: str, part: Part) -> Score:
+    concerned, of_part = partial(Reports.graded, part=part), partial(Reports.accuracy, part=part)
+    return Score(name, f"{part} right", of_part, unit="% of findings", concerned=concerned, group=GRADES)
 
 
 SCORES = {
@@ -73,6 +81,16 @@ SCORES = {
         _findings("finding_f1_known", "known findings F1"),
         _findings("finding_f1_new", "new findings F1"),
         _findings("finding_recall_new", "new findings recall", curve=False),
+        Score(
+            "presence_f1",
+            "presence F1",
+            lambda r: r.presence_f1,
+            concerned=lambda r: r.graded("presence"),
+            group=GRADES,
+        ),
+        _graded("side_accuracy", "side"),
+        _graded("degree_accuracy", "degree"),
+        _graded("change_accuracy", "change"),
         Score("chexpert_rules_f1", "CheXpert classes F1 (rules)", lambda r: r.class_f1, needs="chexpert-rules"),
         Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)", lambda r: r.class_f1, needs="ctrate-rules"),
         Score("change_f1", "change words F1", lambda r: r.change_words),
@@ -87,7 +105,7 @@ SCORES = {
         Score(
             "contradictions",
             "contradictions between visits",
-            lambda r: r.contradictions,
+            Reports.contradictions,
             unit="% of claims",
             higher_is_better=False,
             concerned=Reports.claiming,

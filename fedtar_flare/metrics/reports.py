@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from fedtar_flare.errors import DataError
 from fedtar_flare.metrics.clinical import known_and_new
+from fedtar_flare.metrics.grades import Grade, Part, grade
 from fedtar_flare.metrics.label_scores import label_counts_of_texts
+from fedtar_flare.metrics.labeler import RuleLabeler
 from fedtar_flare.metrics.language import clean, language_scores
 from fedtar_flare.metrics.report_labels import RuleLabels, rule_labeler
 from fedtar_flare.metrics.temporal import VisitReport, change_word_f1, claimants, contradictions, finding_change_f1
@@ -36,11 +39,13 @@ class Reports:
     """Findings that are there, and that the generated text states."""
     known: AbstractSet[str] | None = None
     """Findings that the warm start has seen; None where ``findings`` are what the references state, not the truth."""
+    labeler: RuleLabeler | None = None
+    """Whose findings are graded and followed from visit to visit; by default that of ``rules``."""
 
     def __post_init__(self) -> None:
         if not self.patients:
             raise DataError("there is no report to score", reason="no-reports")
-        given = {name: len(column) for name, column in vars(self).items() if name not in ("rules", "known")}
+        given = {name: len(column) for name, column in vars(self).items() if name not in ("rules", "known", "labeler")}
         if len(set(given.values())) > 1:
             raise DataError(f"reports need an entry each of everything, not {given}", reason="unequal-lengths")
 
@@ -73,22 +78,46 @@ class Reports:
         return sum(scores) / len(scores)
 
     @cached_property
-    def contradictions(self) -> float | None:
-        """Share of claims of change that the patient's generated report before contradicts; None without any."""
-        found, claims = contradictions(self._visits, rule_labeler(self.rules))
+    def grades(self) -> list[tuple[Grade, ...]]:
+        """Of each report, the grades of all findings that it or its reference states."""
+        return [grade(*texts, self._labeler) for texts in zip(self.generated, self.references, strict=True)]
+
+    @cached_property
+    def presence_f1(self) -> float | None:
+        """Micro F1 of the findings that both texts state; None where neither states any."""
+        found = [one.presence == "right" for grades in self.grades for one in grades]
+        return 2 * sum(found) / (len(found) + sum(found)) if found else None
+
+    def accuracy(self, part: Part) -> float | None:
+        """Share right in this part, of the findings of which it is graded; None without any."""
+        verdicts = [right for grades in self.grades for one in grades if (right := getattr(one, part)) is not None]
+        return sum(verdicts) / len(verdicts) if verdicts else None
+
+    def graded(self, part: Part | Literal["presence"]) -> set[str]:
+        """Patients of whom a finding is graded in this part."""
+        both = zip(self.patients, self.grades, strict=True)
+        return {patient for patient, grades in both if any(getattr(one, part) is not None for one in grades)}
+
+    def contradictions(self, *, references: bool = False) -> float | None:
+        """Share of claims of change that the patient's report before contradicts; None without any."""
+        found, claims = contradictions(self._visits, self._labeler, references=references)
         return len(found) / claims if claims else None
 
     @property
     def has_words(self) -> bool:
         return any(map(clean, self.references))
 
-    def claiming(self) -> set[str]:
-        """Patients one of whose generated reports claims a change that the one before could contradict."""
-        return claimants(self._visits, rule_labeler(self.rules))
+    def claiming(self, *, references: bool = False) -> set[str]:
+        """Patients one of whose reports claims a change that the one before could contradict."""
+        return claimants(self._visits, self._labeler, references=references)
 
     def changing(self) -> set[str]:
         """Patients of whom either side names a change."""
         return {one for one, *both in zip(self.patients, self.changes, self.claimed, strict=True) if any(both)}
+
+    @property
+    def _labeler(self) -> RuleLabeler:
+        return self.labeler or rule_labeler(self.rules)
 
     @cached_property
     def _visits(self) -> list[VisitReport]:

@@ -207,9 +207,13 @@ def contradictions(
     return found, claims
 
 
-def claimants(rows: Sequence[VisitReport], labeler: RuleLabeler) -> set[str]:
-    """Patients whose generated reports make a claim of change that one before could contradict."""
+def claimants(rows: Sequence[VisitReport], labeler: RuleLabeler, *, references: bool = False) -> set[str]:
+    """Patients whose reports, generated or ``references``, claim a change that one before could contradict."""
     first: dict[str, VisitReport] = {}
     for row in sorted(rows, key=lambda row: row.order):
         first.setdefault(row.patient, row)
-    return {row.patient for row in rows if row is not first[row.patient] and finding_changes(row.generated, labeler)}
+    return {
+        row.patient
+        for row in rows
+        if row is not first[row.patient] and finding_changes(row.reference if references else row.generated, labeler)
+    }

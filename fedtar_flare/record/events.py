@@ -127,7 +127,8 @@ class SiteScores(Part):
     """Scores of one site: per time step, over all steps shown, and of the reference reports themselves.
 
     ``findings``: kind (``known`` and ``new`` to the warm start, or ``stated``: classes in the references) to finding to
-    ``n``, the reports that have it, and ``recall``; those under the minimum are not in it.
+    ``n``, the reports that have it, and ``recall``; ``named``, those that name it, and ``precision``; what is of too
+    few patients is not in it. ``references`` has ``identical_share`` and ``contradictions``.
     """
 
     steps: dict[int, Cell] = {}

@@ -1,13 +1,13 @@
-"""Signs that reports do not come from the image, and the recall of each finding; two sections of the page."""
+"""Signs that reports do not come from the image, precision and recall of each finding; two sections of the page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fedtar_flare.metrics.alarms import Alarm, alarms
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.record.events import Evaluation, SiteScores
+from fedtar_flare.record.events import Cell, Evaluation, SiteScores
 from fedtar_flare.reporting.format import NOTHING, number
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
@@ -32,12 +32,12 @@ class Sign(NamedTuple):
     meaning: str
 
 
-class Recall(NamedTuple):
-    """One finding: for each site, number of reports and recall before and after; None where it is not known."""
+class FindingRow(NamedTuple):
+    """One finding; of each site a cell with both parts: number of reports, and share before and after."""
 
     kind: str
     name: str
-    sites: list[tuple[str, str, str] | None]
+    sites: list[list[tuple[str, str, str]]]
 
 
 def alarm_section(run: Run) -> Section | None:
@@ -63,21 +63,22 @@ def alarm_section(run: Run) -> Section | None:
 
 
 def finding_section(run: Run) -> Section | None:
-    """Recall of each finding from the warm start to the last evaluation; None where none is known."""
+    """Precision and recall of each finding, from warm start to last evaluation; None where none is known."""
     last = run.final or run.warm_start
     if last is None:
         return None
     pairs = _pairs(run.warm_start, last)
-    tables = [(part, sorted(after), rows) for part, (b, after) in pairs.items() if (rows := _recalls(b, after))]
+    tables = [(part, sorted(after), rows) for part, (b, after) in pairs.items() if (rows := _rows(b, after))]
     if not tables:
         return None
-    few = f"fewer than {run.start.min_cell} such reports" if run.start.min_cell > 1 else "no such report"
+    few = f"fewer than {run.start.min_cell} patients" if run.start.min_cell > 1 else "no patient"
     lead = (
-        f"Share of the test reports with a finding that name it, × 100, from the {start_name(run)}"
-        f"{f' to round {run.final.round}' if run.final else ''}; n is the number of reports that have it. "
-        f"Blank where a site has {few}."
+        "Recall: the share of the n test reports with a finding that name it. Precision: the share of the n reports "
+        "that name a finding that are right. Both are × 100, from the "
+        f"{start_name(run)}{f' to round {run.final.round}' if run.final else ''}; n is that of the last evaluation. "
+        f"Blank where such reports are of {few}."
     )
-    return Section("findings", "Recall of each finding", lead, render("findings.html", tables=tables))
+    return Section("findings", "Precision and recall of each finding", lead, render("findings.html", tables=tables))
 
 
 def _pairs(start: Evaluation | None, last: Evaluation) -> dict[str, tuple[Sites, Sites]]:
@@ -92,22 +93,28 @@ def _pairs(start: Evaluation | None, last: Evaluation) -> dict[str, tuple[Sites,
 
 
 def _alarms(now: SiteScores | None, start: SiteScores | None) -> list[Alarm]:
-    recalls = [_known_recall(scores) if scores else None for scores in (start, now)]
-    return alarms(now.all, now.references, recall=(recalls[0], recalls[1])) if now else []
+    if now is None:
+        return []
+    recall, precision = (
+        [_known(scores, share, count) if scores else None for scores in (start, now)]
+        for share, count in (("recall", "n"), ("precision", "named"))
+    )
+    invented = [None if one is None else 1 - one for one in precision]
+    return alarms(now.all, now.references, recall=(recall[0], recall[1]), invented=(invented[0], invented[1]))
 
 
-def _known_recall(scores: SiteScores) -> float | None:
-    """Recall of the findings that the warm start knows (of all classes where nobody knows which); None without any."""
+def _known(scores: SiteScores, share: str, count: str) -> float | None:
+    """Mean over the findings that the warm start knows (all classes where nobody knows which); None without any."""
     counted = [one for kind in ("known", "stated") for one in scores.findings.get(kind, {}).values()]
-    there = sum(one["n"] or 0 for one in counted)
-    return sum((one["n"] or 0) * (one.get("recall") or 0) for one in counted) / there if there else None
+    number = sum(one.get(count) or 0 for one in counted)
+    return sum((one.get(count) or 0) * (one.get(share) or 0) for one in counted) / number if number else None
 
 
 def _sign(site: str, found: list[Alarm | None]) -> Sign:
     first = next(one for one in found if one is not None)
     return Sign(
         site=site,
-        label=SCORES[first.name].label if first.name in SCORES else "finding recall",
+        label=SCORES[first.name].label if first.name in SCORES else first.name.replace("_", " "),
         values=[(_shown(one, one.value), one.raised) if one else (NOTHING, False) for one in found],
         limits=" / ".join(dict.fromkeys(_limits(one) for one in found if one)),
         meaning=first.meaning,
@@ -125,19 +132,25 @@ def _limits(alarm: Alarm) -> str:
     return f"above {high}" if not alarm.limits[0] else f"below {low}, above {high}"
 
 
-def _recalls(before: Sites, after: Sites) -> list[Recall]:
+def _rows(before: Sites, after: Sites) -> list[FindingRow]:
     rows = []
     for kind, title in _KINDS.items():
-        names = sorted({name for scores in after.values() for name in scores.findings.get(kind, {})})
-        for name in names:
-            cells: list[tuple[str, str, str] | None] = []
-            for site in sorted(after):
-                now = after[site].findings.get(kind, {}).get(name)
-                start = before[site].findings.get(kind, {}).get(name, {}) if site in before else {}
-                recall = now and (number(now.get("n"), 0), _percent(start.get("recall")), _percent(now.get("recall")))
-                cells.append(recall or None)
-            rows.append(Recall(title, name.replace("_", " "), cells))
+        for name in sorted({name for scores in after.values() for name in scores.findings.get(kind, {})}):
+            pairs = [
+                [one.findings.get(kind, {}).get(name, {}) for one in (before.get(site, SiteScores()), after[site])]
+                for site in sorted(after)
+            ]
+            cells = [[_cell(pair, "n", "recall"), _cell(pair, "named", "precision")] for pair in pairs]
+            rows.append(FindingRow(title, name.replace("_", " "), cells))
     return rows
+
+
+def _cell(pair: Sequence[Cell], count: str, share: str) -> tuple[str, str, str]:
+    """Number of reports, and the share before and now; empty where it is not known now."""
+    before, now = pair
+    if now.get(share) is None:
+        return "", "", ""
+    return number(now.get(count), 0), _percent(before.get(share)), _percent(now.get(share))
 
 
 def _percent(value: float | None) -> str:

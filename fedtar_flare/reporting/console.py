@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedtar_flare.metrics.registry import CONTENT, SCORES
+from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.reporting.format import duration, plain, scaling, score
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.scores import Row, measured, score_rows, start_name
@@ -41,10 +41,10 @@ def _status(run: Run) -> str:
 
 
 def _tables(rows: Sequence[Row]) -> list[str]:
-    """All scores, a few of them to a table; those of the content are not given by step."""
+    """All scores, a few of them to a table; some are not given by step."""
     lines = []
-    for content, shown in ((False, rows), (True, [row for row in rows if row.step is None])):
-        names = [name for name in measured(rows) if (SCORES[name].group == CONTENT) is content]
+    for by_step, shown in ((True, rows), (False, [row for row in rows if row.step is None])):
+        names = [name for name in measured(rows) if SCORES[name].by_step is by_step]
         for i in range(0, len(names), ACROSS):
             lines += _table(shown, names[i : i + ACROSS])
     return lines or _table(rows, ())

@@ -137,7 +137,7 @@ def _known(evaluation: Evaluation, min_cell: int) -> Evaluation:
                 steps={t: _cell(cell, min_cell) for t, cell in sorted(scores.steps.items())},
                 all=_cell(scores.all, min_cell),
                 findings={
-                    kind: {name: one for name, one in found.items() if (one.get("n") or 0) >= max(1, min_cell)}
+                    kind: {name: known for name, one in found.items() if (known := _finding(one, min_cell))}
                     for kind, found in scores.findings.items()
                 },
                 references=scores.references if (scores.all.get("n") or 0) >= min_cell else {},
@@ -146,6 +146,13 @@ def _known(evaluation: Evaluation, min_cell: int) -> Evaluation:
         }
 
     return Evaluation(round=evaluation.round, sites=of(evaluation.sites), generic=of(evaluation.generic))
+
+
+def _finding(one: Cell, min_cell: int) -> Cell:
+    """The counts of a finding that may be shown, each with its share."""
+    shares = (("n", "recall"), ("named", "precision"))
+    shown = [pair for pair in shares if (one.get(pair[0]) or 0) >= max(1, min_cell)]
+    return {name: one.get(name) for pair in shown for name in pair}
 
 
 def _cell(cell: Cell, min_cell: int) -> Cell:

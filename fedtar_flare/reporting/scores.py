@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedtar_flare.metrics.registry import CONTENT, SCORES
+from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import Cell, Evaluation, SiteScores
 from fedtar_flare.reporting.format import scaling, score, shown, total, visits, whole
 from fedtar_flare.reporting.plots import Palette, Series, line_chart
@@ -79,12 +79,13 @@ def measured(rows: Sequence[Row]) -> list[str]:
 
 
 def groups(rows: Sequence[Row]) -> list[tuple[str, Sequence[Row], list[str]]]:
-    """Tables of a readable width: title, rows and scores. Content is scored over all steps alone."""
+    """Tables of a readable width: title, rows and scores; some are scored over all steps alone."""
     names = measured(rows)
-    found = []
+    found: list[tuple[str, Sequence[Row], list[str]]] = []
     for group in dict.fromkeys(SCORES[name].group for name in names):
-        shown = [row for row in rows if row.step is None] if group == CONTENT else rows
-        found.append((group, shown, [name for name in names if SCORES[name].group == group]))
+        of_group = [name for name in names if SCORES[name].group == group]
+        by_step = any(SCORES[name].by_step for name in of_group)
+        found.append((group, [row for row in rows if by_step or row.step is None], of_group))
     return found
 
 

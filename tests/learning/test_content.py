@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.learning.evaluation import cells, finding_recalls, reports_of
+from fedtar_flare.learning.evaluation import cells, finding_scores, reports_of
 from fedtar_flare.metrics.registry import SCORES, scores_of
 from fedtar_flare.protocol.tasks import SCORES as FIELDS
 from fedtar_flare.record.events import SiteScores
@@ -73,15 +73,19 @@ def test_changes_of_fewer_patients_than_a_cell_are_not_scored_apart(known):
 def test_known_new_and_stated_findings_apart():
     samples = [sample(i, findings=("effusion_left", "cavity")) for i in range(4)]
     said = [EFFUSION, EFFUSION, "Nothing.", "There is a cavity."]
-    assert finding_recalls(reports(samples, said), 4) == {
-        "known": {"effusion_left": {"n": 4, "recall": 0.5}},
+    assert finding_scores(reports(samples, said), 4) == {
+        "known": {"effusion_left": {"n": 4, "recall": 0.5}},  # two reports name it, too few for its precision
         "new": {"cavity": {"n": 4, "recall": 0.25}},
     }
-    assert finding_recalls(reports(samples, said), 5) == {"known": {}, "new": {}}
+    assert finding_scores(reports(samples, said), 2)["known"] == {
+        "effusion_left": {"n": 4, "recall": 0.5, "named": 2, "precision": 1.0}
+    }
+    assert finding_scores(reports(samples, said), 1)["known"]["cardiomegaly"] == {"n": 0, "named": 2, "precision": 0.0}
+    assert finding_scores(reports(samples, said), 5) == {"known": {}, "new": {}}
     real = [sample(i, findings=None) for i in range(4)]
-    assert finding_recalls(reports(real, said), 1)["stated"] == {
-        "Cardiomegaly": {"n": 4, "recall": 0.5},
-        "Pleural_effusion": {"n": 4, "recall": 0.5},
+    assert finding_scores(reports(real, said), 1)["stated"] == {
+        "Cardiomegaly": {"n": 4, "recall": 0.5, "named": 2, "precision": 1.0},
+        "Pleural_effusion": {"n": 4, "recall": 0.5, "named": 2, "precision": 1.0},
     }
 
 
@@ -96,7 +100,7 @@ def test_no_number_is_of_fewer_reports_than_the_minimum(drawn, min_cell):
         return
     at_step = [sum(s.time_step == t for s in shown) for t in (1, 2, 3)]
     assert scores["all"]["n"] == sum(n - n % min_cell for n in at_step)
-    told = {name: one["n"] for kind in scores["findings"].values() for name, one in kind.items()}
+    told = {name: one["n"] for kind in scores["findings"].values() for name, one in kind.items() if one["n"]}
     there = {name: sum(name in s.visit.findings for s in shown) for name in FINDINGS}
     assert told == {name: n - n % min_cell for name, n in there.items() if n >= min_cell}
     assert set(scores["findings"]["known"]) <= set(KNOWN_FINDINGS)
@@ -109,5 +113,5 @@ def test_what_leaves_the_site_fits_its_field_and_the_record(findings):
     for field in FIELDS:
         field.check(scores)
     read = SiteScores.model_validate(json.loads(json.dumps(scores)))
-    assert read.findings == scores["findings"] and read.references == {"identical_share": 1.0}
+    assert read.findings == scores["findings"] and read.references == {"identical_share": 1.0, "contradictions": 0.0}
     assert set(read.all) - {"n"} <= set(SCORES)

@@ -46,14 +46,15 @@ def test_large_sites_are_sampled_evenly():
     assert mismatched_share([str(i) for i in range(n)], texts, texts) == 0.0
 
 
-def raised(references, generated, recall=(None, None)):
+def raised(references, generated, natural=None, **shares):
     patients = [str(i) for i in range(len(references))]
     scores = {
         "identical_share": identical_share(generated),
         "mismatched_share": mismatched_share(patients, references, generated),
         "length_ratio": length_ratio(references, generated),
+        "contradictions": 0.3,
     }
-    found = alarms(scores, {"identical_share": identical_share(references)}, recall=recall)
+    found = alarms(scores, {"identical_share": identical_share(references), "contradictions": natural}, **shares)
     return {alarm.name for alarm in found if alarm.raised}
 
 
@@ -67,6 +68,9 @@ def test_what_raises_which_alarm():
     assert raised(texts, texts, recall=(0.9, 0.5)) == {"finding_recall"}
     for recall in ((None, None), (0.9, 0.89), (None, 0.5)):
         assert raised(texts, texts, recall=recall) == set()
+    assert raised(texts, texts, invented=(0.03, 0.15)) == {"invented_findings"}
+    assert raised(texts, texts, invented=(0.03, 0.04)) == raised(texts, texts, invented=(None, 0.5)) == set()
+    assert raised(texts, texts, natural=0.1) == {"contradictions"} and raised(texts, texts, natural=0.25) == set()
 
 
 def test_an_alarm_without_its_numbers_is_left_out():

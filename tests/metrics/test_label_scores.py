@@ -58,7 +58,7 @@ def test_known_and_new_findings_are_scored_apart():
     }
     nothing_new = known_and_new([{"nodule"}], [{"nodule"}], {"nodule"})
     assert nothing_new["finding_f1_new"] is None and nothing_new["finding_recall_new"] is None
-    assert finding_counts(truth, predicted) == {"cavity": (2, 1), "nodule": (2, 2)}
+    assert finding_counts(truth, predicted) == {"cavity": (2, 2, 1), "nodule": (2, 3, 2)}
 
 
 def test_texts_are_labelled_on_both_sides():

@@ -153,8 +153,9 @@ def site(*, identical=0.1, mismatched=0.1, length=1.0, findings=None):
     return {"all": said, "findings": findings or {}, "references": {"identical_share": 0.1}}
 
 
-def known(n, recall):
-    return {"known": {"nodule_left": {"n": n, "recall": recall}}, "new": {"cavity": {"n": n, "recall": 0.0}}}
+def known(n, recall, precision=1.0):
+    counts = {"n": n, "named": n, "precision": precision}
+    return {"known": {"nodule_left": {"recall": recall, **counts}}, "new": {"cavity": {"recall": 0.0, **counts}}}
 
 
 def evaluated(folder, before, after, generic=None):
@@ -166,12 +167,15 @@ def evaluated(folder, before, after, generic=None):
 
 
 def test_an_alarm_that_is_raised_says_so_with_its_limit(tmp_path):
-    said = evaluated(tmp_path, site(findings=known(20, 0.9)), site(identical=0.6, length=0.4, findings=known(20, 0.8)))
+    said = evaluated(
+        tmp_path, site(findings=known(20, 0.9)), site(identical=0.6, length=0.4, findings=known(20, 0.8, 0.85))
+    )
     rows = {row[1 if i == 0 else 0]: row[2 if i == 0 else 1 :] for i, row in enumerate(said["alarms"][1:])}
     assert rows["identical reports"][:2] == ["raised: 60 %", "above 35 %"]
     assert rows["other references fit better"][:2] == ["10 %", "above 40 %"]
     assert rows["length ratio"][:2] == ["raised: 0.40", "below 0.60, above 1.50"]
     assert rows["finding recall"][:2] == ["raised: 80 %", "below 88 %"]
+    assert rows["invented findings"][:2] == ["raised: 15 %", "above 2 %"]
     assert all(len(row[-1].split()) > 4 for row in rows.values())
 
 
@@ -183,19 +187,20 @@ def test_alarms_with_the_patient_adapter_and_without(tmp_path):
 
 def test_findings_under_the_minimum_are_blank_and_raise_nothing(tmp_path):
     said = evaluated(tmp_path, site(findings=known(4, 0.9)), site(findings=known(4, 0.1)))
-    assert "findings" not in said and not any("finding recall" in row for row in said["alarms"])
+    assert "findings" not in said
+    assert not any({"finding recall", "invented findings"} & set(row) for row in said["alarms"])
 
 
-def test_recall_of_each_finding_by_site(tmp_path):
+def test_precision_and_recall_of_each_finding_by_site(tmp_path):
     said = rows_of(write_run(tmp_path, content=True, generic=True))
-    order = sorted((EAST, NORTH, SOUTH))
-    head, *rows = said["findings"]
-    assert [name for name in head[1:] if name != "n"] == order
-    names = [row[0] for row in rows if row[0] != "finding"]
+    head, parts, *rows = said["findings"]
+    assert head[1:] == sorted((EAST, NORTH, SOUTH)) and parts == ["n", "recall", "n", "precision"] * 3
+    names = [row[0] for row in rows if row[0] not in ("finding", "n")]
     of_one = ["known to the warm start", "emphysema", "nodule left", "new to the warm start", "fibrosis"]
     assert names == of_one * 2  # with the patient adapter and without
-    fibrosis = next(row for row in rows if row[0] == "fibrosis")
-    assert fibrosis[1] == "5" and fibrosis[4:] == [""] * 6  # 4 and 3 reports are under the minimum
+    emphysema, fibrosis = (next(row for row in rows if row[0] == name) for name in ("emphysema", "fibrosis"))
+    assert emphysema[1] == "6" and emphysema[4:6] == ["7", "95"]
+    assert fibrosis[1] == "5" and fibrosis[4:] == [""] * 15  # 4 and 3 reports are under the minimum
 
 
 def test_content_has_a_table_of_its_own_without_steps(tmp_path):

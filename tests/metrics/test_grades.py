@@ -1,0 +1,120 @@
+"""Grades against texts whose findings, sides, degrees and changes are known, written or planted."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtar_flare.metrics.grades import DEGREES, PARTS, grade, statements
+from fedtar_flare.metrics.registry import scores_of
+from fedtar_flare.metrics.report_labels import rule_labeler
+from fedtar_flare.synthetic.changes import kind_labeler
+from fedtar_flare.synthetic.reports import State, write_report
+from fedtar_flare.synthetic.styles import GENERIC, STYLES
+from fedtar_flare.synthetic.vocabulary import FINDINGS, kind_of, side_of
+from tests.metrics.test_registry import reports
+
+KINDS = kind_labeler()
+WORDINGS = [*(wording for style in STYLES for wording in style), GENERIC]
+CHANGES = {"new": "new", "larger": "increased", "smaller": "decreased"}
+STATES = st.builds(State, st.integers(1, 3), st.sampled_from(["first", "stable", *CHANGES]))
+READ = """
+Small bilateral pleural effusions, left greater than right. => Pl both small
+Small left pleural effusion and moderate right basilar atelectasis. => Pl left small; At right moderate
+Small right and moderate left pleural effusions. => Pl left moderate; Pl right small
+The heart is mildly enlarged. No pneumothorax, small left effusion, unchanged. => Ca mildly; Pl left small unchanged
+The pneumothorax has resolved, but there is a small effusion. => Pl small
+Slightly increased moderate right effusion. => Pl right moderate increased
+Cardiomegaly and new left effusion. => Ca; Pl left new
+Possible small effusion. Small bowel gas at the left base; no large effusion. =>
+There is a left effusion, and in the right lung there is a large consolidation. => Pl left; Co right large
+Pleural effusion of 2 cm on the right and 1 cm on the left was observed. => Pl right; Pl left
+Consolidation and effusion in the left lower lobe, decreased. => Co left decreased; Pl left decreased
+CT: Millimetric nonspecific nodules are observed in both lungs. => Lu both millimetric
+CT: Minimal emphysematous changes in the right upper and left lower lobes. => Em right minimal; Em left
+CT: Calcific plaques in the left anterior descending coronary artery. => Co
+CT: In the left atrium, no thrombus. Pericardial effusion, minimal, on the left. => Pe minimal
+"""
+
+
+@pytest.mark.parametrize("line", READ.strip().splitlines())
+def test_what_reports_say_of_their_findings(line):
+    text, expected = line.split(" =>")
+    said = []
+    for one in statements(text, rule_labeler("ctrate-rules" if text.startswith("CT") else "chexpert-rules")):
+        side = ["both"] if len(one.side) == 2 else one.side
+        said.append(" ".join([one.finding[:2], *side, *sorted(one.degree), *one.change]))
+    assert "; ".join(said) == expected.strip()
+
+
+@st.composite
+def visits(draw):
+    """A wording, and findings of which no kind has two sides."""
+    findings = draw(st.dictionaries(st.sampled_from(FINDINGS), STATES, min_size=1))
+    return draw(st.sampled_from(WORDINGS)), {
+        name: findings[name] for name in {kind_of(n): n for n in findings}.values()
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(visits(), st.sets(st.sampled_from(FINDINGS)))
+def test_reads_what_was_planted_in_every_style(visit, gone):
+    wording, findings = visit
+    resolved = [name for name in FINDINGS if name in gone and kind_of(name) not in map(kind_of, findings)]
+    found = statements(write_report(wording, findings, resolved=resolved, follow_up=True), KINDS)
+    said = {(one.finding, *one.side, *one.degree, *one.change) for one in found if one.degree}
+    expected = set()
+    for name, state in findings.items():
+        kind, change = kind_of(name), CHANGES.get(state.change)
+        words = [side_of(name), wording.sizes[kind].split("|")[state.size - 1].lower(), change]
+        expected.add((kind, *filter(None, words)))
+    assert said == expected and {one.finding for one in found} == set(map(kind_of, findings))
+
+
+@settings(max_examples=100, deadline=None)
+@given(visits(), st.data())
+def test_a_mistake_is_graded_where_it_is(visit, data):
+    wording, findings = visit
+    wrong = data.draw(st.sampled_from(sorted(findings)))
+    kind, state = kind_of(wrong), findings[wrong]
+    reference = write_report(wording, findings, follow_up=True)
+    right = {kind_of(name): ("right", True if side_of(name) else None, True, True if s.change in CHANGES else None)
+             for name, s in findings.items()}  # fmt: skip
+
+    def graded(draft, style=wording):
+        grades = grade(write_report(style, draft, follow_up=True), reference, KINDS)
+        return {one.finding: (one.presence, *(getattr(one, part) for part in PARTS)) for one in grades}
+
+    assert graded(findings) == graded(findings, GENERIC) == right
+    others = {name: one for name, one in findings.items() if name != wrong}
+    assert graded(others) == right | {kind: ("missed", None, None, None)}
+    assert graded(others | {wrong: replace(state, size=state.size % 3 + 1)})[kind][1:3] == (right[kind][1], False)
+    if state.change in CHANGES:
+        for change in {"stable", *CHANGES} - {state.change}:
+            assert graded(others | {wrong: replace(state, change=change)}) == right | {kind: (*right[kind][:3], False)}
+    if side_of(wrong):
+        other = wrong.replace("left", "RIGHT").replace("right", "left").replace("RIGHT", "right")
+        assert graded(others | {other: state}) == right | {kind: ("right", False, *right[kind][2:])}
+
+
+WORDS = [*DEGREES, "right", "left", "both", "new", "stable", "effusion", "no", "nodule", "atelectasis", ",", "and", "."]
+
+
+@settings(max_examples=100, deadline=None)
+@given(*[st.lists(st.sampled_from(WORDS), max_size=30).map(" ".join)] * 2)
+def test_of_any_texts_presence_is_symmetric_and_a_text_agrees_with_itself(one, other):
+    rules = rule_labeler("chexpert-rules")
+    assert all((g.presence, g.side, g.degree, g.change).count(False) == 0 for g in grade(one, one, rules))
+    mine, theirs = ({g.finding: g.presence for g in grade(*both, rules)} for both in ((one, other), (other, one)))
+    turned = {"missed": "invented", "invented": "missed", "right": "right"}
+    assert mine == {finding: turned[presence] for finding, presence in theirs.items()}
+
+
+def test_scores_are_shares_of_what_is_graded_and_rest_on_enough_patients():
+    large = [("p", 0, "Small left effusion, new.", "Large left effusion, new. Cardiomegaly.")]
+    rows = [*large, ("q", 0, "Mild edema.", "Mild edema."), ("r", 0, "Clear.", "Clear.")]
+    found = {cell: scores_of(reports(rows), min_cell=cell) for cell in (1, 2)}
+    names = ("presence_f1", "side_accuracy", "degree_accuracy", "change_accuracy")
+    assert [found[1][name] for name in names] == [pytest.approx(4 / 5), 1.0, 0.5, 1.0]
+    assert [found[2][name] for name in names] == [pytest.approx(4 / 5), None, 0.5, None]
