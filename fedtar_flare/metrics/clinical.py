@@ -9,15 +9,16 @@ from collections.abc import Set as AbstractSet
 from fedtar_flare.metrics.pairs import require_pairs
 
 
-def finding_f1(truth: Sequence[AbstractSet[str]], predicted: Sequence[AbstractSet[str]]) -> dict[str, float | None]:
-    """F1 of the findings of each of N reports, in both usual averages.
+def finding_f1(
+    truth: Sequence[AbstractSet[object]], predicted: Sequence[AbstractSet[object]]
+) -> dict[str, float | None]:
+    """Micro averages of the findings (or pairs of a finding and a direction) of N reports.
 
     Returns
     -------
     dict
-        ``finding_precision``, ``finding_recall``, ``finding_f1``: micro averages over all (report, finding) pairs; None
-        where undefined: precision if nothing is named, recall if nothing is there, F1 if both.
-        ``finding_f1_example``: mean of the reports' own F1, which is 1 where nothing is there and nothing is named.
+        ``finding_precision``, ``finding_recall`` and ``finding_f1`` over all (report, finding) pairs; None where
+        undefined: precision if nothing is named, recall if nothing is there, F1 if both.
 
     Raises
     ------
@@ -27,15 +28,11 @@ def finding_f1(truth: Sequence[AbstractSet[str]], predicted: Sequence[AbstractSe
     require_pairs(truth, predicted)
     there = sum(len(findings) for findings in truth)
     named = sum(len(findings) for findings in predicted)
-    hits = [len(t & p) for t, p in zip(truth, predicted, strict=True)]
-    examples = [
-        2 * hit / (len(t) + len(p)) if t or p else 1.0 for hit, t, p in zip(hits, truth, predicted, strict=True)
-    ]
+    hits = sum(len(t & p) for t, p in zip(truth, predicted, strict=True))
     return {
-        "finding_precision": sum(hits) / named if named else None,
-        "finding_recall": sum(hits) / there if there else None,
-        "finding_f1": 2 * sum(hits) / (there + named) if there + named else None,
-        "finding_f1_example": sum(examples) / len(examples),
+        "finding_precision": hits / named if named else None,
+        "finding_recall": hits / there if there else None,
+        "finding_f1": 2 * hits / (there + named) if there + named else None,
     }
 
 

@@ -6,7 +6,6 @@ the words here. Only what the reference says is graded, and measurements ("6 mm"
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -14,8 +13,9 @@ from itertools import chain
 from typing import Literal
 
 from fedtar_flare.metrics.labeler import Mention, RuleLabeler
+from fedtar_flare.metrics.qualifiers import nearest, qualifiers
 from fedtar_flare.metrics.sentences import Match, Phrasebook, listed, sentences
-from fedtar_flare.metrics.temporal import directions, nearest, pieces
+from fedtar_flare.metrics.temporal import directions
 
 Part = Literal["side", "degree", "change"]
 PARTS: tuple[Part, ...] = ("side", "degree", "change")
@@ -76,9 +76,7 @@ class Grade:
 def statements(text: str, labeler: RuleLabeler) -> tuple[Statement, ...]:
     """Findings that a text states as present, in their order; several of one finding where it is said several times.
 
-    Denied, doubted and resolved findings are left out. Within a sentence, commas and conjunctions divide pieces. Words
-    belong to the findings of their own piece; those of a piece without a finding to the finding before, or else to the
-    one behind, that has none of its own. Work is linear in the length of a text of sentences.
+    Denied, doubted and resolved findings are left out; :func:`.qualifiers` says which words belong to a finding.
     """
     found: list[Statement] = []
     for words in sentences(text):
@@ -168,67 +166,24 @@ def _degree_book(labeler: RuleLabeler) -> Phrasebook[str]:
 
 
 def _of_sentence(words: Sequence[str], mentions: Sequence[Mention], labeler: RuleLabeler) -> list[Statement]:
-    numbers = pieces(words)
-    places: dict[int, list[tuple[int, int]]] = {}  # per piece, the words of its findings
-    for mention in mentions:
-        spans = places.setdefault(numbers[mention.start], [])
-        if not spans or mention.start >= spans[-1][1]:  # two classes may share words
-            spans.append((mention.start, mention.end))
-    sides = _by_piece(_SIDE_BOOK.cover(words), numbers)
-    degrees = _by_piece(_degree_book(labeler).cover(words), numbers)
-    more = _lend(words, numbers, places, sides, degrees)
+    sides = qualifiers(words, mentions, [match for match in _SIDE_BOOK.cover(words) if match.tag])
+    degrees = qualifiers(words, mentions, [match for match in _degree_book(labeler).cover(words) if match.tag])
+    changes = directions(words, mentions, labeler)
     found = []
-    for mention, change in zip(mentions, directions(words, mentions, labeler), strict=True):
-        if mention.label != "positive" or change == "resolved":
-            continue
-        piece = numbers[mention.start]
-        scales = (*labeler.degrees.get(mention.name, ()), DEGREES)
-        for number in (piece, *more.get(piece, ())):
-            near = [said.get(number, []) for said in (sides, degrees)]
-            if number == piece and len(places[piece]) > 1:
-                near = [[nearest(said, mention.start, mention.end)] if said else [] for said in near]
-            side = frozenset(one for match in near[0] for one in match.tag.split())
-            degree = frozenset(match.tag for match in near[1] if any(match.tag in scale for scale in scales))
-            sided: frozenset[str] = frozenset() if mention.name in labeler.unsided else side
-            found.append(Statement(mention.name, sided, degree, frozenset([change] if change else [])))
+    for mention, of_side, of_degree, change in zip(mentions, sides, degrees, changes, strict=True):
+        if mention.label == "positive" and change != "resolved":
+            side = [] if mention.name in labeler.unsided else [one for match in of_side for one in match.tag.split()]
+            scales = (*labeler.degrees.get(mention.name, ()), DEGREES)
+            degree = _degree(words, [one for one in of_degree if any(one.tag in scale for scale in scales)], mention)
+            found.append(Statement(mention.name, frozenset(side), degree, frozenset([change] if change else [])))
     return found
 
 
-def _by_piece(matches: Sequence[Match[str]], numbers: Sequence[int]) -> dict[int, list[Match[str]]]:
-    found: dict[int, list[Match[str]]] = {}
-    for match in matches:
-        if match.tag:
-            found.setdefault(numbers[match.start], []).append(match)
-    return found
-
-
-def _lend(
-    words: Sequence[str],
-    numbers: Sequence[int],
-    places: Mapping[int, Sequence[tuple[int, int]]],
-    sides: dict[int, list[Match[str]]],
-    degrees: dict[int, list[Match[str]]],
-) -> dict[int, list[int]]:
-    """Give what stands in pieces without a finding to pieces with one; the result: second sides of these."""
-    begins = {number: i for i, number in reversed(list(enumerate(numbers)))}
-    order = sorted(places)
-    more: dict[int, list[int]] = {}
-    for number in sorted({*sides, *degrees} - places.keys()):
-        i = bisect(order, number)
-        near = order[max(0, i - 1) : i + 1] if i else order[:1]
-        for said in (sides, degrees):
-            taker = next((piece for piece in near if piece not in said), None)
-            if number in said and taker is not None:
-                said[taker] = said[number]
-                if said is sides:
-                    break
-        else:
-            before, after = number - 1 in places, number + 1 in places
-            joint = number if before else number + 1
-            if number in sides and (before or after) and words[begins[joint]] == "and":
-                more.setdefault(number - 1 if before else number + 1, []).append(number)
-    for number in reversed(order):  # "effusion and consolidation on the right"
-        behind = sides.get(number + 1) if number + 1 in places and number not in sides else None
-        if behind and words[begins[number + 1]] in (",", "and") and behind[0].start >= places[number + 1][-1][1]:
-            sides[number] = behind
-    return more
+def _degree(words: Sequence[str], matches: Sequence[Match[str]], mention: Mention) -> frozenset[str]:
+    """The nearest word, and the one that "to" joins with it."""
+    if not matches:
+        return frozenset()
+    last = nearest(matches, mention)
+    return frozenset(
+        one.tag for one in matches if one is last or (one.end == last.start - 1 and words[one.end] == "to")
+    )

@@ -9,6 +9,7 @@ from functools import partial
 
 from fedtar_flare.data.minimum_cell import enough
 from fedtar_flare.metrics.alarms import identical_share, length_ratio, mismatched_share
+from fedtar_flare.metrics.clinical import finding_f1
 from fedtar_flare.metrics.grades import Part
 from fedtar_flare.metrics.reports import Reports
 
@@ -93,12 +94,10 @@ SCORES = {
         _graded("change_accuracy", "change"),
         Score("chexpert_rules_f1", "CheXpert classes F1 (rules)", lambda r: r.class_f1, needs="chexpert-rules"),
         Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)", lambda r: r.class_f1, needs="ctrate-rules"),
-        Score("change_f1", "change words F1", lambda r: r.change_words),
-        Score("finding_change_f1", "finding change F1", lambda r: r.change_agreement["finding_change_f1_example"]),
         Score(
             "finding_change_micro_f1",
             "changes named F1",
-            lambda r: r.change_agreement["finding_change_f1"],
+            lambda r: finding_f1(r.changes, r.claimed)["finding_f1"],
             concerned=Reports.changing,
             curve=True,
         ),

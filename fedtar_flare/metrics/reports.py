@@ -15,7 +15,7 @@ from fedtar_flare.metrics.label_scores import label_counts_of_texts
 from fedtar_flare.metrics.labeler import RuleLabeler
 from fedtar_flare.metrics.language import clean, language_scores
 from fedtar_flare.metrics.report_labels import RuleLabels, rule_labeler
-from fedtar_flare.metrics.temporal import VisitReport, change_word_f1, claimants, contradictions, finding_change_f1
+from fedtar_flare.metrics.temporal import VisitReport, claimants, contradictions
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,6 @@ class Reports:
     def class_f1(self) -> float | None:
         """Micro F1 of the classes that the rules read off both texts."""
         return label_counts_of_texts(rule_labeler(self.rules), self.references, self.generated).micro_f1()
-
-    @cached_property
-    def change_agreement(self) -> dict[str, float | None]:
-        return finding_change_f1(self.changes, self.claimed)
-
-    @cached_property
-    def change_words(self) -> float:
-        """Mean F1 of the words of change."""
-        scores = change_word_f1(self.references, self.generated)
-        return sum(scores) / len(scores)
 
     @cached_property
     def grades(self) -> list[tuple[Grade, ...]]:

@@ -45,10 +45,8 @@ def test_change_is_against_what_was_planted_where_that_is_known():
     truth = [("effusion_left", "decreased")]
     planted = [sample(1, "no word of it", changes=truth), sample(2, "no word of it", changes=truth)]
     said = [EFFUSION, "There is a small left pleural effusion, increased."]
-    assert content_scores(planted, said)["finding_change_f1"] == 0.5
     silent = sample(3, "no word of it", changes=())
-    scores = content_scores([*planted, silent], [*said, "Nothing."])
-    assert (scores["finding_change_f1"], scores["finding_change_micro_f1"]) == (pytest.approx(2 / 3), 0.5)
+    assert content_scores([*planted, silent], [*said, "Nothing."])["finding_change_micro_f1"] == 0.5
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -66,7 +64,7 @@ def test_changes_of_fewer_patients_than_a_cell_are_not_scored_apart(known):
     assert scores == {1: 0.0, 2: 0.0, 3: None}
     real = [sample(i, EFFUSION, findings=None, changes=None) for i in (1, 2)]
     scores = content_scores(real, [EFFUSION, EFFUSION])
-    assert scores["finding_change_f1"] == scores["change_f1"] == scores["ctrate_rules_f1"] == 1.0
+    assert scores["finding_change_micro_f1"] == scores["change_accuracy"] == scores["ctrate_rules_f1"] == 1.0
     assert content_scores([sample(1, modality="radiograph")], [EFFUSION])["chexpert_rules_f1"] == 1.0
 
 

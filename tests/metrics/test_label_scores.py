@@ -35,16 +35,15 @@ def test_equals_scikit_learn(pairs, doubt):
     expected = metrics.precision_recall_fscore_support(*sides, average="micro", zero_division=0)
     for name, value in zip(("finding_precision", "finding_recall", "finding_f1"), expected, strict=False):
         assert (scores[name] or 0.0) == pytest.approx(value)
-    assert scores["finding_f1_example"] == pytest.approx(example)
 
 
 def test_what_is_undefined_is_none_and_never_a_guess():
     nothing = finding_f1([set(), set()], [set(), set()])
-    assert nothing.pop("finding_f1_example") == 1.0 and set(nothing.values()) == {None}
+    assert set(nothing.values()) == {None}
     missed = finding_f1([{"nodule"}], [set()])
     assert missed["finding_precision"] is None and missed["finding_recall"] == missed["finding_f1"] == 0.0
     invented = finding_f1([set()], [{"nodule"}])
-    assert invented["finding_recall"] is None and invented["finding_f1_example"] == 0.0
+    assert invented["finding_recall"] is None and invented["finding_precision"] == 0.0
 
 
 def test_known_and_new_findings_are_scored_apart():

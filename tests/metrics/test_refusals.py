@@ -10,7 +10,6 @@ from fedtar_flare.metrics.label_scores import label_counts
 from fedtar_flare.metrics.language import language_statistics
 from fedtar_flare.metrics.reports import Reports
 from fedtar_flare.metrics.significance import compare, holm, mean_score, over_seeds, patient_sums
-from fedtar_flare.metrics.temporal import change_word_f1
 
 NAN = float("nan")
 ONE, OTHER = mean_score(["a"], [1.0]), mean_score(["b"], [1.0])
@@ -32,7 +31,6 @@ def reports(n, named):
         ("unequal-lengths", lambda: mismatched_share([], ["a"], ["a"])),
         ("no-reports", lambda: finding_f1([], [])),
         ("unequal-lengths", lambda: finding_f1([{"nodule"}], [])),
-        ("unequal-lengths", lambda: change_word_f1(["a"], [])),
         ("no-reports", lambda: label_counts([], [])),
         ("unequal-lengths", lambda: label_counts([{}], [])),
         ("unequal-classes", lambda: label_counts([{"a": "blank"}], [{"b": "blank"}])),

@@ -207,5 +207,5 @@ def test_content_has_a_table_of_its_own_without_steps(tmp_path):
     said = rows_of(write_run(tmp_path, content=True))["scores"]
     heads = [i for i, row in enumerate(said) if row[0] == "site"]
     last = said[heads[-1] :]
-    assert last[0][3:6] == ["CT-RATE classes F1 (rules)", "change words F1", "finding change F1"]
+    assert last[0][3:6] == ["CT-RATE classes F1 (rules)", "changes named F1", "contradictions between visits"]
     assert {row[1] for row in last[1:]} == {"all"} and len(last) == 5
