@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,6 +17,7 @@ from fedtar_flare.data.cohort import Patient, Visit
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.limits import Limits, applied
+from fedtar_flare.imaging.thumbnails import png_address
 from fedtar_flare.progress import Progress
 
 if TYPE_CHECKING:
@@ -207,7 +206,7 @@ def check_task(image: str, modality: str, thumbnail: bool, limits: Limits) -> Op
             volume = read_ct(image)
             return Opened(volume.hu.shape, volume.spacing_mm, volume.warnings, _slices(volume) if thumbnail else [])
         pixels = read_radiograph(image) if modality == "radiograph" else read_photograph(image).transpose(1, 2, 0)
-        return Opened((1, *pixels.shape[:2]), (), (), [_png(pixels)] if thumbnail else [])
+        return Opened((1, *pixels.shape[:2]), (), (), [png_address(pixels, THUMBNAIL_SIZE)] if thumbnail else [])
 
 
 def _noted(found: Check, visit: Visit, outcome: Opened | DataError) -> bool:
@@ -238,14 +237,4 @@ def _slices(volume: CTVolume) -> list[str]:
     hu = MetaTensor(torch.from_numpy(volume.hu).permute(2, 1, 0), affine=torch.from_numpy(volume.affine))
     after_reading = Compose(preparation("ct", Size(THUMBNAIL_SIZE, THUMBNAIL_SLICES)).transforms[1:])
     prepared: Mapping[str, Any] = after_reading({"image": hu})
-    return [_png(np.asarray(picture)) for picture in prepared["image"][:, 0]]
-
-
-def _png(picture: np.ndarray) -> str:
-    from PIL import Image
-
-    file = io.BytesIO()
-    image = Image.fromarray(np.ascontiguousarray(picture))
-    image.thumbnail((THUMBNAIL_SIZE, THUMBNAIL_SIZE))
-    image.save(file, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+    return [png_address(np.asarray(picture), THUMBNAIL_SIZE) for picture in prepared["image"][:, 0]]

@@ -1,40 +1,63 @@
-"""Generated reports next to the reference reports, with what is right and wrong marked.
+"""A site's page of examples: patients' visits in order, each with its draft, its reference report and what is wrong.
 
-Such a page holds patients' reports and stays in the site's own state; only synthetic examples may be shown elsewhere.
+Such a page shows patients' reports and images and stays in the site's own state; only synthetic patients may be shown
+elsewhere.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 from pydantic import TypeAdapter
 
+from fedtar_flare.data.cohort import Modality
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.files import write_json, write_text
+from fedtar_flare.files import PRIVATE, write_json, write_text
+from fedtar_flare.imaging.thumbnails import png_address
+from fedtar_flare.learning.labels import labeler
+from fedtar_flare.metrics.grades import PARTS, Grade, grade
+from fedtar_flare.metrics.report_labels import rules_for
 from fedtar_flare.reporting.render import render
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fedtar_flare.imaging.cache import Prepared
+    from fedtar_flare.learning.evaluation import Evaluated
 
 EXAMPLES_FILE = "examples.json"
 EXAMPLES_PAGE = "examples.html"
 EXAMPLES_FOLDER = "examples"
 """Folder of a simulated run's results with one file per synthetic site."""
-PER_STEP = 3
-_SENTENCES = re.compile(r"[^.;\n]+[.;\n]*")
+PATIENTS, VISITS = 3, 6
+"""Patients that are shown, and the most visits of each."""
+PIXELS = 256**2
+"""Most bytes of a visit's pictures before they are compressed."""
+MOST_PICTURES = 1_500_000
+"""Characters of all pictures of a run's page; one with more shows none."""
 _WORDS = re.compile(r"\s*(?:\w+(?:[.,]\d+)*|[^\w\s]|\Z)")  # a word or sign, with the space before it
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One report; ``findings`` are those known to be there (synthetic cohort), None where only the report is known."""
+    """One visit. Patients and their visits are numbered from 1 in the page's order, which says nothing of identity."""
 
+    patient: int
+    visit: int
     time_step: int
-    written: str
+    draft: str
     reference: str
-    findings: tuple[str, ...] | None = None
+    pictures: tuple[str, ...] = ()  # data addresses of PNGs
+    caption: str = ""  # which slices they are; empty of a picture without slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,38 +67,70 @@ class SiteExamples:
     site: str
     round: int
     synthetic: bool
+    modality: Modality
     examples: tuple[Example, ...]
 
+    def grades(self, example: Example) -> tuple[Grade, ...]:
+        """The findings of draft and reference, as the rules for these reports read them."""
+        rules = labeler("synthetic" if self.synthetic else rules_for(self.modality)).rules
+        assert rules is not None
+        return grade(example.draft, example.reference, rules)
 
-_Marked = tuple[str, str]
+
+_Piece = tuple[str, str]
 """Mark, or empty, and text."""
 _SITE_EXAMPLES = TypeAdapter(SiteExamples)
 
 
-def choose(
-    time_steps: Sequence[int],
-    written: Sequence[str],
-    references: Sequence[str],
-    findings: Sequence[frozenset[str] | None],
-    per_step: int = PER_STEP,
-) -> tuple[Example, ...]:
-    """The first reports of each time step, in the order given: not the best ones.
+def choose(patients: Sequence[str]) -> list[int]:
+    """Places of the first patients' reports, whatever their scores: at most ``VISITS`` of each of ``PATIENTS``.
 
-    The sequences have an entry for each report, as the fields of :class:`Example`.
+    ``patients`` has the patient of each report; a patient's reports are in the order of the visits.
     """
-    chosen: dict[int, list[Example]] = {}
-    for t, text, reference, known in zip(time_steps, written, references, findings, strict=True):
-        at = chosen.setdefault(t, [])
-        if len(at) < per_step:
-            at.append(Example(t, text, reference, None if known is None else tuple(sorted(known))))
-    return tuple(example for t in sorted(chosen) for example in chosen[t])
+    places: dict[str, list[int]] = {}
+    for i, patient in enumerate(patients):
+        places.setdefault(patient, []).append(i)
+    return [i for own in list(places.values())[:PATIENTS] for i in own[:VISITS]]
+
+
+def examples_of(scored: Evaluated, chosen: Sequence[int], images: Sequence[Prepared]) -> tuple[Example, ...]:
+    """The ``chosen`` reports, with pictures of the prepared ``images`` of their visits."""
+    numbers: dict[str, int] = {}
+    visits: Counter[str] = Counter()
+    found = []
+    for i, prepared in zip(chosen, images, strict=True):
+        sample, visit = scored.samples[i], scored.samples[i].visit
+        visits[visit.patient_id] += 1
+        pictures, caption = _pictures(prepared.image, colour=visit.modality == "photograph")
+        found.append(
+            Example(
+                patient=numbers.setdefault(visit.patient_id, len(numbers) + 1),
+                visit=visits[visit.patient_id],
+                time_step=sample.time_step,
+                draft=scored.texts[i],
+                reference=visit.report,
+                pictures=pictures,
+                caption=caption,
+            )
+        )
+    return tuple(found)
+
+
+def _pictures(image: np.ndarray, colour: bool) -> tuple[tuple[str, ...], str]:
+    """The slices at a quarter, half and three quarters of a prepared image (S, 3, H, W), and which these are."""
+    count = len(image)
+    slices = sorted({count // 4, count // 2, 3 * count // 4})
+    side = math.isqrt(PIXELS // (len(slices) * (3 if colour else 1)))
+    shown = [image[k].transpose(1, 2, 0) if colour else image[k, 0] for k in slices]  # channel 0: the lung window
+    caption = f"slices {', '.join(str(k + 1) for k in slices)} of {count}" if count > 1 else ""
+    return tuple(png_address(pixels, side) for pixels in shown), caption
 
 
 def write_examples(folder: Path, examples: SiteExamples) -> Path:
-    """Write ``examples.json`` and the page ``examples.html`` into a folder of the site; returns the page's path."""
+    """Write ``examples.json`` and the page ``examples.html``, for their owner alone; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / EXAMPLES_FILE, asdict(examples))
-    return write_text(folder / EXAMPLES_PAGE, examples_page(examples))
+    write_json(folder / EXAMPLES_FILE, asdict(examples), PRIVATE)
+    return write_text(folder / EXAMPLES_PAGE, examples_page(examples), PRIVATE)
 
 
 def read_examples(path: Path) -> SiteExamples:
@@ -87,59 +142,61 @@ def read_examples(path: Path) -> SiteExamples:
 
 
 def run_examples(folder: Path) -> list[SiteExamples]:
-    """Examples of a simulated run's synthetic sites, by site; none of any other run."""
-    found = [read_examples(path) for path in sorted((folder / EXAMPLES_FOLDER).glob("*.json"))]
+    """Examples of a simulated run's synthetic sites, by site; none of any other run, or of an earlier release's."""
+    found = []
+    for path in sorted((folder / EXAMPLES_FOLDER).glob("*.json")):
+        with suppress(FedTARError):
+            found.append(read_examples(path))
     return [examples for examples in found if examples.synthetic]
 
 
 def examples_page(examples: SiteExamples) -> str:
     """The page of one site as well-formed HTML."""
-    return render(
-        "examples_page.html", examples=examples, content=render_examples([examples], headed=False), time_steps=1
-    )
+    content = render_examples([examples], headed=False)
+    return render("examples_page.html", examples=examples, content=content, time_steps=1)
 
 
 def render_examples(sites: Sequence[SiteExamples], headed: bool) -> Markup:
-    """A table per site, with what is right and wrong marked; ``headed`` gives each its name."""
-    return render("examples.html", sites=sites, headed=headed, legend=_legend, marked=_marked)
+    """The patients of each site, visit by visit; ``headed`` gives each site its name."""
+    if sum(len(one) for site in sites for example in site.examples for one in example.pictures) > MOST_PICTURES:
+        sites = [replace(s, examples=tuple(replace(e, pictures=()) for e in s.examples)) for s in sites]
+    return render("examples.html", sites=sites, headed=headed, counts=_counts, differing=_differing, row=_row)
 
 
-def _legend(site: SiteExamples) -> tuple[tuple[str, str], ...]:
-    if any(example.findings is not None for example in site.examples):
-        return (("right", "finding that is there"), ("wrong", "finding that is not there"))
-    return (("same", "words of the reference report"), ("other", "other words"))
+def _counts(site: SiteExamples) -> str:
+    """Of each part of the findings, how many are right of those that are graded."""
+    grades = [one for example in site.examples for one in site.grades(example)]
+    found = [f"Presence {sum(one.presence == 'right' for one in grades)} of {len(grades)} right"]
+    for part in PARTS:
+        marks = [mark for one in grades if (mark := getattr(one, part)) is not None]
+        found.append(f"{part} {sum(marks)} of {len(marks)}")
+    return ", ".join(found)
 
 
-def _marked(example: Example) -> tuple[list[_Marked], list[_Marked] | None]:
-    """The report in pieces, and an account of what is right, wrong and missed; None where no findings are known."""
-    if example.findings is None:
-        return _by_words(example.written, example.reference), None
-    from fedtar_flare.learning.labels import labeler
-
-    stated, truth = labeler("synthetic").stated, frozenset(example.findings)
-    pieces = []
-    for sentence in _SENTENCES.findall(example.written):
-        named = stated(sentence)
-        pieces.append(("wrong" if named - truth else "right" if named else "", sentence))
-    named = stated(example.written)
-    account = {("right", "right"): named & truth, ("wrong", "not there"): named - truth}
-    account |= {("missed", "missed"): truth - named}
-    return pieces, [
-        (kind, f"{word}: {', '.join(sorted(f.replace('_', ' ') for f in group))}")
-        for (kind, word), group in account.items()
-        if group
-    ]
+def _row(one: Grade) -> tuple[str, list[_Piece]]:
+    """A finding's worst mark (``right``, ``part`` or ``wrong``); mark and words of its presence and of each part."""
+    cells = [("right" if one.presence == "right" else "wrong", str(one.presence))]
+    for part in PARTS:
+        reference, draft = one.words.get(part, ("", ""))
+        words = draft if draft == reference else f"{draft or '–'} ({reference or '–'})"
+        cells.append(({True: "right", False: "part", None: ""}[getattr(one, part)], words))
+    marks = {mark for mark, _ in cells}
+    return next(mark for mark in ("wrong", "part", "right") if mark in marks), cells
 
 
-def _by_words(written: str, reference: str) -> list[_Marked]:
-    """Runs of words, marked as the same as in the reference (in the same order) or other."""
-    mine, theirs = _WORDS.findall(written), _WORDS.findall(reference)
-    left, right = ([word.strip().lower() for word in words] for words in (mine, theirs))
-    matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
-    pieces, at = [], 0
-    for start, _, count in matcher.get_matching_blocks():
-        for kind, run in (("other", "".join(mine[at:start])), ("same", "".join(mine[start : start + count]))):
-            if run.strip():
-                pieces += [("", run[: len(run) - len(run.lstrip())]), (kind, run.strip())]
-        at = start + count
-    return pieces
+def _differing(draft: str, reference: str) -> tuple[list[_Piece], list[_Piece]]:
+    """Both texts in pieces, marked ``only`` where the other text has not the same words at this place."""
+    texts = [_WORDS.findall(text) for text in (draft, reference)]
+    plain = [[word.strip().lower() for word in words] for words in texts]
+    blocks = difflib.SequenceMatcher(None, *plain, autojunk=False).get_matching_blocks()
+    both: list[list[_Piece]] = []
+    for words, starts in zip(texts, ([b.a for b in blocks], [b.b for b in blocks]), strict=True):
+        pieces: list[_Piece] = []
+        at = 0
+        for block, start in zip(blocks, starts, strict=True):
+            only, same = "".join(words[at:start]), "".join(words[start : start + block.size])
+            bare = only.lstrip()
+            pieces += [("", only[: len(only) - len(bare)]), ("only", bare), ("", same)]
+            at = start + block.size
+        both.append([piece for piece in pieces if piece[1]])
+    return both[0], both[1]

@@ -68,11 +68,11 @@ def _losses(name: str, points: Sequence[tuple[float, float | None, str]], palett
 
 
 def examples(run: Run) -> Section | None:
-    """Generated and reference reports; None of a run without synthetic sites."""
+    """Drafts beside reference reports; None of a run without synthetic sites."""
     found = generated.run_examples(run.folder)
     lead = (
-        "Test reports of the synthetic cohort, the first of each step and site. For patients' reports such a page is "
-        f"made at the site ({generated.EXAMPLES_PAGE} in the site's state) and stays there."
+        "The first test patients of each synthetic site, not the best. Of real patients such a page is made at the "
+        f"site ({generated.EXAMPLES_PAGE} in the site's state) and stays there."
     )
     return Section("examples", "Examples", lead, generated.render_examples(found, headed=True)) if found else None
 

@@ -291,17 +291,22 @@ class ReportSite(SiteStrategy):
     def evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
         """Scores of the patients that the task names. Those of single reports, and all texts, stay."""
         from fedtar_flare.learning.evaluation import write_report_scores
-        from fedtar_flare.reporting.examples import SiteExamples, choose, write_examples
+        from fedtar_flare.reporting.examples import SiteExamples, choose, examples_of, write_examples
 
         scored = learner.evaluate(self.executor.min_cell, "test" if header.score == "test" else None)
         if self.executor.ranks.rank:
             return {}
-        steps, visits = [s.time_step for s in scored.samples], [s.visit for s in scored.samples]
-        chosen = choose(steps, scored.texts, [v.report for v in visits], [v.findings for v in visits])
-        synthetic = self.executor.site_config.source == "synthetic"
-        page = write_examples(state.folder, SiteExamples(site.name, header.round, synthetic, chosen))
+        chosen = choose([sample.visit.patient_id for sample in scored.samples])
+        examples = SiteExamples(
+            site=site.name,
+            round=header.round,
+            synthetic=self.executor.site_config.source == "synthetic",
+            modality=learner.cohort.modality,
+            examples=examples_of(scored, chosen, learner.prepared([scored.samples[i] for i in chosen])),
+        )
+        page = write_examples(state.folder, examples)
         write_report_scores(state.folder, header.round, scored.rows)
-        self.executor.logger.info(f"generated and reference reports, for this site alone: {page}")
+        self.executor.logger.info(f"drafts, reference reports and images, for this site alone: {page}")
         payload = {"scores": scored.scores}
         return payload | ({"scores_generic": scored.scores_generic} if scored.scores_generic else {})
 

@@ -56,7 +56,7 @@ def plan(
 ) -> Plan:
     """What to delete at a site, whose site file is the kit's, or ``site_file`` of a simulated one.
 
-    ``patient`` takes this patient's prepared images and all example pages (they show reports); ``older_than`` takes
+    ``patient`` takes this patient's prepared images and all example pages (they show patients); ``older_than`` takes
     state, folders of jobs and audit that nobody wrote to for this many days; ``retention`` takes the same but for the
     audit, after the days that the site file says; ``everything`` takes the state of all runs, all folders of jobs, all
     prepared images and the audit; ``cache`` takes all prepared images, which are made anew when needed.
@@ -133,7 +133,7 @@ def _plan_patient(
             images.update(files_of(prepared, file_identity(visit.image)))
     result.remove += [(entry, f"prepared image of patient {patient}") for entry in sorted(images)]
     pages = (f / name for folders in runs.values() for f in folders for name in (EXAMPLES_FILE, EXAMPLES_PAGE))
-    result.remove += [(page, "example page with reports") for page in pages if page.is_file()]
+    result.remove += [(page, "example page with reports and images") for page in pages if page.is_file()]
     result.kept += [
         "the patient's own images and reports, which are the hospital's: nothing here ever deletes those",
         "prepared images made from earlier versions of the patient's files, if these were changed: --cache finds all",
