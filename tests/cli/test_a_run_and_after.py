@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -143,11 +144,16 @@ def test_generate_needs_the_state_of_the_same_run_and_a_study(results, site_stat
     assert "is not there" in failing("generate", tmp_path / "gone", "--adapter", results / "adapter")
 
 
-def test_the_sites_own_page_of_examples_has_no_identity_and_stays_at_the_site(results, site_state, hospitals):
+def test_the_sites_own_page_of_examples_has_no_identity_and_stays_at_the_site(place, results, site_state, hospitals):
     page = (site_state / "examples.html").read_text()
-    assert "has to stay there" in page and "reference report" in page
+    assert "has to stay there" in page and "Reference report" in page
     assert all(patient.name not in page for patient in Path(hospitals["north"]["manifest"]).parent.glob("patients/*"))
     assert not (results / "examples").exists(), "a manifest's reports are treated as real ones"
+    pictures = {picture.encode() for picture in re.findall(r'data:image/png;base64,([^"]+)', page)}
+    assert pictures and results.is_relative_to(place / "ws")
+    for path in (path for path in (place / "ws").rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        assert b"data:image/" not in content and not any(picture in content for picture in pictures), path
 
 
 def test_export_for_production_and_its_description(tmp_path):

@@ -1,71 +1,136 @@
-"""Generated and reference reports: what is marked, and that only a synthetic cohort's reach the run's page."""
+"""Examples: which are chosen and in which order, what is marked, and that only synthetic ones reach the run's page."""
 
+import re
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import write_run
 
+from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.errors import FedTARError
+from fedtar_flare.imaging.cache import Prepared
+from fedtar_flare.learning.evaluation import Evaluated
 from fedtar_flare.reporting.examples import (
     EXAMPLES_FILE,
     EXAMPLES_FOLDER,
+    PATIENTS,
+    PIXELS,
+    VISITS,
     Example,
     SiteExamples,
     choose,
+    examples_of,
     examples_page,
     read_examples,
+    render_examples,
     write_examples,
 )
 from fedtar_flare.reporting.page import write_report
 
-REFERENCE = "Right pleural effusion. No nodule. Heart of normal size."
-WRITTEN = "There is a right pleural effusion. Nodule in the left lung. The heart is not enlarged."
-SYNTHETIC = Example(1, WRITTEN, REFERENCE, ("cardiomegaly", "effusion_right"))
-REAL = Example(2, WRITTEN, REFERENCE)
+REFERENCE = "There is a moderate right pleural effusion, increased. There is a small left nodule. The heart is normal."
+DRAFT = "There is a small right pleural effusion, increased. There is a cavity. The heart is normal."
+ONE = Example(1, 1, 1, DRAFT, REFERENCE)
+SITE = SiteExamples("east", 2, True, "ct", (ONE,))
 
 
-def marks(page, kind):
-    tree = ElementTree.fromstring(page)
-    table = next(e for e in tree.iter("table") if e.get("class") == "texts")
-    return ["".join(e.itertext()).strip() for e in table.iter() if e.get("class") == kind]
+def scored(*visits, modality="ct", size=(8, 3, 64, 64)):
+    """What an evaluation of ``visits`` (patient, report) gives, and prepared images of noise."""
+    day, noise = datetime(2020, 3, 4), np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    made = [Visit(p, f"{p}-{i}", day.replace(day=i + 1), Path("x"), r, modality) for i, (p, r) in enumerate(visits)]
+    samples = [Sample(visit, None, None, 1, "test", None) for visit in made]
+    texts = [f"draft of {visit.report}" for visit in made]
+    return Evaluated({}, None, [], samples, texts), [Prepared(noise, np.zeros(len(noise)))] * len(made)
 
 
-def test_right_wrong_and_missed_findings_are_told_apart():
-    page = examples_page(SiteExamples("east", 3, True, (SYNTHETIC,)))
-    assert marks(page, "right") == ["There is a right pleural effusion.", "right: effusion right"]
-    assert marks(page, "wrong") == ["Nodule in the left lung.", "not there: nodule left"]
-    assert marks(page, "missed") == ["missed: cardiomegaly"]
+def rows(page):
+    """Per finding of the first visit: the class of the row, and (class, text) of presence, side, degree and change."""
+    table = next(e for e in ElementTree.fromstring(page).iter("table") if e.get("class") == "grades")
+    return {
+        row[0].text: (row[0].get("class"), [(cell.get("class"), cell.text or "") for cell in row[1:]])
+        for row in table.iter("tr")
+        if row[0].get("scope")
+    }
 
 
-def test_real_reports_are_compared_by_words():
-    page = examples_page(SiteExamples("east", 3, False, (REAL,)))
-    assert "has to stay there" in page
-    assert "right pleural effusion." in " ".join(marks(page, "same"))
-    assert "There is a" in marks(page, "other")
+def test_each_part_of_a_finding_is_marked_and_counted():
+    for site in (SITE, replace(SITE, synthetic=False)):
+        page = examples_page(site)
+        effusion, nodule = (
+            next(v for k, v in rows(page).items() if one in k.lower()) for one in ("effusion", "nodule")
+        )
+        assert effusion[0] == "part"
+        assert effusion[1] == [
+            ("right", "right"),
+            ("right", "right"),
+            ("part", "small (moderate)"),
+            ("right", "increased"),
+        ]
+        assert nodule[0] == "wrong" and nodule[1][0] == ("wrong", "missed")
+    page = examples_page(SITE)
+    assert rows(page)["cavity"] == ("wrong", [("wrong", "invented"), ("", ""), ("", ""), ("", "")])
+    assert "Presence 1 of 3 right, side 1 of 1, degree 0 of 1, change 1 of 1" in page
+    right = examples_page(replace(SITE, examples=(replace(ONE, draft=REFERENCE),)))
+    assert {kind for kind, _ in rows(right).values()} == {"right"}
+
+
+def test_the_first_patients_are_chosen_visit_by_visit_whatever_was_written():
+    assert choose([*"aabbbcd"]) == [0, 1, 2, 3, 4, 5]
+    assert len(choose([*"a" * 99, *"bcdefg"])) == VISITS + PATIENTS - 1
+    found, images = scored(("zoe", "one"), ("zoe", "two"), ("adam", "three"))
+    examples = examples_of(found, range(3), images)
+    assert [(e.patient, e.visit, e.reference) for e in examples] == [(1, 1, "one"), (1, 2, "two"), (2, 1, "three")]
+    page = examples_page(replace(SITE, examples=examples))
+    places = [page.index(part) for part in ("Patient 1", "Visit 2", "Patient 2")]
+    assert places == sorted(places)
+    assert not re.search("zoe|adam|2020", page)
+
+
+@pytest.mark.parametrize(
+    ("modality", "size", "count"), [("ct", (9, 3, 64, 64), 3), ("radiograph", (1, 3, 400, 300), 1)]
+)
+def test_pictures_are_small_parts_of_the_prepared_image_and_say_which(modality, size, count):
+    found, images = scored(
+        *[("p", str(i)) for i in range(VISITS)], *[("q", "x"), ("r", "x")], modality=modality, size=size
+    )
+    examples = examples_of(found, range(len(images)), images)
+    assert {len(e.pictures) for e in examples} == {count}
+    assert examples[0].caption == ("slices 3, 5, 7 of 9" if count == 3 else "")
+    assert all(len(picture) < PIXELS * 1.5 / count for e in examples for picture in e.pictures)
+    page = examples_page(SiteExamples("s", 1, False, modality, examples))
+    shown = [e.get("src") for e in ElementTree.fromstring(page).iter("img")]
+    assert shown == [picture for e in examples for picture in e.pictures] and "img-src data:" in page
+    many = [SiteExamples("s", 1, True, modality, examples)] * 100
+    assert "<img" not in render_examples(many, headed=True)
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
-def test_no_word_of_the_model_is_lost_and_no_text_breaks_the_page(written, reference):
-    page = examples_page(SiteExamples("s", 1, False, (Example(1, written, reference),)))
-    row = next(iter(next(e for e in ElementTree.fromstring(page).iter("tbody"))))
-    shown = "".join(row[1].itertext())
-    plain = "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in written)
-    assert shown.split() == plain.split() or not written.strip()
+def test_no_word_is_lost_and_no_text_breaks_the_page(draft, reference):
+    page = examples_page(replace(SITE, examples=(Example(1, 1, 1, draft, reference), ONE)))
+    paragraphs = [e[1] for e in ElementTree.fromstring(page).iter("div") if len(e) == 2 and e[0].tag == "h5"]
+    for text, shown in zip((draft, reference), paragraphs, strict=False):
+        plain = "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)
+        assert "".join(shown.itertext()).split() == (plain.split() or ["nothing"])
 
 
-def test_a_few_of_each_step_in_their_order_are_chosen():
-    chosen = choose([1, 2, 1, 1, 2], list("abcde"), list("ABCDE"), [None] * 5, per_step=2)
-    assert [(e.time_step, e.written) for e in chosen] == [(1, "a"), (1, "c"), (2, "b"), (2, "e")]
+def test_what_only_one_text_says_is_underlined():
+    page = examples_page(replace(SITE, examples=(Example(1, 1, 1, "A small nodule.", "A large nodule, new."),)))
+    only = [e.text for e in ElementTree.fromstring(page).find(".//ol").iter("mark")]
+    assert only == ["small", "large", ", new"]
 
 
 def test_the_run_s_page_shows_synthetic_examples_and_no_others(tmp_path):
     folder = write_run(tmp_path)
     assert 'id="examples"' not in write_report(folder).read_text()
+    (folder / EXAMPLES_FOLDER).mkdir(exist_ok=True)
+    (folder / EXAMPLES_FOLDER / "earlier.json").write_text('{"site": "of an earlier release"}')
     for site, synthetic in (("east", True), ("west", False)):
-        made = write_examples(tmp_path / site, SiteExamples(site, 2, synthetic, (SYNTHETIC,)))
-        (folder / EXAMPLES_FOLDER).mkdir(exist_ok=True)
+        made = write_examples(tmp_path / site, replace(SITE, site=site, synthetic=synthetic))
         (folder / EXAMPLES_FOLDER / f"{site}.json").write_bytes(made.with_name(EXAMPLES_FILE).read_bytes())
     page = write_report(folder).read_text()
     assert 'href="#examples"' in page
@@ -74,8 +139,9 @@ def test_the_run_s_page_shows_synthetic_examples_and_no_others(tmp_path):
 
 
 def test_what_is_written_is_read_back_and_anything_else_refused(tmp_path):
-    examples = SiteExamples("east", 2, True, (SYNTHETIC, REAL))
-    write_examples(tmp_path, examples)
+    examples = replace(SITE, examples=(ONE, replace(ONE, pictures=("data:image/png;base64,AA==",), caption="slice")))
+    page = write_examples(tmp_path, examples)
+    assert {path.stat().st_mode & 0o777 for path in (page, tmp_path / EXAMPLES_FILE)} == {0o600}
     assert read_examples(tmp_path / EXAMPLES_FILE) == examples
     (tmp_path / EXAMPLES_FILE).write_text("{}")
     with pytest.raises(FedTARError, match="no examples"):
