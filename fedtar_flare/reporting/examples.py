@@ -187,8 +187,8 @@ def _row(one: Grade) -> tuple[str, list[_Piece]]:
 def _differing(draft: str, reference: str) -> tuple[list[_Piece], list[_Piece]]:
     """Both texts in pieces, marked ``only`` where the other text has not the same words at this place."""
     texts = [_WORDS.findall(text.strip()) for text in (draft, reference)]
-    plain = [[word.strip().lower() for word in words] for words in texts]
-    blocks = difflib.SequenceMatcher(None, *plain, autojunk=False).get_matching_blocks()
+    left, right = ([word.strip().lower() for word in words] for words in texts)
+    blocks = difflib.SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
     both: list[list[_Piece]] = []
     for words, starts in zip(texts, ([b.a for b in blocks], [b.b for b in blocks]), strict=True):
         pieces: list[_Piece] = []
