@@ -92,12 +92,15 @@ def simulate(arguments: argparse.Namespace) -> None:
 
     Without FEDTAR_SITES they train on the synthetic CT cohort; with it each has a site file in the folder it names.
     """
+    from fedtar_flare.reporting.page import REPORT_FILE
+    from fedtar_flare.reporting.run import read_run
+    from fedtar_flare.runtime.results import box
     from fedtar_flare.runtime.simulation import simulate, site_names
 
     names = site_names(arguments.sites)
     results = simulate(_recipe(arguments), names, workspace=arguments.workspace, threads=arguments.threads)
-    if arguments.json:
-        print(json.dumps({"results": str(results), "report": str(results / "report.html")}))
+    page = results / REPORT_FILE
+    show(arguments, {"results": str(results), "report": str(page)}, box(read_run(results), page))
 
 
 def export(arguments: argparse.Namespace) -> None:
@@ -118,15 +121,15 @@ def export(arguments: argparse.Namespace) -> None:
 
 
 def report(arguments: argparse.Namespace) -> None:
-    """Write report.html from the run record (rounds.jsonl), and print the table of scores."""
-    from fedtar_flare.reporting.console import final_table
+    """Write report.html from the run record (rounds.jsonl), and print its closing box."""
     from fedtar_flare.reporting.page import write_report
     from fedtar_flare.reporting.run import find_run, read_run
+    from fedtar_flare.runtime.results import box
 
     folder = find_run(arguments.run_folder)
     page, run = write_report(folder), read_run(folder)
     found = {"report": str(page), "run_id": run.start.run_id, "status": run.status, "rounds": len(run.validations)}
-    show(arguments, found, final_table(run), f"report: {page}")
+    show(arguments, found, box(run, page))
 
 
 def compare(arguments: argparse.Namespace) -> int:

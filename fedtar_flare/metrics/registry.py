@@ -28,7 +28,8 @@ class Score:
     unit: str = "x 100"
     """Of the value as it is shown: raw times ``scale``, with ``decimals``."""
     scale: float = 100.0
-    higher_is_better: bool = True
+    higher_is_better: bool | None = True
+    """None: the nearer to 1, the better."""
     decimals: int = 1
     by_step: bool = False
     """Computed at each time step too, not over all steps alone."""
@@ -129,6 +130,7 @@ SCORES = {
             lambda r: length_ratio(r.references, r.generated) if r.has_words else None,
             unit="words per word",
             scale=1.0,
+            higher_is_better=None,
             decimals=2,
         ),
     )

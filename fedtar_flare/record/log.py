@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.files import clean
-from fedtar_flare.record.events import SHARED, Event, Validation
+from fedtar_flare.record.events import SHARED, Evaluation, Event, Validation
 
 Kind = TypeVar("Kind", bound=Event)
 ROUNDS_FILE = "rounds.jsonl"
@@ -89,6 +89,20 @@ def best_round(validations: Iterable[Validation]) -> int | None:
         if _losses(later) and (best is None or _better(later, best)):
             best = later
     return None if best is None else best.round
+
+
+def scored_round(evaluations: Sequence[Evaluation], best: int | None) -> int:
+    """The round whose scores are shown and compared: the best by validation loss, else the last.
+
+    It is the last where the best was not scored, or not as the last was: before a late hospital came, or before a
+    method that fine-tunes at the end did so.
+    """
+    last = evaluations[-1]
+    for event in evaluations:
+        alike = event.sites.keys() == last.sites.keys() and event.generic.keys() == last.generic.keys()
+        if event.round == best and alike:
+            return event.round
+    return last.round
 
 
 def _better(later: Validation, best: Validation) -> bool:

@@ -1,1 +1,1 @@
-"""From the run record to what people read: page, closing table, model card."""
+"""From the run record to what people read: page, closing box, model card."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fedtar_flare.metrics.alarms import Alarm, alarms
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import Cell, Evaluation, SiteScores
-from fedtar_flare.reporting.format import NOTHING, number
+from fedtar_flare.reporting.format import NOTHING, number, share
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.scores import start_name
@@ -42,10 +42,10 @@ class FindingRow(NamedTuple):
 
 def alarm_section(run: Run) -> Section | None:
     """A row for each site and sign, with the patient adapter and without; None before an evaluation."""
-    last = run.final or run.warm_start
+    last = run.shown or run.warm_start
     if last is None:
         return None
-    pairs = _pairs(run.warm_start if run.final else None, last)
+    pairs = _pairs(run.warm_start if run.shown else None, last)
     signs: list[Sign] = []
     for site in sorted(last.sites):
         found = [
@@ -63,8 +63,8 @@ def alarm_section(run: Run) -> Section | None:
 
 
 def finding_section(run: Run) -> Section | None:
-    """Precision and recall of each finding, from warm start to last evaluation; None where none is known."""
-    last = run.final or run.warm_start
+    """Precision and recall of each finding, from the warm start to the round shown; None where none is known."""
+    last = run.shown or run.warm_start
     if last is None:
         return None
     pairs = _pairs(run.warm_start, last)
@@ -75,7 +75,8 @@ def finding_section(run: Run) -> Section | None:
     lead = (
         "Recall: the share of the n test reports with a finding that name it. Precision: the share of the n reports "
         "that name a finding that are right. Both are × 100, from the "
-        f"{start_name(run)}{f' to round {run.final.round}' if run.final else ''}; n is that of the last evaluation. "
+        f"{start_name(run)}{f' to round {run.shown.round}' if run.shown else ''}; n is that of the later one; of fewer "
+        "than 20 reports it has its 95 % interval (Wilson). "
         f"Blank where such reports are of {few}."
     )
     return Section("findings", "Precision and recall of each finding", lead, render("findings.html", tables=tables))
@@ -145,12 +146,12 @@ def _rows(before: Sites, after: Sites) -> list[FindingRow]:
     return rows
 
 
-def _cell(pair: Sequence[Cell], count: str, share: str) -> tuple[str, str, str]:
-    """Number of reports, and the share before and now; empty where it is not known now."""
+def _cell(pair: Sequence[Cell], count: str, part: str) -> tuple[str, str, str]:
+    """Number of reports, and the share before and now, of few with its interval; empty where it is not known now."""
     before, now = pair
-    if now.get(share) is None:
+    if now.get(part) is None:
         return "", "", ""
-    return number(now.get(count), 0), _percent(before.get(share)), _percent(now.get(share))
+    return number(now.get(count), 0), _percent(before.get(part)), share(now[part], now.get(count) or 0)
 
 
 def _percent(value: float | None) -> str:

@@ -1,78 +1,47 @@
-"""The closing table of a run as plain text."""
+"""The closing box of a run as plain text: what came of it in about five numbers, and where its pages are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from pathlib import Path
 
-from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.reporting.format import duration, plain, scaling, score
+from fedtar_flare.reporting.format import duration, plain
 from fedtar_flare.reporting.run import Run
-from fedtar_flare.reporting.scores import Row, measured, score_rows, start_name
+from fedtar_flare.reporting.scores import start_name
 from fedtar_flare.reporting.section import own_sections
+from fedtar_flare.reporting.verdict import key_numbers
 
-ACROSS = 4
-"""Scores in one table: more would not fit a terminal."""
+RULE = "-" * 78
 
 
-def final_table(run: Run) -> str:
-    """Per site and time step: number of test reports, and each score from the warm start to the last evaluation.
+def closing_box(run: Run, places: Mapping[str, Path | str] | None = None) -> str:
+    """The box in ASCII but for names; ``places`` are files by what they are, such as ``page`` or a site's name."""
+    tiles = key_numbers(run, own_sections(run))
+    rows = [[_ascii(text) for text in (tile.name, tile.value, tile.about)] for tile in tiles]
+    rows = rows or [["no test report was scored", "", ""]]
+    names = max(len(name) for name, *_ in rows) + 3
+    arrows = max(value.find("->") for _, value, _ in rows)  # the arrows stand under each other
+    values = [value.rjust(len(value) + arrows - value.find("->")) if "->" in value else value for _, value, _ in rows]
+    wide = max(map(len, values)) + 3
+    lines = [f"{row[0]:<{names}}{value:<{wide}}{row[2]}".rstrip() for row, value in zip(rows, values, strict=True)]
+    return "\n".join([RULE, *_head(run), *lines, *_listed(places or {}), RULE])
 
-    Cells with too few reports are blank; ``-`` is an unknown value. Scores of the shared adapter alone and the lines of
-    the method's own sections follow.
-    """
-    parts = [] if run.status == "completed" else [_status(run)]
-    own = [f"{plain(label)}: {plain(text)}" for section in own_sections(run) for label, text in section.lines]
-    rows = score_rows(run, run.final)
-    if not rows:
-        return "\n".join([*parts, *(own if own and not run.reports else ["No scores: the run has no evaluation."])])
-    last = f"round {run.final.round}" if run.final else "no round evaluated yet"
+
+def _head(run: Run) -> list[str]:
     time = f" in {duration(run.end.seconds)}" if run.end and run.end.seconds is not None else ""
-    scale = scaling(measured(rows)).replace("×", "x")
-    parts.append(f"Scores of test reports, {start_name(run)} -> {last}{time}.{f' {scale}' if scale else ''}")
-    parts += _tables(rows)
-    if off := score_rows(run, run.final, generic=True):
-        parts += ["The shared adapter alone:", *_tables(off)]
-    return "\n".join([*parts, *own])
-
-
-def _status(run: Run) -> str:
     reason = f": {plain(run.end.reason)}" if run.end and run.end.reason else ""
-    return f"The run is {run.status} after {len(run.validations)} of {run.start.rounds} round(s){reason}"
+    done = f" after {len(run.validations)} of {run.start.rounds} round(s)" if run.status != "completed" else ""
+    shown = f", {start_name(run)} -> round {run.shown.round}" if run.shown and run.warm_start else ""
+    name = f"run {plain(run.start.run_id)}".strip()
+    return [f"{name}: {run.status}{done}{time}{shown}{reason}", *([run.kept] if run.kept else [])]
 
 
-def _tables(rows: Sequence[Row]) -> list[str]:
-    """All scores, a few of them to a table; some are not given by step."""
-    lines = []
-    for by_step, shown in ((True, rows), (False, [row for row in rows if row.step is None])):
-        names = [name for name in measured(rows) if SCORES[name].by_step is by_step]
-        for i in range(0, len(names), ACROSS):
-            lines += _table(shown, names[i : i + ACROSS])
-    return lines or _table(rows, ())
+def _listed(places: Mapping[str, Path | str]) -> list[str]:
+    names = max(map(len, places), default=0) + 3
+    return [f"{plain(name):<{names}}{place}" for name, place in places.items()]
 
 
-def _table(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
-    columns = [
-        _column("site", [plain(row.site) for row in rows], left=True),
-        _column("step", ["all" if row.step is None else str(row.step) for row in rows]),
-        _column("n", [row.reports for row in rows]),
-        *(_column(SCORES[name].label, _arrows(name, rows)) for name in names),
-    ]
-    return ["   ".join(parts).rstrip() for parts in zip(*columns, strict=True)]
-
-
-def _column(head: str, cells: list[str], left: bool = False) -> list[str]:
-    width = max(map(len, [head, *cells]))
-    return [cell.ljust(width) if left else cell.rjust(width) for cell in [head, *cells]]
-
-
-def _arrows(name: str, rows: Sequence[Row]) -> list[str]:
-    """``before -> after`` of one score, with aligned arrows."""
-    before, after = (
-        [score(name, one[name]) if name in one else "-" for one in side]
-        for side in ([row.before for row in rows], [row.after for row in rows])
-    )
-    wide = [max(map(len, side)) for side in (before, after)]
-    return [
-        f"{b.rjust(wide[0])} -> {a.rjust(wide[1])}" if row.before or row.after else " " * (sum(wide) + 4)
-        for row, b, a in zip(rows, before, after, strict=True)
-    ]
+def _ascii(text: str) -> str:
+    for sign, word in ((" ↑", ""), (" ↓", ""), ("→", "->"), ("×", "x"), ("–", "-"), ("\u202f", " ")):
+        text = text.replace(sign, word)
+    return plain(text)

@@ -10,6 +10,8 @@ from typing import Any
 from fedtar_flare.metrics.registry import SCORES
 
 NOTHING = "–"
+FEW = 20
+"""Under so many reports a score is given without decimals."""
 
 
 def plain(value: Any) -> str:
@@ -27,9 +29,27 @@ def number(value: float | None, digits: int = 3) -> str:
     return NOTHING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
-def score(name: str, value: float | None) -> str:
-    """A raw score with the registry's scale and decimals."""
-    return number(shown(name, value), SCORES[name].decimals)
+def score(name: str, value: float | None, n: float = FEW) -> str:
+    """A raw score of ``n`` reports, with the registry's scale; a share of few reports has its interval."""
+    if n < FEW and SCORES[name].unit == "% of reports":
+        return share(value, n)
+    return number(shown(name, value), decimals(name, n))
+
+
+def decimals(name: str, n: float) -> int:
+    """How many decimals a score of ``n`` reports has: of fewer than 20 none, or one where it is not times 100."""
+    return SCORES[name].decimals if n >= FEW else int(SCORES[name].scale != 100)
+
+
+def share(value: float | None, n: float) -> str:
+    """A share of ``n`` cases in percent; of fewer than 20 with its 95 % interval after Wilson: ``67 (30 to 90)``."""
+    text = number(None if value is None else 100 * value, 0)
+    if value is None or not 0 < n < FEW:
+        return text
+    from scipy.stats import binomtest
+
+    low, high = (100 * end for end in binomtest(round(value * n), int(n)).proportion_ci(method="wilson"))
+    return f"{text} ({low:.0f} to {high:.0f})"
 
 
 def shown(name: str, value: float | None) -> float | None:
@@ -37,12 +57,11 @@ def shown(name: str, value: float | None) -> float | None:
     return None if value is None else value * SCORES[name].scale
 
 
-def scaling(names: Sequence[str]) -> str:
-    """Which of the scores are shown times 100, as a sentence; empty without any."""
-    raw = [SCORES[name].label for name in names if SCORES[name].scale == 1]
-    if len(raw) == len(names):
-        return ""
-    return f"All but {' and '.join(raw)} are × 100." if raw else "They are × 100."
+def heading(name: str) -> str:
+    """A score's label with an arrow, up where higher is better, and its unit: ``token loss ↓, nats per token``."""
+    kind = SCORES[name]
+    arrow = {True: " ↑", False: " ↓", None: " → 1"}[kind.higher_is_better]
+    return f"{kind.label}{arrow}, {kind.unit.replace('x 100', '× 100')}"
 
 
 def significant(value: float | None) -> str:

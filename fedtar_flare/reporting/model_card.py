@@ -8,12 +8,12 @@ from pathlib import Path
 from markupsafe import Markup
 
 from fedtar_flare.files import write_text
-from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.reporting.format import flat, number, plain, scaling, size, times, visits
+from fedtar_flare.reporting.format import flat, heading, number, plain, size, times, visits
 from fedtar_flare.reporting.render import render_markdown
 from fedtar_flare.reporting.run import SPLITS, Run
-from fedtar_flare.reporting.scores import groups, measured, score_rows, start_name
+from fedtar_flare.reporting.scores import groups, score_rows, start_name
 from fedtar_flare.reporting.section import own_sections
+from fedtar_flare.reporting.verdict import verdict
 
 CARD_FILE = "README.md"
 NOT_STATED = "not stated"
@@ -30,8 +30,7 @@ def write_model_card(run: Run, folder: Path | str) -> Path:
 def model_card(run: Run) -> str:
     """The card as Markdown with the YAML head that model hubs read."""
     start = run.start
-    chosen = next((e for e in run.evaluations if e.round == run.best_round), run.final)
-    rows, off = score_rows(run, chosen), score_rows(run, chosen, generic=True)
+    rows, off = score_rows(run, run.shown), score_rows(run, run.shown, generic=True)
     return render_markdown(
         "card.md",
         run=run,
@@ -45,10 +44,9 @@ def model_card(run: Run) -> str:
             for split in SPLITS
             if counts.get(split)
         ],
-        chosen=chosen,
+        verdict=verdict(run),
         began=start_name(run),
-        scaling=scaling(measured(rows)),
-        labels={name: one.label for name, one in SCORES.items()},
+        heading=heading,
         tables=groups(rows),
         off=groups(off),
         settings=[*flat(start.settings), *start.versions.items()],
@@ -57,9 +55,9 @@ def model_card(run: Run) -> str:
 
 def base_model(run: Run) -> str:
     """Name of the base model, as far as the settings state it."""
-    preset = run.start.model.get("preset")
-    parts = [f"fedtar_flare preset {plain(preset)}"] if preset else []
-    return ", ".join([*parts, *_base_parts(run)]) or NOT_STATED
+    preset, parts = run.start.model.get("preset"), _base_parts(run)
+    known = not preset or f"preset '{preset}'" in " ".join(parts)
+    return ", ".join([*([] if known else [f"fedtar_flare preset {plain(preset)}"]), *parts]) or NOT_STATED
 
 
 def _base_parts(run: Run) -> list[str]:

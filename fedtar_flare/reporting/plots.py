@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from markupsafe import Markup
 
@@ -219,15 +219,11 @@ class Figure:
         return write_text(folder / f"{self.name}.svg", fixed)
 
 
-def line_chart(title: str, series: Sequence[Series], *, legend: bool = True, **options: Any) -> Markup:
-    """The HTML ``figure`` of a :class:`Chart` of lines; ``legend``: several series have their names below it."""
-    return Chart(title, series, **options).figure(legend)
-
-
-def sharing_y(charts: Sequence[Chart]) -> list[Chart]:
-    """The charts with one range of y."""
-    values = [value for chart in charts for value in chart.values()]
-    return [replace(chart, y_range=_padded(values)) for chart in charts]
+def sharing_y(charts: Sequence[Chart], start: float = 0.0) -> list[Chart]:
+    """The charts with one range of y; it begins at ``start`` where no value is lower, as at 0.5 for an AUC."""
+    values = [value for chart in charts for value in chart.values()] or [start]
+    low, high = _padded(values)
+    return [replace(chart, y_range=(start if min(values) >= start else low, high)) for chart in charts]
 
 
 def ticks(low: float, high: float, most: int = 5, whole: bool = False) -> list[float]:
@@ -296,10 +292,10 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 def _padded(values: Sequence[float]) -> tuple[float, float]:
-    """Bounds a little outside the data; data that is never negative gets none below zero."""
+    """Bounds of an axis with room for the data; it begins at 0 where nothing is negative."""
     low, high = min(values), max(values)
     room = 0.06 * (high - low) or 0.1 * abs(high) or 0.1
-    return (max(0.0, low - room) if low >= 0 else low - room), high + room
+    return low - room if low < 0 else 0.0, high + room
 
 
 def _tick_labels(values: Sequence[float]) -> dict[float, str]:

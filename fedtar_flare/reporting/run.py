@@ -1,4 +1,4 @@
-"""A run as its record has it: the source of the page, the closing table and the model card.
+"""A run as its record has it: the source of the page, the closing box and the model card.
 
 What a run did not record, as it goes on or ended early, is empty or None; a malformed line is an error that names it.
 """
@@ -13,7 +13,7 @@ from typing import TypeVar
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import Cell, End, Evaluation, Event, Late, SiteScores, Start, Step, Validation
-from fedtar_flare.record.log import ROUNDS_FILE, best_round, of_kind, read_events
+from fedtar_flare.record.log import ROUNDS_FILE, best_round, of_kind, read_events, scored_round
 from fedtar_flare.registry import method
 
 Kind = TypeVar("Kind", bound=Event)
@@ -54,10 +54,20 @@ class Run:
         return first if first and first.round < self.start.first_round else None
 
     @property
-    def final(self) -> Evaluation | None:
-        """The last evaluation after training."""
-        last = self.evaluations[-1] if self.evaluations else None
-        return last if last and last.round >= self.start.first_round else None
+    def shown(self) -> Evaluation | None:
+        """The evaluation after training that is shown: of the best round, which is kept, if it was scored."""
+        after = {one.round: one for one in self.evaluations if one.round >= self.start.first_round}
+        return after[scored_round([*after.values()], self.best_round)] if after else None
+
+    @property
+    def kept(self) -> str:
+        """Which round's weights are kept, where others are shown; else empty."""
+        best, shown = self.best_round, self.shown
+        if best is None or shown is None or best == shown.round:
+            return ""
+        scored = any(one.round == best for one in self.evaluations)
+        why = f"not scored as round {shown.round} was" if scored else "not scored"
+        return f"kept: round {best}, the best by validation loss, {why}; shown: round {shown.round}"
 
     @property
     def best_round(self) -> int | None:

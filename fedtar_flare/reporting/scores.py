@@ -9,22 +9,29 @@ from markupsafe import Markup
 
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import Cell, Evaluation, SiteScores
-from fedtar_flare.reporting.format import scaling, score, shown, total, visits, whole
-from fedtar_flare.reporting.plots import Palette, Series, line_chart
+from fedtar_flare.reporting.format import heading, score, shown, total, visits, whole
+from fedtar_flare.reporting.plots import SMALL, Chart, Palette, Series
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, round_axis
 
 MEAN = "mean of sites"
+KEY = ("bleu_4", "cider", "finding_f1_known", "finding_f1_new", "presence_f1", "chexpert_rules_f1", "ctrate_rules_f1")
+"""Scores that stand for a run in a few numbers, as far as it has them."""
+MOST_KEY = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Raw scores of one site at one step (None: all steps), no small cells; ``reports`` is their number as shown."""
+    """Raw scores of one site at one step (None: all steps), no small cells.
+
+    They are of ``n`` reports; ``reports`` is this number as it is shown.
+    """
 
     site: str
     step: int | None
     reports: str
+    n: int
     before: Mapping[str, float]
     after: Mapping[str, float]
 
@@ -43,22 +50,28 @@ def score_rows(run: Run, after: Evaluation | None, generic: bool = False) -> lis
         scores = [sites.get(site, SiteScores()) for sites in both]
         pairs = {t: [one.steps.get(t, {}) for one in scores] for t in sorted({t for one in scores for t in one.steps})}
         counts = {t: _reports(*pair) for t, pair in pairs.items()}
-        rows += [Row(site, t, visits(counts[t], min_cell), *map(_scores, pair)) for t, pair in pairs.items()]
+        rows += [Row(site, t, visits(n, min_cell), n, *map(_scores, pairs[t])) for t, n in counts.items()]
         every = [one.all for one in scores]
         n = _reports(*every)
         own = list(counts.values()) or [n]
-        rows.append(Row(site, None, _total(own, n, min_cell), *map(_scores, every)))
+        rows.append(Row(site, None, _total(own, n, min_cell), n, *map(_scores, every)))
         parts += own
         scored += n
-    return rows + _mean(rows, _total(parts, scored, min_cell))
+    return rows + _mean(rows, _total(parts, scored, min_cell), scored)
 
 
-def mean_row(rows: Sequence[Row]) -> Row | None:
-    """The mean over sites among rows; None for fewer than two sites."""
-    return rows[-1] if rows and rows[-1].site == MEAN else None
+def overall(run: Run, generic: bool = False) -> Row | None:
+    """The mean of sites, or the only site, from the warm start to the round that is shown; None without any score."""
+    row = next(iter(score_rows(run, run.shown, generic)[-1:]), None)
+    return row if row and (row.before or row.after) else None
 
 
-def _mean(rows: Sequence[Row], reports: str) -> list[Row]:
+def key_scores(row: Row) -> list[str]:
+    """Those of :data:`KEY` that a row has, the first four."""
+    return [name for name in KEY if name in row.before or name in row.after][:MOST_KEY]
+
+
+def _mean(rows: Sequence[Row], reports: str, scored: int) -> list[Row]:
     """Mean of the sites' scores over all steps; where any site has both before and after, only such sites count."""
     sites = [row for row in rows if row.step is None]
     if len(sites) < 2:
@@ -70,7 +83,7 @@ def _mean(rows: Sequence[Row], reports: str) -> list[Row]:
             values = [scores[name] for scores in own if name in scores]
             if values:
                 mean[name] = sum(values) / len(values)
-    return [Row(MEAN, None, reports, *means)]
+    return [Row(MEAN, None, reports, scored, *means)]
 
 
 def measured(rows: Sequence[Row]) -> list[str]:
@@ -109,9 +122,9 @@ def _scores(cell: Cell) -> dict[str, float]:
 
 
 def scores(run: Run) -> Section:
-    """Tables from the warm start to the last evaluation, with the patient adapter and without; charts over rounds."""
-    rows = score_rows(run, run.final)
-    off = score_rows(run, run.final, generic=True)
+    """Tables from the warm start to the round shown, with the patient adapter and without; charts over rounds."""
+    rows = score_rows(run, run.shown)
+    off = score_rows(run, run.shown, generic=True)
     tables = [("With the patient adapter" if off else "", rows), ("The shared adapter alone", off)]
     content = render(
         "scores.html",
@@ -120,24 +133,24 @@ def scores(run: Run) -> Section:
             for title, of_table in tables
             for group, part, names in groups(of_table)
         ],
-        labels={name: one.label for name, one in SCORES.items()},
+        heading=heading,
         curves=_curves(run),
     )
-    return Section("scores", "Scores", _lead(run, rows), content)
+    return Section("scores", "Scores", _lead(run), content)
 
 
-def _lead(run: Run, rows: list[Row]) -> str:
-    until = f" to round {run.final.round}" if run.final else ", before training"
-    scale = scaling(measured(rows))
+def _lead(run: Run) -> str:
+    until = f" to round {run.shown.round}" if run.shown else ", before training"
+    kept = f" ({run.kept})" if run.kept else ""
     blank = (
         f"Cells with fewer than {run.start.min_cell} patients are left blank"
         if run.start.min_cell > 1
         else "It is 0 by definition for one report, and then left blank"
     )
     return (
-        f"Test patients, from the {start_name(run)}{until}; n is the number of reports. "
-        f"{scale + ' ' if scale else ''}"
-        "CIDEr depends on the corpus that it is taken over: compare it along a line, not between sites. "
+        f"Test patients, from the {start_name(run)}{until}{kept}; n is the number of reports. ↑ higher is better, ↓ "
+        "lower is better. Scores of fewer than 20 reports have no decimals; shares of such reports have 95 % "
+        "intervals. CIDEr depends on the corpus that it is taken over: compare it along a line, not between sites. "
         f"{blank}."
     )
 
@@ -153,20 +166,18 @@ def _curves(run: Run) -> list[tuple[str, list[Series], list[Markup]]]:
             continue
         label = SCORES[name].label
         figures = [
-            line_chart(
+            Chart(
                 site,
                 of_site,
                 x_label="round",
                 y_label=label,
                 x_range=round_axis(run),
                 y_range=(0.0, 1.06 * max(known) or 1.0),
-                legend=False,
-                size=(270, 170),
-            )
+                size=SMALL,
+            ).figure(legend=False)
             for site, of_site in zip(sites, lines, strict=True)
         ]
-        title = f"{label} × 100" if SCORES[name].scale == 100 else label
-        curves.append((title, lines[-1], figures))
+        curves.append((heading(name), lines[-1], figures))
     return curves
 
 

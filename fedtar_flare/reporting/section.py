@@ -10,19 +10,24 @@ from markupsafe import Markup
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.record.events import Step
 from fedtar_flare.registry import method
+from fedtar_flare.reporting.plots import Chart, Figure
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
 
 
 @dataclass(frozen=True)
 class Section:
-    """A rendered section; ``name`` is its anchor, and ``lines`` (label, text) go to closing table and model card."""
+    """A rendered section; ``name`` is its anchor, and ``lines`` (label, text) go to the model card.
+
+    A section of the ``optimisation`` says how training went, not what came of it, and is folded.
+    """
 
     name: str
     title: str
     lead: str
     content: Markup
     lines: tuple[tuple[str, str], ...] = ()
+    optimisation: bool = False
 
 
 MakeSection = Callable[[Run], Section | None]
@@ -38,9 +43,12 @@ def own_sections(run: Run) -> list[Section]:
     return [section for make in makers if (section := make(run)) is not None]
 
 
-def charts(figures: Sequence[Markup], kind: str = "") -> Markup:
-    """Charts side by side; with kind ``small``, more of them in a row."""
-    return render("charts.html", figures=figures, kind=kind)
+def charts(drawn: Sequence[Chart], kind: str = "") -> Markup:
+    """Charts side by side under one legend, if each sign in it is of one series; ``small``: more of them in a row."""
+    legend = Figure("", "", "", drawn).legend
+    own = len({(one.colour, one.marker) for one in legend}) < len(legend) or all(len(c.drawn) < 2 for c in drawn)
+    figures = [one.figure(legend=own) for one in drawn]
+    return render("legend.html", series=() if own else legend) + render("charts.html", figures=figures, kind=kind)
 
 
 def table(

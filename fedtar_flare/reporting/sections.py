@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Any
 
+from markupsafe import Markup
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.registry import method
 from fedtar_flare.reporting import examples as generated
 from fedtar_flare.reporting.alarms import alarm_section, finding_section
 from fedtar_flare.reporting.format import flat, number, significant, size, times, whole
 from fedtar_flare.reporting.participation import participation
-from fedtar_flare.reporting.plots import Bar, Chart, Palette, Series, line_chart
+from fedtar_flare.reporting.plots import Bar, Chart, Palette, Series
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import SPLITS, Run
 from fedtar_flare.reporting.scores import scores
@@ -23,6 +30,13 @@ from fedtar_flare.reporting.section import (
     step_name,
     table,
 )
+from fedtar_flare.settings import build
+
+NEEDED = re.compile(
+    r"(.+\.)?(method|preset|seed|num_rounds|time_steps|weighting|local_steps|local_epochs|batch_size|lr|server_lr|"
+    r"schedule|eta|mu|epochs|rank|alpha)"
+)
+"""Names of settings that decide about a run's numbers."""
 
 
 def losses(run: Run) -> Section:
@@ -41,25 +55,32 @@ def losses(run: Run) -> Section:
     pooled = [(one.round, one.loss, f"round {one.round}") for one in run.validations]
     validation.append(_losses("all reports", pooled, "ink"))
     figures = [
-        line_chart(title, lines, x_label=x, y_label="loss", x_range=round_axis(run))
+        Chart(title, lines, x_label=x, y_label="nats per token", x_range=round_axis(run))
         for title, lines, x in (
             ("Training loss", training, "round (a point per time step)"),
-            ("Validation loss, nats per token", validation, "round"),
+            ("Validation loss", validation, "round"),
         )
     ]
     sites = len(run.start.sites)
     rows = [
-        (str(one.round), number(one.loss, 4), f"{len(one.sites)} of {sites}", "best" * (one.round == run.best_round))
+        (
+            str(one.round),
+            number(one.loss, 4),
+            f"{len(one.sites)} of {sites}",
+            "best: kept" * (one.round == run.best_round),
+        )
         for one in run.validations
     ]
-    rounds = table(("round", "validation loss, all reports", "sites", ""), rows, empty="No round is complete.")
+    rounds = table(
+        ("round", "validation loss, nats per token, all reports", "sites", ""), rows, empty="No round is complete."
+    )
     absent = left_out([(one.round, one.left_out) for one in run.validations])
     lead = (
         "Training: mean over a site's local updates at one step; the line breaks where the site sent nothing. "
         "Validation: mean over the reports of validation patients after the round's last step, which chooses the best "
         "round; two rounds are compared on the sites that both have."
     )
-    return Section("loss", "Loss", lead, charts(figures) + rounds + absent)
+    return Section("loss", "Loss", lead, charts(figures) + rounds + absent, optimisation=True)
 
 
 def _losses(name: str, points: Sequence[tuple[float, float | None, str]], palette: Palette, index: int = 0) -> Series:
@@ -91,7 +112,7 @@ def movement(run: Run) -> Section | None:
         )
         for one in run.steps
     ]
-    figure = line_chart(
+    figure = Chart(
         "Mean update of the sites, Euclidean norm",
         [Series(name, points)],
         x_label="round (a point per time step)",
@@ -101,7 +122,7 @@ def movement(run: Run) -> Section | None:
     )
     lead = "The mean of the sites' updates at each step, over all tensors that travel."
     lead += " A cross on the axis is a step that was skipped." if crosses else ""
-    return Section("movement", "Movement", lead, charts([figure]))
+    return Section("movement", "Movement", lead, charts([figure]), optimisation=True)
 
 
 def exchange(run: Run) -> Section:
@@ -125,7 +146,7 @@ def exchange(run: Run) -> Section:
     chart = Chart("One exchange, one direction, float32", bars=bars)
     content = render("exchange.html", exchange=one, moved=moved if run.steps else (), bars=chart.figure())
     lead = "What travels are the agreed tensors alone; patients, images and reports stay."
-    return Section("bytes", "Bytes", lead, content)
+    return Section("exchange", "Exchange", lead, content)
 
 
 def visits(run: Run) -> Section:
@@ -137,35 +158,55 @@ def visits(run: Run) -> Section:
             f" A split at a step with fewer than {start.min_cell} patients is not used and counts 0; other numbers are "
             "given in multiples of the site's minimum."
         )
-    return Section("data", "Data", lead, render("visits.html", start=start, splits=SPLITS))
+    return Section("visits", "Visits", lead, render("visits.html", start=start, splits=SPLITS))
 
 
 def settings(run: Run) -> Section:
-    """Settings and versions, two tables side by side."""
+    """What one needs to repeat the run, versions beside it, and all settings folded."""
     start = run.start
     model = {name: value for name, value in start.model.items() if name != "adapter_config"}  # PEFT's, mostly defaults
     values = {"method": start.method, "min_cell": start.min_cell, "model": model} if start.method else {}
+    every = flat(values | _at_sites(run) | {name: v for name, v in start.settings.items() if name != "sites"})
+    needed = [(name, value) for name, value in every if NEEDED.fullmatch(name)]
     tables = [
-        table(("setting", "value"), flat(values | start.settings), kind="names", left={1}),
+        table(("setting", "value"), needed, kind="names", left={1}),
         table(("version", "value"), sorted(start.versions.items()), kind="names", left={1}),
     ]
-    lead = "What the server was given, and what the sites reported of their model. Settings of training are in the job."
-    return Section("settings", "Settings", lead, render("pair.html", parts=tables))
+    content = render("pair.html", parts=tables)
+    lead = "What one needs to repeat the run: lr is a learning rate, local_steps are updates per step and site."
+    return Section("settings", "Settings", lead, content + _folded("All settings", table(("setting", "value"), every)))
 
 
-SECTIONS: tuple[MakeSection, ...] = (
-    losses,
-    scores,
-    alarm_section,
-    finding_section,
-    examples,
-    participation,
-    movement,
-    exchange,
-    visits,
-    settings,
-)
-"""In their order on the page."""
+def _at_sites(run: Run) -> dict[str, Any]:
+    """The sites' settings by group with their defaults; as the job gave them where this version refuses them."""
+    if (given := run.start.settings.get("sites")) is None:
+        return {}
+    try:
+        kinds = dict(method(run.start.method).settings)
+        kinds |= {"training": TrainingConfig, "lora": LoRAConfig} if run.reports else {}
+        return given | {group: build(kind, given.get(group), group).to_dict() for group, kind in kinds.items()}
+    except ConfigError:
+        return dict(given)
 
-OF_IMAGES: tuple[MakeSection, ...] = (participation, exchange, settings)
-"""Those of a method that classifies images; losses and scores are in sections of its own."""
+
+def _folded(title: str, content: Markup) -> Markup:
+    return render("folded.html", title=title, content=content)
+
+
+def sections(run: Run, own: Sequence[Section]) -> list[Section]:
+    """All sections of a run that began: what came of it, how training went, and what one needs to repeat it."""
+    first, last = ((examples, alarm_section, finding_section, scores), (losses, movement)) if run.reports else ((), ())
+    training = [one for one in (*own, *_made(run, last)) if one.optimisation]
+    titles = ", ".join(one.title.lower() for one in training)
+    folded = _folded(f"Show {titles}", render("sections.html", sections=training, level=3))
+    about: tuple[MakeSection, ...] = (settings, participation, *((visits,) if run.reports else ()), exchange)
+    return [
+        *_made(run, first),
+        *(one for one in own if not one.optimisation),
+        *([Section("optimisation", "Optimisation", "How training went.", folded)] if training else []),
+        *_made(run, about),
+    ]
+
+
+def _made(run: Run, makers: Sequence[MakeSection]) -> list[Section]:
+    return [section for make in makers if (section := make(run)) is not None]

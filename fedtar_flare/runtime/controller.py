@@ -16,6 +16,7 @@ import torch
 from fedtar_flare import registry
 from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
+from fedtar_flare.files import read_json
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors, check_update_size, euclidean_norm, expect_at_most
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, TRAIN
@@ -132,7 +133,7 @@ class FederatedController(HandshakeController):
         try:
             self.results.finish(self.strategy.numbers())
         except Exception as error:  # the run is whole and saved: a page that cannot be written must not fail it
-            self.exception(f"the closing page or table could not be written: {error}")
+            self.exception(f"the closing page or box could not be written: {error}")
 
     def train(self, w: Tensors, r: int, t: int) -> tuple[dict[str, torch.Tensor] | None, Answers]:
         """The trainers train from w; returns the weighted mean of the differences (float64) and the answers.
@@ -254,7 +255,7 @@ class FederatedController(HandshakeController):
             first_round=self.first_round,
             rounds=self.num_rounds,
             time_steps=self.time_steps,
-            settings=self.fixed_settings() | {"min_sites": self.min_sites},
+            settings=self.fixed_settings() | {"min_sites": self.min_sites} | self._settings_of_sites(),
         )
         if not self.members:
             raise FedTARError("every site that takes part is named in server.unseen: there is nobody to train")
@@ -272,6 +273,13 @@ class FederatedController(HandshakeController):
         names = ("method", "num_rounds", "time_steps", "weighting", "seed")
         fixed = {name: getattr(self, name) for name in names} | self.strategy.fixed_settings()
         return fixed | ({"unseen": self.unseen} if self.unseen else {})
+
+    def _settings_of_sites(self) -> dict[str, Any]:
+        """Settings that the job gives to sites, for the record; nothing where their file is not at the server."""
+        for file in Path(self.get_run_dir()).glob("app*/config/config_fed_client.json"):
+            arguments = read_json(file)["executors"][0]["executor"].get("args", {})
+            return {"sites": arguments.get("settings") or {}}
+        return {}
 
     def _save(self, w: Tensors, r: int) -> None:
         """Checkpoint after a whole round; the best one by validation loss also becomes ``adapter/``."""

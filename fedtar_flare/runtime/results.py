@@ -1,4 +1,4 @@
-"""Results of a run at the server: the record, the scores, the adapter, the page and the closing table."""
+"""Results of a run at the server: the record, the scores, the adapter, the page and the closing box."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ from fedtar_flare.record.events import (
     Validation,
 )
 from fedtar_flare.record.log import METRICS_FILE, RunRecord, best_round
+from fedtar_flare.reporting.console import closing_box
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_FOLDER, read_examples
+from fedtar_flare.reporting.run import Run, read_run
 from fedtar_flare.runtime.tasking import Answers, Tensors, now
 from fedtar_flare.site.place import home
 from fedtar_flare.version import __version__
 
 logger = logging.getLogger(__name__)
+BOX_LOGGER = "fedtar_flare.box"
+"""Logs the closing box alone, so that a command which prints it itself can leave it out."""
 
 
 def check_scores(reply: Reply) -> None:
@@ -208,13 +212,11 @@ class Results:
         self._metrics = dict(info.get("metrics", {}))
 
     def finish(self, numbers: Mapping[str, list[float]]) -> None:
-        """Write metrics (with the method's ``numbers``), model card and page, and log the table, if a run began."""
+        """Write metrics (with the method's ``numbers``), model card and page, and log the box, if a run began."""
         if "run_id" not in self._metrics:
             return
-        from fedtar_flare.reporting.console import final_table
         from fedtar_flare.reporting.model_card import write_model_card
         from fedtar_flare.reporting.page import write_report
-        from fedtar_flare.reporting.run import read_run
 
         self._examples()
         best = self.best()
@@ -228,16 +230,24 @@ class Results:
         if adapter.is_dir():
             write_model_card(run, adapter)
         page = write_report(self.folder)
-        for line in final_table(run).splitlines():
-            logger.info(line)
-        logger.info(f"report:  {page}")
-        logger.info(f"record:  {self.record.path}")
-        if adapter.is_dir():
-            logger.info(f"adapter: {adapter} (best round by validation loss: {best or 'last'})")
+        logging.getLogger(BOX_LOGGER).info("\n" + box(run, page))
 
     def _examples(self) -> None:
         """Copy reports generated at synthetic sites, which a simulation keeps on this machine, for the page."""
-        for path in sorted((home() / "state" / self._metrics["run_id"]).glob(f"*/{EXAMPLES_FILE}")):
+        for path in _of_sites(self._metrics["run_id"], EXAMPLES_FILE):
             examples = read_examples(path)
             if examples.synthetic:
                 write_json(self.folder / EXAMPLES_FOLDER / f"{examples.site}.json", asdict(examples))
+
+
+def box(run: Run, page: Path) -> str:
+    """The closing box of a run, with the paths of its page, of its adapter, and of the pages of simulated sites."""
+    adapter = run.folder / "adapter"
+    places = {"report": page} | ({"adapter": adapter} if adapter.is_dir() else {})
+    own = _of_sites(run.start.run_id, "*.html") if run.start.run_id else []
+    return closing_box(run, places | {f"page of {path.parent.name}": path for path in own})
+
+
+def _of_sites(run_id: str, name: str) -> list[Path]:
+    """Files in the state of a run's sites, as far as they are on this machine."""
+    return sorted((home() / "state" / run_id).glob(f"*/{name}"))

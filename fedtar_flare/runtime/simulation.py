@@ -15,6 +15,7 @@ from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.record.events import End
 from fedtar_flare.record.log import read_events
 from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.runtime.results import BOX_LOGGER
 from fedtar_flare.site.place import SITE_NAME
 from fedtar_flare.site.site_file import SITES_VARIABLE, sites_folder
 
@@ -24,8 +25,8 @@ ALLOW_LIST = {"format_version": 2, "class_allow_list": ["nvflare.", "fedtar_flar
 RESERVED = ("server", "local", "startup")
 """Names of folders beside those of the sites in a simulator's workspace."""
 
-TOO_CHATTY = ("TensorDownloadable", "ClientTaskWorker")
-"""FLARE's loggers that write INFO lines at every exchange; the console shows only their warnings."""
+TOO_CHATTY = ("TensorDownloadable", "ClientTaskWorker", BOX_LOGGER)
+"""FLARE's loggers that write INFO lines at every exchange, and the closing box, which the command prints last."""
 
 
 def simulate(

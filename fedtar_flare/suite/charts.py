@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.reporting.format import duration, number, size
+from fedtar_flare.reporting.format import duration, heading, number, size
 from fedtar_flare.reporting.plots import SITE_COLOURS, SMALL, Bar, Chart, Figure, Series, sharing_y
 from fedtar_flare.suite.against import COMPARED
 from fedtar_flare.suite.results import Done
@@ -121,9 +121,7 @@ def _scores(lines: Lines) -> Figure:
             return found
 
         if kind.curve and (drawn := lines(of)):
-            better = "higher" if kind.higher_is_better else "lower"
-            unit = f"{kind.label}{' × 100' if kind.scale == 100 else ''}"
-            charts.append(Chart(f"{kind.label} ({better} is better)", drawn, (), "round", unit, size=SMALL))
+            charts.append(Chart(heading(name), drawn, (), "round", kind.label, size=SMALL))
     about = "Mean of the hospitals that took part and of seeds. Methods scored in some rounds alone are points there."
     return Figure("scores", "Scores over rounds", about, charts, OTHERS)
 

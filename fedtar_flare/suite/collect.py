@@ -20,7 +20,7 @@ from fedtar_flare.record.events import (
     TaskLearnt,
     Validation,
 )
-from fedtar_flare.record.log import best_round, of_kind, read_events
+from fedtar_flare.record.log import best_round, of_kind, read_events, scored_round
 from fedtar_flare.registry import method
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site.place import home
@@ -36,7 +36,7 @@ PACKAGES = ("torch", "transformers", "peft", "nvflare", "numpy")
 def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Found:
     """What is kept of the run whose record and checkpoints are in ``results``; removes the state of its sites.
 
-    Scores of reports are of one round everywhere, at the hospitals that took part and outside (:func:`scored_round`).
+    Scores of reports are of one round everywhere, at the hospitals that took part and outside (``scored_round``).
     """
     events = read_events(results, (*SHARED, *method(experiment.arm.method).events))
     start = of_kind(events, Start)[0]
@@ -71,20 +71,6 @@ def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Foun
         "curves": _curves(events),
     }
     return result | found, rows
-
-
-def scored_round(evaluations: Sequence[Evaluation], best: int | None) -> int:
-    """The round whose scores are compared: the best by validation loss, else the last.
-
-    It is the last where the best was not scored, or not as the last was: before a late hospital came, or before a
-    method that fine-tunes at the end did so.
-    """
-    last = evaluations[-1]
-    for event in evaluations:
-        alike = event.sites.keys() == last.sites.keys() and event.generic.keys() == last.generic.keys()
-        if event.round == best and alike:
-            return event.round
-    return last.round
 
 
 def _curves(events: Sequence[Event]) -> dict[str, list[list[float]]]:

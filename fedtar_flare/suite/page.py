@@ -8,11 +8,11 @@ from pathlib import Path
 
 from fedtar_flare.files import write_text
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.reporting.format import NOTHING, duration, scaling, score, size
+from fedtar_flare.reporting.format import NOTHING, duration, score, size
 from fedtar_flare.reporting.plots import Figure
 from fedtar_flare.reporting.render import render
 from fedtar_flare.suite import tables
-from fedtar_flare.suite.against import SUMS, differences
+from fedtar_flare.suite.against import differences
 from fedtar_flare.suite.charts import figures
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.joining import gains, joining_figures
@@ -56,7 +56,6 @@ def page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
         grid=tables.grid(found),
         tables=[table for table in (*main, tables.left_out(results, suite.sites, first)) if table.rows],
         figures=shown,
-        scaling=scaling(list(SUMS)),
         every=_every(arms),
         rounds=_rounds(arms),
         reference=reference,

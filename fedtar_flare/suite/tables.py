@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.metrics.significance import Interval
-from fedtar_flare.reporting.format import NOTHING, number, score
+from fedtar_flare.reporting.format import NOTHING, heading, number, score
 from fedtar_flare.suite.against import COMPARED, SUMS, Difference, value
 from fedtar_flare.suite.joining import PATIENTS, Gain
 from fedtar_flare.suite.results import Done, Row, by_arm
@@ -31,8 +31,8 @@ class Table:
 
 
 def head(names: Iterable[str]) -> list[str]:
-    """Column heads of a table of scores; an arrow says which way is better."""
-    return ["method", *(f"{SCORES[n].label} {'↑' if SCORES[n].higher_is_better else '↓'}" for n in names)]
+    """Column heads of a table of scores, with direction and unit."""
+    return ["method", *map(heading, names)]
 
 
 def scores(

@@ -136,7 +136,7 @@ def _curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figure:
         if lines:  # a disease may have too few test images everywhere
             charts.append(Chart(name.replace("_", " "), lines, (), "epoch", "AUC", size=SMALL))
     about = "Test images; epoch 0 is the start itself. Mean of hospitals and seeds; the band is the range of the seeds."
-    return Figure("learning_curves", "Learning curves", about, sharing_y(charts), OTHERS)
+    return Figure("learning_curves", "Learning curves", about, sharing_y(charts, 0.5), OTHERS)
 
 
 def _cost_curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figure:
@@ -154,7 +154,9 @@ def _cost_curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figur
         "Mean of hospitals, tasks and seeds, epoch by epoch. The first point of a line is its start, after the seconds "
         "that the start took; scoring is left out."
     )
-    return Figure("seconds", "AUC over seconds that include the start", about, [chart] if lines else [], OTHERS)
+    return Figure(
+        "seconds", "AUC over seconds that include the start", about, sharing_y([chart], 0.5) if lines else [], OTHERS
+    )
 
 
 def _colours(arms: Arms, reference: str) -> dict[str, int]:

@@ -1,102 +1,101 @@
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from recorded_runs import write_run
 
+from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import End, Evaluation, SiteScores, SiteValidation, Start, Validation
 from fedtar_flare.record.log import RunRecord
-from fedtar_flare.reporting.console import final_table
-from fedtar_flare.reporting.run import read_run
+from fedtar_flare.reporting.console import RULE, closing_box
+from fedtar_flare.reporting.run import Run, read_run
+from fedtar_flare.reporting.verdict import verdict
 
 
-def cell(n, bleu_4, cider, token_loss, finding_f1):
-    return {"n": n, "bleu_4": bleu_4, "cider": cider, "token_loss": token_loss, "finding_f1": finding_f1}
+def run_of(before, after, *, generic=None, n=40, validation=(1.0,), sites=("a", "b")):
+    """A run whose sites all have the same scores before, and after each round in ``after`` (by round)."""
 
+    def scored(r, scores, alone):
+        of, off = (dict.fromkeys(sites, SiteScores(all={"n": n, **(found or {})})) for found in (scores, alone))
+        return Evaluation(round=r, sites=of, generic=off if alone else {})
 
-def of(first, second, whole):
-    return SiteScores(steps={1: first, 2: second}, all=whole)
-
-
-def write_small_run(folder, final=True, end="completed", generic=False):
-    record = RunRecord(folder)
-    record.write(Start(method="other", run_id="r", sites=["a", "north"], min_cell=5, time_steps=2, rounds=1))
-    first = {
-        "a": of(cell(6, 0.08, 0.4, 2.4, None), {"n": 3}, cell(6, 0.09, 0.5, 2.5, 0.2)),
-        "north": of(cell(6, 0.1, 0.5, 2.25, 0.3), {"n": 0}, cell(6, 0.1, 0.5, 2.25, 0.3)),
-    }
-    last = {
-        "a": of(cell(6, 0.5, 4.0, 0.5, 0.8), {"n": 3}, cell(6, 0.45, 10.0, 0.625, 0.75)),
-        "north": of(cell(6, 1.0, 9.5, 0.125, 1.0), {"n": 0}, cell(6, 1.0, 9.5, 0.125, 1.0)),
-    }
-    record.write(Evaluation(round=0, sites=first))
-    if final:
-        record.write(Validation(round=1, loss=0.5, sites={"a": SiteValidation(validation_loss=0.5, n=9)}))
-        record.write(Evaluation(round=1, sites=last, generic=first if generic else {}))
-    if end:
-        record.write(End(seconds=75.2, status=end, reason="" if end == "completed" else "the job was\naborted"))
-    return read_run(folder)
-
-
-TABLE = """\
-Scores of test reports, warm start -> round 1 in 1 min 15 s. All but token loss are x 100.
-site            step     n          BLEU-4            CIDEr       token loss      finding F1
-a                  1     6    8.0 ->  50.0   40.0 ->  400.0   2.400 -> 0.500      - ->  80.0
-a                  2   < 5
-a                all     6    9.0 ->  45.0   50.0 -> 1000.0   2.500 -> 0.625   20.0 ->  75.0
-north              1     6   10.0 -> 100.0   50.0 ->  950.0   2.250 -> 0.125   30.0 -> 100.0
-north              2     0
-north            all     6   10.0 -> 100.0   50.0 ->  950.0   2.250 -> 0.125   30.0 -> 100.0
-mean of sites    all    12    9.5 ->  72.5   50.0 ->  975.0   2.375 -> 0.375   25.0 ->  87.5"""
-
-
-def test_the_table_exactly(tmp_path):
-    assert final_table(write_small_run(tmp_path)) == TABLE
-
-
-def test_scores_of_the_shared_adapter_alone_follow(tmp_path):
-    table, _, off = final_table(write_small_run(tmp_path, generic=True)).partition("\nThe shared adapter alone:\n")
-    assert table == TABLE
-    assert " ".join(off.splitlines()[1].split()) == "a 1 6 - -> 8.0 - -> 40.0 - -> 2.400 - -> -"
-
-
-def test_all_scores_and_the_lines_of_the_method_s_own_sections_are_printed(tmp_path):
-    table = final_table(read_run(write_run(tmp_path)))
-    heads = [line for line in table.splitlines() if line.startswith("site ")]
-    assert [head.split()[3:] for head in heads] == [
-        ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4"],
-        ["ROUGE-L", "CIDEr", "token", "loss", "finding", "F1"],
-        ["known", "findings", "F1", "new", "findings", "F1", "new", "findings", "recall"],
+    losses = [
+        Validation(round=r, loss=x, sites={site: SiteValidation(validation_loss=x, n=9) for site in sites})
+        for r, x in enumerate(validation, 1)
     ]
-    assert table.splitlines()[-1].startswith("alpha, steps 1 to T: 0.333 0.333 0.333 -> ")
-    assert max(map(len, table.splitlines())) < 120
+    start = Start(method="other", run_id="r", sites=list(sites), time_steps=2, rounds=len(losses))
+    evaluations = [scored(0, before, generic)] if before else []
+    evaluations += [scored(r, scores, generic) for r, scores in after.items()]
+    end = End(seconds=75.2, status="completed")
+    return Run(None, start, (), tuple(losses), tuple(evaluations), end, (), "Other")
 
 
-def test_a_run_that_stopped_says_so_on_one_line(tmp_path):
-    lines = final_table(write_small_run(tmp_path, final=False, end="aborted")).splitlines()
-    assert lines[0] == "The run is aborted after 0 of 1 round(s): the job was aborted"
-    assert lines[1].startswith("Scores of test reports, warm start -> no round evaluated yet in 1 min 15 s.")
-    assert " ".join(lines[3].split()) == "a 1 6 8.0 -> - 40.0 -> - 2.400 -> - - -> -"
+def test_the_closing_box_exactly():
+    before, after = {"bleu_4": 0.095, "finding_f1_known": 0.9}, {"bleu_4": 0.725, "finding_f1_known": 0.8}
+    run = run_of(before, {1: after | {"token_loss": 0.5}})
+    assert closing_box(run, {"report": "/x/report.html"}) == (
+        f"{RULE}\n"
+        "run r: completed in 1 min 15 s, warm start -> round 1\n"
+        "BLEU-4, x 100               9.5 -> 72.5   better\n"
+        "known findings F1, x 100   90.0 -> 80.0   worse\n"
+        "Test reports               80             mean of 2 sites\n"
+        "report   /x/report.html\n"
+        f"{RULE}"
+    )
+
+
+@given(
+    st.sampled_from(["bleu_4", "finding_f1_known", "contradictions"]),
+    st.integers(0, 1000),
+    st.integers(0, 1000),
+    st.sampled_from([4, 19, 20, 300]),
+)
+def test_a_verdict_says_a_fall_as_plainly_as_a_gain_and_of_few_reports_no_decimals(name, before, after, n):
+    said = verdict(run_of({name: before / 1000}, {1: {name: after / 1000}}, n=n, sites=("a",)))[0]
+    first, last = (f"{value / 1000 * 100:.{int(n >= 20)}f}" for value in (before, after))
+    verb = "stayed"
+    if first != last:
+        rises = float(last) > float(first)
+        verb = "improved" if rises is SCORES[name].higher_is_better else "rose (worse)" if rises else "fell"
+    assert f"{SCORES[name].label} {verb} " in said and f"{n} test reports" in said
+    assert verb == "stayed" or f"({first}\u00a0→\u00a0{last})" in said
+    assert n >= 20 or not re.search(r"\d\.\d", said)
+
+
+def test_a_verdict_on_the_shared_adapter_and_on_what_is_not_known():
+    known = {"bleu_4": 0.5}
+    assert "shared adapter alone" in verdict(run_of(known, {1: known}, generic=known))[1]
+    assert verdict(run_of({}, {}))[0].startswith("Nothing is known")
+    assert verdict(run_of(known, {}))[0].startswith("Nothing is known of training")
+    assert "the change is unknown" in verdict(run_of({}, {1: known}))[0]
+
+
+def test_the_round_that_is_kept_is_the_one_shown_and_another_one_is_named():
+    def rounds(*scored):
+        return run_of({"bleu_4": 0.1}, {r: {"bleu_4": r / 5} for r in scored}, validation=(3.0, 1.0, 2.0))
+
+    kept = rounds(1, 2, 3)
+    assert kept.best_round == kept.shown.round == 2 and "to round 2, BLEU-4 improved by 30.0 points" in verdict(kept)[0]
+    assert "-> round 2" in closing_box(kept) and not kept.kept
+    other = rounds(1, 3)
+    said = "kept: round 2, the best by validation loss, not scored; shown: round 3"
+    assert other.kept == said and said in closing_box(other) and "to round 3" in verdict(other)[0]
+    assert verdict(other)[-1] == f"{said.capitalize()}."
 
 
 @pytest.mark.parametrize("until", ["start", "end"])
-def test_without_an_evaluation_a_sentence_says_so(tmp_path, until):
+def test_a_run_that_stopped_early_says_so(tmp_path, until):
     if until == "start":
-        write_run(tmp_path, until="start")
-        expected = "The run is unfinished after 0 of 3 round(s)\nNo scores: the run has no evaluation."
+        run, expected = read_run(write_run(tmp_path, until="start")), "unfinished after 0 of 3 round(s)"
     else:
-        RunRecord(tmp_path).write(End(seconds=1, status="failed", reason="no site"))
-        expected = "The run is failed after 0 of 0 round(s): no site\nNo scores: the run has no evaluation."
-    assert final_table(read_run(tmp_path)) == expected
+        RunRecord(tmp_path).write(End(seconds=1, status="failed", reason="no\nsite"))
+        run, expected = read_run(tmp_path), "run: failed after 0 of 0 round(s) in 1.0 s: no site"
+    box = closing_box(run)
+    assert expected in box and "no test report was scored" in box and verdict(run)[0].startswith("Nothing is known")
 
 
-def test_one_site_has_no_mean_and_a_resumed_run_names_its_start(tmp_path):
-    table = final_table(read_run(write_run(tmp_path, sites=["only"], rounds=5, first_round=3)))
-    assert "mean of sites" not in table
-    assert table.startswith("Scores of test reports, round 2 -> round 5")
-
-
-def test_columns_stand_under_each_other_whatever_the_names(tmp_path):
-    names = ["a", "much-longer-site-name", "b\x1b[31m\nc"]
-    table = final_table(read_run(write_run(tmp_path, sites=sorted(names))))
-    assert table.isprintable() or set(table) - {"\n"} == {c for c in table if c.isprintable()}
-    rows = table.splitlines()[2:]
-    rows = rows[: len(rows) // 3 - 1]  # the first table
-    assert len({row.index("->") for row in rows if "->" in row}) == 1
+def test_names_do_not_break_the_box_and_a_resumed_run_names_its_start(tmp_path):
+    box = closing_box(read_run(write_run(tmp_path, sites=["b\x1b[31m\nc"], rounds=5, first_round=3)))
+    assert {c for c in box if not c.isprintable()} == {"\n"} and "round 2 -> round 5" in box
+    assert len({line.index("->") for line in box.splitlines()[2:] if "->" in line}) == 1

@@ -9,10 +9,12 @@ from fedtar_flare.methods.fedtar.events import Outer, Residual
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import End
 from fedtar_flare.record.log import RunRecord
+from fedtar_flare.reporting.format import heading, score
 from fedtar_flare.reporting.page import write_report
 from fedtar_flare.reporting.run import read_run
 
-SECTIONS = ["alpha", "residual", "loss", "scores", "participation", "movement", "bytes", "data", "settings"]
+TRAINING = ["alpha", "residual", "loss", "movement"]
+SECTIONS = ["scores", "optimisation", *TRAINING, "settings", "participation", "visits", "exchange"]
 
 
 def page_of(folder):
@@ -38,6 +40,18 @@ def test_a_run_stopped_anywhere_gives_a_whole_page(tmp_path, until, alpha_form):
     assert ("sum 1 (softmax)" if alpha_form == "softmax" else "between 0 and 1 (sigmoid)") in said
 
 
+def test_what_came_of_the_run_stands_before_how_it_was_made(tmp_path):
+    folder = write_run(tmp_path, content=True)
+    edit(folder, "start", settings={"sites": {"training": {"local_steps": 48}}, "seed": 5})
+    html, tree, _ = page_of(folder)
+    assert [section.get("id") for section in tree.iter("section")] == ["alarms", "findings", *SECTIONS]
+    assert html.index('class="verdict"') < html.index("<nav>") < html.index('id="alarms"')
+    folded = next(one for one in tree.iter("section") if one.get("id") == "optimisation").find("details")
+    assert [one.get("id") for one in folded.iter("section")] == TRAINING
+    repeat = dict(row[:2] for row in rows_of(folder)["settings"])
+    assert (repeat["training.local_steps"], repeat["training.lr"], repeat["seed"]) == ("48", "0.001", "5")
+
+
 def test_nothing_is_fetched_and_nothing_runs(whole):
     html, tree, _ = whole
     assert not re.search(r"https?:|//[a-z]|@import|url\(|<script|<link|<iframe|<img", html)
@@ -59,11 +73,10 @@ def test_the_numbers_of_the_run_are_on_it(tmp_path):
     run = read_run(write_run(tmp_path, generic=True))
     html, _, said = page_of(tmp_path)
     tips = unescape(html)
-    for scores in (run.final.sites, run.final.generic):
+    for scores in (run.shown.sites, run.shown.generic):
         for site in SITES:
             for name in scores[site].all.keys() & SCORES.keys():
-                score = SCORES[name]
-                assert f"{score.scale * scores[site].all[name]:.{score.decimals}f}" in said
+                assert score(name, scores[site].all[name], scores[site].all["n"]) in said
     for step in run.steps:
         for site, update in step.sites.items():
             assert f"{site}, round {step.round}, step {step.step}: {update.samples} visits" in tips
@@ -101,7 +114,7 @@ def test_numbers_under_min_cell_are_blanked_wherever_they_could_be_read_or_worke
     edit(folder, "evaluation", sites={NORTH: cells})
     html, tree, _ = page_of(folder)
     said = {s.get("id"): " ".join(" ".join(s.itertext()).split()) for s in tree.iter("section")}
-    assert f"{NORTH} 30 < 5 8 over 38 < 5 12 0 over 12 9 5 < 5 over 14" in said["data"]
+    assert f"{NORTH} 30 < 5 8 over 38 < 5 12 0 over 12 9 5 < 5 over 14" in said["visits"]
     assert f"{NORTH} {' '.join(['< 5'] * 9)}" in said["participation"] and "3 visits" not in html
     assert "< 5 visits" in unescape(html) and len(set(re.findall(r"--a:([\d.]+)", html))) == 1
     assert "3 < 5 all over 14" in said["scores"]
@@ -122,7 +135,7 @@ def test_every_colour_is_there_in_light_and_in_dark(whole):
 def test_many_sites_have_lines_that_can_be_told_apart(tmp_path):
     html, _, _ = page_of(write_run(tmp_path, sites=[f"site-{i:02d}" for i in range(30)], rounds=1))
     key = re.findall(r'<li style="color:([^"]+)"><svg[^>]*><path[^>]*><path d="([^"]+)"/></svg><span>site', html)
-    assert len(key) == 60 and len(set(key)) == 30
+    assert len(key) == len(set(key)) == 30, "and there is one legend"
 
 
 def test_a_run_that_did_not_start_has_a_page_that_says_why(tmp_path):
@@ -207,5 +220,6 @@ def test_content_has_a_table_of_its_own_without_steps(tmp_path):
     said = rows_of(write_run(tmp_path, content=True))["scores"]
     heads = [i for i, row in enumerate(said) if row[0] == "site"]
     last = said[heads[-1] :]
-    assert last[0][3:6] == ["CT-RATE classes F1 (rules)", "changes named F1", "contradictions between visits"]
+    names = ("ctrate_rules_f1", "finding_change_micro_f1", "contradictions")
+    assert last[0][3:6] == [heading(name) for name in names]
     assert {row[1] for row in last[1:]} == {"all"} and len(last) == 5

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtar_flare.reporting.plots import SMALL, Bar, Chart, Figure, Guide, Series, line_chart, sharing_y, ticks
+from fedtar_flare.reporting.plots import SMALL, Bar, Chart, Figure, Guide, Series, sharing_y, ticks
 
 NUMBERS = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -26,7 +26,7 @@ def test_ticks_are_few_even_and_inside(low, span, most):
 def chart(*points, **settings):
     series = Series("<site>", [(x, y, f"{x}: {y}") for x, y in points])
     settings = {"x_label": "round", "y_label": "loss", **settings}
-    return ElementTree.fromstring(line_chart('A "title" & more', [series], **settings))
+    return ElementTree.fromstring(Chart('A "title" & more', [series], **settings).figure())
 
 
 def paths(figure, kind):
@@ -35,13 +35,13 @@ def paths(figure, kind):
 
 def test_a_band_is_shaded_behind_its_line_and_within_the_frame():
     series = Series("mean", [(0, 1.0, ""), (1, 2.0, "")], band=[(0, 0.5, 1.5), (1, -4.0, 9.0)])
-    figure = ElementTree.fromstring(line_chart("t", [series], x_label="x", y_label="y", size=(300, 200)))
+    figure = ElementTree.fromstring(Chart("t", [series], x_label="x", y_label="y", size=(300, 200)).figure())
     (band,) = paths(figure, "band")
     corners = [tuple(map(float, pair)) for pair in re.findall(r"([-\d.]+) ([-\d.]+)", band)]
     assert len(corners) == 4 and all(0 <= x <= 300 and 0 <= y <= 200 for x, y in corners)
     heights = [y for _, y in corners]
     assert heights[1] == min(heights) and heights[2] == max(heights), "up is smaller"
-    assert 'class="band"' not in line_chart("t", [Series("a", series.points)], x_label="x", y_label="y")
+    assert 'class="band"' not in Chart("t", [Series("a", series.points)], x_label="x", y_label="y").figure()
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.none() | NUMBERS), max_size=12))
@@ -83,7 +83,7 @@ def test_tick_labels_differ(low, high):
 
 def test_a_point_without_neighbours_shows_its_interval_too():
     ends = Series("a", [(0, 1.0, ""), (1, None, ""), (2, 3.0, "")], band=[(0, 0.5, 2.0), (2, 2.0, 4.0)])
-    figure = ElementTree.fromstring(line_chart("t", [ends], x_label="x", y_label="y"))
+    figure = ElementTree.fromstring(Chart("t", [ends], x_label="x", y_label="y").figure())
     (whiskers,) = paths(figure, "whisker")
     assert whiskers.count("M") == 2 and not paths(figure, "band") + paths(figure, "line")
 
@@ -101,7 +101,7 @@ def test_bars_have_names_words_and_intervals_and_fit_in():
 
 def test_logarithmic_axes_are_marked_at_the_points_and_at_powers_of_ten():
     line = Series("a", [(12, 0.5, ""), (24, 40.0, ""), (120, 3000.0, "")])
-    drawn = ElementTree.fromstring(line_chart("t", [line], x_label="x", y_label="y", log="xy"))
+    drawn = ElementTree.fromstring(Chart("t", [line], x_label="x", y_label="y", log="xy").figure())
     words = [text.text for text in drawn.iter("text")]
     assert words[:4] == ["1", "10", "100", "1000"] and words[4:7] == ["12", "24", "120"]
     places = [float(e.get("x")) for e in drawn.iter("text") if e.text in ("12", "24", "120")]
@@ -113,7 +113,8 @@ def test_a_figure_has_one_legend_one_scale_and_a_file_without_variables(tmp_path
     charts = sharing_y(
         [Chart("one", lines, (), "x", "y", size=SMALL), Chart("two", lines[1:], (), "x", "y", size=SMALL)]
     )
-    assert len({chart.y_range for chart in charts}) == 1
+    assert len({chart.y_range for chart in charts}) == 1 and charts[0].y_range[0] == 0, "axes are not cut"
+    assert sharing_y(charts, 0.5)[0].y_range[0] == 0.5 and sharing_y(charts, 1.5)[0].y_range[0] == 0
     figure = Figure("f", "F", "about it", [charts[1], charts[0]], last="others")
     assert [one.name for one in figure.legend] == ["a <b>", "others"]
     page = ElementTree.fromstring(f"<main>{figure.html()}</main>")

@@ -23,18 +23,18 @@ def test_a_whole_run_is_read(tmp_path):
     assert start.counts[NORTH]["train"][0] == run.steps[0].sites[NORTH].samples
     assert len(run.steps) == 9 and len(run.validations) == 3 and [e.round for e in run.evaluations] == [0, 1, 2, 3]
     assert len(run.events(Alphas)) == 1 and len(run.events(Residual)) == 9 and len(run.events(Outer)) == 3
-    assert run.warm_start.round == 0 and run.final.round == 3 and run.best_round == 3
+    assert run.warm_start.round == 0 and run.shown.round == 3 and run.best_round == 3
 
 
 def test_cells_under_min_cell_and_the_cider_of_one_report_are_blank(tmp_path):
     run = read_run(write_run(tmp_path, min_cell=5))
-    assert run.final.sites[SOUTH].steps[3] == {"n": 3}
+    assert run.shown.sites[SOUTH].steps[3] == {"n": 3}
     one = SiteScores(steps={1: {"n": 1, "bleu_4": 0.5, "cider": 0.0, "token_loss": None}}, all={"n": 9, "cider": 1.0})
     RunRecord(tmp_path).write(Evaluation(round=4, sites={NORTH: one}, generic={NORTH: one}))
-    final = read_run(tmp_path).final
+    final = read_run(tmp_path).shown
     assert final.sites[NORTH].steps[1] == final.generic[NORTH].steps[1] == {"n": 1}
     edit(tmp_path, "start", min_cell=1)
-    final = read_run(tmp_path).final
+    final = read_run(tmp_path).shown
     for sites in (final.sites, final.generic):
         assert sites[NORTH].steps[1] == {"n": 1, "bleu_4": 0.5} and sites[NORTH].all == {"n": 9, "cider": 1.0}
 
@@ -47,7 +47,7 @@ def test_an_unfinished_run_with_its_last_line_cut_off(tmp_path, until, steps):
     run = read_run(tmp_path)
     assert (run.status, run.end, len(run.steps)) == ("unfinished", None, steps)
     assert (run.warm_start is None) == (until == "start")
-    assert run.final is None or run.final.round >= 1
+    assert run.shown is None or run.shown.round >= 1
 
 
 def test_a_resumed_record_goes_on_and_a_repeated_event_counts_once(tmp_path):

@@ -14,9 +14,8 @@ from federation import LocalFederation, QuadraticSite, pair
 from made_up_results import parsed
 
 from fedtar_flare.record.events import End, Evaluation, Joined, SiteScores, Step
-from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.record.log import of_kind, read_events, scored_round
 from fedtar_flare.suite.against import differences, value
-from fedtar_flare.suite.collect import scored_round
 from fedtar_flare.suite.file import Suite, read_suite
 from fedtar_flare.suite.plan import Experiment, experiments
 from fedtar_flare.suite.results import done

@@ -12,7 +12,7 @@ from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask, Stream
 from fedtar_flare.methods.fedkei.mixing import KINDS
 from fedtar_flare.metrics.classification import best_epoch, epochs_to, lca
 from fedtar_flare.reporting.format import NOTHING, duration, number, size
-from fedtar_flare.reporting.plots import Guide, Series, line_chart
+from fedtar_flare.reporting.plots import Chart, Guide, Series
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, charts, table
@@ -88,9 +88,7 @@ def curves(run: Run) -> Section | None:
             lines.append(_mean("Rand, mean", rand, "site", 6))
         title = f"Task {event.round}" + (f": {_said(*diseases)}" if len(diseases) == 1 else "")
         scale = (lowest, 1.0)
-        figures.append(
-            line_chart(title, lines, x_label="epoch", y_label="AUC", y_range=scale, guides=guess, size=SMALL)
-        )
+        figures.append(Chart(title, lines, x_label="epoch", y_label="AUC", y_range=scale, guides=guess, size=SMALL))
     lead = (
         "AUC of test images over the epochs of tuning; epoch 0 is the start itself. A band is the range of the sites "
         "around their mean. Few test images make steps. All charts have one scale."
@@ -118,7 +116,7 @@ def clusters(run: Run) -> Section | None:
         "one site is that site's module, which all others get."
     )
     head = ("before task", "of", "centre", "members and weights", "moved")
-    return Section("clusters", "Clusters", lead, table(head, rows, left={1, 3}))
+    return Section("clusters", "Clusters", lead, table(head, rows, left={1, 3}), optimisation=True)
 
 
 def cost(run: Run) -> Section | None:
@@ -146,7 +144,7 @@ def cost(run: Run) -> Section | None:
         "sites, and how many fell back to the common start. The losses are means over the sites' validation images "
         "before any tuning, of the mixture and of the common start."
     )
-    return Section("cost", "What a start costs", lead, table(head, rows))
+    return Section("cost", "What a start costs", lead, table(head, rows), optimisation=True)
 
 
 def membership(run: Run) -> Section | None:
@@ -162,7 +160,7 @@ def membership(run: Run) -> Section | None:
             if own == site
         ]
         lines.append(Series(site, points, "site", i))
-    chart = line_chart(
+    chart = Chart(
         "Membership by the module", lines, x_label="task", y_label="AUC", guides=[Guide(0.5, "a guess")], size=SMALL
     )
     lead = (
@@ -201,7 +199,7 @@ def _learnt(run: Run) -> Iterator[tuple[int, str, SiteTask]]:
 
 
 def _lines(run: Run, found: Sequence[SiteTask]) -> tuple[tuple[str, str], ...]:
-    """Means over sites and tasks after the first (which no start can inform), for tiles and closing table."""
+    """Means over sites and tasks after the first (which no start can inform), for tiles and closing box."""
     later = [one for step, _, one in _learnt(run) if step > 1 and one.auc] or list(found)
     shown = []
     readings: dict[str, Callable[[list[float]], float | None]] = {

@@ -9,7 +9,7 @@ from fedtar_flare.methods.fedmrg.events import Bank, Diagnoses, LossParts, Outsi
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import SiteScores
 from fedtar_flare.reporting.format import NOTHING, number, score
-from fedtar_flare.reporting.plots import Series, line_chart
+from fedtar_flare.reporting.plots import Chart, Series
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, charts, round_axis, table
 
@@ -29,21 +29,21 @@ PARTS = {
 
 def members(run: Run) -> Section | None:
     """Scores of the generic and of the personal model at the members, and of the generic one at unseen hospitals."""
-    if run.final is None:
+    if run.shown is None:
         return None
     unseen = {site for one in run.events(Outside) for site in one.sites}
     before = run.warm_start.sites if run.warm_start is not None else {}
     groups = [
         ("before training", "members, before training", before.keys() - unseen, before),
-        ("both adapters", "members, both adapters", run.final.sites.keys() - unseen, run.final.sites),
-        ("generic alone", "members, generic adapter alone", run.final.generic.keys() - unseen, run.final.generic),
-        ("unseen", "unseen hospitals", run.final.sites.keys() & unseen, run.final.sites),
+        ("both adapters", "members, both adapters", run.shown.sites.keys() - unseen, run.shown.sites),
+        ("generic alone", "members, generic adapter alone", run.shown.generic.keys() - unseen, run.shown.generic),
+        ("unseen", "unseen hospitals", run.shown.sites.keys() & unseen, run.shown.sites),
     ]
     shown = [(short, long, len(sites), _means(of, sites)) for short, long, sites, of in groups if sites]
     names = [name for name in SHOWN if any(name in found for *_, found in shown)]
     rows = [(f"{short} ({n})", *(score(name, found.get(name)) for name in names)) for short, _, n, found in shown]
     lead = (
-        f"Means over hospitals, before training and after round {run.final.round}: members with both adapters and with "
+        f"Means over hospitals, before training and after round {run.shown.round}: members with both adapters and with "
         "the generic one alone, and unseen hospitals; how many in brackets. The generic adapter travels; the "
         "specialised one stays at its hospital and writes along there (Eq. 6). An unseen hospital never trains: all of "
         "its patients are scored, with the generic adapter."
@@ -71,7 +71,7 @@ def halves(run: Run) -> Section | None:
         )
         for i, part in enumerate(known)
     ]  # fmt: skip
-    figure = line_chart(
+    figure = Chart(
         "Parts of the training loss, mean of sites", series, x_label="round", y_label="loss", x_range=round_axis(run)
     )
     last = events[-1]
@@ -83,7 +83,8 @@ def halves(run: Run) -> Section | None:
         "the other way round. Language is the mean token loss; distillation (KD) is one minus the cosine of the hidden "
         f"states plus the divergence of the next token (Eq. 4 and 5). {below_0}The table is of round {last.round}."
     )
-    return Section("halves", "Two halves", lead, charts([figure]) + table(("", *(PARTS[part] for part in known)), rows))
+    content = charts([figure]) + table(("", *(PARTS[part] for part in known)), rows)
+    return Section("halves", "Two halves", lead, content, optimisation=True)
 
 
 def prompts(run: Run) -> Section | None:
@@ -133,7 +134,7 @@ def bank(run: Run) -> Section | None:
     )
     head = ("round", "rows sent down", "oldest", "site", "sent", "received", "patients a row", "membership")
     lines = (("feature bank", f"membership by cosine, AUC {min(aucs):.3f} to {max(aucs):.3f}"),) if aucs else ()
-    return Section("bank", "Feature bank", lead, table(head, rows, left={3}), lines)
+    return Section("bank", "Feature bank", lead, table(head, rows, left={3}), lines, optimisation=True)
 
 
 _COUNTS = ("sent", "received", "patients_a_row")

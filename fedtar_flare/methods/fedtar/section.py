@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
 from fedtar_flare.reporting.format import number, significant
-from fedtar_flare.reporting.plots import Guide, Series, line_chart
+from fedtar_flare.reporting.plots import Chart, Guide, Series
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, charts, left_out, place, round_axis, skipped_steps, table
 
@@ -22,7 +22,7 @@ def alpha(run: Run) -> Section:
         form = "Under a sigmoid each step's alpha moves freely between 0 and 1."
     uniform = [] if sigmoid or not steps else [Guide(1 / steps, "1/T")]
     figures = [
-        line_chart(
+        Chart(
             f"Alpha per time step, {bounds}",
             [_line(alphas, t) for t in range(steps)],
             x_label="round",
@@ -30,7 +30,7 @@ def alpha(run: Run) -> Section:
             y_range=(0.0, 1.0),
             guides=[*uniform, Guide(1.0, "upper bound")],
         ),
-        line_chart(
+        Chart(
             "Change of alpha since the start",
             [_line(alphas, t, since_start=True) for t in range(steps)],
             x_label="round",
@@ -43,7 +43,7 @@ def alpha(run: Run) -> Section:
         "moves along the gradient of the validation loss, from T numbers that each site sends."
     )
     lines = (("alpha, steps 1 to T", f"{_text(alphas[0][1])} -> {_text(alphas[-1][1])}"),) if alphas else ()
-    return Section("alpha", "Alpha", lead, charts(figures) + _outer_steps(run), lines)
+    return Section("alpha", "Alpha", lead, charts(figures) + _outer_steps(run), lines, optimisation=True)
 
 
 def residual(run: Run) -> Section:
@@ -64,7 +64,7 @@ def residual(run: Run) -> Section:
         for one in run.events(Outer)
     ]
     figures = [
-        line_chart(
+        Chart(
             "Step taken, Euclidean norm over the shared adapter",
             [Series(name, taken, "site", 1)],
             x_label="round (a point per time step)",
@@ -72,7 +72,7 @@ def residual(run: Run) -> Section:
             x_range=round_axis(run),
             crosses=crosses,
         ),
-        line_chart(
+        Chart(
             "Gradient of the validation loss in psi, Euclidean norm",
             [Series("gradient", gradient, "site", 2)],
             x_label="round",
@@ -82,7 +82,7 @@ def residual(run: Run) -> Section:
     ]
     lead = "Alpha times the sites' mean update (Eq. 6) enters the shared adapter as the step's residual (Eq. 7)."
     lead += " A cross on the axis is a step that was skipped." if crosses else ""
-    return Section("residual", "Residual steps", lead, charts(figures))
+    return Section("residual", "Residual steps", lead, charts(figures), optimisation=True)
 
 
 SECTIONS = (alpha, residual)
