@@ -50,8 +50,9 @@ def test_what_is_not_defined_is_none():
 
 
 def test_the_documents_table_is_the_registrys(repository):
+    better = {True: "higher", False: "lower", None: "nearest to 1"}
     rows = [
-        f"| {s.label} | `{s.name}` | {s.unit} | { {True: 'higher', False: 'lower', None: 'nearest to 1'}[s.higher_is_better] } "
+        f"| {s.label} | `{s.name}` | {s.unit} | {better[s.higher_is_better]} "
         f"| {'yes' if s.by_step else 'no'} | {s.needs or '–'} |"
         for s in SCORES.values()
     ]
