@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fedtar_flare.cli import data, jobs, reports, site
 from fedtar_flare.cli.commands import Parser
@@ -56,8 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = parser().parse_args(argv)
     command = " ".join(["fedtar", arguments.command, *filter(None, [getattr(arguments, "subcommand", None)])])
+    return exit_code(command, lambda: arguments.run(arguments))
+
+
+def exit_code(command: str, run: Callable[[], int | None]) -> int:
+    """Run a command; an error of this package becomes a message on standard error that names the command."""
     try:
-        return int(arguments.run(arguments) or 0)
+        return int(run() or 0)
     except FedTARError as error:
         lines = (plain(line) for line in str(error).splitlines())  # it may quote what others have named
         print("\n".join([f"{command}: {next(lines, '')}", *lines]), file=sys.stderr)

@@ -88,8 +88,7 @@ def generate(arguments: argparse.Namespace) -> None:
 
     with without_collecting():
         from fedtar_flare.learning.dicom_sr import structured_report
-        from fedtar_flare.learning.drafting import DISCLAIMER, Drafter, study_of
-        from fedtar_flare.site.cohort import read_key
+        from fedtar_flare.learning.drafting import DISCLAIMER, load_generator, study_of
 
     if arguments.format == "sr" and arguments.out is None:
         raise ConfigError("a DICOM SR is a file: name it with --out")
@@ -97,10 +96,8 @@ def generate(arguments: argparse.Namespace) -> None:
     if arguments.prior_report is not None:
         about["prior_report"] = _text_of(arguments.prior_report)
     study = study_of(arguments.study, arguments.modality, **about)
-    key = read_key(arguments.key) if arguments.key else None
     model = grouped(arguments.set, ("model",)).get("model", {})
-    drafter = Drafter(arguments.adapter, state=arguments.state, key=key, model=model, device=arguments.device)
-    draft = drafter.draft(study)
+    draft = load_generator(arguments.adapter, model=model, **given(arguments, "state", "key", "device")).draft(study)
     if arguments.format == "sr":
         structured_report(draft, arguments.study).save_as(arguments.out)
     else:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from pathlib import Path
 from typing import Literal
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.errors import ConfigError, DataError
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -41,6 +42,19 @@ def identity_hash(patient_id: str, key: bytes) -> float:
 def synthetic_key(seed: int, site: str) -> bytes:
     """Key of a synthetic site's keyed hashes; no secret, unlike a real site's."""
     return hashlib.sha256(f"fedtar synthetic site\x1f{seed}\x1f{site}".encode()).digest()
+
+
+def read_key(file: Path) -> bytes:
+    """A site's key from its file. Raises DataError if it cannot be read or is not a key."""
+    try:
+        key = bytes.fromhex(file.read_text(encoding="utf-8").strip())
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror})", reason="bad-key") from error
+    except ValueError as error:
+        raise DataError(f"{file} is not a key of this package; restore it from its backup", reason="bad-key") from error
+    if len(key) < 16:
+        raise DataError(f"{file} is too short to be a key; restore it from its backup", reason="bad-key")
+    return key
 
 
 def key_check(key: bytes) -> str:

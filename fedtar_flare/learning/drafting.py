@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedtar_flare import registry
 from fedtar_flare.data.cohort import Cohort, Modality, Patient, Sample, Sex, Visit
+from fedtar_flare.data.splits import read_key
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
@@ -37,6 +38,7 @@ from fedtar_flare.models.adapters.peft_file import (
     read_adapter_config,
     read_adapter_info,
 )
+from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.config import preset as model_preset
 from fedtar_flare.models.report_generator import ReportGenerator
@@ -119,26 +121,7 @@ class Kept:
 
 
 class Drafter:
-    """A trained model, ready to draft.
-
-    Parameters
-    ----------
-    adapter : Path
-        The ``adapter`` folder that a run left.
-    state : Path, optional
-        The site's state of that run, ``<state folder>/<run_id>/<site>``; None: the shared adapter alone.
-    key : bytes, optional
-        The site's hash key (``fedtar.key``); a simulated site's derives from its seed and needs none.
-    model : mapping of str to Any, optional
-        Settings of the base model to override, such as ``weights`` or ``encoder_name`` by a local path.
-
-    Raises
-    ------
-    ConfigError
-        Not an adapter of this package, another base model, a state of another run, or no or a wrong key.
-    StateError
-        The site's state is missing or damaged.
-    """
+    """A trained model, ready to draft: see :func:`load_generator`; ``key`` is the content of the site's key file."""
 
     def __init__(
         self,
@@ -150,8 +133,7 @@ class Drafter:
         device: str = "auto",
     ):
         self.info, self._adapter = read_adapter_info(adapter), adapter
-        settings = {name: value for name, value in self.info["model"].items() if name != "preset"}
-        self._config: ModelConfig = model_preset(self.info["model"]["preset"], **{**settings, **(model or {})})
+        self._config = _config(self.info, model)
         self._method = self.info.get("method", registry.DEFAULT)
         self.personal = state is not None
         kept = Kept() if state is None else self._kept(state, key)
@@ -179,12 +161,7 @@ class Drafter:
 
     def _restored(self, base: ReportGenerator) -> Any:
         """The base model with what the method adds to it, and the adapter; ConfigError where it is another base."""
-        if (mine := fingerprint(base)) != self.info["fingerprint"]:
-            raise ConfigError(
-                f"{self._adapter} was trained on another base model: its weights have the fingerprint "
-                f"{self.info['fingerprint']}, those of preset '{self._config.preset}' here {mine}. Name the weights "
-                "that the run used (--set model.weights=PATH)"
-            )
+        _check_base(base, self.info, self._adapter)
         extension = self.info.get("extension")
         if extension and (extend := registry.method(self._method).extend) is not None:
             extend(base, extension)
@@ -196,10 +173,25 @@ class Drafter:
         load_shared_state(model, weights, name)
         return model
 
-    def draft(self, study: Study) -> Draft:
-        """Write a draft by beam search; ConfigError where too little is known of the patient, or a previous visit is
-        given that the adapter was not trained with; DataError where the images cannot be used.
+    def draft(self, study: Study | Path | str, **patient: Any) -> Draft:
+        """Write a draft of one study by beam search.
+
+        Parameters
+        ----------
+        study : Study, Path or str
+            DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph.
+        **patient
+            What is known beside the image, where ``study`` is a path: the fields of :class:`Study`.
+
+        Raises
+        ------
+        ConfigError
+            Too little is known of the patient, or a previous visit is given that the adapter was not trained with.
+        DataError
+            The images cannot be used.
         """
+        if not isinstance(study, Study):
+            study = study_of(Path(study), **patient)
         self._check_prior(study)
         if self.personal and self.site_model.knows_patients:
             self._check_patient(study)
@@ -252,6 +244,78 @@ class Drafter:
     def _image(self, study: Study) -> ImageBatch:
         with tempfile.TemporaryDirectory() as cache:
             return collate([prepare(visit_of(study), self._config, Path(cache), self.info.get("transforms", ()))])
+
+
+def load_generator(
+    adapter: Path | str,
+    *,
+    state: Path | str | None = None,
+    key: Path | str | None = None,
+    model: Mapping[str, Any] | None = None,
+    device: str = "auto",
+) -> Drafter:
+    """Load a trained report generator with its adapter, as ``fedtar generate`` does.
+
+    Parameters
+    ----------
+    adapter : Path or str
+        The ``adapter`` folder that a run left.
+    state : Path or str, optional
+        The site's state of that run, ``<state folder>/<run_id>/<site>``, to write with its patient adapters; None: the
+        shared adapter alone.
+    key : Path or str, optional
+        The site's key file, ``fedtar.key``; a simulated site needs none.
+    model : mapping of str to Any, optional
+        Settings of the base model to override, such as ``weights`` or ``encoder_name`` by a local path.
+    device : str
+        ``auto``, ``cpu``, ``cuda`` or ``cuda:<i>``.
+
+    Returns
+    -------
+    Drafter
+        Its :meth:`Drafter.draft` writes the report of one study.
+
+    Raises
+    ------
+    ConfigError
+        Not an adapter of this package, another base model, a state of another run, or no or a wrong key.
+    StateError
+        The site's state is missing or damaged.
+    """
+    return Drafter(
+        Path(adapter),
+        state=None if state is None else Path(state),
+        key=None if key is None else read_key(Path(key)),
+        model=model,
+        device=device,
+    )
+
+
+def load_base_model(adapter: Path | str, *, model: Mapping[str, Any] | None = None) -> ReportGenerator:
+    """The model that an adapter was trained on, without it: ``peft.PeftModel.from_pretrained(base, adapter)``.
+
+    It is on the CPU, in float32 and eval mode. ``model`` as for :func:`load_generator`. Raises ConfigError for a folder
+    that is no adapter of this package, or where the base model is another one here.
+    """
+    info = read_adapter_info(adapter)
+    base = build_model(_config(info, model))
+    _check_base(base, info, adapter)
+    return base
+
+
+def _config(info: Mapping[str, Any], changes: Mapping[str, Any] | None) -> ModelConfig:
+    """The base model that ``fedtar.json`` names, with what the user overrides."""
+    settings = {**info["model"], **(changes or {})}
+    return model_preset(settings.pop("preset"), **settings)
+
+
+def _check_base(base: ReportGenerator, info: Mapping[str, Any], adapter: Path | str) -> None:
+    if (mine := fingerprint(base)) != info["fingerprint"]:
+        raise ConfigError(
+            f"{adapter} was trained on another base model: its weights have the fingerprint {info['fingerprint']}, "
+            f"those of preset '{info['model']['preset']}' here {mine}. Name the weights that the run used "
+            "(--set model.weights=PATH)"
+        )
 
 
 def visit_of(study: Study) -> Visit:

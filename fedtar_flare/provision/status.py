@@ -27,10 +27,7 @@ def open_session(kit: Path) -> Iterator[Any]:
     """
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-    file = kit / "startup" / "fed_admin.json"
-    if not file.is_file():
-        raise ConfigError(f"{kit} is no startup kit of an admin user: {file} is not there")
-    user = str(read_json(file).get("admin", {}).get("username", ""))
+    user = admin_of(kit)
     session = None
     try:
         with contextlib.redirect_stdout(sys.stderr):  # FLARE says what it connects to; a script reads our own output
@@ -45,6 +42,14 @@ def open_session(kit: Path) -> Iterator[Any]:
         if session is not None:
             with contextlib.suppress(Exception):
                 session.close()
+
+
+def admin_of(kit: Path) -> str:
+    """Name of the admin user whose startup kit this is; ConfigError if it is none."""
+    file = kit / "startup" / "fed_admin.json"
+    if not file.is_file():
+        raise ConfigError(f"{kit} is no startup kit of an admin user: {file} is not there")
+    return str(read_json(file).get("admin", {}).get("username", ""))
 
 
 def jobs(kit: Path, limit: int = 10) -> list[dict[str, Any]]:

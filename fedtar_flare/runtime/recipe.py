@@ -10,10 +10,12 @@ from typing import Any
 
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
-from nvflare.recipe.spec import Recipe
+from nvflare.recipe.sim_env import SimEnv
+from nvflare.recipe.spec import ExecEnv, Recipe
 
 from fedtar_flare import registry
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import write_text
 from fedtar_flare.models.config import DECODER_TARGETS
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.runtime.controller import FederatedController
@@ -53,6 +55,19 @@ entry in each site's class allow-list, which is what `nvflare simulator` on a re
 A hospital should not run it: there, the classes of `fedtar_flare` are put on the site's allow-list once, and the job
 is exported without this folder.
 """
+
+JOB_SCRIPT = '''\
+"""The job {name}, as code: `python job.py` simulates it; see `python job.py --help`."""
+
+from fedtar_flare import MethodRecipe, run_job
+
+recipe = MethodRecipe(
+    {arguments},
+)
+
+if __name__ == "__main__":
+    run_job(recipe)
+'''
 
 
 class MethodRecipe(Recipe):
@@ -122,7 +137,9 @@ class MethodRecipe(Recipe):
         default = self.definition.rounds(settings) if self.definition.rounds else (3, 3)
         rounds = num_rounds if num_rounds is not None else preset_of.get("num_rounds", default[0])
         steps = time_steps if time_steps is not None else preset_of.get("time_steps", default[1])
-        job = FedJob(name=name or method, min_clients=min_sites)
+        said = {"name": name, "preset": preset, "num_rounds": rounds, "time_steps": steps, "min_sites": min_sites}
+        self._said = said | {"seed": seed, "torch_threads": torch_threads, "server": server, **groups}
+        job = _Job(self.contract, name=name or method, min_clients=min_sites)
         job.set_app_packages(["fedtar_flare"])  # the sites have the package installed; its code is not put in the job
         common: dict[str, Any] = {"num_rounds": rounds, "time_steps": steps, "min_sites": min_sites, "seed": seed}
         if twice := sorted(common.keys() & at_server.keys()):
@@ -147,7 +164,7 @@ class MethodRecipe(Recipe):
             job.to_clients(guard, filter_type=filter_type, tasks=tasks)
         add_tensorboard(job)
         super().__init__(job)
-        self._interval(SIMULATOR_REQUEST_INTERVAL)
+        self._run_in(simulator=True)
 
     def resolved(self) -> dict[str, Any]:
         """What decides about a run's numbers, defaults filled in: a digest of the sites' settings, and the server's."""
@@ -157,30 +174,54 @@ class MethodRecipe(Recipe):
             "server": server | {"strategy": self.controller.strategy.settings.to_dict()},
         }
 
-    def _interval(self, seconds: float) -> None:
+    def _run_in(self, simulator: bool) -> None:
+        """Settle what differs between the simulator and a federation; ConfigError for a job that has no such form."""
+        if self.definition.simulation_only and not simulator:
+            raise ConfigError(f"method '{self.contract.method}' runs in a simulation only: it has no job for hospitals")
+        seconds = SIMULATOR_REQUEST_INTERVAL if simulator else PRODUCTION_REQUEST_INTERVAL
         self.add_server_config({"server": {"task_request_interval": seconds}})
 
-    def export(self, job_dir: str, *args: Any, byoc: bool = True, **kwargs: Any) -> None:
+    def process_env(self, env: ExecEnv) -> None:
+        """A job that is submitted is, byte for byte, the one that an export with ``byoc=False`` writes."""
+        self._run_in(isinstance(env, SimEnv))
+
+    def export(
+        self, job_dir: str, *args: Any, byoc: bool | None = None, env: ExecEnv | None = None, **kwargs: Any
+    ) -> None:
         """Write the job to ``<job_dir>/<name>``.
 
-        With ``byoc`` it is for the simulator: it has the ``custom`` note that the plain simulator needs, and sites ask
-        for tasks many times a second. Without it, the class allow-list stays in force and sites ask every two seconds.
+        With ``byoc`` it is for the simulator: it has the ``custom`` note that the plain simulator needs and the recipe
+        as ``job.py``, and sites ask for tasks many times a second. Without it, the class allow-list stays in force and
+        sites ask every two seconds. By default it follows ``env``: for the simulator where there is none.
         """
-        if self.definition.simulation_only and not byoc:
-            raise ConfigError(f"method '{self.contract.method}' runs in a simulation only: it has no job for hospitals")
-        self._interval(SIMULATOR_REQUEST_INTERVAL if byoc else PRODUCTION_REQUEST_INTERVAL)
+        byoc = isinstance(env, SimEnv | None) if byoc is None else byoc
+        self._run_in(simulator=byoc)
         super().export(job_dir, *args, **kwargs)
-        _order_filter_tasks(Path(job_dir) / self.name / "app" / "config" / "config_fed_client.json", self.contract)
         if byoc:
-            note = Path(job_dir) / self.name / "app" / "custom" / "README.md"
-            note.parent.mkdir(parents=True, exist_ok=True)
-            note.write_text(CUSTOM_NOTE, encoding="utf-8")
+            folder = Path(job_dir) / self.name
+            write_text(folder / "app" / "custom" / "README.md", CUSTOM_NOTE)
+            write_text(folder / "job.py", self._script())
+
+    def _script(self) -> str:
+        """The recipe as a program, with the settings that were given."""
+        said = {name: value for name, value in self._said.items() if value not in ("", None, {})}
+        plain = json.loads(json.dumps(said, default=str))
+        texts = (f"{name}={json.dumps(v) if isinstance(v, str) else repr(v)}" for name, v in plain.items())
+        return JOB_SCRIPT.format(name=self.name, arguments=",\n    ".join([f'"{self.contract.method}"', *texts]))
 
 
-def _order_filter_tasks(file: Path, contract: Contract) -> None:
-    """Sort each filter's tasks, which FLARE keeps as a set, so that equal recipes give equal files."""
-    config = json.loads(file.read_text(encoding="utf-8"))
-    for key in ("task_data_filters", "task_result_filters"):
-        for entry in config.get(key, []):
-            entry["tasks"].sort(key=contract.task_names.index)
-    file.write_text(json.dumps(config, indent=4), encoding="utf-8")
+class _Job(FedJob):
+    """A job whose folder is the same for equal recipes, exported or submitted: FLARE keeps filters' tasks as sets."""
+
+    def __init__(self, contract: Contract, **arguments: Any):
+        super().__init__(**arguments)
+        self._tasks = contract.task_names
+
+    def export_job(self, job_root: str) -> None:
+        super().export_job(job_root)
+        file = Path(job_root) / self.name / "app" / "config" / "config_fed_client.json"
+        config = json.loads(file.read_text(encoding="utf-8"))
+        for key in ("task_data_filters", "task_result_filters"):
+            for entry in config.get(key, []):
+                entry["tasks"].sort(key=self._tasks.index)
+        file.write_text(json.dumps(config, indent=4), encoding="utf-8")

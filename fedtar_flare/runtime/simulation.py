@@ -56,7 +56,7 @@ def simulate(
         log_config=str(_console_log(place / "local" / "console_log.json")),
     )
     with contextlib.suppress(RuntimeError):  # the run record says why, better than FLARE's return code
-        recipe.run(environment)
+        recipe.execute(environment)  # or exports it, where a job.py was called with FLARE's --export
     status = run_status(folder)
     if status != "completed":
         raise FedTARError(f"the run did not complete ({status}); the server's log: {log}")

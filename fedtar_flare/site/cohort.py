@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.data.cohort import EXCLUDED, Cohort, Visit
 from fedtar_flare.data.sources import read_source
+from fedtar_flare.data.splits import read_key
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_yaml
 from fedtar_flare.settings import build
 from fedtar_flare.site.place import kit_of
@@ -217,19 +218,6 @@ def site_key(folder: Path) -> bytes:
         finally:
             temporary.unlink()
     return read_key(file)
-
-
-def read_key(file: Path) -> bytes:
-    """A site's key from its file. Raises DataError if it cannot be read or is not a key."""
-    try:
-        key = bytes.fromhex(file.read_text(encoding="utf-8").strip())
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror})", reason="bad-key") from error
-    except ValueError as error:
-        raise DataError(f"{file} is not a key of this package; restore it from its backup", reason="bad-key") from error
-    if len(key) < 16:
-        raise DataError(f"{file} is too short to be a key; restore it from its backup", reason="bad-key")
-    return key
 
 
 def derived_key(seed: int, site: str) -> bytes:

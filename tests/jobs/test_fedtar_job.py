@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import run_simulator
+from command import run, run_simulator
 from federation_process import recipe
 
 from fedtar_flare.methods.fedtar.events import EVENTS, Outer
@@ -105,13 +105,12 @@ def test_scalars_stream_to_tensorboard(finished):
 def test_the_adapter_loads_with_peft_and_is_the_best_round_s(finished):
     from peft import PeftModel
 
+    from fedtar_flare import load_base_model
     from fedtar_flare.models.adapters.lora import shared_state
-    from fedtar_flare.models.build import build_model
-    from fedtar_flare.models.config import preset
     from fedtar_flare.runtime.checkpoint import load
 
     _, results = finished
-    model = PeftModel.from_pretrained(build_model(preset("tiny")), str(results / "adapter"))
+    model = PeftModel.from_pretrained(load_base_model(results / "adapter"), str(results / "adapter"))
     best = load(results / "checkpoint" / "best.safetensors").weights
     state = shared_state(model)
     assert state.keys() == best.keys() and all(torch.equal(state[n], best[n]) for n in best)
@@ -129,6 +128,14 @@ def test_a_run_in_one_process_gives_the_same_bits(finished, tmp_path, home, monk
     assert all(torch.equal(a.method[n], b.method[n]) for n in a.method)
     scores = [[(event.sites, event.generic) for event in recorded(results, Evaluation)] for results in (first, second)]
     assert scores[0] == scores[1]
+
+
+@pytest.mark.slow
+def test_its_script_gives_the_same_bits(finished, tmp_path, home):
+    code, _, err = run("python", export(tmp_path) / "job.py", "-w", tmp_path, timeout=900, FEDTAR_HOME=str(home))
+    assert code == 0, err[-4000:]
+    a, b = last(finished[1]), last(tmp_path / "tiny" / "server" / "simulate_job" / "fedtar")
+    assert all(torch.equal(a.weights[n], b.weights[n]) for n in a.weights)
 
 
 @pytest.mark.slow

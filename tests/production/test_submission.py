@@ -1,13 +1,13 @@
 """Who may submit what, three ways, over mTLS."""
 
+import contextlib
 import json
 from pathlib import Path
 
 import nvflare.fuel.hci.client.file_transfer as file_transfer
 import pytest
-from command import fedtar_here
+from command import fedtar_here, run
 from federation_process import SITES, recipe
-from nvflare.recipe.prod_env import ProdEnv
 
 from fedtar_flare.record.events import End, Step
 from fedtar_flare.record.log import of_kind, read_events
@@ -32,27 +32,47 @@ def test_a_lead_without_the_right_to_bring_code_submits_the_job(federation, expo
     check_results(federation, json.loads(done.stdout)["data"]["job_id"])
 
 
-def test_from_the_admin_console_to_a_hospital_that_has_approved_the_job_s_folder(federation, exported):
-    """What the hospital was shown beforehand is, but for the signatures, what FLARE puts there; or it would hold it."""
-    job, kit = exported("from_console"), federation.sites["hospital-b"]
+@contextlib.contextmanager
+def approved(federation, job):
+    """Hospital B holds every job but this one, whose folder it was shown beforehand."""
+    kit = federation.sites["hospital-b"]
     site_file = kit / "local" / "fedtar.yaml"
     before = site_file.read_text()
     site_file.write_text(f"{before}policy: {{approval: required}}\n")
     try:
         code, out, err = fedtar_here("site", "approve", job, "--kit", kit)
-        assert code == 0 and "approved: from_console" in out, err
-        script = federation.kits / LEAD / "startup" / "fl_admin.sh"
-        done = federation.run("bash", script, input=f"{LEAD}\nsubmit_job {job}\nbye\n")
-        assert "Submitted job" in done.stdout, done.stdout + done.stderr
-        check_results(federation, done.stdout.split("Submitted job:")[1].split()[0])
+        assert code == 0 and f"approved: {job.name}" in out, err
+        yield
     finally:
         site_file.write_text(before)
 
 
-def test_from_the_recipe(federation):
-    environment = ProdEnv(startup_kit_location=str(federation.kits / LEAD), username=LEAD)
-    run = recipe("from_recipe").execute(environment)
-    check_results(federation, run.get_job_id())
+def test_from_the_admin_console_to_a_hospital_that_has_approved_the_job_s_folder(federation, exported):
+    """What the hospital was shown beforehand is, but for the signatures, what FLARE puts there; or it would hold it."""
+    job = exported("from_console")
+    with approved(federation, job):
+        script = federation.kits / LEAD / "startup" / "fl_admin.sh"
+        done = federation.run("bash", script, input=f"{LEAD}\nsubmit_job {job}\nbye\n")
+        assert "Submitted job" in done.stdout, done.stdout + done.stderr
+        check_results(federation, done.stdout.split("Submitted job:")[1].split()[0])
+
+
+def test_from_the_job_s_script_to_a_hospital_that_has_approved_its_production_form(federation, exported, tmp_path):
+    recipe("from_script").export(str(tmp_path / "simulated"))
+    script = tmp_path / "simulated" / "from_script" / "job.py"
+    with approved(federation, exported("from_script")):
+        code, out, err = run("python", script, "--env", "prod", "--kit", federation.kits / LEAD, timeout=120)
+        assert code == 0, err
+        check_results(federation, out.split("fedtar watch ")[1].split()[0])
+
+
+def test_a_job_s_script_runs_server_and_hospitals_on_this_machine(tmp_path):
+    recipe("alone").export(str(tmp_path))
+    places = {name: str(tmp_path / name) for name in ("HOME", "NVFLARE_POC_WORKSPACE", "FEDTAR_HOME")}
+    Path(places["HOME"]).mkdir()
+    code, out, err = run("python", tmp_path / "alone" / "job.py", "--env", "poc", timeout=600, **places)
+    assert code == 0, err
+    assert Path(out.split("report: ")[1].strip()).is_file()
 
 
 def test_a_job_with_code_of_its_own_is_refused(federation, exported):

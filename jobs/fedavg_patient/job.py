@@ -1,0 +1,16 @@
+"""The job fedavg_patient, as code: `python job.py` simulates it; see `python job.py --help`."""
+
+from fedtar_flare import MethodRecipe, run_job
+
+recipe = MethodRecipe(
+    "fedavg_patient",
+    preset="small",
+    num_rounds=3,
+    time_steps=3,
+    min_sites=1,
+    seed=0,
+    torch_threads=1,
+)
+
+if __name__ == "__main__":
+    run_job(recipe)
