@@ -15,6 +15,7 @@ LARGEST_ROOM = 0.15
 """Of the package's lines."""
 
 BY_NAME = {
+    "fedtar_flare",  # its public names, on first use
     "fedtar_flare.runtime.deployed",  # a job's classes, of a list of four
     "fedtar_flare.data.sources",  # the registry of sources: a site imports the one that it has
 }

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedtar_flare.runtime.recipe import MethodRecipe
 
 ADMIN = "admin@hub.org"
+START_SECONDS = 60.0
 LIGHTER = "nvflare.lighter.impl"
 
 
@@ -90,9 +91,13 @@ def _run_on_this_machine(recipe: MethodRecipe, names: Sequence[str]) -> None:
                 write_text(Path(folder) / f"{name}.yaml", "source: synthetic\n")
         os.environ[SITES_VARIABLE] = str((sites_folder() or Path(folder)).resolve())
         project = write_text(Path(folder) / "project.yml", yaml.safe_dump(_project(recipe, names)))
-        environment = PocEnv(num_clients=len(names), project_conf_path=str(project), username=ADMIN)
-        run = recipe.execute(environment)
-        results = run.get_result(clean_up=False)
+        start = {"login_timeout": START_SECONDS}
+        environment = PocEnv(num_clients=len(names), project_conf_path=str(project), username=ADMIN, extra=start)
+        try:
+            run = recipe.execute(environment)
+            results = run.get_result(clean_up=False)
+        finally:
+            environment.stop()
     if results is None or run.get_status() != "FINISHED:COMPLETED":
         raise FedTARError(f"the job ended as {run.get_status()}; logs of its processes: {environment.poc_workspace}")
     print(f"report: {find_run(Path(results)) / 'report.html'}")
@@ -100,6 +105,8 @@ def _run_on_this_machine(recipe: MethodRecipe, names: Sequence[str]) -> None:
 
 def _project(recipe: MethodRecipe, names: Sequence[str]) -> dict[str, object]:
     """A project file of ``nvflare provision``: one server, these sites, and kits that allow this job."""
+    from fedtar_flare.provision.builder import KitBuilder
+
     kits = {"methods": [recipe.contract.method], "extra_names": list(recipe.executor.resolved.lora.exchange)}
     return {
         "api_version": 3,
@@ -112,7 +119,7 @@ def _project(recipe: MethodRecipe, names: Sequence[str]) -> dict[str, object]:
         "builders": [
             {"path": f"{LIGHTER}.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
             {"path": f"{LIGHTER}.static_file.StaticFileBuilder", "args": {"config_folder": "config", "scheme": "grpc"}},
-            {"path": "fedtar_flare.provision.builder.KitBuilder", "args": kits},
+            {"path": f"{KitBuilder.__module__}.{KitBuilder.__name__}", "args": kits},
             {"path": f"{LIGHTER}.cert.CertBuilder"},
             {"path": f"{LIGHTER}.signature.SignatureBuilder"},
         ],

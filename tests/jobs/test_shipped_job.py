@@ -1,12 +1,14 @@
 """The jobs in ``jobs/``: each is its method's export, and a shorter one of each runs."""
 
 import filecmp
+import runpy
 from functools import partial
 
 import pytest
 from command import run_simulator
 from federation_process import recipe
 
+from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.record.events import End, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.registry import names
@@ -17,14 +19,41 @@ def test_every_method_has_its_job(repository):
     assert sorted(folder.name for folder in (repository / "jobs").iterdir()) == sorted(names())
 
 
+def export_of(script, folder):
+    """The job that a ``job.py`` makes."""
+    made = runpy.run_path(str(script))["recipe"]
+    made.export(str(folder))
+    return folder / made.name
+
+
+def same_files(first, second):
+    files = sorted(p.relative_to(first) for p in first.rglob("*") if p.is_file())
+    assert files == sorted(p.relative_to(second) for p in second.rglob("*") if p.is_file())
+    _, differing, errors = filecmp.cmpfiles(first, second, [str(f) for f in files], shallow=False)
+    assert not differing and not errors
+
+
 @pytest.mark.parametrize("name", names())
-def test_a_shipped_job_is_its_method_s_export(tmp_path, repository, name):
+def test_a_shipped_job_is_the_export_of_its_method_and_of_its_own_script(tmp_path, repository, name):
+    """So ``fedtar export`` makes each from the installed package alone."""
+    shipped = repository / "jobs" / name
     MethodRecipe(name).export(str(tmp_path))
-    shipped, made = repository / "jobs" / name, tmp_path / name
-    files = sorted(p.relative_to(made) for p in made.rglob("*") if p.is_file())
-    assert files == sorted(p.relative_to(shipped) for p in shipped.rglob("*") if p.is_file())
-    _, differing, errors = filecmp.cmpfiles(made, shipped, [str(f) for f in files], shallow=False)
-    assert not differing and not errors, f"run: fedtar export --method {name}"
+    same_files(shipped, tmp_path / name)
+    same_files(shipped, export_of(shipped / "job.py", tmp_path / "script"))
+
+
+def test_the_script_of_a_job_holds_all_that_was_set(tmp_path):
+    settings = {
+        "name": "study",
+        "time_steps": 2,
+        "server": {"step_time_limit": 60.0, "alpha_form": "softmax"},
+        "model": {"lora_targets": r"decoder\..*\.(c_attn)"},
+        "training": {"lr": 1e-5},
+        "data": {"prior": "report", "transforms": ({"name": "Spacingd", "pixdim": [1, 1, 2.5]},)},
+        "patient": {"local_adapter": False},
+    }
+    FedTARRecipe(**settings).export(str(tmp_path / "once"))
+    same_files(tmp_path / "once" / "study", export_of(tmp_path / "once" / "study" / "job.py", tmp_path / "again"))
 
 
 @pytest.mark.slow
