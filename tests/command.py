@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,6 +50,34 @@ def fedtar(
 ) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of one ``fedtar`` command."""
     return run("fedtar", *arguments, timeout=timeout, cwd=cwd, **environment)
+
+
+def walk(page: Path, folder: Path, timeout: float = 1800, **environment: str) -> dict[str, str]:
+    """What each command printed that stands after ``$`` in a page's console blocks: all are run in order, by a shell.
+
+    ``folder`` is made. The first command that fails ends the walk.
+    """
+    folder.mkdir()
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    printed = {}
+    for command in console_commands(page):
+        process = subprocess.Popen(
+            ["bash", "-c", command], cwd=folder, text=True, start_new_session=True,
+            env={**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", **environment},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            printed[command], _ = process.communicate(timeout=timeout)
+        finally:
+            end_session(process.pid)
+        assert process.returncode == 0, f"{command}\n{printed[command][-3000:]}"
+    return printed
+
+
+def console_commands(page: Path) -> list[str]:
+    """What stands after ``$`` in a page's console blocks."""
+    blocks = re.findall(r"^```console\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
 
 
 def run_simulator(job: Path, workspace: Path, *arguments: str, home: Path, timeout: float = 900, **environment: str):

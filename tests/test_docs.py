@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+import fedtar_flare
 from fedtar_flare.data.sources import READERS
+from fedtar_flare.data.sources.manifest import KNOWN
 from fedtar_flare.data.sources.reading import COMMON_OPTIONS
 from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.learning.learner import ReportLearner
@@ -19,9 +21,10 @@ from fedtar_flare.registry import contract_of, names
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.requirements import leaving
 from fedtar_flare.runtime.server_strategy import ServerStrategy
-from fedtar_flare.settings import Settings
+from fedtar_flare.settings import Settings, build
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.site_file import SiteConfig
+from fedtar_flare.suite.file import Suite
 
 BASES = {base.__name__: base for base in (ServerStrategy, ReportSite, ReportLearner)}
 HERE = Path(__file__).parents[1]
@@ -34,12 +37,28 @@ def read(repository, page):
     return (repository / page).read_text(encoding="utf-8")
 
 
-def test_fragments_of_the_method_page_are_the_code_itself(repository):
-    text = read(repository, "docs/how-to/add-a-method.md")
+@pytest.mark.parametrize("page", PAGES)
+def test_fragments_that_a_page_quotes_are_the_code_itself(repository, page):
+    text = read(repository, page)
     quotes = re.findall(r"^<!-- from (\S+) -->\n```(?:python|toml)\n(.*?)^```", text, flags=re.M | re.S)
-    assert len(quotes) == text.count("```python") + text.count("```toml") > 8, "each fragment names its file"
+    if "add-a-method" in page:
+        assert len(quotes) == text.count("```python") + text.count("```toml") > 8, "each fragment names its file"
     for file, fragment in quotes:
         assert fragment in read(repository, file), f"{file} no longer has:\n{fragment}"
+
+
+def test_public_names_are_there_and_on_their_page(repository):
+    rows = re.findall(r"^\| (`.+?) \|", read(repository, "docs/reference/python-api.md"), flags=re.M)
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(fedtar_flare.__all__)
+    assert all(hasattr(fedtar_flare, name) for name in fedtar_flare.__all__)
+    assert not hasattr(fedtar_flare, "load_everything")
+
+
+def test_pages_show_a_suite_that_can_be_read_and_every_column_of_a_manifest(repository):
+    example = re.search(r"```yaml\n(.*?)```", read(repository, "docs/how-to/compare.md"), re.S)[1]
+    assert build(Suite, yaml.safe_load(example), "the page").arms
+    rows = re.findall(r"^\| (`.+?) \|", read(repository, "docs/how-to/prepare-data.md"), flags=re.M)
+    assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == list(KNOWN)
 
 
 def test_the_method_page_has_ten_steps_and_names_hooks_and_files_that_exist(repository):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from fedtar_flare.cli.commands import Parser, add_sites
 from fedtar_flare.cli.main import exit_code
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import write_text
@@ -28,7 +29,7 @@ def run_job(recipe: MethodRecipe, argv: Sequence[str] | None = None) -> NoReturn
     ``--env sim`` (the default) is FLARE's simulator, ``poc`` a server and hospitals as processes of their own on this
     machine, ``prod`` a running federation, to which the job is submitted. FLARE's ``--export`` writes the job instead.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description=f"Run the job '{recipe.name}'. With FLARE's own --export --export-dir FOLDER, write it instead."
     )
     parser.add_argument(
@@ -38,7 +39,7 @@ def run_job(recipe: MethodRecipe, argv: Sequence[str] | None = None) -> NoReturn
         help="sim: FLARE's simulator (default); poc: server and hospitals as processes of their own on this machine, "
         "over mutual TLS; prod: submit it to a running federation",
     )
-    parser.add_argument("-n", "--sites", type=int, default=2, help="sim, poc: number of hospitals (default 2)")
+    add_sites(parser)
     parser.add_argument("-w", "--workspace", default="simulator_workspace", help="sim: folder of the run, made anew")
     parser.add_argument("--kit", type=Path, help="prod: startup kit of the lead or an administrator")
     arguments = parser.parse_args(argv)

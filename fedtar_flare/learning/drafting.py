@@ -1,4 +1,4 @@
-"""Draft a report for one study from a trained adapter: with the site's personal part, or the shared adapter alone.
+"""Draft a report for one study from a trained adapter: with the site's own adapters, or the shared adapter alone.
 
 A base model other than the adapter's own is refused, since it would write fluent nonsense.
 """
@@ -51,7 +51,7 @@ _UNWRITTEN, _UNKNOWN = "(to be written)", "-"
 
 @dataclass(frozen=True)
 class Study:
-    """The study that a report is drafted for; what is known of the patient serves the personal part."""
+    """The study that a report is drafted for; what is known of the patient serves the patient adapter."""
 
     image: Path  # DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph
     modality: Modality
@@ -96,7 +96,7 @@ class Draft:
 
     def to_text(self) -> str:
         """The text under its disclaimer, with the origin below."""
-        part = "with the site's personal part" if self.personal else "shared adapter alone"
+        part = "with the site's own adapters" if self.personal else "shared adapter alone"
         if self.prior:
             part += f", shown the previous {' and '.join(self.prior)}"
         return (
@@ -154,9 +154,7 @@ class Drafter:
     def _kept(self, state: Path, key: bytes | None) -> Kept:
         read: Callable[..., Kept] | None = registry.method(self._method).kept
         if read is None:
-            raise ConfigError(
-                f"a run of method '{self._method}' leaves no personal part at a site; draft without --state"
-            )
+            raise ConfigError(f"a run of method '{self._method}' keeps no adapters at a site; draft without --state")
         return read(state, key, str(self.info["run_id"]), int(self.info["round"]))
 
     def _restored(self, base: ReportGenerator) -> Any:

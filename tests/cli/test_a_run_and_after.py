@@ -5,6 +5,7 @@
 
 import json
 import re
+import runpy
 import shutil
 from pathlib import Path
 
@@ -12,11 +13,14 @@ import pydicom
 import pytest
 from command import fedtar
 from command import fedtar_here as here
+from PIL import Image
 
+from fedtar_flare.files import write_text
 from fedtar_flare.learning.drafting import DISCLAIMER
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
 from fedtar_flare.record.events import Start
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.runtime import simulation
 
 
 def passing(*arguments, **environment):
@@ -154,6 +158,19 @@ def test_the_sites_own_page_of_examples_has_no_identity_and_stays_at_the_site(pl
     for path in (path for path in (place / "ws").rglob("*") if path.is_file()):
         content = path.read_bytes()
         assert b"data:image/" not in content and not any(picture in content for picture in pictures), path
+
+
+def test_the_examples_of_the_python_page_run(results, repository, tmp_path, monkeypatch):
+    """In a folder with this run, which stands for the one that the page trains."""
+    (tmp_path / "simulator_workspace").symlink_to(results.parents[3])
+    Image.radial_gradient("L").save(tmp_path / "chest.png")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(simulation, "simulate", lambda recipe, sites, workspace: results)
+    page = (repository / "docs" / "reference" / "python-api.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)
+    made = [runpy.run_path(str(write_text(tmp_path / f"{i}.py", block))) for i, block in enumerate(blocks)]
+    assert made[0]["recipe"].name == "fedtar" and DISCLAIMER in (tmp_path / "draft.txt").read_text()
+    assert any("lora_B" in name and value.any() for name, value in made[2]["model"].named_parameters())
 
 
 def test_export_for_production_and_its_description(tmp_path):

@@ -132,7 +132,9 @@ def test_a_run_in_one_process_gives_the_same_bits(finished, tmp_path, home, monk
 
 @pytest.mark.slow
 def test_its_script_gives_the_same_bits(finished, tmp_path, home):
-    code, _, err = run("python", export(tmp_path) / "job.py", "-w", tmp_path, timeout=900, FEDTAR_HOME=str(home))
+    code, _, err = run(
+        "python", export(tmp_path) / "job.py", "-n", 2, "-w", tmp_path, timeout=900, FEDTAR_HOME=str(home)
+    )
     assert code == 0, err[-4000:]
     a, b = last(finished[1]), last(tmp_path / "tiny" / "server" / "simulate_job" / "fedtar")
     assert all(torch.equal(a.weights[n], b.weights[n]) for n in a.weights)

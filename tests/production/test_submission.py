@@ -70,7 +70,7 @@ def test_a_job_s_script_runs_server_and_hospitals_on_this_machine(tmp_path):
     recipe("alone").export(str(tmp_path))
     places = {name: str(tmp_path / name) for name in ("HOME", "NVFLARE_POC_WORKSPACE", "FEDTAR_HOME")}
     Path(places["HOME"]).mkdir()
-    code, out, err = run("python", tmp_path / "alone" / "job.py", "--env", "poc", timeout=600, **places)
+    code, out, err = run("python", tmp_path / "alone" / "job.py", "--env", "poc", "-n", 2, timeout=600, **places)
     assert code == 0, err
     assert Path(out.split("report: ")[1].strip()).is_file()
 

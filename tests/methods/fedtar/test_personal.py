@@ -106,7 +106,7 @@ def test_a_draft_is_written_beside_the_adapter_as_the_site_trained_it_where_it_k
 @pytest.mark.parametrize(
     ("words", "changes"),
     [("method 'fedtra' is unknown; did you mean 'fedtar'", {"method": "fedtra"}),
-     ("'fedavg' leaves no personal part .* without --state", {"method": "fedavg"}),
+     ("'fedavg' keeps no adapters .* without --state", {"method": "fedavg"}),
      (rf"no patient part of round {ROUND - 1}.*versions there: 0003-02", {"round": ROUND - 1}),
      ("is the state of run run-1, the adapter is of run run-2", {"run_id": "run-2"})],
 )  # fmt: skip
