@@ -122,7 +122,8 @@ def _pictures(image: np.ndarray, colour: bool) -> tuple[tuple[str, ...], str]:
     slices = sorted({count // 4, count // 2, 3 * count // 4})
     side = math.isqrt(PIXELS // (len(slices) * (3 if colour else 1)))
     shown = [image[k].transpose(1, 2, 0) if colour else image[k, 0] for k in slices]  # channel 0: the lung window
-    caption = f"slices {', '.join(str(k + 1) for k in slices)} of {count}, from feet to head" if count > 1 else ""
+    numbers = ", ".join(str(k + 1) for k in slices)
+    caption = f"slices {numbers} of {count}, from feet to head, lung window" if count > 1 else ""
     return tuple(png_address(pixels, side) for pixels in shown), caption
 
 

@@ -100,7 +100,7 @@ def test_pictures_are_small_parts_of_the_prepared_image_and_say_which(modality, 
     )
     examples = examples_of(found, range(len(images)), images)
     assert {len(e.pictures) for e in examples} == {count}
-    assert examples[0].caption == ("slices 3, 5, 7 of 9, from feet to head" if count == 3 else "")
+    assert examples[0].caption == ("slices 3, 5, 7 of 9, from feet to head, lung window" if count == 3 else "")
     assert all(len(picture) < PIXELS * 1.5 / count for e in examples for picture in e.pictures)
     page = examples_page(SiteExamples("s", 1, False, modality, examples))
     shown = [e.get("src") for e in ElementTree.fromstring(page).iter("img")]
