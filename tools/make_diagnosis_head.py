@@ -33,7 +33,8 @@ from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
-from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, findings_in
+from fedtar_flare.synthetic.reading import findings_in
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
 from tools.make_small_model import HELD_OUT_SEED_STEP, Pairs, phantom_pairs
 
 START: dict[str, Any] = {

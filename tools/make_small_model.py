@@ -35,7 +35,8 @@ from fedtar_flare.models.config import preset
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.weights import save_weights
-from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, findings_in
+from fedtar_flare.synthetic.reading import findings_in
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
 from tools.corpus import text_corpus
 from tools.phantom_pairs import generic_pairs
 

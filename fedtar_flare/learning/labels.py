@@ -102,8 +102,8 @@ def require_labeler(name: str, setting: str, source: str) -> None:
 
 def _synthetic() -> Labeler:
     """That of the synthetic cohort, none of whose texts is in doubt; loaded where a site has such a cohort alone."""
-    from fedtar_flare.synthetic.changes import changes_in, kind_labeler
-    from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, denied_in, findings_in
+    from fedtar_flare.synthetic.reading import changes_in, denied_in, findings_in, kind_labeler
+    from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
 
     @lru_cache(maxsize=KEPT)
     def label(text: str) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from itertools import chain
 from typing import Literal
 
-from fedtar_flare.metrics.labeler import Mention, RuleLabeler
+from fedtar_flare.metrics.labeler import Direction, Mention, RuleLabeler
 from fedtar_flare.metrics.qualifiers import nearest, qualifiers
 from fedtar_flare.metrics.sentences import Match, Phrasebook, listed, sentences
 from fedtar_flare.metrics.temporal import directions
@@ -44,15 +44,19 @@ _SIDE_BOOK: Phrasebook[str] = Phrasebook((p, side) for side, table in _SIDES.ite
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A finding that a text states as present; what it does not say of it is empty."""
+    """A finding that a text states as present, or as ``resolved``; what it does not say of it is empty."""
 
     finding: str
     side: frozenset[str]
     """``right``, ``left`` or both."""
     degree: frozenset[str]
     """Words of degree, as the text has them."""
-    change: frozenset[str]
+    change: frozenset[Direction]
     """Direction since the visit before, see :data:`.DIRECTIONS`."""
+
+    @property
+    def resolved(self) -> bool:
+        return "resolved" in self.change
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +78,9 @@ class Grade:
 
 @lru_cache(maxsize=4096)  # references are read again in every evaluation
 def statements(text: str, labeler: RuleLabeler) -> tuple[Statement, ...]:
-    """Findings that a text states as present, in their order; several of one finding where it is said several times.
+    """Findings that a text states, in their order; several of one finding where it is said several times.
 
-    Denied, doubted and resolved findings are left out; :func:`.qualifiers` says which words belong to a finding.
+    Denied and doubted findings are left out; :func:`.qualifiers` says which words belong to a finding.
     """
     found: list[Statement] = []
     for words in sentences(text):
@@ -113,7 +117,8 @@ def grade(generated: str, reference: str, labeler: RuleLabeler) -> tuple[Grade, 
 def _by_finding(said: Sequence[Statement]) -> dict[str, list[Statement]]:
     found: dict[str, list[Statement]] = {}
     for one in dict.fromkeys(said):
-        found.setdefault(one.finding, []).append(one)
+        if not one.resolved:
+            found.setdefault(one.finding, []).append(one)
     return found
 
 
@@ -171,7 +176,7 @@ def _of_sentence(words: Sequence[str], mentions: Sequence[Mention], labeler: Rul
     changes = directions(words, mentions, labeler)
     found = []
     for mention, of_side, of_degree, change in zip(mentions, sides, degrees, changes, strict=True):
-        if mention.label == "positive" and change != "resolved":
+        if mention.label == "positive" or change == "resolved":
             side = [] if mention.name in labeler.unsided else [one for match in of_side for one in match.tag.split()]
             scales = (*labeler.degrees.get(mention.name, ()), DEGREES)
             degree = _degree(words, [one for one in of_degree if any(one.tag in scale for scale in scales)], mention)

@@ -20,9 +20,9 @@ def qualifiers(
 
     Commas, brackets and conjunctions divide a sentence into pieces, "and" only between two findings. A finding has the
     matches of its own piece, of several findings there each the nearest one. Else it has those of the next piece if
-    that names no finding ("effusion, unchanged"); else of a piece before that names none ("in the right lung, nodules
-    and consolidation") or, if ``shared``, whose match comes first ("increased effusion and atelectasis"); else of a
-    piece behind whose match comes last ("effusion and consolidation on the right").
+    that names no finding ("effusion, unchanged"); else of a piece before, whose match stands before a colon ("right
+    lung: consolidation, nodule") or, if ``shared``, before its findings ("increased effusion and atelectasis"), or that
+    names none; else of a piece behind, whose match comes last ("effusion and consolidation on the right").
     """
     numbers = _pieces(words, {mention.start for mention in mentions})
     by_piece: dict[int, list[Match[Tag]]] = {}
@@ -34,6 +34,7 @@ def qualifiers(
         if not of_piece or mention.start >= of_piece[-1][1]:
             of_piece.append((mention.start, mention.end))
     order, found = sorted(by_piece), []
+    colon = words.index(":") if ":" in words else -1
     for mention in mentions:
         own = numbers[mention.start]
         place = bisect_left(order, own)
@@ -46,7 +47,7 @@ def qualifiers(
             chosen = by_piece[after]
         elif before >= 0 and before not in spans:
             chosen = by_piece[before]
-        elif before >= 0 and shared and by_piece[before][-1].start < spans[before][0][0]:
+        elif before >= 0 and by_piece[before][-1].end <= (spans[before][0][0] if shared else colon):
             chosen = by_piece[before][-1:]
         elif after >= 0 and (after not in spans or by_piece[after][0].start >= spans[after][-1][1]):
             chosen = by_piece[after]

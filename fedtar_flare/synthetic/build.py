@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.synthetic.changes import planted_changes
 from fedtar_flare.synthetic.course import (
     OLDER_FROM,
     CohortOptions,
@@ -22,6 +21,7 @@ from fedtar_flare.synthetic.course import (
 )
 from fedtar_flare.synthetic.dicom_writer import write_ct_series
 from fedtar_flare.synthetic.phantom import draw_anatomy, render
+from fedtar_flare.synthetic.reading import planted_changes
 from fedtar_flare.synthetic.reports import write_report
 from fedtar_flare.synthetic.scanner import site_scanner
 from fedtar_flare.synthetic.styles import Phase, style_of, wording_of

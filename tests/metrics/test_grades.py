@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fedtar_flare.metrics.grades import DEGREES, PARTS, grade, statements
 from fedtar_flare.metrics.registry import scores_of
 from fedtar_flare.metrics.report_labels import rule_labeler
-from fedtar_flare.synthetic.changes import kind_labeler
+from fedtar_flare.synthetic.reading import kind_labeler
 from fedtar_flare.synthetic.reports import State, write_report
 from fedtar_flare.synthetic.styles import GENERIC, STYLES
 from fedtar_flare.synthetic.vocabulary import FINDINGS, kind_of, side_of
@@ -24,7 +24,7 @@ Small bilateral pleural effusions, left greater than right. => Pl both small
 Small left pleural effusion and moderate right basilar atelectasis. => Pl left small; At right moderate
 Small right and small to moderate left pleural effusions. => Pl both moderate small
 The heart is mildly enlarged. No pneumothorax, small left effusion, unchanged. => Ca mildly; Pl left small unchanged
-The pneumothorax has resolved, but there is a small effusion. => Pl small
+The pneumothorax has resolved, but there is a small effusion. => Pn resolved; Pl small
 Slightly increased moderate right effusion. => Pl right moderate increased
 Cardiomegaly and new left effusion. => Ca; Pl left new
 Possible small effusion. Small bowel gas at the left base; no large effusion. =>
@@ -63,13 +63,13 @@ def test_reads_what_was_planted_in_every_style(visit, gone):
     wording, findings = visit
     resolved = [name for name in FINDINGS if name in gone and kind_of(name) not in map(kind_of, findings)]
     found = statements(write_report(wording, findings, resolved=resolved, follow_up=True), KINDS)
-    said = {(one.finding, *one.side, *one.degree, *one.change) for one in found if one.degree}
-    expected = set()
+    said = {(one.finding, *one.side, *one.degree, *one.change) for one in found if one.degree or one.resolved}
+    expected = {(kind_of(name), *filter(None, [side_of(name)]), "resolved") for name in resolved}
     for name, state in findings.items():
         kind, change = kind_of(name), CHANGES.get(state.change)
         words = [side_of(name), wording.sizes[kind].split("|")[state.size - 1].lower(), change]
         expected.add((kind, *filter(None, words)))
-    assert said == expected and {one.finding for one in found} == set(map(kind_of, findings))
+    assert said == expected and {one.finding for one in found if not one.resolved} == set(map(kind_of, findings))
 
 
 @settings(max_examples=100, deadline=None)

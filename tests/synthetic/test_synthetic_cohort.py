@@ -12,7 +12,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic import build, cohort
 from fedtar_flare.synthetic.cohort import TRUTH, synthetic_cohort
 from fedtar_flare.synthetic.course import CohortOptions
-from fedtar_flare.synthetic.vocabulary import findings_in
+from fedtar_flare.synthetic.reading import findings_in
 
 
 def make(folder, site="site-1", patients=4, time_steps=2, seed=0, alignment="visit", prior="none", **more):

@@ -7,8 +7,8 @@ import pytest
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.build import phase_of, report_of
-from fedtar_flare.synthetic.changes import changes_in, planted_changes
 from fedtar_flare.synthetic.course import CohortOptions, plan_patient
+from fedtar_flare.synthetic.reading import changes_in, planted_changes
 from fedtar_flare.synthetic.reports import State, write_report
 from fedtar_flare.synthetic.styles import GENERIC, STYLES, style_of, wording_of
 from fedtar_flare.synthetic.vocabulary import KINDS

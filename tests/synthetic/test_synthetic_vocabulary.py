@@ -2,9 +2,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedtar_flare.synthetic.reading import findings_in
 from fedtar_flare.synthetic.reports import State, write_report
 from fedtar_flare.synthetic.styles import GENERIC, STYLES, wording_of
-from fedtar_flare.synthetic.vocabulary import FINDINGS, findings_in, kind_of, side_of
+from fedtar_flare.synthetic.vocabulary import FINDINGS, kind_of, side_of
 
 MIXED = [wording_of(style, phase, 0.5) for style in range(2, 7) for phase in ("before", "after")]
 WORDINGS = [*(wording for style in STYLES for wording in style), GENERIC]
