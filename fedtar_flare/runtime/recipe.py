@@ -38,6 +38,7 @@ SMALL: dict[str, Any] = {
     "model": {"lora_targets": DECODER_TARGETS},  # the encoder stays as it is, so that each image is seen by it once
     "training": {"local_steps": 48, "schedule": "cosine"},
     "data": {"synthetic_patients": 96},
+    "server": {"evaluate_every": 3},  # to score a round takes a site as long as to train it
 }
 """What the shipped preset ``small`` sets for every method: found by experiment (docs/research/experiments.md)."""
 

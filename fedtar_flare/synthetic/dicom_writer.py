@@ -7,6 +7,7 @@ writes the same bytes. The files carry every attribute of type 1 and 2 that the 
 from __future__ import annotations
 
 import hashlib
+import struct
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -69,7 +70,8 @@ def write_ct_series(
     DataError
         ``wrong-volume`` (shape, type or range), ``wrong-spacing``, ``wrong-patient-id`` or ``age-out-of-range``.
     """
-    from pydicom.filewriter import dcmwrite
+    from pydicom.filebase import DicomBytesIO
+    from pydicom.filewriter import write_file_meta_info
     from pydicom.uid import UID
 
     _check(hu, spacing_mm, patient_id, age)
@@ -94,18 +96,39 @@ def write_ct_series(
 
     folder.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
-    for k in range(slices):  # one dataset, reused: only what differs from slice to slice is set
-        uid = UID(content_uid("instance", series_uid, k))
-        header.file_meta.MediaStorageSOPInstanceUID = uid
-        header.SOPInstanceUID = uid
-        header.InstanceNumber = k + 1
-        position = (origin_mm[0], origin_mm[1], origin_mm[2] + k * dz)
-        header.ImagePositionPatient = [_decimal(value) for value in position]
-        header.SliceLocation = _decimal(position[2])
-        header.PixelData = stored[k].tobytes()
+    tags = (0x00080018, 0x00200013, 0x00200032, 0x00201041, 0x7FE00010)  # what differs from slice to slice
+    between = [_encoded(header[begin:end]) for begin, end in zip((0, *tags), tags, strict=False)]  # encoded once
+    for k in range(slices):
+        uid = content_uid("instance", series_uid, k)
+        x, y, z = (_decimal(value) for value in (*origin_mm[:2], origin_mm[2] + k * dz))
+        header.file_meta.MediaStorageSOPInstanceUID = UID(uid)
+        values = (uid, f"{k + 1}", f"{x}\\{y}\\{z}", z, stored[k].tobytes())
+        file = DicomBytesIO()
+        file.write(b"\0" * 128 + b"DICM")
+        write_file_meta_info(file, header.file_meta)
+        for shared, tag, vr, value in zip(between, tags, ("UI", "IS", "DS", "DS", "OW"), values, strict=True):
+            file.write(shared + _element(tag, vr, value))
         files.append(folder / f"{k + 1:04d}.dcm")
-        dcmwrite(files[-1], header, enforce_file_format=True)
+        files[-1].write_bytes(file.getvalue())
     return files
+
+
+def _element(tag: int, vr: str, value: str | bytes) -> bytes:
+    """One data element in explicit VR little endian (DICOM PS3.5, 7.1.2)."""
+    content = value.encode() if isinstance(value, str) else value
+    content += (b"\0" if vr in ("UI", "OW") else b" ") * (len(content) % 2)
+    length = struct.pack("<xxI" if vr == "OW" else "<H", len(content))
+    return struct.pack("<HH", tag >> 16, tag & 0xFFFF) + vr.encode() + length + content
+
+
+def _encoded(elements: Dataset) -> bytes:
+    from pydicom.filebase import DicomBytesIO
+    from pydicom.filewriter import write_dataset
+
+    file = DicomBytesIO()
+    file.is_little_endian, file.is_implicit_VR = True, False
+    write_dataset(file, elements)
+    return file.getvalue()
 
 
 def _check(hu: np.ndarray, spacing_mm: tuple[float, float, float], patient_id: str, age: float | None) -> None:
