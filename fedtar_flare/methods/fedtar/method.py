@@ -75,7 +75,7 @@ where the visits are few it learns at a lower rate; reports are written with the
 
 PRESETS = {
     "small": PATIENT_PRESETS["small"]
-    | {"server": {"alpha_form": "sigmoid", "initial_alpha": 0.9}, "temporal": {"replay": "seen"}},
+    | {"server": SMALL["server"] | {"alpha_form": "sigmoid", "initial_alpha": 0.9}, "temporal": {"replay": "seen"}},
     "paper": _PAPER | {"server": {"eta": 1e-4}},
 }
 """``small``: each alpha_t by itself, from 0.9 on; with softmax a third of each step's mean is kept when T is 3. A step
