@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup
-
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import Cell, Evaluation, SiteScores
 from fedtar_flare.reporting.format import heading, score, shown, total, visits, whole
-from fedtar_flare.reporting.plots import SMALL, Chart, Palette, Series
+from fedtar_flare.reporting.plots import SMALL, Chart, Palette, Series, sharing_y
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
-from fedtar_flare.reporting.section import Section, round_axis
+from fedtar_flare.reporting.section import Section, charts, round_axis
 
 MEAN = "mean of sites"
 KEY = ("bleu_4", "cider", "finding_f1_known", "finding_f1_new", "presence_f1", "chexpert_rules_f1", "ctrate_rules_f1")
@@ -134,7 +132,7 @@ def scores(run: Run) -> Section:
             for group, part, names in groups(of_table)
         ],
         heading=heading,
-        curves=_curves(run),
+        curves=charts(_curves(run), "small"),
     )
     return Section("scores", "Scores", _lead(run), content)
 
@@ -155,29 +153,17 @@ def _lead(run: Run) -> str:
     )
 
 
-def _curves(run: Run) -> list[tuple[str, list[Series], list[Markup]]]:
-    """Per score its name, the series of the legend, and a small chart for each site with a line per step."""
+def _curves(run: Run) -> list[Chart]:
+    """Per score a small chart for each site, with a line per step."""
     curves = []
     sites = sorted({site for one in run.evaluations for site in one.sites})
     for name in (name for name, one in SCORES.items() if one.curve):
-        lines = [_lines(run, site, name) for site in sites]
-        known = [y for of_site in lines for line in of_site for _, y, _ in line.points if y is not None]
-        if not known:
-            continue
-        label = SCORES[name].label
-        figures = [
-            Chart(
-                site,
-                of_site,
-                x_label="round",
-                y_label=label,
-                x_range=round_axis(run),
-                y_range=(0.0, 1.06 * max(known) or 1.0),
-                size=SMALL,
-            ).figure(legend=False)
-            for site, of_site in zip(sites, lines, strict=True)
+        label, axis = heading(name).split(", ", 1)
+        drawn = [
+            Chart(f"{label}, {site}", _lines(run, site, name), (), "round", axis, x_range=round_axis(run), size=SMALL)
+            for site in sites
         ]
-        curves.append((heading(name), lines[-1], figures))
+        curves += sharing_y(drawn) if any(chart.drawn for chart in drawn) else []
     return curves
 
 
