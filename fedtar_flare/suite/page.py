@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedtar_flare.files import write_text
@@ -12,7 +12,7 @@ from fedtar_flare.reporting.format import NOTHING, duration, score, size
 from fedtar_flare.reporting.plots import Figure
 from fedtar_flare.reporting.render import render
 from fedtar_flare.suite import tables
-from fedtar_flare.suite.against import differences
+from fedtar_flare.suite.against import Difference, differences
 from fedtar_flare.suite.charts import figures
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.joining import gains, joining_figures
@@ -21,6 +21,7 @@ from fedtar_flare.suite.results import Done, done
 from fedtar_flare.suite.summary import WHERE, Summary, summaries
 from fedtar_flare.suite.tables import Table, head
 from fedtar_flare.suite.task_page import task_page
+from fedtar_flare.suite.verdict import MAIN, families, of_gains, of_reports, ranked
 
 PAGE, FIGURES = "comparison.html", "figures"
 
@@ -38,14 +39,20 @@ def write_page(folder: Path, suite: Suite, experiments: Sequence[Experiment]) ->
 
 def page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
     """The page as well-formed HTML, and its figures. Nothing is fetched when it is opened."""
-    own = [one for one in results if not one.experiment.variant.scenario]
+    own = ranked([one for one in results if not one.experiment.variant.scenario])
     arms = summaries(own)
     first = suite.compared_with[0]
     found = gains(results, first)
     labels = {one.experiment.name: one.result["label"] for one in results}
     reference = labels.get(first, first)
     joining, shown = joining_figures(found), figures(own, arms, first) if own else []
-    main = _main(own, suite, labels) if own else []
+    against = {name: differences(own, name) for name in suite.compared_with} if own else {}
+    main = _main(own, against, labels, first) if own else []
+    kinds = families(results)
+    costs = [
+        [arm.label, str(len(arm.scored)), duration(arm.seconds), size(arm.bytes) if arm.bytes else NOTHING]
+        for arm in arms
+    ]
     text = render(
         "comparison.html",
         suite=suite,
@@ -54,29 +61,29 @@ def page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
         joining=joining,
         scenarios=tables.scenarios(found, reference),
         grid=tables.grid(found),
-        tables=[table for table in (*main, tables.left_out(results, suite.sites, first)) if table.rows],
+        verdict=of_reports(own, against[first], labels, first) if own else of_gains(found, reference),
+        tables=[t.fold(kinds) for t in (*main, tables.left_out(results, suite.sites, first)) if t.rows],
         figures=shown,
         every=_every(arms),
         rounds=_rounds(arms),
         reference=reference,
-        costs=[
-            [arm.label, str(len(arm.scored)), duration(arm.seconds), size(arm.bytes) if arm.bytes else NOTHING]
-            for arm in arms
-        ],
+        costs=Table("Cost", "", ["method", "seeds", "one run", "tensors both ways"], costs).fold(kinds),
         time_steps=1,
     )
     return text, [*joining, *shown]
 
 
-def _main(own: Sequence[Done], suite: Suite, labels: dict[str, str]) -> list[Table]:
+def _main(
+    own: Sequence[Done], against: Mapping[str, Sequence[Difference]], labels: Mapping[str, str], first: str
+) -> list[Table]:
     """In the paper's shape: at the hospitals that took part, with and without the patient adapter, and outside."""
-    against = {name: differences(own, name) for name in suite.compared_with}
     members, generic, outside = WHERE.values()
-    about = "With each hospital's patient adapter, or the adapter that it tuned for itself, where the method has one."
+    about = "With each hospital's patient adapter, or the adapter that it tuned for itself, where the method has one. "
+    about += f"The best {SCORES[MAIN].label} comes first."
     alone = "What a method's shared adapter knows by itself, without any patient adapter."
     strangers = "Hospitals that never took part and get the shared adapter of the same round."
     return [
-        tables.scores(members, about, own, Done.members, against[suite.compared_with[0]]),
+        tables.scores(members, about, own, Done.members, against[first]),
         *(tables.differences(found, labels, name) for name, found in against.items() if found),
         tables.scores(generic, alone, own, Done.generic),
         tables.scores(outside, strangers, own, Done.outside),

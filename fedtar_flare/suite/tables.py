@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from markupsafe import Markup
@@ -18,6 +18,8 @@ from fedtar_flare.suite.results import Done, Row, by_arm
 from fedtar_flare.suite.variants import HOSPITALS
 
 WARM_START = "warm start"
+MOST_ROWS = 15
+"""A longer table is folded."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,17 @@ class Table:
     about: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+    folded: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    """All rows by family, where :attr:`rows` has only the best of each."""
+
+    def fold(self, families: Mapping[str, str]) -> Table:
+        """A long table with the first row of each family (label to title); rows of no family stay, too."""
+        if len(self.rows) <= MOST_ROWS:
+            return self
+        groups: dict[str, list[Sequence[str]]] = {}
+        for row in self.rows:
+            groups.setdefault(families.get(row[0], row[0]), []).append(row)
+        return replace(self, rows=[group[0] for group in groups.values()], folded=groups)
 
 
 def head(names: Iterable[str]) -> list[str]:
@@ -122,7 +135,9 @@ def differences(against: Sequence[Difference], labels: Mapping[str, str], refere
         "patient by patient, corrected after Holm for the number of methods. A p is about these hospitals; with one "
         "seed it says nothing of another training."
     )
-    return Table(f"Difference to {labels[reference]}", about, ["method", *(SCORES[n].label for n in COMPARED)], rows)
+    return Table(
+        f"Difference to {labels[reference]}", about, ["method", *(f"{SCORES[n].label}, points" for n in COMPARED)], rows
+    )
 
 
 def _points(found: Sequence[Gain], lists: bool) -> list[list[Gain]]:

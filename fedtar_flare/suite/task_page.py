@@ -15,6 +15,7 @@ from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.results import Done, by_arm
 from fedtar_flare.suite.tables import Table, with_interval
 from fedtar_flare.suite.task_scores import MEASURES, Run, Score, differences, values
+from fedtar_flare.suite.verdict import families, verdict
 
 MOST_CHARTS = 9
 """Diseases that the learning curves show at most."""
@@ -27,6 +28,7 @@ Arms = Mapping[str, Sequence[Run]]
 def task_page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
     """The page as well-formed HTML, and its figures."""
     arms = {name: [Run(one) for one in several] for name, several in by_arm(results).items()}
+    arms = dict(sorted(arms.items(), key=lambda pair: -_lca(pair[1])))
     labels = {one.experiment.name: one.result["label"] for one in results}
     first = suite.compared_with[0]
     figures = [figure for figure in (_curves(arms, labels, first), _cost_curves(arms, labels, first)) if figure.charts]
@@ -37,11 +39,25 @@ def task_page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]
         suite=suite,
         results=results,
         labels=labels,
-        tables=[table for table in tables if table.rows],
+        verdict=[_verdict(arms, labels, first)],
+        tables=[table.fold(families(results)) for table in tables if table.rows],
         figures=figures,
         time_steps=1,
     )
     return text, figures
+
+
+def _lca(runs: Sequence[Run]) -> float:
+    """Mean LCA over seeds; -1 where it is not known."""
+    mean = fmean(float(run.scores()[_LCA, 0]) for run in runs)
+    return mean if math.isfinite(mean) else -1.0
+
+
+def _verdict(arms: Arms, labels: Mapping[str, str], reference: str) -> str:
+    found = differences(arms, reference) if reference in arms else {}
+    less = {name: (one["lca"].value, one["lca"].p) for name, one in found.items()}
+    best = values(next(iter(arms.values())))["lca"].value
+    return verdict("LCA", [*arms], best, less, reference, labels, number)
 
 
 # ---------------------------------------------------------------------- tables
@@ -50,7 +66,7 @@ def _scores(arms: Arms, labels: Mapping[str, str]) -> Table:
         "The new disease of each task against all before it, on test images: mean over hospitals, then over tasks "
         "(without the first where there are several, as no start can inform it), then over seeds. LCA is the mean AUC "
         "over the epochs of tuning. Below a value stands its 95 % interval over patients and seeds (1,000 replicates, "
-        "patients drawn whole)."
+        "patients drawn whole). The best LCA comes first."
     )
     rows = [[labels[name], *(_cell(one) for one in values(runs).values())] for name, runs in arms.items()]
     return Table("How well, and how fast, new diseases are learnt", about, _HEAD, rows)
@@ -161,8 +177,7 @@ def _cost_curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figur
 
 def _colours(arms: Arms, reference: str) -> dict[str, int]:
     """Of many arms, the reference and those of the best LCA."""
-    best = {name: fmean(float(run.scores()[_LCA, 0]) for run in runs) for name, runs in arms.items()}
-    best = {name: value if math.isfinite(value) else -1.0 for name, value in best.items()}
+    best = {name: _lca(runs) for name, runs in arms.items()}
     return colours_of(list(arms), [name for name in arms if name == reference], best)
 
 

@@ -1,3 +1,4 @@
+import math
 import re
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -6,8 +7,9 @@ import numpy as np
 import pytest
 from made_up_results import parsed, write_results
 
+from fedtar_flare.metrics.significance import Interval
 from fedtar_flare.reporting.plots import Series
-from fedtar_flare.suite import charts, page
+from fedtar_flare.suite import charts, page, verdict
 from fedtar_flare.suite.against import COMPARED
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.joining import gains
@@ -111,6 +113,40 @@ def test_of_many_arms_the_reference_and_the_best_have_colours(tmp_path):
     assert (line.name, line.points[0][:2], line.index, list(line.band)) == ("FedAvg", (1.0, 3.0), 3, [(1.0, 2.0, 4.0)])
     faded = charts.arm_series("fedavg", {"fedavg": "FedAvg"}, colours, {1.0: [2.0, 4.0]})
     assert (faded.name, faded.palette, faded.band) == (charts.OTHERS, "faded", ())
+
+
+def test_the_best_arm_comes_first_and_a_long_table_shows_the_best_of_each_method(tmp_path):
+    many = {f"arm-{i}": {"method": "fedprox"} for i in range(16)}
+    suite, planned = made(tmp_path, arms={**ARMS, **many}, seeds=[0])
+    _, root = parsed(page.write_page(tmp_path, suite, planned))
+    labels = [suite.arms[arm].get("label", arm) for arm in verdict.means(done(tmp_path, planned), verdict.MAIN)]
+    fedprox = [label for label in labels if label.startswith("arm-")]
+    section = next(root.iter("section"))
+    shown, folded = ([row[0].text for row in table.iter("tr")][1:] for table in section.iter("table"))
+    assert shown == ["warm start", *(label for label in labels if label not in fedprox[1:])]
+    assert [label for label in folded if label in fedprox] == fedprox and "FedProx" in "".join(folded)
+    said = "".join(root.find(".//p[@class='verdict']").itertext())
+    assert said.startswith(f"{labels[0]} has the best BLEU-4, ") and "to each hospital alone is " in said
+
+
+@pytest.mark.parametrize(
+    ("gap", "p", "first", "said"),
+    [
+        ((4.0, 2.0, 6.0), 0.002, "b", "; its difference to B is 4.0 (2.0 to 6.0, p 0.002): beyond chance."),
+        ((4.0, 2.0, 6.0), 0.2, "b", "p 0.200): not beyond chance."),
+        ((4.0, -2.0, 6.0), None, "b", "4.0 (-2.0 to 6.0): not beyond chance."),
+        (
+            (-4.0, -6.0, -2.0),
+            math.nan,
+            "a",
+            "next is B, whose difference to A is -4.0 (-6.0 to -2.0): beyond chance.",
+        ),
+    ],
+)
+def test_a_verdict_says_by_how_much_and_whether_chance_explains_it(gap, p, first, said):
+    less, best = {"a" if first == "b" else "b": (Interval(*gap), p)}, Interval(9.0, 8.0, 9.5)
+    text = verdict.verdict("X", ["a", "b"], best, less, first, {"a": "A", "b": "B"}, "{:.1f}".format)
+    assert text.startswith("A has the best X, 9.0 (8.0 to 9.5); ") and text.endswith(said)
 
 
 def test_no_line_is_drawn_through_rounds_in_which_an_arm_was_not_scored():

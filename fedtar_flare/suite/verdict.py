@@ -1,0 +1,97 @@
+"""The head of a comparison: which arm is best, by how much, and whether that is beyond chance; and the arms' order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import fmean
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.metrics.significance import Interval
+from fedtar_flare.registry import method
+from fedtar_flare.reporting.format import number, score
+from fedtar_flare.suite.against import COMPARED, SUMS, Difference, value
+from fedtar_flare.suite.joining import Gain
+from fedtar_flare.suite.results import Done, by_arm
+
+MAIN = COMPARED[0]
+"""The score by which arms are ordered; of COMPARED, of which higher values are better."""
+
+
+def means(results: Sequence[Done], name: str) -> dict[str, float]:
+    """By arm, a score of the hospitals that took part, mean over seeds, best first; arms without it are left out."""
+    found = {}
+    for arm, runs in by_arm(results).items():
+        sums = [one for run in runs if (one := SUMS[name](run.members())) is not None]
+        if sums and math.isfinite(mean := fmean(one.value() for one in sums)):
+            found[arm] = mean
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
+
+def ranked(results: Sequence[Done]) -> list[Done]:
+    """The results, those of the arm with the best main score first."""
+    place = {arm: i for i, arm in enumerate(means(results, MAIN))}
+    return sorted(results, key=lambda one: place.get(one.experiment.name, len(place)))
+
+
+def families(results: Sequence[Done]) -> dict[str, str]:
+    """By the label of an arm, the title of its method."""
+    found = {}
+    for one in results:
+        try:
+            found[one.result["label"]] = method(one.experiment.arm.method).contract.title
+        except ConfigError:  # a package that was there when the suite was run
+            found[one.result["label"]] = one.experiment.arm.method
+    return found
+
+
+def of_reports(
+    results: Sequence[Done], against: Sequence[Difference], labels: Mapping[str, str], first: str
+) -> list[str]:
+    """The verdict on the main score against the arm ``first``, and which arms are best in the others."""
+    best = {name: found for name in COMPARED if (found := means(results, name))}
+    if MAIN not in best:
+        return ["No arm has a score that arms are compared by."]
+    less = {one.arm: (one.difference, one.p) for one in against if one.score == MAIN}
+    arm = next(iter(best[MAIN]))
+    runs = [one.members() for one in by_arm(results)[arm]]
+    text = verdict(SCORES[MAIN].label, [*best[MAIN]], value(MAIN, runs), less, first, labels, partial(score, MAIN))
+    others = [f"{SCORES[name].label}: {labels[next(iter(best[name]))]}" for name in best if name != MAIN]
+    return [text, *([f"Best in other scores: {'; '.join(others)}."] if others else [])]
+
+
+def verdict(
+    what: str,
+    order: Sequence[str],
+    best: Interval | None,
+    less: Mapping[str, tuple[Interval, float | None]],
+    first: str,
+    labels: Mapping[str, str],
+    shown: Callable[[float], str],
+) -> str:
+    """``FedTAR has the best BLEU-4, 81.3 (78.0 to 84.1); its difference to FedAvg is 0.4 (-1.2 to 2.0, p 0.412): not
+    beyond chance.`` ``order`` are arms, the best first; ``less`` are differences to the arm ``first`` with their p.
+    """
+    text = f"{labels[order[0]]} has the best {what}"
+    text += f", {shown(best.value)} ({shown(best.low)} to {shown(best.high)})" if best else ""
+    arm = next((name for name in order[: 1 if order[0] != first else None] if name in less), None)
+    if arm is None:
+        return f"{text}."
+    gap, p = less[arm]
+    tested = p is not None and math.isfinite(p)
+    beyond = p < 0.05 if p is not None and tested else not gap.low <= 0 <= gap.high
+    whose = "its difference" if arm == order[0] else f"next is {labels[arm]}, whose difference"
+    inside = f"{shown(gap.low)} to {shown(gap.high)}{f', p {number(p)}' if tested else ''}"
+    return (
+        f"{text}; {whose} to {labels[first]} is {shown(gap.value)} ({inside}): {'' if beyond else 'not '}beyond chance."
+    )
+
+
+def of_gains(found: Sequence[Gain], reference: str) -> list[str]:
+    """In how many scenarios and points joining pays, by the interval of the gain in the main score."""
+    gains = [one.gain for one in found if one.score == MAIN]
+    more, fewer = sum(one.low > 0 for one in gains), sum(one.high < 0 for one in gains)
+    text = f"Joining pays in {SCORES[MAIN].label} over '{reference}' in {more} of {len(gains)} settings"
+    return [f"{text}, costs in {fewer}, and is not beyond chance in {len(gains) - more - fewer}."] if gains else []
