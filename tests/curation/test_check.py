@@ -104,7 +104,9 @@ def test_the_page(radiographs):
     tree = ElementTree.fromstring(html)
     said = " ".join(" ".join(tree.find("body").itertext()).split())
     assert said.startswith(STAYS)
-    assert [s.get("id") for s in tree.iter("section")] == ["rejected", "cohort", "reports", "images", "pictures"]
+    assert [s.get("id") for s in tree.iter("section")] == ["problems", "cohort", "reports", "images", "pictures"]
+    assert "Can be used: 5 of 8 studies, of 3 patients, " in said and "correct the 3 rejected studies" in said
+    assert "Export the study again." in said and "Give the study's date as 2020-07-01." in said
     assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in html
     without = re.sub(r'src="data:image/png;base64,[A-Za-z0-9+/=]+"', "", html)
     assert not re.search(r"https?:|//[a-z]|@import|url\(|<script|<link|<iframe|src=", without)
@@ -119,7 +121,7 @@ def test_the_page(radiographs):
 def test_a_page_of_nothing_that_can_be_used(tmp_path):
     found = check(write(tmp_path, ["A", "", "x.png", "Clear.", "", ""], ["A", "2020-01-01", "x.png", "Clear.", "", ""]))
     said = data_page(found)
-    assert found.modality == "" and "2 rejected" in said and "Nothing recorded yet." in said
+    assert found.modality == "" and "Nothing can be used: all 2 studies" in said and "Nothing recorded yet." in said
 
 
 @given(st.lists(st.floats(-1e5, 1e5, allow_subnormal=False), min_size=1, max_size=30), st.booleans())
