@@ -24,7 +24,7 @@ REMEDIES = {
     "no-permission": "Let the account that runs the site read the files.",
     "empty-report no-report no-section not-utf8": "Give the report as UTF-8 text, or remove the row.",
     "no-date bad-date": "Give the study's date as 2020-07-01.",
-    "no-patient conflicting-sex unknown-sex bad-age age-out-of-range duplicate-visit duplicate-patient": "Correct the row.",
+    "conflicting-sex unknown-sex bad-age age-out-of-range duplicate-visit duplicate-patient": "Correct the row.",
     "mixed-patients several-studies": "Give each study a folder of its own.",
     "too-large too-slow out-of-memory": "Raise the site file's limits, or leave the study out.",
     "internal-error worker-died": "Please report it, without the image.",
