@@ -56,7 +56,9 @@ def add_commands(commands: Commands) -> None:
         group,
         check,
         "open everything that a manifest or site file names, and say what cannot be used and why",
-        epilog="Exit codes: 0 everything can be used, 1 something was rejected, 2 wrong use.",
+        epilog=(
+            "Exit codes: 0 everything can be used, 1 something was rejected or patients share a picture, 2 wrong use."
+        ),
     )
     command.add_argument("target", type=Path, help="manifest.csv, its folder, or a site file such as fedtar.yaml")
     command.add_argument("-o", "--out", type=Path, default=Path("data-check.html"), help="default data-check.html")
@@ -169,10 +171,12 @@ def check(arguments: argparse.Namespace) -> int:
     page = write_data_page(found, arguments.out)
     summary = found.summary() | {"page": str(page)}
     show(arguments, summary, *_lines(found, summary))
-    return 1 if found.rejected else 0
+    return 1 if found.rejected or found.shared else 0
 
 
 def _lines(found: Check, summary: dict[str, Any]) -> list[str]:
+    from fedtar_flare.curation.check import SHARED_HELP
+
     sexes = ", ".join(f"{sex} {n}" for sex, n in found.sexes().items() if n)
     per_patient = ", ".join(f"{n}: {count}" for n, count in summary["visits_per_patient"].items())
     lines = [
@@ -194,6 +198,10 @@ def _lines(found: Check, summary: dict[str, Any]) -> list[str]:
     for reason, n in found.rejections().items():
         lines.append(f"  REJECTED, {reason}: {n}")
         lines += [f"    {text}" for text in summary["examples"][reason]]
+    if found.shared:
+        shared = summary["shared_pictures"]
+        lines.append(f"  SAME PICTURE under different patients: {shared['pairs']} pairs, {shared['patients']} patients")
+        lines += [*(f"    {text}" for text in shared["examples"]), f"    {SHARED_HELP}"]
     rate = f", {found.images / found.seconds:.1f} a second" if found.seconds > 0 else ""
     lines.append(f"  {found.images} images opened{rate}")
     return [*lines, f"Page (patients' images: it stays at this site): {summary['page']}"]

@@ -27,6 +27,10 @@ THUMBNAIL_SIZE = 160
 THUMBNAIL_SLICES = 3
 EXAMPLES = 3
 """Rejected studies listed for each reason."""
+SHARED_HELP = (
+    "If they are one person, give all rows one patient_id; if a picture was filed under the wrong patient, remove that "
+    "row. Until then they are in one split of every run"
+)
 
 
 class Thumbnail(NamedTuple):
@@ -50,6 +54,7 @@ class Check:
     shapes: list[tuple[int, ...]] = field(default_factory=list)  # (slices, rows, columns); a picture has one slice
     spacings: list[tuple[float, ...]] = field(default_factory=list)  # of each CT, between those, mm
     identifiers: dict[str, list[str]] = field(default_factory=dict)  # by kind, visits whose report seems to hold one
+    shared: list[tuple[Visit, Visit]] = field(default_factory=list)  # different patients' visits with the same picture
     thumbnails: list[Thumbnail] = field(default_factory=list)
     seconds: float = 0.0  # of reading images
     images: int = 0  # opened
@@ -88,8 +93,16 @@ class Check:
         order = sorted(self.rejected, key=lambda reason: (-len(self.rejected[reason]), reason))
         return {reason: len(self.rejected[reason]) for reason in order}
 
+    def shared_texts(self) -> list[str]:
+        """Each two patients with the same pictures, the number of these, and the first."""
+        of: dict[tuple[str, str], list[str]] = {}
+        for one, other in self.shared:
+            first = " and ".join(f"{visit.visit_id} ({visit.acquired:%Y-%m-%d})" for visit in (one, other))
+            of.setdefault((one.patient_id, other.patient_id), []).append(first)
+        return [f"{one} and {other}: {len(found)}, such as {found[0]}" for (one, other), found in of.items()]
+
     def summary(self) -> dict[str, Any]:
-        """Everything in numbers, for JSON; only the examples of rejected studies hold an identity."""
+        """Everything in numbers, for JSON; only examples (rejected studies, shared pictures) hold an identity."""
         return {
             "source": self.source,
             "modality": self.modality or None,
@@ -106,6 +119,11 @@ class Check:
             "examples": {reason: texts[:EXAMPLES] for reason, texts in self.rejected.items()},
             "excluded": self.excluded,
             "notes": {reason: len(texts) for reason, texts in sorted(self.notes.items())},
+            "shared_pictures": {
+                "pairs": len(self.shared),
+                "patients": len({visit.patient_id for pair in self.shared for visit in pair}),
+                "examples": self.shared_texts()[:EXAMPLES],
+            },
             "likely_identifiers": {kind: len(visits) for kind, visits in sorted(self.identifiers.items())},
             "images_opened": self.images,
             "seconds": round(self.seconds, 2),
@@ -127,6 +145,7 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
     ``thumbnails`` studies are shown, spread evenly over time; ``say`` takes progress lines, at most one every ``every``
     seconds. Raises ConfigError if the target is nothing of the kind.
     """
+    from fedtar_flare.imaging.duplicates import shared_pictures
     from fedtar_flare.imaging.workers import each
 
     reading, excluded, limits = read_target(target)
@@ -151,14 +170,17 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
         outcomes[i] = outcome
         progress(len(outcomes))
     found.seconds, found.images = time.monotonic() - start, len(items)
-    opened = {id(visit) for i, visit in enumerate(visits) if _noted(found, visit, outcomes[i])}
+    opened = {id(visit): outcomes[i].small for i, visit in enumerate(visits) if _noted(found, visit, outcomes[i])}
     for patient in patients:
         good = tuple(visit for visit in patient.visits if id(visit) in opened)
         if good:
             found.patients.append(Patient(patient.patient_id, patient.sex, good))
     kinds = Counter(visit.modality for visit in found.visits)
     found.modality = kinds.most_common(1)[0][0] if kinds else ""
-    for visit in found.visits:
+    usable = found.visits
+    pairs = shared_pictures([opened[id(visit)] for visit in usable], [visit.patient_id for visit in usable])
+    found.shared = [(usable[i], usable[j]) for i, j in pairs]
+    for visit in usable:
         for name in sorted({name for name, _ in find_identifiers(visit.report)}):
             found.identifiers.setdefault(name, []).append(visit.visit_id)
     return found
@@ -194,19 +216,26 @@ class Opened(NamedTuple):
     spacing_mm: tuple[float, ...]  # of a CT
     notes: Sequence[Note]
     pictures: Sequence[str]  # as data addresses
+    small: np.ndarray  # its miniature
 
 
 def check_task(image: str, modality: str, thumbnail: bool, limits: Limits) -> Opened:
     """Open one image through its reader, within these limits (a worker's task); raises what the reader raises."""
+    from fedtar_flare.imaging.duplicates import miniature
     from fedtar_flare.imaging.readers.ct import read_ct
     from fedtar_flare.imaging.readers.pictures import read_photograph, read_radiograph
 
     with applied(limits):
         if modality == "ct":
             volume = read_ct(image)
-            return Opened(volume.hu.shape, volume.spacing_mm, volume.warnings, _slices(volume) if thumbnail else [])
+            slices = _slices(volume)
+            pictures = [png_address(one, THUMBNAIL_SIZE) for one in slices] if thumbnail else []
+            return Opened(volume.hu.shape, volume.spacing_mm, volume.warnings, pictures, miniature(slices))
         pixels = read_radiograph(image) if modality == "radiograph" else read_photograph(image).transpose(1, 2, 0)
-        return Opened((1, *pixels.shape[:2]), (), (), [png_address(pixels, THUMBNAIL_SIZE)] if thumbnail else [])
+        plane = pixels if pixels.ndim == 2 else pixels[..., 0]
+        return Opened(
+            (1, *plane.shape), (), (), [png_address(pixels, THUMBNAIL_SIZE)] if thumbnail else [], miniature([plane])
+        )
 
 
 def _noted(found: Check, visit: Visit, outcome: Opened | DataError) -> bool:
@@ -225,7 +254,7 @@ def _noted(found: Check, visit: Visit, outcome: Opened | DataError) -> bool:
     return True
 
 
-def _slices(volume: CTVolume) -> list[str]:
+def _slices(volume: CTVolume) -> list[np.ndarray]:
     """Slices as the model would see them: over the lungs, in the lung window."""
     import torch
     from monai.data import MetaTensor
@@ -237,4 +266,4 @@ def _slices(volume: CTVolume) -> list[str]:
     hu = MetaTensor(torch.from_numpy(volume.hu).permute(2, 1, 0), affine=torch.from_numpy(volume.affine))
     after_reading = Compose(preparation("ct", Size(THUMBNAIL_SIZE, THUMBNAIL_SLICES)).transforms[1:])
     prepared: Mapping[str, Any] = after_reading({"image": hu})
-    return [png_address(np.asarray(picture), THUMBNAIL_SIZE) for picture in prepared["image"][:, 0]]
+    return [np.asarray(picture) for picture in prepared["image"][:, 0]]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
-from fedtar_flare.curation.check import EXAMPLES, Check, spread
+from fedtar_flare.curation.check import EXAMPLES, SHARED_HELP, Check, spread
 from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.reporting.format import NOTHING, duration, whole
 from fedtar_flare.reporting.plots import Bar, Chart, ticks
@@ -55,6 +55,8 @@ def data_page(found: Check) -> str:
         notes=notes,
         identifiers=identifiers,
         most=EXAMPLES,
+        shared=found.shared_texts(),
+        shared_help=SHARED_HELP,
         unknown_ages=len(found.visits) - len(found.ages()),
         of_patients=_of_patients(found),
         of_reports=[histogram("Reports by length", found.words(), "words", whole_numbers=True)],

@@ -125,8 +125,9 @@ class Cohort:
     """All patients of one site, split by patient and aligned to time steps.
 
     ``key`` is the site's secret for the keyed hashes, ``rejected`` counts by reason the studies left out when the data
-    was read, and ``prepared`` names the files with model input (:func:`.imaging.pipeline.prepare_cohort`). Raises
-    :class:`DataError` ``duplicate-patient``, ``mixed-modality`` or ``no-patient``.
+    was read, and ``prepared`` names the files with model input (:func:`.imaging.pipeline.prepare_cohort`). ``linked``
+    are groups of patients who share a picture, each group in one split: the first of training, validation and test that
+    one of them is in. Raises :class:`DataError` ``duplicate-patient``, ``mixed-modality`` or ``no-patient``.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class Cohort:
         timeline: Timeline,
         rejected: Mapping[str, int] | None = None,
         prepared: Mapping[Visit, Path] | None = None,
+        linked: Sequence[Collection[str]] = (),
     ):
         if not patients:
             raise DataError(f"site {site} has no patient that can be used", reason="no-patient")
@@ -156,10 +158,15 @@ class Cohort:
         # ordered by keyed hash: independent of the source's order and blind to the identifier
         order = {p.patient_id: hmac.digest(key, b"order:" + p.patient_id.encode(), "sha256") for p in patients}
         self.patients: tuple[Patient, ...] = tuple(sorted(patients, key=lambda p: order[p.patient_id]))
+        self.linked = tuple(linked)
+        self._split = {patient.patient_id: split_of(patient.patient_id, key) for patient in patients}
+        for group in self.linked:  # nobody moves from training into a test
+            first = min((split_of(patient_id, key) for patient_id in group), key=SPLITS.index)
+            self._split |= dict.fromkeys(group, first)
         self._samples = [sample for patient in self.patients for sample in self._samples_of(patient, prepared or {})]
 
     def _samples_of(self, patient: Patient, prepared: Mapping[Visit, Path]) -> Iterator[Sample]:
-        split = split_of(patient.patient_id, self.key)
+        split = self._split[patient.patient_id]
         earlier: list[Visit] = []
         for visit, place in zip(patient.visits, patient.places(), strict=True):
             step = self.timeline.step_of(place, visit.acquired)
@@ -191,12 +198,16 @@ class Cohort:
         return [s for s in wanted if (s.split, s.time_step) in full]
 
     def leaving_out(
-        self, reason_of: Callable[[Visit], str | None], prepared: Mapping[Visit, Path] | None = None
+        self,
+        reason_of: Callable[[Visit], str | None],
+        prepared: Mapping[Visit, Path] | None = None,
+        linked: Sequence[Collection[str]] | None = None,
     ) -> Cohort:
         """The cohort without the visits for which ``reason_of`` gives a reason; they are counted in ``rejected``.
 
         A visit left out keeps its place in time, so that later visits stay at their step; the next visit's prior is the
-        last one remaining. Raises :class:`DataError` ``no-patient`` when nobody is left.
+        last one remaining. ``linked`` replaces the cohort's own. Raises :class:`DataError` ``no-patient`` when nobody
+        is left.
         """
         rejected, left_out = Counter(self.rejected), {reason: set(ids) for reason, ids in self._left_out.items()}
         patients = []
@@ -207,7 +218,15 @@ class Cohort:
                 left_out.setdefault(reason, set()).add(patient.patient_id)
             if visits := tuple(visit for visit in patient.visits if visit not in reasons):
                 patients.append(replace(patient, visits=visits, unreadable=(*patient.unreadable, *reasons)))
-        less = Cohort(self.site, patients, key=self.key, timeline=self.timeline, rejected=rejected, prepared=prepared)
+        less = Cohort(
+            self.site,
+            patients,
+            key=self.key,
+            timeline=self.timeline,
+            rejected=rejected,
+            prepared=prepared,
+            linked=self.linked if linked is None else linked,
+        )
         less._left_out = left_out
         return less
 

@@ -1,7 +1,8 @@
 """Keyed hashes of a patient's identifier: its split, and its coordinate in the demographic profile.
 
 Plain hashes can be inverted by trying identifiers; HMAC-SHA-256 with a key that stays at the site cannot. A split
-depends on identifier and key alone, so a new visit never moves a patient.
+depends on identifier and key alone, so a new visit never moves a patient, unless its picture is another patient's too
+(:class:`.cohort.Cohort`).
 """
 
 from __future__ import annotations

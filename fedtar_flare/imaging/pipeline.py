@@ -7,7 +7,7 @@ image has to be made, and nowhere else.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +19,7 @@ from fedtar_flare.data.sources.reading import log_left_out
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging import cache
 from fedtar_flare.imaging.cache import Prepared
+from fedtar_flare.imaging.duplicates import linked_patients
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.imaging.transform_list import Spec, deterministic
 from fedtar_flare.progress import EVERY_SECONDS, Progress
@@ -57,10 +58,15 @@ class Preparation:
     errors: dict[Visit, DataError]
     computed: int  # images prepared just now; the others were cached
 
-    def cohort(self, cohort: Cohort) -> Cohort:
-        """The cohort with its cache entries, without the visits that cannot be read (:meth:`Cohort.leaving_out`)."""
-        reasons = {visit: error.reason for visit, error in self.errors.items()}
-        return cohort.leaving_out(reasons.get, prepared=self.entries)
+    def cohort(self, cohort: Cohort, without: Mapping[Visit, str] | None = None) -> Cohort:
+        """The cohort with its cache entries, patients who share a picture in one split.
+
+        Visits that cannot be read, and those for which ``without`` gives a reason, are left out
+        (:meth:`Cohort.leaving_out`).
+        """
+        reasons = dict(without or {}) | {visit: error.reason for visit, error in self.errors.items()}
+        kept = tuple((v.patient_id, entry) for v, entry in self.entries.items() if v not in reasons)
+        return cohort.leaving_out(reasons.get, prepared=self.entries, linked=linked_patients(kept))
 
 
 def prepare_visits(

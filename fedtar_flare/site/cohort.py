@@ -76,8 +76,7 @@ def prepare_site(
     kept = [visit for visit in whole.visits if visit not in without]
     place = cache_folder(config) / "prepared"
     done = prepare_visits(kept, model, place, data.transforms, limits=config.limits, **options)
-    without |= {visit: error.reason for visit, error in done.errors.items()}
-    return whole.leaving_out(without.get, prepared=done.entries), done
+    return done.cohort(whole, without), done
 
 
 def _read(

@@ -1,10 +1,8 @@
 """``fedtar warmstart`` learns from no patient whom a site validates or tests on, however the site is named."""
 
-import numpy as np
 import pytest
 from command import fedtar_here as here
-from kits import make_kit
-from PIL import Image
+from kits import make_kit, write_noise
 
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.timeline import Timeline
@@ -33,37 +31,32 @@ def learned(monkeypatch):
     return patients
 
 
-@pytest.fixture(scope="module")
-def image(tmp_path_factory):
-    path = tmp_path_factory.mktemp("image") / "a.png"
-    Image.fromarray(np.arange(4096, dtype=np.uint8).reshape(64, 64)).save(path)
-    return path
-
-
-def write_table(folder, names, image):
+def write_table(folder, names):
     """A manifest with a study of each of these patients."""
     folder.mkdir(parents=True, exist_ok=True)
-    shared = {"study_datetime": "2020-01-01", "image": image, "report": "No effusion.", "age": 50, "sex": "F"}
-    write_rows(folder / "manifest.csv", [{"patient_id": name, **shared} for name in names])
+    shared = {"study_datetime": "2020-01-01", "report": "No effusion.", "age": 50, "sex": "F"}
+    images = {name: write_noise(folder / f"{name}.png", i) for i, name in enumerate(names)}
+    rows = [{"patient_id": name, "image": image, **shared} for name, image in images.items()]
+    write_rows(folder / "manifest.csv", rows)
     return folder / "manifest.csv"
 
 
 @pytest.fixture
-def out(tmp_path, image):
+def out(tmp_path):
     """The folder of two simulated sites, laid out as ``fedtar data partition`` does; one patient came to both."""
     (tmp_path / "sites").mkdir()
     for site in ("north", "south"):
-        write_table(tmp_path / site, [f"{site}-{i}" for i in range(PATIENTS)] + ["moved"], image)
+        write_table(tmp_path / site, [f"{site}-{i}" for i in range(PATIENTS)] + ["moved"])
         text = f"source: manifest\npath: ../{site}/manifest.csv\noptions: {{modality: radiograph}}\n"
         (tmp_path / "sites" / f"{site}.yaml").write_text(text)
     return tmp_path
 
 
 @pytest.fixture
-def kit(tmp_path, image):
+def kit(tmp_path):
     """The startup kit of a real site."""
     folder = make_kit(tmp_path / "kit", "source: manifest\npath: manifest.csv\noptions: {modality: radiograph}\n")
-    write_table(folder / "local", map(str, range(PATIENTS)), image)
+    write_table(folder / "local", [str(i) for i in range(PATIENTS)])
     return folder
 
 
@@ -112,15 +105,15 @@ def test_a_real_site_has_one_key_whoever_comes_first(first, kit, tmp_path, learn
     assert [path.parent for path in kit.rglob("fedtar.key")] == [kit / "local"]
 
 
-def test_a_real_sites_key_by_name(kit, tmp_path, image, learned):
+def test_a_real_sites_key_by_name(kit, tmp_path, learned):
     of_site = splits("clinic", workspace=kit)
-    elsewhere = write_table(tmp_path / "copy", map(str, range(PATIENTS)), image)
+    elsewhere = write_table(tmp_path / "copy", [str(i) for i in range(PATIENTS)])
     learns(tmp_path, "--manifest", elsewhere, "--key", kit / "local/fedtar.key")
     assert learned == of_site["train"]
 
 
-def test_a_key_in_the_state_folder_counts(kit, tmp_path, image, learned):
-    table = write_table(tmp_path / "own", map(str, range(PATIENTS)), image)
+def test_a_key_in_the_state_folder_counts(kit, tmp_path, learned):
+    table = write_table(tmp_path / "own", [str(i) for i in range(PATIENTS)])
     file, state = table.with_name("site.yaml"), tmp_path / "own" / "state"
     file.write_text("source: manifest\npath: manifest.csv\nstate_dir: state\n")
     code, _, err = warmstart(tmp_path, "--site-file", file)
@@ -131,8 +124,8 @@ def test_a_key_in_the_state_folder_counts(kit, tmp_path, image, learned):
     assert learned == of_site["train"]
 
 
-def test_no_key_no_start(out, kit, tmp_path, image, learned):
-    north, lone = out / "sites/north.yaml", write_table(tmp_path / "lone/data", "abc", image)
+def test_no_key_no_start(out, kit, tmp_path, learned):
+    north, lone = out / "sites/north.yaml", write_table(tmp_path / "lone/data", "abc")
     phantoms = tmp_path / "phantoms.yaml"
     phantoms.write_text("source: synthetic\n")
     for arguments, word in (
@@ -149,7 +142,7 @@ def test_no_key_no_start(out, kit, tmp_path, image, learned):
     assert not learned and not list(tmp_path.rglob("fedtar.key"))
 
 
-def test_a_collection_of_no_site(tmp_path, image, learned):
-    table = write_table(tmp_path / "public", map(str, range(PATIENTS)), image)
+def test_a_collection_of_no_site(tmp_path, learned):
+    table = write_table(tmp_path / "public", [str(i) for i in range(PATIENTS)])
     learns(tmp_path, "--manifest", table, "--no-site")
     assert 0.5 * PATIENTS < len(learned) < 0.9 * PATIENTS

@@ -12,6 +12,7 @@ import pytest
 from command import fedtar_here
 from hypothesis import given
 from hypothesis import strategies as st
+from kits import write_noise
 from make_dicom import trunk, write_series
 from PIL import Image
 from tables import write_table
@@ -75,6 +76,25 @@ def test_ct_with_notes_and_pictures(tmp_path):
     assert [picture.size for picture in pictures] == [(160, 160)] * 3
     middle = np.asarray(pictures[1])
     assert middle[80, 48] < 130 < middle[80, 80]  # lung is darker than what lies between
+
+
+def test_the_same_picture_under_two_patients_is_named(tmp_path):
+    for n in range(3):
+        write_noise(tmp_path / f"{n}.png", n)
+    Image.open(tmp_path / "0.png").save(tmp_path / "copy.jpg", quality=60)
+    images = {"A": ["0.png", "1.png"], "B": ["copy.jpg"], "C": ["2.png", "2.png"]}  # twice at one patient: no matter
+    rows = [
+        [name, f"2020-01-0{day}", image, "Clear.", "", ""]
+        for name, of in images.items()
+        for day, image in enumerate(of, 1)
+    ]
+    table, page = write(tmp_path, *rows), tmp_path / "page.html"
+    code, out, _ = fedtar_here("data", "check", table, "-o", page, "-j", "1")
+    named = "A and B: 1, such as row-2 (2020-01-01) and row-4 (2020-01-01)"
+    assert code == 1 and named in out and "one patient_id" in out and "REJECTED" not in out
+    shared = next(s for s in ElementTree.fromstring(page.read_text()).iter("section") if s.get("id") == "shared")
+    assert [item.text for item in shared.iter("li")] == [named]
+    assert check(table).summary()["shared_pictures"] == {"pairs": 1, "patients": 2, "examples": [named]}
 
 
 def test_an_error_that_no_reader_names_is_told_and_the_check_goes_on(radiographs, monkeypatch):
@@ -155,6 +175,7 @@ def test_real_radiographs_and_a_real_ct(shared_data, tmp_path):
     found = check(tmp_path / "site.yaml", thumbnails=3)
     assert len(found.patients) == 39 and len(found.visits) == 114 == found.images  # none of the radiographs is refused
     assert set(found.rejections()) == {"empty-report", "no-date", "not-frontal-radiograph"}
+    assert Counter((a.patient_id, b.patient_id) for a, b in found.shared) == {("97", "178"): 4, ("285", "339"): 3}
     write(tmp_path, ["A", "2020-01-01", str(shared_data / "lung_pet_ct_dx"), "Clear.", "", ""])
     (spacing,) = check(tmp_path, thumbnails=0).spacings
     assert spacing[0] == pytest.approx(5)

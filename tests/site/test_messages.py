@@ -3,16 +3,14 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from flare_context import context, read
 from hospital_site import executor_of
-from kits import make_kit
+from kits import make_kit, write_noise
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
 from nvflare.fuel.utils import fobs
-from PIL import Image
 
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
@@ -35,8 +33,7 @@ def hospital(tmp_path, monkeypatch):
     kit = make_kit(tmp_path / f"{MARK}kit", site_file)
     rows = ["patient_id,study_datetime,image,report,age,sex"]
     for number in range(28):
-        picture = (np.arange(64 * 64).reshape(64, 64) // (17 + number)).astype(np.uint8)
-        Image.fromarray(picture).save(kit / "local" / f"{MARK}{number}.png")
+        write_noise(kit / "local" / f"{MARK}{number}.png", number)
         date = f"{DATE}-{number % 28 + 1:02d}T08:00:00"
         text = f"No finding. {MARK}word{number}."
         rows.append(f"{MARK}id{number // 2},{date},{MARK}{number}.png,{text},{30 + number},F")

@@ -1,0 +1,138 @@
+"""The same picture under two patients: what is found, what is not, and that it never lies in two splits."""
+
+import csv
+import io
+import logging
+import re
+from datetime import datetime
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kits import write_noise
+from make_dicom import trunk, write_series
+from PIL import Image
+
+from fedtar_flare.data.cohort import Cohort, Patient, Visit
+from fedtar_flare.data.splits import SPLITS, split_of
+from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.imaging.duplicates import SAME, linked, miniature, shared_pictures
+from fedtar_flare.imaging.pipeline import Size, prepare_cohort
+from fedtar_flare.imaging.readers.pictures import read_radiograph
+
+KEY = bytes(range(16))
+N = 30
+
+
+def cohort_of(images, modality="radiograph"):
+    """One patient, p0 and so on, for each image."""
+    patients = []
+    for i, image in enumerate(images):
+        visit = Visit(f"p{i}", f"v{i}", datetime(2020, 1, 1), image, "Clear.", modality)
+        patients.append(Patient(f"p{i}", None, (visit,)))
+    return Cohort("s", patients, key=KEY, timeline=Timeline(1))
+
+
+def splits(cohort):
+    return {sample.visit.patient_id: sample.split for sample in cohort.samples(None)}
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] != pair[1])))
+def test_groups_are_the_connected_patients(pairs):
+    groups = linked((str(a), str(b)) for a, b in pairs)
+    group_of = {member: group for group in groups for member in group}
+    assert sum(map(len, groups)) == len(group_of)  # nobody is in two
+    assert set(group_of) == {str(one) for pair in pairs for one in pair}
+    assert all(group_of[str(a)] == group_of[str(b)] for a, b in pairs)
+    for group in groups:  # nothing smaller would do
+        reached = {min(group)}
+        for _ in group:
+            reached |= {str(x) for pair in pairs if reached & set(map(str, pair)) for x in pair}
+        assert reached == group
+
+
+def test_patients_who_share_a_picture_share_a_split_and_all_others_keep_theirs(tmp_path, caplog):
+    images = [write_noise(tmp_path / f"{i}.png", i) for i in range(N)]
+    alone = {f"p{i}": split_of(f"p{i}", KEY) for i in range(N)}
+    in_split = {split: [i for i in range(N) if alone[f"p{i}"] == split] for split in SPLITS}
+    trained, validated, tested = (in_split[split][0] for split in SPLITS)
+    other = in_split["test"][1]
+    assert splits(prepare_cohort(cohort_of(images), Size(64, 1), tmp_path / "cache")) == alone
+    assert not caplog.records
+    Image.open(images[tested]).resize((96, 96)).save(tmp_path / "copy.jpg", quality=70)
+    images[trained] = tmp_path / "copy.jpg"
+    images[validated] = images[other]
+    with caplog.at_level(logging.WARNING):
+        made = splits(prepare_cohort(cohort_of(images), Size(64, 1), tmp_path / "cache"))
+    assert made == alone | {f"p{tested}": "train", f"p{other}": "validation"}
+    assert "4 patients share pictures" in caplog.text and not re.search(r"\bp\d", caplog.text)
+
+
+def test_a_ct_under_two_patients(tmp_path):
+    rng = np.random.default_rng(0)
+    other = trunk() + rng.normal(0, 200, trunk().shape).astype(np.int16).cumsum(axis=2).clip(-400, 400).astype(np.int16)
+    for name, volume in (("a", trunk()), ("b", trunk()), ("c", other)):
+        write_series(tmp_path / name, volume, spacing=(6.0, 5.0, 5.0), prefix=name)
+    made = prepare_cohort(cohort_of([tmp_path / n for n in "abc"], "ct"), Size(32, 4), tmp_path / "cache")
+    assert made.linked == ({"p0", "p1"},)
+
+
+def jpeg(image, quality):
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "JPEG", quality=quality)
+    return np.asarray(Image.open(file))
+
+
+def cropped(image, share):
+    """Without ``share`` of rows and columns, half of it on each side."""
+    rows, columns = (max(1, round(side * share / 2)) for side in image.shape)
+    return image[rows:-rows, columns:-columns]
+
+
+def windowed(image, low, high):
+    """Grey values between two percentiles spread over black to white."""
+    low, high = np.percentile(image, (low, high))
+    return np.clip((image - low) * (255 / max(high - low, 1)), 0, 255).astype(np.uint8)
+
+
+CHANGES = {
+    "half the size": lambda image: np.asarray(Image.fromarray(image).reduce(2)),
+    "JPEG, quality 10": lambda image: jpeg(image, 10),
+    "brighter by 40 of 255": lambda image: np.clip(image.astype(int) + 40, 0, 255).astype(np.uint8),
+    "gamma 1.5": lambda image: (255 * (image / 255) ** 1.5).astype(np.uint8),
+    "window of the middle 80 % of grey values": lambda image: windowed(image, 10, 90),
+    "window of the middle 50 %": lambda image: windowed(image, 25, 75),
+    "cropped by 2 %": lambda image: cropped(image, 0.02),
+    "cropped by 4 %": lambda image: cropped(image, 0.04),
+    "turned by 2 degrees": lambda image: np.asarray(Image.fromarray(image).rotate(2, Image.Resampling.BILINEAR)),
+    "a black border of 5 %": lambda image: np.pad(image, image.shape[0] // 20),
+    "inverted": lambda image: 255 - image,
+    "mirrored": lambda image: image[:, ::-1],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.shared_data
+def test_the_table_of_changes_and_the_pictures_found_in_public_collections(shared_data, repository):
+    text = (repository / "docs/reference/image-readers.md").read_text()
+    said = {name: int(n) for name, n in re.findall(r"^\| ([^|]+) \| (\d+) of 52 \|$", text, re.MULTILINE)}
+    with (shared_data / "covid_chestxray" / "metadata.csv").open(encoding="utf-8", errors="replace") as file:
+        rows = [row for row in csv.DictReader(file) if row["modality"] == "X-ray"]
+    images = {row["filename"]: shared_data / "covid_chestxray" / "images" / row["filename"] for row in rows}
+    radiographs = {name: read_radiograph(path) for name, path in images.items()}
+    small = {name: miniature([image]) for name, image in radiographs.items()}
+    chosen = list(radiographs)[::4]
+    found = {
+        change: sum(float(miniature([make(radiographs[name])]) @ small[name]) > SAME for name in chosen)
+        for change, make in CHANGES.items()
+    }
+    assert len(chosen) == 52, found
+    assert set(said) == set(CHANGES) and all(abs(said[change] - n) <= 2 for change, n in found.items())
+    owners = [row["patientid"] for row in rows]
+    pairs = [(owners[i], owners[j]) for i, j in shared_pictures([small[row["filename"]] for row in rows], owners)]
+    assert sorted(pairs) == [("285", "339")] * 3 + [("97", "178")] * 4
+    with np.load(shared_data / "medmnist" / "pneumoniamnist.npz") as file:
+        children = np.concatenate([file[f"{part}_images"] for part in ("train", "val", "test")])
+    twice = list(shared_pictures([miniature([one]) for one in children], [str(i) for i in range(len(children))]))
+    assert len(twice) == 31 and sum(np.array_equal(children[i], children[j]) for i, j in twice) == 30
