@@ -76,7 +76,7 @@ def linked_patients(prepared: tuple[tuple[str, Path], ...]) -> tuple[frozenset[s
     """:func:`linked` of patients and the cache entries of their images; computed once in a process."""
     images = [(patient, found.image) for patient, entry in prepared if (found := cache.load(entry)) is not None]
     patients = [patient for patient, _ in images]
-    pairs = shared_pictures([miniature(image[:, 0]) for _, image in images], patients)
+    pairs = shared_pictures([miniature(list(image[:, 0])) for _, image in images], patients)
     groups = linked((patients[i], patients[j]) for i, j in pairs)
     if groups:
         text = "%d patients share pictures and so are in one split with those ('fedtar data check' names them)"
