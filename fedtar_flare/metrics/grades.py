@@ -38,7 +38,7 @@ DEGREES: Mapping[str, int] = {word: level for level, table in enumerate(_DEGREES
 _OF_CHANGE = "increase*|decrease*|improve*|improving|worse*|progress*|regress*|change|larger|smaller|reduc*|resol*"
 _NO_DEGREES = f"""
     {"|".join(DEGREES)} {_OF_CHANGE}, {"|".join(DEGREES)} interval {_OF_CHANGE},
-    small|large bowel|airway*, minor fissure*"""
+    small|large bowel|airway*|vessel*, minor fissure*"""
 _SIDE_BOOK: Phrasebook[str] = Phrasebook((p, side) for side, table in _SIDES.items() for p in listed(table))
 
 

@@ -31,17 +31,18 @@ _WORDS: dict[Direction | None, str] = {
         not _ changed, not increased, not decreased, not improved, not worsened, not resolved, not _ resolved,
         no _ increase, no _ decrease, no _ improvement, no _ worsening, no _ progression, no _ regression, similar,
         persistent, persists, persisting, persist, constant, not cleared, as before, as previously, the same,
-        not progressed, not regressed, not grown""",
+        not progressed, not regressed, not grown, not _ difference, not _ change""",
     "resolved": """
         resolved, resolution, has|have cleared, cleared, disappeared, no longer, gone, vanished,
         not present|seen any more""",
     None: """
-        no new, without new, nothing new, increased density, increase in density, density increase*,
+        no new, without new, nothing new, increased density, increase|increases in _ density, density increase*,
         increased _ density,
         increases in density, increased thickness, increase in thickness, thickness increase*, increased aeration,
         increased signal, size increase of, increase in _ thickness, increased _ marking*, increased lucency,
-        stable chest, right|left greater|larger than,
-        increased cardiothoracic""",
+        stable chest, right|left greater|larger than, smaller|larger|greater|less|more|bigger than _ mm|cm,
+        the larger|smaller of|one, greater curvature, increase in _ cardiothoracic, increased cardiothoracic,
+        increased|decreased _ diameter|volume""",
 }
 _PHRASES = [(phrase, way) for way, table in _WORDS.items() for phrase in listed(table)]
 _BOOK: Phrasebook[Direction | None] = Phrasebook(_PHRASES)
@@ -89,7 +90,8 @@ def finding_changes(text: str, labeler: RuleLabeler) -> frozenset[FindingChange]
 
 def directions(words: Sequence[str], mentions: Sequence[Mention], labeler: RuleLabeler) -> list[Direction | None]:
     """How each of a sentence's ``mentions`` changed, by the nearest of its :func:`.qualifiers`; None for no word."""
-    ways = [match for match in _book(labeler).cover(words) if match.tag is not None]
+    own = {i for mention in mentions for i in range(mention.start, mention.end)}  # "heart size has increased"
+    ways = [way for way in _book(labeler).cover(words) if way.tag is not None and not own.issuperset(range(*way[:2]))]
     found = qualifiers(words, mentions, ways, shared=True)
     return [nearest(near, mention).tag if near else None for near, mention in zip(found, mentions, strict=True)]
 

@@ -102,6 +102,9 @@ def test_no_number_is_of_fewer_reports_than_the_minimum(drawn, min_cell):
     there = {name: sum(name in s.visit.findings for s in shown) for name in FINDINGS}
     assert told == {name: n - n % min_cell for name, n in there.items() if n >= min_cell}
     assert set(scores["findings"]["known"]) <= set(KNOWN_FINDINGS)
+    named = {name for kind in scores["findings"].values() for name, one in kind.items() if "precision" in one}
+    said = {"effusion_left", "cardiomegaly"}  # by every report; told if enough have it
+    assert named == (said if min_cell == 1 else {name for name in said if there[name] >= min_cell})
 
 
 @pytest.mark.parametrize("findings", [("cavity",), None])

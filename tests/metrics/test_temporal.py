@@ -29,6 +29,8 @@ SHORT = {"E": "Pleural Effusion", "A": "Atelectasis", "C": "Cardiomegaly", "P": 
         ("The pneumothorax has resolved, but there is an effusion.", "P resolved"),
         ("Resolved: right effusion, pneumothorax.", "E resolved P resolved"),
         ("Cardiomegaly and new effusion, left greater than right.", "E new"),
+        ("Heart size has increased. The larger of the effusions is smaller than 5 mm.", ""),
+        ("The effusion does not show significant size difference.", "E unchanged"),
     ],
 )
 def test_which_finding_changed(text, pairs):
