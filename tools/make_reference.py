@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import inspect
-import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
 
 from fedtar_flare.cli.main import parser
+from fedtar_flare.cli.reference import REQUIRED, Row, rows, server_rows
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.learning.pretraining import PretrainingConfig
 from fedtar_flare.methods.fedkei.config import LearnerSettings
 from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.registry import method, own_names
-from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.settings import Settings
 from fedtar_flare.site.privacy import PrivacySettings
 
@@ -52,13 +49,7 @@ def settings_page() -> str:
             text += section(f"`server`, of {users} ({found.server_settings.__name__})", found.server_settings)
     for group, kind in KEI.items():
         text += section(f"`{group}`, of fedkei", kind)
-    text += ["## `server`, of every method", "", "| name | type | default | meaning |", "|---|---|---|---|"]
-    described = re.findall(r"^    (\w+) : (.+)\n((?:        .+\n)+)", FederatedController.__doc__ or "", flags=re.M)
-    arguments = inspect.signature(FederatedController.__init__).parameters
-    for name, kind, meaning in described:
-        if name not in ("method", "settings", "seed", "min_sites"):
-            text.append(f"| `{name}` | {kind} | `{plain(arguments[name].default)}` | {' '.join(meaning.split())} |")
-    text += [""]
+    text += table("`server`, of every method", server_rows())
     text += section("Pre-training (`fedtar warmstart`)", PretrainingConfig)
     text += section("`GaussianPrivacy` in a site's `privacy.json`", PrivacySettings)
     return "\n".join(text)
@@ -66,37 +57,16 @@ def settings_page() -> str:
 
 def section(title: str, kind: type[Settings]) -> list[str]:
     """One group as a table."""
-    rows = [f"## {title}", "", "| name | type | default | meaning |", "|---|---|---|---|"]
-    for name, one in kind.model_fields.items():
-        default = "required" if one.is_required() else f"`{plain(one.get_default(call_default_factory=True))}`"
-        limits = ", ".join(filter(None, map(bound, one.metadata)))
-        meaning = (one.description or "").replace("|", "\\|") + (f" ({limits})" if limits else "")
-        rows.append(f"| `{name}` | {shown(one.annotation)} | {default} | {meaning} |")
-    return [*rows, ""]
+    return table(title, rows(kind))
 
 
-def shown(annotation: Any) -> str:
-    """A type as a reader knows it."""
-    if annotation is type(None):
-        return "none"
-    if isinstance(annotation, type) and not get_args(annotation):
-        return "settings" if issubclass(annotation, Settings) else annotation.__name__
-    inner = [shown(one) if isinstance(one, type) or get_origin(one) else f"`{one}`" for one in get_args(annotation)]
-    origin = getattr(get_origin(annotation), "__name__", "")
-    if origin in ("tuple", "list", "dict"):
-        return f"{origin} of {', '.join(dict.fromkeys(one for one in inner if one != '`Ellipsis`'))}"
-    return " or ".join(inner) or "mapping"
-
-
-def bound(metadata: Any) -> str:
-    """A limit of a field in words."""
-    signs = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    return ", ".join(f"{word} {getattr(metadata, key)}" for key, word in signs.items() if hasattr(metadata, key))
-
-
-def plain(value: Any) -> str:
-    """A default as it stands in a table."""
-    return str(value).replace("|", "\\|") if value != "" else "''"
+def table(title: str, found: Iterable[Row]) -> list[str]:
+    """Settings as a table."""
+    lines = [f"## {title}", "", "| name | type | default | meaning |", "|---|---|---|---|"]
+    for name, kind, default, meaning in found:
+        cells = [f"`{name}`", kind, default if default == REQUIRED else f"`{default}`", meaning]
+        lines.append(" | ".join(["", *(cell.replace("|", "\\|") for cell in cells), ""]).strip())
+    return [*lines, ""]
 
 
 def commands_page() -> str:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.cli.commands import Commands, add_command, add_repeated, add_sites, grouped, show
+from fedtar_flare.cli.commands import Commands, ProgressLine, add_command, add_repeated, add_sites, given, grouped, show
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_yaml
 
@@ -28,6 +28,9 @@ def add_commands(commands: Commands) -> None:
     command.add_argument(
         "-w", "--workspace", type=Path, default=Path("simulator_workspace"), help="made anew for the run"
     )
+    loud = command.add_mutually_exclusive_group()
+    loud.add_argument("-q", "--quiet", action="store_true", help="print warnings and the page's place alone")
+    loud.add_argument("-v", "--verbose", action="store_true", help="print FLARE's log instead of the progress")
     _add_job_options(command)
 
     command = add_command(commands, export, "write the job for FLARE, or describe what it asks of a site")
@@ -95,12 +98,16 @@ def simulate(arguments: argparse.Namespace) -> None:
     from fedtar_flare.reporting.page import REPORT_FILE
     from fedtar_flare.reporting.run import read_run
     from fedtar_flare.runtime.results import box
-    from fedtar_flare.runtime.simulation import simulate, site_names
+    from fedtar_flare.runtime.simulation import simulate
 
-    names = site_names(arguments.sites)
-    results = simulate(_recipe(arguments), names, workspace=arguments.workspace, threads=arguments.threads)
+    recipe, where = _recipe(arguments), given(arguments, "workspace", "threads")
+    with ProgressLine() as line:
+        say = None if arguments.verbose else (lambda line: None) if arguments.quiet else line
+        results = simulate(recipe, arguments.sites, say=say, every=line.every, **where)
     page = results / REPORT_FILE
-    show(arguments, {"results": str(results), "report": str(page)}, box(read_run(results), page))
+    short = arguments.quiet or arguments.verbose  # FLARE's log has the box
+    last = f"report: {page}" if short else box(read_run(results), page)
+    show(arguments, {"results": str(results), "report": str(page)}, last)
 
 
 def export(arguments: argparse.Namespace) -> None:

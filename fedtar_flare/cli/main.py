@@ -6,16 +6,16 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from fedtar_flare.cli import data, jobs, reports, site
+from fedtar_flare.cli import data, jobs, reference, reports, site
 from fedtar_flare.cli.commands import Parser
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.reporting.format import plain
 from fedtar_flare.version import __version__
 
 GROUPS = {
-    "run a federation on this machine": ("simulate", "compare", "methods", "export", "report"),
+    "run a federation on this machine": ("simulate", "compare", "methods", "settings", "export", "report"),
     "use and prepare models": ("generate", "warmstart", "adapt"),
-    "a site's data": ("data",),
+    "a site's data": ("init", "data"),
     "a site in a federation": ("doctor", "site", "audit"),
     "admin of a federation": ("status", "watch", "resume"),
 }
@@ -25,6 +25,7 @@ EXAMPLES = """\
 examples:
   fedtar simulate -n 2 -r 1                     two synthetic hospitals, one round of FedTAR
   fedtar simulate --method fedavg --set training.lr=1e-3
+  fedtar settings fedavg                        what can be set, and what it means
   fedtar data check manifest.csv                which studies can be used, and why others cannot
 
 exit codes: 0 done, 1 failed, 2 wrong use (an option, a setting or a site file that does not fit)
@@ -44,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(
         dest="command", prog="fedtar", metavar="COMMAND", required=True, help=argparse.SUPPRESS
     )
-    for part in (jobs, reports, data, site):
+    for part in (jobs, reference, reports, data, site):
         part.add_commands(commands)
     listed = {action.dest: action for action in commands._choices_actions}
     for title, names in GROUPS.items():

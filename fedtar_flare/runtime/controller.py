@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import uuid
@@ -24,11 +25,14 @@ from fedtar_flare.record.events import End
 from fedtar_flare.record.log import RunRecord
 from fedtar_flare.runtime.aggregation import WEIGHTINGS, SpilledUpdates
 from fedtar_flare.runtime.alarms import alarms
-from fedtar_flare.runtime.checkpoint import Checkpoint, RunCheckpoints
+from fedtar_flare.runtime.checkpoint import SIMULATED_JOB, Checkpoint, RunCheckpoints
 from fedtar_flare.runtime.handshaking import HandshakeController
 from fedtar_flare.runtime.results import Results, check_scores
 from fedtar_flare.runtime.scalars import send_scalar
 from fedtar_flare.runtime.tasking import Answers, OnReply, RunAborted, now
+from fedtar_flare.site.place import check_workspace, hush_simulator
+
+logger = logging.getLogger(__name__)
 
 
 class FederatedController(HandshakeController):
@@ -92,6 +96,7 @@ class FederatedController(HandshakeController):
         unseen: Sequence[str] | None = None,
         settings: dict[str, Any] | None = None,
     ):
+        _in_simulator()
         self.method, self.definition = method, registry.method(method)
         self.contract = self.definition.contract
         super().__init__(min_sites, step_time_limit, handshake_time_limit, initial_site)
@@ -355,3 +360,16 @@ class FederatedController(HandshakeController):
             raise
         else:
             end("completed")
+
+
+def _in_simulator() -> None:
+    """In FLARE's simulator, end it at once and in one line where it could not start its sites from the workspace."""
+    folder = Path.cwd().parent  # the simulator builds its server in <workspace>/server
+    if not (folder / "server" / SIMULATED_JOB / "app_server").is_dir():
+        return
+    hush_simulator()
+    try:
+        check_workspace(folder)
+    except ConfigError as error:
+        logger.error(str(error))
+        raise SystemExit(2) from None  # it ends the server's thread; anything else would be three long tracebacks

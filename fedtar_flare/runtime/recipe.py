@@ -21,7 +21,7 @@ from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.scalars import add_tensorboard
 from fedtar_flare.runtime.site_executor import SiteExecutor
-from fedtar_flare.settings import nearest
+from fedtar_flare.settings import check_names
 from fedtar_flare.site.guard import OutboundGuard
 
 SIMULATOR_REQUEST_INTERVAL, PRODUCTION_REQUEST_INTERVAL = 0.05, 2.0
@@ -145,10 +145,10 @@ class MethodRecipe(Recipe):
         common: dict[str, Any] = {"num_rounds": rounds, "time_steps": steps, "min_sites": min_sites, "seed": seed}
         if twice := sorted(common.keys() & at_server.keys()):
             raise ConfigError(f"server: {twice[0]} is an argument of the recipe itself")
+        own_fields = getattr(self.definition.server_settings, "model_fields", {})
+        check_names(at_server, [name for name in (*_CONTROLLER_ARGUMENTS, *own_fields) if name not in common], "server")
         own = {name: at_server.pop(name) for name in [*at_server] if name not in _CONTROLLER_ARGUMENTS}
         groups_there = {name: settings[name] for name in self.definition.server_groups if name in settings}
-        if own and self.definition.server_settings is None:
-            raise ConfigError(f"server: unknown setting '{min(own)}'{nearest(min(own), _CONTROLLER_ARGUMENTS)}")
         groups_there |= {"server": own} if own else {}
         self.controller_arguments = {"method": method} | common | at_server | {"settings": groups_there or None}
         controller_class: type[FederatedController] = self.definition.controller or FederatedController

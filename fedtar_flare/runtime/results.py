@@ -38,8 +38,6 @@ from fedtar_flare.site.place import home
 from fedtar_flare.version import __version__
 
 logger = logging.getLogger(__name__)
-BOX_LOGGER = "fedtar_flare.box"
-"""Logs the closing box alone, so that a command which prints it itself can leave it out."""
 
 
 def check_scores(reply: Reply) -> None:
@@ -230,7 +228,7 @@ class Results:
         if adapter.is_dir():
             write_model_card(run, adapter)
         page = write_report(self.folder)
-        logging.getLogger(BOX_LOGGER).info("\n" + box(run, page))
+        logger.info("\n" + box(run, page))
 
     def _examples(self) -> None:
         """Copy reports generated at synthetic sites, which a simulation keeps on this machine, for the page."""

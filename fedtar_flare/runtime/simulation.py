@@ -6,18 +6,20 @@ import contextlib
 import copy
 import json
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from nvflare.recipe.sim_env import SimEnv
 
 from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.record.events import End
-from fedtar_flare.record.log import read_events
+from fedtar_flare.progress import EVERY_SECONDS, Progress
+from fedtar_flare.record.events import End, Start, Step
+from fedtar_flare.record.log import ROUNDS_FILE, of_kind, read_events
 from fedtar_flare.runtime.recipe import MethodRecipe
-from fedtar_flare.runtime.results import BOX_LOGGER
-from fedtar_flare.site.place import SITE_NAME
-from fedtar_flare.site.site_file import SITES_VARIABLE, sites_folder
+from fedtar_flare.settings import nearest
+from fedtar_flare.site.place import CHATTY, SITE_NAME, check_workspace
+from fedtar_flare.site.site_file import SITES_VARIABLE, load_site_config, sites_folder
 
 ALLOW_LIST = {"format_version": 2, "class_allow_list": ["nvflare.", "fedtar_flare."]}
 """The simulator's own policy: on a researcher's machine a job may use these two packages."""
@@ -25,23 +27,49 @@ ALLOW_LIST = {"format_version": 2, "class_allow_list": ["nvflare.", "fedtar_flar
 RESERVED = ("server", "local", "startup")
 """Names of folders beside those of the sites in a simulator's workspace."""
 
-TOO_CHATTY = ("TensorDownloadable", "ClientTaskWorker", BOX_LOGGER)
-"""FLARE's loggers that write INFO lines at every exchange, and the closing box, which the command prints last."""
-
 
 def simulate(
-    recipe: MethodRecipe, sites: int | Sequence[str], *, workspace: Path | str, threads: int | None = None
+    recipe: MethodRecipe,
+    sites: int | str | Sequence[str],
+    *,
+    workspace: Path | str,
+    threads: int | None = None,
+    say: Callable[[str], object] | None = None,
+    every: float = EVERY_SECONDS,
 ) -> Path:
-    """Run a recipe in the simulator; returns the results folder, ``<workspace>/<name>/server/simulate_job/fedtar``.
+    """Run a recipe in FLARE's simulator.
 
-    An earlier run of the recipe's name in the workspace is replaced. ``sites`` as for :func:`site_names`; ``threads``
-    is how many of them run at the same time, all by default.
+    Parameters
+    ----------
+    recipe : MethodRecipe
+        The job.
+    sites : int, str or list of str
+        As for :func:`site_names`.
+    workspace : Path
+        An earlier run of the recipe's name in it is replaced.
+    threads : int, optional
+        How many sites run at the same time; all by default.
+    say : callable, optional
+        Takes a line of progress, at most one in ``every`` seconds; the console then shows warnings alone, on standard
+        error, and not FLARE's log.
 
-    Raises:
-        FedTARError: the run failed; names the server's log.
+    Returns
+    -------
+    Path
+        The results folder, ``<workspace>/<name>/server/simulate_job/fedtar``.
+
+    Raises
+    ------
+    ConfigError
+        Before anything is started: a site's file is missing or wrong, or the workspace, the number of threads or a site
+        that the job names does not fit.
+    FedTARError
+        The run failed; names the server's log.
     """
     names = site_names(sites)
     place = Path(workspace).resolve() / recipe.name
+    check_workspace(place)
+    _check_sites(recipe, names, threads)
     policy = place / "local" / "resources.json"
     policy.parent.mkdir(parents=True, exist_ok=True)
     policy.write_text(json.dumps(ALLOW_LIST, indent=2), encoding="utf-8")
@@ -53,9 +81,9 @@ def simulate(
         clients=names,
         num_threads=threads or len(names),
         workspace_root=str(place.parent),
-        log_config=str(_console_log(place / "local" / "console_log.json")),
+        log_config=str(_console_log(place / "local" / "console_log.json", quiet=say is not None)),
     )
-    with contextlib.suppress(RuntimeError):  # the run record says why, better than FLARE's return code
+    with _followed(folder, say, every), contextlib.suppress(RuntimeError):  # the record says why, better than FLARE
         recipe.execute(environment)  # or exports it, where a job.py was called with FLARE's --export
     status = run_status(folder)
     if status != "completed":
@@ -84,12 +112,62 @@ def site_names(sites: int | str | Sequence[str]) -> list[str]:
     return names
 
 
-def _console_log(file: Path) -> Path:
-    """FLARE's concise log without :data:`TOO_CHATTY`; warnings and log files stay whole."""
+def _check_sites(recipe: MethodRecipe, names: list[str], threads: int | None) -> None:
+    """ConfigError where a site has no file or a wrong one, or where the job does not fit this number of sites."""
+    for name in names:
+        load_site_config(name, workspace=None, simulator=True)
+    if threads is not None and not 1 <= threads <= len(names):
+        raise ConfigError(f"threads must be from 1 to the number of sites, {len(names)}, not {threads}")
+    controller = recipe.controller
+    if controller.min_sites > len(names):
+        raise ConfigError(f"min_sites is {controller.min_sites}, and there are {len(names)} sites")
+    for site in (*(controller.unseen or ()), *filter(None, [controller.initial_site])):
+        if site not in names:
+            raise ConfigError(f"server: the job names site '{site}'{nearest(site, names)} (sites: {', '.join(names)})")
+
+
+@contextlib.contextmanager
+def _followed(folder: Path, say: Callable[[str], object] | None, every: float) -> Iterator[None]:
+    """Tell ``say`` within the context how far the run in a results folder is."""
+    if say is None:
+        yield
+        return
+    (folder / ROUNDS_FILE).unlink(missing_ok=True)  # an earlier run's, which FLARE would delete a little later
+    say("starting the sites; each reads its data first")
+    over = threading.Event()
+    follower = threading.Thread(target=_follow, args=(folder, say, every, over), daemon=True)
+    follower.start()
+    try:
+        yield
+    finally:
+        over.set()
+        follower.join()
+
+
+def _follow(folder: Path, say: Callable[[str], object], every: float, over: threading.Event) -> None:
+    progress, last = None, 0
+    while not over.wait(1.0):
+        try:
+            events = read_events(folder)
+        except FedTARError:
+            continue  # it has not begun
+        steps = len(of_kind(events, Step))
+        for start in of_kind(events, Start)[: progress is None]:
+            progress = Progress("step", (start.rounds - start.first_round + 1) * start.time_steps, say, every)
+        if progress is not None and steps > last:
+            last = steps
+            progress(steps)
+
+
+def _console_log(file: Path, quiet: bool) -> Path:
+    """FLARE's concise log without :data:`CHATTY`, or warnings alone; log files stay whole."""
     from nvflare.fuel.utils.log_utils import concise_log_dict
 
     config = copy.deepcopy(concise_log_dict)
-    config["filters"]["ConciseFilter"]["exclude_logger_names"] = list(TOO_CHATTY)
+    not_shown = [name.rpartition(".")[2] for name in CHATTY]
+    config["filters"]["ConciseFilter"]["exclude_logger_names"] = not_shown
+    if quiet:
+        config["handlers"]["consoleHandler"] |= {"level": "WARNING", "stream": "ext://sys.stderr"}
     file.write_text(json.dumps(config, indent=2), encoding="utf-8")
     return file
 

@@ -36,7 +36,7 @@ from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
 from fedtar_flare.site.approval import Participation, participation, require_approval
 from fedtar_flare.site.guard import not_allowed
-from fedtar_flare.site.place import Site, TaskAborted
+from fedtar_flare.site.place import Site, TaskAborted, hush_simulator
 from fedtar_flare.site.state import SiteState, StateOfAnother
 
 if TYPE_CHECKING:
@@ -148,6 +148,8 @@ class SiteExecutor(Executor):
             if header.method != self.method:
                 raise ExchangeError(f"the task is of method '{header.method}', this job's is '{self.method}'")
             site = Site(fl_ctx, abort_signal)
+            if site.simulated:
+                hush_simulator()
             audit.require_writable(site, fl_ctx)
             check_inbound(model.params)
             reply, tensors = _veto(header, site), None

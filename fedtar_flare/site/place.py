@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +24,9 @@ JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """FLARE's id of a job, and so the name of the job's folder in a kit."""
 
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
+
+CHATTY = ("nvflare.app_opt.pt.tensor_downloader.TensorDownloadable", "__main__.ClientTaskWorker")
+"""FLARE's loggers of single transfers, and of single tasks in the simulator."""
 
 
 class TaskAborted(Exception):
@@ -88,6 +93,26 @@ class Site:
         if time.monotonic() - self._start > self._most_seconds:
             text = f"the task took longer than the site's policy allows (max_seconds {self._most_seconds:g})"
             raise FedTARError(text, public=text)
+
+
+def check_workspace(folder: Path) -> None:
+    """Refuse a simulator's workspace, or a Python, in a folder that FLARE cannot start its sites from.
+
+    Raises ConfigError for a path with a space, quote, backslash or hash: FLARE's simulator splits its commands at them,
+    and would wait a minute for sites that never start.
+    """
+    for what, path in (("the simulator's workspace", str(folder)), ("Python", sys.executable)):
+        if re.search(r"[\s'\"\\#]", path):
+            raise ConfigError(
+                f"{what} is in '{path}': NVIDIA FLARE's simulator cannot start a site where the path has a space, a "
+                "quote, a backslash or a hash. Choose another folder"
+            )
+
+
+def hush_simulator() -> None:
+    """Keep lines that FLARE's simulator writes of every transfer and task out of its log; warnings stay."""
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def home() -> Path:

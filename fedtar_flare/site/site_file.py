@@ -21,13 +21,15 @@ from fedtar_flare.site.place import home, state_of
 SOURCES = ("synthetic", *READERS)
 SITES_VARIABLE = "FEDTAR_SITES"
 SITE_FILE = "fedtar.yaml"
+NO_KEYS = ("origin", "simulated")
+"""Fields of :class:`SiteConfig` that are no keys of the file."""
 
 
 class SiteConfig(Settings):
     """What a site file says, plus ``origin`` and ``simulated``, which are no keys of the file."""
 
-    source: str = Field(description="layout of the data, or 'synthetic'")
-    path: Path | None = Field(None, description="the manifest, or the folder of the source")
+    source: str = Field(description=f"layout of the data: {', '.join(READERS)}; or synthetic, for phantoms")
+    path: Path | None = Field(None, description="the manifest, or the folder of the source, from this file on")
     options: dict[str, Any] = Field({}, description="further settings of the source")
     cache_dir: Path | None = Field(
         None,
@@ -38,8 +40,10 @@ class SiteConfig(Settings):
         None,
         description="folder of the site state; default: KIT.fedtar_state beside the kit, or the cache in the simulator",
     )
-    device: str = Field("auto", description="where the site computes")
-    precision: Literal["auto", "float32", "bfloat16"] = Field("auto", description="number format of the computation")
+    device: str = Field("auto", description="where the site computes: auto, cpu, cuda or cuda:<i>")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="number format of the computation: auto, float32 or bfloat16"
+    )
     processes: int = Field(1, ge=1, le=64, description="how many processes do a task together, each with a GPU if any")
     exclude: Path | None = Field(None, description="text file of ids, one a line, of patients who withdrew")
     retention_days: int | None = Field(
@@ -140,10 +144,16 @@ def sites_folder() -> Path | None:
     return folder if folder.is_dir() or not started.is_dir() else started
 
 
+def simulated_sites() -> list[str]:
+    """Names of the simulated sites that have left something here, or have a file in the folder of FEDTAR_SITES."""
+    files = folder.glob("*.yaml") if (folder := sites_folder()) else ()
+    return sorted({*(file.stem for file in files), *(one.name for one in (home() / "state" / "sites").glob("*"))})
+
+
 def read_site_file(place: Path, simulated: bool = False) -> SiteConfig:
     """Read one site file; relative paths in it start at its folder. Raises ConfigError for anything wrong in it."""
     content = read_yaml(place, "'key: value' lines, at least 'source: ...'")
-    check_names(content, [name for name in SiteConfig.model_fields if name not in ("origin", "simulated")], str(place))
+    check_names(content, [name for name in SiteConfig.model_fields if name not in NO_KEYS], str(place))
     content = {key: value for key, value in content.items() if value is not None}
     for key in ("path", "cache_dir", "state_dir", "exclude"):
         if key in content:

@@ -1,9 +1,29 @@
-"""The ``fedtar`` command by itself: help, version and wrong use."""
+"""The ``fedtar`` command by itself: help, version, wrong use, and what it tells of settings."""
+
+import json
+import re
+import subprocess
 
 import pytest
 from command import fedtar, fedtar_here
 
+from fedtar_flare.cli.main import GROUPS, parser
+from fedtar_flare.registry import own_names
+from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.site.site_file import read_site_file
 from fedtar_flare.version import __version__
+
+
+def commands(one, words=()):
+    """Every command, as the words that name it, and its parser."""
+    inner = [action for action in one._actions if action.choices and action.dest in ("command", "subcommand")]
+    for name, command in inner[0].choices.items() if inner else ():
+        yield from commands(command, (*words, name))
+    if not inner:
+        yield words, one
+
+
+COMMANDS = dict(commands(parser()))
 
 
 def test_the_installed_command_says_its_version_and_what_is_wrong_with_a_setting(tmp_path):
@@ -14,25 +34,123 @@ def test_the_installed_command_says_its_version_and_what_is_wrong_with_a_setting
     assert (code, out) == (2, "") and "small" in err and "Traceback" not in err
 
 
-def test_every_command_has_help():
-    for command in (["simulate"], ["export"], ["report"], ["generate"], ["warmstart"], ["data", "synth"]):
-        code, out, _ = fedtar_here(*command, "--help")
-        assert code == 0 and len(out) > 300, command
+def test_the_help_shows_every_command_in_one_group():
+    code, out, _ = fedtar_here("--help")
+    shown = re.findall(r"^  (\w+) {2,}", out.split("options:")[1], flags=re.M)
+    assert code == 0 and sorted(shown) == sorted({words[0] for words in COMMANDS})
+    assert sorted(shown) == sorted(name for names in GROUPS.values() for name in names)
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_has_help_and_one_name_for_one_option(words):
+    code, out, _ = fedtar_here(*words, "--help")
+    assert code == 0 and len(out) > 200
+    options = [option for action in COMMANDS[words]._actions for option in action.option_strings]
+    assert len({option.lower() for option in options}) == len(options), "two options differ by case alone"
+    assert {"-o", "--out"} & set(options) in (set(), {"-o", "--out"})
+
+
+SUITE = "{name: s, seeds: [0], sites: [a], arms: {one: {method: fedavg, settings: {training: {lrr: 1}}}}}"
+
+
+@pytest.fixture
+def no_process(monkeypatch):
+    """Any process that is started fails the test."""
+
+    def started(*_, **__):
+        pytest.fail("a process was started")
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", started)
+    for name in ("fork", "posix_spawn"):
+        monkeypatch.setattr(f"os.{name}", started)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("command", "arguments", "words"),
     [
-        ([], "COMMAND"),
-        (["simulat"], "simulate"),
-        (["simulate", "--rounds", "0"], "fedtar simulate: num_rounds"),
-        (["simulate", "--sites", "0"], "at least one"),
-        (["simulate", "--sites", "a,a"], "twice"),
-        (["simulate", "--method", "fedtarr"], "fedtar"),
-        (["compare", "quik"], "quick"),
-        (["data", "check", "nowhere.csv"], "fedtar data check: nowhere.csv"),
+        ("", "", "COMMAND"),
+        ("", "simulat", "did you mean 'simulate'?"),
+        ("data", "chek", "did you mean 'check'?"),
+        ("simulate", "--rouds 3", "did you mean '--rounds'?"),
+        ("simulate", "--time 3", "unknown argument '--time'"),
+        ("simulate", "--method fedtarr", "did you mean 'fedtar'?"),
+        ("simulate", "-r 0", "num_rounds"),
+        ("simulate", "--set lr=1", "GROUP.NAME=VALUE"),
+        ("simulate", "--set trainin.lr=1", "training"),
+        ("simulate", "--set training.lrr=1", "did you mean 'lr'?"),
+        ("simulate", "--set server.weighing=equal", "did you mean 'weighting'?"),
+        ("simulate", "--set server.unseen=[site-4]", "did you mean"),
+        ("simulate", "--preset smal", "did you mean 'small'?"),
+        ("simulate", "--settings nowhere.yaml", "nowhere.yaml"),
+        ("simulate", "-n 0", "at least one"),
+        ("simulate", "-n a,a", "twice"),
+        ("simulate", "-n a/b", "'a/b' cannot name a site"),
+        ("simulate", "-n a,server", "'server' cannot name a site"),
+        ("simulate", "--min-sites 4", "min_sites is 4"),
+        ("simulate", "-t 4", "number of sites, 3"),
+        ("simulate", "-w a\xa0b", "cannot start a site where the path has a space"),
+        ("export", "--method fedtarr", "did you mean 'fedtar'?"),
+        ("export", "--set training.lrr=1", "did you mean 'lr'?"),
+        ("compare", "quik", "quick"),
+        ("compare", "nowhere.yaml", "nowhere.yaml"),
+        ("compare", "arms.yaml", "arm 'one': training: unknown setting 'lrr'"),
+        ("compare", "quick --only nobody", "fedtar"),
+        ("settings", "fedtarr", "did you mean 'fedtar'?"),
+        ("init", "-o arms.yaml", "arms.yaml is there already"),
+        ("data check", "nowhere.csv", "nowhere.csv"),
+        ("site pause", "--simulated nosuch", "no simulated site 'nosuch'"),
+        ("generate", "study --adapter nowhere --sex X", "(known: F, M)"),
     ],
 )
-def test_wrong_use_is_one_readable_message(arguments, words, tmp_path):
-    code, _, err = fedtar_here(*arguments, *(["-w", tmp_path] if arguments[:1] == ["simulate"] else []))
-    assert code == 2 and words in err and "Traceback" not in err
+def test_wrong_use_is_one_readable_message_and_starts_nothing(command, arguments, words, tmp_path, no_process):
+    (tmp_path / "arms.yaml").write_text(SUITE)
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = fedtar_here(*command.split(), *arguments.split(" ") if arguments else (), cwd=tmp_path)
+    assert (code, out) == (2, "") and words in err and "Traceback" not in err
+    assert err.startswith(" ".join(filter(None, ["fedtar", command])) + ": ")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [(None, "no site-2.yaml"), ("source: manifst\n", "did you mean 'manifest'")]
+)
+def test_a_site_file_that_is_missing_or_wrong_starts_nothing(text, words, tmp_path, no_process):
+    (tmp_path / "site-1.yaml").write_text("source: synthetic\n")
+    if text:
+        (tmp_path / "site-2.yaml").write_text(text)
+    code, _, err = fedtar_here("simulate", "-n", 2, cwd=tmp_path, FEDTAR_SITES=str(tmp_path))
+    assert code == 2 and words in err and "site-2" in err
+
+
+def test_flare_s_own_simulator_ends_at_once_in_a_folder_with_a_space(tmp_path, monkeypatch, caplog):
+    server = tmp_path / "my work" / "server"
+    (server / "simulate_job" / "app_server").mkdir(parents=True)
+    monkeypatch.chdir(server)
+    with pytest.raises(SystemExit):
+        MethodRecipe("fedavg", preset="tiny")
+    assert "my work" in caplog.text and "space" in caplog.text
+
+
+@pytest.mark.parametrize("name", own_names())
+def test_settings_as_they_are_shown_give_the_same_job(name):
+    code, out, _ = fedtar_here("settings", name, "--json")
+    shown = json.loads(out)
+    assert code == 0 and all(one["meaning"] for one in shown)
+    groups = {}
+    for one in shown:
+        group, setting = one["name"].split(".")
+        groups.setdefault(group, {})[setting] = one["value"]
+    again, recipe = MethodRecipe(name, **groups), MethodRecipe(name)
+    assert again.resolved() == recipe.resolved()
+
+
+def test_the_site_file_that_init_writes_has_every_key_with_its_default(tmp_path):
+    file, least = tmp_path / "fedtar.yaml", tmp_path / "least.yaml"
+    (tmp_path / "manifest.csv").touch()
+    least.write_text("source: manifest\npath: manifest.csv\n")
+    assert fedtar_here("init", cwd=tmp_path)[0] == 0
+    expected = read_site_file(least).to_dict() | {"origin": file}
+    assert read_site_file(file).to_dict() == expected
+    text = file.read_text()
+    file.write_text(re.sub(r"^#(  )?(?=\w+:)", r"\1", text, flags=re.M))
+    assert file.read_text() != text and read_site_file(file).to_dict() == expected

@@ -109,6 +109,9 @@ def test_the_commands_write_the_decision(tmp_path):
         code, _, err = fedtar_here("site", command, cwd=tmp_path)
         assert code == 0, err
         assert participation(state_of(tmp_path)) is state
+    (known := tmp_path / "home" / "state" / "sites" / "site-1").mkdir(parents=True)
     fedtar_here("site", "pause", "--simulated", "site-1", FEDTAR_HOME=str(tmp_path / "home"))
-    assert participation(tmp_path / "home" / "state" / "sites" / "site-1") is Participation.PAUSED
-    assert fedtar_here("site", "pause", "--simulated", "../x", FEDTAR_HOME=str(tmp_path / "home"))[0] == 2
+    assert participation(known) is Participation.PAUSED
+    for nobody in ("site-l", "../x"):
+        code, _, err = fedtar_here("site", "pause", "--simulated", nobody, FEDTAR_HOME=str(tmp_path / "home"))
+        assert code == 2 and "(known: site-1)" in err and not (known.parent / nobody).exists()

@@ -1,0 +1,157 @@
+"""What the settings classes say of themselves: ``fedtar settings``, ``fedtar init`` and docs/reference/settings.md."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_origin
+
+from fedtar_flare.cli.commands import Commands, add_command, show
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import clean, write_text
+from fedtar_flare.registry import DEFAULT, names
+from fedtar_flare.settings import Settings
+
+OF_RECIPE = ("method", "settings", "num_rounds", "time_steps", "seed", "min_sites")
+"""Arguments of the controller that are options of their own or no settings at all."""
+REQUIRED = "required"
+"""Stands for a default where there is none."""
+ABOUT = """\
+# Site file of fedtar_flare: where this hospital's data lies, how it computes, and what a job may ask.
+# Every key is here with its default: take the '#' before a key away to change it. 'fedtar doctor' checks the result.
+"""
+
+
+class Row(NamedTuple):
+    """One setting as a reader sees it."""
+
+    name: str
+    kind: str
+    default: str
+    meaning: str
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the commands."""
+    command = add_command(commands, settings, "list every setting of a method: value, default and meaning")
+    command.add_argument("method", nargs="?", default=DEFAULT, help=f"one of {', '.join(names())} (default {DEFAULT})")
+    command.add_argument("--preset", default="small", help="small (default), tiny, paper, timm")
+
+    command = add_command(commands, init, "write a site file with every key, explained", with_json=False)
+    command.add_argument("-o", "--out", type=Path, default=Path("fedtar.yaml"), help="default fedtar.yaml")
+
+
+def settings(arguments: argparse.Namespace) -> None:
+    """Print every setting of a method with its value under a preset, the default where that is another, and what it
+    means. Change one in 'fedtar simulate' or 'export' with --set GROUP.NAME=VALUE, such as --set training.lr=1e-3.
+    """
+    from fedtar_flare.runtime.recipe import MethodRecipe
+
+    recipe = MethodRecipe(arguments.method, preset=arguments.preset)
+    own = recipe.definition.server_settings
+    at_server = [(row, getattr(recipe.controller, row.name)) for row in server_rows()]
+    if own is not None:
+        at_server += [(row, getattr(recipe.controller.strategy.settings.server, row.name)) for row in rows(own)]
+    known = {*recipe.definition.site.shared_groups, *recipe.definition.settings}
+    groups = {
+        group: [(row, value.to_dict()[row.name]) for row in rows(type(value))]
+        for group, value in recipe.executor.strategy.given.items()
+        if group in known
+    }
+    found = [
+        row._asdict() | {"name": f"{group}.{row.name}", "value": value}
+        for group, pairs in (groups | {"server": at_server}).items()
+        for row, value in pairs
+    ]
+    lines = []
+    for one in found:
+        value = shown(one["value"])
+        differs = one["default"] not in (value, REQUIRED)
+        lines.append(f"{one['name']} = {value}" + (f"  (default {one['default']})" if differs else ""))
+        lines += textwrap.wrap(one["meaning"], 100, initial_indent="    ", subsequent_indent="    ")
+    show(arguments, clean(found), *lines)
+
+
+def init(arguments: argparse.Namespace) -> None:
+    """Write a site file with every key, its default and what it means. A file that is there is never replaced.
+
+    It belongs into the kit as local/fedtar.yaml, or into the folder of FEDTAR_SITES as <site>.yaml.
+    """
+    if arguments.out.exists():
+        raise ConfigError(f"{arguments.out} is there already; name another file with --out")
+    write_text(arguments.out, site_file_text())
+    print(f"{arguments.out}: enter 'source' and 'path', then: fedtar data check {arguments.out}")
+
+
+def site_file_text() -> str:
+    """A site file with every key, commented out but for the source and its path."""
+    from fedtar_flare.site.site_file import NO_KEYS, SiteConfig
+
+    given, parts = {"source": "manifest", "path": "manifest.csv"}, [ABOUT]
+    for row in rows(SiteConfig):
+        kind = SiteConfig.model_fields[row.name].annotation
+        line = f"{row.name}: {given[row.name]}" if row.name in given else f"#{row.name}: {row.default}"
+        if isinstance(kind, type) and issubclass(kind, Settings):
+            line = "\n".join(
+                [f"#{row.name}:", *(f"{_comment(one, '  ')}#  {one.name}: {one.default}" for one in rows(kind))]
+            )
+        if row.name not in NO_KEYS:
+            parts.append(f"{_comment(row)}{line}\n")
+    return "\n".join(parts)
+
+
+def _comment(row: Row, indent: str = "") -> str:
+    return textwrap.fill(row.meaning, 100, initial_indent=f"# {indent}", subsequent_indent=f"# {indent}") + "\n"
+
+
+def rows(kind: type[Settings]) -> Iterator[Row]:
+    """The settings of one group."""
+    for name, one in kind.model_fields.items():
+        default = REQUIRED if one.is_required() else shown(one.get_default(call_default_factory=True))
+        limits = ", ".join(filter(None, map(_limit, one.metadata)))
+        yield Row(
+            name, type_words(one.annotation), default, (one.description or "") + (f" ({limits})" if limits else "")
+        )
+
+
+def server_rows() -> Iterator[Row]:
+    """The settings of every method's server, as its controller's docstring has them."""
+    from fedtar_flare.runtime.controller import FederatedController
+
+    arguments = inspect.signature(FederatedController.__init__).parameters
+    described = re.findall(r"^    (\w+) : (.+)\n((?:        .+\n)+)", inspect.getdoc(FederatedController) or "", re.M)
+    for name, kind, meaning in described:
+        if name not in OF_RECIPE:
+            yield Row(name, kind, shown(arguments[name].default), " ".join(meaning.split()))
+
+
+def shown(value: Any) -> str:
+    """A value as ``--set`` and a site file take it."""
+    if isinstance(value, Settings):
+        value = value.to_dict()
+    return value or "''" if isinstance(value, str) else json.dumps(clean(value), default=str)
+
+
+def type_words(annotation: Any) -> str:
+    """A type as a reader knows it."""
+    if annotation is type(None):
+        return "none"
+    if isinstance(annotation, type) and not get_args(annotation):
+        return "settings" if issubclass(annotation, Settings) else annotation.__name__
+    inner = [
+        type_words(one) if isinstance(one, type) or get_origin(one) else f"`{one}`" for one in get_args(annotation)
+    ]
+    origin = getattr(get_origin(annotation), "__name__", "")
+    if origin in ("tuple", "list", "dict"):
+        return f"{origin} of {', '.join(dict.fromkeys(one for one in inner if one != '`Ellipsis`'))}"
+    return " or ".join(inner) or "mapping"
+
+
+def _limit(metadata: Any) -> str:
+    signs = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    return ", ".join(f"{word} {getattr(metadata, key)}" for key, word in signs.items() if hasattr(metadata, key))
