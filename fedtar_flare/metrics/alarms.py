@@ -34,7 +34,7 @@ _MEANING = {
     "mismatched_share": "reports fit other patients nearly as well as their own",
     "length_ratio": "reports are much shorter or longer than the references",
     "finding_recall": "findings that the warm start reported are missed now",
-    "invented_findings": "more of the findings named are not there than of the warm start's",
+    "invented_findings": "findings are named that are not there, more often than by the warm start",
     "contradictions": "claims of change do not follow from the patient's report before",
 }
 

@@ -51,7 +51,7 @@ def alarm_section(run: Run) -> Section | None:
         found = [
             {one.name: one for one in _alarms(after.get(site), before.get(site))} for before, after in pairs.values()
         ]
-        signs += [_sign(site, [of_part.get(name) for of_part in found]) for name in found[0]]
+        signs += [_sign(site, [of_part.get(name) for of_part in found]) for name in {**found[0], **found[-1]}]
     if not signs:
         return None
     raised = sum(flag for sign in signs for _, flag in sign.values)

@@ -189,7 +189,6 @@ def test_an_alarm_that_is_raised_says_so_with_its_limit(tmp_path):
     assert rows["length ratio"][:2] == ["raised: 0.40", "below 0.60, above 1.50"]
     assert rows["finding recall"][:2] == ["raised: 80 %", "below 88 %"]
     assert rows["invented findings"][:2] == ["raised: 15 %", "above 2 %"]
-    assert all(len(row[-1].split()) > 4 for row in rows.values())
 
 
 def test_alarms_with_the_patient_adapter_and_without(tmp_path):
