@@ -142,7 +142,7 @@ def scores(model: ReportGenerator, tokenizer: ReportTokenizer, pairs: Pairs) -> 
     written = write_reports(model, tokenizer, pairs.images)
     stated = [findings_in(text) for text in written]
     counts = finding_counts(pairs.findings, stated)
-    recalls = {f"recall of {name}": named / there for name, (there, named) in counts.items()}
+    recalls = {f"recall of {name}": right / there for name, (there, _, right) in counts.items() if there}
     clinical = known_and_new(pairs.findings, stated, frozenset(KNOWN_FINDINGS))
     return {"bleu_4": language_scores(pairs.reports, written)["bleu_4"], **clinical, **recalls}
 
