@@ -73,10 +73,13 @@ def test_the_method_page_has_ten_steps_and_names_hooks_and_files_that_exist(repo
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_files_that_a_page_links_to_exist(repository, page):
-    folder = (repository / page).parent
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", read(repository, page))
-    assert [link for link in links if not (folder / link).exists()] == []
+def test_files_and_headings_that_a_page_links_to_exist(repository, page):
+    for link, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", read(repository, page)):
+        file = (repository / page).parent / link if link else repository / page
+        assert file.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.+)", file.read_text(encoding="utf-8"), flags=re.M)
+            assert anchor in [re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings], anchor
 
 
 def test_the_page_of_the_site_file_has_every_key_with_its_default(repository):
