@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fedtar_flare.runtime.recipe import MethodRecipe
 
 ADMIN = "admin@hub.org"
-START_SECONDS = 60.0
 LIGHTER = "nvflare.lighter.impl"
 
 
@@ -53,28 +52,25 @@ def _run(recipe: MethodRecipe, arguments: argparse.Namespace) -> None:
     if arguments.env == "sim":
         simulate(recipe, names, workspace=arguments.workspace)
         return
-    if arguments.env == "prod" and arguments.kit is None:
-        raise ConfigError("--env prod needs the startup kit of somebody who may submit jobs: --kit FOLDER")
     try:
-        if arguments.env == "prod":
-            _submit(recipe, arguments.kit)
-        else:
+        if arguments.env == "poc":
             _run_on_this_machine(recipe, names)
+        else:
+            _submit(recipe, arguments.kit)
     except FedTARError:
         raise
     except Exception as error:  # FLARE's environments raise a dozen kinds; each has its reason as its text
         raise FedTARError(f"FLARE could not run the job: {error or type(error).__name__}") from error
 
 
-def _submit(recipe: MethodRecipe, kit: Path) -> None:
+def _submit(recipe: MethodRecipe, kit: Path | None) -> None:
     from nvflare.recipe.prod_env import ProdEnv
 
     from fedtar_flare.provision.status import CONNECT_SECONDS, admin_of
 
-    environment = ProdEnv(
-        startup_kit_location=str(kit.resolve()), username=admin_of(kit), login_timeout=CONNECT_SECONDS
-    )
-    run = recipe.execute(environment)
+    if kit is None:
+        raise ConfigError("--env prod needs the startup kit of somebody who may submit jobs: --kit FOLDER")
+    run = recipe.execute(ProdEnv(str(kit.resolve()), login_timeout=CONNECT_SECONDS, username=admin_of(kit)))
     print(f"follow it: fedtar watch {run.get_job_id()} --kit {kit}")
 
 
@@ -92,8 +88,9 @@ def _run_on_this_machine(recipe: MethodRecipe, names: Sequence[str]) -> None:
                 write_text(Path(folder) / f"{name}.yaml", "source: synthetic\n")
         os.environ[SITES_VARIABLE] = str((sites_folder() or Path(folder)).resolve())
         project = write_text(Path(folder) / "project.yml", yaml.safe_dump(_project(recipe, names)))
-        start = {"login_timeout": START_SECONDS}
-        environment = PocEnv(num_clients=len(names), project_conf_path=str(project), username=ADMIN, extra=start)
+        environment = PocEnv(
+            num_clients=len(names), project_conf_path=str(project), username=ADMIN, extra={"login_timeout": 60.0}
+        )
         try:
             run = recipe.execute(environment)
             results = run.get_result(clean_up=False)
