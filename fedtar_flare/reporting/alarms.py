@@ -55,11 +55,13 @@ def alarm_section(run: Run) -> Section | None:
     if not signs:
         return None
     raised = sum(flag for sign in signs for _, flag in sign.values)
+    said = f"{raised} of {sum(len(sign.values) for sign in signs)} raised"
     lead = (
-        f"Signs that reports do not come from the image, over all test reports of round {last.round}: "
-        f"{raised} of {sum(len(sign.values) for sign in signs)} raised. The limits are chosen, not measured."
+        f"Signs that reports do not come from the image, over all test reports of round {last.round}: {said}. The "
+        "limits are chosen, not measured."
     )
-    return Section("alarms", "Alarms", lead, render("alarms.html", signs=signs, parts=list(pairs)))
+    content = render("alarms.html", signs=signs, parts=list(pairs))
+    return Section("alarms", "Alarms", lead, content, (("alarms", said),))
 
 
 def finding_section(run: Run) -> Section | None:

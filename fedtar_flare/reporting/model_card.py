@@ -8,6 +8,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from fedtar_flare.files import write_text
+from fedtar_flare.reporting.alarms import alarm_section
 from fedtar_flare.reporting.format import flat, heading, number, plain, size, times, visits
 from fedtar_flare.reporting.render import render_markdown
 from fedtar_flare.reporting.run import SPLITS, Run
@@ -81,7 +82,9 @@ def _model(run: Run) -> list[tuple[str, str]]:
     full = f" (the whole model: {times(one.full_bytes, one.bytes)} as much)" if one.full_bytes else ""
     loss = next((validation.loss for validation in run.validations if validation.round == run.best_round), None)
     rounds = f"{len(run.validations)} round(s) of {start.time_steps} time steps"
+    signs = alarm_section(run)
     return [
+        *(signs.lines if signs else ()),
         ("base model", base_model(run)),
         ("licence of the base model", str(start.model.get("license") or NOT_STATED)),
         ("adapter", f"{one.parameters} values in {one.tensors} tensors, {size(one.bytes)} in float32{full}"),

@@ -95,6 +95,9 @@ def examples(run: Run) -> Section | None:
         "The first test patients of each synthetic site, not the best. Of real patients such a page is made at the "
         f"site ({generated.EXAMPLES_PAGE} in the site's state) and stays there."
     )
+    last = max((one.round for one in found), default=None)
+    if run.shown and last not in (None, run.shown.round):
+        lead += f" These are of round {last}, the last to be scored; the scores are of round {run.shown.round}."
     return Section("examples", "Examples", lead, generated.render_examples(found, headed=True)) if found else None
 
 

@@ -71,8 +71,8 @@ def _changes(row: Row) -> str:
         worse = "fell" if after < before else "rose (worse)"
         verb = {"better": "improved", "unchanged": "stayed"}.get(way, worse)
         first, last, by = (number(value, decimals(name, row.n)) for value in (before, after, abs(after - before)))
-        unit = "points" if SCORES[name].unit == "x 100" else SCORES[name].unit
-        said = f"at {last} {unit}" if before == after else f"by {by} {unit} ({first} → {last})"
+        unit = "point" + "s" * (by != "1") if SCORES[name].unit == "x 100" else SCORES[name].unit
+        said = f"at {last}" if before == after else f"by {by} {unit} ({first} → {last})"
         groups[verb].append(f"{SCORES[name].label} {said if groups[verb] else f'{verb} {said}'}")
     return "; ".join(_listed(group) for group in groups.values() if group) or "no score is known of both"
 

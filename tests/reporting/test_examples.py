@@ -136,6 +136,7 @@ def test_the_run_s_page_shows_synthetic_examples_and_no_others(tmp_path):
     assert 'href="#examples"' in page
     section = next(e for e in ElementTree.fromstring(page).iter("section") if e.get("id") == "examples")
     assert [e.text for e in section.iter("h3")] == ["east, after round 2"]
+    assert "These are of round 2, the last to be scored; the scores are of round 3." in page
 
 
 def test_what_is_written_is_read_back_and_anything_else_refused(tmp_path):
