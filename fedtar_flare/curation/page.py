@@ -75,6 +75,8 @@ def verdict(found: Check) -> str:
     todo = []
     if rejected:
         todo.append(f"correct the {whole(rejected)} rejected studies, or go on without them")
+    if found.shared:
+        todo.append("decide about patients who share a picture")
     if found.identifiers:
         todo.append("look at reports that may hold an identifier")
     text = f"Can be used: {whole(usable)} of {whole(usable + rejected)} studies, of {of}."
