@@ -99,7 +99,7 @@ class Check:
         for one, other in self.shared:
             first = " and ".join(f"{visit.visit_id} ({visit.acquired:%Y-%m-%d})" for visit in (one, other))
             of.setdefault((one.patient_id, other.patient_id), []).append(first)
-        return [f"{one} and {other}: {len(found)}, such as {found[0]}" for (one, other), found in of.items()]
+        return [f"{one} and {other}: {len(found)} picture(s), {found[0]}" for (one, other), found in of.items()]
 
     def summary(self) -> dict[str, Any]:
         """Everything in numbers, for JSON; only examples (rejected studies, shared pictures) hold an identity."""

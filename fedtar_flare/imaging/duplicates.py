@@ -74,11 +74,10 @@ def linked(pairs: Iterable[tuple[str, str]]) -> tuple[frozenset[str], ...]:
 @lru_cache(maxsize=8)
 def linked_patients(prepared: tuple[tuple[str, Path], ...]) -> tuple[frozenset[str], ...]:
     """:func:`linked` of patients and the cache entries of their images; computed once in a process."""
-    images = [(patient, found.image) for patient, entry in prepared if (found := cache.load(entry)) is not None]
-    patients = [patient for patient, _ in images]
-    pairs = shared_pictures([miniature(list(image[:, 0])) for _, image in images], patients)
-    groups = linked((patients[i], patients[j]) for i, j in pairs)
-    if groups:
-        text = "%d patients share pictures and so are in one split with those ('fedtar data check' names them)"
-        logger.warning(text, sum(map(len, groups)))
+    found = [(patient, image) for patient, entry in prepared if (image := cache.load(entry)) is not None]
+    patients = [patient for patient, _ in found]
+    pairs = shared_pictures([miniature(list(image.image[:, 0])) for _, image in found], patients)
+    if groups := linked((patients[i], patients[j]) for i, j in pairs):
+        known = sum(map(len, groups))
+        logger.warning("%d patients share a picture, and so a split ('fedtar data check' names them)", known)
     return groups

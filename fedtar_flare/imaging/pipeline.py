@@ -59,10 +59,8 @@ class Preparation:
     computed: int  # images prepared just now; the others were cached
 
     def cohort(self, cohort: Cohort, without: Mapping[Visit, str] | None = None) -> Cohort:
-        """The cohort with its cache entries, patients who share a picture in one split.
-
-        Visits that cannot be read, and those for which ``without`` gives a reason, are left out
-        (:meth:`Cohort.leaving_out`).
+        """The cohort with its cache entries, patients who share a picture in one split; visits that cannot be read, and
+        those for which ``without`` gives a reason, are left out (:meth:`Cohort.leaving_out`).
         """
         reasons = dict(without or {}) | {visit: error.reason for visit, error in self.errors.items()}
         kept = tuple((v.patient_id, entry) for v, entry in self.entries.items() if v not in reasons)

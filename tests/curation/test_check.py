@@ -90,7 +90,7 @@ def test_the_same_picture_under_two_patients_is_named(tmp_path):
     ]
     table, page = write(tmp_path, *rows), tmp_path / "page.html"
     code, out, _ = fedtar_here("data", "check", table, "-o", page, "-j", "1")
-    named = "A and B: 1, such as row-2 (2020-01-01) and row-4 (2020-01-01)"
+    named = "A and B: 1 picture(s), row-2 (2020-01-01) and row-4 (2020-01-01)"
     assert code == 1 and named in out and "one patient_id" in out and "REJECTED" not in out
     shared = next(s for s in ElementTree.fromstring(page.read_text()).iter("section") if s.get("id") == "problems")
     assert [item.text for item in shared.iter("li")] == [named] and "who share a picture" in page.read_text()
