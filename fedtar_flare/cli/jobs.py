@@ -18,6 +18,8 @@ GROUPS = ("server", "model", "lora", "training", "data")
 _OF_RECIPE = {"rounds": "num_rounds"} | {name: name for name in ("time_steps", "preset", "min_sites", "seed")}
 _OF_GROUPS = {"local_steps": ("training", "local_steps"), "patients": ("data", "synthetic_patients")}
 """Where the options of a job belong: option to argument of the recipe, or to group and setting."""
+FILES = ("weights", "encoder_weights", "tokenizer", "encoder_name", "decoder_name")
+"""Settings of a model that may name a file or folder."""
 
 
 def add_commands(commands: Commands) -> None:
@@ -100,7 +102,7 @@ def simulate(arguments: argparse.Namespace) -> None:
     from fedtar_flare.runtime.results import box
     from fedtar_flare.runtime.simulation import simulate
 
-    recipe, where = _recipe(arguments), given(arguments, "workspace", "threads")
+    recipe, where = _recipe(arguments, at_once=True), given(arguments, "workspace", "threads")
     with ProgressLine() as line:
         say = None if arguments.verbose else (lambda line: None) if arguments.quiet else line
         results = simulate(recipe, arguments.sites, say=say, every=line.every, **where)
@@ -222,8 +224,11 @@ def _add_job_options(command: argparse.ArgumentParser) -> None:
     job.add_argument("--settings", type=Path, help="YAML file with arguments of the recipe; the options above win")
 
 
-def _recipe(arguments: argparse.Namespace, **more: Any) -> MethodRecipe:
-    """The recipe that the options describe. Raises ConfigError for an unknown method or setting, or a wrong value."""
+def _recipe(arguments: argparse.Namespace, at_once: bool = False, **more: Any) -> MethodRecipe:
+    """The recipe that the options describe, to be run ``at_once`` or kept.
+
+    Raises ConfigError for an unknown method or setting, or a wrong value.
+    """
     from fedtar_flare.registry import method
     from fedtar_flare.runtime.recipe import MethodRecipe
 
@@ -238,7 +243,22 @@ def _recipe(arguments: argparse.Namespace, **more: Any) -> MethodRecipe:
             settings.setdefault(group, {})[name] = chosen[option]
     for group, values in grouped(arguments.set, (*GROUPS, *found.settings)).items():
         settings[group] = {**settings.get(group, {}), **values}
+    if at_once and isinstance(model := settings.get("model"), dict):
+        settings["model"] = {name: _whole(name, value) for name, value in model.items()}
     try:
         return MethodRecipe(found.name, **{**settings, **more})
     except TypeError as error:
         raise ConfigError(f"{arguments.settings or 'the job'}: {error}") from error
+
+
+def _whole(name: str, value: Any) -> Any:
+    """A path of the model from this folder on, as simulated sites start in others; ConfigError where it is missing."""
+    from fedtar_flare.site.site_file import sites_folder
+
+    if name not in FILES or not isinstance(value, str) or not {"/", "."} & set(value):
+        return value
+    if (path := Path(value).expanduser()).exists():
+        return str(path.resolve())
+    if name.endswith("_name") or sites_folder():  # a name on the hub, or one for which site files have a place
+        return value
+    raise ConfigError(f"model.{name}: there is no file {value}")

@@ -14,7 +14,7 @@ from nvflare.recipe.sim_env import SimEnv
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.progress import EVERY_SECONDS, Progress
-from fedtar_flare.record.events import End, Start, Step
+from fedtar_flare.record.events import End, Start, Step, Validation
 from fedtar_flare.record.log import ROUNDS_FILE, of_kind, read_events
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.settings import nearest
@@ -147,16 +147,15 @@ def _followed(folder: Path, say: Callable[[str], object] | None, every: float) -
 def _follow(folder: Path, say: Callable[[str], object], every: float, over: threading.Event) -> None:
     progress, last = None, 0
     while not over.wait(1.0):
-        try:
+        with contextlib.suppress(FedTARError, IndexError):  # it has not begun
             events = read_events(folder)
-        except FedTARError:
-            continue  # it has not begun
-        steps = len(of_kind(events, Step))
-        for start in of_kind(events, Start)[: progress is None]:
-            progress = Progress("step", (start.rounds - start.first_round + 1) * start.time_steps, say, every)
-        if progress is not None and steps > last:
-            last = steps
-            progress(steps)
+            done = sum(isinstance(event, Step | Validation) for event in events)
+            if progress is None:
+                start = of_kind(events, Start)[0]
+                rounds = start.rounds - start.first_round + 1
+                progress = Progress("task", rounds * (start.time_steps + 1), say, every)  # the last closes a round
+            elif done > last:
+                progress(last := done)
 
 
 def _console_log(file: Path, quiet: bool) -> Path:

@@ -1,6 +1,7 @@
 """The ``fedtar`` command by itself: help, version, wrong use, and what it tells of settings."""
 
 import json
+import queue
 import re
 import subprocess
 
@@ -8,8 +9,11 @@ import pytest
 from command import fedtar, fedtar_here
 
 from fedtar_flare.cli.main import GROUPS, parser
+from fedtar_flare.record.events import Start, Step
+from fedtar_flare.record.log import RunRecord
 from fedtar_flare.registry import own_names
 from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.runtime.simulation import _followed
 from fedtar_flare.site.site_file import read_site_file
 from fedtar_flare.version import __version__
 
@@ -82,6 +86,7 @@ def no_process(monkeypatch):
         ("simulate", "--set server.unseen=[site-4]", "did you mean"),
         ("simulate", "--preset smal", "did you mean 'small'?"),
         ("simulate", "--settings nowhere.yaml", "nowhere.yaml"),
+        ("simulate", "--set model.weights=no.safetensors", "no file no.safetensors"),
         ("simulate", "-n 0", "at least one"),
         ("simulate", "-n a,a", "twice"),
         ("simulate", "-n a/b", "'a/b' cannot name a site"),
@@ -129,6 +134,16 @@ def test_flare_s_own_simulator_ends_at_once_in_a_folder_with_a_space(tmp_path, m
     with pytest.raises(SystemExit):
         MethodRecipe("fedavg", preset="tiny")
     assert "my work" in caplog.text and "space" in caplog.text
+
+
+def test_a_simulation_says_how_far_it_is(tmp_path):
+    lines = queue.Queue()
+    with _followed(tmp_path, lines.put, every=0):
+        assert "starting" in lines.get(timeout=60)
+        record = RunRecord(tmp_path)
+        for event in (Start(method="m", run_id="r", time_steps=2, rounds=1), Step(round=1, step=1)):
+            record.write(event)
+        assert lines.get(timeout=60).startswith("task 1 of 3, ")
 
 
 @pytest.mark.parametrize("name", own_names())
