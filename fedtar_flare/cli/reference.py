@@ -9,13 +9,15 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
 
 from fedtar_flare.cli.commands import Commands, add_command, show
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import clean, write_text
 from fedtar_flare.registry import DEFAULT, names
-from fedtar_flare.settings import Settings
+
+if TYPE_CHECKING:
+    from fedtar_flare.settings import Settings
 
 OF_RECIPE = ("method", "settings", "num_rounds", "time_steps", "seed", "min_sites")
 """Arguments of the controller that are options of their own or no settings at all."""
@@ -90,6 +92,7 @@ def init(arguments: argparse.Namespace) -> None:
 
 def site_file_text() -> str:
     """A site file with every key, commented out but for the source and its path."""
+    from fedtar_flare.settings import Settings
     from fedtar_flare.site.site_file import NO_KEYS, SiteConfig
 
     given, parts = {"source": "manifest", "path": "manifest.csv"}, [ABOUT]
@@ -132,7 +135,7 @@ def server_rows() -> Iterator[Row]:
 
 def shown(value: Any) -> str:
     """A value as ``--set`` and a site file take it."""
-    if isinstance(value, Settings):
+    if hasattr(value, "to_dict"):
         value = value.to_dict()
     return value or "''" if isinstance(value, str) else json.dumps(clean(value), default=str)
 
@@ -142,7 +145,7 @@ def type_words(annotation: Any) -> str:
     if annotation is type(None):
         return "none"
     if isinstance(annotation, type) and not get_args(annotation):
-        return "settings" if issubclass(annotation, Settings) else annotation.__name__
+        return str(annotation.__name__)
     inner = [
         type_words(one) if isinstance(one, type) or get_origin(one) else f"`{one}`" for one in get_args(annotation)
     ]
