@@ -17,20 +17,6 @@ from fedtar_flare.reporting.render import Tile, render
 
 STAYS = "This page shows patients' images and stays at this site. Do not send it, publish it or put it into a ticket."
 MOST_BARS = 12
-REMEDIES = {
-    "unreadable truncated no-pixel-data bad-header wrong-pixel-count undecodable no-dicom missing-files missing-slices "
-    "uneven-spacing shifted-slices duplicate-slices conflicting-copies contradicting-order": "Export the study again.",
-    "no-image bad-name": "Correct the path in the table.",
-    "no-permission": "Let the account that runs the site read the files.",
-    "empty-report no-report no-section not-utf8": "Give the report as UTF-8 text, or remove the row.",
-    "no-date bad-date": "Give the study's date as 2020-07-01.",
-    "conflicting-sex unknown-sex bad-age age-out-of-range duplicate-visit duplicate-patient": "Correct the row.",
-    "mixed-patients several-studies": "Give each study a folder of its own.",
-    "too-large too-slow out-of-memory": "Raise the site file's limits, or leave the study out.",
-    "internal-error worker-died": "Please report it, without the image.",
-}
-"""What to do by reason; the others are studies of another kind."""
-OTHER_KIND = "Leave it out: it is not of the kind that is read, or not complete."
 
 
 def write_data_page(found: Check, path: Path) -> Path:
@@ -40,18 +26,15 @@ def write_data_page(found: Check, path: Path) -> Path:
 
 def data_page(found: Check) -> str:
     """The page as well-formed HTML (it parses as XML too). Pictures are part of it; nothing is fetched."""
-    notes = {reason: (len(texts), texts, "") for reason, texts in sorted(found.notes.items())}
-    identifiers = {
-        kind: (len(visits), [", ".join(visits[:12])], "") for kind, visits in sorted(found.identifiers.items())
-    }
+    notes = {reason: (len(texts), texts) for reason, texts in sorted(found.notes.items())}
+    identifiers = {kind: (len(visits), [", ".join(visits[:12])]) for kind, visits in sorted(found.identifiers.items())}
     return render(
         "data.html",
         found=found,
         name=Path(found.source).name,
         stays=STAYS,
         tiles=_tiles(found),
-        verdict=verdict(found),
-        rejected={reason: (n, found.rejected[reason], remedy(reason)) for reason, n in found.rejections().items()},
+        rejected={reason: (n, found.rejected[reason]) for reason, n in found.rejections().items()},
         notes=notes,
         identifiers=identifiers,
         most=EXAMPLES,
@@ -63,29 +46,6 @@ def data_page(found: Check) -> str:
         of_images=_of_images(found),
         time_steps=1,
     )
-
-
-def verdict(found: Check) -> str:
-    """Whether the data can be used, and what to do."""
-    rejected, usable = sum(found.rejections().values()), len(found.visits)
-    if not usable:
-        return f"Nothing can be used: all {whole(rejected)} studies are rejected. What to correct stands below."
-    several = sum(n > 1 for n in found.visits_per_patient())
-    of = f"{whole(len(found.patients))} patients, {whole(several)} of them with several visits"
-    todo = []
-    if rejected:
-        todo.append(f"correct the {whole(rejected)} rejected studies, or go on without them")
-    if found.shared:
-        todo.append("decide about patients who share a picture")
-    if found.identifiers:
-        todo.append("look at reports that may hold an identifier")
-    text = f"Can be used: {whole(usable)} of {whole(usable + rejected)} studies, of {of}."
-    return f"{text} To do: {'; '.join(todo)}." if todo else f"{text} There is nothing to correct."
-
-
-def remedy(reason: str) -> str:
-    """What to do about studies that were rejected for this reason."""
-    return next((text for reasons, text in REMEDIES.items() if reason in reasons.split()), OTHER_KIND)
 
 
 def _tiles(found: Check) -> list[Tile]:

@@ -19,8 +19,9 @@ def verdict(run: Run, own: Sequence[Section] = ()) -> list[str]:
     ``own`` are the method's sections, whose lines are the verdict where it classifies images.
     """
     if not run.reports:
-        lines = [f"{label} {text}" for section in own for label, text in section.lines]
-        return [f"{'; '.join(lines)}."] if lines else ["Nothing is known yet: no test image was scored."]
+        said = [(label, *text.rpartition(", ")[::2]) for section in own for label, text in section.lines]
+        values, of = [f"{label} {value}" for label, value, _ in said], dict.fromkeys(about for *_, about in said)
+        return [f"{'; '.join(values)} ({', '.join(of)})."] if said else ["Nothing is known: no image was scored."]
     row, off = overall(run), overall(run, generic=True)
     if row is None:
         return ["Nothing is known of the reports: no test report was scored."]

@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
 
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.metrics.significance import Interval
-from fedtar_flare.registry import method
 from fedtar_flare.reporting.format import number, score
 from fedtar_flare.suite.against import COMPARED, SUMS, Difference, value
 from fedtar_flare.suite.joining import Gain
@@ -37,14 +35,8 @@ def ranked(results: Sequence[Done]) -> list[Done]:
 
 
 def families(results: Sequence[Done]) -> dict[str, str]:
-    """By the label of an arm, the title of its method."""
-    found = {}
-    for one in results:
-        try:
-            found[one.result["label"]] = method(one.experiment.arm.method).contract.title
-        except ConfigError:  # a package that was there when the suite was run
-            found[one.result["label"]] = one.experiment.arm.method
-    return found
+    """By the label of an arm, its method."""
+    return {one.result["label"]: one.experiment.arm.method for one in results}
 
 
 def of_reports(

@@ -125,7 +125,7 @@ def test_the_page(radiographs):
     said = " ".join(" ".join(tree.find("body").itertext()).split())
     assert said.startswith(STAYS)
     assert [s.get("id") for s in tree.iter("section")] == ["problems", "cohort", "reports", "images", "pictures"]
-    assert "Can be used: 5 of 8 studies, of 3 patients, " in said and "correct the 3 rejected studies" in said
+    assert "Can be used: 5 of 8 studies, of 3 patients. " in said and "correct the 3 rejected studies" in said
     assert "Export the study again." in said and "Give the study's date as 2020-07-01." in said
     assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in html
     without = re.sub(r'src="data:image/png;base64,[A-Za-z0-9+/=]+"', "", html)
