@@ -48,8 +48,8 @@ def of_reports(
         return ["No arm has a score that arms are compared by."]
     less = {one.arm: (one.difference, one.p) for one in against if one.score == MAIN}
     arm = next(iter(best[MAIN]))
-    runs = [one.members() for one in by_arm(results)[arm]]
-    text = verdict(SCORES[MAIN].label, [*best[MAIN]], value(MAIN, runs), less, first, labels, partial(score, MAIN))
+    of_best, shown = value(MAIN, [one.members() for one in by_arm(results)[arm]]), partial(score, MAIN)
+    text = verdict(SCORES[MAIN].label, [*best[MAIN]], of_best, less, first, labels, shown, " points")
     others = [f"{SCORES[name].label}: {labels[next(iter(best[name]))]}" for name in best if name != MAIN]
     return [text, *([f"Best in other scores: {'; '.join(others)}."] if others else [])]
 
@@ -62,12 +62,15 @@ def verdict(
     first: str,
     labels: Mapping[str, str],
     shown: Callable[[float], str],
+    unit: str = "",
 ) -> str:
-    """``FedTAR has the best BLEU-4, 81.3 (78.0 to 84.1); its difference to FedAvg is 0.4 (-1.2 to 2.0, p 0.412): not
-    beyond chance.`` ``order`` are arms, the best first; ``less`` are differences to the arm ``first`` with their p.
+    """``FedTAR has the best BLEU-4, 81.3 (95 % interval 78.0 to 84.1); its difference to FedAvg is 0.4 points (-1.2 to
+    2.0, p 0.412): not beyond chance.``
+
+    ``order`` are arms, the best first; ``less`` has their differences to the arm ``first``, each with its p.
     """
     text = f"{labels[order[0]]} has the best {what}"
-    text += f", {shown(best.value)} ({shown(best.low)} to {shown(best.high)})" if best else ""
+    text += f", {shown(best.value)} (95 % interval {shown(best.low)} to {shown(best.high)})" if best else ""
     arm = next((name for name in order[: 1 if order[0] != first else None] if name in less), None)
     if arm is None:
         return f"{text}."
@@ -76,9 +79,8 @@ def verdict(
     beyond = p < 0.05 if p is not None and tested else not gap.low <= 0 <= gap.high
     whose = "its difference" if arm == order[0] else f"next is {labels[arm]}, whose difference"
     inside = f"{shown(gap.low)} to {shown(gap.high)}{f', p {number(p)}' if tested else ''}"
-    return (
-        f"{text}; {whose} to {labels[first]} is {shown(gap.value)} ({inside}): {'' if beyond else 'not '}beyond chance."
-    )
+    chance = "beyond chance" if beyond else "not beyond chance"
+    return f"{text}; {whose} to {labels[first]} is {shown(gap.value)}{unit} ({inside}): {chance}."
 
 
 def of_gains(found: Sequence[Gain], reference: str) -> list[str]:

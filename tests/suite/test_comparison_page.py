@@ -146,7 +146,7 @@ def test_the_best_arm_comes_first_and_a_long_table_shows_the_best_of_each_method
 def test_a_verdict_says_by_how_much_and_whether_chance_explains_it(gap, p, first, said):
     less, best = {"a" if first == "b" else "b": (Interval(*gap), p)}, Interval(9.0, 8.0, 9.5)
     text = verdict.verdict("X", ["a", "b"], best, less, first, {"a": "A", "b": "B"}, "{:.1f}".format)
-    assert text.startswith("A has the best X, 9.0 (8.0 to 9.5); ") and text.endswith(said)
+    assert text.startswith("A has the best X, 9.0 (95 % interval 8.0 to 9.5); ") and text.endswith(said)
 
 
 def test_no_line_is_drawn_through_rounds_in_which_an_arm_was_not_scored():
