@@ -33,8 +33,8 @@ from fedtar_flare.reporting.section import (
 from fedtar_flare.settings import build
 
 NEEDED = re.compile(
-    r"(.+\.)?(method|preset|seed|num_rounds|time_steps|weighting|local_steps|local_epochs|batch_size|lr|server_lr|"
-    r"schedule|eta|mu|epochs|rank|alpha)"
+    r"(.+\.)?(method|preset|seed|num_rounds|time_steps|weighting|synthetic_patients|local_steps|local_epochs|batch_size|"
+    r"lr|server_lr|schedule|eta|mu|epochs|rank|alpha)"
 )
 """Names of settings that decide about a run's numbers."""
 
@@ -166,18 +166,20 @@ def visits(run: Run) -> Section:
 
 def settings(run: Run) -> Section:
     """What one needs to repeat the run, versions beside it, and all settings folded."""
-    start = run.start
-    model = {name: value for name, value in start.model.items() if name != "adapter_config"}  # PEFT's, mostly defaults
-    values = {"method": start.method, "min_cell": start.min_cell, "model": model} if start.method else {}
-    every = flat(values | _at_sites(run) | {name: v for name, v in start.settings.items() if name != "sites"})
-    needed = [(name, value) for name, value in every if NEEDED.fullmatch(name)]
-    tables = [
-        table(("setting", "value"), needed, kind="names", left={1}),
-        table(("version", "value"), sorted(start.versions.items()), kind="names", left={1}),
-    ]
-    content = render("pair.html", parts=tables)
+    start, values = run.start, _at_sites(run)
+    own = {name: value for name, value in start.model.items() if name != "adapter_config"}  # PEFT's, mostly defaults
+    values |= {"model": values.get("model", {}) | own} | {k: v for k, v in start.settings.items() if k != "sites"}
+    every = flat({"method": start.method or None, "min_cell": start.min_cell} | values)
+    parts = (
+        ("setting", [pair for pair in every if NEEDED.fullmatch(pair[0])]),
+        ("version", sorted(start.versions.items())),
+    )
+    first, versions, more = (
+        table((what, "value"), rows, kind="names", left={1}) for what, rows in (*parts, ("setting", every))
+    )
+    content = render("pair.html", parts=[first, versions]) + _folded("All settings", more)
     lead = "What one needs to repeat the run: lr is a learning rate, local_steps are updates per step and site."
-    return Section("settings", "Settings", lead, content + _folded("All settings", table(("setting", "value"), every)))
+    return Section("settings", "Settings", lead, content)
 
 
 def _at_sites(run: Run) -> dict[str, Any]:
