@@ -43,10 +43,20 @@ SOCKET = "socket"
 
 def is_swapped(fl_ctx: FLContext) -> bool:
     """Whether the simulator ends this process after its task, to let another site's run."""
+    threads, sites = _threads_and_sites(fl_ctx)
+    return threads is not None and threads < sites
+
+
+def at_once(fl_ctx: FLContext) -> int:
+    """How many of the simulator's sites share this machine's processors at a time."""
+    threads, sites = _threads_and_sites(fl_ctx)
+    return max(1, min(sites if threads is None else threads, sites))
+
+
+def _threads_and_sites(fl_ctx: FLContext) -> tuple[int | None, int]:
     arguments = getattr(getattr(fl_ctx.get_engine(), "client", None), "args", None)
-    threads = getattr(arguments, "threads", None)
     sites = (fl_ctx.get_prop(FLContextKey.JOB_META) or {}).get(JobMetaKey.JOB_CLIENTS.value, ())
-    return threads is not None and threads < len(sites)
+    return getattr(arguments, "threads", None), len(sites)
 
 
 def may_fork(executor: object) -> bool:

@@ -84,6 +84,8 @@ class SiteExecutor(Executor):
     """Where :meth:`send_scalar` gives its points; None: to the server."""
     opened: Callable[[], None] | None = None
     """Lets the other processes begin that do a task together with this one; None: there are none."""
+    side_by_side = 1
+    """Simulated sites that prepare their images at the same time on this machine."""
     _group: ProcessGroup | None = None
 
     def __init__(
@@ -180,6 +182,7 @@ class SiteExecutor(Executor):
             connection = forked.connect(site.app, os.getppid())
             if connection is not None:
                 return forked.perform(connection, task, header, weights, site, abort_signal, scalar)
+        self.side_by_side = forked.at_once(fl_ctx) if site.simulated else 1
         return self.perform(task, header, weights, site)
 
     def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
@@ -297,6 +300,7 @@ class SiteExecutor(Executor):
 
     def patients(self, config: SiteConfig, name: str, header: TaskHeader, workspace: Path | None = None) -> Cohort:
         """A site's patients, prepared for the model."""
+        from fedtar_flare.imaging.workers import worker_count
         from fedtar_flare.site.cohort import prepare_site
 
         cohort, _ = prepare_site(
@@ -308,6 +312,7 @@ class SiteExecutor(Executor):
             seed=self.seed,
             workspace=workspace,
             reports=self.strategy.reads_reports,
+            workers=max(1, worker_count() // self.side_by_side),
         )
         return cohort
 

@@ -151,12 +151,13 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path, monkeypatch):
     assert forked.connect(tmp_path, os.getpid()) is None
 
 
-@pytest.mark.parametrize(("threads", "swapped"), [(1, True), (2, False), (None, False)])
-def test_only_where_a_process_ends_after_its_task(threads, swapped):
+@pytest.mark.parametrize(("threads", "swapped", "at_once"), [(1, True, 1), (2, False, 2), (None, False, 2)])
+def test_only_where_a_process_ends_after_its_task(threads, swapped, at_once):
     swapping = FLContext()
     engine = SimpleNamespace(client=SimpleNamespace(args=SimpleNamespace(threads=threads)))
     swapping.get_engine = lambda: engine
     clients = [{"name": "site-1"}, {"name": "site-2"}]
     swapping.set_prop(FLContextKey.JOB_META, {"job_clients": clients}, private=True, sticky=False)
     assert forked.is_swapped(swapping) is swapped
+    assert forked.at_once(swapping) == at_once and forked.at_once(FLContext()) == 1
     assert not forked.is_swapped(FLContext())
