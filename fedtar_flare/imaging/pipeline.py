@@ -57,13 +57,14 @@ class Preparation:
     entries: dict[Visit, Path]  # of every visit whose files exist
     errors: dict[Visit, DataError]
     computed: int  # images prepared just now; the others were cached
+    compared: dict[Visit, Path]  # entries without the job's own transforms, which must not decide who is alike
 
     def cohort(self, cohort: Cohort, without: Mapping[Visit, str] | None = None) -> Cohort:
         """The cohort with its cache entries, patients who share a picture in one split; visits that cannot be read, and
         those for which ``without`` gives a reason, are left out (:meth:`Cohort.leaving_out`).
         """
         reasons = dict(without or {}) | {visit: error.reason for visit, error in self.errors.items()}
-        kept = tuple((v.patient_id, entry) for v, entry in self.entries.items() if v not in reasons)
+        kept = tuple((v.patient_id, entry) for v, entry in self.compared.items() if v not in reasons)
         return cohort.leaving_out(reasons.get, prepared=self.entries, linked=linked_patients(kept))
 
 
@@ -109,7 +110,10 @@ def prepare_visits(
             errors[missing[i]] = outcome
         progress(done)
     log_left_out([errors[visit] for visit in visits if visit in errors])
-    return Preparation(entries, errors, sum(visit not in errors for visit in missing))
+    compared = entries
+    if deterministic(transforms):
+        compared = prepare_visits(visits, size, cache_dir, limits=limits, workers=workers, say=say, every=every).entries
+    return Preparation(entries, errors, sum(visit not in errors for visit in missing), compared)
 
 
 def prepare_cohort(cohort: Cohort, size: InputSize, cache_dir: Path, transforms: Sequence[Spec] = ()) -> Cohort:

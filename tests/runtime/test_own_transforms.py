@@ -35,13 +35,14 @@ def site_with(tmp_path, *transforms):
 
 
 def test_a_transform_that_the_site_allows_changes_what_training_sees_and_a_random_one_training_alone(tmp_path):
-    loss, validation = {}, {}
+    loss, validation, splits = {}, {}, set()
     for name, transforms in {"plain": (), "noise": (NOISE,), "smooth": (SMOOTH,), "both": (SMOOTH, NOISE)}.items():
         site = site_with(tmp_path, *transforms)
         assert site.handshake(name)[0].status == "ok"
         learner = site.executor.strategy.learner
+        splits.add(tuple(sample.split for sample in learner.cohort.samples(None)))
         validation[name], loss[name] = learner.validate().loss, learner.train(1, 5).loss
-    assert len(set(loss.values())) == 4
+    assert len(set(loss.values())) == 4 and len(splits) == 1
     assert validation["plain"] == validation["noise"] != validation["smooth"] == validation["both"]
 
 
