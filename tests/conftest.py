@@ -22,6 +22,7 @@ LONGEST = (
     "test_shipped_job.py",
     "test_real_input.py",
     "test_faults.py",  # of those of production
+    "test_killed_methods.py",
     "test_fedtar_job.py",
     "test_a_run_and_after.py",
     "test_methods.py",

@@ -2,27 +2,31 @@
 
 import json
 from datetime import datetime, timedelta
-from functools import partial
 
 import pytest
-import torch
 from command import fedtar
 from federation_process import SITES, recipe, wait_for
+from killing import (
+    LEAD,
+    LIMIT,
+    LONG,
+    all_gone,
+    check_same,
+    in_step,
+    last,
+    resume,
+    round_1_is_whole,
+    run_of,
+    state_files,
+    steps,
+)
 
-from fedtar_flare.files import read_json
-from fedtar_flare.record.events import Start, Step, Validation
+from fedtar_flare.record.events import Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
-from fedtar_flare.runtime.recipe import MethodRecipe
-from fedtar_flare.site.place import state_of
-from fedtar_flare.site.state import RUN
 from fedtar_flare.tensor_file import read_tensors
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
-LEAD = "lead@hub.org"
-LONG = {"training": {"local_steps": 8, "batch_size": 4}}
-LIMIT = 120
-"""Seconds; generous, because a handshake on a busy machine starts with a minute of imports."""
 
 
 @pytest.fixture
@@ -39,50 +43,6 @@ def quiet(federation, tmp_path_factory):
     jobs = [federation.submit(folder / "quiet") for _ in range(2)]
     results = [federation.completed(identity, 400) for identity in jobs]
     return [(last(folder), read_events(folder)) for folder in results]
-
-
-def last(results):
-    return CheckpointFolder(results / "checkpoint").last()[0]
-
-
-def steps(events):
-    return of_kind(events, Step)
-
-
-def has_step(federation, identity, round_, step):
-    events = steps(federation.events(identity))
-    return any((event.round, event.step) == (round_, step) for event in events)
-
-
-def check_same(a, b):
-    """Weights, and what the method keeps at the server."""
-    assert a.round == b.round and a.weights.keys() == b.weights.keys() and a.method.keys() == b.method.keys()
-    for name in a.weights:
-        torch.testing.assert_close(a.weights[name], b.weights[name], rtol=0, atol=1e-6)
-    for name in a.method:
-        torch.testing.assert_close(a.method[name], b.method[name], rtol=0, atol=1e-6)
-
-
-def state_files(federation, site):
-    return sorted(state_of(federation.sites[site]).glob(f"*/{site}/*.safetensors"))
-
-
-def run_of(federation, identity):
-    """The run id that the server made for a job."""
-    start = wait_for(
-        f"{identity} has begun\n{federation.tail(identity)}",
-        lambda: next(iter(of_kind(federation.events(identity), Start)), None),
-    )
-    return start.run_id
-
-
-def in_step(federation, identity, site, round_, step):
-    """Waits until a site is within the training of a step: it has kept the broadcast and not yet its new state."""
-    folder = state_of(federation.sites[site]) / run_of(federation, identity) / site
-    wait_for(
-        f"{site} trains round {round_}, step {step}\n{federation.tail(identity)}",
-        lambda: (folder / f"broadcast-{round_:04d}-{step - 1:02d}.safetensors").is_file(),
-    )
 
 
 def test_the_same_job_twice_at_the_same_time_counts_nothing_twice(quiet):
@@ -196,87 +156,6 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
     assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1), (2, 2)]
     check_same(last(results), quiet[0][0])
     assert (results / "adapter" / "adapter_model.safetensors").is_file()
-
-
-def round_1_is_whole(federation, identity):
-    wait_for(
-        f"round 1 is whole\n{federation.tail(identity)}",
-        lambda: (federation.server / "fedtar_checkpoints" / identity / "round-0001.safetensors").is_file(),
-    )
-
-
-def kill_server_process(federation, identity):
-    """Kills the job's process at the server, waits until the job has failed everywhere; the record until then."""
-    federation.kill(federation.job_process("localhost", identity))
-    events = federation.events(identity)  # the run folder goes with the job
-    assert federation.finished(identity) == "FINISHED:EXECUTION_EXCEPTION"
-    all_gone(federation, identity)
-    return events
-
-
-def all_gone(federation, identity):
-    wait_for(
-        "its processes are gone", lambda: not any(federation.job_process(n, identity) for n in ("localhost", *SITES))
-    )
-
-
-def resume(federation, identity):
-    """The id of the job that goes on."""
-    code, out, err = fedtar("resume", identity, "--kit", federation.kits / LEAD, "--json")
-    assert code == 0, err
-    return json.loads(out)["job_id"]
-
-
-def test_a_killed_run_of_fedmrg_is_resumed_with_the_same_weights_and_bank(federation, exported):
-    settings = {"method": partial(MethodRecipe, "fedmrg"), "fedmrg": {"backbone": "lora", "bank_rows": 4}, "rounds": 2}
-    settings |= {"server": {"step_time_limit": LIMIT}} | LONG
-    whole = federation.submit(exported("fedmrg_quiet", **settings))
-    assert federation.finished(whole, 400) == "FINISHED:COMPLETED", federation.tail(whole)
-    identity = federation.submit(exported("fedmrg_killed", **settings))
-    round_1_is_whole(federation, identity)
-    kill_server_process(federation, identity)
-    resumed = resume(federation, identity)
-    results = federation.completed(resumed, 400)
-    assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1)]
-    end = last(results)
-    assert sorted(end.method) == [f"bank/2/{site}" for site in SITES]
-    check_same(end, last(federation.download(whole)))
-
-
-def test_a_run_of_fedkei_killed_at_probe_and_at_adapt_and_a_site_s_process_too_ends_with_the_same_bits(
-    federation, exported
-):
-    settings = {"method": partial(MethodRecipe, "fedkei"), "rounds": 2, "server": {"step_time_limit": LIMIT}}
-    settings |= {"fedkei": {"tasks": ["effusion", "nodule"], "base": ["none", "cardiomegaly", "emphysema"]}}
-    # batches of one image, so that PROBE and ADAPT last seconds and the kill falls within them
-    settings |= {"training": {"epochs": 8, "batch_size": 1}, "data": {"synthetic_patients": 48}}
-    whole = federation.submit(exported("fedkei_quiet", **settings))
-    assert federation.finished(whole, 400) == "FINISHED:COMPLETED", federation.tail(whole)
-    running = federation.submit(exported("fedkei_killed", **settings))
-    for task, before in (("probe", (1, 2)), ("adapt", (2, 1))):
-        file = state_of(federation.sites["hospital-a"]) / run_of(federation, running) / "hospital-a" / RUN
-        wait_for(
-            f"hospital-a was asked for {task} of task 2\n{federation.tail(running)}",
-            lambda task=task, file=file: file.is_file() and f"{task} 2" in read_json(file).get("asked", {}),
-        )
-        events = kill_server_process(federation, running)
-        assert [(event.round, event.step) for event in steps(events)][-1] == before, f"killed within {task}"
-        running = resume(federation, running)
-    wait_for(
-        f"the resumed run is at adapt of task 2\n{federation.tail(running)}",
-        lambda: has_step(federation, running, 2, 1),
-    )
-    before = federation.job_process("hospital-b", running)
-    federation.kill(before)
-    assert not has_step(federation, running, 2, 2), "killed within adapt"
-    wait_for("it is started again", lambda: federation.job_process("hospital-b", running) not in (None, before))
-    results = federation.completed(running, 400)
-    assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1), (2, 2)]
-    assert all(sorted(event.sites) == sorted(SITES) for event in steps(read_events(results)))
-    end, quiet = last(results), last(federation.download(whole))
-    assert end.info["method"] == quiet.info["method"] and len(end.info["method"]["modules"]) == 4
-    assert end.method.keys() == quiet.method.keys() and end.method
-    assert all(torch.equal(end.method[name], quiet.method[name]) for name in end.method)
 
 
 def check_not_resumed_by_another(federation, identity):

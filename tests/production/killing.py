@@ -1,0 +1,90 @@
+"""What tests that kill processes share: settings of the job, and what they wait for and compare."""
+
+import json
+
+import torch
+from command import fedtar
+from federation_process import SITES, wait_for
+
+from fedtar_flare.record.events import Start, Step
+from fedtar_flare.record.log import of_kind
+from fedtar_flare.runtime.checkpoint import CheckpointFolder
+from fedtar_flare.site.place import state_of
+
+LEAD = "lead@hub.org"
+LONG = {"training": {"local_steps": 8, "batch_size": 4}}
+LIMIT = 120
+"""Seconds; generous, because a handshake on a busy machine starts with a minute of imports."""
+
+
+def last(results):
+    return CheckpointFolder(results / "checkpoint").last()[0]
+
+
+def steps(events):
+    return of_kind(events, Step)
+
+
+def has_step(federation, identity, round_, step):
+    events = steps(federation.events(identity))
+    return any((event.round, event.step) == (round_, step) for event in events)
+
+
+def check_same(a, b):
+    """Weights, and what the method keeps at the server."""
+    assert a.round == b.round and a.weights.keys() == b.weights.keys() and a.method.keys() == b.method.keys()
+    for name in a.weights:
+        torch.testing.assert_close(a.weights[name], b.weights[name], rtol=0, atol=1e-6)
+    for name in a.method:
+        torch.testing.assert_close(a.method[name], b.method[name], rtol=0, atol=1e-6)
+
+
+def state_files(federation, site):
+    return sorted(state_of(federation.sites[site]).glob(f"*/{site}/*.safetensors"))
+
+
+def run_of(federation, identity):
+    """The run id that the server made for a job."""
+    start = wait_for(
+        f"{identity} has begun\n{federation.tail(identity)}",
+        lambda: next(iter(of_kind(federation.events(identity), Start)), None),
+    )
+    return start.run_id
+
+
+def in_step(federation, identity, site, round_, step):
+    """Waits until a site is within the training of a step: it has kept the broadcast and not yet its new state."""
+    folder = state_of(federation.sites[site]) / run_of(federation, identity) / site
+    wait_for(
+        f"{site} trains round {round_}, step {step}\n{federation.tail(identity)}",
+        lambda: (folder / f"broadcast-{round_:04d}-{step - 1:02d}.safetensors").is_file(),
+    )
+
+
+def round_1_is_whole(federation, identity):
+    wait_for(
+        f"round 1 is whole\n{federation.tail(identity)}",
+        lambda: (federation.server / "fedtar_checkpoints" / identity / "round-0001.safetensors").is_file(),
+    )
+
+
+def kill_server_process(federation, identity):
+    """Kills the job's process at the server, waits until the job has failed everywhere; the record until then."""
+    federation.kill(federation.job_process("localhost", identity))
+    events = federation.events(identity)  # the run folder goes with the job
+    assert federation.finished(identity) == "FINISHED:EXECUTION_EXCEPTION"
+    all_gone(federation, identity)
+    return events
+
+
+def all_gone(federation, identity):
+    wait_for(
+        "its processes are gone", lambda: not any(federation.job_process(n, identity) for n in ("localhost", *SITES))
+    )
+
+
+def resume(federation, identity):
+    """The id of the job that goes on."""
+    code, out, err = fedtar("resume", identity, "--kit", federation.kits / LEAD, "--json")
+    assert code == 0, err
+    return json.loads(out)["job_id"]

@@ -1,0 +1,79 @@
+"""Runs of FedMRG and FedKEI that are killed and resumed: real processes, over mTLS."""
+
+from functools import partial
+
+import pytest
+import torch
+from federation_process import SITES, wait_for
+from killing import (
+    LIMIT,
+    LONG,
+    check_same,
+    has_step,
+    kill_server_process,
+    last,
+    resume,
+    round_1_is_whole,
+    run_of,
+    steps,
+)
+
+from fedtar_flare.files import read_json
+from fedtar_flare.record.log import read_events
+from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.site.place import state_of
+from fedtar_flare.site.state import RUN
+
+pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+
+
+def test_a_killed_run_of_fedmrg_is_resumed_with_the_same_weights_and_bank(federation, exported):
+    settings = {"method": partial(MethodRecipe, "fedmrg"), "fedmrg": {"backbone": "lora", "bank_rows": 4}, "rounds": 2}
+    settings |= {"server": {"step_time_limit": LIMIT}} | LONG
+    whole = federation.submit(exported("fedmrg_quiet", **settings))
+    assert federation.finished(whole, 400) == "FINISHED:COMPLETED", federation.tail(whole)
+    identity = federation.submit(exported("fedmrg_killed", **settings))
+    round_1_is_whole(federation, identity)
+    kill_server_process(federation, identity)
+    resumed = resume(federation, identity)
+    results = federation.completed(resumed, 400)
+    assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1)]
+    end = last(results)
+    assert sorted(end.method) == [f"bank/2/{site}" for site in SITES]
+    check_same(end, last(federation.download(whole)))
+
+
+def test_a_run_of_fedkei_killed_at_probe_and_at_adapt_and_a_site_s_process_too_ends_with_the_same_bits(
+    federation, exported
+):
+    settings = {"method": partial(MethodRecipe, "fedkei"), "rounds": 2, "server": {"step_time_limit": LIMIT}}
+    settings |= {"fedkei": {"tasks": ["effusion", "nodule"], "base": ["none", "cardiomegaly", "emphysema"]}}
+    # batches of one image, so that PROBE and ADAPT last seconds and the kill falls within them
+    settings |= {"training": {"epochs": 8, "batch_size": 1}, "data": {"synthetic_patients": 48}}
+    whole = federation.submit(exported("fedkei_quiet", **settings))
+    assert federation.finished(whole, 400) == "FINISHED:COMPLETED", federation.tail(whole)
+    running = federation.submit(exported("fedkei_killed", **settings))
+    for task, before in (("probe", (1, 2)), ("adapt", (2, 1))):
+        file = state_of(federation.sites["hospital-a"]) / run_of(federation, running) / "hospital-a" / RUN
+        wait_for(
+            f"hospital-a was asked for {task} of task 2\n{federation.tail(running)}",
+            lambda task=task, file=file: file.is_file() and f"{task} 2" in read_json(file).get("asked", {}),
+        )
+        events = kill_server_process(federation, running)
+        assert [(event.round, event.step) for event in steps(events)][-1] == before, f"killed within {task}"
+        running = resume(federation, running)
+    wait_for(
+        f"the resumed run is at adapt of task 2\n{federation.tail(running)}",
+        lambda: has_step(federation, running, 2, 1),
+    )
+    before = federation.job_process("hospital-b", running)
+    federation.kill(before)
+    assert not has_step(federation, running, 2, 2), "killed within adapt"
+    wait_for("it is started again", lambda: federation.job_process("hospital-b", running) not in (None, before))
+    results = federation.completed(running, 400)
+    assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1), (2, 2)]
+    assert all(sorted(event.sites) == sorted(SITES) for event in steps(read_events(results)))
+    end, quiet = last(results), last(federation.download(whole))
+    assert end.info["method"] == quiet.info["method"] and len(end.info["method"]["modules"]) == 4
+    assert end.method.keys() == quiet.method.keys() and end.method
+    assert all(torch.equal(end.method[name], quiet.method[name]) for name in end.method)
