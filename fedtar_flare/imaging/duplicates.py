@@ -74,10 +74,18 @@ def linked(pairs: Iterable[tuple[str, str]]) -> tuple[frozenset[str], ...]:
 @lru_cache(maxsize=8)
 def linked_patients(prepared: tuple[tuple[str, Path], ...]) -> tuple[frozenset[str], ...]:
     """:func:`linked` of patients and the cache entries of their images; computed once in a process."""
-    found = [(patient, image) for patient, entry in prepared if (image := cache.load(entry)) is not None]
+    found = [(patient, small) for patient, entry in prepared if (small := _kept_miniature(entry)) is not None]
     patients = [patient for patient, _ in found]
-    pairs = shared_pictures([miniature(list(image.image[:, 0])) for _, image in found], patients)
+    pairs = shared_pictures([small for _, small in found], patients)
     if groups := linked((patients[i], patients[j]) for i, j in pairs):
         known = sum(map(len, groups))
         logger.warning("%d patients share a picture, and so a split ('fedtar data check' names them)", known)
     return groups
+
+
+def _kept_miniature(entry: Path) -> np.ndarray | None:
+    """The miniature of a cache entry, computed once and kept beside it; None where the entry is damaged."""
+    file = cache.computed_path(entry, "miniature")
+    if (small := cache.load_computed(file)) is None and (image := cache.load(entry)) is not None:
+        cache.store_computed(file, small := miniature(list(image.image[:, 0])))
+    return small
