@@ -92,20 +92,10 @@ def warm_start(
     It learns from training patients and scores validation patients. Test patients are not touched, so that a federation
     that starts from the result can still be measured on them.
 
-    Parameters
-    ----------
-    train : str
-        ``all`` weights, or only the ``new`` ones, which have no pre-trained values (cross-attention and projection of
-        the ``paper`` preset).
-    vocabulary : int, optional
-        Size of a tokenizer to learn from the training texts; None keeps the model's own.
-    transforms : sequence of dict
-        ``data.transforms`` of the jobs to come; random ones are passed over.
-
-    Raises
-    ------
-    ConfigError
-        Nothing to learn from, nothing to train, or ``out`` holds a model already.
+    ``train`` says which weights: ``all``, or only the ``new`` ones, which have no pre-trained values (cross-attention
+    and projection of the ``paper`` preset). A ``vocabulary`` is the size of a tokenizer to learn from the training
+    texts (None keeps the model's own). ``transforms`` are ``data.transforms`` of the jobs to come; random ones are
+    passed over. Raises ConfigError with nothing to learn from or to train, or where ``out`` holds a model already.
     """
     if (out / WEIGHTS).exists():
         raise ConfigError(f"{out / WEIGHTS} is there already; name another folder, or delete it first")

@@ -89,16 +89,8 @@ class DiagnosisBranch(nn.Module):
 
     With a :attr:`comparison`, the prompts tell what became of a finding too, where a visit before is shown.
 
-    Parameters
-    ----------
-    findings, classes : int
-        Their numbers D and K.
-    channels, slices : int
-        C of the encoder, and slices of an image.
-    words : Tensor
-        The decoder's embeddings (V, E), around whose mean T begins in the place ``last``.
-    seed : int
-        Of the initial values; the global random state is neither read nor changed.
+    There are D ``findings`` of K ``classes``; ``channels`` is C of the encoder. T begins around the mean of ``words``,
+    the decoder's embeddings (V, E), in the place ``last``. The initial values follow from ``seed`` alone.
     """
 
     def __init__(
@@ -165,19 +157,10 @@ class PromptedFindings(NamedTuple):
 class FindingsChoice:
     """A :class:`~fedtar_flare.models.prompting.Choice` of the beam that says what the decoder was prompted with.
 
-    A decoder does not always write the findings of its prompts. Its beams differ in them, and the labeler that made the
-    prompts of training can read them.
-
-    Parameters
-    ----------
-    branch : DiagnosisBranch
-        Reads the findings off the images.
-    label : callable
-        Numbers of the classes of the D findings in a text.
-    candidates : int
-        Beams to choose from; 1: there is no choice.
-    names : tuple of str
-        Of the findings, where a report that leaves one out is to be completed by a plain sentence.
+    A decoder does not always write the findings of its prompts. Its beams differ in them, and ``label``, the labeler
+    that made the prompts of training, reads the classes of the D findings in each of ``candidates`` beams (1: there is
+    no choice). ``names`` are those of the findings, where a report that leaves one out is to be completed by a plain
+    sentence.
     """
 
     branch: DiagnosisBranch

@@ -133,14 +133,11 @@ def report_rows(
 ) -> list[dict[str, Any]]:
     """Scores of each report by itself, and what it adds to the scores of a corpus.
 
-    Returns
-    -------
-    list of dict
-        ``patient_id``, ``visit_id``, ``time_step``, ``split``, ``personal`` (whether with the patient adapter),
-        ``token_loss``; ``bleu_1`` to ``bleu_4`` of the report by itself; the fields of one report in
-        :class:`~fedtar_flare.metrics.language.LanguageStatistics` (``cider`` with the document frequencies of these
-        references); ``findings`` (the truth) and ``findings_in_text``, sorted, and ``changes`` and ``changes_in_text``,
-        pairs of a finding and what became of it since the visit before; None where the truth is not known.
+    A row has ``patient_id``, ``visit_id``, ``time_step``, ``split``, ``personal`` (whether with the patient adapter),
+    ``token_loss``; ``bleu_1`` to ``bleu_4`` of the report by itself; the fields of one report in
+    :class:`~fedtar_flare.metrics.language.LanguageStatistics` (``cider`` with the document frequencies of these
+    references); ``findings`` (the truth) and ``findings_in_text``, sorted, and ``changes`` and ``changes_in_text``,
+    pairs of a finding and what became of it since the visit before; None where the truth is not known.
     """
     if not samples:
         return []

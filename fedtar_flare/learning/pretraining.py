@@ -75,30 +75,13 @@ def pretrain(
 ) -> None:
     """Train ``model`` in place, on its own device; it ends in eval mode.
 
-    Parameters
-    ----------
-    images, reports : sequences of equal length
-        The pairs; both empty to train the decoder on texts alone.
-    texts : sequence of str
-        Reports without images; may be empty where there are pairs.
-    every : int, default 25
-        Updates between two calls of ``on_progress``, which is also called at the end.
-    only : collection of str, optional
-        Names of the parameters to train; None: all.
-    findings : Module, optional
-        A head that is trained too; it gives its loss from the decoder's memory (B, M, E), its mask (B, M) and the
-        indices (B) of the pairs.
-    finding_steps : int, default 0
-        First updates that learn by the head's loss alone.
-    warmup : int, optional
-        Updates of linear warm-up; None: 100, at most a tenth of all. A cosine then ends at a twentieth of the rate.
-    batch_norm : bool, default True
-        Whether the encoder's BatchNorm layers learn their statistics; only for one that starts from random weights.
-
-    Raises
-    ------
-    ConfigError
-        Neither pairs nor texts, or different numbers of images and reports.
+    It learns from the pairs of ``images`` and ``reports``, of equal length, and from ``texts`` without images; either
+    may be empty, or ConfigError is raised. ``only`` names the parameters to train (None: all). ``on_progress`` is
+    called after each ``every`` updates and at the end. The head ``findings`` is trained too: it gives its loss from the
+    decoder's memory (B, M, E), its mask (B, M) and the indices (B) of the pairs, and the first ``finding_steps``
+    updates learn by it alone. The rate rises over ``warmup`` updates (None: 100, at most a tenth of all) and then falls
+    by a cosine to a twentieth. With ``batch_norm``, for an encoder that starts from random weights, its BatchNorm
+    layers learn their statistics.
     """
     if len(images) != len(reports):
         raise ConfigError(f"a warm start needs pairs: there are {len(images)} images and {len(reports)} reports")

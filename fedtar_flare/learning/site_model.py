@@ -50,25 +50,11 @@ class SiteModel:
     Learners are site models that train; ``fedtar generate`` builds the same class again from what a run left. The hooks
     are what a method overrides; all have a default. :attr:`adapter` names the set of factors that travels.
 
-    Parameters
-    ----------
-    cohort : Cohort
-        The site's patients, prepared by ``prepare_cohort``; may be replaced between tasks.
-    seed : int
-        Of the adapter's initial values, the same at every site.
-    autocast : bool, default False
-        Whether to compute in bfloat16 autocast.
-    checkpoint : callable
-        Called between batches; raises to stop (an aborted job).
-    places : mapping of str to Path, optional
-        Where the parts lie that ``model`` names (see ``ModelConfig.located``).
-    restored : callable, optional
-        Makes of the base model one with an adapter that a run left, instead of a new one.
-
-    Raises
-    ------
-    ConfigError
-        The model cannot be built, or parts of it would stay at random values.
+    The patients of ``cohort`` are prepared by ``prepare_cohort``; it may be replaced between tasks. The adapter's
+    initial values follow from ``seed``, the same at every site. ``autocast`` computes in bfloat16. ``checkpoint`` is
+    called between batches and raises to stop an aborted job. ``places`` says where the parts lie that ``model`` names
+    (``ModelConfig.located``). ``restored`` makes of the base model one with an adapter that a run left, instead of a
+    new one. Raises ConfigError where the model cannot be built, or parts of it would stay at random values.
     """
 
     adapter: ClassVar[str] = DEFAULT_ADAPTER

@@ -14,16 +14,9 @@ def finding_f1(
 ) -> dict[str, float | None]:
     """Micro averages of the findings (or pairs of a finding and a direction) of N reports.
 
-    Returns
-    -------
-    dict
-        ``finding_precision``, ``finding_recall`` and ``finding_f1`` over all (report, finding) pairs; None where
-        undefined: precision if nothing is named, recall if nothing is there, F1 if both.
-
-    Raises
-    ------
-    DataError
-        ``no-reports``, or ``unequal-lengths``.
+    ``finding_precision``, ``finding_recall`` and ``finding_f1`` are over all (report, finding) pairs; None where
+    undefined: precision if nothing is named, recall if nothing is there, F1 if both. Raises DataError ``no-reports`` or
+    ``unequal-lengths``.
     """
     require_pairs(truth, predicted)
     there = sum(len(findings) for findings in truth)

@@ -26,23 +26,12 @@ def resume(
 ) -> str:
     """Submit the job that goes on with ``job_id``; returns the new job's id.
 
-    Parameters
-    ----------
-    kit : Path
-        Startup kit of an admin user who may submit.
-    job_folder : Path, optional
-        The job as it was submitted; None: it is downloaded from the server.
-    rounds : int, optional
-        More rounds than the run had; None: as before.
-    force : bool
-        Resume although FLARE says that the job has not ended: a killed server leaves its job at RUNNING for ever if its
-        kit was made without this plugin's builder. Needs ``job_folder``, since FLARE refuses downloads of a running
-        job. Never use it while the job really runs: two jobs would write the same site state.
-
-    Raises
-    ------
-    FedTARError
-        The job has not ended, the server refuses, or (ConfigError) the folder holds no job of this plugin.
+    ``kit`` is that of an admin user who may submit, ``job_folder`` the job as it was submitted (None: downloaded from
+    the server), ``rounds`` more rounds than the run had. ``force`` resumes although FLARE says that the job has not
+    ended: a killed server leaves its job at RUNNING for ever if its kit was made without this plugin's builder. It
+    needs ``job_folder``, since FLARE refuses downloads of a running job, and must not be used while the job really
+    runs: two jobs would write the same site state. Raises FedTARError where the job has not ended or the server
+    refuses, and ConfigError where the folder holds no job of this plugin.
     """
     if force and job_folder is None:
         raise ConfigError("--force needs --job: FLARE gives nobody the files of a job that it takes for running")

@@ -119,21 +119,10 @@ class TaskController(ModelController):
     ) -> Answers:
         """Send one task to the given sites and hand each good answer to ``on_reply`` as it comes.
 
-        Parameters
-        ----------
-        weights : mapping of str to Tensor, optional
-            Go down in float32 in a task whose contract sends any; None: none go down.
-        on_reply : callable
-            Called once per site, one call at a time; raises :class:`ExchangeError` to refuse the answer.
-        time_limit, min_sites : int, optional
-            Seconds, and sites, in place of the controller's own.
-
-        Raises
-        ------
-        RunAborted, FedTARError
-            The job was aborted, or fewer than ``min_sites`` took part.
-        OSError
-            The server could not keep an answer.
+        ``weights`` go down in float32 in a task whose contract sends any. ``on_reply`` is called once per site, one
+        call at a time, and raises :class:`ExchangeError` to refuse the answer. ``time_limit`` (seconds) and
+        ``min_sites`` take the place of the controller's own. Raises RunAborted, FedTARError where fewer than
+        ``min_sites`` took part, and OSError where the server could not keep an answer.
         """
         limit = self.step_time_limit if time_limit is None else time_limit
         too_late = f"no answer within {limit} s"

@@ -52,23 +52,10 @@ def write_ct_series(
 ) -> list[Path]:
     """Write one axial series, ``0001.dcm`` and so on, from the feet to the head; returns its files in this order.
 
-    Parameters
-    ----------
-    hu : int array (z, y, x)
-        Hounsfield units within -1024 to 3071; z rises to the head, y to the back, x to the patient's left.
-    spacing_mm : tuple of float
-        (z, y, x); z is slice spacing and thickness.
-    patient_id : str
-        At most 64 characters, no backslash.
-    age, sex : optional
-        Whole years are written; an unknown age is left out, an unknown sex empty.
-    seed : int
-        Enters the identifiers, to keep two cohorts apart.
-
-    Raises
-    ------
-    DataError
-        ``wrong-volume`` (shape, type or range), ``wrong-spacing``, ``wrong-patient-id`` or ``age-out-of-range``.
+    ``hu`` (z, y, x) holds Hounsfield units from -1024 to 3071; z rises to the head, y to the back, x to the patient's
+    left. The z of ``spacing_mm`` (z, y, x) is slice spacing and thickness. Whole years of ``age`` are written. ``seed``
+    enters the identifiers, to keep two cohorts apart. Raises :class:`DataError` ``wrong-volume`` (shape, type or
+    range), ``wrong-spacing``, ``wrong-patient-id`` (over 64 characters, a backslash) or ``age-out-of-range``.
     """
     from pydicom.filebase import DicomBytesIO
     from pydicom.filewriter import write_file_meta_info
