@@ -40,18 +40,11 @@ def cells(
     A cell with fewer than ``min_cell`` distinct patients holds an n of 0 alone, and its reports do not count in ``all``
     either: otherwise subtraction would reveal its scores. Every n is rounded down to a multiple of ``min_cell``.
 
-    Parameters
-    ----------
-    samples, texts, losses : sequences of equal length
-        Visits, the reports that were generated for them, and the mean token loss of each reference, nats.
-
-    Returns
-    -------
-    dict
-        ``{"steps": {"1": cell, ...}, "all": cell}``; a cell has ``n`` and the scores of
-        :func:`~fedtar_flare.metrics.registry.scores_of`, at a step those that are by step. With them come ``findings``
-        (:func:`finding_scores`) and ``references``, their own ``identical_share`` and ``contradictions``, with which
-        alarms about the generated reports are compared; both over the visits that count in ``all``.
+    ``texts`` are the reports generated for the visits ``samples``, ``losses`` the mean token loss of each reference,
+    nats. Gives ``{"steps": {"1": cell, ...}, "all": cell}``; a cell has ``n`` and the scores of
+    :func:`~fedtar_flare.metrics.registry.scores_of`, at a step those that are by step. With them come ``findings``
+    (:func:`finding_scores`) and ``references``, their own ``identical_share`` and ``contradictions``, with which alarms
+    about the generated reports are compared; both over the visits that count in ``all``.
     """
     at = {str(t): [i for i, s in enumerate(samples) if s.time_step == t] for t in range(1, time_steps + 1)}
     cells_ = full_cells(((str(s.time_step), s.visit.patient_id) for s in samples), min_cell)

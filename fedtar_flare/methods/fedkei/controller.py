@@ -36,12 +36,8 @@ class FedKEIServer(ServerStrategy):
     A round is a task. In each, the server clusters the modules of all earlier tasks and sends the clusters' means down;
     where the plan says so, the sites first answer with the gradient in them (PROBE), by which the means' weights move;
     then each site learns its own mixture, tunes its module from it and hands it in (ADAPT). ``num_rounds`` is the
-    number of tasks; ``time_steps`` is always 2.
-
-    Raises
-    ------
-    ConfigError
-        A setting is not allowed, or there are more rounds than tasks.
+    number of tasks; ``time_steps`` is always 2. Raises ConfigError for a setting that is not allowed, or more rounds
+    than tasks.
     """
 
     def __init__(self, run: FederatedController):
