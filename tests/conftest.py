@@ -18,11 +18,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.append(str(REPOSITORY))  # for `tools` and the bench; last, since the installed package comes first
 
 LONGEST = (
-    "test_first_command.py",  # of the slow tests
+    "test_faults.py",  # of those of production, and of the slow ones
+    "test_first_command.py",
+    "test_killed_methods.py",
     "test_shipped_job.py",
     "test_real_input.py",
-    "test_faults.py",  # of those of production
-    "test_killed_methods.py",
     "test_fedtar_job.py",
     "test_a_run_and_after.py",
     "test_methods.py",
