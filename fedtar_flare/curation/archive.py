@@ -56,6 +56,7 @@ class Index:
     studies: list[Study] = field(default_factory=list)  # by date, those that can stand in a manifest
     problems: list[DataError] = field(default_factory=list)  # one for each study that cannot, and for stray files
     notes: Counter[str] = field(default_factory=Counter)  # by reason, what was passed over within studies
+    owners: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # accession number to patients
     files: int = 0  # number of all files
     dicom: int = 0  # and of DICOM files
 
@@ -99,6 +100,7 @@ def index_folder(
         raise DataError(f"{folder}: no DICOM file among {len(paths)} file(s)", reason="no-dicom")
     groups: dict[str, list[File]] = defaultdict(list)
     for file in files:
+        index.owners[file.accession].add(file.patient_id)
         if file.study:
             groups[file.study].append(file)
         elif file.kind in IMAGES:
@@ -219,11 +221,13 @@ def _acquired(files: Sequence[File], where: str, notes: Counter[str]) -> datetim
 
 
 def _age(files: Sequence[File], acquired: datetime, notes: Counter[str]) -> float | None:
-    """PatientAge, else from the birth date; None, and counted, when neither can be read."""
+    """PatientAge, else from the birth date; None, and counted, when neither can be read; an impossible one is refused."""
     try:
         years = age_of(files[0].age)
         return age_at(files[0].birth_date, acquired) if years is None else years
-    except DataError:
+    except DataError as error:
+        if error.reason == "age-out-of-range":
+            raise
         notes["bad-age"] += 1
         return None
 

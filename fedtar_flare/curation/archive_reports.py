@@ -29,25 +29,29 @@ Found = dict[tuple[str, ...], list[Report]]
 
 
 def join_reports(index: Index, reports: Path | None) -> int:
-    """Give each study its report; a study with several different ones is left out (``ambiguous-report``).
+    """Give each study its report; a study with several different ones is left out (``ambiguous-report``), and so is one
+    whose report is under an accession number that several patients have (``ambiguous-accession-number``).
 
     ``reports`` is a CSV table with the column ``report`` and one of ``study_instance_uid``, ``accession_number``, or
     ``patient_id`` with ``study_date``; a folder with ``<AccessionNumber>.txt`` or ``<StudyInstanceUID>.txt``; or None:
     such files, or ``report.txt``, beside each study. Returns how many reports belong to no study. Raises ConfigError
     without such a table or folder, or if a column is missing.
     """
-    if reports is None:
-        for study in index.studies:
-            study.report_file = _beside(study)
-        return 0
-    if not reports.exists():
+    if reports is not None and not reports.exists():
         raise ConfigError(f"{reports}: there is no such table or folder of reports")
-    found = _from_folder(reports) if reports.is_dir() else _from_table(reports)
+    found: Found = {}
+    if reports is not None:
+        found = _from_folder(reports) if reports.is_dir() else _from_table(reports, index.problems)
     studies, index.studies = index.studies, []
     used: set[str] = set()
     for study in studies:
         with collecting(index.problems):
-            own = _of(study, found)
+            alone = len(index.owners[study.accession]) <= 1
+            if reports is None:
+                study.report_file = _beside(study)
+                if not alone and study.report_file is not None and study.report_file.stem == study.accession:
+                    raise _several(study, str(study.report_file))
+            own = _of(study, found, alone)
             if own:
                 study.report, study.report_file = _one(own, study)
             used |= {report.origin for report in own}
@@ -55,10 +59,20 @@ def join_reports(index: Index, reports: Path | None) -> int:
     return len({report.origin for some in found.values() for report in some} - used)
 
 
-def _of(study: Study, found: Found) -> list[Report]:
+def _several(study: Study, origin: str) -> DataError:
+    text = f"study {study.uid}: {origin} is of accession number {study.accession}, which several patients have"
+    return DataError(f"{text}; a column patient_id says whose it is", reason="ambiguous-accession-number")
+
+
+def _of(study: Study, found: Found, alone: bool) -> list[Report]:
+    """The reports under the study's first key that has any; ``alone``: its accession number is one patient's."""
     day = study.acquired.date().isoformat()
     for key in (("uid", study.uid), ("accession", study.accession), ("day", study.patient_id, day)):
         own = found.get(key, []) if key[1] else []
+        if own and key[0] == "accession" and not alone:
+            if not all(report.patient_id for report in own):
+                raise _several(study, own[0].origin)
+            own = [report for report in own if report.patient_id == study.patient_id]
         if any(report.patient_id not in ("", study.patient_id) for report in own):
             text = f"study {study.uid}: {own[0].origin} says that its report is another patient's"
             raise DataError(text, reason="report-of-another-patient")
@@ -100,9 +114,9 @@ def _from_folder(folder: Path) -> Found:
     return found
 
 
-def _from_table(table: Path) -> Found:
+def _from_table(table: Path, problems: list[DataError]) -> Found:
     found: Found = defaultdict(list)
-    for number, row in _rows(table):
+    for number, row in _rows(table, problems):
         if not row.get("report"):
             continue
         where = f"{table}, row {number}"
@@ -120,11 +134,11 @@ def _from_table(table: Path) -> Found:
     return found
 
 
-def _rows(table: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def _rows(table: Path, problems: list[DataError]) -> Iterator[tuple[int, dict[str, str]]]:
     """Row numbers and values; ``AccessionNumber``, ``Accession Number`` and ``accession_number`` are one column."""
     known = {key.replace("_", ""): key for key in KEYS}
-    with own_table(table, "the table of reports") as reader:
-        names = {name: known.get(re.sub(r"[^a-z]", "", name.lower()), name) for name in reader.fieldnames or []}
+    with own_table(table, "the table of reports") as opened:
+        names = {name: known.get(re.sub(r"[^a-z]", "", name.lower()), name) for name in opened.columns}
         columns = set(names.values())
         keys = {"study_instance_uid", "accession_number"} & columns or {"patient_id", "study_date"} <= columns
         if "report" not in columns or not keys:
@@ -132,5 +146,7 @@ def _rows(table: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 f"{table}: needs the column 'report' and one of 'study_instance_uid', 'accession_number' or "
                 f"'patient_id' with 'study_date' (there is: {', '.join(names) or 'nothing'})"
             )
-        for number, row in enumerate(reader, start=2):
-            yield number, {names[k]: (v or "").strip() for k, v in row.items() if isinstance(k, str)}
+        if len(columns) < len(names):
+            raise ConfigError(f"{table}: two columns mean the same (there is: {', '.join(names)})")
+        for number, row in opened.rows(problems, str(table)):
+            yield number, {names[name]: value for name, value in row.items()}

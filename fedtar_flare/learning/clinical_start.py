@@ -5,7 +5,6 @@ A job takes the resulting folder as its ``model.weights`` (and ``model.tokenizer
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -157,10 +156,7 @@ def read_texts(path: Path) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: the texts cannot be read as UTF-8 ({error})") from error
     if path.suffix.lower() == ".csv":
-        rows = list(csv.DictReader(content.splitlines(keepends=True)))
-        if rows and "report" not in rows[0]:
-            raise ConfigError(f"{path}: column 'report' is missing (there is: {', '.join(rows[0])})")
-        texts = [(row["report"] or "").strip() for row in rows]
+        texts = [row["report"] for row in rows_of(path, ["report"])]
     else:
         texts = [" ".join(part.split()) for part in content.split("\n\n")]
     if not (texts := [text for text in texts if text]):

@@ -154,6 +154,7 @@ def test_what_cannot_stand_in_a_manifest_is_counted(tmp_path, tags, reason):
         ({"StudyTime": None, "SeriesTime": "07"}, "2020-01-31 07:00:00", "", None),
         ({"StudyTime": "9:99"}, "2020-01-31 00:00:00", "", "bad-time"),
         ({"PatientAge": "old"}, "2020-01-31 10:15:00", "", "bad-age"),
+        ({"PatientAge": "90+"}, "2020-01-31 10:15:00", "90", None),
         ({"PatientAge": "000Y"}, "2020-01-31 10:15:00", "", None),
         ({"PatientAge": "000D"}, "2020-01-31 10:15:00", "", None),
         ({"PatientAge": "000Y", "PatientBirthDate": "19700131"}, "2020-01-31 10:15:00", "50", None),
@@ -259,6 +260,23 @@ def test_reports_beside_the_study_or_in_a_folder(tmp_path, place):
     rows = rows_of(index, tmp_path / "m.csv")
     assert [row["report_path"] for row in rows] == [place] and index.rejected() == {"no-report": 1}
     assert read_manifest(tmp_path / "m.csv").patients()[0].visits[0].report == "Clear."
+
+
+@pytest.mark.parametrize("how", ["table", "folder", "beside"])
+def test_a_report_under_an_accession_number_of_two_patients_is_nobodys(tmp_path, how):
+    study(tmp_path / "d" / "p", "P", "1.2.1")
+    study(tmp_path / "d" / "q", "Q", "1.2.2")
+    reports = table(tmp_path / "r.csv", "accession_number,report", "A1,Yes.")
+    (tmp_path / "texts").mkdir()
+    for folder in (tmp_path / "texts", tmp_path / "d"):
+        (folder / "A1.txt").write_text("Yes.")
+    index = index_folder(tmp_path / "d")
+    join_reports(index, {"table": reports, "folder": tmp_path / "texts", "beside": None}[how])
+    assert index.rejected() == {"ambiguous-accession-number": 2} and not index.studies
+    index = index_folder(tmp_path / "d")
+    head = "accession_number,patient_id,report"
+    join_reports(index, table(tmp_path / "r.csv", head, "A1,P,Yes.", "A1,Q,No."))
+    assert {s.patient_id: s.report for s in index.studies} == {"P": "Yes.", "Q": "No."}
 
 
 def test_a_report_in_a_shared_folder_is_nobodys(tmp_path):

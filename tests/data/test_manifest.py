@@ -1,10 +1,13 @@
 """A hospital's own table, as CSV or Parquet: what is understood, and what a bad row, column or option is told."""
 
+import csv
 import sys
 from datetime import UTC, date, datetime
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from make_dicom import chest, slice_dataset
 from PIL import Image
 from refused import refused
@@ -13,6 +16,7 @@ from tables import write_table
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
 from fedtar_flare.data.sources.manifest import read_manifest
+from fedtar_flare.data.sources.tables import own_table, rows_of
 from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
@@ -162,8 +166,6 @@ def test_report_files_that_cannot_be_used(table, folder, content, reason):
         ("study_datetime", "01/02/2020", "bad-date"),
         ("study_datetime", "2020-02-30", "bad-date"),
         ("age", "430", "age-out-of-range"),
-        ("age", "old", "bad-age"),
-        ("age", "-3", "bad-age"),
         ("patient_id", "", "no-patient-id"),
     ],
 )
@@ -174,11 +176,61 @@ def test_a_bad_row_is_named_and_the_good_one_kept(folder, write, number, column,
     assert "row" not in reading.problems[0].public
 
 
-def test_a_row_cut_short_is_left_out_and_an_unreadable_sex_is_unknown(table, caplog):
-    reading = read_manifest(table("1,2020-01-01,a.png,x,50,7", "1,2020-01-01"))
-    (patient,) = reading.patients()
-    assert patient.sex is None and "row 2, column 'sex': '7'" in caplog.text
-    assert reading.rejected() == {"no-image": 1} and "row 3, column 'image'" in str(reading.problems[0])
+def test_what_nobody_understands_of_age_and_sex_is_unknown(table, caplog):
+    (patient,) = read_manifest(table("1,2020-01-01,a.png,x,old,7")).patients()
+    assert (patient.sex, patient.visits[0].age) == (None, None)
+    assert "row 2, column 'sex': '7'" in caplog.text and "row 2, column 'age': 'OLD' is no age" in caplog.text
+
+
+LAST = "patient_id,study_datetime,image,report"
+ROW = "{},2020-01-01,a.png,{}"
+
+
+@pytest.mark.parametrize(
+    "reports, bad",
+    [
+        (["Clear.", "No effusion, large mass"], [3]),
+        (["Clear.", '"Nodule 3" wide, no effusion, mass"'], [3]),
+        (["Clear.", '"He said \\"clear\\", and left."', "Nodule."], [3]),
+        (["Nodule seen.\nStable since.", "Clear."], [2, 3]),  # the first line alone would be a whole report
+        (["Clear.", "Nodule.\n\nStable, since 2019."], [3, 5]),
+    ],
+)
+def test_a_row_that_says_something_else_than_it_reads_is_refused_with_its_number(table, reports, bad):
+    reading = read_manifest(table(*(ROW.format(i, text) for i, text in enumerate(reports)), head=LAST))
+    assert [int(str(p).split(", row ")[1].split(":")[0]) for p in reading.problems] == bad
+    assert reading.rejected() == {"bad-row": len(bad)}
+    kept = [patient.visits[0].report for patient in reading.patients()]
+    assert kept == [text for text in reports if text in ("Clear.", "Nodule.")]  # and nothing of another row in them
+
+
+def test_a_header_that_comes_again_is_no_study(table):
+    reading = read_manifest(table(ROW.format(1, "Clear."), LAST, ROW.format(2, "Clear."), head=LAST))
+    assert len(reading.patients()) == 2 and reading.rejected() == {"bad-row": 1}
+
+
+@pytest.mark.parametrize(
+    "head, rows, message",
+    [
+        (LAST, [ROW.format(1, '"Stable nodule'), ROW.format(2, "Clear.")], "lines 2 to 3.*cannot be told apart"),
+        (LAST, [ROW.format(1, '"Stable nodule'), ROW.format(2, '"Clear, all."')], "lines 2 to 3.*cannot be told apart"),
+        (f"{LAST},report", [ROW.format(1, "Clear.,Nodule.")], "column.*report.*twice"),
+    ],
+)
+def test_a_table_whose_rows_or_columns_cannot_be_told_apart_is_refused(table, head, rows, message):
+    with pytest.raises(ConfigError, match=message):
+        read_manifest(table(*rows, head=head)).patients()
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from('",;\n\t'), min_size=1)))
+def test_whatever_csv_writes_is_read_back(tmp_path_factory, texts):
+    file = tmp_path_factory.getbasetemp() / "written.csv"
+    with file.open("w", encoding="utf-8", newline="") as opened:
+        csv.writer(opened).writerows([["id", "report"], *([str(i), text] for i, text in enumerate(texts))])
+    assert [row["report"] for row in rows_of(file, ["report"])] == [text.strip() for text in texts]
+    with own_table(file, "a table") as table:
+        assert [row["report"] for _, row in table.rows(problems := [], "")] == [text.strip() for text in texts]
+    assert problems == []
 
 
 @BOTH
@@ -295,10 +347,15 @@ DATES = {
 
 def test_dates():
     assert {text: date_of(text) for text in DATES} == DATES
+    for text in ("2020013170520", "2020-01-31x05:20", "2020-W05-1", "01/02/2020"):
+        with refused("bad-date"):
+            date_of(text)
 
 
 def test_ages_and_sexes():
     assert [age_of(t) for t in ("54", "54.5", "054Y", "018M", "")] == [54, 54.5, 54, 1.5, None]
+    assert [age_of(t) for t in ("90+", ">89", ">= 89", "45 years", "1 month")] == [90, 89, 89, 45, 1 / 12]
+    assert [age_of(t) for t in ("nan", "N/A", "NA", "unknown", "000Y")] == [None] * 5
     assert age_of("010D") == pytest.approx(10 / 365.2425)
     assert age_at("", datetime(2020, 1, 1)) is None and age_at("2020-01-01", datetime(2020, 1, 1)) == 0
     assert [sex_of(t) for t in ("F", "female", " m ", "MALE", "", "other", "W")] == ["F", "F", "M", "M", *[None] * 3]

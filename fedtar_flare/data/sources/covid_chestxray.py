@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Visit
-from fedtar_flare.data.sources.fields import age_of, sex_of
+from fedtar_flare.data.sources.fields import known_age, sex_of
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.errors import ConfigError, DataError, collecting
@@ -94,7 +94,7 @@ def _visit(row: Mapping[str, str], path: Path, only: bool) -> Visit:
         image=path / row["folder"] / name,
         report=row["clinical_notes"],
         modality="radiograph",
-        age=age_of(row["age"]),
+        age=known_age(row["age"], name),
         labels=_labels(row["finding"]),
     )
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.report_text import with_headings
-from fedtar_flare.data.sources.fields import age_of, moment_of, sex_of
+from fedtar_flare.data.sources.fields import known_age, moment_of, sex_of
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import Row, find_folder, find_table, label_table, place_of, rows_of
 from fedtar_flare.errors import ConfigError, DataError, collecting, within
@@ -88,7 +88,7 @@ def _scan(
     if about is None:
         raise DataError(f"{where}: no row in the metadata, so no date", reason="no-date")
     with within(where):
-        acquired, age = moment_of(about["StudyDate"], about["StudyTime"]), age_of(about["PatientAge"])
+        acquired, age = moment_of(about["StudyDate"], about["StudyTime"]), known_age(about["PatientAge"], where)
     return Visit(patient, where, acquired, folder / volume, report, "ct", age), sex_of(about["PatientSex"])
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from datetime import datetime
 
 from fedtar_flare.data.cohort import MAX_AGE, Sex
 from fedtar_flare.errors import DataError
 
+logger = logging.getLogger(__name__)
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 """Suffixes of radiographs that are not DICOM."""
 YEAR_DAYS = 365.2425
+UNKNOWN = ("", "NAN", "NA", "N/A", "NONE", "NULL", "UNKNOWN", "-", "?")
 UNITS = {"Y": 1.0, "M": 1 / 12, "W": 7 / YEAR_DAYS, "D": 1 / YEAR_DAYS}
 SEXES: dict[str, Sex] = {"F": "F", "FEMALE": "F", "M": "M", "MALE": "M"}
 
@@ -26,6 +29,8 @@ def date_of(text: str) -> datetime:
     if dicom := re.fullmatch(r"(\d{8})(\d{2})(\d{2})?(\d{2})?(\.\d+)?", text):
         text = f"{dicom[1]}T{dicom[2]}{dicom[3] or '00'}{dicom[4] or '00'}"
     try:
+        if not re.fullmatch(r"\d{4}(-?)\d{2}\1\d{2}([T ].+)?", text):  # fromisoformat takes any sign as separator
+            raise ValueError(text)
         return datetime.fromisoformat(text)
     except ValueError as error:
         raise DataError(f"'{text}' is no date of the form 2020-01-31 or 2020-01-31 12:30", reason="bad-date") from error
@@ -43,18 +48,31 @@ def clock_of(text: str) -> str:
 
 
 def age_of(text: str) -> float | None:
-    """Years as a number (``54``, ``54.5``) or as in DICOM (``054Y``, ``018M``); None when empty, or ``000Y``: nobody
-    entered it. Raises :class:`DataError` ``bad-age`` or ``age-out-of-range``.
+    """Years as a number (``54``, ``54.5``), with a unit (``45 years``, ``054Y``, ``018M``) or with a bound (``90+`` and
+    ``>89`` count as 90 and 89); None when empty, ``nan``, ``N/A`` or ``000Y``: nobody entered it.
+
+    Raises :class:`DataError` ``bad-age`` or ``age-out-of-range``; see :func:`known_age`.
     """
     text = text.strip().upper()
-    if not text:
+    if text in UNKNOWN:
         return None
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([YMWD]?)", text)
+    parts = re.fullmatch(r"(?:>=? ?)?(\d+(?:\.\d+)?) ?(?:\+|(Y|M|W|D)(?:EARS?|RS?|ONTHS?|EEKS?|AYS?)?)?", text)
     if not parts:
         raise DataError(f"'{text}' is no age in years", reason="bad-age")
     if parts[2] and float(parts[1]) == 0:
         return None
     return checked_age(float(parts[1]) * UNITS[parts[2] or "Y"])
+
+
+def known_age(text: str, where: str) -> float | None:
+    """:func:`age_of`, and None with a warning for ``bad-age``: words that nobody understands do not cost a study."""
+    try:
+        return age_of(text)
+    except DataError as error:
+        if error.reason != "bad-age":
+            raise DataError(f"{where}: {error}", reason=error.reason) from error
+        logger.warning("%s: %s; it is taken as unknown", where, error)
+        return None
 
 
 def age_at(born: str, visit: datetime) -> float | None:

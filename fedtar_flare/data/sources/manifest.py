@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Modality, Visit
-from fedtar_flare.data.sources.fields import PICTURES, age_at, age_of, date_of, labels_of, sex_of
+from fedtar_flare.data.sources.fields import PICTURES, age_at, date_of, known_age, labels_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import own_table
 from fedtar_flare.errors import ConfigError, DataError, collecting, decoding, within
@@ -67,7 +67,7 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
         table = path / (names or ["manifest.csv"])[0]
     reading = Reading.of(table, options, "manifest", OPTIONS)
     modality = None if asked is None else MODALITIES[asked]
-    for number, row in _rows(table):
+    for number, row in _rows(table, reading.problems):
         where = f"{table}, row {number}, column"
         with collecting(reading.problems):
             _required(row, "image", "no-image", where)
@@ -92,8 +92,7 @@ def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path,
     _required(row, "patient_id", "no-patient-id", where)
     with within(f"{where} 'study_datetime'"):
         acquired = date_of(row["study_datetime"])
-    with within(f"{where} 'age'"):
-        age = age_of(row.get("age", ""))
+    age = known_age(row.get("age", ""), f"{where} 'age'")
     if age is None:
         with within(f"{where} 'birth_date'"):
             age = age_at(row.get("birth_date", ""), acquired)
@@ -133,16 +132,14 @@ def _sex(row: Row, where: str) -> Any:
     return sex
 
 
-def _rows(table: Path) -> Iterator[tuple[int, Row]]:
+def _rows(table: Path, problems: list[DataError]) -> Iterator[tuple[int, Row]]:
     """Row number as in a spreadsheet (Parquet: from 1), and the trimmed values by column."""
     if table.suffix.lower() in (".parquet", ".pq"):
         yield from _parquet_rows(table)
         return
-    with own_table(table, "the manifest") as reader:
-        _check_columns([name.strip() for name in reader.fieldnames or []], table)
-        for number, row in enumerate(reader, start=2):
-            if any(isinstance(value, str) and value.strip() for value in row.values()):
-                yield number, {k.strip(): (v or "").strip() for k, v in row.items() if isinstance(k, str)}
+    with own_table(table, "the manifest") as opened:
+        _check_columns(opened.columns, table)
+        yield from opened.rows(problems, str(table))
 
 
 def _parquet_rows(table: Path) -> Iterator[tuple[int, Row]]:
