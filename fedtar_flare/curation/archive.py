@@ -221,7 +221,7 @@ def _acquired(files: Sequence[File], where: str, notes: Counter[str]) -> datetim
 
 
 def _age(files: Sequence[File], acquired: datetime, notes: Counter[str]) -> float | None:
-    """PatientAge, else from the birth date; None, and counted, when neither can be read; an impossible one is refused."""
+    """PatientAge, else from the birth date; None, and counted, when neither can be read. An impossible one raises."""
     try:
         years = age_of(files[0].age)
         return age_at(files[0].birth_date, acquired) if years is None else years

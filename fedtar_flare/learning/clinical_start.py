@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from fedtar_flare.data.cohort import Cohort, Sample, Split
+from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import write_json
@@ -151,13 +152,13 @@ def read_texts(path: Path) -> tuple[str, ...]:
 
     Raises ConfigError where the file cannot be read, or has no such column or no text.
     """
-    try:
-        content = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: the texts cannot be read as UTF-8 ({error})") from error
     if path.suffix.lower() == ".csv":
         texts = [row["report"] for row in rows_of(path, ["report"])]
     else:
+        try:
+            content = path.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: the texts cannot be read as UTF-8 ({error})") from error
         texts = [" ".join(part.split()) for part in content.split("\n\n")]
     if not (texts := [text for text in texts if text]):
         raise ConfigError(f"{path} holds no text")

@@ -228,8 +228,9 @@ def test_whatever_csv_writes_is_read_back(tmp_path_factory, texts):
     with file.open("w", encoding="utf-8", newline="") as opened:
         csv.writer(opened).writerows([["id", "report"], *([str(i), text] for i, text in enumerate(texts))])
     assert [row["report"] for row in rows_of(file, ["report"])] == [text.strip() for text in texts]
+    problems = []
     with own_table(file, "a table") as table:
-        assert [row["report"] for _, row in table.rows(problems := [], "")] == [text.strip() for text in texts]
+        assert [row["report"] for _, row in table.rows(problems, "")] == [text.strip() for text in texts]
     assert problems == []
 
 

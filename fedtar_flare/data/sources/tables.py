@@ -47,9 +47,11 @@ def rows_of(
         raise ConfigError(f"{table} is not readable as CSV in UTF-8 ({error})") from error
 
 
-def _records(
-    file: TextIO, table: Path, delimiter: str = ","
-) -> tuple[list[str], Iterator[tuple[int, Row | DataError]]]:
+Records = Iterator[tuple[int, Row | DataError]]
+"""Rows by number, or why one cannot be read."""
+
+
+def _records(file: TextIO, table: Path, delimiter: str = ",") -> tuple[list[str], Records]:
     """The header, and each row that is not blank with its number as in a spreadsheet: trimmed values by column, or why
     it cannot be read.
 
@@ -73,7 +75,7 @@ def _records(
                 raise ConfigError(f"{where}: {text} ({error})") from error
             return DataError(f"quotation marks are not in pairs ({error})", reason="bad-row")
 
-    def rows() -> Iterator[tuple[int, Row | DataError]]:
+    def rows() -> Records:
         before: tuple[int, Row | DataError] | None = None
         while (cells := record()) is not None:
             if not isinstance(cells, DataError):
@@ -124,7 +126,7 @@ class OwnTable(NamedTuple):
     """A hospital's table, open."""
 
     columns: list[str]
-    records: Iterator[tuple[int, Row | DataError]]
+    records: Records
 
     def rows(self, problems: list[DataError], where: str) -> Iterator[tuple[int, Row]]:
         """Rows by number; those that cannot be read are added to the problems."""
