@@ -75,6 +75,14 @@ def _records(file: TextIO, table: Path, delimiter: str = ",") -> tuple[list[str]
                 raise ConfigError(f"{where}: {text} ({error})") from error
             return DataError(f"quotation marks are not in pairs ({error})", reason="bad-row")
 
+    header = record()
+    if isinstance(header, DataError):
+        raise ConfigError(f"{table}: the header cannot be read: {header}")
+    first = header or []
+    head = [name.strip() for name in first]
+    if twice := sorted({name for name in head if name and head.count(name) > 1}):
+        raise ConfigError(f"{table}: column(s) {', '.join(twice)} are there twice; which one counts cannot be told")
+
     def rows() -> Records:
         before: tuple[int, Row | DataError] | None = None
         while (cells := record()) is not None:
@@ -96,13 +104,6 @@ def _records(file: TextIO, table: Path, delimiter: str = ",") -> tuple[list[str]
         if before is not None:
             yield before
 
-    first = record()
-    if isinstance(first, DataError):
-        raise ConfigError(f"{table}: the header cannot be read: {first}")
-    first = first or []
-    head = [name.strip() for name in first]
-    if twice := sorted({name for name in head if name and head.count(name) > 1}):
-        raise ConfigError(f"{table}: column(s) {', '.join(twice)} are there twice; which one counts cannot be told")
     return head, rows()
 
 
