@@ -190,11 +190,10 @@ def _study(
 
 
 def _frontal(radiographs: Sequence[File], where: str, notes: Counter[str]) -> Path:
-    from fedtar_flare.imaging.readers.pictures import LATERAL
-
-    frontal = [radiograph for radiograph in radiographs if radiograph.view not in LATERAL]
+    frontal = [radiograph for radiograph in radiographs if not radiograph.view.endswith("-view")]
     if not frontal:
-        raise DataError(f"{where}: lateral radiographs only", reason="lateral-view")
+        reason = min(radiograph.view for radiograph in radiographs)
+        raise DataError(f"{where}: no frontal radiograph ({reason})", reason=reason)
     if len(frontal) > 1:
         notes["further-radiographs"] += len(frontal) - 1
     best = min(frontal, key=lambda f: (FRONTAL.get(f.view, 2), hashlib.sha256(f.sop.encode()).hexdigest()))

@@ -15,7 +15,7 @@ IMAGES = ("ct", "radiograph")
 KEYWORDS = """
     SOPClassUID SOPInstanceUID StudyInstanceUID SeriesInstanceUID PatientID PatientBirthDate PatientAge PatientSex
     AccessionNumber StudyDate StudyTime AcquisitionDate AcquisitionTime SeriesDate SeriesTime Modality ImageType
-    ViewPosition Rows SamplesPerPixel
+    Rows SamplesPerPixel
 """
 CHUNK = 200
 """Files that a worker reads at a time."""
@@ -35,7 +35,7 @@ class File(NamedTuple):
     birth_date: str  # without dots
     age: str
     sex: str  # F, M or empty
-    view: str
+    view: str  # of a frontal radiograph PA, AP or empty; else the reason why it is none
     sop: str
 
 
@@ -53,8 +53,9 @@ def read_headers(paths: list[str]) -> Read:
     from pydicom.tag import Tag
 
     from fedtar_flare.imaging.readers.dicom_files import is_companion, read_header, sources
+    from fedtar_flare.imaging.readers.film_view import KEYWORDS as VIEW
 
-    tags = [Tag(keyword) for keyword in KEYWORDS.split()]
+    tags = [Tag(keyword) for keyword in (KEYWORDS + VIEW).split()]
     read = Read([], [], [], [])
     for path in paths:
         before = len(read.problems)
@@ -129,6 +130,16 @@ def studies_below(files: Sequence[File]) -> dict[Path, set[str]]:
     return holders
 
 
+def _view(dataset: Any) -> str:
+    from fedtar_flare.imaging.readers.dicom_tags import first
+    from fedtar_flare.imaging.readers.film_view import view_of
+
+    try:
+        return "lateral-view" if view_of(dataset, "").side == "lateral" else first(dataset, "ViewPosition").upper()
+    except DataError as error:
+        return error.reason
+
+
 def _file(header: Any) -> File:
     from fedtar_flare.imaging.readers.dicom_slices import CAPTURES, LOCALIZERS, SECONDARY_CAPTURE
     from fedtar_flare.imaging.readers.dicom_tags import first, words
@@ -137,12 +148,14 @@ def _file(header: Any) -> File:
     modality, image_type = first(dataset, "Modality"), set(words(dataset, "ImageType"))
     if not header.has_pixels:
         kind = "no-pixel-data"
-    elif first(dataset, "SOPClassUID").startswith(SECONDARY_CAPTURE) or CAPTURES & image_type:
+    elif CAPTURES & image_type:
         kind = "secondary-capture"
-    elif modality == "CT":
-        kind = "localizer" if LOCALIZERS & image_type else "ct"
+    elif modality in ("CR", "DX"):  # of any class: many archives export films as secondary captures
+        kind = "radiograph"
+    elif first(dataset, "SOPClassUID").startswith(SECONDARY_CAPTURE):
+        kind = "secondary-capture"
     else:
-        kind = "radiograph" if modality in ("CR", "DX") else "not-ct-or-radiograph"
+        kind = "not-ct-or-radiograph" if modality != "CT" else "localizer" if LOCALIZERS & image_type else "ct"
     date, time = "", ""
     for name in ("Study", "Acquisition", "Series"):
         date = date or first(dataset, f"{name}Date")
@@ -164,6 +177,6 @@ def _file(header: Any) -> File:
         birth_date=first(dataset, "PatientBirthDate").replace(".", ""),
         age=first(dataset, "PatientAge"),
         sex=sex_of(first(dataset, "PatientSex")) or "",
-        view=first(dataset, "ViewPosition").upper(),
+        view=_view(dataset) if kind == "radiograph" else "",
         sop=first(dataset, "SOPInstanceUID"),
     )

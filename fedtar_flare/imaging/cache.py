@@ -28,7 +28,7 @@ import numpy as np
 from fedtar_flare.errors import DataError
 from fedtar_flare.files import PRIVATE, replacing, write_text
 
-PREPARATION_VERSION = 3
+PREPARATION_VERSION = 4
 """Raised whenever the same files and settings come to give other numbers."""
 Identity = list[tuple[str, int, int]]
 """Path, size and time of change of every file of a study."""

@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_dicom import write_radiograph
 from PIL import Image
+from pydicom.dataset import Dataset
+from pydicom.sequence import Sequence
 from refused import refused
 
+from fedtar_flare.curation.archive import index_folder
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.fields import date_of
 from fedtar_flare.errors import DataError
@@ -51,9 +54,9 @@ def stated_picture(name, width, height) -> mk.Make:
     return make
 
 
-def radiograph(values=None, **changes) -> mk.Make:
+def radiograph(values=None, bits=12, **changes) -> mk.Make:
     stored = (GREY.astype(np.uint16) << 4) if values is None else values
-    return lambda folder: write_radiograph(folder / "f.dcm", stored, **changes)
+    return lambda folder: write_radiograph(folder / "f.dcm", stored, bits, **changes)
 
 
 def without_transfer_syntax(folder):
@@ -106,7 +109,8 @@ RADIOGRAPHS: dict[str, tuple[str | tuple[str, ...], mk.Make]] = {
     "a PNG of 10 gigapixels": ("unreadable", stated_picture("f.png", 100_000, 100_000)),
     "DX": (RIGHT, radiograph()),
     "DX, inverted": (RIGHT, radiograph(4095 - GREY16, PhotometricInterpretation="MONOCHROME1")),
-    "DX, lateral": ("lateral-view", radiograph(ViewPosition="LL")),
+    "DX, MONOCHROME2 and inverse": ("conflicting-polarity", radiograph(PresentationLUTShape="INVERSE")),
+    "DX, a screenshot": ("secondary-capture", radiograph(ImageType=["DERIVED", "SECONDARY", "SCREEN SAVE"])),
     "DX by a palette": ("not-a-radiograph", radiograph(PhotometricInterpretation="PALETTE COLOR")),
     "DX of an unknown meaning": ("not-a-radiograph", radiograph(PhotometricInterpretation="GREYISH")),
     "DX without a meaning": ("not-a-radiograph", radiograph(PhotometricInterpretation=None)),
@@ -207,6 +211,76 @@ def test_a_window_clips(tmp_path):
     values = GREY.astype(np.uint16) << 4
     radiograph = read_radiograph(write_radiograph(tmp_path / "f.dcm", values, WindowCenter=2000, WindowWidth=400))
     assert (radiograph[values < 1800] == 0).all() and (radiograph[values > 2200] == 255).all()
+
+
+def coded(meaning):
+    code = Dataset()
+    code.CodeValue, code.CodingSchemeDesignator, code.CodeMeaning = "1", "SCT", meaning
+    return Sequence([code])
+
+
+LATERAL = [
+    *({"ViewPosition": value} for value in ("LL", "RL", "LAT", "LLAT", "L", "LATERAL", "lld", "LAO")),
+    *({"ViewCodeSequence": coded(meaning)} for meaning in ("left lateral", "lateral", "antero-posterior oblique")),
+    *({"PatientOrientation": value} for value in (["A", "F"], ["P", "F"], ["AR", "FL"])),
+    *({"SeriesDescription": value} for value in ("Thorax LAT", "W034 Chest lat.", "Thorax seitlich", "CHEST_LATERAL")),
+    {"ProtocolName": "LLAT", "StudyDescription": "Chest PA"},
+]
+FRONTAL = [
+    *({"ViewPosition": value} for value in ("PA", "AP", "PA erect", "FRONTAL")),
+    {"ViewCodeSequence": coded("postero-anterior")},
+    *({"PatientOrientation": value} for value in (["L", "F"], ["R", "F"], ["LH", "FL"])),
+    *({"SeriesDescription": value} for value in ("Thorax p.a.", "W033 Chest PA", "PORTABLE AP", "bilateral ribs AP")),
+    {"SeriesDescription": "PA", "StudyDescription": "Chest 2 views PA and lateral"},
+]
+NOBODY = [
+    {},
+    {"StudyDescription": "Chest PA and lateral"},
+    {"SeriesDescription": "Thorax"},
+    {"PatientOrientation": "L"},
+]
+
+
+@pytest.mark.parametrize(
+    "tags, reason",
+    [
+        *((tags, "lateral-view") for tags in LATERAL),
+        *((tags, "") for tags in FRONTAL),
+        *((tags, "unknown-view") for tags in NOBODY),
+        ({"ViewPosition": "PA", "PatientOrientation": ["A", "F"]}, "conflicting-view"),
+    ],
+)
+def test_the_view_is_read_from_whatever_tells_it_by_reader_and_index_alike(tmp_path, tags, reason):
+    tags = {"ViewPosition": None, "StudyDate": "20200131", "PatientID": "P", "StudyInstanceUID": "1.2.1"} | tags
+    path = radiograph(SOPClassUID="1.2.840.10008.5.1.4.1.1.7", **tags)(tmp_path)  # exported as a secondary capture
+    try:
+        read_radiograph(path)
+        said = ""
+    except DataError as error:
+        said = error.reason
+    found = index_folder(tmp_path, modality="radiograph")
+    assert (said, [*found.rejected()]) == (reason, [reason] if reason else [])
+
+
+@pytest.mark.parametrize("slope", [1, -1])
+def test_a_rescale_means_the_same_with_a_window_and_without(tmp_path, slope):
+    rescale = {"RescaleSlope": slope, "RescaleIntercept": 4095 if slope < 0 else 0, "RescaleType": "US"}
+    plain = read_radiograph(radiograph(**rescale)(tmp_path))
+    windowed = read_radiograph(radiograph(WindowCenter=2000, WindowWidth=4000, **rescale)(tmp_path))
+    assert np.corrcoef(plain.ravel(), GREY.ravel())[0, 1] * slope > 0.99
+    assert np.abs(plain.astype(int) - windowed).max() <= 12
+
+
+def test_a_window_of_other_pixels_is_passed_over(tmp_path):
+    plain = read_radiograph(radiograph()(tmp_path))
+    assert np.array_equal(read_radiograph(radiograph(WindowCenter=127, WindowWidth=255)(tmp_path)), plain)
+
+
+def test_burnt_in_letters_darken_nothing(tmp_path):
+    film = np.random.default_rng(0).normal(1000, 200, (100, 100)).clip(0, 2000).astype(np.uint16)
+    plain = read_radiograph(radiograph(film, 16)(tmp_path))
+    film[:8, :10] = 65535  # .8 % of the pixels
+    assert abs(read_radiograph(radiograph(film, 16)(tmp_path))[20:].mean() - plain[20:].mean()) < 15
 
 
 def test_stretch_of_a_picture_with_two_values():

@@ -81,10 +81,13 @@ def check_content(path: Path, pixels: np.ndarray, what: str) -> None:
         raise DataError(f"{path}: {width} x {height} pixels are no {what}", reason="too-small")
 
 
-LATERAL = {"LL", "RL", "LATERAL", "LLD", "RLD"}
 GREY = ("MONOCHROME1", "MONOCHROME2")
+SHAPES = {"MONOCHROME1": "INVERSE", "MONOCHROME2": "IDENTITY"}
+"""PresentationLUTShape as DICOM demands it (PS3.3, C.8.11.3.1.2)."""
+IN_WINDOW = 0.05
+"""Share of the middle of a film that a window must show; a lower one is of other pixels, such as 127/255 of 12 bits."""
 KEYWORDS = """
-    Modality ViewPosition ModalityLUTSequence RescaleIntercept RescaleSlope RescaleType VOILUTSequence VOILUTFunction
+    Modality ImageType PresentationLUTShape ModalityLUTSequence RescaleIntercept RescaleSlope RescaleType VOILUTSequence VOILUTFunction
     WindowCenter WindowWidth
 """
 
@@ -114,20 +117,29 @@ def _read_dicom(path: Path) -> np.ndarray:
 
     from fedtar_flare.imaging.readers.decoders import PIXEL_TAGS, decoded, layout_of
     from fedtar_flare.imaging.readers.dicom_files import Source, read_header
-    from fedtar_flare.imaging.readers.dicom_tags import integer
+    from fedtar_flare.imaging.readers.dicom_slices import CAPTURES
+    from fedtar_flare.imaging.readers.dicom_tags import integer, words
+    from fedtar_flare.imaging.readers.film_view import KEYWORDS as VIEW
+    from fedtar_flare.imaging.readers.film_view import view_of
 
-    header = read_header(Source(path), [*PIXEL_TAGS, *map(Tag, KEYWORDS.split())])
+    header = read_header(Source(path), [*PIXEL_TAGS, *map(Tag, (KEYWORDS + VIEW).split())])
     if header is None:
         raise DataError(f"{path}: neither a picture nor DICOM", reason="unreadable")
     dataset: Any = header.dataset
     if dataset.get("Modality") not in ("CR", "DX"):
         raise DataError(f"{path}: modality '{dataset.get('Modality')}' is not CR or DX", reason="not-a-radiograph")
-    if str(dataset.get("ViewPosition", "")).upper() in LATERAL:
-        raise DataError(f"{path}: a lateral view", reason="lateral-view")
+    if CAPTURES & set(words(dataset, "ImageType")):
+        raise DataError(f"{path}: a screenshot of a radiograph", reason="secondary-capture")
+    if (view := view_of(dataset, str(path))).side == "lateral":
+        raise DataError(f"{path}: a lateral view ({', '.join(view.told_by)})", reason="lateral-view")
     if not header.has_pixels:
         raise DataError(f"{path}: no pixel data", reason="no-pixel-data")
     if (meaning := str(dataset.get("PhotometricInterpretation", ""))) not in GREY:
         raise DataError(f"{path}: photometric interpretation '{meaning}' is not grey", reason="not-a-radiograph")
+    shape = str(dataset.get("PresentationLUTShape") or SHAPES[meaning])
+    if shape in SHAPES.values() and shape != SHAPES[meaning]:
+        text = f"{path}: {meaning} and PresentationLUTShape {shape} say the opposite of each other"
+        raise DataError(text, reason="conflicting-polarity")
     if (frames := integer(dataset, "NumberOfFrames", str(path), 1)) > 1:
         raise DataError(f"{path}: {frames} frames are no radiograph", reason="not-a-radiograph")
     layout = layout_of(header)
@@ -141,11 +153,24 @@ def _read_dicom(path: Path) -> np.ndarray:
         text = f"{path}: its values are not signed as PixelRepresentation says, or longer than BitsStored"
         raise DataError(text, reason="bad-header")
     with decoding(f"{path}: its window or rescale cannot be applied", "bad-header"):
-        values = apply_modality_lut(stored, dataset)
-        windowed = dataset.get("WindowCenter") not in (None, "") or "VOILUTSequence" in dataset
+        values = np.asarray(apply_modality_lut(stored, dataset))
+        windowed = "VOILUTSequence" in dataset or _window_fits(dataset, values, str(path))
+        for keyword in ("RescaleSlope", "RescaleIntercept"):
+            dataset.pop(keyword, None)  # pydicom would scale the window's output by them, and turn it round
         values = _finite(np.asarray(apply_voi_lut(values, dataset) if windowed else values, np.float32), path)
     grey = _to_bytes(values, float(values.min()), float(values.max())) if windowed else stretch(values)
     return 255 - grey if meaning == "MONOCHROME1" else grey
+
+
+def _window_fits(dataset: Any, values: np.ndarray, name: str) -> bool:
+    from fedtar_flare.imaging.readers.dicom_tags import decimal
+
+    centre, width = (decimal(dataset, keyword, name) for keyword in ("WindowCenter", "WindowWidth"))
+    if centre is None or width is None:
+        return False
+    height, breadth = values.shape
+    middle = values[height // 4 : -(-3 * height // 4), breadth // 4 : -(-3 * breadth // 4)]
+    return width <= 0 or float(np.mean(np.abs(middle - centre) < width / 2)) >= IN_WINDOW
 
 
 def _finite(values: np.ndarray, path: Path) -> np.ndarray:
@@ -155,8 +180,13 @@ def _finite(values: np.ndarray, path: Path) -> np.ndarray:
 
 
 def stretch(values: np.ndarray) -> np.ndarray:
-    """Map the 0.1 to 99.9 percentiles to 0..255, uint8."""
-    low, high = np.percentile(values[::4, ::4] if values.size > 1_000_000 else values, (0.1, 99.9))
+    """Map the 0.1 to 99.9 percentiles to 0..255, uint8; where those lie far outside of the 1 to 99 percentiles, as with
+    letters burnt into a corner, these.
+    """
+    seen = values[::4, ::4] if values.size > 1_000_000 else values
+    low, darkest, brightest, high = np.percentile(seen, (0.1, 1, 99, 99.9))
+    span = brightest - darkest
+    low, high = darkest if darkest - low > span / 2 else low, brightest if high - brightest > span / 2 else high
     if high <= low:
         low, high = float(values.min()), float(values.max())
     return _to_bytes(values, float(low), float(high))
