@@ -87,8 +87,8 @@ SHAPES = {"MONOCHROME1": "INVERSE", "MONOCHROME2": "IDENTITY"}
 IN_WINDOW = 0.05
 """Share of the middle of a film that a window must show; a lower one is of other pixels, such as 127/255 of 12 bits."""
 KEYWORDS = """
-    Modality ImageType PresentationLUTShape ModalityLUTSequence RescaleIntercept RescaleSlope RescaleType VOILUTSequence VOILUTFunction
-    WindowCenter WindowWidth
+    Modality ImageType PresentationLUTShape ModalityLUTSequence RescaleIntercept RescaleSlope RescaleType VOILUTSequence
+    VOILUTFunction WindowCenter WindowWidth
 """
 
 
