@@ -144,6 +144,32 @@ def test_nifti_in_any_orientation(tmp_path, name):
     assert volume.affine == pytest.approx(TURNED) and volume.spacing_mm == pytest.approx((2.5, 0.7, 0.8))
 
 
+def lost(sform=None, qform=None, zooms=None):
+    image = nibabel.Nifti1Image(HU.transpose(2, 1, 0), TURNED)
+    image.set_qform(TURNED if qform is None else qform, 1)
+    if zooms is not None:
+        image.header["pixdim"][1:4] = zooms
+    image.set_sform(TURNED if sform is None else sform, 1)
+    return image
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        lost(sform=np.eye(4)),  # voxels of 1 mm
+        lost(sform=TURNED @ np.diag([1, 1, 4 / 3, 1])),
+        lost(sform=TURNED @ np.diag([1, 1, -1, 1])),  # head and feet exchanged
+        lost(zooms=(0.8, 0.7, 3.3)),
+    ],
+)
+def test_nifti_whose_header_contradicts_itself_is_refused(tmp_path, image):
+    nibabel.save(image, tmp_path / "v.nii")
+    with refused("conflicting-geometry"):
+        read_ct(tmp_path / "v.nii")
+    nibabel.save(lost(), tmp_path / "v.nii")
+    assert np.array_equal(read_ct(tmp_path / "v.nii").hu, HU)
+
+
 def test_scaling_is_applied_and_values_that_are_no_number_become_air(tmp_path):
     image = nibabel.Nifti1Image(HU.transpose(2, 1, 0), TURNED)
     image.header.set_slope_inter(2, -1000)

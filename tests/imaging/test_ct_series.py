@@ -129,6 +129,8 @@ WORSE = {
     )(ds),
     "projected": put(ImageType=["DERIVED", "SECONDARY", "AXIAL", "MIP"]),
     "sharp": put(ConvolutionKernel="B70f"),
+    "derived": put(ImageType=["DERIVED", "PRIMARY", "AXIAL", "40 keV"]),
+    "iodine": put(ImageType=["DERIVED", "PRIMARY", "AXIAL"], RescaleType="MGML"),
     "shorter": drop(*range(10)),
     "thicker": put(SliceThickness=5),
 }
@@ -163,6 +165,19 @@ SERIES = {
         Right(("several-acquisitions",)),
         mk.beside(then(another_series(4), put(AcquisitionNumber=2), drop(11))),
     ),
+    "two acquisitions at half steps": (
+        Right(("several-acquisitions",)),
+        mk.beside(then(another_series(4), put(AcquisitionNumber=2), drop(11), lambda ds, i: at(i + 0.5)(ds))),
+    ),
+    "phases .02 mm apart": (
+        Right(("several-acquisitions",)),
+        mk.beside(then(another_series(4), put(AcquisitionNumber=2), drop(11), lambda ds, i: at(i + 0.008)(ds))),
+    ),
+    "phases .02 mm apart that nothing tells apart": (
+        "duplicate-slices",
+        mk.beside(then(another_series(4), lambda ds, i: at(i + 0.008)(ds))),
+    ),
+    "a map of iodine alone": ("not-hounsfield", mk.series(put(RescaleType="MGML"))),
     "objects without image": (Right(("localizer", "no-pixel-data", "secondary-capture")), mk.beside(OTHERS)),
     **{
         f"a {worse} series of a UID {'below' if uid < 4 else 'above'}": (
@@ -178,7 +193,7 @@ SERIES = {
             Right(("several-series",)),
             mk.beside(then(another_series(5), WORSE[worse]), chest(20)),
         )
-        for worse in ("sharp", "projected", "coronal")
+        for worse in ("sharp", "projected", "coronal", "derived", "iodine")
     },
     "the better series is damaged": (
         Right(("several-series", "series-refused")),

@@ -5,9 +5,10 @@ one regular stack, or NIfTI. Needs no MONAI.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from fedtar_flare.imaging.readers.volume import (
     check_spacing,
 )
 
-SAME_PLACE_MM = 0.01
+SAME_PLACE_MM = 0.05
 ROUNDING_MM = 0.1
 """Positions are often rounded: a slice may always lie this far from the even grid."""
 SPACING_TOLERANCE = 0.1
@@ -170,17 +171,29 @@ def _check_alike(slices: Sequence[Slice], where: str) -> None:
 
 
 def _one_acquisition(slices: list[Slice], normal: np.ndarray, where: str) -> tuple[list[Slice], list[Note]]:
-    """Where one place has different images, take the largest acquisition if that settles it."""
-    if not _doubles(slices, normal):
-        return slices, []
+    """Where acquisitions have images of the same places, or between each other's, take the largest if that settles it."""
     groups = Counter(slice_.acquisition for slice_ in slices)
+    if not _doubles(slices, normal) and not _interleaved(slices, normal):
+        return slices, []
     name, n = min(groups.items(), key=lambda item: (-item[1], item[0]))
     best = [slice_ for slice_ in slices if slice_.acquisition == name]
     if doubles := _doubles(best, normal):
         why = "(contrast phases or reconstructions in one series?); export them apart"
         raise DataError(f"{where}: {doubles} places hold different images {why}", reason="duplicate-slices")
-    text = f"{where}: {len(groups)} acquisitions at the same places; '{name}' with {n} slices taken"
+    text = f"{where}: {len(groups)} acquisitions of the same places; '{name}' with {n} slices taken"
     return best, [Note("several-acquisitions", text)]
+
+
+def _interleaved(slices: Sequence[Slice], normal: np.ndarray) -> bool:
+    """Whether two acquisitions of several slices cover mostly the same part of the body."""
+    places: dict[str, list[float]] = defaultdict(list)
+    for slice_ in slices:
+        places[slice_.acquisition].append(float(slice_.position @ normal))
+    ranges = [(min(some), max(some)) for some in places.values() if len(some) >= LEAST_SLICES]
+    return any(
+        min(one[1], other[1]) - max(one[0], other[0]) > 0.5 * min(one[1] - one[0], other[1] - other[0])
+        for one, other in combinations(ranges, 2)
+    )
 
 
 def _doubles(slices: Sequence[Slice], normal: np.ndarray) -> int:

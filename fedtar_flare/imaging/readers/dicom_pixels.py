@@ -15,6 +15,8 @@ from fedtar_flare.imaging.readers.volume import AIR_HU, INT16, Note, to_int16, u
 
 PADDING_BELOW_HU = -900
 """A padding value above this is ignored: it would wipe out tissue."""
+OTHER_UNITS = ("OD", "MGML", "Z_EFF", "ED", "EDW", "PCT")
+"""Values of RescaleType (DICOM PS3.3, C.11.1.1.2) under which values are no attenuation."""
 
 
 def read_hu(slices: Sequence[Slice]) -> tuple[np.ndarray, list[Note]]:
@@ -68,6 +70,9 @@ def _to_hu(raw: np.ndarray, slice_: Slice, out: np.ndarray) -> list[str]:
         raise DataError(text, reason="no-rescale")
     if slope == 0:
         raise DataError(f"{slice_.source.name}: RescaleSlope is 0", reason="no-rescale")
+    if slice_.rescale_type in OTHER_UNITS:
+        text = f"{slice_.source.name}: values of the unit {slice_.rescale_type}, not Hounsfield units"
+        raise DataError(text, reason="not-hounsfield")
     if slice_.rescale_type not in ("", "HU"):
         met.append("rescale-type")
     if store.lossy:

@@ -1,7 +1,8 @@
 """DICOM files to series, and which series of a study is read.
 
-Preference, in this order: slices across the body's axis; no projection (MIP); a soft-tissue kernel; most slices;
-thinnest; smallest SeriesInstanceUID, so that the choice never depends on file names.
+Preference, in this order: slices across the body's axis; no projection (MIP); Hounsfield units; original, not derived
+from other images; a soft-tissue kernel; most slices; thinnest; smallest SeriesInstanceUID, so that the choice never
+depends on file names.
 """
 
 from __future__ import annotations
@@ -37,14 +38,16 @@ class Series:
     damage: list[DataError] = field(default_factory=list)
     unread: list[DataError] = field(default_factory=list)
 
-    def rank(self) -> tuple[bool, bool, int, int, float, str]:
+    def rank(self) -> tuple[bool, bool, bool, bool, int, int, float, str]:
         """Smaller is better."""
         if not self.slices:
-            return True, True, 2, 0, 0.0, self.uid
+            return True, True, True, True, 2, 0, 0.0, self.uid
         one = self.slices[0]
         return (
             abs(one.normal[2]) < AXIAL,
             bool(PROJECTIONS & set(one.image_type)),
+            one.rescale_type not in ("", "HU"),
+            "DERIVED" in one.image_type,
             softness(one.kernel),
             -len(self.slices),
             one.thickness or 0.0,

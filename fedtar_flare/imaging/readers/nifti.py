@@ -83,12 +83,28 @@ def _geometry(header: Any, path: Path) -> tuple[np.ndarray, np.ndarray]:
     if not np.all(np.isfinite(affine)) or lengths.min() <= 0:
         raise DataError(f"{path}: voxel sizes {lengths} mm", reason="no-pixel-spacing")
     check_spacing(str(path), *lengths)
+    _check_agreement(header, affine, lengths, path)
     axes = affine[:3, :3] / lengths
     skew = float(np.abs(axes.T @ axes - np.eye(3)).max())
     if skew > math.sin(math.radians(TILT_TOLERANCE_DEG)):
         angle = math.degrees(math.asin(min(1.0, skew)))
         raise DataError(f"{path}: axes {angle:.1f} degrees off the perpendicular; resample it", reason="gantry-tilt")
     return affine, lengths
+
+
+def _check_agreement(header: Any, affine: np.ndarray, lengths: np.ndarray, path: Path) -> None:
+    """Refuse voxel sizes or axes of the sform that pixdim or the qform contradict: a converter has lost one of them."""
+    from nibabel.orientations import aff2axcodes
+
+    stated = np.abs(np.asarray(header["pixdim"][1:4], np.float64))
+    text = ""
+    if stated.min() > 0 and not np.allclose(stated, lengths, rtol=0.01):
+        text = f"voxels of {lengths.round(3)} mm by the sform, of {stated.round(3)} mm by pixdim"
+    elif header["sform_code"] and header["qform_code"]:
+        axes = aff2axcodes(affine), aff2axcodes(header.get_qform())
+        text = f"axes {axes[0]} by the sform, {axes[1]} by the qform" if axes[0] != axes[1] else ""
+    if text:
+        raise DataError(f"{path}: {text}; convert it again from DICOM", reason="conflicting-geometry")
 
 
 def _values(voxels: Any, shape: tuple[int, ...], where: str) -> tuple[np.ndarray, int]:
