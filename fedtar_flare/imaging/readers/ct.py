@@ -171,7 +171,7 @@ def _check_alike(slices: Sequence[Slice], where: str) -> None:
 
 
 def _one_acquisition(slices: list[Slice], normal: np.ndarray, where: str) -> tuple[list[Slice], list[Note]]:
-    """Where acquisitions have images of the same places, or between each other's, take the largest if that settles it."""
+    """Where acquisitions have images of the same part of the body, take the largest if that settles it."""
     groups = Counter(slice_.acquisition for slice_ in slices)
     if not _doubles(slices, normal) and not _interleaved(slices, normal):
         return slices, []
