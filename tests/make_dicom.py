@@ -155,7 +155,8 @@ def enhanced_dataset(hu: np.ndarray, order) -> Dataset:
 def write_radiograph(path: Path, values: np.ndarray, bits: int = 12, **changes) -> Path:
     """A DX file of unsigned stored values; ``changes`` as in :func:`put`."""
     ds = _image(DigitalXRayImageStorageForPresentation, "1.2.3", "DX", values, bits)
-    put(**{"ViewPosition": "PA"} | changes)(ds, 0)
+    ds.ViewPosition = "PA"
+    put(**changes)(ds, 0)
     ds.save_as(path, enforce_file_format=True)
     return path
 

@@ -20,7 +20,7 @@ POSITIONS: dict[str, Side] = {
 }
 """Values of ViewPosition that are no words of :data:`WORDS`; oblique and decubitus films count as lateral ones."""
 WORDS: dict[Side, str] = {
-    "lateral": r"\b(?:[LR] ?LAT|LAT|(?:bi)?lateral[eis]*|profil\w*|seitlich|sagittal|oblique?|[LR][AP]O|decubitus)\b",
+    "lateral": r"\b(?:[LR] ?LAT|LAT|lateral[eis]*|profil\w*|seitlich|sagittal|oblique?|[LR][AP]O|decubitus)\b",
     "frontal": r"\b(?:P\.? ?A|A\.? ?P|postero-?anterior|antero-?posterior|(?<!para)frontal[eis]*|face)\b",
 }
 DESCRIPTIONS = ("SeriesDescription", "ProtocolName", "AcquisitionDeviceProcessingDescription", "StudyDescription")
