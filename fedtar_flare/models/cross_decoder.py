@@ -52,8 +52,8 @@ class CrossDecoder:
                 **inputs,
                 encoder_hidden_states=memory,
                 encoder_attention_mask=mask,
-                past_key_values=_beam_cache(),
                 generation_config=settings,
+                **_beam_cache(),
             )
         return ids
 
@@ -90,12 +90,16 @@ class CrossDecoder:
         return torch.cat([prompts.to(words.dtype), words], dim=1)
 
 
-def _beam_cache() -> Any:
-    """Keys and values of a beam search: what the beams of a report attend to in its images is the same for all."""
+def _beam_cache() -> dict[str, Any]:
+    """Keys and values of a beam search: what the beams of a report attend to in its images is the same for all. The
+    argument of ``generate`` that takes them was renamed in transformers 5.24.
+    """
+    from transformers import __version__
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
     class BeamCache(EncoderDecoderCache):
         def reorder_cache(self, beam_idx: Any) -> None:
             self.self_attention_cache.reorder_cache(beam_idx)
 
-    return BeamCache(DynamicCache(), DynamicCache())
+    renamed = tuple(map(int, __version__.split(".")[:2])) >= (5, 24)
+    return {"cache" if renamed else "past_key_values": BeamCache(DynamicCache(), DynamicCache())}

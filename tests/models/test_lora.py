@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import nn
 
 from fedtar_flare.errors import ConfigError, ExchangeError
@@ -189,6 +189,20 @@ def test_peft_loads_a_saved_adapter_with_the_same_outputs(base, tmp_path, extra)
     again = shared(base, extra=extra, seed=9).eval()
     load_shared_state(again, read_adapter(tmp_path / "adapter"))
     assert torch.equal(again(X), peft_model(X))
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
+        (b"", "not readable as safetensors"),
+        (save({"base_model.model.a.lora_A.weight": torch.tensor([[1.0, float("nan")]])}), "values that are no number"),
+    ],
+)
+def test_an_adapter_that_is_none_says_so(tmp_path, content, words):
+    (tmp_path / "adapter_model.safetensors").write_bytes(content)
+    with pytest.raises(ConfigError, match=words):
+        read_adapter(tmp_path)
 
 
 def test_the_files_are_those_that_peft_writes_without_the_base_models_path(base, tmp_path):

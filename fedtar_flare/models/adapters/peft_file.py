@@ -131,11 +131,11 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
 
 
 def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str, Tensor]:
-    """Factors (as the set ``adapter``) and extras of a folder, on the CPU, by name; for ``load_shared_state``."""
-    from safetensors.torch import load_file
+    """Factors (as the set ``adapter``) and extras of a folder, on the CPU, by name; for ``load_shared_state``.
 
-    files = (Path(folder) / name for name in (ADAPTER_WEIGHTS, EXTRA_WEIGHTS))
-    factors, extra = (load_file(file) if file.is_file() else {} for file in files)
+    Raises ConfigError for a file that is damaged, or holds values that are no number.
+    """
+    factors, extra = (_read_tensors(Path(folder) / name) for name in (ADAPTER_WEIGHTS, EXTRA_WEIGHTS))
     state = {
         name if re.fullmatch(OTHER_KINDS, name) else wire_name(name.removesuffix(".weight"), adapter): tensor
         for name, tensor in factors.items()
@@ -161,6 +161,20 @@ def _file_name(name: str) -> str:
     """A travelling tensor's name in PEFT's file, where a set has no name."""
     match = _FACTOR.fullmatch(name)
     return f"{match[1]}.weight" if match else name
+
+
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        state = load_file(file) if file.is_file() else {}
+    except (SafetensorError, OSError) as error:
+        hint = "; it is a pointer of git-lfs: run 'git lfs pull'" if b"git-lfs" in file.read_bytes()[:200] else ""
+        raise ConfigError(f"{file} is not readable as safetensors ({error}){hint}") from error
+    if strange := [name for name, tensor in state.items() if not tensor.isfinite().all()]:
+        raise ConfigError(f"{file}: {min(strange)} holds values that are no number; the training has failed")
+    return state
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
