@@ -17,34 +17,37 @@ HEADINGS: dict[str, tuple[str, ...]] = {
     "indication": ("indication", "indications", "clinical indication", "reason for exam", "reason for examination"),
     "history": ("history", "clinical history", "clinical information", "patient history"),
     "technique": ("technique", "techniques", "procedure"),
-    "comparison": ("comparison", "comparisons", "comparison study"),
+    "comparison": ("comparison", "comparisons", "comparison study", "comparison film", "comparison films"),
     "findings": ("findings", "finding"),
     "impression": ("impression", "impressions", "conclusion", "conclusions"),
-    "recommendation": ("recommendation", "recommendations"),
+    "recommendation": ("recommendation", "recommendations", "recommendation(s)"),
     "notification": ("notification",),
-    "addendum": ("addendum",),
+    "addendum": ("addendum", "final addendum"),
 }
 SECTIONS = tuple(HEADINGS)
-_OTHER = ("final report", "wet read", "findings and impression", "findings/impression")  # end a section, name none
+_OTHER = ("final report", "wet read", "findings and impression", "findings/impression", "comment", "comments", "date")
+"""Headings that end a section and name none."""
 _NAMES = {heading: section for section, headings in HEADINGS.items() for heading in headings}
 _ANY = "|".join(re.escape(name) for name in sorted([*_NAMES, *_OTHER], key=len, reverse=True))
 _HEADING = re.compile(
     rf"(?im:^[^\S\n]*(?P<line>{_ANY})[^\S\n]*:)"
     rf"|(?<![\w/])(?P<capitals>{_ANY.upper()}):"
-    r"|(?m:^[^\S\n]*(?P<bare>FINAL REPORT|WET READ)\b)"
+    r"|(?m:^[^\S\n]*(?P<bare>FINAL REPORT|FINAL ADDENDUM|WET READ)\b)"
+    r"|(?im:^[^\S\n]*(?P<views>(?=[^:\n]*\b(?:views?|pa|ap|lateral|portable|films?)\b)"
+    r"[\w ,/()-]{0,40}\bchest\b[\w ,/()-]{0,40}):)"
 )
 
 
 def sections_of(text: str) -> dict[str, str]:
     """Section to its text, in the order of the report; repeated sections are joined by a new line.
 
-    ``findings and impression:`` counts as ``findings``.
+    ``findings and impression:`` counts as ``findings``, and so does a line such as ``CHEST, TWO VIEWS:``.
     """
     found: dict[str, str] = {}
     marks = list(_HEADING.finditer(text))
     for i, mark in enumerate(marks):
-        heading = " ".join((mark["line"] or mark["capitals"] or mark["bare"]).lower().split())
-        section = _NAMES.get(heading) or ("findings" if heading.startswith("findings") else "")
+        heading = " ".join((mark["line"] or mark["capitals"] or mark["bare"] or mark["views"]).lower().split())
+        section = _NAMES.get(heading) or ("findings" if mark["views"] or heading.startswith("findings") else "")
         end = marks[i + 1].start() if i + 1 < len(marks) else len(text)
         body = text[mark.end() : end].strip()
         if section and body:

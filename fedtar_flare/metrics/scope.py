@@ -18,7 +18,9 @@ class Cue(Enum):
     DOUBTS_BEFORE = 4
     DOUBTS_BOTH = 5
     ENDS = 6  # a clause ends here: nothing reaches over it
-    NOTHING = 7  # looks like a denial and is none
+    ENDS_DENIAL = 7  # only a denial ends here: what is likely due to something is likely due to it
+    DOUBTS_ANEW = 8  # a clause ends here, and what follows is doubted
+    NOTHING = 9  # looks like a denial and is none
 
 
 _OBSERVED = (
@@ -53,22 +55,29 @@ _CUES = {
         could not exclude, cannot rule out, can not rule out, not exclude, does not exclude, do not exclude,
         without excluding, not excluding, to exclude, to rule out, rule out, r o, evaluate for, assess for,
         appears to be, appear to be, seems to be, differential, vague, borderline, may not, might not, more likely,
-        less likely, not necessarily, uncertain, if clinical concern for, raises|raise|raising the possibility of""",
+        less likely, not necessarily, uncertain, if clinical concern for, raises|raise|raising the possibility of,
+        correlate _ for, correlation _ for, correlate clinically for, difficult|hard to exclude,
+        cannot completely|entirely exclude, can not completely|entirely exclude, considerations include,
+        differential diagnosis|considerations|includes""",
     Cue.DOUBTS_BEFORE: """
         cannot be excluded, can not be excluded, could not be excluded, not excluded, is|are not excluded,
         not be excluded, cannot be ruled out, can not be ruled out, not ruled out, is|are not ruled out,
         not be ruled out, not be entirely|completely excluded, cannot be entirely|completely excluded,
         cannot entirely|completely be excluded, is|are|remains possible, remain|remains a|in possibility,
         is a possibility, is|are possible|probable|likely|suspected|questionable|questioned|considered, possible,
-        is|are not entirely|completely excluded, in the differential, is|are difficult to exclude, hard to exclude,
+        is|are not entirely|completely excluded, in the differential,
+        in the differential diagnosis, is|are in the differential, is|are in the differential diagnosis,
+        is|are difficult to exclude, hard to exclude,
         difficult to exclude, should be considered, must be considered, may be considered, could be considered,
         could be present, may be present, may be considered, is|are equivocal, suspected, ?""",
     Cue.DOUBTS_BOTH: "versus, vs, and or, or possibly, or less likely, or even",
     Cue.ENDS: """
         but, however, although, though, except, except for, while, whereas, yet, otherwise, nevertheless, nonetheless,
         still, because, since, besides, with the exception of, other than, and there, there is|are|was|were,
-        and the, and is, and are, which may|might|could, and has, and a, and an, secondary to, due to, in addition,
-        when, where, if, despite, even though, instead""",
+        and the, and is, and are, and has, and a, and an, in addition, when, where, if, despite, even though,
+        instead""",
+    Cue.ENDS_DENIAL: "secondary to, due to, related to, caused by",
+    Cue.DOUBTS_ANEW: "which|that may|might|could, which|that is|are likely|probably|possibly|suspicious",
     Cue.NOTHING: """
         no change, no interval change, no significant change, no significant interval change, no appreciable change,
         no substantial change, no definite change, no new change, no relevant change, no obvious change,
@@ -107,6 +116,12 @@ _STATES = frozenset(
         decreasing, worsening, improved, improving, there, the, a, an, bilateral, right, left, known, again,
         status, post, tiny, trace, extensive, diffuse, residual, interval""")
 )
+_BEHIND = frozenset(
+    listed(
+        "in, on, at, within, along, to, by, throughout, there, this, or, nor, with, for, from, over, and, :, (, ), ?"
+    )
+)
+_BEHIND |= {","}
 _ALTERNATIVES = frozenset({"or", "nor", "and/or"})
 
 
@@ -129,9 +144,10 @@ class Scopes(NamedTuple):
 def scopes(words: Sequence[str]) -> Scopes:
     """Reach of every cue in a sentence, in one pass to the right and one to the left.
 
-    To the right, a cue reaches to the end of its clause: a conjunction such as *but*, a comma or *and* after the
-    predicate, or a comma before a new statement ("no pneumothorax, small effusion") unless an *or* still follows ("no
-    edema, large effusion or pneumothorax"). To the left, it reaches to the predicate or the clause before its own.
+    To the right, a cue reaches to the end of its clause: a conjunction such as *but*, *and* after the predicate, or a
+    comma after it or before a new statement ("no pneumothorax, small effusion") unless an *or* still follows ("no
+    edema, large effusion or pneumothorax"). *Seen* and the like are predicates where no noun follows ("no visible
+    pneumothorax, effusion, or edema"). To the left, it reaches to the predicate or the clause before its own.
     """
     cues = _BOOK.cover(words)
     denied, doubted = _to_the_right(words, cues)
@@ -151,31 +167,41 @@ def _to_the_right(words: Sequence[str], cues: Sequence[Match[Cue]]) -> tuple[lis
             inside = cue.end
             if cue.tag is Cue.ENDS:
                 denying = doubting = False
-            elif cue.tag is Cue.DENIES_AFTER:
+            elif cue.tag is Cue.ENDS_DENIAL:
+                denying = False
+            elif cue.tag is Cue.DENIES_AFTER or (cue.tag is Cue.DENIES_BEFORE and not i):  # "resolved effusion"
                 denying, predicate = True, False
             elif cue.tag in (Cue.DOUBTS_AFTER, Cue.DOUBTS_BOTH):
                 doubting, predicate = True, False
+            elif cue.tag is Cue.DOUBTS_ANEW:
+                denying, doubting, predicate = False, True, False
         elif i >= inside:
             if word in (",", "and"):
                 following = words[i + 1] if i + 1 < len(words) else ""
-                new = word == "," and following in _STATES and not alternative[i]
-                if predicate or new:
+                ends = predicate or (word == "," and following in _STATES)
+                if ends and not (word == "," and alternative[i]):
                     denying = doubting = predicate = False
             elif word in (":", ")"):
                 denying = doubting = False
-            elif word in _PREDICATES:
+            elif _predicates(words, i):
                 predicate = True
         denied[i], doubted[i] = denying, doubting
     return denied, doubted
 
 
+def _predicates(words: Sequence[str], i: int) -> bool:
+    """Whether a word is a predicate, and no adjective of a noun behind it."""
+    observed = words[i] in _PREDICATES and (i + 1 == len(words) or words[i + 1] in _BEHIND)
+    return words[i] in _VERBS or observed
+
+
 def _alternative_ahead(words: Sequence[str], starting: dict[int, Match[Cue]]) -> list[bool]:
-    """Per word, whether *or* follows in the same clause, before any other cue."""
+    """Per word, whether *or* follows in the same clause, before any other cue and predicate."""
     ahead = [False] * len(words)
     found = False
     for i in range(len(words) - 1, -1, -1):
         ahead[i] = found
-        found = words[i] in _ALTERNATIVES or (found and i not in starting)
+        found = words[i] in _ALTERNATIVES or (found and i not in starting and words[i] not in _VERBS)
     return ahead
 
 
@@ -190,7 +216,7 @@ def _to_the_left(words: Sequence[str], cues: Sequence[Match[Cue]]) -> tuple[list
         cue = ending.get(i)
         if cue:
             inside = cue.start
-            if cue.tag in (Cue.ENDS, Cue.DENIES_AFTER, Cue.DOUBTS_AFTER):
+            if cue.tag in (Cue.ENDS, Cue.DOUBTS_ANEW, Cue.DENIES_AFTER, Cue.DOUBTS_AFTER):
                 denying = doubting = False
             elif cue.tag is Cue.DENIES_BEFORE:
                 denying, doubting = True, False
@@ -217,7 +243,7 @@ def _predicate_before(words: Sequence[str], starting: dict[int, Match[Cue]]) -> 
     passed = 0  # end of a phrase that does nothing
     for i, word in enumerate(words):
         cue = starting.get(i)
-        if cue and cue.tag is Cue.ENDS:
+        if cue and cue.tag in (Cue.ENDS, Cue.DOUBTS_ANEW):
             found = word == "there"
         elif cue and cue.tag is Cue.NOTHING:
             passed = cue.end

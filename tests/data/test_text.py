@@ -130,6 +130,13 @@ def test_a_report_with_headings():
         ("Clinical   information: Cough.\nFinding: Clear.", {"findings": "Clear."}),
         ("FINDINGS: A.\nADDENDUM: B.\nFINDINGS: C.", {"findings": "A.\nC.", "addendum": "B."}),
         ("FINDINGS:\nIMPRESSION: Normal.", {"impression": "Normal."}),
+        ("CHEST, TWO VIEWS: Clear.\nIMPRESSION: Normal.", {"findings": "Clear.", "impression": "Normal."}),
+        ("PA and lateral views of the chest:\nClear.", {"findings": "Clear."}),
+        ("CHEST: Clear.", {}),
+        *((f"IMPRESSION: A.\n{end}: B.", {"impression": "A."}) for end in ("COMMENT", "DATE", "Comments")),
+        ("FINDINGS: A.\nCOMPARISON FILM: None.", {"findings": "A.", "comparison": "None."}),
+        ("IMPRESSION: A.\nRECOMMENDATION(S): B.", {"impression": "A.", "recommendation": "B."}),
+        ("IMPRESSION: A.\nFINAL ADDENDUM: B.", {"impression": "A.", "addendum": "B."}),
         ("", {}),
     ],
 )

@@ -24,7 +24,7 @@ _SIGNS = {"+": "positive", "-": "negative", "?": "uncertain"}
 SENTENCES = [
     # stated
     ("There is a small right pleural effusion.", "PE+"),
-    ("Moderate cardiomegaly with pulmonary vascular congestion.", "CM+ ED+"),
+    ("Moderate cardiomegaly with pulmonary vascular congestion.", "CM+ ED?"),
     ("The heart is mildly enlarged.", "CM+"),
     ("The cardiac silhouette is enlarged.", "CM+"),
     ("Left lower lobe consolidation consistent with pneumonia.", "CO+ PN+"),
@@ -35,7 +35,7 @@ SENTENCES = [
     ("Biapical pleural thickening.", "PO+"),
     ("The endotracheal tube ends 4 cm above the carina.", "SD+"),
     ("Patchy opacities at both lung bases.", "LO+"),
-    ("Blunting of the left costophrenic angle.", "PE+"),
+    ("Blunting of the left costophrenic angle.", "PE?"),
     ("Hydropneumothorax on the right.", "PX+ PE+"),
     # denied by what stands before
     ("No pleural effusion.", "PE-"),
@@ -53,6 +53,11 @@ SENTENCES = [
     ("Resolution of the right effusion.", "PE-"),
     ("The heart is not enlarged.", "CM-"),
     ("Interval removal of the endotracheal tube.", "SD-"),
+    ("No visible pneumothorax, focal opacity, or pleural effusion.", "PX- LO- PE-"),
+    ("No identified fracture, nodule, or mass.", "FX- LL-"),
+    ("No consolidation is seen, effusion or pneumothorax.", "CO- PE- PX-"),
+    ("No pneumothorax is seen, small effusion is present.", "PX- PE+"),
+    ("Resolved right effusion.", "PE-"),
     # denied by what stands behind
     ("Pleural effusion was not observed.", "PE-"),
     ("Pleural effusion and pneumothorax are not seen.", "PE- PX-"),
@@ -62,6 +67,20 @@ SENTENCES = [
     ("The left chest tube has been removed.", "SD-"),
     ("Edema has cleared.", "ED-"),
     ("The right pneumothorax is no longer seen.", "PX-"),
+    # doubted over the words between
+    ("Left basilar opacity which may represent pneumonia.", "LO+ PN?"),
+    ("Opacity likely due to atelectasis.", "LO+ AT?"),
+    ("Basilar opacities, possibly secondary to edema.", "LO+ ED?"),
+    ("Low volumes due to atelectasis.", "AT+"),
+    ("Opacity at the left base, correlate clinically for pneumonia.", "LO+ PN?"),
+    ("Patchy opacity, difficult to exclude pneumonia.", "LO+ PN?"),
+    ("Atelectasis; pneumonia is in the differential.", "AT+ PN?"),
+    # explicit classes
+    ("Right lower lobe airspace disease.", "LO+"),
+    ("Bibasilar air space disease.", "LO+"),
+    ("Heart size within limits of normal.", "CM-"),
+    ("Family history of lung cancer.", ""),
+    ("Findings suggest infection.", "PN?"),
     # normal by itself
     ("Heart size is normal.", "CM-"),
     ("Normal heart size.", "CM-"),
