@@ -64,7 +64,7 @@ _CUES = {
         not be excluded, cannot be ruled out, can not be ruled out, not ruled out, is|are not ruled out,
         not be ruled out, not be entirely|completely excluded, cannot be entirely|completely excluded,
         cannot entirely|completely be excluded, is|are|remains possible, remain|remains a|in possibility,
-        is a possibility, is|are possible|probable|likely|suspected|questionable|questioned|considered, possible,
+        is a possibility, is|are|was|were possible|probable|likely|suspected|questionable|questioned|considered, possible,
         is|are not entirely|completely excluded, in the differential,
         in the differential diagnosis, is|are in the differential, is|are in the differential diagnosis,
         is|are difficult to exclude, hard to exclude,
@@ -117,11 +117,10 @@ _STATES = frozenset(
         status, post, tiny, trace, extensive, diffuse, residual, interval""")
 )
 _BEHIND = frozenset(
-    listed(
-        "in, on, at, within, along, to, by, throughout, there, this, or, nor, with, for, from, over, and, :, (, ), ?"
-    )
+    listed("in, on, at, within, along, to, by, throughout, there, this, or, nor, with, for, from, over")
 )
-_BEHIND |= {","}
+_BEHIND |= {",", "and", ":", "(", ")", "?"}
+"""What may stand behind a predicate; behind an adjective stands a noun."""
 _ALTERNATIVES = frozenset({"or", "nor", "and/or"})
 
 

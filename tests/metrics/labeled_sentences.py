@@ -75,6 +75,7 @@ SENTENCES = [
     ("Opacity at the left base, correlate clinically for pneumonia.", "LO+ PN?"),
     ("Patchy opacity, difficult to exclude pneumonia.", "LO+ PN?"),
     ("Atelectasis; pneumonia is in the differential.", "AT+ PN?"),
+    ("Viral pneumonia was suspected.", "PN?"),
     # explicit classes
     ("Right lower lobe airspace disease.", "LO+"),
     ("Bibasilar air space disease.", "LO+"),
