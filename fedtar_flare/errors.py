@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 DISK_FULL = "the site's disk is full"
 """Public text where a site cannot write what it must keep."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The system's errors of a full disk, a used-up quota, and a file larger than the account may write."""
 
 
 class FedTARError(Exception):

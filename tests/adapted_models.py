@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ class Case:
     """A base model, what is adapted, and its outputs with the samples of the batch first."""
 
     model: nn.Module
-    targets: str
+    targets: Sequence[str]
     inputs: dict[str, Tensor]  # leading dimension B * rows
     rows: int
     outputs: Callable[[Callable[..., Any], dict[str, Tensor]], Tensor]
@@ -44,7 +44,7 @@ def cvt_case() -> Case:
     )
     return Case(
         CvtModel(config),
-        r".*\.(projection_query|projection_key|projection_value|dense)",
+        ["*.projection_query", "*.projection_key", "*.projection_value", "*.dense"],
         {"pixel_values": normal(BATCH * SLICES, 3, 32, 32)},
         SLICES,
         lambda model, inputs: model(**inputs).last_hidden_state,
@@ -71,7 +71,7 @@ def gpt2_model() -> nn.Module:
     return GPT2LMHeadModel(config)
 
 
-GPT2_TARGETS = r".*\.(c_attn|q_attn|c_proj|c_fc)"
+GPT2_TARGETS = ("*.c_attn", "*.q_attn", "*.c_proj", "*.c_fc")
 
 
 def gpt2_case() -> Case:
@@ -80,7 +80,7 @@ def gpt2_case() -> Case:
     return Case(gpt2_model(), GPT2_TARGETS, inputs, 1, lambda model, inputs: model(**inputs).logits)
 
 
-def timm_case(name: str, targets: str, image: int, **settings: Any) -> Case:
+def timm_case(name: str, targets: Sequence[str], image: int, **settings: Any) -> Case:
     import timm
 
     model = timm.create_model(name, pretrained=False, num_classes=0, img_size=image, **settings)
@@ -92,11 +92,16 @@ CASES: dict[str, Callable[[], Case]] = {
     "cvt": cvt_case,
     "gpt2": gpt2_case,
     "vit": lambda: timm_case(
-        "vit_tiny_patch16_224", r"blocks\..*\.(qkv|proj|fc1|fc2)", 32, depth=2, embed_dim=24, num_heads=3
+        "vit_tiny_patch16_224",
+        ["blocks.*.qkv", "blocks.*.proj", "blocks.*.fc[12]"],
+        32,
+        depth=2,
+        embed_dim=24,
+        num_heads=3,
     ),
     "swin": lambda: timm_case(
         "swin_tiny_patch4_window7_224",
-        r"layers\..*\.(qkv|proj|fc1|fc2|reduction)",
+        ["layers.*.qkv", "layers.*.proj", "layers.*.fc[12]", "layers.*.reduction"],
         56,
         embed_dim=8,
         depths=(2, 2),
@@ -114,7 +119,7 @@ def shake(module: nn.Module, size: float = 0.1) -> None:
                 parameter.add_(size * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
 
 
-def adapted(model: nn.Module, lora_targets: str, /, **changes: Any) -> tuple[Any, PatientLoRA]:
+def adapted(model: nn.Module, lora_targets: Sequence[str], /, **changes: Any) -> tuple[Any, PatientLoRA]:
     peft_model = add_lora(model, targets=lora_targets, rank=RANK, alpha=ALPHA, seed=4)
     sizes = {"rank": RANK, "time_steps": STEPS, "seed": 5, "embedding_dim": 6}
     sizes = {name: changes.pop(name, value) for name, value in sizes.items()}
@@ -181,7 +186,7 @@ class One(nn.Module):
 
 
 def one_layer(inputs: int = 6, outputs: int = 4, **changes: Any) -> tuple[Any, PatientLoRA]:
-    peft_model, patient = adapted(One(inputs, outputs).double(), "layer", **changes)
+    peft_model, patient = adapted(One(inputs, outputs).double(), ["layer"], **changes)
     shake(peft_model)
     shake(patient)
     return peft_model, patient

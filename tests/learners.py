@@ -29,7 +29,7 @@ def learner_of(cohort, kind=ReportLearner, *, model=MODEL, exchange=(), **others
     )
 
 
-def fedmrg_learner(cohort, exchange=(r"(?:encoder|pooling|projection|diagnosis)\..+",), **settings):
+def fedmrg_learner(cohort, exchange=("encoder.*", "pooling.*", "projection.*", "diagnosis.*"), **settings):
     """A learner of FedMRG, with these settings of its training and of the method."""
     model = preset("tiny", max_length=24, num_beams=1)
     own = {name: settings.pop(name) for name in tuple(settings) if name in FedMRGConfig.model_fields}

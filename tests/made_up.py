@@ -5,8 +5,8 @@ from fedtar_flare.protocol.fields import SECONDS, Field
 from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, PRIVACY
 from fedtar_flare.registry import Method
 
-ROWS = Group("rows", "collected", (r"bank\.features",), "one row a patient", personal=True, max_rows=4, width=3)
-MODULES = Group("modules", "pooled", (r"module\.[a-z]+",), "what a site learnt")
+ROWS = Group("rows", "collected", ("bank.features",), "one row a patient", personal=True, max_rows=4, width=3)
+MODULES = Group("modules", "pooled", ("module.[a-z]*",), "what a site learnt")
 
 CONTRACT = Contract(
     method="madeup",

@@ -13,25 +13,28 @@ checksum and computed again.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import stat
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedtar_flare.errors import DataError
-from fedtar_flare.files import PRIVATE, replacing, write_text
+from fedtar_flare.errors import DISK_FULL, FULL, DataError
+from fedtar_flare.files import PRIVATE, write_bytes, write_text
 
 PREPARATION_VERSION = 4
 """Raised whenever the same files and settings come to give other numbers."""
 Identity = list[tuple[str, int, int]]
 """Path, size and time of change of every file of a study."""
+NOT_WRITTEN = ("disk-full", "not-writable")
+"""Reasons why no study can be prepared, whichever it is."""
 _DAMAGED = (OSError, ValueError, KeyError, IndexError, EOFError)
 _SOUND: dict[Path, tuple[int, int, int]] = {}  # files whose checksum was right: inode, size, time
 
@@ -92,9 +95,9 @@ def load(entry: Path) -> Prepared | None:
 
 
 def store(entry: Path, image: np.ndarray, position_mm: np.ndarray) -> None:
-    """Write a prepared image, whole or not at all."""
-    entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # pictures of patients: for this user alone
-    _write(entry, image=np.asarray(image, np.uint8), position_mm=np.asarray(position_mm, np.float32))
+    """Write a prepared image, whole or not at all; raises :class:`DataError` of :data:`NOT_WRITTEN`."""
+    with _place_of(entry):
+        _write(entry, image=np.asarray(image, np.uint8), position_mm=np.asarray(position_mm, np.float32))
 
 
 def load_refusal(entry: Path) -> DataError | None:
@@ -106,9 +109,9 @@ def load_refusal(entry: Path) -> DataError | None:
 
 
 def store_refusal(entry: Path, error: DataError) -> None:
-    """Remember a refusal, so that the next process need not read the study again."""
-    entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_text(entry.with_suffix(".refused.json"), json.dumps([str(error), error.reason]), PRIVATE)
+    """Remember a refusal, so that the next process need not read the study again; raises as :func:`store`."""
+    with _place_of(entry):
+        write_text(entry.with_suffix(".refused.json"), json.dumps([str(error), error.reason]), PRIVATE)
 
 
 def computed_path(entry: Path, kind: str) -> Path:
@@ -137,8 +140,25 @@ def _write(file: Path, **arrays: np.ndarray) -> None:
     for name, array in arrays.items():
         record[name][0] = array
     record["checksum"][0] = _checksum(*(record[name][0] for name in arrays))
-    with replacing(file) as temporary, temporary.open("wb") as opened:
-        np.save(opened, record)
+    content = io.BytesIO()  # of a short write to a file, NumPy does not say why
+    np.save(content, record)
+    write_bytes(file, content.getvalue(), PRIVATE)
+
+
+@contextmanager
+def _place_of(entry: Path) -> Iterator[None]:
+    """The folder of an entry, to be written to. If that fails it is no fault of the study."""
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # pictures of patients: for this user alone
+        yield
+    except OSError as error:
+        full = error.errno in FULL
+        raise DataError(
+            f"{entry.parent}: prepared images cannot be written ({error.strerror or error}). Free the disk, for which "
+            "'fedtar site purge --cache' deletes all prepared images, or write another cache_dir into the site file",
+            reason=NOT_WRITTEN[not full],
+            public=DISK_FULL if full else "the site's folder of prepared images cannot be written",
+        ) from error
 
 
 def _fields(record: np.ndarray, *names: str) -> list[Any]:

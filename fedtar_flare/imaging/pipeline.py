@@ -83,7 +83,8 @@ def prepare_visits(
 
     Earlier results and refusals are only looked up; the rest is computed, in ``workers`` processes when it takes long
     (by default one per processor, at most four), on whose number nothing depends. ``say`` takes a line of progress
-    every ``every`` seconds. Raises :class:`ConfigError` as :func:`.transforms.preparation` does.
+    every ``every`` seconds. Raises :class:`ConfigError` as :func:`.transforms.preparation` does, and :class:`DataError`
+    where the cache cannot be written (``disk-full``, ``not-writable``): a smaller cohort would be noticed by nobody.
     """
     from fedtar_flare.imaging.workers import each, worker_count
 
@@ -107,6 +108,8 @@ def prepare_visits(
     progress = Progress("preparing images: study", len(items), say, every)
     for done, (i, outcome) in enumerate(each(prepare_task, items, count, limits.seconds_per_study), start=1):
         if isinstance(outcome, DataError):
+            if outcome.reason in cache.NOT_WRITTEN:
+                raise outcome
             errors[missing[i]] = outcome
         progress(done)
     log_left_out([errors[visit] for visit in visits if visit in errors])
@@ -171,7 +174,7 @@ def _compute(image: Path, modality: Modality, size: InputSize, transforms: Seque
             cache.store_refusal(entry, error)
         raise
     cache.store(entry, picture, position_mm)
-    return cache.load(entry) or Prepared(picture, position_mm)  # a full disk or a lost mount must not stop the run
+    return cache.load(entry) or Prepared(picture, position_mm)  # a mount may be lost meanwhile
 
 
 def _run(image: Path, modality: Modality, size: InputSize, transforms: Sequence[Spec]) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.imaging.transform_list import problem_of
+from fedtar_flare.globs import problem_of
+from fedtar_flare.imaging.transform_list import problem_of as problem_of_transforms
 from fedtar_flare.settings import Settings
 
 LEAST_PERIOD = timedelta(days=28)
@@ -24,9 +25,13 @@ class LoRAConfig(Settings):
     rank: int = Field(4, ge=1, description="rank r of the shared and of the patient's factors")
     alpha: float = Field(128.0, gt=0, description="scale numerator: s = alpha / rank")
     exchange: tuple[str, ...] = Field(
-        (), description="regular expressions of further parameters that are trained and exchanged whole"
+        (), description="further parameters that are trained and exchanged whole: names with '*' for any text"
     )
     dtype_up: Literal["float32", "bfloat16"] = Field("float32", description="number format of updates")
+
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
+        if problem := problem_of(self.exchange):
+            yield "exchange", problem
 
 
 class TrainingConfig(Settings):
@@ -90,7 +95,7 @@ class DataConfig(Settings):
     )
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
-        if problem := problem_of(self.transforms):
+        if problem := problem_of_transforms(self.transforms):
             yield "transforms", problem
         try:
             dates = [datetime.fromisoformat(text) for text in self.periods]

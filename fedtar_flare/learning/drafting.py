@@ -6,7 +6,6 @@ A base model other than the adapter's own is refused, since it would write fluen
 from __future__ import annotations
 
 import math
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -165,7 +164,7 @@ class Drafter:
             extend(base, extension)
         name = self.info.get("adapter", DEFAULT_ADAPTER)
         weights = read_adapter(self._adapter, name)
-        extra = [re.escape(name) for name in weights if adapter_of(name) is None]
+        extra = [name for name in weights if adapter_of(name) is None]
         config = read_adapter_config(self._adapter)
         model = add_like(base, config, targets=self._config.lora_targets, extra=extra, name=name)
         load_shared_state(model, weights, name)

@@ -12,7 +12,6 @@ partial labels).
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.data.minimum_cell import enough
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.globs import matches
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.comparison import UNKNOWN, is_shown
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses
@@ -178,7 +178,7 @@ class SiteDiagnosis:
         rare = torch.tensor([not enough(ids, max(least, FEWEST)) for ids in having])
         return {
             name: value.masked_fill(rare.view(-1, *[1] * (value.dim() - 1)), 0)
-            if re.fullmatch(HEAD_NAMES, name)
+            if matches(name, [HEAD_NAMES])
             else value
             for name, value in update.items()
         }

@@ -44,10 +44,8 @@ if TYPE_CHECKING:
 
     from fedtar_flare.models.report_generator import ReportGenerator
 
-ADAPTER = Group("adapter", "averaged", (OTHER_KINDS,), "an adapter: AdaLoRA's or FedPara's factors, or VeRA's vectors")
-PROMPTS = Group(
-    "prompts", "averaged", (r"diagnosis\.(?:embeddings|states)",), "learnt vectors that stand for words, of all reports"
-)
+ADAPTER = Group("adapter", "averaged", OTHER_KINDS, "an adapter: AdaLoRA's or FedPara's factors, or VeRA's vectors")
+PROMPTS = Group("prompts", "averaged", ("diagnosis.*",), "learnt vectors that stand for words, of all reports")
 ORTHOGONALITY = 0.5
 """AdaLoRA's weight of the penalty on factors that are not orthogonal, PEFT's default."""
 WORDS = ("prompt", "prefix")
@@ -69,7 +67,7 @@ class PEFTConfig(Settings):
         if self.target_rank is not None and self.kind != "adalora":
             yield "target_rank", "none, unless kind is adalora"
 
-    def extension(self, targets: str, seed: int) -> dict[str, Any]:
+    def extension(self, targets: Sequence[str], seed: int) -> dict[str, Any]:
         """What :func:`extend` needs to know."""
         return {"kind": self.kind, "prompts": self.prompts, "targets": targets, "seed": seed}
 

@@ -43,7 +43,7 @@ from fedtar_flare.settings import Settings
 
 PREFIX = "control."
 """Of a control variate's name, before that of the tensor that it belongs to."""
-CONTROL = Group("control", "averaged", (rf"control\.{LORA_NAMES}",), "control variates: means of a site's gradients")
+CONTROL = Group("control", "averaged", (f"control.{LORA_NAMES}",), "control variates: means of a site's gradients")
 
 
 class ScaffoldConfig(Settings):

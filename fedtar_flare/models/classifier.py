@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedtar_flare.globs import problem_of
 from fedtar_flare.models.adapters.kinds import add_ia3
 from fedtar_flare.models.adapters.lora import add_lora
 from fedtar_flare.models.build import build_model
@@ -34,12 +35,12 @@ CLASSES = 2
 _HEADS = ("head", "fc", "classifier")
 """Classification heads that a published file may have."""
 _HEAD_STD = 0.02
-_HEAD = r"head\.(weight|bias)"
+_HEAD = ("head.weight", "head.bias")
 _TARGETS = {
-    ("cvt", "lora"): r"encoder\..*\.(projection_query|projection_key|projection_value)",
-    ("cvt", "ia3"): r"encoder\..*\.(projection_key|projection_value)",
-    ("other", "lora"): r"encoder\..*\bblocks\.\d+\..*\bqkv",
-    ("other", "ia3"): r"encoder\..*\bblocks\.\d+\..*\bqkv",
+    ("cvt", "lora"): ("encoder.*.projection_query", "encoder.*.projection_key", "encoder.*.projection_value"),
+    ("cvt", "ia3"): ("encoder.*.projection_key", "encoder.*.projection_value"),
+    ("other", "lora"): ("encoder.*.blocks.*.qkv",),
+    ("other", "ia3"): ("encoder.*.blocks.*.qkv",),
 }
 SIZES: dict[str, dict[str, tuple[int, int, int]]] = {
     "vit": {
@@ -75,12 +76,15 @@ class ClassifierConfig(ImageModelConfig):
     )
     adapter: Literal["lora", "ia3"] = Field("lora", description="low-rank factors, or scales of keys and values")
     rank: int = Field(2, ge=1, description="of LoRA, whose scale is 1")
-    targets: str | None = Field(
+    targets: tuple[str, ...] | None = Field(
         None,
-        description="regular expression on module names: the adapted layers; None: attention's queries, keys, values",
+        description="list of the adapted layers, by whole names with '*' for any text; None: attention's queries, "
+        "keys and values",
     )
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
+        if problem := problem_of(self.targets or ()):
+            yield "targets", problem
         known = SIZES.get(self.encoder, {})
         for name, value in self.encoder_config.items():
             if name not in known:
@@ -113,7 +117,7 @@ class ClassifierConfig(ImageModelConfig):
         """Whether the encoder sees a CT as one volume."""
         return self.encoder == "swin_unetr"
 
-    def adapted_layers(self) -> str:
+    def adapted_layers(self) -> tuple[str, ...]:
         """``targets``, or what stands for None."""
         family = "cvt" if self.encoder in ("small", "tiny") else "other"
         return self.targets or _TARGETS[family, self.adapter]
@@ -167,9 +171,9 @@ def build_classifier(config: ClassifierConfig, places: Mapping[str, Path | None]
         classifier = Classifier(_encoder(config, places or {}), config.seed)
     targets = config.adapted_layers()
     if config.adapter == "ia3":
-        return add_ia3(classifier, targets=targets, extra=(_HEAD,)).eval()
+        return add_ia3(classifier, targets=targets, extra=_HEAD).eval()
     return add_lora(
-        classifier, targets=targets, rank=config.rank, alpha=config.rank, seed=config.seed, extra=(_HEAD,)
+        classifier, targets=targets, rank=config.rank, alpha=config.rank, seed=config.seed, extra=_HEAD
     ).eval()
 
 

@@ -7,7 +7,6 @@ CvT-21 (384, ImageNet-22K) with DistilGPT2, ``timm`` joins any timm encoder to a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,13 +15,18 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.globs import problem_of
 from fedtar_flare.settings import Settings, build, nearest
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
-DECODER_TARGETS = r"decoder\..*\.(c_attn|q_attn|c_proj|c_fc)"
-CVT_TARGETS = rf"(encoder\..*\.(projection_query|projection_key|projection_value|dense)|{DECODER_TARGETS})"
-TIMM_TARGETS = rf"(encoder\..*\bblocks\.\d+\..*\b(qkv|proj|fc1|fc2)|{DECODER_TARGETS})"
+DECODER_TARGETS = ("decoder.*.c_attn", "decoder.*.q_attn", "decoder.*.c_proj", "decoder.*.c_fc")
+CVT_TARGETS = (
+    *(f"encoder.*.projection_{name}" for name in ("query", "key", "value")),
+    "encoder.*.dense",
+    *DECODER_TARGETS,
+)
+TIMM_TARGETS = (*(f"encoder.*.blocks.*.{name}" for name in ("qkv", "proj", "fc1", "fc2")), *DECODER_TARGETS)
 MOST_LAYERS = 1000
 """Of the decoder, and of one stage of CvT."""
 RANDOM = "random"
@@ -111,8 +115,10 @@ class ModelConfig(ImageModelConfig):
         160, ge=3, description="tokens of a report, begin and end tokens included; longer ones are cut"
     )
     num_beams: int = Field(4, ge=1, description="beams when generating")
-    lora_targets: str = Field(
-        CVT_TARGETS, description="regular expression on module names: the linear layers that LoRA adapts"
+    lora_targets: tuple[str, ...] = Field(
+        CVT_TARGETS,
+        description="list of the linear layers that LoRA adapts, by whole names with '*' for any text: "
+        "['decoder.*.c_attn', 'decoder.*.c_fc']; '!' before a name takes it out",
     )
 
     def __hash__(self) -> int:
@@ -141,10 +147,8 @@ class ModelConfig(ImageModelConfig):
                 yield "max_length", f"at most n_positions={self.decoder_positions} of decoder_config"
             if self.tokenizer == "decoder":
                 yield "tokenizer", "'small' or a path, as no decoder_name is given whose tokenizer to take"
-        try:
-            re.compile(self.lora_targets)
-        except re.error as error:
-            yield "lora_targets", f"a valid regular expression ({error})"
+        if problem := problem_of(self.lora_targets):
+            yield "lora_targets", problem
 
     def named(self) -> dict[str, str]:
         """What this takes from outside the package, a hub name or a path, by setting."""
@@ -218,7 +222,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "decoder_dtype": "bfloat16",
         "tokenizer": "decoder",
         "max_length": 128,
-        "lora_targets": r"decoder\..*\.(q_proj|v_proj)",
+        "lora_targets": ("decoder.*.q_proj", "decoder.*.v_proj"),
     },
 }
 

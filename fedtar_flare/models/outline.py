@@ -10,6 +10,7 @@ from functools import lru_cache
 import torch
 from torch import nn
 
+from fedtar_flare.globs import matches
 from fedtar_flare.models.build import build_tokenizer
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
@@ -32,17 +33,17 @@ class Outline:
     tensors: Mapping[str, int]
     """Of each parameter, its number of values; a tied weight has them under its first name, and 0 elsewhere."""
 
-    def targeted(self, pattern: str) -> list[str]:
-        """Layers that a regular expression on whole names picks for LoRA, barred ones among them, sorted."""
-        return _matching({*self.linear, *self.barred} - set(self.tensors), [pattern])
+    def targeted(self, globs: Sequence[str]) -> list[str]:
+        """Layers that globs pick for LoRA, barred ones among them, sorted."""
+        return _matching({*self.linear, *self.barred} - set(self.tensors), globs)
 
-    def lora_values(self, pattern: str, rank: int) -> int:
+    def lora_values(self, globs: Sequence[str], rank: int) -> int:
         """How many values LoRA of this rank adds to the layers that it can adapt among those that are picked."""
-        return rank * sum(self.linear.get(name, 0) for name in self.targeted(pattern))
+        return rank * sum(self.linear.get(name, 0) for name in self.targeted(globs))
 
-    def exchanged(self, patterns: Sequence[str]) -> list[str]:
-        """Parameters that regular expressions on whole names pick, sorted."""
-        return _matching(self.tensors, patterns)
+    def exchanged(self, globs: Sequence[str]) -> list[str]:
+        """Parameters that globs pick, sorted."""
+        return _matching(self.tensors, globs)
 
 
 _EVERYWHERE = (
@@ -85,5 +86,5 @@ def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lam
     )
 
 
-def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    return [name for name in sorted(names) if any(re.fullmatch(pattern, name) for pattern in patterns)]
+def _matching(names: Iterable[str], globs: Sequence[str]) -> list[str]:
+    return [name for name in sorted(names) if matches(name, globs)]

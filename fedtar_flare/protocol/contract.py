@@ -8,7 +8,6 @@ both ends: the guard applies them to what leaves, the controller to what arrives
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -16,14 +15,15 @@ from typing import Any, Literal
 import torch
 
 from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.globs import matches
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, check_tensor_names, check_unit_rows
 from fedtar_flare.protocol.fields import NUMBER_KINDS, Field, check_error, check_texts
 from fedtar_flare.protocol.messages import ERROR, OK, Reply
 
-LORA_NAMES = r"base_model\.model\..+\.lora_[AB]\.weight"
+LORA_NAMES = "base_model.model.*.lora_[AB].weight"
 """PEFT's names of low-rank factors, as they travel."""
 
-HEAD_NAMES = r"diagnosis\.head\.(?:queries|weight|bias)"
+HEAD_NAMES = "diagnosis.head.*"
 """Names of the tensors of a diagnosis head, a row for each finding."""
 
 WHOLE_PARAMETERS = "parameters"
@@ -46,7 +46,7 @@ class Group:
 
     name: str
     form: Literal["averaged", "collected", "pooled"]
-    names: tuple[str, ...]  # regular expressions that must match a tensor's whole name
+    names: tuple[str, ...]  # globs (:mod:`fedtar_flare.globs`)
     about: str  # what ``--describe`` and the audit say of it
     personal: bool = False  # one row can stem from one patient
     max_rows: int = 0  # with ``width`` the bounds of a ``collected`` group, which must have them
@@ -60,7 +60,7 @@ class Group:
 
     def holds(self, tensor: str) -> bool:
         """Whether a tensor of this name belongs to the group."""
-        return any(re.fullmatch(pattern, tensor) for pattern in self.names)
+        return matches(tensor, self.names)
 
     def check_shape(self, tensor: str, shape: tuple[int, ...], agreed: tuple[int, ...] | None) -> None:
         """Refuse (:class:`ExchangeError`) a shape that the form does not allow; ``agreed``: that which came down."""
@@ -116,7 +116,7 @@ class Contract:
     tasks: tuple[Task, ...]  # in the order of a run
     stays: str  # what never leaves a site, for ``--describe``
     by_rows: tuple[str, ...] = ()
-    """Regular expressions of tensors with a row for each of several things, where a site says nothing of those whose
+    """Globs of tensors with a row for each of several things, where a site says nothing of those whose
     row is zero: the mean of a row is over the sites that say something."""
 
     def __post_init__(self) -> None:
@@ -162,10 +162,10 @@ class Contract:
 
     def is_by_rows(self, tensor: str) -> bool:
         """Whether each row of an averaged tensor is the mean of the sites alone that say something in it."""
-        return any(re.fullmatch(pattern, tensor) for pattern in self.by_rows)
+        return matches(tensor, self.by_rows)
 
     def allowing(self, extra_names: Sequence[str]) -> Contract:
-        """A copy whose group of whole parameters also has these names (regular expressions)."""
+        """A copy whose group of whole parameters also has these names (globs)."""
         widened = (
             replace(group, names=(*group.names, *extra_names)) if group.name == WHOLE_PARAMETERS else group
             for group in self.groups

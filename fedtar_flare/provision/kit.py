@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+from nvflare.tool.deploy.deploy_common import LAUNCHER_IDS, PROCESS_CLIENT_LAUNCHER
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json, replacing, write_json
@@ -75,10 +76,11 @@ def complete(
         _set(components, "job_manager", path=JOBS, args=jobs)
     else:
         result["allow_log_streaming"] = False  # a site's log may name files and rows
-        launcher = {"max_restarts": max_restarts} | ({"byoc": True} if byoc else {})
-        _set(components, "process_launcher", path=LAUNCHER, args=launcher)
-        manager = {"num_of_gpus": gpus, "mem_per_gpu_in_GiB": gpu_memory, "expiration_period": 300}
-        _set(components, "resource_manager", args=manager)
+        launcher = {"max_restarts": max_restarts} | ({"byoc": True} if byoc else {}) | _wrapped(components)
+        _set(components, _launcher_id(components), path=LAUNCHER, args=launcher)
+        if "launcher" not in launcher:  # containers and clusters hand out their resources themselves
+            manager = {"num_of_gpus": gpus, "mem_per_gpu_in_GiB": gpu_memory, "expiration_period": 300}
+            _set(components, "resource_manager", args=manager)
     return result
 
 
@@ -167,6 +169,20 @@ def _set(components: list[dict[str, Any]], identity: str, **values: Any) -> None
     if component is None:
         components.append(component := {"id": identity})
     component.update(values)
+
+
+def _launcher_id(components: Sequence[Mapping[str, Any]]) -> str:
+    """The name that the kit's launcher has, which FLARE's tools go by."""
+    return next((str(one["id"]) for one in components if one.get("id") in LAUNCHER_IDS), "process_launcher")
+
+
+def _wrapped(components: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The launcher that ``nvflare deploy prepare`` chose, as an argument of ours; nothing for one of processes."""
+    there = next((one for one in components if one.get("id") == _launcher_id(components)), {})
+    path, arguments = there.get("path"), there.get("args") or {}
+    if path == LAUNCHER:
+        return {"launcher": arguments["launcher"]} if "launcher" in arguments else {}
+    return {} if path in (None, PROCESS_CLIENT_LAUNCHER) else {"launcher": {"path": path, "args": arguments}}
 
 
 def _is_class(path: str) -> bool:

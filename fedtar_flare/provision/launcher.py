@@ -17,7 +17,7 @@ from nvflare.apis.app_validation import AppValidationKey
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
+from nvflare.apis.job_launcher_spec import JobHandleSpec, JobLauncherSpec, JobReturnCode
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
@@ -95,20 +95,25 @@ class SupervisedHandle(JobHandleSpec):
 
 
 class SupervisedProcessLauncher(ClientProcessJobLauncher):
-    """Replaces FLARE's ``ClientProcessJobLauncher`` as ``process_launcher`` in a site's resources.
+    """Replaces FLARE's launcher in a site's resources: its own of processes, or any other, which then is ``launcher``.
 
     A job that brings code is not started, whoever signed it, unless ``byoc``: the policy alone would let in whoever
     holds the project's root key, from which FLARE takes every role. As the one component of ours in every site's
-    process it also closes the site's doors when that starts, and sees to its retention.
+    process it also closes the site's doors when that starts, and sees to its retention. Containers, pods and cluster
+    jobs of another launcher (``nvflare deploy prepare``) are not started again: that is for their own runtime to do.
     """
 
-    def __init__(self, max_restarts: int = 3, window: float = 900.0, byoc: bool = False):
+    def __init__(
+        self, max_restarts: int = 3, window: float = 900.0, byoc: bool = False, launcher: JobLauncherSpec | None = None
+    ):
         super().__init__()
         if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 0:
             raise ConfigError(f"max_restarts must be a number of at least 0, not {max_restarts!r}")
         if not window > 0:
             raise ConfigError(f"window must be positive, not {window}")
-        self.max_restarts, self.window, self.byoc = max_restarts, window, byoc
+        if launcher is not None and not isinstance(launcher, JobLauncherSpec):
+            raise ConfigError(f"launcher must be a job launcher, as {{path: ..., args: ...}}, not {launcher!r}")
+        self.max_restarts, self.window, self.byoc, self.launcher = max_restarts, window, byoc, launcher
         self._retention = Retention()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -117,10 +122,14 @@ class SupervisedProcessLauncher(ClientProcessJobLauncher):
             close_doors(ClientRequestProcessors.request_processors)
         if event_type == EventType.AFTER_CLIENT_HEARTBEAT:
             self._retention(Path(str(fl_ctx.get_prop(FLContextKey.WORKSPACE_ROOT))))
+        if self.launcher is not None and event_type != EventType.BEFORE_JOB_LAUNCH:  # where it would put itself forward
+            self.launcher.handle_event(event_type, fl_ctx)
         super().handle_event(event_type, fl_ctx)
 
     def launch_job(self, job_meta: dict, fl_ctx: FLContext) -> JobHandleSpec:
         if job_meta.get(AppValidationKey.BYOC) and not self.byoc:
             raise FedTARError("the job brings code of its own, which this site does not run")
+        if self.launcher is not None:
+            return self.launcher.launch_job(job_meta, fl_ctx)
         start = super().launch_job
         return SupervisedHandle(lambda: start(job_meta, fl_ctx), self.max_restarts, self.window, self.logger.warning)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +23,8 @@ from fedtar_flare.site.policy import SERVER_CLASSES, SITE_CLASSES
 
 SERVER_CONFIG = Path("config", "config_fed_server.json")
 META = "meta.json"
+_CLASS = ("path", "class_path", "name")
+"""Keys by which FLARE's configurations name a class."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ def read_job(app: Path) -> DeployedJob:
     meta = read_json(app.parent / META) if (app.parent / META).is_file() else {}
     entry, workflow = _executor_entry(app), _only(read_json(app / SERVER_CONFIG).get("workflows"), "workflow", app)
     others = [entry for key in ("task_data_filters", "task_result_filters") for entry in site.get(key) or []]
-    built = [*(site.get("components") or []), *(one for entry in others for one in entry.get("filters") or [])]
-    paths = dict.fromkeys(plain(str(entry.get("path") or entry.get("name"))) for entry in built)
+    built = [entry, *(site.get("components") or []), *(one for entry in others for one in entry.get("filters") or [])]
+    paths = dict.fromkeys(plain(path) for component in built for path in _classes(component))
     return DeployedJob(
         name=plain(str(meta.get("name") or app.parent.name)),
         settings={part: one.get("args") or {} for part, one in (("site", entry), ("server", workflow))},
@@ -108,6 +110,14 @@ def executor_of(app: Path) -> SiteExecutor:
 
 def _executor_entry(app: Path) -> dict[str, Any]:
     return _only(read_json(app / CLIENT_CONFIG).get("executors"), "executor", app).get("executor") or {}
+
+
+def _classes(component: Mapping[str, Any]) -> Iterator[str]:
+    """The class of a component, and those that FLARE builds for its arguments."""
+    yield str(next((component[key] for key in _CLASS if key in component), None))
+    for value in (component.get("args") or {}).values():
+        if isinstance(value, Mapping) and not value.keys().isdisjoint(_CLASS):
+            yield from _classes(value)
 
 
 def _only(entries: Any, kind: str, app: Path) -> dict[str, Any]:

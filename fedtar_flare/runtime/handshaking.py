@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
-from fedtar_flare.protocol.exchange import MASTER_DTYPE, TENSOR_NAME, ExchangeSchema, Tensors
+from fedtar_flare.protocol.exchange import MASTER_DTYPE, ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, compatible, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.runtime.results import Results
@@ -38,7 +38,7 @@ class HandshakeController(TaskController):
         if handshake_time_limit < 0:
             raise ConfigError(f"handshake_time_limit must be 0 (none) or seconds, not {handshake_time_limit}")
         self.handshake_time_limit, self.initial_site = handshake_time_limit, initial_site
-        self._wire = self.contract.allowing([TENSOR_NAME])  # which parameters travel whole is for the sites to say
+        self._wire = self.contract.allowing(["*"])  # which parameters travel whole is for the sites to say
         self.visits: dict[str, Any] = {}
         self.described: dict[str, Any] = {}
 

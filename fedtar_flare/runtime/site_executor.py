@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import time
@@ -22,7 +21,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare import registry
-from fedtar_flare.errors import DISK_FULL, ConfigError, DataError, ExchangeError, FedTARError
+from fedtar_flare.errors import DISK_FULL, FULL, ConfigError, DataError, ExchangeError, FedTARError
 from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.exchange import Tensors, check_inbound, register_tensors
@@ -227,7 +226,7 @@ class SiteExecutor(Executor):
             self.logger.error(f"task '{task}': {error}")  # the logger alone: FLARE's log_error fires events
             return error.public
         self.logger.exception(f"task '{task}' failed: {error}")
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in FULL:
             return DISK_FULL
         return f"unexpected {type(error).__name__} (see the site's own log)"
 
@@ -285,12 +284,14 @@ class SiteExecutor(Executor):
         return state, self.patients(self.site_config, site.name, header, site.workspace)
 
     def _admit(self, header: TaskHeader, site: Site) -> None:
-        """Raise Declined for a job that is beyond the site's bounds, or not approved where it must be."""
+        """Raise Declined for a job that is not approved where it must be, then for one beyond the site's bounds, for
+        which the job's model is made.
+        """
         bounds = self.site_config.policy
         site.limit(bounds.max_seconds)
-        admit(self.strategy.request(header.rounds, header.time_steps), bounds)
         if bounds.approval == "required":
             require_approval(site.records, site.app, type(self), self._is_made_by)
+        admit(self.strategy.request(header.rounds, header.time_steps), bounds)
 
     def _is_made_by(self, arguments: Mapping[str, Any]) -> bool:
         """Whether an executor of these arguments does what this one does."""

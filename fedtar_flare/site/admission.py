@@ -5,13 +5,13 @@ What is asked stands in a :class:`JobRequest`, which the job's own method fills 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedtar_flare.errors import FedTARError
+from fedtar_flare.globs import matches
 from fedtar_flare.models.sources import stay_offline
 from fedtar_flare.protocol.fields import MAX_TEXT
 from fedtar_flare.site.bounds import Bounds
@@ -138,8 +138,8 @@ def _layers(reach: Reach, bounds: Bounds) -> Iterator[str]:
         if barred := [name for name in names if name in reach.barred]:
             yield f"{setting} reaches {_several(barred)} (never the output layer or an embedding)"
     for setting, names in reach.adapted.items():
-        if outside := [name for name in names if not re.fullmatch(bounds.lora_targets, name)]:
-            yield f"{setting} reaches {_several(outside)} (only {_short(bounds.lora_targets)})"
+        if outside := [name for name in names if not matches(name, bounds.lora_targets)]:
+            yield f"{setting} reaches {_several(outside)} (only {_short(', '.join(bounds.lora_targets))})"
 
 
 def _number(value: float) -> str:

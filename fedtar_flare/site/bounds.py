@@ -6,13 +6,13 @@ not among them: its guard says so (:mod:`fedtar_flare.site.policy`), before a ta
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
+from fedtar_flare.globs import problem_of
 from fedtar_flare.imaging.transform_list import LISTED, SAFE
 from fedtar_flare.settings import Settings, nearest
 
@@ -40,10 +40,10 @@ class Bounds(Settings):
         description="greatest learning rate of anything that is trained, also times training.weight_decay: what one "
         "update takes off a weight",
     )
-    lora_targets: str = Field(
-        ".*",
-        description="regular expression on whole layer names: those that a job may adapt; never the output layer or an "
-        "embedding, whatever stands here",
+    lora_targets: tuple[str, ...] = Field(
+        ("*",),
+        description="list of the layers that a job may adapt, by whole names with '*' for any text ('!' before a name "
+        "takes it out); never the output layer or an embedding, whatever stands here",
     )
     transforms: tuple[str, ...] = Field(
         SAFE, description="MONAI transforms that a job may add to the preparation of images (data.transforms), by name"
@@ -82,10 +82,8 @@ class Bounds(Settings):
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         if unknown := [name for name in self.transforms if name not in LISTED]:
             yield "transforms", f"of {', '.join(LISTED)}: not '{unknown[0]}'{nearest(unknown[0], LISTED)}"
-        try:
-            re.compile(self.lora_targets)
-        except re.error as error:
-            yield "lora_targets", f"a valid regular expression ({error})"
+        if problem := problem_of(self.lora_targets):
+            yield "lora_targets", problem
 
 
 def default_bounds(*, simulated: bool, synthetic: bool) -> dict[str, Any]:

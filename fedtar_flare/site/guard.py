@@ -7,7 +7,6 @@ nothing else.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -22,6 +21,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.globs import problem_of
 from fedtar_flare.protocol.contract import Contract, Sends
 from fedtar_flare.protocol.exchange import ExchangeSchema, register_tensors
 from fedtar_flare.protocol.fields import MAX_TEXT, check_error
@@ -74,7 +74,7 @@ class OutboundGuard(Filter):
         installed and the guard of a job names it; without a list none is allowed. One that is not installed is no
         error: none of its tasks is done.
     extra_names : sequence of str
-        Regular expressions; a base-model parameter may travel whole only if one matches its whole name.
+        Globs (:mod:`fedtar_flare.globs`): the base-model parameters that may travel whole.
     max_values : int, default 50,000,000
         Largest number of values in one message.
     """
@@ -86,11 +86,8 @@ class OutboundGuard(Filter):
         for name, value in (("methods", methods), ("extra_names", extra_names)):
             if isinstance(value, str | Mapping) or not all(isinstance(one, str) for one in value):
                 raise ConfigError(f"OutboundGuard: {name} must be a list of texts, not {value!r}")
-        try:
-            for pattern in extra_names:
-                re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(f"OutboundGuard: extra_names has a bad regular expression: {error}") from error
+        if problem := problem_of(extra_names):
+            raise ConfigError(f"OutboundGuard: extra_names is {list(extra_names)!r:.300}: it must be {problem}")
         if max_values < 1:
             raise ConfigError(f"OutboundGuard: max_values must be positive, not {max_values}")
         self.methods, self.extra_names, self.max_values = list(methods), list(extra_names), max_values

@@ -40,7 +40,7 @@ def training_step(quick: bool, folder: Path, rival: str, samples: int) -> Cases:
     width, length = (32, 8) if quick else (WIDTH, LENGTH)
     torch.manual_seed(0)
     layers = nn.Sequential(*[nn.Linear(width, width) for _ in range(LAYERS)])
-    model = add_lora(layers, targets=r"\d+", rank=RANK, seed=0)
+    model = add_lora(layers, targets=["?*"], rank=RANK, seed=0)
     patient = PatientLoRA(model, PatientConfig(components=COMPONENTS), rank=RANK, time_steps=STEPS, seed=0)
     x, q = noise((samples, length, width), 1), torch.softmax(noise((samples, COMPONENTS), 2), 1)
     step = torch.arange(samples) % STEPS + 1

@@ -117,9 +117,13 @@ class Bench:
     def plain(self, size: int, compiled: bool = False) -> dict[str, Any]:
         from peft import LoraConfig, get_peft_model
 
+        from fedtar_flare.models.adapters.lora import target_names
+
         learner = self.learner()  # its tokenizer and its images alone are used
-        config = LoraConfig(r=4, lora_alpha=128, lora_dropout=0.0, target_modules=self.config.lora_targets)
-        model = get_peft_model(build_model(self.config), config).to(self.device)
+        built = build_model(self.config)
+        names = target_names(built, self.config.lora_targets)
+        config = LoraConfig(r=4, lora_alpha=128, lora_dropout=0.0, target_modules=names)
+        model = get_peft_model(built, config).to(self.device)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=self.device == "cuda")
         samples = self.samples(size)

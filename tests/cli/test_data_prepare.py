@@ -1,13 +1,18 @@
 """``fedtar data prepare``: what it leaves is what a job's handshake looks up."""
 
+import errno
 import json
+import os
+import resource
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from hospital_site import executor_of
 from kits import make_kit, write_radiographs
 
 from fedtar_flare.cli.main import main
+from fedtar_flare.errors import DataError
 from fedtar_flare.imaging import pipeline
 from fedtar_flare.imaging.transform_list import built_in
 from fedtar_flare.protocol.messages import TaskHeader
@@ -66,6 +71,41 @@ def test_nothing_that_can_be_used_is_a_failure(sites, capsys, caplog):
     assert main(["data", "prepare", "--site-file", str(sites / "hospital.yaml")]) == 1
     assert "no patient that can be used" in capsys.readouterr().err
     assert "5 study(ies) left out" in caplog.text
+
+
+@pytest.fixture
+def limited():
+    """No process that is started from here on can write a file of more than 100 kB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_full_disk_stops_the_work_instead_of_leaving_studies_out(sites, capfd, caplog, monkeypatch, limited, workers):
+    for name in ("ALONE_SECONDS", "WORTH_SECONDS"):
+        monkeypatch.setattr(f"fedtar_flare.imaging.workers.{name}", -1.0)
+    (sites / "0.png").write_bytes(b"no image")  # done in this process; the others, if it may be, in others
+    options = ["--workers", workers, "--preset", "tiny", "--set", "model.slices=1", "--set", "model.image_size=256"]
+    assert main(["data", "prepare", "--site-file", str(sites / "hospital.yaml"), *options]) == 1
+    out, err = capfd.readouterr()
+    assert "prepared images cannot be written" in err and "purge --cache" in err
+    assert "Traceback" not in caplog.text + out + err and "left out" not in out
+    assert {path.suffix for path in (sites / "cache").rglob("*.*")} == {".json"}, "the refusal of the first study"
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_job_trains_on_nothing_where_images_cannot_be_kept(sites, monkeypatch, full):
+    if full:
+        error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        monkeypatch.setattr("fedtar_flare.files.os.fsync", Mock(side_effect=error))
+    else:
+        (sites / "cache").write_text("a file in its place")
+    with pytest.raises(DataError) as caught:
+        opened_by_a_job(sites)
+    assert caught.value.reason == ("disk-full" if full else "not-writable")
+    assert ("disk is full" in caught.value.public) is full and str(sites) not in caught.value.public
 
 
 def test_transforms_are_shown_in_order_with_what_they_give_and_what_the_site_declines(sites, capsys):

@@ -15,7 +15,7 @@ from tables import write_table
 
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
-from fedtar_flare.data.sources.manifest import read_manifest
+from fedtar_flare.data.sources.manifest import read_manifest, write_rows
 from fedtar_flare.data.sources.tables import own_table, rows_of
 from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.data.timeline import Timeline
@@ -333,6 +333,21 @@ def test_parquet_dates_of_nanoseconds_and_zones(folder):
     (visit,) = read_manifest(write_parquet(folder, columns)).patients()[0].visits
     assert visit.acquired == datetime.fromtimestamp(1_580_473_800.123456, UTC).replace(tzinfo=None)
     assert visit.age == pytest.approx(70, abs=0.01)
+
+
+CELLS = st.text("=+-@'|a1 ,\n\u00e9", max_size=6).map(lambda text: f"{text}a".strip())
+
+
+@given(CELLS, CELLS)
+def test_no_cell_that_is_written_is_a_formula_and_each_reads_back_as_it_was(tmp_path_factory, patient, report):
+    folder = tmp_path_factory.mktemp("cells")
+    (folder / "-1.png").touch()
+    write_rows(folder / "m.csv", [GOOD | {"patient_id": patient, "report": report, "image": "-1.png"}])
+    with (folder / "m.csv").open(newline="") as file:
+        assert not any(cell.lstrip()[:1] in tuple("=+-@") for row in csv.reader(file) for cell in row)
+    (found,) = read_manifest(folder / "m.csv").patients()
+    (visit,) = found.visits
+    assert (found.patient_id, visit.report, visit.image) == (patient, report, folder / "-1.png")
 
 
 DATES = {

@@ -17,7 +17,7 @@ from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import CVT_TARGETS, DECODER_TARGETS, preset
 
 CONFIG = preset("tiny")
-LAST_STAGE = rf"encoder\..*\.stages\.2\..*\.dense|{DECODER_TARGETS}"
+LAST_STAGE = ("encoder.*.stages.2.*.dense", *DECODER_TARGETS)
 SLICES = (4, 2, 3)
 
 

@@ -27,7 +27,7 @@ FEDMRG = FedMRGConfig(distill_weight=0.5, contrast_weight=0.0)
 def llama(tmp_path_factory):
     """Settings of a model whose decoder is a tiny Llama that reads the image as a prefix."""
     folder = write_llama(tmp_path_factory.mktemp("llama"))
-    targets = r"(encoder\..*\.dense|decoder\..*\.(q_proj|v_proj))"
+    targets = ["encoder.*.dense", "decoder.*.q_proj", "decoder.*.v_proj"]
     return {"decoder": "prefix", "decoder_name": str(folder), "tokenizer": "decoder", "lora_targets": targets}
 
 
@@ -105,14 +105,14 @@ def calls_of(learner):
     return calls
 
 
-PROMPTS = r"diagnosis\..*"
+PROMPTS = "diagnosis.*"
 CASES = {
     "FedAvg": {},
-    "FedAvg, further parameters whole": {"exchange": (r".*crossattention.*weight", r"projection\.weight")},
+    "FedAvg, further parameters whole": {"exchange": ("*crossattention*weight", "projection.weight")},
     "FedTAR": {"kind": PatientLearner},
     "FedTAR, in parts": {"kind": PatientLearner, "micro_batch": 3},
     "FedTAR, bfloat16": {"kind": PatientLearner, "autocast": True},
-    "FedMRG": {"kind": FedMRGLearner, "exchange": (r"(?:encoder|pooling|projection|diagnosis)\..+",)},
+    "FedMRG": {"kind": FedMRGLearner, "exchange": ("encoder.*", "pooling.*", "projection.*", "diagnosis.*")},
     "FedMRG, bfloat16, in parts": {"kind": FedMRGLearner, "autocast": True, "micro_batch": 3},
     **{
         f"FedPEFT, {kind}": {"kind": PEFTLearner, "peft": PEFTConfig(kind=kind)} for kind in ("adalora", "vera", "loha")

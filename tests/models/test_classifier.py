@@ -19,7 +19,7 @@ VOLUMES = ClassifierConfig(
     slices=32,
     image_size=32,
     rank=1,
-    targets=r"encoder\..*\.attn\.(qkv|proj)",
+    targets=["encoder.*.attn.qkv", "encoder.*.attn.proj"],
 )
 SWIN = ClassifierConfig(
     encoder="timm", encoder_name="swin_tiny_patch4_window7_224", encoder_weights="random", image_size=64, slices=1

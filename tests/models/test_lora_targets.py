@@ -6,6 +6,7 @@ import pytest
 import torch
 from batches import noise
 
+from fedtar_flare.globs import matches
 from fedtar_flare.models.adapters.lora import add_lora, lora_layers
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import ModelConfig, preset
@@ -33,7 +34,7 @@ def linear_names(model: torch.nn.Module) -> set[str]:
 @pytest.mark.parametrize(("config", "layer", "in_encoder"), CASES)
 def test_targets_hit_every_linear_of_every_layer_and_nothing_else(config: ModelConfig, layer: str, in_encoder: int):
     model = build_model(config)
-    hit = {name for name, _ in model.named_modules() if re.fullmatch(config.lora_targets, name)}
+    hit = {name for name, _ in model.named_modules() if matches(name, config.lora_targets)}
     wanted = {n for n in linear_names(model) if re.match(rf"({layer}|decoder\.transformer\.h\.\d\.)", n)}
     assert hit == wanted
     assert len([name for name in hit if name.startswith("encoder")]) == in_encoder
@@ -44,7 +45,7 @@ def test_targets_hit_every_linear_of_every_layer_and_nothing_else(config: ModelC
 def test_peft_adapts_exactly_these_and_the_model_still_writes():
     config = preset("tiny")
     model, batch = build_model(config), noise()
-    targets = {name for name, _ in model.named_modules() if re.fullmatch(config.lora_targets, name)}
+    targets = {name for name, _ in model.named_modules() if matches(name, config.lora_targets)}
     written = model.generate(batch, max_length=12)
     adapted = add_lora(model, targets=config.lora_targets, seed=0)
     assert set(lora_layers(adapted)) == targets

@@ -37,7 +37,7 @@ def test_a_preset_is_valid_and_survives_json(name: str):
         ({"decoder_config": {"n_head": 5}}, "a multiple of n_head"),
         ({"max_length": 97}, "at most n_positions=96"),
         ({"image_statistics": "none"}, "it must be 'half', 'imagenet' or 'clip'"),
-        ({"lora_targets": "("}, "valid regular expression"),
+        ({"lora_targets": ["(.*)*!"]}, "not of regular expressions"),
         ({"tokenizer": "decoder"}, "tokenizer is 'decoder'"),
         ({"encoder_config": {"embed_dim": (8, 16, 32.0)}}, r"\[embed_dim\]\[2\] is 32.0: it must be a whole number"),
     ],

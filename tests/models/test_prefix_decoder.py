@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 def config_of(folder, **settings):
     own = {"decoder": "prefix", "decoder_name": str(folder), "tokenizer": "decoder", "max_length": LENGTH}
-    targets = {"lora_targets": r"decoder\..*\.(q_proj|v_proj)"}
+    targets = {"lora_targets": ["decoder.*.q_proj", "decoder.*.v_proj"]}
     return preset("tiny", **(own | targets | settings))
 
 

@@ -1,5 +1,6 @@
 """What a malicious server asks of a site, sent as such a server would: without the name of a command, or as 'super'."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -9,15 +10,19 @@ import pytest
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_launcher_spec import JobLauncherSpec, add_launcher
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.sec.audit import Auditor, AuditService
+from nvflare.fuel.utils.component_builder import ComponentBuilder
 from nvflare.private.admin_defs import Message
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+from nvflare.tool.deploy.deploy_common import _patch_resources
 
-from fedtar_flare.errors import FedTARError
+from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.provision.doors import ANSWERED
+from fedtar_flare.provision.kit import LAUNCHER, complete
 from fedtar_flare.provision.launcher import SupervisedProcessLauncher
 
 REAL = "0f3d1c1e-8a52-4d4e-9c11-2f6a0c3d5b7e"
@@ -119,6 +124,52 @@ def test_a_job_with_code_is_not_started_whatever_role_signed_it(tmp_path):
     Launcher(byoc=True).launch_job({"job_id": REAL, "byoc": True}, context).wait()
     Launcher().launch_job({"job_id": REAL}, context).wait()
     assert len(started) == 2
+
+
+class FarAway(JobLauncherSpec):
+    """Stands for FLARE's launchers of containers, pods and cluster jobs, which need these to be there."""
+
+    def __init__(self, image="none"):
+        super().__init__()
+        self.image, self.heard = image, []
+
+    def handle_event(self, event_type, fl_ctx):
+        self.heard.append(event_type)
+        if event_type == EventType.BEFORE_JOB_LAUNCH:
+            add_launcher(self, fl_ctx)
+
+    def launch_job(self, job_meta, fl_ctx):
+        return f"started from {self.image}"
+
+
+def test_another_launcher_starts_jobs_behind_ours(tmp_path, site):
+    """As FLARE's tool puts it into a kit, as ours completes that, and as FLARE then builds and asks it."""
+    path = f"{FarAway.__module__}.{FarAway.__qualname__}"
+    kit = Path(_kit(tmp_path))
+    default = kit / "local" / "resources.json.default"
+    default.write_text(
+        json.dumps({"components": [{"id": "process_launcher", "path": LAUNCHER}], "class_allow_list": []})
+    )
+    _patch_resources(kit, "k8s_launcher", path, {"image": "fedtar:1"})
+    whole = complete(json.loads(default.read_text()), server=False)
+    assert complete(whole, server=False) == whole
+    (entry,) = [one for one in whole["components"] if "launcher" in one["id"]]
+    assert entry["path"] == LAUNCHER and "PassthroughResourceManager" in json.dumps(whole["components"])
+    ours, context = ComponentBuilderOf().build_component(entry), FLContext()
+    for event in (EventType.SYSTEM_BOOTSTRAP, EventType.BEFORE_JOB_LAUNCH):
+        ours.handle_event(event, context)
+    assert context.get_prop(FLContextKey.JOB_LAUNCHER) == [ours], "FLARE refuses a site with two"
+    assert ours.launcher.heard == [EventType.SYSTEM_BOOTSTRAP]
+    assert ours.launch_job({"job_id": REAL}, context) == "started from fedtar:1"
+    with pytest.raises(FedTARError, match="code of its own"):
+        ours.launch_job({"job_id": REAL, "byoc": True}, context)
+    with pytest.raises(ConfigError, match="launcher must be"):
+        SupervisedProcessLauncher(launcher={"path": path})
+
+
+class ComponentBuilderOf(ComponentBuilder):
+    def get_module_scanner(self):
+        return None
 
 
 def _kit(folder: Path) -> str:

@@ -83,6 +83,7 @@ def test_the_hospital_s_container_can_do_little_beside_its_work(repository, dock
     assert not {"privileged", "network_mode", "pid", "ports", "cap_add", "env_file", "devices"} & set(service)
     uid = re.search(r"--uid (\d+)", next(rest for _, rest in dockerfile if "useradd" in rest)).group(1)
     assert service["user"] == f"{uid}:{uid}"
-    for volume in service["volumes"]:
-        source, target, *mode = volume.split(":")
-        assert source.startswith("./") and target.count("/") == 1 and mode == (["ro"] if target == "/data" else [])
+    volumes = {target: (source, *mode) for source, target, *mode in (v.split(":") for v in service["volumes"])}
+    assert all(source == f".{target}" for target, (source, *_) in volumes.items())
+    assert set(volumes) > {"/data", "/kit/startup", "/kit/local"}
+    assert {target for target, (_, *mode) in volumes.items() if mode != ["ro"]} == {"/kit", "/state", "/cache"}

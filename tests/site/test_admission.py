@@ -39,7 +39,7 @@ from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.place import Site
 
 ATTACK = {
-    "model": {"lora_targets": r"decoder\.lm_head"},
+    "model": {"lora_targets": ["decoder.lm_head"]},
     "training": {"local_steps": 1, "batch_size": 1, "max_grad_norm": 1e-9},
 }
 HARMLESS = {"training": {"local_steps": 4, "batch_size": 4}}
@@ -145,7 +145,7 @@ def test_a_policy_counts_from_the_next_task_on(trained, monkeypatch, tmp_path):
     site, w, write = trained
     for policy, words in (
         ("{min_local_steps: 3}", "training.local_steps 2 (at least 3)"),
-        ("{lora_targets: 'encoder.*'}", "model.lora_targets reaches decoder"),
+        ("{lora_targets: ['encoder.*']}", "model.lora_targets reaches decoder"),
         ("{max_seconds: 1.0e-9}", "longer than the site's policy allows (max_seconds 1e-09)"),
         ("{min_patient: 3}", "a setting is wrong at the site"),
     ):

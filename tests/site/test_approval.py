@@ -105,8 +105,9 @@ def test_an_approval_holds_for_one_digest_until_it_is_withdrawn(tmp_path):
 
 def test_a_held_job_reads_nothing_and_an_approved_one_goes_on_until_something_changes(kit, job, monkeypatch):
     """Approved beforehand from the lead's folder, it counts for the app that FLARE puts at the site."""
-    patients = []
+    patients, admitted = [], []
     monkeypatch.setattr(SiteExecutor, "patients", lambda *_: patients.append(1))
+    monkeypatch.setattr("fedtar_flare.runtime.site_executor.admit", lambda *_: admitted.append(1))
     payload = {"settings": "same", "counts": {split: [1, 1] for split in ("train", "validation", "test")}}
     monkeypatch.setattr(ReportSite, "_handshake", lambda self, header, *_: (ok(header, payload=payload), None))
     app = shutil.copytree(job / "app", kit / "job-1" / "app_hospital")
@@ -119,10 +120,11 @@ def test_a_held_job_reads_nothing_and_an_approved_one_goes_on_until_something_ch
     digest = digest_of(app)
     held = (ERROR, f"held: not approved by this site (digest of the job: {digest})")
     assert status() == held and not patients
+    assert not admitted, "nothing of a job is held against its model before somebody has looked at it"
     code, out, err = fedtar_here("site", "approve", job, "--kit", kit, "--digest", digest)
     assert code == 0 and digest in out, err
     records = next(path.parent for path in kit.parent.rglob("approvals"))
-    assert status() == (OK, "") and len(patients) == 1
+    assert status() == (OK, "") and len(patients) == len(admitted) == 1
     withdraw(records, digest)
     assert status() == held
     approve(records, digest, "study")
@@ -196,9 +198,12 @@ def test_a_simulated_site_asks_for_approval_as_well(job, tmp_path, monkeypatch):
 def test_staff_sees_what_a_site_would_decline_and_code_that_comes_along(kit, job):
     (kit / "local" / "fedtar.yaml").write_text("source: synthetic\npolicy: {min_local_steps: 9}\n")
     (job / "app" / "custom").mkdir()
+    nested = {"path": "evil.Outer", "args": {"x": {"class_path": "evil.Inner", "args": {"y": {"name": "Innermost"}}}}}
+    edit(job / CLIENT, lambda c: c["components"].append({"id": "x", "path": GUARD, "args": {"methods": nested}}))
     code, out, _ = fedtar_here("site", "describe", job, "--kit", kit)
     assert code == 0 and "training.local_steps 2 (at least 9)" in out and "DECLINES" in out
     assert "'custom' FOLDER" in out and "needs no approval" in out
+    assert "evil.Outer, evil.Inner, Innermost" in out
 
 
 @pytest.mark.parametrize(

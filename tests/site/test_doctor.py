@@ -208,7 +208,7 @@ FAULTS = {
     "no list of methods": (_guards(), "methods", FAIL),
     "a method that is no list": (_guards(methods="fedtar"), "site policy", FAIL),
     "a guard of an earlier release": (_guards(allowed_names=["lora"]), "site policy", FAIL),
-    "a bad regular expression": (_guards(extra_names=["("]), "site policy", FAIL),
+    "a regular expression": (_guards(extra_names=["(.*)*!"]), "site policy", FAIL),
     "no audit": (_change(PRIVACY, lambda content: content.pop("components")), "audit", WARN),
     "streams past the noise": (_stream, "differential privacy", FAIL),
     "noise without a bound": (_noise(clip_norm=-1), "differential privacy", FAIL),

@@ -279,7 +279,7 @@ def test_what_the_tasks_really_send_passes():
     [
         *(("methods", wrong, "methods must be a list") for wrong in ("fedtar", {"fedtar": True}, [1])),
         *(("extra_names", wrong, "extra_names must be a list") for wrong in ("lora", [1])),
-        ("extra_names", ["("], "bad regular expression"),
+        ("extra_names", ["(.*)*!"], "not of regular expressions"),
         ("max_values", 0, "positive"),
     ],
 )

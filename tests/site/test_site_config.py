@@ -222,7 +222,7 @@ def test_the_policy_of_a_site_file_stands_over_the_defaults_of_such_a_site(tmp_p
         ({"min_patient": 5}, "did you mean 'min_patients'"),
         ({"min_patients": 0}, "min_patients is 0: it must be at least 1"),
         ({"approval": "yes"}, "approval is 'yes'"),
-        ({"lora_targets": "("}, "a valid regular expression"),
+        ({"lora_targets": ["("]}, "not of regular expressions"),
         ({"models": ["a"]}, "models"),
         ({"models_from": "no"}, "models_from is 'no'"),
         (7, "by name"),

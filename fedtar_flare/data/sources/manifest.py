@@ -20,6 +20,7 @@ from __future__ import annotations
 import csv
 import difflib
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
@@ -45,6 +46,7 @@ MODALITIES: dict[str, Modality] = {
 }
 """Allowed values of the option ``modality``, and their meaning."""
 Row = dict[str, str]
+_FORMULA = re.compile(r"\s*'*[=+@-]")
 
 
 def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
@@ -81,11 +83,14 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
 
 
 def write_rows(table: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write at least one row as a CSV manifest, whole or not at all, with the columns of the first."""
+    """Write at least one row as a CSV manifest, whole or not at all, with the columns of the first.
+
+    A cell that a spreadsheet would take for a formula gets a ``'`` in front, which :func:`read_manifest` takes away.
+    """
     with replacing(table, SHARED) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: f"'{v}" if _FORMULA.match(str(v)) else v for name, v in row.items()} for row in rows)
 
 
 def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path, where: str) -> Visit:
@@ -139,7 +144,13 @@ def _rows(table: Path, problems: list[DataError]) -> Iterator[tuple[int, Row]]:
         return
     with own_table(table, "the manifest") as opened:
         _check_columns(opened.columns, table)
-        yield from opened.rows(problems, str(table))
+        for number, row in opened.rows(problems, str(table)):
+            yield number, {name: _as_meant(cell) for name, cell in row.items()}
+
+
+def _as_meant(cell: str) -> str:
+    """A cell without the mark that :func:`write_rows` puts before what begins like a formula."""
+    return cell[1:].strip() if cell.startswith("'") and _FORMULA.match(cell[1:]) else cell
 
 
 def _parquet_rows(table: Path) -> Iterator[tuple[int, Row]]:

@@ -11,7 +11,6 @@ its columns add up to nearly v. Both are declared as modules, which no privacy f
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from fedtar_flare.protocol.contract import LORA_NAMES, Contract, Group, Task
@@ -23,17 +22,15 @@ PROBE, ADAPT = "probe", "adapt"
 IMPORTANCE, PULL = "importance.", "pull."
 """Before a tensor's name on the wire: its Fisher information, and that times the tensor."""
 
-_ADAPTER = (LORA_NAMES, r"base_model\.model\..+\.ia3_l")
-_HEAD = (r"head\.(?:weight|bias)",)
+_ADAPTER = (LORA_NAMES, "base_model.model.*.ia3_l")
+_HEAD = ("head.weight", "head.bias")
 
 ADAPTER = Group("adapter", "averaged", _ADAPTER, "the common start: low-rank factors or scales, by the job's seed")
 HEAD = Group("head", "averaged", _HEAD, "the common start of the binary head, by the job's seed")
 ADAPTERS = Group("adapters", "pooled", _ADAPTER, "adapters that hospitals learnt of a disease, and gradients in them")
 HEADS = Group("heads", "pooled", _HEAD, "binary heads that hospitals learnt of a disease, and gradients in them")
 
-_IMPORTANCE, _PULL = (
-    tuple(rf"{re.escape(prefix)}(?:{name})" for name in (*_ADAPTER, *_HEAD)) for prefix in (IMPORTANCE, PULL)
-)
+_IMPORTANCE, _PULL = (tuple(f"{prefix}{name}" for name in (*_ADAPTER, *_HEAD)) for prefix in (IMPORTANCE, PULL))
 IMPORTANCES = Group(
     "importances", "pooled", _IMPORTANCE, "plan fedcurv: a module's Fisher information, squared gradients"
 )

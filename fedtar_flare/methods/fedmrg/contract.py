@@ -9,23 +9,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedtar_flare.methods.fedmrg.bank import MOST_ROWS, WIDEST
-from fedtar_flare.protocol.contract import Contract, Group
+from fedtar_flare.protocol.contract import HEAD_NAMES, Contract, Group
 from fedtar_flare.protocol.fields import Field
 from fedtar_flare.protocol.tasks import PARAMETERS, close_round, handshake, train
 
-ADAPTER = Group(
-    "adapter", "averaged", (r"base_model\.model\..+\.lora_[AB]\.generic\.weight",), "the generic low-rank factors"
-)
+ADAPTER = Group("adapter", "averaged", ("base_model.model.*.lora_[AB].generic.weight",), "the generic low-rank factors")
 BRANCH = Group(
     "branch",
     "averaged",
-    (r"diagnosis\.(?:head\.(?:weight|bias|queries)|embeddings)",),
+    (HEAD_NAMES, "diagnosis.embeddings"),
     "the diagnosis branch: a head on the encoder, and the prompts' embeddings",
 )
 BANK = Group(
     "bank",
     "collected",
-    (r"bank\.features",),
+    ("bank.features",),
     "rows of image features for the other sites' contrast, each the mean of one patient or more",
     personal=True,
     max_rows=MOST_ROWS,

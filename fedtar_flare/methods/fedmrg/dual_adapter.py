@@ -12,7 +12,7 @@ All three are PEFT's sets of factors, switched in the decoder alone: an encoder'
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Literal
 
@@ -33,20 +33,21 @@ GENERIC, BROADCAST, SPECIALISED = "generic", "broadcast", "specialised"
 
 Backbone = Literal["whole", "lora", "frozen"]
 
-_DECODER = r"decoder\..*"
+_DECODER = "decoder.*"
 
 
-def generic_targets(targets: str, backbone: Backbone) -> str:
+def generic_targets(targets: Sequence[str], backbone: Backbone) -> tuple[str, ...]:
     """Layers that G adapts, among a model's ``targets``: those of the decoder, with ``lora`` the encoder's too."""
-    return targets if backbone == "lora" else decoder_targets(targets)
+    return tuple(targets) if backbone == "lora" else decoder_targets(targets)
 
 
-def decoder_targets(targets: str) -> str:
-    """``targets`` within the decoder."""
-    return targets if targets.startswith(r"(?=decoder\.)") else rf"(?=decoder\.)(?:{targets})"
+def decoder_targets(targets: Sequence[str]) -> tuple[str, ...]:
+    """``targets`` within the decoder: globs that begin with it, and those that begin with ``*`` put below it."""
+    below = (f"decoder.{glob}" if glob[0] == "*" else glob for glob in targets)
+    return tuple(dict.fromkeys(glob for glob in below if glob.startswith(("decoder.", "!"))))
 
 
-def add_specialised(model: PeftModel, targets: str, seed: int) -> None:
+def add_specialised(model: PeftModel, targets: Sequence[str], seed: int) -> None:
     """Add Q and S, like G in rank and scale, to the decoder layers of ``targets``; Q is not trained."""
     generic = model.peft_config[GENERIC]
     for name in (BROADCAST, SPECIALISED):

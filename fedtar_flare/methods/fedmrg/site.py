@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
     from fedtar_flare.models.report_generator import ReportGenerator
 
-WHOLE = r"(?:encoder|pooling|projection)\.(?!.*embed)(?!backbone\.conv1\.).+"
+WHOLE = ("encoder.*", "projection.*", "pooling.*", "!encoder.backbone.conv1.*", "!encoder.*embed*")
 """Parameters of the base model that travel whole with ``backbone: whole``.
 
 The layers that take the pixels stay as they are: their change would tell of single images, and no hospital lets it out.
@@ -50,7 +50,8 @@ class FedMRGSite(PooledSite):
         """With the adapted layers, and what travels whole, that ``fedmrg`` says."""
         config = given.fedmrg
         targets = generic_targets(given.model.lora_targets, config.backbone)
-        more = [WHOLE] if config.backbone == "whole" else []
+        there = [glob for glob in WHOLE if glob != "pooling.*" or given.model.pooling != "none"]
+        more = there if config.backbone == "whole" else []
         more += BRANCH.names if labeler(config.labeler).findings else ()
         lora = given.lora.replace(exchange=(*given.lora.exchange, *more))
         return given.replace(model=given.model.replace(lora_targets=targets), lora=lora)

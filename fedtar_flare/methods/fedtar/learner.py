@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.globs import matches
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.diagnosis import extend
@@ -28,7 +28,6 @@ from fedtar_flare.protocol.contract import HEAD_NAMES
 
 _PREFIX = "patient/"
 _LOCAL = "local/"
-_HEAD = re.compile(HEAD_NAMES)
 
 
 class PatientLearner(ReportLearner):
@@ -146,7 +145,7 @@ class PatientLearner(ReportLearner):
         """
         trained = super().train(steps, *args, **kwargs)
         if self._keeps_local:
-            self.local = {name: value for name, value in self.shared().items() if not _HEAD.fullmatch(name)}
+            self.local = {name: value for name, value in self.shared().items() if not matches(name, [HEAD_NAMES])}
         if self.findings is None:
             return trained
         samples = self.cohort.samples("train", steps, self.min_cell)

@@ -53,7 +53,7 @@ def add_adapter(
     model: nn.Module,
     kind: Kind,
     *,
-    targets: str,
+    targets: Sequence[str],
     rank: int,
     alpha: float,
     seed: int,
@@ -67,8 +67,8 @@ def add_adapter(
 
     Parameters
     ----------
-    targets, extra : str, sequence of str
-        Regular expressions, as for :func:`~fedtar_flare.models.adapters.lora.add_lora`.
+    targets, extra : sequence of str
+        Globs, as for :func:`~fedtar_flare.models.adapters.lora.add_lora`.
     rank, alpha : int, float
         VeRA has no alpha.
     target_rank : int, optional
@@ -79,13 +79,13 @@ def add_adapter(
     Raises
     ------
     ConfigError
-        An expression that cannot be used, or a target rank that is not below the rank.
+        A glob that cannot be used, or a target rank that is not below the rank.
     """
     from peft import AdaLoraConfig, LoHaConfig, VeraConfig, get_peft_model
 
     if kind == "loha":
         take_linear(model, targets)
-    target_names(model, targets)  # refuses what cannot be adapted
+    names = target_names(model, targets)
     extras = {name: model.get_parameter(name) for name in extra_names(model, extra)}
     config: PeftConfig
     if kind == "adalora":
@@ -97,7 +97,7 @@ def add_adapter(
             init_r=rank,
             target_r=target,
             lora_alpha=alpha,  # type: ignore[arg-type]
-            target_modules=targets,
+            target_modules=names,
             tinit=settled,
             tfinal=settled,
             total_step=max(2, updates),
@@ -105,9 +105,9 @@ def add_adapter(
     elif kind == "vera":
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Specified to not save vera_A")  # the seed restores them
-            config = VeraConfig(r=rank, target_modules=targets, projection_prng_key=seed, save_projection=False)
+            config = VeraConfig(r=rank, target_modules=names, projection_prng_key=seed, save_projection=False)
     else:
-        config = LoHaConfig(r=rank, alpha=alpha, target_modules=targets)  # type: ignore[arg-type]
+        config = LoHaConfig(r=rank, alpha=alpha, target_modules=names)  # type: ignore[arg-type]
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(seed)
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # per layer, by PEFT itself
@@ -119,13 +119,13 @@ def add_adapter(
     return peft_model
 
 
-def add_ia3(model: nn.Module, *, targets: str, extra: Sequence[str] = ()) -> PeftModel:
+def add_ia3(model: nn.Module, *, targets: Sequence[str], extra: Sequence[str] = ()) -> PeftModel:
     """IA3's factors on the targeted layers of ``model`` (changed in place); arguments as of :func:`add_adapter`."""
     from peft import IA3Config, get_peft_model
 
     names = target_names(model, targets)
     extras = {name: model.get_parameter(name) for name in extra_names(model, extra)}
-    peft_model = get_peft_model(model, IA3Config(target_modules=targets, feedforward_modules=[]))
+    peft_model = get_peft_model(model, IA3Config(target_modules=names, feedforward_modules=[]))
     for name in names:
         factor = peft_model.get_base_model().get_parameter(f"{name}.ia3_l.{DEFAULT_ADAPTER}")
         if name.endswith("qkv"):
@@ -153,7 +153,9 @@ def without_adapter(model: nn.Module, extra: Sequence[str]) -> Bare:
     return bare
 
 
-def add_like(model: nn.Module, config: Mapping[str, Any], *, targets: str, extra: Sequence[str], name: str) -> Any:
+def add_like(
+    model: nn.Module, config: Mapping[str, Any], *, targets: Sequence[str], extra: Sequence[str], name: str
+) -> Any:
     """Wrap ``model`` as ``adapter_config.json`` says, for weights that are loaded next (``load_shared_state``).
 
     An empty ``config`` is that of extras without an adapter. ConfigError for a kind that is none of this package's.
@@ -177,7 +179,7 @@ def add_like(model: nn.Module, config: Mapping[str, Any], *, targets: str, extra
     )
 
 
-def take_linear(model: nn.Module, targets: str) -> None:
+def take_linear(model: nn.Module, targets: Sequence[str]) -> None:
     """Put an equal ``nn.Linear`` in place of each targeted ``Conv1D`` of transformers, which LoHa cannot adapt."""
     from transformers.pytorch_utils import Conv1D
 

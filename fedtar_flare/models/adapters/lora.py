@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.globs import MOST, matches, problem_of
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, OTHER_KINDS, wire_name
 
 if TYPE_CHECKING:
@@ -28,13 +29,12 @@ if TYPE_CHECKING:
 _EXTRAS = "exchanged_extras"  # attribute of the PEFT model: by adapter, the extras by name
 _ADAPTER_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _FACTOR = re.compile(r"(base_model\.model\..+\.lora_[AB])\.([a-z0-9_]+)\.weight")  # as named_parameters() names it
-_OTHER = re.compile(rf"({OTHER_KINDS})\.{DEFAULT_ADAPTER}")
 
 
 def add_lora(
     model: nn.Module,
     *,
-    targets: str,
+    targets: Sequence[str],
     rank: int = 4,
     alpha: float = 128,
     seed: int,
@@ -51,20 +51,20 @@ def add_lora(
 
     Parameters
     ----------
-    targets : str
-        Regular expression on whole module paths; may match ``nn.Linear`` and transformers' ``Conv1D`` alone. LoRA has
-        no effect on a layer whose ``weight`` the backbone reads without calling the layer (``qkv`` of timm's BEiT, EVA,
-        Swin V2): do not target one.
+    targets : sequence of str
+        Globs (:mod:`fedtar_flare.globs`) on whole module paths; may match ``nn.Linear`` and transformers' ``Conv1D``
+        alone. LoRA has no effect on a layer whose ``weight`` the backbone reads without calling the layer (``qkv`` of
+        timm's BEiT, EVA, Swin V2): do not target one.
     extra : sequence of str
-        Regular expressions on whole parameter names of ``model`` as passed; these parameters are trained and exchanged
-        whole, with the first set. Buffers are never exchanged.
+        Globs on whole parameter names of ``model`` as passed; these parameters are trained and exchanged whole, with
+        the first set. Buffers are never exchanged.
     adapter : str
         The set's name: at most 32 lower-case letters, digits and underscores.
 
     Raises
     ------
     ConfigError
-        A name or an expression that cannot be used, or ``extra`` with a further set.
+        A name or a glob that cannot be used, or ``extra`` with a further set.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
 
@@ -82,7 +82,7 @@ def add_lora(
     config = LoraConfig(
         r=rank,
         lora_alpha=scale,  # type: ignore[arg-type]
-        target_modules=targets,
+        target_modules=names,
         lora_dropout=0.0,
         bias="none",
     )
@@ -113,18 +113,17 @@ def keep_extras(peft_model: PeftModel, adapter: str, extras: Mapping[str, nn.Par
 
 
 @contextmanager
-def active_adapters(peft_model: PeftModel, adapters: Sequence[str], layers: str = ".*") -> Iterator[None]:
+def active_adapters(peft_model: PeftModel, adapters: Sequence[str], layers: str = "*") -> Iterator[None]:
     """Let exactly these sets act, added up, in the LoRA layers of these paths while the context is open.
 
     Unlike PEFT's ``set_adapter``, it does not change which parameters are trained. Contexts may be nested; each
     restores what it found, also after an exception. No set switches the layers' LoRA off; a layer ignores a set that it
-    does not have. ``layers`` is a regular expression on whole layer paths in the base model; others do not change.
-    Raises ConfigError for an unknown set, or an expression that is invalid or matches no LoRA layer.
+    does not have. ``layers`` is a glob on whole layer paths in the base model; others do not change. Raises ConfigError
+    for an unknown set, or a glob that matches no LoRA layer.
     """
     for adapter in adapters:
         _require_adapter(peft_model, adapter)
-    pattern = _compiled("LoRA layers", layers)
-    chosen = [layer for name, layer in lora_layers(peft_model).items() if pattern.fullmatch(name)]
+    chosen = [layer for name, layer in lora_layers(peft_model).items() if matches(name, [layers])]
     if not chosen:
         raise ConfigError(f"LoRA layers {layers!r} match no LoRA layer")
     before = [layer._active_adapter for layer in chosen]  # the public setter would move requires_grad
@@ -154,22 +153,21 @@ def swapped_weights(
 
 
 def extra_names(model: nn.Module, extra: Sequence[str]) -> tuple[str, ...]:
-    """First name of every parameter that some expression matches under any of its names (tied weights have two).
+    """First name of every parameter that the globs pick under any of its names (tied weights have two).
 
-    Raises ConfigError where an expression is invalid or matches nothing.
+    Raises ConfigError where one is invalid, or matches nothing that it could pick.
     """
+    _require_globs("extra", extra, len(extra))  # drafting names every tensor of a file
     first: dict[int, str] = {}
     names = set()
-    patterns = [_compiled("extra", text) for text in extra]
-    unmatched = {pattern.pattern for pattern in patterns}
+    unmatched = {glob for glob in extra if glob[0] != "!"}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first.setdefault(id(parameter), name)
-        for pattern in patterns:
-            if pattern.fullmatch(name):
-                names.add(first[id(parameter)])
-                unmatched.discard(pattern.pattern)
+        unmatched -= {glob for glob in unmatched if matches(name, [glob])}
+        if matches(name, extra):
+            names.add(first[id(parameter)])
     if unmatched:
-        raise ConfigError(f"extra {sorted(unmatched)[0]!r} matches no parameter of {type(model).__name__}")
+        raise ConfigError(f"extra {min(unmatched)!r} matches no parameter of {type(model).__name__}")
     return tuple(sorted(names))
 
 
@@ -181,7 +179,8 @@ def shared_parameters(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> 
         for name, parameter in peft_model.named_parameters()
         if (match := _FACTOR.fullmatch(name)) and match[2] == adapter
     }
-    factors |= {match[1]: p for name, p in peft_model.named_parameters() if (match := _OTHER.fullmatch(name))}
+    others = [(name.removesuffix(f".{DEFAULT_ADAPTER}"), p) for name, p in peft_model.named_parameters()]
+    factors |= {name: p for name, p in others if matches(name, OTHER_KINDS)}
     return dict(sorted((factors | getattr(peft_model, _EXTRAS, {}).get(adapter, {})).items()))
 
 
@@ -266,15 +265,15 @@ def _require_adapter(peft_model: PeftModel, adapter: str) -> None:
         raise ConfigError(f"the model has no adapter {adapter!r} (it has: {', '.join(sorted(peft_model.peft_config))})")
 
 
-def target_names(model: nn.Module, targets: str) -> list[str]:
-    """Paths of the linear layers that ``targets`` matches as a whole, sorted.
+def target_names(model: nn.Module, targets: Sequence[str]) -> list[str]:
+    """Paths of the linear layers that the globs ``targets`` pick, sorted.
 
     A layer that has LoRA counts by its own path, and what is inside it does not. ConfigError as in :func:`add_lora`.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
     from transformers.pytorch_utils import Conv1D
 
-    pattern = _compiled("LoRA targets", targets)
+    _require_globs("LoRA targets", targets)
     names: list[str] = []
     adapted: tuple[str, ...] = ()
     for name, module in model.named_modules():
@@ -283,24 +282,24 @@ def target_names(model: nn.Module, targets: str) -> list[str]:
         if isinstance(module, BaseTunerLayer):
             adapted += (f"{name}.",)
             module = module.get_base_layer()
-        if not pattern.fullmatch(name):
+        if not matches(name, targets):
             continue
         # nn.MultiheadAttention reads its output projection's weight and never calls the layer.
         unseen = isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
         if not isinstance(module, nn.Linear | Conv1D) or unseen:
             raise ConfigError(
-                f"LoRA targets {targets!r} match module {name!r} of type {type(module).__name__}: they may match "
+                f"LoRA targets {list(targets)!r} match module {name!r} of type {type(module).__name__}: they may match "
                 "nn.Linear and Conv1D layers alone"
             )
         names.append(name)
     if not names:
-        raise ConfigError(f"LoRA targets {targets!r} match no module of {type(model).__name__}")
+        raise ConfigError(f"LoRA targets {list(targets)!r} match no module of {type(model).__name__}")
+    ends = tuple(f".{name}" for name in names)
+    for other in (name for name, _ in model.named_modules() if name.endswith(ends) and name not in names):
+        raise ConfigError(f"LoRA targets {list(targets)!r}: PEFT goes by the ends of names and would adapt {other} too")
     return sorted(names)
 
 
-def _compiled(setting: str, text: str) -> re.Pattern[str]:
-    """The regular expression of a setting; a ConfigError that names the setting where it is invalid."""
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise ConfigError(f"{setting} {text!r} is no valid regular expression: {error}") from error
+def _require_globs(setting: str, globs: Sequence[str], most: int = MOST) -> None:
+    if problem := problem_of(globs, most):
+        raise ConfigError(f"{setting} {globs!r:.300}: it must be {problem}")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.files import write_bytes, write_text
+from fedtar_flare.globs import matches
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -26,8 +27,10 @@ ADAPTER_INFO = "fedtar.json"
 DEFAULT_ADAPTER = "default"
 """Name of the set of factors that has no name on the wire."""
 
-OTHER_KINDS = r"base_model\.model\..+\.(?:ia3_l|lora_[ABE]|vera_lambda_[bd]|hada_w[12]_[ab])"
-"""Names that parameters of other kinds of adapters (IA3, AdaLoRA, VeRA, LoHa) have in PEFT's files and on the wire."""
+OTHER_KINDS = tuple(
+    f"base_model.model.*.{name}" for name in ("ia3_l", "lora_[ABE]", "vera_lambda_[bd]", "hada_w[12]_[ab]")
+)
+"""Names of parameters of other kinds of adapters (IA3, AdaLoRA, VeRA, LoHa) in PEFT's files and on the wire."""
 
 _KINDS = ("LORA", "ADALORA", "VERA", "LOHA")
 _FACTOR = re.compile(r"(base_model\.model\..+\.lora_[AB])(?:\.([a-z][a-z0-9_]*))?\.weight")
@@ -50,7 +53,7 @@ def adapter_of(name: str) -> str | None:
     >>> adapter_of("base_model.model.h.0.mlp.lora_A.generic.weight")
     'generic'
     """
-    if re.fullmatch(OTHER_KINDS, name):
+    if matches(name, OTHER_KINDS):
         return DEFAULT_ADAPTER
     match = _FACTOR.fullmatch(name)
     return (match[2] or DEFAULT_ADAPTER) if match else None
@@ -137,7 +140,7 @@ def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str
     """
     factors, extra = (_read_tensors(Path(folder) / name) for name in (ADAPTER_WEIGHTS, EXTRA_WEIGHTS))
     state = {
-        name if re.fullmatch(OTHER_KINDS, name) else wire_name(name.removesuffix(".weight"), adapter): tensor
+        name if matches(name, OTHER_KINDS) else wire_name(name.removesuffix(".weight"), adapter): tensor
         for name, tensor in factors.items()
     }
     return dict(sorted((state | extra).items()))

@@ -216,7 +216,7 @@ def test_the_rates_are_those_of_their_parts(learner_of):
 
 
 def test_a_frozen_backbone_sends_adapter_and_branch_alone_and_has_no_contrast(learner_of):
-    learner = learner_of(exchange=(r"diagnosis\..+",), backbone="frozen")
+    learner = learner_of(exchange=("diagnosis.*",), backbone="frozen")
     trained = learner.train(None, 1, updates=1)
     assert all(name.startswith(("base_model.", "diagnosis.")) for name in trained.update)
     assert "contrast" not in trained.parts["loss_parts"]
@@ -232,14 +232,14 @@ def test_a_frozen_backbone_sends_adapter_and_branch_alone_and_has_no_contrast(le
 )  # fmt: skip
 def test_each_part_of_table_iv_is_taken_out_alone(learner_of, settings, left_out):
     parts = "encoder|pooling|projection" + ("" if "labeler" in settings else "|diagnosis")
-    learner = learner_of(exchange=(rf"(?:{parts})\..+",), **settings)
+    learner = learner_of(exchange=[f"{part}.*" for part in parts.split("|")], **settings)
     parts = learner.train(None, 1, updates=1).parts["loss_parts"]
     assert {*PARTS} - {*parts} == left_out
     assert learner.personal_part_acts is settings.get("specialised", True)
 
 
 def test_a_simulated_site_s_own_change_reaches_images_views_and_tokens_and_is_not_kept_for_others(learner_of):
-    settings = {"exchange": (r"diagnosis\..+",), "backbone": "frozen"}
+    settings = {"exchange": ("diagnosis.*",), "backbone": "frozen"}
     plain, changed = learner_of(**settings), learner_of(**settings)
     changed.image_change = change_of("site-2", 0, 1.0)
     samples = plain.cohort.samples("train")[:2]

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
-from fedtar_flare.models.adapters.lora import add_lora
+from fedtar_flare.models.adapters.lora import add_lora, target_names
 from fedtar_flare.models.config import preset
 
 VIEWS = {
@@ -94,7 +94,9 @@ def test_a_step_with_patient_adapters_launches_no_more_than_plain_peft(autocast:
     """0.73 times as many in autocast, and 0.91 without."""
     from peft import LoraConfig, get_peft_model
 
-    plain = get_peft_model(Writer(), LoraConfig(r=RANK, lora_alpha=128, target_modules=TARGETS, lora_dropout=0.0))
+    writer = Writer()
+    config = LoraConfig(r=RANK, lora_alpha=128, target_modules=target_names(writer, TARGETS), lora_dropout=0.0)
+    plain = get_peft_model(writer, config)
     model, patient, of = with_patients()
     theirs, ours = kernels(plain, autocast, nullcontext), kernels(model, autocast, lambda: patient.adapt(*of))
     assert theirs.total() > 3000 and theirs["bmm"] < ours["bmm"]

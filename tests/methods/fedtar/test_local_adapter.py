@@ -1,7 +1,6 @@
 """Reports beside the adapter as the site last trained it; all that travels stays what it is without that."""
 
 import json
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from hospital_site import HospitalSite, T, executor_of, state_of
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.globs import matches
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.protocol.messages import version
@@ -68,7 +68,7 @@ def test_what_travels_and_the_shared_adapter_alone_are_to_the_bit_as_without_it(
         assert a.closed.payload["scores_generic"] == b.closed.payload["scores_generic"]
         assert all(row == b.scores[key] for key, row in a.scores.items() if not key[0])
         local = {n.removeprefix("local/"): value for n, value in a.own.items() if n.startswith("local/")}
-        assert set(local) == {n for n in a.w if not re.fullmatch(HEAD_NAMES, n)} != set(a.w), "the head is the server's"
+        assert set(local) == {n for n in a.w if not matches(n, [HEAD_NAMES])} != set(a.w), "the head is the server's"
         for name, value in local.items():
             torch.testing.assert_close(value, a.before[name] + a.update[name], rtol=0, atol=1e-6)
         assert set(a.own) - set(b.own) == {f"local/{n}" for n in local}

@@ -123,7 +123,7 @@ def test_gradients_flow_where_the_context_was_opened_without_them() -> None:
 
 
 def test_bfloat16_autocast_is_close_to_float32_and_keeps_float32_gradients() -> None:
-    peft_model, patient = adapted(One(32, 16), "layer")
+    peft_model, patient = adapted(One(32, 16), ["layer"])
     shake(peft_model)
     shake(patient)
     x, (q, steps) = normal(4, 10, 32).float(), patients(2)
@@ -147,7 +147,7 @@ def test_bfloat16_autocast_is_close_to_float32_and_keeps_float32_gradients() -> 
 
 
 def test_a_bfloat16_base_model_keeps_its_precision_outside() -> None:
-    peft_model, patient = adapted(One(8, 4).bfloat16(), "layer")
+    peft_model, patient = adapted(One(8, 4).bfloat16(), ["layer"])
     shake(patient)
     x = normal(2, 3, 8).bfloat16()
     with patient.adapt(*patients(2)):
@@ -211,7 +211,7 @@ def test_the_state_that_earlier_releases_wrote_is_read() -> None:
 def test_steps_start_equal_and_without_conditioning_stay_so() -> None:
     q, _ = patients(1)
     for conditioned in (True, False):
-        _, patient = adapted(One(6, 4).double(), "layer", time_conditioned=conditioned)
+        _, patient = adapted(One(6, 4).double(), ["layer"], time_conditioned=conditioned)
         first, last = torch.tensor([1]), torch.tensor([STEPS])
         assert torch.equal(patient.embed(q, first), patient.embed(q, last))
         shake(patient)

@@ -1,0 +1,62 @@
+"""Names by globs: what they match, and that no text holds whoever matches it."""
+
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.globs import LONGEST, MOST, matches, problem_of
+from fedtar_flare.learning.config import LoRAConfig
+from fedtar_flare.models.classifier import ClassifierConfig
+from fedtar_flare.models.config import preset
+from fedtar_flare.site.bounds import Bounds
+from fedtar_flare.site.guard import OutboundGuard
+
+PLACES = {
+    "model.lora_targets": lambda globs: preset("tiny", lora_targets=globs),
+    "model.targets": lambda globs: ClassifierConfig(targets=globs),
+    "lora.exchange": lambda globs: LoRAConfig(exchange=globs),
+    "policy.lora_targets": lambda globs: Bounds(lora_targets=globs),
+    "extra_names": lambda globs: OutboundGuard(["fedtar"], extra_names=globs),
+}
+"""All that a job or a site writes names in."""
+EXPRESSIONS = [
+    "(.*)*!", ".*", r"decoder\..*\.c_fc", "(a|b)", "a+", "^a$", "a{2}", "[ab", "a..b", "", "!", "a b",
+    "x" * (LONGEST + 1),
+]  # fmt: skip
+
+
+@given(
+    st.text("ab.", max_size=8),
+    st.lists(st.text("ab.*?", min_size=1, max_size=6), max_size=3),
+    st.lists(st.text("ab.*", min_size=1, max_size=4), max_size=2),
+)
+def test_a_name_is_picked_by_some_glob_and_taken_out_by_none(name, globs, out):
+    def some(patterns):
+        written = (re.escape(glob).replace(r"\*", ".*").replace(r"\?", ".") for glob in patterns)
+        return any(re.fullmatch(pattern, name) for pattern in written)
+
+    assert matches(name, [*globs, *(f"!{glob}" for glob in out)]) is (some(globs) and not some(out))
+
+
+@given(st.text("a*?.[]!-b", max_size=LONGEST))
+@example("*a" * 100 + "!")
+@example("*?" * 150)
+def test_no_text_takes_long_to_be_refused_or_to_be_matched(text):
+    assert problem_of([text]) is None or "not of regular expressions" in problem_of([text])
+    matches("a" * 300, [text] * 20)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_was_a_regular_expression_is_refused_with_the_way_to_write_it(place):
+    for text in EXPRESSIONS:
+        with pytest.raises(ConfigError, match="not of regular expressions"):
+            PLACES[place]([text])
+    for wrong, words in (("encoder.*", "list"), (["a"] * (MOST + 1), "at most")):
+        with pytest.raises(ConfigError, match=words):
+            PLACES[place](wrong)
+    with pytest.raises(ConfigError, match=r"'decoder\.\*\.c_fc'"):
+        PLACES[place]([r"decoder\..*\.c_fc"])
+    PLACES[place](["*", "decoder.h.[0-5].c_*", "!decoder.?.bias"])
