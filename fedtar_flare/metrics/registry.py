@@ -28,6 +28,8 @@ class Score:
     unit: str = "x 100"
     """Of the value as it is shown: raw times ``scale``, with ``decimals``."""
     scale: float = 100.0
+    most: float = 1.0
+    """Largest raw value; none is below 0."""
     higher_is_better: bool | None = True
     """None: the nearer to 1, the better."""
     decimals: int = 1
@@ -43,8 +45,8 @@ class Score:
     """Scores of one group share a table, and are computed at each step, or none of them is."""
 
 
-def _language(name: str, label: str, curve: bool = False) -> Score:
-    return Score(name, label, lambda r: r.language[name], by_step=True, curve=curve, group=LANGUAGE)
+def _language(name: str, label: str, curve: bool = False, most: float = 1.0) -> Score:
+    return Score(name, label, lambda r: r.language[name], by_step=True, curve=curve, group=LANGUAGE, most=most)
 
 
 def _findings(name: str, label: str, curve: bool = True) -> Score:
@@ -66,13 +68,14 @@ SCORES = {
         _language("bleu_3", "BLEU-3"),
         _language("bleu_4", "BLEU-4", curve=True),
         _language("rouge_l", "ROUGE-L"),
-        _language("cider", "CIDEr", curve=True),
+        _language("cider", "CIDEr", curve=True, most=10.0),
         Score(
             "token_loss",
             "token loss",
             lambda r: sum(r.losses) / len(r.losses),
             unit="nats per token",
             scale=1.0,
+            most=1e4,
             higher_is_better=False,
             decimals=3,
             by_step=True,
@@ -130,6 +133,7 @@ SCORES = {
             lambda r: length_ratio(r.references, r.generated) if r.has_words else None,
             unit="words per word",
             scale=1.0,
+            most=1e4,
             higher_is_better=None,
             decimals=2,
         ),

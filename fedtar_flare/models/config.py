@@ -27,8 +27,8 @@ CVT_TARGETS = (
     *DECODER_TARGETS,
 )
 TIMM_TARGETS = (*(f"encoder.*.blocks.*.{name}" for name in ("qkv", "proj", "fc1", "fc2")), *DECODER_TARGETS)
-MOST_LAYERS = 1000
-"""Of the decoder, and of one stage of CvT."""
+MOST_LAYERS = 64
+"""Of a decoder without a name, and of such a CvT in all: more take seconds to count before a site can decline them."""
 RANDOM = "random"
 """As ``weights``: none are loaded, and frozen random ones are meant."""
 
@@ -170,8 +170,8 @@ class ModelConfig(ImageModelConfig):
 
     def _encoder_errors(self) -> Iterator[tuple[str, str]]:
         sizes = self.encoder_config
-        if max(sizes["depth"]) > MOST_LAYERS:
-            yield "encoder_config", f"of at most {MOST_LAYERS} layers a stage"
+        if sum(sizes["depth"]) > MOST_LAYERS:
+            yield "encoder_config", f"of at most {MOST_LAYERS} layers"
         if any(depth <= stage for stage, depth in enumerate(sizes["depth"])):
             yield "encoder_config", "of a depth above i at stage i counted from 0, so of at least (1, 2, 3)"
         if any(width % heads for width, heads in zip(sizes["embed_dim"], sizes["num_heads"], strict=True)):

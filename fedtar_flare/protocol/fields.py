@@ -30,8 +30,10 @@ Kind = Literal["number", "count", "numbers", "tree", "word", "words", "schema", 
 NUMBER_KINDS = ("number", "count")
 """Kinds of field that travel in ``Reply.numbers``; the others travel in ``Reply.payload``."""
 
-MOST = 1e15
-"""No number of a header is larger: a finite one near the end of float64 overflows in what the server makes of it."""
+MOST = 1e9
+"""No number of a header is larger, unless its field says so."""
+MOST_LOSS = 1e4
+"""Nats per token; of a uniform guess among 50,000 words it is 11."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def _words(field: Field, value: Any) -> None:
 
 def _settings(field: Field, value: Any) -> None:
     field.require(isinstance(value, Mapping), "is not a dictionary")
-    _primitives(field, value, 0)
+    _primitives(replace(field, least=-MAX_WHOLE, most=MAX_WHOLE), value, 0)
     _size(field, value)
 
 

@@ -7,7 +7,7 @@ tasks are few: what can be answered together is asked together.
 from __future__ import annotations
 
 from fedtar_flare.protocol.contract import LORA_NAMES, WHOLE_PARAMETERS, Group, Task
-from fedtar_flare.protocol.fields import SECONDS, Field
+from fedtar_flare.protocol.fields import MAX_WHOLE, MOST_LOSS, SECONDS, Field
 
 HANDSHAKE = "handshake"
 TRAIN = "train"
@@ -17,7 +17,15 @@ ADAPTER = Group("adapter", "averaged", (LORA_NAMES,), "the shared low-rank facto
 PARAMETERS = Group(WHOLE_PARAMETERS, "averaged", (), "parameters of the base model that the run exchanges whole")
 """Which parameters may travel whole is the site's decision: ``extra_names`` of its guard."""
 
-PRIVACY = Field("privacy", "tree", "epsilon, delta and budget of a site's privacy filter", length=1_000, public=True)
+PRIVACY = Field(
+    "privacy",
+    "tree",
+    "epsilon, delta and budget of a site's privacy filter",
+    length=1_000,
+    least=0,
+    most=MAX_WHOLE,
+    public=True,
+)
 SCORES = (
     Field("scores", "tree", "scores of test reports per time step and finding, with the personal part", length=40_000),
     Field("scores_generic", "tree", "the same without the personal part", length=40_000),
@@ -39,11 +47,12 @@ handshake = Task(
             "tree",
             "visits per split and time step, in multiples of min_cell",
             length=10_000,
+            least=0,
             public=True,
             required=True,
         ),
         Field("min_cell", "count", "fewest distinct patients of a cell that is reported", least=1, public=True),
-        Field("skipped_studies", "tree", "studies that could not be read, by reason", length=5_000),
+        Field("skipped_studies", "tree", "studies that could not be read, by reason", length=5_000, least=0),
         Field("adapter_config", "settings", "PEFT's own configuration of the adapter", length=8_000, public=True),
         Field("model", "settings", "sizes and settings of the base model", length=8_000, public=True),
         PRIVACY,
@@ -61,9 +70,9 @@ train = Task(
     follows=(HANDSHAKE,),
     fields=(
         Field("samples", "count", "visits that were trained on", least=1, public=True, required=True),
-        Field("train_loss", "number", "mean token loss over the local updates"),
-        Field("first_loss", "number", "loss of the first local update"),
-        Field("last_loss", "number", "loss of the last local update"),
+        Field("train_loss", "number", "mean token loss over the local updates", least=0, most=MOST_LOSS),
+        Field("first_loss", "number", "loss of the first local update", least=0, most=MOST_LOSS),
+        Field("last_loss", "number", "loss of the last local update", least=0, most=MOST_LOSS),
         Field("skipped_updates", "count", "local updates left out because their gradient was not finite"),
         PRIVACY,
         SECONDS,
@@ -76,7 +85,14 @@ close_round = Task(
     down=(ADAPTER.name, PARAMETERS.name),
     follows=(HANDSHAKE,),
     fields=(
-        Field("validation_loss", "number", "mean loss of the validation patients' reports", noisy=True),
+        Field(
+            "validation_loss",
+            "number",
+            "mean loss of the validation patients' reports",
+            least=0,
+            most=MOST_LOSS,
+            noisy=True,
+        ),
         Field("reports", "count", "validation reports", least=1, public=True),
         PRIVACY,
         SECONDS,

@@ -217,7 +217,7 @@ class FederatedController(HandshakeController):
 
     def check_shared_content(self, reply: Reply) -> None:
         """Refuse counts that are not T whole numbers per split, malformed scores, and a loss without reports."""
-        check_scores(reply)
+        check_scores(reply, self.time_steps)
         if (counts := reply.payload.get("counts")) is not None:
             lists = [counts.get(split) for split in SPLITS]
             whole = all(isinstance(n, int) and n >= 0 for values in lists for n in values or ())

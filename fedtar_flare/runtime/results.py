@@ -17,6 +17,7 @@ from fedtar_flare.files import write_json
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, adapter_of, write_adapter
 from fedtar_flare.protocol.exchange import ExchangeSchema
+from fedtar_flare.protocol.fields import MOST
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.record.events import (
     Evaluation,
@@ -40,13 +41,31 @@ from fedtar_flare.version import __version__
 logger = logging.getLogger(__name__)
 
 
-def check_scores(reply: Reply) -> None:
-    """Refuse scores and counts of left-out studies that the record could not hold; the error names the field."""
+MOST_FINDINGS = 100
+"""Of a kind, in a site's scores."""
+_LIMITS = {name: score.most for name, score in SCORES.items()}
+_LIMITS |= {"n": MOST, "named": MOST, "recall": 1.0, "precision": 1.0}
+
+
+def check_scores(reply: Reply, time_steps: int) -> None:
+    """Refuse scores that no site of a run of T steps can have, and malformed counts of left-out studies, by field."""
     for name in ("scores", "scores_generic"):
+        sent = reply.payload.get(name) or {}
         try:
-            SiteScores.model_validate(reply.payload.get(name) or {})
+            scores = SiteScores.model_validate(sent)
         except ValidationError as error:
             raise ExchangeError(f"the field '{name}' does not hold scores per time step") from error
+        known = set(sent) <= set(SiteScores.model_fields) and set(scores.findings) <= {"known", "new", "stated"}
+        few = all(1 <= t <= time_steps for t in scores.steps) and all(
+            len(found) <= MOST_FINDINGS for found in scores.findings.values()
+        )
+        of_findings = (cell for found in scores.findings.values() for cell in found.values())
+        cells = (*scores.steps.values(), scores.all, scores.references, *of_findings)
+        if not known or not few or any(key not in _LIMITS for cell in cells for key in cell):
+            raise ExchangeError(f"the field '{name}' holds more than the scores of {time_steps} time steps")
+        values = ((key, value) for cell in cells for key, value in cell.items() if value is not None)
+        if beyond := next((key for key, value in values if not -1e-6 <= value <= _LIMITS[key] + 1e-6), None):
+            raise ExchangeError(f"the field '{name}' has a {beyond} that is not within 0 to {_LIMITS[beyond]:g}")
     skipped = reply.payload.get("skipped_studies") or {}
     if not all(isinstance(number, int) and number >= 0 for number in skipped.values()):
         raise ExchangeError("the field 'skipped_studies' is not numbers of studies by reason")

@@ -145,7 +145,7 @@ class GaussianPrivacy(Filter):
         for field, vector in unit.items():
             noisy, noise = vector + noise[: len(vector)], noise[len(vector) :]
             if field.kind == "number":
-                released[field.name] = float((noisy[0] + 1) / 2 * of.loss_clip)
+                released[field.name] = min(max(float((noisy[0] + 1) / 2 * of.loss_clip), field.least), field.most)
             else:
                 released[field.name] = None if values[field] is None else [float(v) for v in noisy * of.vector_clip]
         return released

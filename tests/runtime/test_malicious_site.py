@@ -57,7 +57,7 @@ ATTEMPTS = {
     "too many T numbers": (CLOSE_ROUND, payload(t_numbers=[0.0] * 3), "2 T numbers"),
     "T numbers of 10^300": (CLOSE_ROUND, payload(t_numbers=[1e300, 0.0]), "within"),
     "a loss of no report": (CLOSE_ROUND, numbers(reports=0), "not within 1"),
-    "studies that are negative": (HANDSHAKE, payload(skipped_studies={"no-image": -3}), "numbers of studies"),
+    "studies that are negative": (HANDSHAKE, payload(skipped_studies={"no-image": -3}), "not within 0"),
     "counts for one step more": (
         HANDSHAKE,
         payload(counts={split: [2, 2, 2] for split in ("train", "validation", "test")}),
@@ -74,6 +74,17 @@ ATTEMPTS = {
     "a schema of texts": (HANDSHAKE, payload(schema={"shapes": {"x": "wide"}, "dtype_up": "float32"}), "schema"),
     "a text of 300,000 characters": (HANDSHAKE, payload(model={"note": "x" * 300_000}), "'model'"),
     "junk beside the scores": (CLOSE_ROUND, payload(scores={"steps": {"one": {"n": 2}}, "all": {}}), "'scores'"),
+    "a loss of -10^15": (CLOSE_ROUND, numbers(validation_loss=-1e15), "not within 0 to 10000"),
+    "a BLEU of 10^15": (CLOSE_ROUND, payload(scores={"all": {"bleu_4": 1e15}}), "not within"),
+    "a BLEU of 2": (CLOSE_ROUND, payload(scores={"steps": {"1": {"bleu_4": 2.0}}}), "bleu_4 that is not within 0 to 1"),
+    "scores of a step more": (CLOSE_ROUND, payload(scores={"steps": {"3": {"n": 1}}}), "2 time steps"),
+    "scores of names of its own": (CLOSE_ROUND, payload(scores={"all": {f"n{i}": 1 for i in range(999)}}), "2 time"),
+    "many findings": (
+        CLOSE_ROUND,
+        payload(scores={"findings": {"new": {f"f{i}": {"n": 1} for i in range(101)}}}),
+        "2 time steps",
+    ),
+    "ballast beside the scores": (CLOSE_ROUND, payload(scores={"ballast": {"x": [1.0] * 99}}), "2 time steps"),
     "a loss of nobody knows how many": (
         CLOSE_ROUND,
         lambda h, r, t: (replace(r, numbers={"validation_loss": 1.0}), t),
@@ -101,13 +112,13 @@ def test_an_attempt_costs_its_site_and_nobody_else(tmp_path, attempt):
 
 
 def test_a_site_has_no_more_reports_and_samples_than_it_announced(tmp_path):
-    events = run(federation(tmp_path, Spoilt("site-b", numbers(reports=10**15), CLOSE_ROUND), num_rounds=1))
+    events = run(federation(tmp_path, Spoilt("site-b", numbers(reports=10**9), CLOSE_ROUND), num_rounds=1))
     validation = of_kind(events, Validation)[0]
     assert validation.sites["site-b"].n == 2 * 2  # as many as its counts of two steps say
     honest = QuadraticSite("site-b", [pair(4), pair(5)], samples=2, validation=pair(10))
     runs = [
         federation(tmp_path / str(number), site)
-        for number, site in enumerate((honest, Spoilt("site-b", numbers(samples=10**15), TRAIN)))
+        for number, site in enumerate((honest, Spoilt("site-b", numbers(samples=10**9), TRAIN)))
     ]
     for one in runs:
         run(one)
