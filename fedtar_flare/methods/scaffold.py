@@ -69,7 +69,7 @@ class ScaffoldServer(FedAvgServer):
         """The steps of x and of c; the latter by the share of the sites that answered."""
         visits = {site: sum(self.run.visits[site]["train"]) for site in self.run.sites}
         counts = {site: max(n, site in answers.replies) for site, n in visits.items()}
-        shares = self.shares_of({site: n for site, n in counts.items() if n})
+        shares = self.run.shares_of({site: n for site, n in counts.items() if n})
         answered = math.fsum(shares[site] for site in answers.replies)
         self.control = {name: c + answered * mean[name] for name, c in self.control.items()}
         return super().merge(w, mean, answers)

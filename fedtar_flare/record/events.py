@@ -110,13 +110,17 @@ class SiteValidation(Part):
 
 
 class Validation(Event):
-    """Mean validation loss over all sites' reports after a round (None without any); ``left_out``: site to reason."""
+    """Mean validation loss over all sites' reports after a round (None without any); ``left_out``: site to reason.
+
+    ``by_median``: the sites' median stands in place of their mean, and chooses the best round.
+    """
 
     kind: ClassVar[str] = "validation"
     round: int
     loss: float | None = None
     sites: dict[str, SiteValidation] = {}
     left_out: dict[str, str] = {}
+    by_median: bool = False
 
 
 Cell = dict[str, float | None]
@@ -176,6 +180,14 @@ class TaskLearnt(Event):
     sites: Mapping[str, TaskOutcome] = {}
 
 
+class Alarm(Event):
+    """What the server's operator and the study lead must look at."""
+
+    kind: ClassVar[str] = "alarm"
+    time: str = ""
+    text: str
+
+
 class Late(Event):
     """An answer that came after its task was closed; it was dropped."""
 
@@ -195,5 +207,5 @@ class End(Event):
     reason: str = ""
 
 
-SHARED = (Start, Joined, Step, Validation, Evaluation, Late, End)
+SHARED = (Start, Joined, Step, Validation, Evaluation, Alarm, Late, End)
 """Events of every method."""

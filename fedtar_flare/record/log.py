@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -82,7 +83,8 @@ def best_round(validations: Iterable[Validation]) -> int | None:
     Means over different sites cannot be compared. So each round is compared with the best one before it on the sites
     that both have, by the mean of their losses weighted by the later round's number of reports. The lower mean wins;
     the earlier round wins a tie, and the later one wins where no site is shared. Of a repeated round the later entry
-    counts. Weights that were not kept are thus never needed.
+    counts. Where sites count by their median, the later round wins by that of their differences. Weights that were not
+    kept are thus never needed.
     """
     best: Validation | None = None
     for later in sorted({one.round: one for one in validations}.values(), key=lambda one: one.round):
@@ -108,6 +110,8 @@ def scored_round(evaluations: Sequence[Evaluation], best: int | None) -> int:
 def _better(later: Validation, best: Validation) -> bool:
     new, old = _losses(later), _losses(best)
     shared = sorted(new.keys() & old.keys())
+    if shared and later.by_median:
+        return statistics.median(new[site] - old[site] for site in shared) < 0
     reports = {site: max(1, later.sites[site].n) for site in shared}
     mean_new, mean_old = (sum(losses[site] * reports[site] for site in shared) for losses in (new, old))
     return not shared or mean_new < mean_old

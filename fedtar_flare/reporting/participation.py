@@ -44,7 +44,7 @@ def participation(run: Run) -> Section:
     outside = [f"{site} is not in the run: {reason}" for site, reason in run.start.absent.items()]
     words = {"round": "round", "step": "t"} if run.reports else {"round": "task", "step": "step"}
     content = render("participation.html", rounds=rounds, rows=rows, words=words) + render(
-        "notes.html", notes=[*_reasons(run), *outside]
+        "notes.html", notes=[*(f"ALARM: {text}" for text in run.alarms), *_reasons(run), *outside]
     )
     lead = _LEAD.format(unit="visits" if run.reports else "images")
     return Section("participation", "Who took part", lead, content)

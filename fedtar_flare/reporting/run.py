@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.record.events import Cell, End, Evaluation, Event, Late, SiteScores, Start, Step, Validation
+from fedtar_flare.record.events import Alarm, Cell, End, Evaluation, Event, Late, SiteScores, Start, Step, Validation
 from fedtar_flare.record.log import ROUNDS_FILE, best_round, of_kind, read_events, scored_round
 from fedtar_flare.registry import method
 
@@ -37,6 +37,8 @@ class Run:
     """The events of the run's method."""
     title: str
     """Of the method; its name where this version does not know it."""
+    alarms: tuple[str, ...] = ()
+    """Of the server."""
 
     def events(self, kind: type[Kind]) -> list[Kind]:
         """The method's own events of one kind; of a repeated round or step, the later one."""
@@ -127,6 +129,7 @@ def read_run(folder: Path | str) -> Run:
         end=events[-1] if isinstance(events[-1], End) else None,
         own=tuple(read_events(folder, own)) if own else (),
         title=title,
+        alarms=tuple(one.text for one in of_kind(events, Alarm)),
     )
 
 

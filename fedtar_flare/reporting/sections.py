@@ -33,7 +33,7 @@ from fedtar_flare.reporting.section import (
 from fedtar_flare.settings import build
 
 NEEDED = re.compile(
-    r"(.+\.)?(method|preset|seed|num_rounds|time_steps|weighting|synthetic_patients|local_steps|local_epochs|batch_size|"
+    r"(.+\.)?(method|preset|seed|num_rounds|time_steps|weighting|aggregation|synthetic_patients|local_steps|local_epochs|batch_size|"
     r"lr|server_lr|schedule|eta|mu|epochs|rank|alpha)"
 )
 """Names of settings that decide about a run's numbers."""

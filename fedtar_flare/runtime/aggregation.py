@@ -1,4 +1,10 @@
-"""The mean of the sites' updates, ``sum_k c_k (w_k - w)``, reproducible bit for bit (FedTAR, Eq. 6)."""
+"""The mean of the sites' updates, ``sum_k c_k (w_k - w)``, reproducible bit for bit (FedTAR, Eq. 6), and robust ones.
+
+``median``, ``trimmed_mean``: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates"
+(ICML 2018), Algorithm 1, by coordinate; every site counts the same. ``norm_bounded_mean``: Sun et al., "Can You Really
+Backdoor Federated Learning?" (2019), ``sum_k c_k d_k min(1, M / |d_k|)``, with M the median of the step's norms as in
+Andrew et al., "Differentially Private Learning with Adaptive Clipping" (NeurIPS 2021).
+"""
 
 from __future__ import annotations
 
@@ -6,15 +12,26 @@ import functools
 import math
 import os
 import shutil
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 
+from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import PRIVATE
+from fedtar_flare.protocol.contract import Contract
 
 Tensors = Mapping[str, torch.Tensor]
 WEIGHTINGS = ("samples", "uniform", "inverse")
+AGGREGATIONS = {"mean": 1, "norm_bounded_mean": 2, "median": 3, "trimmed_mean": 3}
+"""With the fewest sites among which each means something: of two that differ, nothing tells who lies."""
+MAJORITY = 3
+"""Of fewer updates ``median`` and ``trimmed_mean`` are 0, and no share is limited."""
+TRIMMED = 0.2
+"""Share of the sites left out at either end by ``trimmed_mean``, and at least one."""
+PLAUSIBLE = 10
+"""No site is believed to have more visits of a split than so many times the median of the others."""
 IN_MEMORY = 64 * 2**20
 """Bytes of one step's updates that are kept in memory; what comes beyond them waits on disk."""
 BLOCK = 2**20
@@ -31,6 +48,60 @@ def aggregation_weights(counts: Mapping[str, int], weighting: str = "samples") -
     raw = {site: size(counts[site]) for site in sorted(counts)}
     total = math.fsum(raw.values())
     return {site: value / total for site, value in raw.items()}
+
+
+def with_ceiling(shares: Mapping[str, float], most: float) -> dict[str, float]:
+    """Shares, which sum to one, none above ``most`` or 1 / n; the others get what is cut off, in proportion.
+
+    >>> with_ceiling({"a": 0.8, "b": 0.1, "c": 0.1}, 0.5)
+    {'a': 0.5, 'b': 0.25, 'c': 0.25}
+    """
+    found, capped, most = dict(shares), set[str](), max(most, 1 / max(1, len(shares)))
+    while above := {site for site, share in found.items() if share > most * (1 + 1e-9)} - capped:
+        capped |= above
+        left = 1 - most * len(capped)
+        rest = math.fsum(share for site, share in found.items() if site not in capped)
+        even = left / max(1, len(found) - len(capped))
+        found = {s: most if s in capped else v * left / rest if rest else even for s, v in found.items()}
+    return found
+
+
+def plausible(counts: Mapping[str, Mapping[str, list[int]]]) -> dict[str, dict[str, list[int]]]:
+    """Visits by site, split and step, those of a site scaled down that has far more of a split than the others."""
+    found: dict[str, dict[str, list[int]]] = {site: {} for site in counts}
+    for site, own in counts.items():
+        for split, steps in own.items():
+            others = [sum(one[split]) for name, one in counts.items() if name != site and sum(one.get(split, ()))]
+            most = int(PLAUSIBLE * statistics.median(others)) if others else sum(steps)
+            found[site][split] = [n * most // sum(steps) for n in steps] if sum(steps) > most else list(steps)
+    return found
+
+
+def trimmed_mean(values: torch.Tensor, beta: float) -> torch.Tensor:
+    """Mean by column of (sites, values) without the ``beta`` largest and smallest; 0.5 is the median (Yin et al.).
+
+    At least one is left out at either end. NaN is a site that says nothing; 0 where fewer than three say something.
+    """
+    said = (~values.isnan()).sum(0)
+    cut = torch.minimum((beta * said).long().clamp(min=1), ((said - 1) // 2).clamp(min=0))
+    place = torch.arange(len(values))[:, None]
+    kept = (place >= cut) & (place < said - cut) & (said >= MAJORITY)
+    return values.sort(0).values.where(kept, 0.0).sum(0) / kept.sum(0).clamp(min=1)
+
+
+def check_aggregation(aggregation: str, max_share: float, min_sites: int, contract: Contract) -> None:
+    """Refuse (:class:`ConfigError`) an aggregation that is unknown, or means nothing in a job of these settings."""
+    if aggregation not in AGGREGATIONS:
+        raise ConfigError(f"aggregation '{aggregation}' is not one of {', '.join(AGGREGATIONS)}")
+    if not 0 < max_share <= 1:
+        raise ConfigError(f"max_share must be above 0 and at most 1, not {max_share}")
+    if aggregation != "mean" and (not contract.shares or any(group.form == "pooled" for group in contract.groups)):
+        raise ConfigError(f"aggregation '{aggregation}': method '{contract.method}' adds up no updates: take 'mean'")
+    if min_sites < (fewest := AGGREGATIONS[aggregation]):
+        raise ConfigError(
+            f"aggregation '{aggregation}' means nothing with fewer than {fewest} sites: set min_sites to {fewest} or "
+            f"more, not {min_sites}"
+        )
 
 
 class SpilledUpdates:
@@ -65,26 +136,41 @@ class SpilledUpdates:
 
     def add(self, site: str, update: Tensors) -> None:
         """Keep one site's difference; nothing of a half-written update is ever summed."""
-        tensors = [update[name].detach() for name in self.names]
+        tensors, self._said[site] = [update[name].detach().cpu() for name in self.names], {}
+        for place, name in enumerate(self.names):
+            if name in self.by_rows:
+                said = tensors[place][..., None].flatten(1).any(1)
+                silent = ~said.view(-1, *[1] * (tensors[place].dim() - 1))
+                self._said[site][name], tensors[place] = said, tensors[place].masked_fill(silent, math.nan)
         self._shapes = self._shapes or [tensor.shape for tensor in tensors]
-        self._said[site] = {name: update[name].detach()[..., None].flatten(1).any(1).cpu() for name in self.by_rows}
         size = sum(tensor.nbytes for tensor in tensors)
         if size <= self._room:
             self._room -= size
-            self._kept[site] = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
+            self._kept[site] = torch.cat([tensor.reshape(-1) for tensor in tensors])
             return
         dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
         path = self.folder / f"{len(self._files):06d}"  # a number: a site's name need not be a file's
         with os.fdopen(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, PRIVATE), "wb") as file:
             for tensor in tensors:
-                file.write(_bytes_of(tensor.to("cpu", dtype).contiguous()))
+                file.write(_bytes_of(tensor.to(dtype).contiguous()))
         self._files[site] = path, dtype
 
-    def mean(self, weights: Mapping[str, float]) -> dict[str, torch.Tensor]:
+    def combined(self, aggregation: str, weights: Mapping[str, float]) -> dict[str, torch.Tensor]:
+        """The updates by one of :data:`AGGREGATIONS` in float64, by tensor name, given site to c_k."""
+        if aggregation in ("median", "trimmed_mean"):
+            return self.reduced(functools.partial(trimmed_mean, beta=0.5 if aggregation == "median" else TRIMMED))
+        if aggregation == "mean":
+            return self.mean(weights)
+        squares = {s: math.fsum(float(b.double().square().nansum()) for b in self._blocks(s)) for s in sorted(weights)}
+        norms = {site: math.sqrt(square) for site, square in squares.items()}
+        bound = statistics.median_low(norms.values())
+        return self.mean(weights, {site: min(1.0, bound / max(norm, 1e-300)) for site, norm in norms.items()})
+
+    def mean(self, weights: Mapping[str, float], factors: Mapping[str, float] | None = None) -> dict[str, torch.Tensor]:
         """``sum_k c_k (w_k - w)`` in float64, by tensor name (Eq. 6), given site to c_k; the tensors are views of one.
 
         Of a tensor in ``by_rows`` the c_k of each row are those of the sites that say something in it, scaled to the
-        sum of all; a row in which nobody does stays zero.
+        sum of all; a row in which nobody does stays zero. ``factors`` multiply the sites' updates.
         """
         if not weights:
             return {}
@@ -94,7 +180,8 @@ class SpilledUpdates:
         for site in sorted(weights):
             start = 0
             for block in self._blocks(site):
-                part = scratch[: len(block)].copy_(block).mul_(weights[site])
+                part = scratch[: len(block)].copy_(block).mul_(weights[site] * (factors or {}).get(site, 1.0))
+                part = part.nan_to_num_() if self.by_rows else part
                 total[start : start + len(part)].add_(part)
                 start += len(part)
         parts = zip(self.names, self._shapes, total.split(sizes), strict=True)
@@ -109,22 +196,24 @@ class SpilledUpdates:
     def reduced(self, reduce: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
         """The updates put together value by value in float64, by tensor name, such as their coordinate-wise median.
 
-        ``reduce`` makes (values,) of a block of all sites' updates, (sites, values), in sorted order of the sites.
+        ``reduce`` makes (values,) of a block of all sites' updates, (sites, values), in sorted order of the sites; NaN
+        is where a site says nothing.
         """
-        sites, sizes = sorted(self._said), [shape.numel() for shape in self._shapes]
-        blocks = zip(*map(self._blocks, sites), strict=True)
+        sites, sizes = sorted({*self._kept, *self._files}), [shape.numel() for shape in self._shapes]
+        blocks = zip(*(self._blocks(site, max(1, BLOCK // len(sites))) for site in sites), strict=True)
         total = torch.cat([reduce(torch.stack([part.double() for part in parts])) for parts in blocks])
         parts = zip(self.names, self._shapes, total.split(sizes), strict=True)
         return {name: part.view(shape) for name, shape, part in parts}
 
-    def _blocks(self, site: str) -> Iterator[torch.Tensor]:
+    def _blocks(self, site: str, size: int | None = None) -> Iterator[torch.Tensor]:
         """A site's update, flat, in blocks; of one on disk, a block at a time is in memory, until the next is read."""
+        size = size or BLOCK
         if site in self._kept:
-            yield from self._kept[site].split(BLOCK)
+            yield from self._kept[site].split(size)
             return
         path, dtype = self._files[site]
         left = sum(shape.numel() for shape in self._shapes)
-        buffer = torch.empty(min(BLOCK, left), dtype=dtype)
+        buffer = torch.empty(min(size, left), dtype=dtype)
         with path.open("rb", buffering=0) as file:
             while left:
                 block = buffer[: min(BLOCK, left)]

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, TRAIN
 from fedtar_flare.record.events import End
 from fedtar_flare.record.log import RunRecord
-from fedtar_flare.runtime.aggregation import WEIGHTINGS, SpilledUpdates
+from fedtar_flare.runtime.aggregation import MAJORITY, WEIGHTINGS, SpilledUpdates, check_aggregation, with_ceiling
 from fedtar_flare.runtime.alarms import alarms
 from fedtar_flare.runtime.checkpoint import SIMULATED_JOB, Checkpoint, RunCheckpoints
 from fedtar_flare.runtime.handshaking import HandshakeController
@@ -46,6 +46,11 @@ class FederatedController(HandshakeController):
         R and T.
     weighting : {"samples", "uniform", "inverse"}
         Of the sites in a mean; ``samples`` is n_k / N.
+    aggregation : {"mean", "norm_bounded_mean", "median", "trimmed_mean"}
+        What is made of the sites' updates (:mod:`fedtar_flare.runtime.aggregation`). With another than ``mean``
+        validation losses and T numbers count by their median over the sites, too.
+    max_share : float
+        Largest share of a site in a mean of three or more.
     min_sites : int
         Fewer sites taking part in a task stop the job.
     step_time_limit : int
@@ -83,6 +88,8 @@ class FederatedController(HandshakeController):
         num_rounds: int = 3,
         time_steps: int = 3,
         weighting: str = "samples",
+        aggregation: str = "mean",
+        max_share: float = 0.5,
         min_sites: int = 1,
         step_time_limit: int = 3600,
         handshake_time_limit: int = 7200,
@@ -106,6 +113,7 @@ class FederatedController(HandshakeController):
                 raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
         if weighting not in WEIGHTINGS:
             raise ConfigError(f"weighting '{weighting}' is not one of {', '.join(WEIGHTINGS)}")
+        check_aggregation(aggregation, max_share, min_sites, self.contract)
         if not (math.isfinite(update_norm_limit) and update_norm_limit > 0):
             raise ConfigError(f"update_norm_limit must be a positive number, not {update_norm_limit}")
         if resume_from and initial_checkpoint:
@@ -116,6 +124,7 @@ class FederatedController(HandshakeController):
             raise ConfigError(f"initial_site '{initial_site}' is one of the unseen sites")
         self.unseen = list(unseen) if unseen else None
         self.num_rounds, self.time_steps, self.weighting = num_rounds, time_steps, weighting
+        self.aggregation, self.max_share = aggregation, max_share
         self.evaluate_every, self.update_norm_limit = evaluate_every, update_norm_limit
         self.initial_checkpoint, self.resume_from = initial_checkpoint, resume_from
         self.keep_checkpoints, self.seed, self.settings = keep_checkpoints, seed, settings
@@ -168,10 +177,18 @@ class FederatedController(HandshakeController):
             counts = {}
             for site, reply in answers.replies.items():  # a site weighs no more than the visits it announced
                 counts[site] = min(int(reply.numbers["samples"]), max(1, visits(self.visits[site]["train"])))
-            mean = self.strategy.combine(updates, self.strategy.shares_of(counts)) if counts and self._shares else None
+            mean = self.strategy.combine(updates, self.shares_of(counts)) if counts and self._shares else None
         norm = euclidean_norm({name: mean[name] for name in w}) if mean else None
         self.results.step(r, t, answers, norm)
         return mean, answers
+
+    def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """The strategy's weights of the sites in a mean, of three or more none above ``max_share``."""
+        shares = self.strategy.shares_of(counts)
+        found = with_ceiling(shares, self.max_share) if len(shares) >= MAJORITY else shares
+        for site in (site for site in found if shares[site] > self.max_share and found[site] < shares[site]):
+            self.raise_alarm(f"{site} would have had more than max_share, {self.max_share:.0%}, of a mean of the sites")
+        return found
 
     @property
     def members(self) -> list[str]:
@@ -208,7 +225,7 @@ class FederatedController(HandshakeController):
 
         header = self.header(r, self.time_steps, after=version(r, self.time_steps), evaluate=evaluate)
         answers = self.ask(CLOSE_ROUND, header, w, self.sites, accept)
-        self.results.validation(r, answers)
+        self.results.validation(r, answers, by_median=self.aggregation != "mean")
         self.results.evaluation(r, answers)
         return answers
 
@@ -277,6 +294,7 @@ class FederatedController(HandshakeController):
         """Settings that a resumed run must share."""
         names = ("method", "num_rounds", "time_steps", "weighting", "seed")
         fixed = {name: getattr(self, name) for name in names} | self.strategy.fixed_settings()
+        fixed |= {"aggregation": self.aggregation} if self.aggregation != "mean" else {}
         return fixed | ({"unseen": self.unseen} if self.unseen else {})
 
     def _settings_of_sites(self) -> dict[str, Any]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.protocol.exchange import MASTER_DTYPE, ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, compatible, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
+from fedtar_flare.record.events import Alarm
+from fedtar_flare.runtime.aggregation import PLAUSIBLE, plausible
+from fedtar_flare.runtime.alarms import raise_alarm
 from fedtar_flare.runtime.results import Results
-from fedtar_flare.runtime.tasking import Answers, TaskController
+from fedtar_flare.runtime.tasking import Answers, TaskController, now
 from fedtar_flare.version import __version__
 
 Row = Mapping[str, Any]
@@ -40,6 +44,8 @@ class HandshakeController(TaskController):
         self.handshake_time_limit, self.initial_site = handshake_time_limit, initial_site
         self._wire = self.contract.allowing(["*"])  # which parameters travel whole is for the sites to say
         self.visits: dict[str, Any] = {}
+        self._announced: dict[str, Any] = {}
+        self._alarms: list[str] = []
         self.described: dict[str, Any] = {}
 
     @abstractmethod
@@ -74,8 +80,24 @@ class HandshakeController(TaskController):
 
     def _remember(self, answers: Answers) -> None:
         for site, reply in answers.replies.items():
-            self.visits[site] = reply.payload["counts"]
+            self._announced[site] = {split: list(steps) for split, steps in reply.payload["counts"].items()}
             self.described[site] = reply.payload.get("model") or {}
+        self.visits = plausible(self._announced)
+        for site, reply in answers.replies.items():
+            reply.payload["counts"] = self.visits[site]
+            if self.visits[site] != self._announced[site]:
+                self.raise_alarm(
+                    f"{site} says that it has far more visits than the other sites: of each split it is believed at "
+                    f"most {PLAUSIBLE} times their median"
+                )
+
+    def raise_alarm(self, text: str) -> None:
+        """Say once in the log, on the run's page and among the server's alarms what people must look at."""
+        if text in self._alarms:
+            return
+        self._alarms.append(text)
+        self.record.write(Alarm(time=now(), text=text))
+        raise_alarm(Path(self.get_run_dir()).parent, text)
 
     def _greet(
         self,

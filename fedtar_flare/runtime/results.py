@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -160,8 +161,8 @@ class Results:
         answered = f"loss {losses}" if losses else f"answers of {', '.join(sites)}"
         logger.info(f"round {r}, step {t}: " + (answered if sites else "skipped, nobody had data"))
 
-    def validation(self, r: int, answers: Answers) -> None:
-        """Record the validation loss after round r, the mean over the reports of all sites that have any."""
+    def validation(self, r: int, answers: Answers, by_median: bool = False) -> None:
+        """Record the validation loss after round r, the mean over all sites' reports or the median of the sites."""
         sites = {
             site: SiteValidation(validation_loss=reply.numbers["validation_loss"], n=int(reply.numbers["reports"]))
             for site, reply in sorted(answers.replies.items())
@@ -170,7 +171,10 @@ class Results:
         left_out = answers.missing | dict.fromkeys(set(answers.replies) - set(sites), "no validation patient")
         reports = sum(site.n for site in sites.values())
         total = sum((site.validation_loss or 0.0) * site.n for site in sites.values())
-        event = Validation(round=r, loss=total / reports if reports else None, sites=sites, left_out=left_out)
+        loss = total / reports if reports else None
+        if by_median and sites:
+            loss = statistics.median(site.validation_loss or 0.0 for site in sites.values())
+        event = Validation(round=r, loss=loss, sites=sites, left_out=left_out, by_median=by_median)
         self._validations.append(event)
         self.record.write(event)
         self.scalar("validation loss/all sites", event.loss, r)

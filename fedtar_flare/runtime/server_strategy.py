@@ -54,8 +54,10 @@ class ServerStrategy(ABC):
         """Take the collected rows of a site's update; :class:`ExchangeError` refuses them, and the update with them."""
 
     def combine(self, updates: SpilledUpdates, shares: Mapping[str, float]) -> dict[str, torch.Tensor]:
-        """One update of the sites' updates, float64, given each site's share; by default their mean (Eq. 6)."""
-        return updates.mean(shares)
+        """One update of the sites' updates, float64, given each site's share; by default their mean (Eq. 6), or what
+        ``server.aggregation`` names in its place.
+        """
+        return updates.combined(self.run.aggregation, shares)
 
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Weights of the sites in a mean, which sum to one, given the visits n_k of those that are in it."""

@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.runtime import aggregation
-from fedtar_flare.runtime.aggregation import WEIGHTINGS, SpilledUpdates, aggregation_weights
+from fedtar_flare.runtime.aggregation import (
+    AGGREGATIONS,
+    WEIGHTINGS,
+    SpilledUpdates,
+    aggregation_weights,
+    plausible,
+    with_ceiling,
+)
 
 SHAPES = {"a": (4, 3), "b": (5,), "c": ()}
 
@@ -100,6 +107,67 @@ def test_a_row_is_the_mean_of_those_who_say_something_in_it(tmp_path_factory, sa
         torch.testing.assert_close(mean["a"][row], expected, rtol=1e-12, atol=1e-12)
     plain = mean_in_memory(updates, weights)
     assert all(torch.equal(mean[name], plain[name]) for name in ("b", "c"))
+
+
+def robust(aggregation, columns, shares):
+    """Of one value at each site that says something, by sites: what the papers write down."""
+    values = sorted(columns.values())
+    if aggregation == "norm_bounded_mean":
+        return sum(shares[site] * value for site, value in columns.items()) / sum(shares[site] for site in columns)
+    cut = max(1, int(0.2 * len(values))) if aggregation == "trimmed_mean" else (len(values) - 1) // 2
+    kept = values[cut : len(values) - cut]
+    return sum(kept) / len(kept) if len(values) >= 3 else 0.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=2, max_size=12),
+    st.sampled_from(sorted(set(AGGREGATIONS) - {"mean"})),
+    st.sampled_from([1, 7, 2**20]),
+    st.booleans(),
+)
+def test_robust_aggregations_are_those_of_the_papers_row_by_row_and_wherever_updates_wait(
+    tmp_path_factory, said, aggregation_name, block, on_disk
+):
+    updates = {f"site-{k}": tensors(k) for k in range(len(said))}
+    for update, row in zip(updates.values(), said, strict=True):
+        update["a"][~torch.tensor(row)] = 0
+    shares = aggregation_weights(dict(zip(updates, range(1, 20), strict=False)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aggregation, "IN_MEMORY", 0 if on_disk else 2**20)
+        patch.setattr(aggregation, "BLOCK", block)
+        with SpilledUpdates(tmp_path_factory.mktemp("updates"), SHAPES, by_rows=["a"]) as spilled:
+            for site, update in updates.items():
+                spilled.add(site, update)
+            found = spilled.combined(aggregation_name, shares)
+    norms = {s: math.sqrt(sum(float(v.double().square().sum()) for v in u.values())) for s, u in updates.items()}
+    bound = sorted(norms.values())[(len(norms) - 1) // 2] if aggregation_name == "norm_bounded_mean" else math.inf
+    flat = {s: {n: min(1, bound / norms[s]) * v.double().reshape(-1) for n, v in u.items()} for s, u in updates.items()}
+    for name, shape in SHAPES.items():
+        for i, value in enumerate(found[name].reshape(-1)):
+            row = i // 3 if name == "a" else None
+            heard = [s for s, says in zip(updates, said, strict=True) if row is None or says[row]]
+            expected = robust(aggregation_name, {s: float(flat[s][name][i]) for s in heard}, shares) if heard else 0.0
+            assert float(value) == pytest.approx(expected, rel=1e-9, abs=1e-9), (name, shape)
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=8).filter(sum), st.floats(0.01, 1))
+def test_no_share_is_above_the_ceiling_and_the_others_keep_their_ratios(sizes, most):
+    shares = {f"site-{k}": size / sum(sizes) for k, size in enumerate(sizes)}
+    found, ceiling = with_ceiling(shares, most), max(most, 1 / len(shares))
+    assert math.fsum(found.values()) == pytest.approx(1) and max(found.values()) <= ceiling * (1 + 1e-6)
+    assert found == shares or max(shares.values()) > ceiling
+    free = [site for site in found if 0 < found[site] < ceiling * (1 - 1e-6) and shares[site] > 1e-12]
+    for site in free[1:]:
+        assert found[site] / found[free[0]] == pytest.approx(shares[site] / shares[free[0]], rel=1e-6)
+
+
+@given(st.lists(st.integers(20, 200), min_size=3, max_size=6), st.integers(0, 10**9))
+def test_a_site_is_believed_at_most_ten_times_what_the_others_have(honest, claim):
+    counts = {f"site-{k}": {"train": [number, 0], "test": [1, 1]} for k, number in enumerate(honest)}
+    found = plausible(counts | {"liar": {"train": [claim, claim], "test": [1, 1]}})
+    assert sum(found["liar"]["train"]) <= min(2 * claim, 10 * max(honest)) and found["liar"]["test"] == [1, 1]
+    assert all(found[site] == own for site, own in counts.items())
 
 
 def test_rows_of_one_value_each(tmp_path):

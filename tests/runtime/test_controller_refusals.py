@@ -9,6 +9,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController
 from fedtar_flare.protocol.messages import ERROR, Reply
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.runtime.controller import FederatedController
 
 
 def broken(spoil, task=TRAIN):
@@ -153,6 +154,10 @@ def test_a_checkpoint_can_be_the_start(tmp_path):
         {"num_rounds": 0},
         {"time_steps": 0},
         {"weighting": "median"},
+        {"aggregation": "krum", "min_sites": 5},
+        {"aggregation": "median", "min_sites": 2},
+        {"aggregation": "norm_bounded_mean"},
+        {"max_share": 0.0},
         {"settings": {"server": {"alpha_form": "linear"}}},
         {"settings": {"server": {"eta": -1.0}}},
         {"min_sites": 0},
@@ -165,6 +170,12 @@ def test_a_checkpoint_can_be_the_start(tmp_path):
 def test_bad_settings_fail_when_built(bad):
     with pytest.raises(ConfigError):
         TemporalResidualController(**bad)
+
+
+@pytest.mark.parametrize("method", ["local", "fedkei"])
+def test_a_method_that_adds_up_no_updates_has_no_other_aggregation(method):
+    with pytest.raises(ConfigError, match="adds up no updates"):
+        FederatedController(method, aggregation="median", min_sites=3)
 
 
 HEAD = "diagnosis.head.weight"

@@ -1,18 +1,22 @@
 """Attempts of a site that lies to the server: what was tried, and what the run makes of it."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
-from federation import NAMES, QuadraticSite, Spoilt, pair
+from federation import NAMES, QuadraticSite, Spoilt, federation_of, pair
 from test_controller_faults import federation, run
 
 from fedtar_flare.errors import ExchangeError
 from fedtar_flare.protocol import exchange as wire
+from fedtar_flare.protocol.messages import abstain
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
-from fedtar_flare.record.events import End, Start, Step, Validation
+from fedtar_flare.record.events import Alarm, End, Start, Step, Validation
 from fedtar_flare.record.log import of_kind
+from fedtar_flare.runtime.aggregation import AGGREGATIONS
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
+from fedtar_flare.runtime.results import Results
 
 
 def payload(**changes):
@@ -123,6 +127,81 @@ def test_a_site_has_no_more_reports_and_samples_than_it_announced(tmp_path):
     for one in runs:
         run(one)
     assert all(torch.equal(weights(runs[0])[name], weights(runs[1])[name]) for name in NAMES)
+
+
+def five(lie=None, samples=2):
+    """Five sites, of which the first by name may lie in training."""
+    honest = {f"site-{i}": QuadraticSite(f"site-{i}", [pair(i)] * 2, samples=2, validation=pair(i)) for i in range(4)}
+    return honest | {"a-liar": Spoilt("a-liar", lie or (lambda h, r, t: (r, t)), TRAIN, [pair(4)] * 2, samples)}
+
+
+def ended(method, folder, sites, **settings):
+    controller = federation_of(method)(folder, sites, **({"num_rounds": 2, "time_steps": 2} | settings))
+    events = run(controller)
+    assert of_kind(events, End)[0].status == "completed", of_kind(events, End)[0].reason
+    return weights(controller), events
+
+
+def test_one_site_cannot_take_over_the_mean_by_the_visits_that_it_claims(tmp_path):
+    sites = five(lambda h, r, t: (r, {n: 3 * torch.ones(3, 2) for n in t}), samples=10**9)
+    w, events = ended("fedavg", tmp_path, sites, num_rounds=1, time_steps=1)
+    assert of_kind(events, Start)[0].counts["a-liar"]["train"] == [20]  # ten times the others' two
+    alarms = [event.text for event in of_kind(events, Alarm)]
+    assert len(alarms) == 2 and "far more visits" in alarms[0] and "50%" in alarms[1]
+    page = (tmp_path / "fedtar" / "report.html").read_text()
+    assert all(f"ALARM: {text}" in page for text in alarms)
+    start = sites["site-0"].start()
+    for k, name in enumerate(NAMES):
+        honest = sum(0.125 * -0.5 * (start[name] - pair(i)[k]) for i in range(4))
+        torch.testing.assert_close(w[name], start[name] + 0.5 * 3 + honest)
+
+
+LIES = {
+    "the other way": lambda h, r, t: (r, {n: -4 * v for n, v in t.items()}),
+    "far away": lambda h, r, t: (r, {n: 2 * torch.ones(3, 2) for n in t}),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "lie"),
+    [*((name, "the other way") for name in ("fedtar", "fedavg", "fedyogi", "drfa")), ("fedtar", "far away")],
+)
+def test_one_lying_site_among_five_moves_a_robust_aggregation_little(tmp_path, monkeypatch, method, lie):
+    monkeypatch.setattr(Results, "finish", lambda self, numbers: None)  # pages take longest
+
+    def moved(aggregation):
+        of_both = [
+            ended(method, tmp_path / f"{aggregation} {liar}", five(liar), aggregation=aggregation, min_sites=3)[0]
+            for liar in (None, LIES[lie])
+        ]
+        return sum(float((of_both[0][name] - of_both[1][name]).square().sum()) for name in NAMES) ** 0.5
+
+    taken = moved("mean")
+    for aggregation in set(AGGREGATIONS) - {"mean"}:
+        assert moved(aggregation) < 0.7 * taken, aggregation
+
+
+def test_what_two_sites_alone_send_moves_no_median(tmp_path):
+    away = {
+        name: lambda task, h, w, s=site: (abstain(h, "away"), None) if task == TRAIN else s(task, h, w)
+        for name, site in list(five().items())[:3]
+    }
+    sites = five() | away
+    w, _ = ended("fedtar", tmp_path, sites, aggregation="median", min_sites=3)
+    assert all(torch.equal(w[name], start) for name, start in five()["site-3"].start().items())
+
+
+@pytest.mark.parametrize(("aggregation", "best"), [("mean", 1), ("median", 2)])
+def test_the_best_round_is_the_majority_s_where_sites_count_by_their_median(tmp_path, aggregation, best):
+    """The losses fall from round to round at all sites but one, which says so for the first round alone."""
+
+    def spoil(header, reply, tensors):
+        loss = 0.0 if header.round == 1 else 1e4
+        return replace(reply, numbers=reply.numbers | {"validation_loss": loss}), tensors
+
+    sites = five() | {"a-liar": Spoilt("a-liar", spoil, CLOSE_ROUND)}
+    ended("fedtar", tmp_path, sites, aggregation=aggregation, min_sites=3)
+    assert json.loads((tmp_path / "fedtar" / "metrics.json").read_text())["best_round"] == best
 
 
 def chunks_until_refused(monkeypatch, chunks):

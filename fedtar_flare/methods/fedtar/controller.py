@@ -20,6 +20,7 @@ from fedtar_flare.methods.fedtar.policy import (
     residual_step,
 )
 from fedtar_flare.protocol.messages import Reply
+from fedtar_flare.runtime.aggregation import trimmed_mean
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.server_strategy import ServerStrategy
 from fedtar_flare.runtime.tasking import Answers, Tensors
@@ -73,7 +74,9 @@ class TemporalResidualServer(ServerStrategy):
         floored: list[int] = []
         if sent and bool(taken.any()):
             reports = {site: int(validated[site].numbers["reports"]) for site in sent}
-            gradient = hypergradient(pool_t_numbers(sent, reports), alphas, taken)
+            every = torch.tensor([sent[site] for site in sorted(sent)], dtype=torch.float64)
+            pooled = pool_t_numbers(sent, reports) if self.run.aggregation == "mean" else trimmed_mean(every, 0.5)
+            gradient = hypergradient(pooled, alphas, taken)
             gradient_norm, floored = self.outer.step(gradient), floored_steps(alphas, taken)
         moved = self.policy.alphas().detach().tolist()
         self.run.record.write(
