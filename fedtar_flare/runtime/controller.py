@@ -89,7 +89,7 @@ class FederatedController(HandshakeController):
         time_steps: int = 3,
         weighting: str = "samples",
         aggregation: str = "mean",
-        max_share: float = 0.5,
+        max_share: float = 0.7,
         min_sites: int = 1,
         step_time_limit: int = 3600,
         handshake_time_limit: int = 7200,

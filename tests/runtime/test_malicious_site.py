@@ -144,7 +144,7 @@ def ended(method, folder, sites, **settings):
 
 def test_one_site_cannot_take_over_the_mean_by_the_visits_that_it_claims(tmp_path):
     sites = five(lambda h, r, t: (r, {n: 3 * torch.ones(3, 2) for n in t}), samples=10**9)
-    w, events = ended("fedavg", tmp_path, sites, num_rounds=1, time_steps=1)
+    w, events = ended("fedavg", tmp_path, sites, num_rounds=1, time_steps=1, max_share=0.5)
     assert of_kind(events, Start)[0].counts["a-liar"]["train"] == [20]  # ten times the others' two
     alarms = [event.text for event in of_kind(events, Alarm)]
     assert len(alarms) == 2 and "far more visits" in alarms[0] and "50%" in alarms[1]
