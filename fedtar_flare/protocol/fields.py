@@ -32,8 +32,6 @@ NUMBER_KINDS = ("number", "count")
 
 MOST = 1e9
 """No number of a header is larger, unless its field says so."""
-MOST_LOSS = 1e4
-"""Nats per token; of a uniform guess among 50,000 words it is 11."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +68,11 @@ class Field:
         """Raise an :class:`ExchangeError` that names the field unless this holds."""
         if not holds:
             raise ExchangeError(f"the field '{self.name}' {problem}")
+
+
+def loss_field(name: str, about: str, noisy: bool = False) -> Field:
+    """A loss from 0 to 10,000 nats per token; a uniform guess among 50,000 words has 11."""
+    return Field(name, "number", about, least=0, most=1e4, noisy=noisy)
 
 
 SECONDS = Field("seconds", "number", "how long the task took", least=0)

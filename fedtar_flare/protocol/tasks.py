@@ -7,7 +7,7 @@ tasks are few: what can be answered together is asked together.
 from __future__ import annotations
 
 from fedtar_flare.protocol.contract import LORA_NAMES, WHOLE_PARAMETERS, Group, Task
-from fedtar_flare.protocol.fields import MAX_WHOLE, MOST_LOSS, SECONDS, Field
+from fedtar_flare.protocol.fields import SECONDS, Field, loss_field
 
 HANDSHAKE = "handshake"
 TRAIN = "train"
@@ -17,15 +17,7 @@ ADAPTER = Group("adapter", "averaged", (LORA_NAMES,), "the shared low-rank facto
 PARAMETERS = Group(WHOLE_PARAMETERS, "averaged", (), "parameters of the base model that the run exchanges whole")
 """Which parameters may travel whole is the site's decision: ``extra_names`` of its guard."""
 
-PRIVACY = Field(
-    "privacy",
-    "tree",
-    "epsilon, delta and budget of a site's privacy filter",
-    length=1_000,
-    least=0,
-    most=MAX_WHOLE,
-    public=True,
-)
+PRIVACY = Field("privacy", "tree", "epsilon, delta and budget of a site's privacy filter", length=1_000, public=True)
 SCORES = (
     Field("scores", "tree", "scores of test reports per time step and finding, with the personal part", length=40_000),
     Field("scores_generic", "tree", "the same without the personal part", length=40_000),
@@ -70,9 +62,9 @@ train = Task(
     follows=(HANDSHAKE,),
     fields=(
         Field("samples", "count", "visits that were trained on", least=1, public=True, required=True),
-        Field("train_loss", "number", "mean token loss over the local updates", least=0, most=MOST_LOSS),
-        Field("first_loss", "number", "loss of the first local update", least=0, most=MOST_LOSS),
-        Field("last_loss", "number", "loss of the last local update", least=0, most=MOST_LOSS),
+        loss_field("train_loss", "mean token loss over the local updates"),
+        loss_field("first_loss", "loss of the first local update"),
+        loss_field("last_loss", "loss of the last local update"),
         Field("skipped_updates", "count", "local updates left out because their gradient was not finite"),
         PRIVACY,
         SECONDS,
@@ -85,14 +77,7 @@ close_round = Task(
     down=(ADAPTER.name, PARAMETERS.name),
     follows=(HANDSHAKE,),
     fields=(
-        Field(
-            "validation_loss",
-            "number",
-            "mean loss of the validation patients' reports",
-            least=0,
-            most=MOST_LOSS,
-            noisy=True,
-        ),
+        loss_field("validation_loss", "mean loss of the validation patients' reports", noisy=True),
         Field("reports", "count", "validation reports", least=1, public=True),
         PRIVACY,
         SECONDS,

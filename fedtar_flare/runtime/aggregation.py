@@ -56,13 +56,12 @@ def with_ceiling(shares: Mapping[str, float], most: float) -> dict[str, float]:
     >>> with_ceiling({"a": 0.8, "b": 0.1, "c": 0.1}, 0.5)
     {'a': 0.5, 'b': 0.25, 'c': 0.25}
     """
-    found, capped, most = dict(shares), set[str](), max(most, 1 / max(1, len(shares)))
-    while above := {site for site, share in found.items() if share > most * (1 + 1e-9)} - capped:
-        capped |= above
-        left = 1 - most * len(capped)
-        rest = math.fsum(share for site, share in found.items() if site not in capped)
-        even = left / max(1, len(found) - len(capped))
-        found = {s: most if s in capped else v * left / rest if rest else even for s, v in found.items()}
+    most, left, rest, found = max(most, 1 / max(1, len(shares))), 1.0, math.fsum(shares.values()), dict(shares)
+    if max(shares.values(), default=0.0) <= most:
+        return found
+    for place, site in enumerate(sorted(shares, key=lambda site: -shares[site])):
+        found[site] = min(most, shares[site] * left / rest if rest > 1e-12 else left / (len(shares) - place))
+        left, rest = left - found[site], rest - shares[site]
     return found
 
 
@@ -71,8 +70,8 @@ def plausible(counts: Mapping[str, Mapping[str, list[int]]]) -> dict[str, dict[s
     found: dict[str, dict[str, list[int]]] = {site: {} for site in counts}
     for site, own in counts.items():
         for split, steps in own.items():
-            others = [sum(one[split]) for name, one in counts.items() if name != site and sum(one.get(split, ()))]
-            most = int(PLAUSIBLE * statistics.median(others)) if others else sum(steps)
+            others = [sum(one.get(split, [])) for name, one in counts.items() if name != site]
+            most = int(PLAUSIBLE * statistics.median(filter(None, others))) if any(others) else sum(steps)
             found[site][split] = [n * most // sum(steps) for n in steps] if sum(steps) > most else list(steps)
     return found
 

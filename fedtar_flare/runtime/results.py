@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 MOST_FINDINGS = 100
-"""Of a kind, in a site's scores."""
+"""In a site's scores."""
 _LIMITS = {name: score.most for name, score in SCORES.items()}
 _LIMITS |= {"n": MOST, "named": MOST, "recall": 1.0, "precision": 1.0}
 
@@ -56,17 +56,15 @@ def check_scores(reply: Reply, time_steps: int) -> None:
             scores = SiteScores.model_validate(sent)
         except ValidationError as error:
             raise ExchangeError(f"the field '{name}' does not hold scores per time step") from error
-        known = set(sent) <= set(SiteScores.model_fields) and set(scores.findings) <= {"known", "new", "stated"}
-        few = all(1 <= t <= time_steps for t in scores.steps) and all(
-            len(found) <= MOST_FINDINGS for found in scores.findings.values()
-        )
-        of_findings = (cell for found in scores.findings.values() for cell in found.values())
+        of_findings = [cell for found in scores.findings.values() for cell in found.values()]
         cells = (*scores.steps.values(), scores.all, scores.references, *of_findings)
-        if not known or not few or any(key not in _LIMITS for cell in cells for key in cell):
+        known = {*sent} <= {*SiteScores.model_fields} and {*scores.findings} <= {"known", "new", "stated"}
+        steps = all(1 <= t <= time_steps for t in scores.steps)
+        if not (known and steps and len(of_findings) <= MOST_FINDINGS and {k for c in cells for k in c} <= {*_LIMITS}):
             raise ExchangeError(f"the field '{name}' holds more than the scores of {time_steps} time steps")
-        values = ((key, value) for cell in cells for key, value in cell.items() if value is not None)
-        if beyond := next((key for key, value in values if not -1e-6 <= value <= _LIMITS[key] + 1e-6), None):
-            raise ExchangeError(f"the field '{name}' has a {beyond} that is not within 0 to {_LIMITS[beyond]:g}")
+        for key, value in (pair for cell in cells for pair in cell.items()):
+            if value is not None and not -1e-6 <= value <= _LIMITS[key] + 1e-6:
+                raise ExchangeError(f"the field '{name}' has a {key} that is not within 0 to {_LIMITS[key]:g}")
     skipped = reply.payload.get("skipped_studies") or {}
     if not all(isinstance(number, int) and number >= 0 for number in skipped.values()):
         raise ExchangeError("the field 'skipped_studies' is not numbers of studies by reason")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedtar_flare.protocol.contract import LORA_NAMES, Contract, Group, Task
-from fedtar_flare.protocol.fields import MOST_LOSS, SECONDS, Field
+from fedtar_flare.protocol.fields import SECONDS, Field, loss_field
 from fedtar_flare.protocol.tasks import HANDSHAKE, PRIVACY, SCORES, handshake
 
 PROBE, ADAPT = "probe", "adapt"
@@ -60,9 +60,9 @@ adapt = Task(
     follows=(HANDSHAKE,),
     fields=(
         SAMPLES,
-        Field("train_loss", "number", "mean cross-entropy over the epochs", least=0, most=MOST_LOSS),
-        Field("first_loss", "number", "the same in the first epoch", least=0, most=MOST_LOSS),
-        Field("last_loss", "number", "the same in the last epoch", least=0, most=MOST_LOSS),
+        loss_field("train_loss", "mean cross-entropy over the epochs"),
+        loss_field("first_loss", "the same in the first epoch"),
+        loss_field("last_loss", "the same in the last epoch"),
         Field("skipped_updates", "count", "updates left out because their gradient was not finite"),
         Field("counts", "tree", "the task's place in the job's list; negatives and positives per split", length=1_000),
         Field("scores", "tree", "AUC of test images by epoch, of guessing membership; losses, seconds", length=20_000),
