@@ -56,12 +56,14 @@ def with_ceiling(shares: Mapping[str, float], most: float) -> dict[str, float]:
     >>> with_ceiling({"a": 0.8, "b": 0.1, "c": 0.1}, 0.5)
     {'a': 0.5, 'b': 0.25, 'c': 0.25}
     """
-    most, left, rest, found = max(most, 1 / max(1, len(shares))), 1.0, math.fsum(shares.values()), dict(shares)
+    most, left, found = max(most, 1 / max(1, len(shares))), 1.0, dict(shares)
     if max(shares.values(), default=0.0) <= most:
         return found
-    for place, site in enumerate(sorted(shares, key=lambda site: -shares[site])):
-        found[site] = min(most, shares[site] * left / rest if rest > 1e-12 else left / (len(shares) - place))
-        left, rest = left - found[site], rest - shares[site]
+    order = sorted(shares, key=lambda site: -shares[site])
+    for place, site in enumerate(order):
+        rest = math.fsum(shares[other] for other in order[place:])
+        found[site] = min(most, left * shares[site] / rest if rest else left / (len(order) - place))
+        left -= found[site]
     return found
 
 
