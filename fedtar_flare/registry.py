@@ -86,6 +86,16 @@ def own_names() -> tuple[str, ...]:
     return tuple(name for name, point in _announced().items() if _is_own(point))
 
 
+def default_names() -> tuple[str, ...]:
+    """This package's own methods that a kit allows where nobody lists any: those without a caution."""
+    return tuple(name for name in own_names() if not caution_of(name))
+
+
+def caution_of(name: str) -> str:
+    """What the contract of a method of this package warns of; empty for any other."""
+    return contract_of(name).caution if name in own_names() else ""
+
+
 def package_of(name: str) -> str:
     """Name and version of the package that announces a method."""
     dist = _announced()[name].dist

@@ -1,11 +1,13 @@
 """The minimum cell: what may be reported about a group of patients. All that leaves a site passes through here.
 
 A group of fewer than ``least`` distinct patients is not reported; numbers of visits of a larger one are rounded down
-to a multiple of ``least``, so that one visit more or less, such as a withdrawal's, is hidden.
+to a multiple of ``least``, and mean losses to about their standard error, so that one visit more or less, such as a
+withdrawal's, is hidden.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import TypeVar
@@ -29,6 +31,21 @@ def round_to_cell(count: int, least: int) -> int:
     (10, 14)
     """
     return count - count % least
+
+
+def round_loss(loss: float, visits: int, least: int) -> float:
+    """A mean loss over n visits, to a multiple of the largest power of two up to ``|loss| / (2 sqrt(n))``.
+
+    That is about its standard error, since losses of single visits vary by a third to a half of their mean: finer
+    digits tell of these visits, not of the model. With a ``least`` of 1 nothing is withheld.
+
+    >>> round_loss(1.23456, 14, 5), round_loss(1.23456, 140, 5), round_loss(1.23456, 14, 1)
+    (1.25, 1.25, 1.23456)
+    """
+    if least == 1 or not loss or not math.isfinite(loss):
+        return loss
+    step = 2.0 ** math.floor(math.log2(abs(loss) / 2 / math.sqrt(max(1, round_to_cell(visits, least)))))
+    return step * round(loss / step)
 
 
 def shown_count(count: int, patients: Iterable[str], least: int) -> int:

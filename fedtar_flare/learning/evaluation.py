@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Sample
-from fedtar_flare.data.minimum_cell import enough, full_cells, round_to_cell
+from fedtar_flare.data.minimum_cell import enough, full_cells, round_loss, round_to_cell
 from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.learning.labels import labeler_of
 from fedtar_flare.metrics.alarms import identical_share
@@ -38,7 +38,8 @@ def cells(
     """Scores per time step and over all steps.
 
     A cell with fewer than ``min_cell`` distinct patients holds an n of 0 alone, and its reports do not count in ``all``
-    either: otherwise subtraction would reveal its scores. Every n is rounded down to a multiple of ``min_cell``.
+    either: otherwise subtraction would reveal its scores. Every n is rounded down to a multiple of ``min_cell``, every
+    loss by :func:`~fedtar_flare.data.minimum_cell.round_loss`.
 
     ``texts`` are the reports generated for the visits ``samples``, ``losses`` the mean token loss of each reference,
     nats. Gives ``{"steps": {"1": cell, ...}, "all": cell}``; a cell has ``n`` and the scores of
@@ -58,6 +59,8 @@ def cells(
     if shown:
         over_all = reports_of(samples, texts, losses, shown)
         scores["all"] |= scores_of(over_all, min_cell=min_cell)
+        for cell in (*(steps[t] for t in full), scores["all"]):
+            cell["token_loss"] = round_loss(cell["token_loss"], cell["n"], min_cell)
         scores["findings"] = finding_scores(over_all, min_cell)
         claimed = enough(over_all.claiming(references=True), min_cell)
         scores["references"] = {

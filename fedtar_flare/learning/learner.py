@@ -6,7 +6,8 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from itertools import chain
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,8 @@ class ReportLearner(SiteModel):
     personal_optimizer: torch.optim.Optimizer | None = None
     rate: float = 1.0
     """By what a task multiplies its learning rates (:meth:`TrainingConfig.rate_of`)."""
+    updates_told: ClassVar[int | None] = None
+    """Of how many local updates, from the first one, :class:`Trained` gives the mean loss; None: of all."""
 
     def __init__(self, *, training: TrainingConfig, **others: Any):
         super().__init__(training=training, **others)
@@ -128,7 +131,7 @@ class ReportLearner(SiteModel):
         for group in self.personal_optimizer.param_groups if self.personal_optimizer else ():
             group["lr"] = self.rate * group.setdefault("initial_lr", group["lr"])
         losses: list[float] = []
-        seen: list[set[str]] = []
+        seen: list[list[int]] = []
         for number, chosen in enumerate(batches(len(samples), self.training.batch_size, count, seed), start=1):
             self.checkpoint()
             loss = self.local_update([samples[i] for i in chosen], f"{seed}/{number - 1}", optimizer, start)
@@ -136,7 +139,7 @@ class ReportLearner(SiteModel):
                 logger.warning("local update %d of %d skipped: its loss or gradient is not finite", number, count)
                 continue
             losses.append(loss)
-            seen.append({samples[i].visit.patient_id for i in chosen})
+            seen.append(chosen)
             on_update(number, loss)
         self._clear_gradients()
         if not losses:
@@ -148,16 +151,16 @@ class ReportLearner(SiteModel):
         end = self.shared()
         self.ranks.require_equal(end | self.private())
         update = {name: end[name] - start[name] for name in start}
+        told = losses[: self.updates_told]
+        learnt, behind = (set(chain(*part)) for part in (seen, seen[: self.updates_told]))
         return Trained(
             update,
             samples=len(samples),
-            loss=sum(losses) / len(losses),
-            first_loss=losses[0],
-            last_loss=losses[-1],
+            loss=sum(told) / len(told),
             skipped_updates=count - len(losses),
-            patients=len(set().union(*seen)),
-            first_patients=len(seen[0]),
-            last_patients=len(seen[-1]),
+            patients=len({samples[i].visit.patient_id for i in learnt}),
+            loss_patients=len({samples[i].visit.patient_id for i in behind}),
+            loss_visits=len(behind),
         )
 
     def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> Tensor:

@@ -23,17 +23,15 @@ _PREFIX = "adamw/"
 
 @dataclass(frozen=True)
 class Trained:
-    """What one training task gave; losses are those of the local updates that were made."""
+    """What one training task gave."""
 
     update: dict[str, Tensor]  # w_k - w_{t-1} by name, float32
     samples: int  # n_k, training visits of this site at this step
-    loss: float  # mean token loss over the updates
-    first_loss: float
-    last_loss: float
+    loss: float  # mean token loss over the local updates (:attr:`ReportLearner.updates_told`)
     skipped_updates: int = 0  # left out because their loss or gradient was not finite
-    patients: int = 0  # distinct ones that the updates were made from, and of the first and the last of them
-    first_patients: int = 0
-    last_patients: int = 0
+    patients: int = 0  # distinct ones that the updates were made from
+    loss_patients: int = 0  # distinct patients and visits behind the loss
+    loss_visits: int = 0
     parts: Mapping[str, Any] = field(default_factory=dict)  # further numbers that the method's contract declares
 
 

@@ -9,7 +9,7 @@ answer:
 - The paper's round is here the T exchanges of one round; lambda stays the same within it. The snapshot, at a local step
   drawn evenly in the paper, is w as sent down in an exchange drawn evenly from the round's T.
 - The loss of the snapshot on a minibatch of site i, for which the paper asks with a message of its own, is what the
-  first local update of that exchange gives (``first_loss``): the same quantity, and nothing more travels.
+  first local update of that exchange gives: the same quantity, sent in place of the mean over all updates.
 - Then ``lambda <- projection(lambda + lambda_lr * loss)`` onto the simplex (the paper's step is tau * gamma). A site
   without such a loss counts with the mean of the others'.
 
@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from pydantic import Field
 
+from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer
 from fedtar_flare.runtime.aggregation import aggregation_weights
@@ -70,7 +71,7 @@ class DRFAServer(FedAvgServer):
         """The exchange of the snapshot also gives the losses."""
         if t == self._snapshot:
             replies = sorted(answers.replies.items())
-            self._losses = {s: reply.numbers["first_loss"] for s, reply in replies if "first_loss" in reply.numbers}
+            self._losses = {s: reply.numbers["train_loss"] for s, reply in replies if "train_loss" in reply.numbers}
 
     def snapshot(self, r: int) -> int:
         """Of which exchange of round r the losses are taken."""
@@ -103,6 +104,12 @@ class DRFAServer(FedAvgServer):
         return {"lambda": [round(v, 6) for v in self.mixing.values()]}
 
 
+class DRFALearner(ReportLearner):
+    """Tells the loss of the weights that came down, on the first batch."""
+
+    updates_told = 1
+
+
 def onto_simplex(values: Sequence[float]) -> list[float]:
     """The nearest point (Euclidean) with no negative part and sum 1 (Duchi et al., ICML 2008, Figure 1).
 
@@ -121,6 +128,7 @@ METHOD = FEDAVG.derive(
     "drfa",
     "DRFA on pooled visits",
     server=DRFAServer,
+    learner=DRFALearner,
     server_settings=RobustConfig,
     paper="https://arxiv.org/abs/2102.12660",
 )

@@ -86,7 +86,8 @@ class FineTuneSite(PooledSite):
         assert isinstance(learner, FineTuneLearner)
         if header.round < header.rounds or not learner.cohort.samples("train", least=learner.min_cell):
             return
-        learner.fine_tune(seed_of(self.executor.seed, site.name, header.round, header.step, "finetune"))
+        chance = self.executor.chance(learner.cohort)
+        learner.fine_tune(seed_of(chance, site.name, header.round, header.step, "finetune"))
         self.save_private(state, version(header.round, header.step), learner, header)
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:

@@ -1,7 +1,8 @@
 """SCAFFOLD: FedAvg whose local gradients are corrected by control variates, against the drift of unlike sites.
 
 Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning" (ICML 2020), Algorithm 1. Site i
-adds c - c_i to each local gradient, and afterwards sets c_i to the mean of its K uncorrected local gradients::
+adds c - c_i to each local gradient, and afterwards sets c_i to the mean of its K uncorrected local gradients g_i, each
+clipped to ``training.max_grad_norm``::
 
     c_i+ = (1 / K) sum_j g_i(y_j)          which under plain SGD is option II: c_i - c + (x - y_i) / (K lr)
     x <- x + sum_i p_i (y_i - x)           the paper's eta_g is 1
@@ -15,6 +16,10 @@ steps, of another unit than the gradients that it corrects, and so the mean of t
 rescales the corrected gradient in each coordinate, so that the correction turns the local steps and does not cancel the
 drift exactly as the paper's analysis has it. ``scaffold.optimizer=sgd`` is the paper's own local step; its learning
 rate, ``training.lr``, must then be much larger.
+
+A change of c_i is a plain mean of gradients, which tells far more of single visits than the weights that AdamW moved:
+many means over known batches give the gradient of each visit. Batches are therefore secret at a site with patients, and
+unclipped gradients refused; but a site's kit lists this method only where its staff names it.
 
 An update that comes too late or is refused leaves the site's c_i ahead of the server's c until it is trained again.
 """
@@ -32,14 +37,17 @@ from torch import nn
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning.learner import ReportLearner
-from fedtar_flare.learning.training import Trained
+from fedtar_flare.learning.training import Trained, limit_norm
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer, PooledSite
 from fedtar_flare.protocol.contract import LORA_NAMES, Group
+from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.tasking import Answers, Tensors
 from fedtar_flare.settings import Settings
+from fedtar_flare.site.place import Site
+from fedtar_flare.site.state import SiteState
 
 PREFIX = "control."
 """Of a control variate's name, before that of the tensor that it belongs to."""
@@ -92,6 +100,15 @@ class ScaffoldSite(PooledSite):
                 "empty, or warm-start these parameters (fedtar warmstart)"
             )
 
+    def before_training(
+        self, header: TaskHeader, site: Site, state: SiteState, learner: ReportLearner
+    ) -> dict[str, torch.Tensor]:
+        """Raises :class:`ConfigError` where one visit could outweigh all others of a control variate."""
+        if not (self.settings.training.max_grad_norm or self.executor.site_config.without_patients):
+            text = "training.max_grad_norm is 0: with patients, SCAFFOLD averages clipped gradients alone"
+            raise ConfigError(text, public=text)
+        return {}
+
 
 class ScaffoldLearner(ReportLearner):
     """Adds c - c_i to every gradient and keeps c_i, the mean of the last task's gradients (see the module)."""
@@ -125,8 +142,9 @@ class ScaffoldLearner(ReportLearner):
         return replace(trained, update=trained.update | change)
 
     def after_backward(self, start: Mapping[str, torch.Tensor]) -> None:
-        """``grad += c - c_i``; a batch whose gradient is not finite will be skipped and does not count."""
+        """Clip, then ``grad += c - c_i``; a batch whose gradient is not finite will be skipped and does not count."""
         parameters = self.shared_parameters
+        limit_norm(list(parameters.values()), self.training.max_grad_norm)
         gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in parameters.items()}
         if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values()):
             return
@@ -158,6 +176,7 @@ METHOD = FEDAVG.derive(
             for t in FEDAVG.contract.tasks
         ),
         "stays": "patients, images, reports, the site's own control variate",
+        "caution": "control variates are plain means of gradients; many of them can give those of single visits",
     },
     server=ScaffoldServer,
     site=ScaffoldSite,

@@ -115,6 +115,7 @@ class Contract:
     groups: tuple[Group, ...]  # all tensors that travel
     tasks: tuple[Task, ...]  # in the order of a run
     stays: str  # what never leaves a site, for ``--describe``
+    caution: str = ""  # why a site's kit allows the method only where its staff names it; empty for most
     by_rows: tuple[str, ...] = ()
     """Globs of tensors with a row for each of several things, where a site says nothing of those whose
     row is zero: the mean of a row is over the sites that say something."""

@@ -62,9 +62,7 @@ train = Task(
     follows=(HANDSHAKE,),
     fields=(
         Field("samples", "count", "visits that were trained on", least=1, public=True, required=True),
-        loss_field("train_loss", "mean token loss over the local updates"),
-        loss_field("first_loss", "loss of the first local update"),
-        loss_field("last_loss", "loss of the last local update"),
+        loss_field("train_loss", "mean token loss over the local updates, to about its standard error"),
         Field("skipped_updates", "count", "local updates left out because their gradient was not finite"),
         PRIVACY,
         SECONDS,
@@ -77,7 +75,7 @@ close_round = Task(
     down=(ADAPTER.name, PARAMETERS.name),
     follows=(HANDSHAKE,),
     fields=(
-        loss_field("validation_loss", "mean loss of the validation patients' reports", noisy=True),
+        loss_field("validation_loss", "mean loss of the validation patients' reports, rounded alike", noisy=True),
         Field("reports", "count", "validation reports", least=1, public=True),
         PRIVACY,
         SECONDS,

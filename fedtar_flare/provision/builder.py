@@ -14,7 +14,7 @@ from nvflare.lighter.spec import Builder
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_json, write_json
 from fedtar_flare.provision.kit import complete, prepare_start, site_policy
-from fedtar_flare.registry import contract_of, own_names
+from fedtar_flare.registry import contract_of, default_names
 from fedtar_flare.site.policy import PRIVACY, rights
 
 
@@ -29,8 +29,8 @@ class KitBuilder(Builder):
     Parameters
     ----------
     methods : sequence of str, optional
-        Whose jobs may run, which the kits list by name (empty: none). None: those that come with this package, whatever
-        else is installed where the kits are made.
+        Whose jobs may run, which the kits list by name (empty: none). None: those that come with this package and have
+        no caution (not ``scaffold``), whatever else is installed where the kits are made.
     extra_classes : sequence of str
         Full class paths that jobs may use besides those of this package.
     extra_names : sequence of str
@@ -60,7 +60,7 @@ class KitBuilder(Builder):
         max_restarts: int = 3,
         gpus: Mapping[str, Mapping[str, float]] | None = None,
     ):
-        methods = own_names() if methods is None else methods
+        methods = default_names() if methods is None else methods
         lists = {"methods": methods, "extra_classes": extra_classes, "extra_names": extra_names, "filters": filters}
         for name, value in lists.items():
             if isinstance(value, str | Mapping):

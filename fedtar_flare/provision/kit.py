@@ -17,7 +17,7 @@ from nvflare.tool.deploy.deploy_common import LAUNCHER_IDS, PROCESS_CLIENT_LAUNC
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json, replacing, write_json
-from fedtar_flare.registry import contract_of, own_names
+from fedtar_flare.registry import contract_of, default_names
 from fedtar_flare.site.policy import (
     AUDIT,
     AUTHORIZATION,
@@ -132,7 +132,8 @@ def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: An
     FLARE reads them in place of its ``*.default`` files. An authorization policy that the site has written itself
     stays, unless it lets an administrator read files or bring code: then ours takes its place, and the earlier one is
     kept beside it. A site without a privacy policy gets one that lists ``methods`` (None: those that come with this
-    package); to one that it has, the methods given are added. ``settings`` are further ones of :func:`complete`.
+    package and have no caution); to one that it has, the methods given are added. ``settings`` are further ones of
+    :func:`complete`.
 
     Raises ConfigError if it is no kit of a server or site, or a method is not installed.
     """
@@ -152,7 +153,7 @@ def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: An
         written.append(startup / "sub_start.sh")
     there = (local / PRIVACY).is_file()
     if not server and (methods or not there):
-        policy = read_json(local / PRIVACY) if there else site_policy(own_names() if methods is None else methods)
+        policy = read_json(local / PRIVACY) if there else site_policy(default_names() if methods is None else methods)
         for entry in guards_of(policy):
             arguments = entry.setdefault("args", {})
             arguments["methods"] = list(dict.fromkeys([*arguments.get("methods", ()), *(methods or ())]))
@@ -202,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="append",
         metavar="NAME",
         help="add a method to those that local/privacy.json lists; may be repeated. Without that file: the methods it "
-        f"is to list (default: those of this package: {', '.join(own_names())})",
+        "is to list (default: those of this package that have no caution; 'fedtar export --describe' prints it)",
     )
     parser.add_argument(
         "--flare-classes", action="store_true", help="leave FLARE's own classes allowed, for jobs of other plugins"

@@ -75,7 +75,6 @@ class SiteUpdate(Part):
 
     samples: int = 0
     train_loss: float | None = None
-    last_loss: float | None = None
     skipped_updates: int = 0
     seconds: float | None = None
     bytes_up: int = 0

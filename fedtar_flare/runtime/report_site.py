@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedtar_flare.data.minimum_cell import round_loss
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
@@ -87,14 +88,14 @@ class ReportSite(SiteStrategy):
     def asks(self, rounds: int, time_steps: int) -> JobRequest:
         """What the method asks of a site, for its bounds."""
         training = self.settings.training
-        decay = {"training.lr x weight_decay": training.lr * training.weight_decay}
         return request_of(
             self.adapted_model(time_steps),
             rounds,
             time_steps,
             local_steps={"training.local_steps": training.local_steps},
             batch_size={"training.batch_size": training.batch_size},
-            learning_rate={"training.lr": training.lr} | decay | self.own_rates(),
+            learning_rate={"training.lr": training.lr} | self.own_rates(),
+            decay={"training.lr x weight_decay": training.lr * training.weight_decay},
             clip={"training.max_grad_norm": training.max_grad_norm},
             beams={"model.num_beams": self.settings.model.num_beams},
         )
@@ -188,7 +189,7 @@ class ReportSite(SiteStrategy):
         self._load_broadcast(TRAIN, learner, weights)
         self._load_private(learner, state, header.after)
         further = self.before_training(header, site, state, learner)
-        seed = seed_of(self.executor.seed, site.name, header.round, header.step, TRAIN)
+        seed = seed_of(self.executor.chance(cohort), site.name, header.round, header.step, TRAIN)
         result = learner.train(step, seed, self._on_update(header, site))
         site.stop_if_aborted()
         if result.patients < least:
@@ -198,13 +199,10 @@ class ReportSite(SiteStrategy):
         steps = range(1, len(counts) + 1) if step is None else [step] if isinstance(step, int) else step
         numbers = {
             "samples": float(sum(counts[t - 1] for t in steps)),
-            "train_loss": result.loss,
             "skipped_updates": float(result.skipped_updates),
         }
-        if result.first_patients >= least:
-            numbers["first_loss"] = result.first_loss
-        if result.last_patients >= least:
-            numbers["last_loss"] = result.last_loss
+        if result.loss_patients >= least:
+            numbers["train_loss"] = round_loss(result.loss, result.loss_visits, least)
         payload = dict(result.parts)
         if not self.executor.contract.task(TRAIN).up:
             return ok(header, numbers, payload), None
@@ -224,7 +222,8 @@ class ReportSite(SiteStrategy):
         validated = learner.validate() if header.score == "test" else None  # a site outside chooses no round
         if validated is not None:
             reports = sum(cohort.counts(learner.min_cell)["validation"])
-            numbers |= {"validation_loss": validated.loss, "reports": float(reports)}
+            loss = round_loss(validated.loss, validated.reports, learner.min_cell)
+            numbers |= {"validation_loss": loss, "reports": float(reports)}
         more, payload = self.close(header, state, weights, validated)
         self.personalise(header, site, state, learner)
         if header.evaluate:

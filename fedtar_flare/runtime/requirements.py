@@ -56,6 +56,7 @@ def request_of(
     local_steps: Amounts,
     batch_size: Amounts,
     learning_rate: Amounts,
+    decay: Amounts,
     clip: Amounts,
     beams: Amounts,
 ) -> JobRequest:
@@ -68,6 +69,7 @@ def request_of(
         batch_size=batch_size,
         gradient_scale=clips | {"lora.alpha / rank": lora.alpha / lora.rank},
         learning_rate=learning_rate,
+        decay=decay,
         rank={"lora.rank": lora.rank},
         pixels={"pixels of a study": config.slices * config.image_size**2},
         tokens={
@@ -153,6 +155,7 @@ def leaving(contract: Contract) -> dict[str, Any]:
             for task in contract.tasks
         ],
         "stays": contract.stays,
+        "caution": contract.caution,
     }
 
 
@@ -183,6 +186,7 @@ def describe(needs: dict[str, Any]) -> str:
         if leaves["values_per_exchange"]
         else "",
         f"stays at the site: {leaves['stays']}, and whatever is not named above.",
+        *([f"CAUTION: {leaves['caution']}."] if leaves["caution"] else []),
     ]
     return "\n".join(textwrap.fill(line, 110, subsequent_indent="  ") for line in lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -64,7 +65,7 @@ class SiteExecutor(Executor):
     settings : dict, optional
         Groups of settings by name, each a dictionary.
     seed : int
-        All randomness derives from it, the site's name, the round, the step and the task.
+        All randomness derives from it, the site's name, the round, the step and the task; see :meth:`chance`.
     torch_threads : int
         Threads of one task; equal threads give equal bits.
 
@@ -129,6 +130,17 @@ class SiteExecutor(Executor):
     def min_cell(self) -> int:
         """The larger of the job's and the site's; a real site without one of its own has 5."""
         return max(self.resolved.data.min_cell, self.site_config.policy.min_patients)
+
+    def chance(self, cohort: Cohort) -> int | str:
+        """What :func:`seed_of` is given for all that is random in what leaves, such as the order of visits.
+
+        The job's seed, which everybody knows; at a site with patients, its secret key and all that a job chooses. Who
+        knew which visits each mean is of could solve many means for single visits, and who chose the seed alone could
+        ask for two means that differ in one.
+        """
+        if self.site_config.without_patients:
+            return self.seed
+        return hmac.digest(cohort.key, f"chance:{self.method}/{self.settings_digest()}".encode(), "sha256").hex()
 
     def timeline(self, header: TaskHeader) -> str:
         """How visits become time steps, as one text."""
@@ -280,6 +292,7 @@ class SiteExecutor(Executor):
         if task != HANDSHAKE and not state.versions():
             raise no_state(state, header.after)
         self.contract.check_place(task, header.round, state.answered())
+        state.require_left(task, header)
         state.check_run(header.time_steps, self.timeline(header))
         return state, self.patients(self.site_config, site.name, header, site.workspace)
 
@@ -326,7 +339,7 @@ def _veto(header: TaskHeader, site: Site) -> Reply | None:
     return failure(header, LEFT) if state is Participation.LEFT else None
 
 
-def seed_of(seed: int, site: str, round_: int, step: int, task: str) -> int:
+def seed_of(seed: int | str, site: str, round_: int, step: int, task: str) -> int:
     """Seed of one task: the same in every process, independent of what ran before."""
     text = f"{seed}/{site}/{round_}/{step}/{task}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

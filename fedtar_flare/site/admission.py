@@ -56,8 +56,8 @@ class JobRequest:
         Updates in one task, and studies in one update.
     gradient_scale : Amounts
         What gradients are clipped to or multiplied with before the optimiser sees them.
-    learning_rate : Amounts
-        Rates of all that is trained, and what one update takes off a weight.
+    learning_rate, decay : Amounts
+        Rates of all that is trained, and what one update takes off a weight, which has the rates' upper bound.
     rank, pixels, tokens, beams, rounds, time_steps : Amounts
         Of an adapter, of a study, of a report or a study, of a report's search, and of the run.
     models : Mapping[str, str]
@@ -73,6 +73,7 @@ class JobRequest:
     batch_size: Amounts
     gradient_scale: Amounts
     learning_rate: Amounts
+    decay: Amounts
     rank: Amounts
     pixels: Amounts
     tokens: Amounts
@@ -112,7 +113,7 @@ def breaches(request: JobRequest, bounds: Bounds) -> list[str]:
         side, _, kind = name.partition("_")
         if side not in ("min", "max") or kind == "seconds":
             continue
-        for setting, value in amounts[kind].items():
+        for setting, value in (amounts[kind] | (request.decay if name == "max_learning_rate" else {})).items():
             if side == "min" and not value >= bound:
                 unit = " patients" if kind == "patients" else ""
                 found.append(f"{setting} {_number(value)} (at least {_number(bound)}{unit})")

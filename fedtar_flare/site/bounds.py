@@ -34,6 +34,12 @@ class Bounds(Settings):
         ge=0,
         description="least training.max_grad_norm (0 there, no clipping, is always allowed) and lora.alpha / lora.rank",
     )
+    min_learning_rate: float = Field(
+        1e-5,
+        ge=0,
+        description="least learning rate of anything that is trained: one near 0 asks a model that does not change for "
+        "its losses again and again",
+    )
     max_learning_rate: float | None = Field(
         0.1,
         gt=0,
@@ -94,7 +100,7 @@ def default_bounds(*, simulated: bool, synthetic: bool) -> dict[str, Any]:
     differs: dict[str, Any] = {}
     if simulated or synthetic:
         differs = dict.fromkeys(("min_patients", "min_local_steps", "min_batch_size"), 1)
-        differs |= {"min_gradient_scale": 0.0, "max_learning_rate": None}
+        differs |= {"min_gradient_scale": 0.0, "min_learning_rate": 0.0, "max_learning_rate": None}
     if simulated:
         differs |= {name: None for name in Bounds.model_fields if name.startswith("max_")}
         differs |= {"transforms": tuple(LISTED), "models_from": "anywhere"}

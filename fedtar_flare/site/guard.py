@@ -26,7 +26,7 @@ from fedtar_flare.protocol.contract import Contract, Sends
 from fedtar_flare.protocol.exchange import ExchangeSchema, register_tensors
 from fedtar_flare.protocol.fields import MAX_TEXT, check_error
 from fedtar_flare.protocol.messages import ERROR, HEADER, MAX_ROUNDS, WORD, Reply, TaskHeader
-from fedtar_flare.registry import contract_of
+from fedtar_flare.registry import caution_of, contract_of
 from fedtar_flare.site.audit import REFUSED_PROP
 
 register_tensors()
@@ -154,8 +154,9 @@ class OutboundGuard(Filter):
         if method not in self.methods:
             allowed = ", ".join(self.methods) or "none"
             raise ExchangeError(
-                f"method '{method}' is not among the methods that this site's policy allows ({allowed:.300}); the site "
+                f"method '{method}' is not among the methods that this site's policy allows ({allowed:.200}); the site "
                 "lists them as 'methods' of both guards in local/privacy.json"
+                + (f". Caution: {caution}" if (caution := caution_of(method)) else "")
             )
         try:
             return contract_of(method).allowing(self.extra_names)

@@ -20,17 +20,20 @@ import torch
 from fedtar_flare.errors import DISK_FULL, ConfigError, DataError, ExchangeError
 from fedtar_flare.files import PRIVATE, read_json, write_json
 from fedtar_flare.protocol.exchange import ExchangeSchema
-from fedtar_flare.protocol.messages import RUN_ID, version
+from fedtar_flare.protocol.messages import RUN_ID, TaskHeader, version
 from fedtar_flare.site.place import SITE_NAME
 from fedtar_flare.tensor_file import StateError, read_tensors, write_tensors
 
 ANSWERED = "tasks.json"
-"""Which tasks the site has answered in the run."""
+"""Which tasks the site has answered in the run, and how often."""
+_TIMES = "how often"
 RUN = "run.json"
 """What the first handshake fixed for the run, and what may be asked only once."""
 
 MAX_RUNS = 500
 """Runs whose state one site keeps."""
+SPARE_TASKS = 10
+"""How many more tasks of a kind than twice its rounds times its time steps a run may ask for: it may be resumed."""
 RESERVE = 20_000_000
 """Bytes that a state leaves free on its disk."""
 
@@ -98,11 +101,20 @@ class SiteState:
 
     def answered(self) -> dict[str, str]:
         """Tasks that the site has answered in this run, each with the version that names its last round and step."""
-        return self._record(ANSWERED)
+        return {task: last for task, last in self._record(ANSWERED).items() if task != _TIMES}
 
     def add_answered(self, task: str, version: str) -> None:
-        """Record that the site has answered a task of this round and step."""
-        write_json(self.folder / ANSWERED, self.answered() | {task: version}, PRIVATE)
+        """Record that the site has answered a task of this round and step, and how often one of its kind."""
+        record = self._record(ANSWERED)
+        times = record.get(_TIMES, {})
+        times[task] = times.get(task, 0) + 1
+        write_json(self.folder / ANSWERED, record | {task: version, _TIMES: times}, PRIVATE)
+
+    def require_left(self, task: str, header: TaskHeader) -> None:
+        """Refuse (:class:`ExchangeError`) a task that the run has asked for too often: each answer tells something."""
+        most = 2 * header.rounds * header.time_steps + SPARE_TASKS
+        if self._record(ANSWERED).get(_TIMES, {}).get(task, 0) >= most:
+            raise ExchangeError(f"task '{task}' was answered {most} times in this run, and no run needs more")
 
     # ------------------------------------------------------------------ what holds for the whole run
     def fix_run(self, time_steps: int, timeline: str, schema: ExchangeSchema) -> None:

@@ -68,5 +68,5 @@ def test_a_short_job_of_each_rival_runs(tmp_path, tmp_path_factory, name):
     assert [event.status for event in of_kind(events, End)] == ["completed"]
     for step in of_kind(events, Step):
         assert sorted(step.sites) == (["site-1"] if name == "centralised" else ["site-1", "site-2"])
-        assert all(site.last_loss for site in step.sites.values())
+        assert all(site.train_loss for site in step.sites.values())
     assert of_kind(events, Validation)[0].loss

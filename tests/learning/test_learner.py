@@ -15,6 +15,7 @@ from fedtar_flare.imaging.pipeline import prepare
 from fedtar_flare.learning.evaluation import write_report_scores
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import require_finite
+from fedtar_flare.methods.drfa import DRFALearner
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.demographics import fit_mixture, memberships, training_median_age
 from fedtar_flare.methods.fedtar.learner import PatientLearner
@@ -72,10 +73,17 @@ def test_training_is_the_loop_written_out_to_the_bit(learner_of, cohort, home, k
     update, losses, private = by_hand(cohort, home / "prepared", personal=kind is PatientLearner)
     assert trained.update.keys() == update.keys() and all(torch.equal(trained.update[n], update[n]) for n in update)
     assert seen == list(enumerate(losses, start=1)) and trained.loss == sum(losses) / 3
-    assert (trained.first_loss, trained.last_loss, trained.skipped_updates) == (losses[0], losses[-1], 0)
+    assert (trained.skipped_updates, trained.loss_patients) == (0, trained.patients)
     own = learner.private()
     assert all(torch.equal(own[f"patient/{name}"], value) for name, value in private.items())
     assert bool(own) == learner.has_personal_part == (kind is PatientLearner)
+
+
+def test_drfa_tells_the_loss_of_the_first_update_alone_and_of_whom_it_is(learner_of):
+    losses = {}
+    trained = learner_of(DRFALearner).train(1, 11, losses.__setitem__)
+    assert trained.loss == losses[1] and len(losses) == 3
+    assert 0 < trained.loss_patients <= trained.loss_visits <= 4 < trained.patients
 
 
 def test_the_private_part_that_earlier_releases_wrote_goes_on_too(learner_of):
@@ -111,8 +119,7 @@ def test_bfloat16_learns_nearly_the_same_and_keeps_float32(learner_of):
     full, half = (
         learner_of(PatientLearner, autocast=autocast, local_steps=2).train(1, 11) for autocast in (False, True)
     )
-    losses = [(one.first_loss, one.last_loss, one.loss) for one in (full, half)]
-    assert losses[1] == pytest.approx(losses[0], rel=0.01) and losses[1] != losses[0]
+    assert half.loss == pytest.approx(full.loss, rel=0.01) and half.loss != full.loss
     assert half.skipped_updates == 0 and {value.dtype for value in half.update.values()} == {torch.float32}
     both = [torch.cat([value.flatten() for value in one.update.values()]) for one in (full, half)]
     assert torch.cosine_similarity(*both, dim=0) > 0.9

@@ -269,7 +269,7 @@ class Honest(QuadraticSite):
         if task == TRAIN:
             pairs = zip(NAMES, self.targets[0], strict=True)
             loss = sum(0.5 * float((weights[n] - goal).double().square().sum()) for n, goal in pairs)
-            reply = replace(reply, numbers=reply.numbers | {"first_loss": loss})
+            reply = replace(reply, numbers=reply.numbers | {"train_loss": loss})
         return reply, tensors
 
 

@@ -17,7 +17,7 @@ from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.provision import kit as kits
 from fedtar_flare.provision.builder import KitBuilder
 from fedtar_flare.provision.storage import KitJobManager, KitStorage
-from fedtar_flare.registry import own_names
+from fedtar_flare.registry import default_names
 from fedtar_flare.site.policy import (
     GUARD,
     SERVER_CLASSES,
@@ -109,7 +109,7 @@ def test_every_kit_of_every_project_is_complete(provisioned, repository, project
         assert [entry["path"] for entry in scope["task_result_filters"]] == [GUARD]
         assert [entry["path"] for entry in scope["task_data_filters"]] == [GUARD]
         named = {"extra_names": [HEAD]} if project == "project-localhost.yml" else {}
-        assert scope["task_result_filters"][-1]["args"] == {"methods": list(own_names()), **named}
+        assert scope["task_result_filters"][-1]["args"] == {"methods": list(default_names()), **named}
 
 
 def test_the_root_key_is_for_its_own_account(provisioned):
@@ -222,7 +222,7 @@ def test_completing_a_kit_twice_changes_nothing_and_keeps_the_site_s_own_policy(
         ([], None, []),
         (["fedprox"], ["madeup"], ["fedprox", "madeup"]),
         (None, ["madeup"], ["madeup"]),
-        (None, None, own_names()),
+        (None, None, default_names()),
     ],
 )
 def test_a_method_is_listed_by_a_name_that_is_given_and_by_nothing_else(tmp_path, madeup, listed, named, allowed):

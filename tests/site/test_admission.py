@@ -153,7 +153,7 @@ def test_a_policy_counts_from_the_next_task_on(trained, monkeypatch, tmp_path):
         reply, update = site.train(w, 1, 1)
         assert reply.status == ERROR and update is None and words in reply.reason
     write("policy: {min_patients: 4}\n")
-    behind = Trained(dict(w), samples=16, patients=3, loss=1.0, first_loss=1.0, last_loss=1.0)
+    behind = Trained(dict(w), samples=16, patients=3, loss=1.0)
     with monkeypatch.context() as patched:
         patched.setattr(ReportLearner, "train", lambda *arguments: behind)
         reply, update = site.train(w, 1, 1)

@@ -142,7 +142,8 @@ low, high = st.integers(1, 10), st.one_of(st.none(), st.integers(1, 12))
 SITES = st.fixed_dictionaries(
     {
         "min_patients": st.integers(1, 60), "min_local_steps": low, "min_batch_size": low,
-        "min_gradient_scale": st.floats(0, 5), "max_learning_rate": st.one_of(st.none(), positive),
+        "min_gradient_scale": st.floats(0, 5), "min_learning_rate": st.floats(0, 1e-3),
+        "max_learning_rate": st.one_of(st.none(), positive),
         "max_rank": high, "max_rounds": high, "max_time_steps": high, "max_beams": high,
         "max_tokens": st.one_of(st.none(), st.integers(96, 100)),
         "max_pixels": st.one_of(st.none(), st.integers(1000, 7000)),
@@ -158,6 +159,7 @@ def beyond(job, site):
     least = [
         ("min_patients", update), ("min_local_steps", job["steps"]), ("min_batch_size", job["batch"]),
         ("min_gradient_scale", job["clip"] or float("inf")), ("min_gradient_scale", scale),
+        ("min_learning_rate", job["lr"]),
     ]  # fmt: skip
     most = [
         ("max_learning_rate", job["lr"]), ("max_learning_rate", job["lr"] * job["decay"]), ("max_rank", job["rank"]),
@@ -223,7 +225,7 @@ EXTREME = {
     },
     LoRAConfig: {"rank": 5000, "alpha": 1e-9, "exchange": ["*"]},
     TrainingConfig: {
-        "local_steps": 1, "batch_size": 1, "lr": 5.0, "weight_decay": 1e6, "max_grad_norm": 1e-9,
+        "local_steps": 1, "batch_size": 1, "lr": 1e-12, "weight_decay": 1e6, "max_grad_norm": 1e-9,
     },
     DataConfig: {},
 }  # fmt: skip
@@ -240,7 +242,12 @@ def test_every_setting_of_a_job_has_a_bound_or_needs_none(group):
 
 
 @pytest.mark.parametrize(
-    ("patient", "words"), [({"components": 10**8}, "parameters "), ({"lr": 1.0}, "patient.lr 1 (at most 0.1)")]
+    ("patient", "words"),
+    [
+        ({"components": 10**8}, "parameters "),
+        ({"lr": 1.0}, "patient.lr 1 (at most 0.1)"),
+        ({"lr": 1e-12}, "patient.lr 1e-12 (at least 1e-05)"),
+    ],
 )
 def test_what_a_method_trains_for_itself_is_bounded_too(patient, words):
     training = {"local_steps": 4, "batch_size": 4}

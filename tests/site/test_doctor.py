@@ -14,7 +14,7 @@ from kits import make_kit, write_radiographs
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from fedtar_flare.provision.kit import LAUNCHER, site_policy
-from fedtar_flare.registry import own_names
+from fedtar_flare.registry import default_names
 from fedtar_flare.site.approval import Participation, decide
 from fedtar_flare.site.doctor import FAIL, OK, WARN, diagnose, environment
 from fedtar_flare.site.doctor.connection import certificates, server
@@ -91,7 +91,7 @@ def kit(tmp_path, project, listening, monkeypatch):
     for name, content in (
         ("startup/fed_client.json", {"servers": [{"service": service, "identity": "s"}]}),
         (RESOURCES, resources),
-        (PRIVACY, site_policy(own_names())),
+        (PRIVACY, site_policy(default_names())),
         (RIGHTS, rights()),
     ):
         (kit / name).write_text(json.dumps(content))
@@ -240,9 +240,11 @@ def test_each_fault_is_found_and_has_a_cure(kit, fault):
 def test_the_allowed_methods_are_told_and_the_budget(kit, madeup):
     _noise(noise_multiplier=2.0)(kit)
     assert "epsilon 0 of 10" in worst(kit, "differential privacy").text
-    assert worst(kit, "methods").text == f"this site takes part in {', '.join(own_names())}"  # and not in madeup
+    assert worst(kit, "methods").text == f"this site takes part in {', '.join(default_names())}"  # and not in madeup
     _guards(methods=["fedtar", "madeup"])(kit)
     assert worst(kit, "methods").text == "this site takes part in fedtar, madeup"
+    _guards(methods=["fedtar", "scaffold"])(kit)
+    assert worst(kit, "methods").status == WARN and "means of gradients" in worst(kit, "methods").text
 
 
 def test_the_bounds_of_jobs_are_told_and_what_is_looser_than_need_be(kit, tmp_path):

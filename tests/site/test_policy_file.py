@@ -13,7 +13,7 @@ from fedtar_flare import registry
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.provision.kit import site_policy
-from fedtar_flare.registry import own_names
+from fedtar_flare.registry import default_names, own_names
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER, allowed_methods, streaming_allowed
@@ -59,6 +59,7 @@ def test_scalars_do_not_stream_past_a_filter_that_may_be_for_privacy(tmp_path, c
 def test_what_is_installed_is_allowed_nowhere_by_itself(madeup):
     assert "fedtar" in own_names() and madeup.method not in own_names()
     assert allowed_methods(site_policy(own_names())) == list(own_names())
+    assert set(own_names()) - set(default_names()) == {"scaffold"}, "what has a caution is allowed where it is named"
 
 
 def _guards(results, tasks):

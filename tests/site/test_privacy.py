@@ -92,7 +92,7 @@ def test_only_covered_and_public_values_leave(tmp_path):
         ctx = context(tmp_path, task, sent=sent)
         return read(guard.process(privacy.process(message(*content, **fields), ctx), ctx))
 
-    numbers = {"samples": 12, "train_loss": 1.0, "last_loss": 1.0, "seconds": 3.0}
+    numbers = {"samples": 12, "train_loss": 1.0, "seconds": 3.0}
     reply, tensors = leaving("train", sent, numbers=numbers)
     assert reply.status == OK and reply.numbers == {"samples": 12} and set(reply.payload) == {"privacy"}
     assert set(tensors) == set(sent) and not any(torch.equal(tensors[n], sent[n]) for n in sent)

@@ -60,9 +60,7 @@ adapt = Task(
     follows=(HANDSHAKE,),
     fields=(
         SAMPLES,
-        loss_field("train_loss", "mean cross-entropy over the epochs"),
-        loss_field("first_loss", "the same in the first epoch"),
-        loss_field("last_loss", "the same in the last epoch"),
+        loss_field("train_loss", "mean cross-entropy over the epochs, to about its standard error"),
         Field("skipped_updates", "count", "updates left out because their gradient was not finite"),
         Field("counts", "tree", "the task's place in the job's list; negatives and positives per split", length=1_000),
         Field("scores", "tree", "AUC of test images by epoch, of guessing membership; losses, seconds", length=20_000),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from fedtar_flare.data.minimum_cell import round_loss
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.imaging.transform_list import RANDOM
 from fedtar_flare.learning.config import DataConfig, LoRAConfig
@@ -117,6 +118,7 @@ class FedKEISite(SiteStrategy):
             local_steps={"training.epochs": training.epochs},
             batch_size={"training.batch_size": training.batch_size},
             learning_rate={"training.lr": training.lr, "training.eta_in": training.eta_in},
+            decay={},
             clip={},
             beams={},
         )
@@ -161,7 +163,7 @@ class FedKEISite(SiteStrategy):
             raise no_state(state, header.after)
         if header.rounds > len(self.settings.fedkei.tasks) or header.time_steps != STEPS:
             raise ExchangeError(f"the run has {header.rounds} tasks; the job lists {len(self.settings.fedkei.tasks)}")
-        learner = self.learner_of(header, site)
+        learner = self.learner_of(header, site, cohort)
         start = learner.start
         if weights and checksum(weights) != checksum(start):
             raise ExchangeError("the common start that came down is not the one that the job's seed gives here")
@@ -180,7 +182,7 @@ class FedKEISite(SiteStrategy):
         data = self._data(header, site, cohort)
         if refused := self._refused(PROBE, header, weights, state, data):
             return refused, None
-        learner = self.learner_of(header, site)
+        learner = self.learner_of(header, site, cohort)
         _, gradients = learner.probe(weights, data.examples(), header.round, direct=self.plan.probe == "direct")
         site.stop_if_aborted()
         return ok(header, {"samples": float(data.samples)}), gradients
@@ -192,7 +194,7 @@ class FedKEISite(SiteStrategy):
         data = self._data(header, site, cohort)
         if refused := self._refused(ADAPT, header, weights, state, data):
             return refused, None
-        learner = self.learner_of(header, site)
+        learner = self.learner_of(header, site, cohort)
         progress = Progress(f"task {header.round}: epoch", self.settings.training.epochs, self.executor.logger.info)
         examples = data.examples()
         found = learner.adapt(
@@ -264,7 +266,7 @@ class FedKEISite(SiteStrategy):
         page = write_modules_page(state, site.name)
         self.executor.logger.info(f"this site's modules and mixtures, for its eyes: {page}")
 
-    def learner_of(self, header: TaskHeader, site: Site) -> TaskLearner:
+    def learner_of(self, header: TaskHeader, site: Site, cohort: Cohort) -> TaskLearner:
         """The site's learner, built once per process and run."""
         from fedtar_flare.learning.device import choose_device
         from fedtar_flare.methods.fedkei.learner import TaskLearner
@@ -275,7 +277,7 @@ class FedKEISite(SiteStrategy):
             self.learner = TaskLearner(
                 self.settings.model,
                 self.settings.training,
-                seed=seed_of(self.executor.seed, site.name, 0, 0, "batches"),
+                seed=seed_of(self.executor.chance(cohort), site.name, 0, 0, "batches"),
                 device=device,
                 autocast=autocast,
                 checkpoint=lambda: self._site.stop_if_aborted(),
@@ -288,9 +290,7 @@ class FedKEISite(SiteStrategy):
 def _reply(header: TaskHeader, data: SiteTask, found: Adapted, rand: Adapted | None) -> Reply:
     numbers = {
         "samples": float(data.samples),
-        "train_loss": fmean(found.losses),
-        "first_loss": found.losses[0],
-        "last_loss": found.losses[-1],
+        "train_loss": round_loss(fmean(found.losses), data.samples, data.least),
         "skipped_updates": float(found.skipped_updates),
     }
     scores: dict[str, Any] = {
@@ -300,7 +300,8 @@ def _reply(header: TaskHeader, data: SiteTask, found: Adapted, rand: Adapted | N
         "at_epoch": found.at_epoch,
     }
     losses = {name: getattr(found, name) for name in ("mixture_loss", "start_loss", "final_loss")}
-    scores |= {name: loss for name, loss in losses.items() if loss is not None}
+    validated = len(data.splits["validation"].labels)
+    scores |= {n: round_loss(loss, validated, data.least) for n, loss in losses.items() if loss is not None}
     if data.scored:
         scores |= {"auc": found.curve, "membership": found.membership}
         scores |= {} if rand is None else {"rand_auc": rand.curve, "rand_at_epoch": rand.at_epoch}

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.data.minimum_cell import enough, round_to_cell
+from fedtar_flare.data.minimum_cell import enough, round_loss, round_to_cell
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.transform_list import built_in
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses, extend
@@ -156,7 +156,8 @@ class FedMRGLearner(ReportLearner):
         copy_broadcast(self.model)
         self._sums: dict[str, list[float]] = {}
         trained = super().train(*args, **kwargs)
-        parts = {"loss_parts": {name: fmean(v) for name, v in sorted(self._sums.items())}}
+        means = {name: fmean(values) for name, values in sorted(self._sums.items())}
+        parts = {"loss_parts": {n: round_loss(v, trained.loss_visits, self.min_cell) for n, v in means.items()}}
         return replace(trained, parts=parts | ({"bank": self.bank.use} if self.bank.use else {}))
 
     def local_update(

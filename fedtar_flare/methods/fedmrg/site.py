@@ -97,7 +97,7 @@ class FedMRGSite(PooledSite):
             return {}
         chosen: list[list[Sample]] = []
         if self.shares_features(site):
-            seed = seed_of(self.executor.seed, site.name, 0, 0, "bank")
+            seed = seed_of(self.executor.chance(learner.cohort), site.name, 0, 0, "bank")
             group = self.patients_a_row(site)
             samples = learner.cohort.samples("train")
             chosen = rows_of_round(samples, header.round, self.settings.fedmrg.bank_rows, group, seed)

@@ -103,7 +103,8 @@ class PatientSite(ReportSite):
             raise ConfigError(text, public=text)
         if not self.settings.patient.enabled or state.has("mixture"):
             return
-        mixture = fit_mixture(cohort, self.settings.patient, seed_of(self.executor.seed, site.name, 0, 0, "mixture"))
+        seed = seed_of(self.executor.chance(cohort), site.name, 0, 0, "mixture")
+        mixture = fit_mixture(cohort, self.settings.patient, seed)
         if mixture.note:
             self.executor.logger.warning(f"site {site.name}: {mixture.note}")
         arrays = {name: torch.from_numpy(np.atleast_1d(value)) for name, value in mixture.state().items()}

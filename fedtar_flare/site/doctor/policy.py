@@ -123,7 +123,8 @@ def _methods(allowed: list[str]) -> list[Finding]:
     findings = [Finding(OK, "methods", f"this site takes part in {', '.join(allowed)}")]
     for name in allowed:
         try:
-            contract_of(name)
+            if caution := contract_of(name).caution:
+                findings.append(Finding(WARN, "methods", f"{name}: {caution}", f"remove it from {PRIVACY} if unused"))
         except ConfigError as error:
             findings.append(Finding(WARN, "methods", str(error), f"{cure}, or install the package that brings it"))
     return findings

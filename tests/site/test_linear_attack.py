@@ -1,0 +1,109 @@
+"""A lead who knew which visits each told mean is of could solve for single visits; at a site with patients nobody does.
+
+Karimireddy et al.'s control variates are plain means of gradients, and every loss is a mean over the same batches.
+"""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from hospital_site import HospitalSite
+from PIL import Image
+
+from fedtar_flare.learning.training import batches
+from fedtar_flare.methods.scaffold import PREFIX
+from fedtar_flare.protocol.messages import TaskHeader, version
+from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
+from fedtar_flare.runtime.site_executor import seed_of
+from fedtar_flare.site.bounds import Bounds
+
+STEPS, SIZE, ROUNDS = 4, 4, 27
+RATE = getattr(Bounds(), "min_learning_rate", 1e-12)
+"""The least that the default bounds of a site with patients allow."""
+WORDS = ("small", "large", "left", "effusion", "nodule", "none", "stable", "heart", "lungs", "clear")
+
+
+@pytest.fixture
+def hospital(tmp_path, home, monkeypatch):
+    """A site of 30 patients with a radiograph each, and reports of many lengths; its policy is the default one."""
+    rows, rng = [("patient_id", "study_datetime", "image", "report")], np.random.default_rng(0)
+    for n in range(30):
+        Image.fromarray(rng.integers(0, 255, (32, 32)).astype(np.uint8)).save(tmp_path / f"{n}.png")
+        rows.append((f"p{n}", "2020-01-01", f"{n}.png", " ".join(rng.choice(WORDS, rng.integers(1, 9)))))
+    with (tmp_path / "manifest.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    (tmp_path / "site-1.yaml").write_text(f"source: manifest\npath: manifest.csv\nstate_dir: {tmp_path}\n")
+    (tmp_path / "fedtar.key").write_text("ab" * 32)
+    monkeypatch.setenv("FEDTAR_HOME", str(home))
+    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path))
+
+    def build(**training):
+        training = {"local_steps": STEPS, "batch_size": SIZE, "lr": RATE, **training}
+        settings = {"training": training, "model": {"slices": 1}, "scaffold": {"optimizer": "sgd"}}
+        return HospitalSite(tmp_path, fresh=False, simulated=False, method="scaffold", **settings)
+
+    return build
+
+
+def ask(site, task, r, weights=None):
+    """A task of round r of a run of one time step; every round is asked from the same weights."""
+    more = {"initial_site": site.name, "after": version(0, 0)} if task == HANDSHAKE else {"after": version(r, 0)}
+    return site.run(task, TaskHeader(site.method, "run", r, min(r, 1), ROUNDS, 1, **more), weights)
+
+
+def solved(count, means, seed):
+    """What each of ``count`` visits has, given means (ROUNDS, ...) over the batches that ``seed`` gives; residual."""
+    rows = np.zeros((ROUNDS, count))
+    for r in range(1, ROUNDS + 1):
+        for chosen in batches(count, SIZE, STEPS, seed_of(seed, "site-1", r, 1, TRAIN)):
+            rows[r - 1, chosen] += 1 / len(chosen) / STEPS
+    values = np.linalg.lstsq(rows, means, rcond=None)[0]
+    return values, float(np.linalg.norm(rows @ values - means))
+
+
+def own_share(found, true):
+    """Share of visits whose solved gradient is nearest, by cosine, to the true one of that visit among all."""
+    unit = [g / np.linalg.norm(g, axis=1, keepdims=True) for g in (found, true)]
+    return float(((unit[0] @ unit[1].T).argmax(1) == np.arange(len(true))).mean())
+
+
+def test_a_lead_solves_for_no_visit_s_loss_or_gradient_and_not_for_their_number(hospital):
+    site = hospital()
+    _, w = ask(site, HANDSHAKE, 0)
+    sent = w | {f"{PREFIX}{name}": torch.zeros_like(value) for name, value in w.items()}
+    losses, controls, own = [], [], 0
+    for r in range(1, ROUNDS + 1):
+        reply, update = ask(site, TRAIN, r, sent)
+        assert reply.status == "ok", reply.reason
+        own = own + torch.cat([update[f"{PREFIX}{name}"].flatten() for name in w])
+        losses.append(reply.numbers["train_loss"])
+        controls.append(own)
+    controls, losses, told = torch.stack(controls).numpy(), np.array(losses), int(reply.numbers["samples"])
+
+    learner, gradients, true = site.executor.strategy.learner, [], []
+    learner.load_shared(sent)
+    samples = learner.cohort.samples("train")
+    for sample in samples:
+        true.append(float(learner._accumulate([sample])))
+        gradients.append(torch.cat([p.grad.flatten() for p in learner.shared_parameters.values()]))
+    gradients, count = torch.stack(gradients).numpy(), len(samples)
+
+    found, residual = solved(count, controls, 0)  # the job's seed, which the lead has chosen
+    assert own_share(found, gradients) < 0.3
+    assert residual > 0.5 * max(solved(n, controls, 0)[1] for n in range(told, told + 5))
+    assert abs(np.corrcoef(solved(count, losses, 0)[0], true)[0, 1]) < 0.5
+    step = 2.0 ** np.floor(np.log2(losses / 2 / np.sqrt(15)))
+    assert np.array_equal(np.round(losses / step) * step, losses), "finer digits would tell of single visits"
+    chance = site.executor.chance(learner.cohort)
+    assert own_share(solved(count, controls, chance)[0], gradients) == 1, "who had the site's key would succeed"
+
+    again, longer = hospital(), hospital(local_steps=STEPS + 1)
+    same = ask(again, TRAIN, ROUNDS, sent)[1]  # of a new process, as after a resume
+    assert all(torch.equal(same[name], update[name]) for name in w)
+    ask(longer, TRAIN, ROUNDS, sent)
+    assert longer.executor.chance(learner.cohort) != chance, "else two jobs would differ in one batch"
+    reply, update = ask(hospital(max_grad_norm=0.0), TRAIN, ROUNDS, sent)
+    assert reply.status == "error" and "clipped gradients" in reply.reason and update is None
+    reply, _ = ask(hospital(lr=1e-12), TRAIN, ROUNDS, sent)
+    assert reply.status == "error" and "training.lr 1e-12 (at least 1e-05)" in reply.reason
