@@ -14,6 +14,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, HEADER, OK, Reply
+from fedtar_flare.registry import default_names
 from fedtar_flare.site.guard import OutboundGuard
 
 HELLO = {"settings": "same", "counts": {"train": [1]}}
@@ -219,6 +220,7 @@ def test_a_method_that_the_site_lists_is_done(tmp_path, madeup):
         ("fedtar", "train", [[], ["fedtar"]], "(none)"),
         ("madeup", "learn", [["fedtar", "fedavg"], ["madeup"]], "(fedtar, fedavg)"),
         ("madeup", "learn", [None, ["madeup"]], "(none)"),
+        ("scaffold", "train", [[*default_names()]], "means of gradients"),
         ("madeup", "learn", [["fedtar"], ["fedtar", "madeup"]], "(fedtar)"),
         ("fedtar", "train", [["fedtar"], []], "(none)"),
         ("not-installed", "train", [["not-installed"], ["not-installed"]], "not installed here"),
