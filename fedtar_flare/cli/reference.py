@@ -137,9 +137,10 @@ def shown(value: Any) -> str:
     """A value as ``--set`` and a site file take it."""
     if hasattr(value, "to_dict"):
         value = value.to_dict()
-    if isinstance(value, float) and "e" in repr(value):
-        return f"{value:.1e}"  # to YAML a number without a point before its exponent is a text
-    return value or "''" if isinstance(value, str) else json.dumps(clean(value), default=str)
+    if isinstance(value, str):
+        return value or "''"
+    text = json.dumps(clean(value), default=str)
+    return re.sub(r"^(-?\d+)e", r"\1.0e", text)  # to YAML a number without a point before its exponent is a text
 
 
 def type_words(annotation: Any) -> str:
