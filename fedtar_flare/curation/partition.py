@@ -194,12 +194,12 @@ def partition_source(
     if taken:
         raise ConfigError(f"{taken[0]} is there already; name another folder, or delete it first")
     members = {name: [p for p in patients if site_of[p.patient_id] == name] for name in names}
-    written = [_write(name, out, members[name], reading.institutions, time_steps, relative) for name in names]
+    written = [_write(name, out, members[name], reading, time_steps, relative) for name in names]
     return written, reading.rejected()
 
 
 def _write(
-    name: str, out: Path, patients: Sequence[Patient], institutions: Mapping[str, str], time_steps: int, relative: bool
+    name: str, out: Path, patients: Sequence[Patient], reading: Reading, time_steps: int, relative: bool
 ) -> PartitionedSite:
     folder, site_file = out / name, out / "sites" / f"{name}.yaml"
     folder.mkdir(parents=True)
@@ -218,9 +218,11 @@ def _write(
                     "report": visit.report,
                     "age": "" if visit.age is None else f"{visit.age:.4f}".rstrip("0").rstrip("."),
                     "sex": patient.sex or "",
-                    "institution": institutions.get(patient.patient_id, ""),
+                    "institution": reading.institutions.get(patient.patient_id, ""),
                 }
             )
+            if reading.splits:
+                rows[-1]["split"] = reading.splits.get(patient.patient_id, "")
             if all_labeled:
                 rows[-1]["labels"] = labels_text(visit.labels or frozenset(), visit.uncertain)
     write_rows(folder / "manifest.csv", rows)

@@ -127,7 +127,8 @@ class Cohort:
     ``key`` is the site's secret for the keyed hashes, ``rejected`` counts by reason the studies left out when the data
     was read, and ``prepared`` names the files with model input (:func:`.imaging.pipeline.prepare_cohort`). ``linked``
     are groups of patients who share a picture, each group in one split: the first of training, validation and test that
-    one of them is in. Raises :class:`DataError` ``duplicate-patient``, ``mixed-modality`` or ``no-patient``.
+    one of them is in; ``splits`` those that the source states by patient. Raises :class:`DataError`
+    ``duplicate-patient``, ``mixed-modality`` or ``no-patient``.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class Cohort:
         rejected: Mapping[str, int] | None = None,
         prepared: Mapping[Visit, Path] | None = None,
         linked: Sequence[Collection[str]] = (),
+        splits: Mapping[str, Split] | None = None,
     ):
         if not patients:
             raise DataError(f"site {site} has no patient that can be used", reason="no-patient")
@@ -159,14 +161,17 @@ class Cohort:
         order = {p.patient_id: hmac.digest(key, b"order:" + p.patient_id.encode(), "sha256") for p in patients}
         self.patients: tuple[Patient, ...] = tuple(sorted(patients, key=lambda p: order[p.patient_id]))
         self.linked = tuple(linked)
-        self._split = {patient.patient_id: split_of(patient.patient_id, key) for patient in patients}
+        self.splits = dict(splits or {})
         for group in self.linked:  # nobody moves from training into a test
-            first = min((split_of(patient_id, key) for patient_id in group), key=SPLITS.index)
-            self._split |= dict.fromkeys(group, first)
+            first = min(map(self._split, group), key=SPLITS.index)
+            self.splits |= dict.fromkeys(group, first)
         self._samples = [sample for patient in self.patients for sample in self._samples_of(patient, prepared or {})]
 
+    def _split(self, patient_id: str) -> Split:
+        return self.splits.get(patient_id) or split_of(patient_id, self.key)
+
     def _samples_of(self, patient: Patient, prepared: Mapping[Visit, Path]) -> Iterator[Sample]:
-        split = self._split[patient.patient_id]
+        split = self._split(patient.patient_id)
         earlier: list[Visit] = []
         for visit, place in zip(patient.visits, patient.places(), strict=True):
             step = self.timeline.step_of(place, visit.acquired)
@@ -226,6 +231,7 @@ class Cohort:
             rejected=rejected,
             prepared=prepared,
             linked=self.linked if linked is None else linked,
+            splits=self.splits,
         )
         less._left_out = left_out
         return less

@@ -2,7 +2,7 @@
 
 Plain hashes can be inverted by trying identifiers; HMAC-SHA-256 with a key that stays at the site cannot. A split
 depends on identifier and key alone, so a new visit never moves a patient, unless its picture is another patient's too
-(:class:`.cohort.Cohort`).
+(:class:`.cohort.Cohort`), or the source states a split of its own.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ def split_of(patient_id: str, key: bytes) -> Split:
 def identity_hash(patient_id: str, key: bytes) -> float:
     """The first coordinate of the profile, ``hash(id)`` in [0, 1) (FedTAR, Eq. 2)."""
     return keyed_unit(f"profile:{patient_id}", key)
+
+
+def patient_digest(patient_id: str, key: bytes) -> str:
+    """What a warm start's weights say of a patient it was trained on: it tells nobody without the key who that is."""
+    return hmac.digest(key, f"trained on:{patient_id}".encode(), "sha256")[:8].hex()
 
 
 def synthetic_key(seed: int, site: str) -> bytes:

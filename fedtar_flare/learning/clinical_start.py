@@ -16,7 +16,7 @@ import torch
 
 from fedtar_flare.data.cohort import Cohort, Sample, Split
 from fedtar_flare.data.sources.tables import rows_of
-from fedtar_flare.data.splits import SPLITS
+from fedtar_flare.data.splits import SPLITS, patient_digest
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import write_json
 from fedtar_flare.imaging.cache import Prepared
@@ -26,7 +26,7 @@ from fedtar_flare.learning.pretraining import PretrainingConfig, pretrain, write
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.tokenizer import ReportTokenizer
-from fedtar_flare.models.weights import save_weights
+from fedtar_flare.models.weights import save_weights, trained_on
 
 logger = logging.getLogger(__name__)
 WEIGHTS, TOKENIZER, ABOUT = "model.safetensors", "tokenizer.json", "warmstart.json"
@@ -126,7 +126,8 @@ def warm_start(
         only=new if train == "new" else None,
         batch_norm=any(name.startswith("encoder.") for name in new),
     )
-    save_weights(model, out / WEIGHTS)
+    learnt = {(one.key, s.visit.patient_id) for one, _ in corpus.pairs for s in one.samples("train")}
+    save_weights(model, out / WEIGHTS, patients=[patient_digest(patient_id, key) for key, patient_id in learnt])
     about = {
         "preset": config.preset,
         "training_studies": len(samples),
@@ -163,6 +164,20 @@ def read_texts(path: Path) -> tuple[str, ...]:
     if not (texts := [text for text in texts if text]):
         raise ConfigError(f"{path} holds no text")
     return tuple(texts)
+
+
+def refuse_known_tests(cohort: Cohort, weights: str | None) -> None:
+    """Raise ConfigError where weights, a name or a path, were trained on patients whom this cohort tests on."""
+    known = trained_on(Path(weights)) if weights else frozenset()
+    tested = {sample.visit.patient_id for sample in cohort.samples("test")} if known else set()
+    if n := sum(patient_digest(patient_id, cohort.key) in known for patient_id in tested):
+        text = (
+            f"{weights} was trained on {n} of the {len(tested)} patients that this site tests on: scores would be too "
+        )
+        text += (
+            "good. Make a warm start with the site's own split (fedtar warmstart --site-file), or take other weights"
+        )
+        raise ConfigError(text, public="the starting weights were trained on patients that the site tests on")
 
 
 @torch.no_grad()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -14,6 +16,7 @@ from fedtar_flare.tensor_file import checksum
 
 Named = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
+PATIENTS = "fedtar_patients"
 _TIED = "decoder.lm_head.weight"  # the same tensor as the token embedding; safetensors refuses two names for one
 
 
@@ -27,8 +30,13 @@ def fingerprint(model: nn.Module) -> str:
     return checksum(own_state(model))[:16]
 
 
-def save_weights(model: nn.Module, path: Path, dtype: torch.dtype = torch.float16) -> None:
-    """Write all parameters and buffers, floating-point ones in ``dtype``; ConfigError where one is not finite in it."""
+def save_weights(
+    model: nn.Module, path: Path, dtype: torch.dtype = torch.float16, patients: Collection[str] = ()
+) -> None:
+    """Write all parameters and buffers, floating-point ones in ``dtype``; ConfigError where one is not finite in it.
+
+    ``patients`` are digests of those that they were trained on (:func:`.splits.patient_digest`), kept in the header.
+    """
     from safetensors.torch import save
 
     state = {}
@@ -39,7 +47,17 @@ def save_weights(model: nn.Module, path: Path, dtype: torch.dtype = torch.float1
             if not stored.isfinite().all():
                 raise ConfigError(f"weights cannot be written to {path}: tensor {name} is not finite as {dtype}")
         state[name] = stored.contiguous()
-    write_bytes(path, save(state))
+    write_bytes(path, save(state, {PATIENTS: json.dumps(sorted(patients))} if patients else None))
+
+
+def trained_on(path: Path) -> frozenset[str]:
+    """Digests of the patients that a weights file was trained on; none where it says nothing, or cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    file = path / "model.safetensors" if path.is_dir() else path
+    with suppress(OSError, SafetensorError, ValueError), safe_open(str(file), framework="pt") as opened:
+        return frozenset(map(str, json.loads((opened.metadata() or {}).get(PATIENTS, "[]"))))
+    return frozenset()
 
 
 def load_weights(model: nn.Module, path: Path, named: Named = dict, leave: Sequence[str] = ()) -> None:

@@ -315,6 +315,8 @@ class SiteExecutor(Executor):
     def patients(self, config: SiteConfig, name: str, header: TaskHeader, workspace: Path | None = None) -> Cohort:
         """A site's patients, prepared for the model."""
         from fedtar_flare.imaging.workers import worker_count
+        from fedtar_flare.learning.clinical_start import refuse_known_tests
+        from fedtar_flare.models.config import ModelConfig
         from fedtar_flare.site.cohort import prepare_site
 
         cohort, _ = prepare_site(
@@ -328,6 +330,8 @@ class SiteExecutor(Executor):
             reports=self.strategy.reads_reports,
             workers=max(1, worker_count() // self.side_by_side),
         )
+        if isinstance(self.resolved.model, ModelConfig):
+            refuse_known_tests(cohort, self.resolved.model.located(config.policy.models).weights)
         return cohort
 
 

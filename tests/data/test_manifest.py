@@ -17,7 +17,7 @@ from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
 from fedtar_flare.data.sources.manifest import read_manifest, write_rows
 from fedtar_flare.data.sources.tables import own_table, rows_of
-from fedtar_flare.data.splits import SPLITS
+from fedtar_flare.data.splits import SPLITS, split_of
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 
@@ -202,6 +202,17 @@ def test_a_row_that_says_something_else_than_it_reads_is_refused_with_its_number
     assert reading.rejected() == {"bad-row": len(bad)}
     kept = [patient.visits[0].report for patient in reading.patients()]
     assert kept == [text for text in reports if text in ("Clear.", "Nodule.")]  # and nothing of another row in them
+
+
+def test_a_split_of_the_sources_own(table):
+    rows = ["a,2020-01-01,a.png,x,test", "b,2020-01-01,b.png,x,train", "c,2020-01-01,c.png,x,"]
+    rows += ["d,2020-01-01,a.png,x,test", "d,2020-02-01,b.png,x,train", "e,2020-01-01,a.png,x,dev"]
+    reading = read_manifest(table(*rows, head=f"{LAST},split"))
+    patients = reading.patients()
+    cohort = Cohort("s", patients, key=bytes(16), timeline=Timeline(1), splits=reading.splits)
+    of = {s.visit.patient_id: s.split for s in cohort.leaving_out(lambda visit: None).samples(None)}
+    assert (of["a"], of["b"], of["c"]) == ("test", "train", split_of("c", bytes(16))) and len(of) == 4
+    assert reading.rejected() == {"bad-split": 1, "conflicting-split": 2}
 
 
 def test_a_header_that_comes_again_is_no_study(table):

@@ -139,6 +139,8 @@ def test_official_splits(collection):
     (root / "mimic-cxr-2.0.0-split.csv").write_text("\n".join(lines))
     assert [p.patient_id for p in read(root, split="train").patients()] == ["10000000"]
     assert len(read(root, split=["train", "test"]).patients()) == 2 and len(read(root).patients()) == 3
+    official = read(root, split="official")
+    assert len(official.patients()) == 3 and official.splits["10000000"] == "train"
     with pytest.raises(ConfigError, match="split must be"):
         read(root, split="val")
 

@@ -9,6 +9,7 @@
 | ``age`` or ``birth_date`` | optional: years at the study, or date of birth |
 | ``sex`` | optional: F or M; anything else is unknown |
 | ``labels`` | for classification: ``effusion;?nodule`` (``?``: unsure), empty for nothing; reports are then optional |
+| ``split`` | optional: train, validation or test, one for all studies of a patient; else the keyed hash decides |
 | ``institution`` | optional: where the patient belongs, for dividing a table into sites |
 
 CSV columns are separated by commas, semicolons or tabs. Parquet needs ``pip install 'fedtar_flare[parquet]'`` and may
@@ -30,6 +31,7 @@ from fedtar_flare.data.cohort import Modality, Visit
 from fedtar_flare.data.sources.fields import PICTURES, age_at, date_of, known_age, labels_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import own_table
+from fedtar_flare.data.splits import SPLITS, Split
 from fedtar_flare.errors import ConfigError, DataError, collecting, decoding, within
 from fedtar_flare.files import SHARED, replacing
 
@@ -38,7 +40,7 @@ OPTIONS = ("modality",)
 REQUIRED = ("patient_id", "study_datetime", "image")
 REPORTS = ("report", "report_path")
 LABELS = "labels"
-KNOWN = (*REQUIRED, *REPORTS, "age", "birth_date", "sex", LABELS, "institution")
+KNOWN = (*REQUIRED, *REPORTS, "age", "birth_date", "sex", LABELS, "split", "institution")
 MODALITIES: dict[str, Modality] = {
     "ct": "ct",
     **dict.fromkeys(("radiograph", "film", "cxr", "xray"), "radiograph"),
@@ -78,7 +80,10 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
                 modality = _modality(image)
             # a missing image is never opened, so its kind does not matter
             visit = _visit(row, number, image, modality or "ct", table.parent, where)
+            split = _split(row["split"].lower(), where) if row.get("split") else None
             reading.add(visit, _sex(row, where), row.get("institution", ""), f"{where} 'image'")
+            if split:
+                reading.stated[visit.patient_id].add(split)
     return reading
 
 
@@ -127,6 +132,12 @@ def _modality(image: Path) -> Modality:
 
     with decoding(f"{image}: neither a picture nor readable DICOM"):
         return "radiograph" if dcmread(image, specific_tags=["Modality"]).get("Modality") in ("CR", "DX") else "ct"
+
+
+def _split(text: str, where: str) -> Split:
+    if text not in SPLITS:
+        raise DataError(f"{where} 'split': '{text}' is not one of {', '.join(SPLITS)}", reason="bad-split")
+    return text
 
 
 def _sex(row: Row, where: str) -> Any:

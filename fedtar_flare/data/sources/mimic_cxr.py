@@ -10,7 +10,7 @@ name, so that the choice never varies. Lateral radiographs are not read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.sources.fields import age_of, checked_age, clock_of, moment_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import Row, find_table, label_table, place_of, rows_of
+from fedtar_flare.data.splits import Split
 from fedtar_flare.errors import ConfigError, DataError, collecting, within
 
 OPTIONS = ("reports", "patients", "split", "labels")
@@ -41,7 +42,8 @@ def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Read
         raise ConfigError(f"source 'mimic_cxr': the folder of reports {reports} is not there")
     reports = reports / "files" if (reports / "files").is_dir() else reports
     people = _people(place_of(path, options, "patients"))
-    wanted = _wanted(path, options.get("split"))
+    official = _official(path) if options.get("split") == "official" else {}
+    wanted = None if official else _wanted(path, options.get("split"))
     labels = label_table(place_of(path, options, "labels"), ("subject_id", "study_id"))
     metadata = find_table(path, ("mimic-cxr-*-metadata.csv", "mimic-cxr-*-metadata.csv.gz"), "the table of images")
     studies: dict[tuple[str, str], Row | None] = {}  # the preferred frontal radiograph of each
@@ -56,6 +58,8 @@ def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Read
             visit, sex = _study(path, reports, subject, study, image_row, people.get(subject))
             sure, unsure = labels.get((subject, study), (None, frozenset[str]()))
             reading.add(replace(visit, labels=sure, uncertain=unsure), sex)
+            if image_row is not None and (split := official.get(image_row["dicom_id"])):
+                reading.stated[subject].add(split)
     return reading
 
 
@@ -96,12 +100,23 @@ def _people(table: Path | None) -> dict[str, Person]:
     return people
 
 
+def _official(path: Path) -> dict[str, Split]:
+    """The official split of each image."""
+    ours: dict[str, Split] = {"train": "train", "validate": "validation", "test": "test"}
+    return {row["dicom_id"]: ours[row["split"]] for row in _split_table(path) if row["split"] in ours}
+
+
+def _split_table(path: Path) -> Iterator[Row]:
+    table = find_table(path, ("mimic-cxr-*-split.csv", "mimic-cxr-*-split.csv.gz"), "the table of official splits")
+    return rows_of(table, ("dicom_id", "split"))
+
+
 def _wanted(path: Path, split: Any) -> set[str] | None:
     """Images of the official splits asked for; None: all."""
     if split is None:
         return None
     names = [split] if isinstance(split, str) else split
     if not isinstance(names, list | tuple) or not names or any(name not in SPLITS for name in names):
-        raise ConfigError(f"source 'mimic_cxr': split must be one or a list of {', '.join(SPLITS)}, not {split!r}")
-    table = find_table(path, ("mimic-cxr-*-split.csv", "mimic-cxr-*-split.csv.gz"), "the table of official splits")
-    return {row["dicom_id"] for row in rows_of(table, ("dicom_id", "split")) if row["split"] in names}
+        text = f"split must be 'official', or one or a list of {', '.join(SPLITS)}, not {split!r}"
+        raise ConfigError(f"source 'mimic_cxr': {text}")
+    return {row["dicom_id"] for row in _split_table(path) if row["split"] in names}

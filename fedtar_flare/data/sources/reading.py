@@ -16,6 +16,7 @@ from typing import Any
 
 from fedtar_flare.data.cohort import Patient, Sex, Visit, order_in_time
 from fedtar_flare.data.report_text import CLEANINGS, check_sections, clean_report, select_sections
+from fedtar_flare.data.splits import Split
 from fedtar_flare.errors import ConfigError, DataError, within
 from fedtar_flare.settings import nearest
 
@@ -35,6 +36,7 @@ class Reading:
     cleaning: str = "none"
     problems: list[DataError] = field(default_factory=list)  # one for each study left out
     institutions: dict[str, str] = field(default_factory=dict)  # patient to the first one stated, where known
+    stated: dict[str, set[Split]] = field(default_factory=lambda: defaultdict(set))  # by patient, splits of the source
     _visits: dict[str, list[Visit]] = field(default_factory=lambda: defaultdict(list))
     _unreadable: dict[str, list[Visit]] = field(default_factory=lambda: defaultdict(list))
     _sexes: dict[str, set[Sex]] = field(default_factory=lambda: defaultdict(set))
@@ -87,8 +89,8 @@ class Reading:
         """Patients with their visits in order of date, without duplicates and contradictions.
 
         The same study twice (same moment and image) counts once. Studies of different sex under one id belong to
-        different people, so none of them is used. The first call ends the reading and logs the problems. Raises
-        :class:`DataError` ``no-patient`` with the reasons when nothing is left.
+        different people, so none of them is used, and neither is a patient of several splits. The first call ends the
+        reading and logs the problems. Raises :class:`DataError` ``no-patient`` with the reasons when nothing is left.
         """
         if self._patients is None:
             found = (self._patient(patient_id, visits) for patient_id, visits in self._visits.items())
@@ -104,6 +106,12 @@ class Reading:
             text = f"{self.where}: patient {patient_id} is F in one row and M in another; two people under one id?"
             self.problems += [DataError(text, reason="conflicting-sex") for _ in visits]
             return None
+        if len(self.stated.get(patient_id, ())) > 1:
+            text = (
+                f"{self.where}: patient {patient_id} is in several splits: {', '.join(sorted(self.stated[patient_id]))}"
+            )
+            self.problems += [DataError(text, reason="conflicting-split") for _ in visits]
+            return None
         kept = _once(visits)
         text = f"{self.where}: patient {patient_id}: the same study twice"
         self.problems += [DataError(text, reason="duplicate-visit") for _ in range(len(visits) - len(kept))]
@@ -113,6 +121,11 @@ class Reading:
             days = {visit.acquired.date() for visit in kept}
             gone = [v for v in merged_days(gone, self.cleaning) if v.acquired.date() not in days]
         return Patient(patient_id, next(iter(self._sexes[patient_id]), None), tuple(kept), tuple(gone))
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """By patient, the split that the source states, where it does."""
+        return {patient_id: next(iter(stated)) for patient_id, stated in self.stated.items()}
 
     def rejected(self) -> dict[str, int]:
         """Reason to number of studies left out."""

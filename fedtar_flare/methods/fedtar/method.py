@@ -111,7 +111,7 @@ def _matching_key(about: Mapping[str, Any], key: bytes | None) -> bytes:
         if key_check(key) != about["key"]:
             raise ConfigError("this is not the key with which the site's state was made; restore it from its backup")
         return key
-    for simulated in (synthetic_key(about["seed"], about["site"]), derived_key(about["seed"], about["site"])):
+    for simulated in (synthetic_key(about["seed"], about["site"]), derived_key(about["site"])):
         if key_check(simulated) == about["key"]:
             return simulated
     raise ConfigError("the patient part of a real site needs the site's hash key (--key local/fedtar.key)")
