@@ -172,11 +172,9 @@ def refuse_known_tests(cohort: Cohort, weights: str | None) -> None:
     tested = {sample.visit.patient_id for sample in cohort.samples("test")} if known else set()
     if n := sum(patient_digest(patient_id, cohort.key) in known for patient_id in tested):
         text = (
-            f"{weights} was trained on {n} of the {len(tested)} patients that this site tests on: scores would be too "
+            f"{weights} was trained on {n} of the {len(tested)} patients that this site tests on, so scores would be "
         )
-        text += (
-            "good. Make a warm start with the site's own split (fedtar warmstart --site-file), or take other weights"
-        )
+        text += "too good: make a warm start with the site's own split (fedtar warmstart --site-file)"
         raise ConfigError(text, public="the starting weights were trained on patients that the site tests on")
 
 

@@ -42,9 +42,9 @@ def load_cohort(
 ) -> Cohort:
     """The site's patients, without those it excludes.
 
-    ``seed`` is that of the synthetic cohort (of ``synthetic_patients``). A simulated site's key follows from its name; a
-    real site keeps its key in ``workspace``, its FLARE workspace, unless ``key`` gives it. Raises ConfigError for a wrong
-    setting, DataError if nothing is usable.
+    ``seed`` is that of the synthetic cohort (of ``synthetic_patients``). A simulated site's key follows from its name;
+    a real site keeps its key in ``workspace``, its FLARE workspace, unless ``key`` gives it. Raises ConfigError for a
+    wrong setting, DataError if nothing is usable.
     """
     whole = _read(config, site_name, timeline, seed, synthetic_patients, workspace, key)
     excluded = _excluded_visits(config, whole)

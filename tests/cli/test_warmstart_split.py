@@ -142,9 +142,8 @@ def test_a_run_refuses_weights_that_know_its_test_patients(kit, tmp_path, monkey
     weights = str(tmp_path / "start" / "model.safetensors")
     cohort = load_cohort(config, "clinic", timeline=Timeline(3), workspace=kit)
     clinical_start.refuse_known_tests(cohort, weights)
-    assert trained_on(Path(weights)) == {
-        patient_digest(p, cohort.key) for p in splits("clinic", workspace=kit)["train"]
-    }
+    learnt = splits("clinic", workspace=kit)["train"]
+    assert trained_on(Path(weights)) == {patient_digest(name, cohort.key) for name in learnt}
     cohort.splits |= {patient.patient_id: "test" for patient in cohort.patients}  # as by a split of the source's own
     with pytest.raises(ConfigError, match=r"was trained on \d+ of the 40 patients that this site tests on"):
         clinical_start.refuse_known_tests(cohort.leaving_out(lambda visit: None), weights)

@@ -211,7 +211,7 @@ def test_a_split_of_the_sources_own(table):
     patients = reading.patients()
     cohort = Cohort("s", patients, key=bytes(16), timeline=Timeline(1), splits=reading.splits)
     of = {s.visit.patient_id: s.split for s in cohort.leaving_out(lambda visit: None).samples(None)}
-    assert (of["a"], of["b"], of["c"]) == ("test", "train", split_of("c", bytes(16))) and len(of) == 4
+    assert (of["a"], of["b"], of["c"]) == ("test", "train", split_of("c", bytes(16))) and len(of) == 3
     assert reading.rejected() == {"bad-split": 1, "conflicting-split": 2}
 
 
