@@ -44,7 +44,11 @@ def add_commands(commands: Commands) -> None:
     ):
         command.add_argument(option, type=Path, action="append", default=[], help=f"{what}; may be repeated")
     split = command.add_mutually_exclusive_group()
-    split.add_argument("--job-seed", type=int, help="the sites are simulated, in jobs with this --seed (there: 0)")
+    split.add_argument(
+        "--job-seed",
+        type=int,
+        help="the sites are simulated; --seed of their jobs (there: 0), which decides who a synthetic cohort is",
+    )
     split.add_argument("--key", type=Path, help="the real site's key file, fedtar.key, where it is not beside the data")
     split.add_argument("--no-site", action="store_true", help="the manifests belong to no site of any run")
     command.add_argument("--texts", type=Path, help="CSV with a column 'report', or text with empty lines between")

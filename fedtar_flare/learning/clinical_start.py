@@ -171,10 +171,8 @@ def refuse_known_tests(cohort: Cohort, weights: str | None) -> None:
     known = trained_on(Path(weights)) if weights else frozenset()
     tested = {sample.visit.patient_id for sample in cohort.samples("test")} if known else set()
     if n := sum(patient_digest(patient_id, cohort.key) in known for patient_id in tested):
-        text = (
-            f"{weights} was trained on {n} of the {len(tested)} patients that this site tests on, so scores would be "
-        )
-        text += "too good: make a warm start with the site's own split (fedtar warmstart --site-file)"
+        text = f"{weights} was trained on {n} of the {len(tested)} patients that this site tests on, so scores would "
+        text += "be too good: make a warm start with the site's own split (fedtar warmstart --site-file)"
         raise ConfigError(text, public="the starting weights were trained on patients that the site tests on")
 
 
