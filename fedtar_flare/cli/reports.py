@@ -37,6 +37,13 @@ def add_commands(commands: Commands) -> None:
     of_model = "a setting of the base model to override, such as model.weights=PATH; may be repeated"
     add_repeated(command, "--set", "GROUP.NAME=VALUE", of_model)
 
+    command = add_command(commands, score, "label a run's reports again, and say precision, recall and F1 of classes")
+    command.add_argument("state", type=Path, help="the site's state of that run: <state folder>/<run id>/<site>")
+    command.add_argument("--labeler", choices=("chexpert-rules", "ctrate-rules"), required=True, help="and its classes")
+    command.add_argument("--doubts", action="store_true", help="what a report doubts counts as positive too")
+    command.add_argument("--round", type=int, help="default: the last one that was scored")
+    command.add_argument("--shared", action="store_true", help="reports of the shared adapter alone")
+
     command = add_command(commands, warmstart, "pre-train a report generator on studies, or on reports alone")
     for option, what in (
         ("--manifest", "table of studies (see 'fedtar data check')"),
@@ -121,6 +128,32 @@ def _text_of(path: Path) -> str:
     if not text:
         raise ConfigError(f"{path}: the previous report is empty")
     return text
+
+
+def score(arguments: argparse.Namespace) -> None:
+    """Label all generated reports that a site kept of a run, and their references, by rules, and compare the labels:
+    precision, recall and F1 by micro, macro and example average, and of each class. The numbers are for the site: they
+    are not guarded by a minimum cell.
+    """
+    from fedtar_flare.learning.evaluation import report_texts
+    from fedtar_flare.metrics.label_scores import CERTAIN, CERTAIN_OR_NOT, label_counts_of_texts
+    from fedtar_flare.metrics.report_labels import rule_labeler
+
+    rows = report_texts(arguments.state, arguments.round, personal=not arguments.shared)
+    counts = label_counts_of_texts(
+        rule_labeler(arguments.labeler),
+        *([row[key] for row in rows] for key in ("reference", "text")),
+        positive=CERTAIN_OR_NOT if arguments.doubts else CERTAIN,
+    )
+    positive = "stated or doubted" if arguments.doubts else "stated"
+    averages, classes = counts.averages(), counts.of_classes()
+    lines = [f"{len(rows)} reports, {arguments.labeler}, positive: {positive}"]
+    lines += [f"{'':<34}{'precision':>10}{'recall':>8}{'F1':>8}{'n':>7}"]
+    for name, one in (averages | classes).items():
+        values = ["-" if (value := one[key]) is None else f"{value:.3f}" for key in ("precision", "recall", "f1")]
+        lines.append(f"{name:<34}{values[0]:>10}{values[1]:>8}{values[2]:>8}{one.get('n', ''):>7}")
+    data = {"reports": len(rows), "positive": positive, "averages": averages, "classes": classes}
+    show(arguments, data, *lines)
 
 
 def warmstart(arguments: argparse.Namespace) -> None:

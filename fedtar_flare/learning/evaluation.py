@@ -11,6 +11,7 @@ from typing import Any
 
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.data.minimum_cell import enough, full_cells, round_loss, round_to_cell
+from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.learning.labels import labeler_of
 from fedtar_flare.metrics.alarms import identical_share
@@ -127,13 +128,14 @@ def finding_scores(reports: Reports, min_cell: int) -> dict[str, dict[str, dict[
 def report_rows(
     samples: Sequence[Sample], texts: Sequence[str], losses: Sequence[float], *, personal: bool
 ) -> list[dict[str, Any]]:
-    """Scores of each report by itself, and what it adds to the scores of a corpus.
+    """Each report with its reference, its scores by itself, and what it adds to the scores of a corpus.
 
-    A row has ``patient_id``, ``visit_id``, ``time_step``, ``split``, ``personal`` (whether with the patient adapter),
-    ``token_loss``; ``bleu_1`` to ``bleu_4`` of the report by itself; the fields of one report in
-    :class:`~fedtar_flare.metrics.language.LanguageStatistics` (``cider`` with the document frequencies of these
-    references); ``findings`` (the truth) and ``findings_in_text``, sorted, and ``changes`` and ``changes_in_text``,
-    pairs of a finding and what became of it since the visit before; None where the truth is not known.
+    A row has ``text`` and ``reference``, ``patient_id``, ``visit_id``, ``time_step``, ``split``, ``personal`` (whether
+    with the patient adapter), ``token_loss``; ``bleu_1`` to ``bleu_4`` of the report by itself; the fields of one
+    report in :class:`~fedtar_flare.metrics.language.LanguageStatistics` (``cider`` with the document frequencies of
+    these references); ``findings`` (the truth) and ``findings_in_text``, sorted, and ``changes`` and
+    ``changes_in_text``, pairs of a finding and what became of it since the visit before; None where the truth is not
+    known.
     """
     if not samples:
         return []
@@ -151,6 +153,8 @@ def report_rows(
             {
                 "patient_id": visit.patient_id,
                 "visit_id": visit.visit_id,
+                "text": text,
+                "reference": visit.report,
                 "time_step": sample.time_step,
                 "split": sample.split,
                 "personal": personal,
@@ -164,6 +168,24 @@ def report_rows(
             }
         )
     return rows
+
+
+TEXTS = ("text", "reference")
+"""Of a row; reports of patients, which stay in the site's own state."""
+
+
+def report_texts(folder: Path, round_: int | None = None, *, personal: bool = True) -> list[dict[str, Any]]:
+    """The rows that :func:`write_report_scores` kept, of one round (None: the last), with the patient adapter or not.
+
+    A method without a patient adapter has the same reports in both. Raises ConfigError where the folder has none.
+    """
+    files = sorted(folder.glob(f"report-scores-{'*' if round_ is None else f'{round_:04d}'}.jsonl"))
+    rows = [json.loads(line) for line in files[-1].read_text(encoding="utf-8").splitlines()] if files else []
+    if not rows or any(key not in rows[0] for key in TEXTS):
+        of = "" if round_ is None else f" of round {round_}"
+        raise ConfigError(f"{folder} holds no reports{of}: name a site's state of a run, <state>/<run id>/<site>")
+    kinds = {row["personal"] for row in rows}
+    return [row for row in rows if row["personal"] == personal or len(kinds) == 1]
 
 
 def write_report_scores(folder: Path, round_: int, rows: Iterable[Mapping[str, Any]]) -> Path:

@@ -55,15 +55,32 @@ class LabelCounts:
         total = float(self.named.sum() + self.there.sum())
         return 2 * float(self.hits.sum()) / total if total else None
 
-    def macro_f1(self) -> float | None:
-        """Mean F1 of the classes that are positive on any side at all; None without any."""
-        defined = [f1 for scores in self.of_classes().values() if (f1 := scores["f1"]) is not None]
-        return sum(defined) / len(defined) if defined else None
+    def averages(self) -> dict[str, dict[str, float]]:
+        """``precision``, ``recall`` and ``f1`` by ``micro``, ``macro`` and ``example`` average.
 
-    def example_f1(self) -> float:
-        """Mean of the reports' own F1; 1 where no class is positive on either side."""
-        total = self.named.sum(axis=1) + self.there.sum(axis=1)
-        return float(np.mean(np.where(total > 0, 2 * self.hits.sum(axis=1) / np.maximum(total, 1), 1.0)))
+        Micro: over all (report, class) pairs. Macro: the mean of the classes that are positive on any side. Example:
+        the mean of the reports; one of which no class is positive on either side counts as 1. What is undefined
+        otherwise (no class named, none there) counts as 0.
+        """
+        sums = self.hits, self.named, self.there
+        total, by_class, by_report = ([one.sum(axis=axis) for one in sums] for axis in (None, 0, 1))
+        found = by_class[1] + by_class[2] > 0
+        means = {"micro": _agreement(*total), "macro": _agreement(*(one[found] for one in by_class))}
+        means["example"] = _agreement(*by_report)
+        empty = by_report[1] + by_report[2] == 0
+        means["example"] = {name: np.where(empty, 1.0, values) for name, values in means["example"].items()}
+        return {
+            kind: {name: float(np.mean(values)) if np.size(values) else 0.0 for name, values in scores.items()}
+            for kind, scores in means.items()
+        }
+
+
+def _agreement(hits: Array, named: Array, there: Array) -> dict[str, Array]:
+    return {
+        "precision": hits / np.maximum(named, 1),
+        "recall": hits / np.maximum(there, 1),
+        "f1": 2 * hits / np.maximum(named + there, 1),
+    }
 
 
 def label_counts(

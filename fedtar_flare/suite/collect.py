@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version as installed
 from pathlib import Path
 
+from fedtar_flare.learning.evaluation import TEXTS
 from fedtar_flare.record.events import (
     SHARED,
     Evaluation,
@@ -104,7 +105,7 @@ def _of_reports(
         "validation": [event.model_dump(mode="json", include={"round", "loss", "sites"}) for event in validations],
         "evaluations": [event.model_dump(mode="json") for event in evaluations],
         "outside": outside,
-    }, rows
+    }, [{key: value for key, value in row.items() if key not in TEXTS} for row in rows]
 
 
 def _of_tasks(events: Sequence[Event], states: Mapping[str, SiteState], steps: int) -> Found:

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 from adapted_models import of_layers
+from command import fedtar_here
 from learners import MODEL
 
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import prepare
-from fedtar_flare.learning.evaluation import write_report_scores
+from fedtar_flare.learning.evaluation import report_texts, write_report_scores
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import require_finite
 from fedtar_flare.methods.drfa import DRFALearner
@@ -203,6 +204,14 @@ def test_evaluation_with_and_without_the_personal_part(learner_of, cohort, tmp_p
     assert path.name == "report-scores-0003.jsonl" and path.stat().st_mode & 0o777 == 0o600
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert rows == evaluated.rows, "a number survives the file to the bit"
+    state, shared = tmp_path / "state", report_texts(tmp_path / "state", personal=False)
+    assert [row["text"] for row in shared] == [row["text"] for row in rows if not row["personal"]]
+    code, out, err = fedtar_here("score", state, "--labeler", "ctrate-rules", "--json")
+    assert code == 0 and json.loads(out)["reports"] == len(tests), err
+    code, out, _ = fedtar_here("score", state, "--labeler", "chexpert-rules", "--doubts", "--shared", "--round", 3)
+    assert code == 0 and "stated or doubted" in out and "Pleural Effusion" in out
+    code, _, err = fedtar_here("score", tmp_path, "--labeler", "ctrate-rules")
+    assert code == 2 and "holds no reports" in err
     for scores, personal in ((evaluated.scores, True), (evaluated.scores_generic, False)):
         chosen = [row for row in rows if row["personal"] is personal]
         again = LanguageStatistics(

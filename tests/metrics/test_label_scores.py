@@ -23,14 +23,17 @@ def test_equals_scikit_learn(pairs, doubt):
     counts = label_counts(truth, predicted, **({"positive": CERTAIN_OR_NOT} if doubt else {}))
     sets = [[{name for name in CLASSES if labels[name] in positive} for labels in side] for side in (truth, predicted)]
     sides = [np.array([[name in found for name in CLASSES] for found in side]) for side in sets]
-    f1 = lambda average: metrics.f1_score(*sides, average=average, zero_division=0)  # noqa: E731
-    example = metrics.f1_score(*sides, average="samples", zero_division=1)
-    assert (counts.micro_f1() or 0.0) == pytest.approx(f1("micro"))
-    some = (sides[0] | sides[1]).any(axis=0)
-    per_class = [counts.of_classes()[name]["f1"] or 0.0 for name in CLASSES]
-    assert per_class == pytest.approx(f1(None).tolist())
-    assert (counts.macro_f1() or 0.0) == pytest.approx(f1(None)[some].mean() if some.any() else 0.0)
-    assert counts.example_f1() == pytest.approx(example)
+    means, some = counts.averages(), (sides[0] | sides[1]).any(axis=0)
+    full = (sides[0] | sides[1]).any(axis=1)
+    for name, score in means["micro"].items():
+        one = getattr(metrics, f"{name}_score")
+        of = lambda average, one=one: one(*sides, average=average, zero_division=0)  # noqa: E731
+        assert score == pytest.approx(of("micro"))
+        assert [counts.of_classes()[k][name] or 0.0 for k in CLASSES] == pytest.approx(of(None).tolist())
+        assert means["macro"][name] == pytest.approx(of(None)[some].mean() if some.any() else 0.0)
+        examples = one(*(side[full] for side in sides), average="samples", zero_division=0) if full.any() else 0.0
+        assert means["example"][name] == pytest.approx(np.mean([examples] * full.sum() + [1.0] * (~full).sum()))
+    assert (counts.micro_f1() or 0.0) == pytest.approx(means["micro"]["f1"])
     scores = finding_f1(*sets)
     expected = metrics.precision_recall_fscore_support(*sides, average="micro", zero_division=0)
     for name, value in zip(("finding_precision", "finding_recall", "finding_f1"), expected, strict=False):
@@ -65,7 +68,7 @@ def test_texts_are_labelled_on_both_sides():
     counts = label_counts_of_texts(labeler, ["x", "-", "x"], ["x", "x", "-"])
     assert counts.of_classes() == {"x": {"precision": 0.5, "recall": 0.5, "f1": 0.5, "n": 2.0}}
     nothing = label_counts_of_texts(labeler, ["-"], ["-"])
-    assert nothing.micro_f1() is None and nothing.macro_f1() is None and nothing.example_f1() == 1.0
+    assert nothing.micro_f1() is None and nothing.averages()["example"] == {"precision": 1.0, "recall": 1.0, "f1": 1.0}
 
 
 @pytest.mark.parametrize(

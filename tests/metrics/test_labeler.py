@@ -67,7 +67,7 @@ def test_labels_of_ct_rate_reports_that_no_phrase_was_chosen_on(shared_data):
     labeler = CTRATE
     truth = [{n: "positive" if row[n] == "1" else "blank" for n in labeler.names} for row in others[::5]]
     counts = label_counts(truth, [labeler(row["report_text"]) for row in others[::5]])
-    assert counts.micro_f1() > 0.9 and counts.macro_f1() > 0.85
+    assert counts.micro_f1() > 0.9 and counts.averages()["macro"]["f1"] > 0.85
 
 
 CLASS_OF = {
