@@ -1,7 +1,5 @@
 """Names by globs: what they match, and that no text holds whoever matches it."""
 
-import re
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -22,23 +20,7 @@ PLACES = {
     "extra_names": lambda globs: OutboundGuard(["fedtar"], extra_names=globs),
 }
 """All that a job or a site writes names in."""
-EXPRESSIONS = [
-    "(.*)*!", ".*", r"decoder\..*\.c_fc", "(a|b)", "a+", "^a$", "a{2}", "[ab", "a..b", "", "!", "a b",
-    "x" * (LONGEST + 1),
-]  # fmt: skip
-
-
-@given(
-    st.text("ab.", max_size=8),
-    st.lists(st.text("ab.*?", min_size=1, max_size=6), max_size=3),
-    st.lists(st.text("ab.*", min_size=1, max_size=4), max_size=2),
-)
-def test_a_name_is_picked_by_some_glob_and_taken_out_by_none(name, globs, out):
-    def some(patterns):
-        written = (re.escape(glob).replace(r"\*", ".*").replace(r"\?", ".") for glob in patterns)
-        return any(re.fullmatch(pattern, name) for pattern in written)
-
-    assert matches(name, [*globs, *(f"!{glob}" for glob in out)]) is (some(globs) and not some(out))
+EXPRESSIONS = ["(.*)*!", ".*", r"decoder\..*\.c_fc", "(a|b)", "a+", "[ab", "a..b", "!", "a,b", "", "x" * (LONGEST + 1)]
 
 
 @given(st.text("a*?.[]!-b", max_size=LONGEST))

@@ -237,9 +237,10 @@ class SiteExecutor(Executor):
         if isinstance(error, FedTARError):
             self.logger.error(f"task '{task}': {error}")  # the logger alone: FLARE's log_error fires events
             return error.public
-        self.logger.exception(f"task '{task}' failed: {error}")
         if isinstance(error, OSError) and error.errno in FULL:
+            self.logger.error(f"task '{task}': {error}. Free the disk; nothing was trained")
             return DISK_FULL
+        self.logger.exception(f"task '{task}' failed: {error}")
         return f"unexpected {type(error).__name__} (see the site's own log)"
 
     # ------------------------------------------------------------------ several processes

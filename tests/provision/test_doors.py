@@ -1,6 +1,5 @@
 """What a malicious server asks of a site, sent as such a server would: without the name of a command, or as 'super'."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_launcher_spec import JobLauncherSpec, add_launcher
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.sec.audit import Auditor, AuditService
 from nvflare.fuel.utils.component_builder import ComponentBuilder
@@ -21,6 +19,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from nvflare.tool.deploy.deploy_common import _patch_resources
 
 from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.files import read_json, write_json
 from fedtar_flare.provision.doors import ANSWERED
 from fedtar_flare.provision.kit import LAUNCHER, complete
 from fedtar_flare.provision.launcher import SupervisedProcessLauncher
@@ -126,50 +125,34 @@ def test_a_job_with_code_is_not_started_whatever_role_signed_it(tmp_path):
     assert len(started) == 2
 
 
-class FarAway(JobLauncherSpec):
-    """Stands for FLARE's launchers of containers, pods and cluster jobs, which need these to be there."""
-
-    def __init__(self, image="none"):
-        super().__init__()
-        self.image, self.heard = image, []
-
-    def handle_event(self, event_type, fl_ctx):
-        self.heard.append(event_type)
-        if event_type == EventType.BEFORE_JOB_LAUNCH:
-            add_launcher(self, fl_ctx)
-
-    def launch_job(self, job_meta, fl_ctx):
-        return f"started from {self.image}"
-
-
-def test_another_launcher_starts_jobs_behind_ours(tmp_path, site):
+@pytest.mark.parametrize(
+    ("launcher", "needed"),
+    [
+        ("docker_launcher.ClientDockerJobLauncher", {}),
+        ("k8s_launcher.ClientK8sJobLauncher", {"config_file_path": None}),
+    ],
+)
+def test_another_launcher_of_flare_s_starts_jobs_behind_ours(tmp_path, site, monkeypatch, launcher, needed):
     """As FLARE's tool puts it into a kit, as ours completes that, and as FLARE then builds and asks it."""
-    path = f"{FarAway.__module__}.{FarAway.__qualname__}"
-    kit = Path(_kit(tmp_path))
+    kit, path = Path(_kit(tmp_path)), f"nvflare.app_opt.job_launcher.{launcher}"
     default = kit / "local" / "resources.json.default"
-    default.write_text(
-        json.dumps({"components": [{"id": "process_launcher", "path": LAUNCHER}], "class_allow_list": []})
-    )
-    _patch_resources(kit, "k8s_launcher", path, {"image": "fedtar:1"})
-    whole = complete(json.loads(default.read_text()), server=False)
+    write_json(default, {"components": [{"id": "process_launcher", "path": LAUNCHER}], "class_allow_list": []})
+    _patch_resources(kit, launcher.partition(".")[0], path, {"timeout": 7} | needed)
+    whole = complete(read_json(default), server=False)
     assert complete(whole, server=False) == whole
     (entry,) = [one for one in whole["components"] if "launcher" in one["id"]]
-    assert entry["path"] == LAUNCHER and "PassthroughResourceManager" in json.dumps(whole["components"])
-    ours, context = ComponentBuilderOf().build_component(entry), FLContext()
+    assert entry["path"] == LAUNCHER and "PassthroughResourceManager" in str(whole["components"])
+    builder = type("Builder", (ComponentBuilder,), {"get_module_scanner": lambda self: None})()
+    ours, context = builder.build_component(entry), FLContext()
     for event in (EventType.SYSTEM_BOOTSTRAP, EventType.BEFORE_JOB_LAUNCH):
         ours.handle_event(event, context)
     assert context.get_prop(FLContextKey.JOB_LAUNCHER) == [ours], "FLARE refuses a site with two"
-    assert ours.launcher.heard == [EventType.SYSTEM_BOOTSTRAP]
-    assert ours.launch_job({"job_id": REAL}, context) == "started from fedtar:1"
+    monkeypatch.setattr(type(ours.launcher), "launch_job", lambda self, meta, context: self.timeout)
+    assert ours.launch_job({"job_id": REAL}, context) == 7
     with pytest.raises(FedTARError, match="code of its own"):
         ours.launch_job({"job_id": REAL, "byoc": True}, context)
     with pytest.raises(ConfigError, match="launcher must be"):
         SupervisedProcessLauncher(launcher={"path": path})
-
-
-class ComponentBuilderOf(ComponentBuilder):
-    def get_module_scanner(self):
-        return None
 
 
 def _kit(folder: Path) -> str:
