@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -107,6 +108,7 @@ def requirements(recipe: Any) -> dict[str, Any]:
             "time_steps": controller.time_steps,
             "alignment": strategy.settings.data.alignment,
             "least_patients_per_split_and_step": max(5, strategy.settings.data.min_cell),
+            "transforms": list(strategy.settings.data.transforms),
             "input": f"{model.slices} x {model.image_size} x {model.image_size}",
             "cache_bytes_per_study": 3 * model.slices * model.image_size**2,
         },
@@ -169,6 +171,7 @@ def describe(needs: dict[str, Any]) -> str:
         f"data: {data['studies']} of patients {_material(data)}, as a manifest with the columns "
         f"{', '.join(data['columns'])}. It trains at a {data['unit']} where it has at least "
         f"{data['least_patients_per_split_and_step']} patients with training visits, and is passed over at the others.",
+        *(f"images: the job adds to their preparation {json.dumps(spec)}" for spec in data["transforms"]),
         f"model: {parts}. Weights: {model['weights'] or 'those of the parts'}; "
         + (
             f"{model['parameters']:,} parameters, {model['memory_of_weights_bytes']:,} bytes in memory before training."

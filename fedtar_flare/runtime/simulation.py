@@ -50,8 +50,9 @@ def simulate(
     threads : int, optional
         How many sites run at the same time; all by default.
     say : callable, optional
-        Takes a line of progress, at most one in ``every`` seconds; the console then shows warnings alone, on standard
-        error, and not FLARE's log.
+        Takes a line of progress; the console then shows warnings alone, on standard error, and not FLARE's log.
+    every : float
+        Seconds between two lines of progress, at least.
 
     Returns
     -------

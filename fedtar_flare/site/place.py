@@ -23,6 +23,9 @@ STATE = "fedtar_state"
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """FLARE's id of a job, and so the name of the job's folder in a kit."""
 
+UNFIT = re.compile(r"[\s'\"\\#]")
+"""What no path may have where FLARE starts processes: it splits its commands there."""
+
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 
 CHATTY = ("nvflare.app_opt.pt.tensor_downloader.TensorDownloadable", "__main__.ClientTaskWorker")
@@ -102,7 +105,7 @@ def check_workspace(folder: Path) -> None:
     and would wait a minute for sites that never start.
     """
     for what, path in (("the simulator's workspace", str(folder)), ("Python", sys.executable)):
-        if re.search(r"[\s'\"\\#]", path):
+        if UNFIT.search(path):
             raise ConfigError(
                 f"{what} is in '{path}': NVIDIA FLARE's simulator cannot start a site where the path has a space, a "
                 "quote, a backslash or a hash. Choose another folder"

@@ -217,6 +217,8 @@ def test_warmstart_on_reports_alone(tmp_path):
 def test_settings_from_a_file_and_their_mistakes(tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text("preset: tiny\nnum_rounds: 4\ntraining: {local_steps: 7}\n")
+    own = ("--set", "data.transforms=[{name: GaussianSmoothd, sigma: 1}]")
+    assert 'preparation {"name": "GaussianSmoothd", "sigma": 1}' in passing("export", "--describe", *own)
     out = passing("export", "--describe", "--json", "--settings", file, "--set", "training.lr=5e-4")
     work = json.loads(out)["work"]
     assert work["rounds"] == 4 and work["training"]["local_steps"] == 7 and work["training"]["lr"] == 5e-4

@@ -237,6 +237,12 @@ def test_each_fault_is_found_and_has_a_cure(kit, fault):
     assert worst(kit, check).status == status
 
 
+def test_a_path_at_which_flare_splits_its_commands_is_a_warning(kit):
+    assert worst(kit, "places").status == OK
+    found = worst(kit.rename(kit.with_name("a kit")), "places")
+    assert found.status == WARN and "a kit" in found.text
+
+
 def test_the_allowed_methods_are_told_and_the_budget(kit, madeup):
     _noise(noise_multiplier=2.0)(kit)
     assert "epsilon 0 of 10" in worst(kit, "differential privacy").text

@@ -14,7 +14,7 @@ from fedtar_flare.registry import contract_of
 from fedtar_flare.site.approval import Participation, approvals
 from fedtar_flare.site.approval import participation as read_participation
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
-from fedtar_flare.site.place import STATE, state_of
+from fedtar_flare.site.place import STATE, UNFIT, state_of
 from fedtar_flare.site.policy import (
     AUDIT,
     AUTHORIZATION,
@@ -223,6 +223,9 @@ def places(kit: Path, config: SiteConfig | None) -> list[Finding]:
     if config is not None:
         named |= {"path": config.path, "exclude": config.exclude, "cache_dir": cache_folder(config)}
     findings = []
+    if UNFIT.search(str(kit.resolve())):
+        text = f"FLARE starts nothing in {kit.resolve()}: the path has a space, a quote, a backslash or a hash"
+        findings.append(Finding(WARN, "places", text, "move the kit to a folder without one, and start the site there"))
     for name, place in named.items():
         if place is None or not place.resolve().is_relative_to(kit.resolve()):
             continue
