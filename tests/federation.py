@@ -13,6 +13,7 @@ from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.suite import engine as suite
+from fedtar_flare.tensor_file import near_checksums
 from fedtar_flare.version import __version__
 
 NAMES = ("base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight")
@@ -93,6 +94,7 @@ class QuadraticSite:
                 "counts": {split: [self.samples] * order.time_steps for split in ("train", "validation", "test")},
                 "adapter_config": {"peft_type": "LORA"},
                 "model": {"parameters": 100},
+                **({"start": near_checksums(self.start())} if order.initial_site else {}),
             }
             return ok(order, payload=payload), self.start() if order.initial_site == self.name else None
         if task == TRAIN:

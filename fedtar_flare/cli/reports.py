@@ -34,6 +34,7 @@ def add_commands(commands: Commands) -> None:
     )
     command.add_argument("-o", "--out", type=Path, help="file to write (default: standard output; needed for sr)")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<i> (default auto)")
+    command.add_argument("--online", action="store_true", help="parts of the model may be fetched from the hub")
     of_model = "a setting of the base model to override, such as model.weights=PATH; may be repeated"
     add_repeated(command, "--set", "GROUP.NAME=VALUE", of_model)
 
@@ -108,7 +109,9 @@ def generate(arguments: argparse.Namespace) -> None:
         about["prior_report"] = _text_of(arguments.prior_report)
     study = study_of(arguments.study, arguments.modality, **about)
     model = grouped(arguments.set, ("model",)).get("model", {})
-    draft = load_generator(arguments.adapter, model=model, **given(arguments, "state", "key", "device")).draft(study)
+    draft = load_generator(
+        arguments.adapter, model=model, **given(arguments, "state", "key", "device", "online")
+    ).draft(study)
     if arguments.format == "sr":
         structured_report(draft, arguments.study).save_as(arguments.out)
     else:

@@ -41,7 +41,8 @@ from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.config import preset as model_preset
 from fedtar_flare.models.report_generator import ReportGenerator
-from fedtar_flare.models.weights import fingerprint
+from fedtar_flare.models.sources import fetching_only_if
+from fedtar_flare.models.weights import fingerprint, sealed
 from fedtar_flare.version import __version__
 
 DISCLAIMER = "DRAFT, not for clinical use"
@@ -130,6 +131,7 @@ class Drafter:
         key: bytes | None = None,
         model: Mapping[str, Any] | None = None,
         device: str = "auto",
+        online: bool = False,
     ):
         self.info, self._adapter = read_adapter_info(adapter), adapter
         self._config = _config(self.info, model)
@@ -140,13 +142,14 @@ class Drafter:
         timeline = Timeline(kept.time_steps, prior=self.info.get("prior", "none"))
         nobody = Patient(_UNKNOWN, None, (visit_of(Study(adapter, "ct")),))
         arguments: dict[str, Any] = {"lora": LoRAConfig(), "training": TrainingConfig(), "seed": 0, **kept.settings}
-        self.site_model: SiteModel = kept.learner(
-            model=self._config,
-            cohort=Cohort("draft", [nobody], key=kept.key, timeline=timeline),
-            device=choose_device(device, "float32")[0],
-            restored=self._restored,
-            **arguments,
-        )
+        with fetching_only_if(online):
+            self.site_model: SiteModel = kept.learner(
+                model=self._config,
+                cohort=Cohort("draft", [nobody], key=kept.key, timeline=timeline),
+                device=choose_device(device, "float32")[0],
+                restored=self._restored,
+                **arguments,
+            )
         if self.personal:
             self.site_model.load_for_writing(kept.private)
 
@@ -250,6 +253,7 @@ def load_generator(
     key: Path | str | None = None,
     model: Mapping[str, Any] | None = None,
     device: str = "auto",
+    online: bool = False,
 ) -> Drafter:
     """Load a trained report generator with its adapter, as ``fedtar generate`` does.
 
@@ -266,6 +270,8 @@ def load_generator(
         Settings of the base model to override, such as ``weights`` or ``encoder_name`` by a local path.
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:<i>``.
+    online : bool
+        Whether parts of the base model that are not on this machine may be fetched from the Hugging Face hub.
 
     Returns
     -------
@@ -285,17 +291,21 @@ def load_generator(
         key=None if key is None else read_key(Path(key)),
         model=model,
         device=device,
+        online=online,
     )
 
 
-def load_base_model(adapter: Path | str, *, model: Mapping[str, Any] | None = None) -> ReportGenerator:
+def load_base_model(
+    adapter: Path | str, *, model: Mapping[str, Any] | None = None, online: bool = False
+) -> ReportGenerator:
     """The model that an adapter was trained on, without it: ``peft.PeftModel.from_pretrained(base, adapter)``.
 
-    It is on the CPU, in float32 and eval mode. ``model`` as for :func:`load_generator`. Raises ConfigError for a folder
-    that is no adapter of this package, or where the base model is another one here.
+    It is on the CPU, in float32 and eval mode. ``model`` and ``online`` as for :func:`load_generator`. Raises
+    ConfigError for a folder that is no adapter of this package, or where the base model is another one here.
     """
     info = read_adapter_info(adapter)
-    base = build_model(_config(info, model))
+    with fetching_only_if(online):
+        base = build_model(_config(info, model))
     _check_base(base, info, adapter)
     return base
 
@@ -307,11 +317,14 @@ def _config(info: Mapping[str, Any], changes: Mapping[str, Any] | None) -> Model
 
 
 def _check_base(base: ReportGenerator, info: Mapping[str, Any], adapter: Path | str) -> None:
-    if (mine := fingerprint(base)) != info["fingerprint"]:
+    about = {**info, "config": info["model"], "fingerprint": fingerprint(base)}
+    if info.get("format", 1) > 1:  # before, a fingerprint was of the weights alone
+        about = sealed(about, read_adapter_config(adapter))
+    if (mine := about["fingerprint"]) != info["fingerprint"]:
         raise ConfigError(
-            f"{adapter} was trained on another base model: its weights have the fingerprint {info['fingerprint']}, "
-            f"those of preset '{info['model']['preset']}' here {mine}. Name the weights that the run used "
-            "(--set model.weights=PATH)"
+            f"{adapter} was trained on another base model, or with other settings than its files say: its fingerprint "
+            f"is {info['fingerprint']}, that of preset '{info['model']['preset']}' here {mine}. Name the weights that "
+            "the run used (--set model.weights=PATH)"
         )
 
 

@@ -49,6 +49,19 @@ def stay_offline() -> None:
         constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
 
 
+@contextmanager
+def fetching_only_if(asked: bool) -> Iterator[None]:
+    """Fetch nothing from a hub inside unless it was ``asked`` for."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or not asked
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
 def offline() -> bool:
     """Whether nothing is fetched from a hub."""
     from huggingface_hub import constants

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,13 @@ def own_state(model: nn.Module) -> dict[str, Tensor]:
 def fingerprint(model: nn.Module) -> str:
     """Short hash of all weights of a model on the CPU without adapter: an adapter fits only the base that it had."""
     return checksum(own_state(model))[:16]
+
+
+def sealed(model: Mapping[str, Any], adapter_config: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's description, its fingerprint now of the weights and of all settings that decide what it writes."""
+    settings = [model.get(name) or None for name in ("config", "prior", "transforms", "extension")]
+    text = json.dumps([model["fingerprint"], *settings, dict(adapter_config)], sort_keys=True)
+    return {**model, "fingerprint": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
 
 def save_weights(

@@ -33,6 +33,7 @@ handshake = Task(
     fields=(
         Field("schema", "schema", "names and shapes of the tensors that travel", public=True),
         Field("versions", "words", "of packages", length=20, public=True),
+        Field("start", "word", "checksum of the initial weights, which follow from the seed", public=True),
         Field("settings", "word", "digest of the settings that must agree", public=True, required=True),
         Field(
             "counts",

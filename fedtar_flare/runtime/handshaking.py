@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +19,7 @@ from fedtar_flare.runtime.aggregation import PLAUSIBLE, plausible
 from fedtar_flare.runtime.alarms import raise_alarm
 from fedtar_flare.runtime.results import Results
 from fedtar_flare.runtime.tasking import Answers, TaskController, now
+from fedtar_flare.tensor_file import near, near_checksums
 from fedtar_flare.version import __version__
 
 Row = Mapping[str, Any]
@@ -68,15 +71,31 @@ class HandshakeController(TaskController):
         self._agreed = agree(answers, self.min_sites)
         self.sites = sorted(answers.replies)
         self.schema = ExchangeSchema.from_dict(answers.replies[self.sites[0]].payload["schema"])
-        if w is None and source not in self.sites:  # the site that was to give the start failed: take the next one's
-            source = self.sites[0]
-            self._greet([source], None, source, initial, evaluate=False)
-            if source not in initial:
-                raise FedTARError(f"site {source} did not send its initial weights; see the record and its own log")
-        w = w if w is not None else initial[source]
+        w = w if w is not None else self._common_start(source, initial, answers)
         self.schema.check(w)
         self._remember(answers)
         return w, answers
+
+    def _common_start(self, source: str, initial: dict[str, Tensors], answers: Answers) -> Tensors:
+        """The first site's initial weights, ``source`` before the others, that more than half of the sites have too."""
+        said = {site: reply.payload["start"] for site, reply in answers.replies.items() if "start" in reply.payload}
+        doubted: set[str] = set()
+        for site in sorted(self.sites, key=lambda name: name != source):
+            if site not in initial:
+                self._greet([site], None, site, initial, evaluate=False)
+            if site in initial:
+                own = near_checksums(initial[site])
+                others = {name for name, one in said.items() if not near(one, own)}
+                if not said or 2 * len(others) < len(said):
+                    if doubted | others:
+                        names = ", ".join(sorted(doubted | others))
+                        self.raise_alarm(f"{names}: another start than the one that the seed gives at the other sites")
+                    return initial[site]
+            doubted.add(site)
+        raise FedTARError(
+            "no site sent initial weights that more than half of the sites get from the seed too. Their checksums: "
+            + "; ".join(f"{site} {one}" for site, one in sorted(said.items()))
+        )
 
     def _remember(self, answers: Answers) -> None:
         for site, reply in answers.replies.items():
@@ -165,6 +184,11 @@ def agree(answers: Answers, min_sites: int, like: Row | None = None) -> Row:
         groups = [[other for other in usable if rows[other] == rows[site]] for site in usable]
         kept = max(groups, key=len, default=[])
         row: Row = rows[kept[0]] if kept else {}
+        if len({rows[group[0]]["description"] for group in groups if len(group) == len(kept)}) > 1:
+            raise FedTARError(
+                "as many sites describe the model in one way as in another; give all sites the same job and base "
+                f"model. Who differs in what:\n{disagreement_table(rows)}"
+            )
     else:
         row = like
         kept = [site for site in rows if rows[site] == row]
@@ -183,11 +207,13 @@ def agree(answers: Answers, min_sites: int, like: Row | None = None) -> Row:
 
 def _row(reply: Reply) -> dict[str, Any]:
     schema = ExchangeSchema.from_dict(reply.payload["schema"])
+    about = [reply.payload.get(name) or {} for name in ("model", "adapter_config")]
     release = (reply.payload.get("versions") or {}).get("fedtar_flare")
     return {
         "fedtar_flare": __version__ if compatible(release) else str(release),
         "settings": reply.payload.get("settings"),
         "base weights": (reply.payload.get("model") or {}).get("fingerprint"),
+        "description": hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16],
         "updates in": schema.dtype_up,
         "tensors": len(schema.shapes),
         "parameters": schema.parameters,

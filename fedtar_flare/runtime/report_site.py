@@ -12,6 +12,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.models.config import preset as model_preset
+from fedtar_flare.models.weights import sealed
 from fedtar_flare.progress import Progress
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok, version
@@ -147,6 +148,7 @@ class ReportSite(SiteStrategy):
         asked_for_weights = header.initial_site == site.name
         if asked_for_weights:
             require_start(header, weights, state)
+        if header.initial_site:
             self.learner = None  # one of this process may be trained although its task failed: build it from the seed
         if header.member and state.latest(header.after) is None:
             raise no_state(state, header.after)
@@ -161,7 +163,8 @@ class ReportSite(SiteStrategy):
         self.executor.let_others_begin()
         shared = learner.shared()
         reply = self.agreement(header, site, state, cohort, shared)
-        reply.payload.update(adapter_config=learner.adapter_config(), model=learner.describe())
+        config = learner.adapter_config()
+        reply.payload.update(adapter_config=config, model=sealed(learner.describe(), config))
         if header.evaluate and not state.may_answer(f"scores after {header.after}", checksum(shared)):
             self.executor.logger.warning(f"scores after {header.after} were asked for again, of others: kept back")
         elif header.evaluate:

@@ -218,7 +218,7 @@ class Results:
             return
         run = {name: self._metrics[name] for name in ("method", "run_id", "time_steps")} | {"round": r}
         run |= {"adapter": next((name for name in map(adapter_of, sorted(w)) if name), DEFAULT_ADAPTER)}
-        info = {"format": 1, "fedtar_flare": __version__, **run, **self._base_model}
+        info = {"format": 2, "fedtar_flare": __version__, **run, **self._base_model}
         write_adapter(self.folder / "adapter", w, self._adapter_config, info)
 
     def progress(self) -> dict[str, Any]:

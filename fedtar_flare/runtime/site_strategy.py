@@ -18,6 +18,7 @@ from fedtar_flare.settings import RunSettings, Settings, build
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.state import SiteState
+from fedtar_flare.tensor_file import near_checksums
 from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class SiteStrategy(ABC):
             "settings": self.executor.settings_digest(),
             "counts": cohort.counts(least),
             "skipped_studies": cohort.left_out(least),
+            **({"start": near_checksums(shared)} if header.initial_site else {}),  # no weights came down
         }
         return ok(header, {"min_cell": float(least)}, payload)
 

@@ -8,7 +8,11 @@ from command import fedtar_here as here
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
-from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO, read_adapter_info
+from fedtar_flare.models.adapters.peft_file import ADAPTER_CONFIG, ADAPTER_INFO, read_adapter_info
+from fedtar_flare.models.build import build_model
+from fedtar_flare.models.config import ModelConfig
+from fedtar_flare.models.sources import offline
+from fedtar_flare.models.weights import fingerprint
 from fedtar_flare.suite.engine import run_in_process
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 
@@ -34,7 +38,9 @@ def runs(tmp_path_factory):
             adapters[prior] = run_in_process(recipe, 1, folder / prior) / "adapter"
     older = adapters["none"] = folder / "older"
     shutil.copytree(adapters["generated"], older)
-    (older / ADAPTER_INFO).write_text(json.dumps({k: v for k, v in read_adapter_info(older).items() if k != "prior"}))
+    info = {k: v for k, v in read_adapter_info(older).items() if k != "prior"}
+    base = fingerprint(build_model(ModelConfig(**info["model"])))  # then it was of the weights alone
+    (older / ADAPTER_INFO).write_text(json.dumps(info | {"format": 1, "fingerprint": base}))
     cohort = synthetic_cohort(
         "site-1", folder=folder / "home" / "synthetic", patients=5, timeline=Timeline(2, prior="image"), seed=0
     )
@@ -45,6 +51,38 @@ def runs(tmp_path_factory):
 def drafted(adapter, study, *options):
     code, out, err = here("generate", study, "--adapter", adapter, "--format", "json", *options)
     return (json.loads(out) if code == 0 else None), err
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        (ADAPTER_CONFIG, lambda c: c | {"lora_alpha": -c["lora_alpha"]}),
+        (ADAPTER_INFO, lambda c: c | {"model": c["model"] | {"image_statistics": "clip"}}),
+        (ADAPTER_INFO, lambda c: c | {"transforms": [{"name": "NormalizeIntensity"}]}),
+    ],
+)
+def test_an_adapter_whose_files_say_other_settings_than_the_run_s_is_refused(runs, tmp_path, file, change):
+    folder = shutil.copytree(runs[0]["generated"], tmp_path / "changed")
+    (folder / file).write_text(json.dumps(change(json.loads((folder / file).read_text()))))
+    draft, err = drafted(folder, runs[1].visit.image)
+    assert draft is None and "with other settings than its files say" in err
+
+
+def test_nothing_is_fetched_to_draft_unless_it_is_asked_for(runs, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    from fedtar_flare.learning import site_model
+
+    def build(config):
+        states.append(offline())
+        return build_model(config)
+
+    states: list[bool] = []
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(site_model, "build_model", build)
+    for options in ((), ("--online",)):
+        assert drafted(runs[0]["generated"], runs[1].visit.image, *options)[0] is not None
+    assert states == [True, False] and not offline()
 
 
 def test_generate_takes_the_visit_before_and_accepts_its_absence(runs, tmp_path):

@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from federation import NAMES, QuadraticSite, Spoilt, federation_of, pair
+from hypothesis import given
+from hypothesis import strategies as st
 from test_controller_faults import federation, run
 
 from fedtar_flare.errors import ExchangeError
@@ -17,6 +19,7 @@ from fedtar_flare.record.log import of_kind
 from fedtar_flare.runtime.aggregation import AGGREGATIONS
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.results import Results
+from fedtar_flare.tensor_file import near, near_checksums
 
 
 def payload(**changes):
@@ -154,6 +157,63 @@ def test_one_site_cannot_take_over_the_mean_by_the_visits_that_it_claims(tmp_pat
     for k, name in enumerate(NAMES):
         honest = sum(0.125 * -0.5 * (start[name] - pair(i)[k]) for i in range(4))
         torch.testing.assert_close(w[name], start[name] + 0.5 * 3 + honest)
+
+
+def starting(value, claims=near_checksums):
+    """A site that lies in the handshake: of its initial weights, and of their checksum."""
+
+    def lie(header, reply, tensors):
+        lied = {name: torch.full((3, 2), value) for name in NAMES}
+        own = {"start": claims(lied)} if claims else {}
+        return replace(reply, payload=reply.payload | own), lied if tensors else None
+
+    return Spoilt("a-liar", lie, HANDSHAKE)
+
+
+@pytest.mark.parametrize("claims", [near_checksums, None])
+@pytest.mark.parametrize("value", [1e37, 0.0])
+def test_the_first_site_by_name_does_not_choose_the_start(tmp_path, value, claims):
+    sites = five() | {"a-liar": starting(value, claims)}
+    _, events = ended("fedavg", tmp_path, sites, num_rounds=1)
+    came_down = sites["site-0"].received[1, 0]
+    assert all(torch.equal(came_down[name], own) for name, own in sites["site-0"].start().items())
+    assert ["a-liar" in event.text for event in of_kind(events, Alarm)] == [True]
+
+
+def test_without_a_majority_the_run_ends_and_says_who_has_which_start(tmp_path):
+    sites = {name: site for name, site in five().items() if name == "site-0"} | {"a-liar": starting(1e37)}
+    end = of_kind(run(federation_of("fedavg")(tmp_path, sites, num_rounds=1, time_steps=2)), End)[0]
+    assert end.status == "failed" and "a-liar" in end.reason and "site-0" in end.reason
+
+
+@given(st.integers(0, 999), st.sampled_from([1e-7, 0.0]), st.sampled_from([0.5, -1.0, 4.0]))
+def test_checksums_of_a_start_forgive_rounding_and_nothing_else(seed, noise, other):
+    generator = torch.Generator().manual_seed(seed)
+    start = {"a": torch.randn(40, 9, generator=generator), "b": torch.zeros(3)}
+    rounded = {"a": start["a"] * (1 + noise * torch.randn(40, 9, generator=generator)), "b": start["b"]}
+    own = near_checksums(start)
+    assert near(own, near_checksums(rounded))
+    for changed in ({"a": other * start["a"]}, {"a": start["a"].flip(0)}, {"b": torch.full((3,), 1e-9)}):
+        assert not near(own, near_checksums(start | changed))
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"model": {"parameters": 100, "license": "none"}},
+        {"model": {"parameters": 100, "config": {"image_statistics": "clip"}}},
+        {"adapter_config": {"peft_type": "LORA", "lora_alpha": -8}},
+        {"adapter_config": {"peft_type": "LORA", "auto_mapping": {"parent_library": "os"}}},
+    ],
+)
+def test_one_site_alone_does_not_describe_the_adapter(tmp_path, described):
+    liar = Spoilt("a-liar", payload(**described), HANDSHAKE)
+    _, events = ended("fedavg", tmp_path, five() | {"a-liar": liar}, num_rounds=1)
+    start = of_kind(events, Start)[0]
+    assert "description" in start.absent["a-liar"] and "license" not in start.model
+    pair_of = {name: site for name, site in five().items() if name == "site-0"} | {"a-liar": liar}
+    end = of_kind(run(federation_of("fedavg")(tmp_path / "two", pair_of, num_rounds=1, time_steps=2)), End)[0]
+    assert end.status == "failed" and "as many sites" in end.reason
 
 
 LIES = {

@@ -19,6 +19,8 @@ from fedtar_flare.methods.fedkei.mixture import Mixture
 from fedtar_flare.methods.fedkei.task_data import SiteTask, require_fitting
 from fedtar_flare.metrics.report_labels import RuleLabels, report_labels
 from fedtar_flare.models.classifier import ClassifierConfig
+from fedtar_flare.models.sources import fetching_only_if
+from fedtar_flare.models.weights import sealed
 from fedtar_flare.runtime.site_executor import seed_of
 from fedtar_flare.settings import build
 from fedtar_flare.site.cohort import prepare_site
@@ -147,18 +149,20 @@ def adapt_outside(
     if data.shortage:
         raise DataError(f"{site}: {data.shortage} ({data.name})", reason="too-few-images")
     device, autocast = choose_device(config.device, config.precision)
-    learner = TaskLearner(
-        knowledge.classifier,
-        training,
-        seed=seed_of(seed, site, 0, 0, "batches"),
-        device=device,
-        autocast=autocast,
-        places=config.policy.models,
-    )
-    if learner.fingerprint != knowledge.fingerprint:
+    with fetching_only_if(asked=False):
+        learner = TaskLearner(
+            knowledge.classifier,
+            training,
+            seed=seed_of(seed, site, 0, 0, "batches"),
+            device=device,
+            autocast=autocast,
+            places=config.policy.models,
+        )
+    model = learner.describe() | {"transforms": list(knowledge.transforms)}
+    if sealed(model, {})["fingerprint"] != knowledge.fingerprint:
         raise ConfigError(
-            "the classifier that is built here is not the one that this knowledge is of: another encoder, or another "
-            "version of fedtar_flare"
+            "the classifier that is built here is not the one that this knowledge is of: another encoder, other "
+            "settings, or another version of fedtar_flare"
         )
     examples, start = data.examples(), {name: value[None] for name, value in knowledge.start.items()}
     informed, rand = (learner.adapt(one, examples, step) for one in (knowledge.centres, start))

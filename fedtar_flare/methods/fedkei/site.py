@@ -19,6 +19,7 @@ from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.classifier import CLASSES, build_classifier
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.config import preset as generator_preset
+from fedtar_flare.models.weights import sealed
 from fedtar_flare.progress import Progress
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok, version
@@ -170,9 +171,9 @@ class FedKEISite(SiteStrategy):
         if state.latest(header.after) is None:
             state.save(version(0, 0), start, {"task": 0})
         reply = self.agreement(header, site, state, cohort, start)
-        reply.payload["model"] = learner.describe()
-        if transforms := self.settings.data.transforms:
-            reply.payload["model"]["transforms"] = list(transforms)
+        transforms = list(self.settings.data.transforms)
+        model = learner.describe() | ({"transforms": transforms} if transforms else {})
+        reply.payload["model"] = sealed(model, {})
         return reply, start if asked_for_start else None
 
     def _probe(

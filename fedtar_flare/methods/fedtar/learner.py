@@ -184,8 +184,7 @@ class PatientLearner(ReportLearner):
 
     def describe(self) -> dict[str, Any]:
         extension = {} if self.findings is None else {"extension": self._extension}
-        patient = () if self.patient is None else self.patient.parameters()
-        return super().describe() | extension | {"patient_parameters": sum(p.numel() for p in patient)}
+        return super().describe() | extension
 
 
 def _named(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

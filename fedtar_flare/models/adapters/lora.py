@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.globs import MOST, matches, problem_of
-from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, OTHER_KINDS, wire_name
+from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, KNOWN_SETTINGS, OTHER_KINDS, wire_name
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -220,16 +220,11 @@ def load_shared_state(peft_model: PeftModel, state: Mapping[str, Tensor], adapte
 def adapter_config(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, Any]:
     """PEFT's ``adapter_config.json`` as JSON primitives, so that a process without PEFT can write an adapter folder.
 
-    The path that the base model was loaded from is left out: it is the site's own.
+    Without what is PEFT's default here, and without the site's own path of the base model.
     """
     _require_adapter(peft_model, adapter)
-    config = peft_model.peft_config[adapter].to_dict()
-    base_class = type(peft_model.get_base_model())
-    config.update(
-        base_model_name_or_path=None,
-        inference_mode=True,
-        auto_mapping={"base_model_class": base_class.__name__, "parent_library": base_class.__module__},
-    )
+    every = peft_model.peft_config[adapter].to_dict() | {"inference_mode": True}
+    config = {name: value for name, value in every.items() if name in KNOWN_SETTINGS}
     return json.loads(json.dumps(config, default=sorted))  # sets become sorted lists, enums their values
 
 

@@ -32,6 +32,13 @@ OTHER_KINDS = tuple(
 )
 """Names of parameters of other kinds of adapters (IA3, AdaLoRA, VeRA, LoHa) in PEFT's files and on the wire."""
 
+KNOWN_SETTINGS = frozenset(
+    ("peft_type", "r", "lora_alpha", "alpha", "target_modules", "feedforward_modules", "inference_mode", "bias")
+    + ("lora_dropout", "fan_in_fan_out", "init_r", "target_r", "tinit", "tfinal", "total_step")
+    + ("projection_prng_key", "save_projection")
+)
+"""What of PEFT's configuration an adapter here has other than by default; of the rest some name code to import."""
+
 _KINDS = ("LORA", "ADALORA", "VERA", "LOHA")
 _FACTOR = re.compile(r"(base_model\.model\..+\.lora_[AB])(?:\.([a-z][a-z0-9_]*))?\.weight")
 
@@ -100,7 +107,8 @@ def write_adapter(
         else:
             (folder / name).unlink(missing_ok=True)
     if adapter_config:
-        write_text(folder / ADAPTER_CONFIG, json.dumps(dict(adapter_config), indent=2, sort_keys=True))
+        known = {name: value for name, value in adapter_config.items() if name in KNOWN_SETTINGS}
+        write_text(folder / ADAPTER_CONFIG, json.dumps(known, indent=2, sort_keys=True))
     else:
         (folder / ADAPTER_CONFIG).unlink(missing_ok=True)
     if info is not None:
