@@ -59,6 +59,7 @@ ATTEMPTS = {
     "values that are not finite": (TRAIN, update(lambda u: {n: v / 0 for n, v in u.items()}), "finite"),
     "an update that buries the others'": (TRAIN, update(lambda u: {n: v * 1e6 for n, v in u.items()}), "norm"),
     "weights with a loss": (CLOSE_ROUND, lambda h, r, t: (r, {n: torch.ones(3, 2) for n in NAMES}), "only numbers"),
+    "a cell of 10^9 patients, to blank the page": (HANDSHAKE, numbers(min_cell=10**9), "within 1 to 1000"),
     "half a visit": (TRAIN, numbers(samples=2.5), "whole number"),
     "no visit": (TRAIN, numbers(samples=0), "not within 1"),
     "too many T numbers": (CLOSE_ROUND, payload(t_numbers=[0.0] * 3), "2 T numbers"),
