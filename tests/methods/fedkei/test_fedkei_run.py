@@ -83,7 +83,7 @@ def test_the_page_has_its_sections_and_none_of_reports(run):
 
 def test_alpha_labels_and_scores_of_images_stay(run):
     fields = {
-        "handshake": {"schema", "versions", "settings", "counts", "skipped_studies", "model"},
+        "handshake": {"schema", "versions", "settings", "counts", "skipped_studies", "start", "model"},
         "probe": set(),
         "adapt": {"counts", "scores"},
     }
