@@ -47,7 +47,7 @@ def add_commands(commands: Commands) -> None:
         ),
     )
     command.set_defaults(wrong_use=command.error)
-    command.add_argument("source", help="manifest, mimic_cxr, ct_rate, iu_xray or covid_chestxray")
+    command.add_argument("source", help="manifest, mimic_cxr, ct_rate, iu_xray, chexpert_plus or covid_chestxray")
     command.add_argument("path", type=Path, help="the table or folder of the source")
     command.add_argument(
         "--by",

@@ -17,7 +17,7 @@ from fedtar_flare.settings import nearest
 if TYPE_CHECKING:
     from fedtar_flare.data.sources.reading import Reading
 
-READERS = ("manifest", "mimic_cxr", "ct_rate", "iu_xray", "covid_chestxray")
+READERS = ("manifest", "mimic_cxr", "ct_rate", "iu_xray", "chexpert_plus", "covid_chestxray")
 
 
 def read_source(name: str, path: Path, options: Mapping[str, Any] | None = None) -> Reading:

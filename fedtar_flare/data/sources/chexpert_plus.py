@@ -1,0 +1,86 @@
+"""CheXpert Plus (Stanford AIMI): chest radiographs with reports in sections, whose studies have numbers, not dates.
+
+``df_chexpert_plus_240401.csv`` in ``path`` has a row for each image; a study is patient and study folder of
+``path_to_image`` (``train/patient1/study2/view1_frontal.jpg``), since its accession numbers are no key. Its image is a
+frontal radiograph: PA before AP, then the first by name. Images are in ``path``, or the option ``images``, under that
+name or with the suffix ``.png`` or ``.dcm``.
+
+The table numbers a patient's reports (``patient_report_date_order``) and has no dates. Whether the numbers follow the
+dates is in doubt, so they must be asked for: ``undated: order`` takes them as days after 2000-01-01.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from fedtar_flare.data.cohort import Visit
+from fedtar_flare.data.report_text import with_headings
+from fedtar_flare.data.sources.fields import known_age, sex_of
+from fedtar_flare.data.sources.reading import Reading
+from fedtar_flare.data.sources.tables import Row, find_table, place_of, rows_of
+from fedtar_flare.errors import ConfigError, DataError, collecting
+
+OPTIONS = ("undated", "images")
+COLUMNS = ("path_to_image", "frontal_lateral", "ap_pa", "deid_patient_id", "patient_report_date_order", "age", "sex")
+SECTIONS = {
+    "indication": "section_clinical_history",
+    "history": "section_history",
+    "comparison": "section_comparison",
+    "technique": "section_technique",
+    "findings": "section_findings",
+    "impression": "section_impression",
+}
+VIEWS = ("PA", "AP")
+DAY_ZERO = datetime(2000, 1, 1)
+
+
+def read_chexpert_plus(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
+    """Read CheXpert Plus from the folder of its table.
+
+    Raises :class:`ConfigError` for a missing table or column, ``undated`` not set, or an unknown option.
+    """
+    options = options or {}
+    reading = Reading.of(path, options, "chexpert_plus", OPTIONS, ("findings", "impression"))
+    if options.get("undated") != "order":
+        raise ConfigError(
+            "source 'chexpert_plus' has no dates. Write 'undated: order' under 'options' to take a patient's studies "
+            f"in the order of their numbers, which may not be that of time (it is {options.get('undated')!r})"
+        )
+    table = find_table(path, ("df_chexpert_plus_*.csv", "df_chexpert_plus_*.csv.gz"), "the table of images")
+    images = place_of(path, options, "images") or path
+    studies: dict[tuple[str, str], Row | None] = {}  # the preferred frontal radiograph of each
+    for row in rows_of(table, COLUMNS, [*SECTIONS.values()]):
+        key = row["deid_patient_id"], PurePosixPath(row["path_to_image"]).parent.name
+        other = studies.setdefault(key, None)
+        if row["frontal_lateral"] == "Frontal" and row["ap_pa"].upper() in VIEWS:
+            studies[key] = row if other is None else min(row, other, key=_preference)
+    for (patient, study), image_row in studies.items():
+        with collecting(reading.problems):
+            if image_row is None:
+                text = f"{patient}, {study}: no frontal radiograph (PA or AP)"
+                raise DataError(text, reason="not-frontal-radiograph")
+            reading.add(_visit(patient, study, image_row, images), sex_of(image_row["sex"]))
+    return reading
+
+
+def _preference(row: Row) -> tuple[int, str]:
+    return VIEWS.index(row["ap_pa"].upper()), row["path_to_image"]
+
+
+def _visit(patient: str, study: str, row: Row, images: Path) -> Visit:
+    where = f"{patient}, {study}"
+    report = with_headings([(section, row[column]) for section, column in SECTIONS.items()])
+    if not report:
+        raise DataError(f"{where}: the report is empty", reason="empty-report")
+    number = row["patient_report_date_order"].removesuffix(".0")
+    if not number.isdecimal():
+        raise DataError(f"{where}: '{number}' is no number of a report", reason="no-date")
+    stated = images / row["path_to_image"]
+    image = next(
+        (one for end in ("", ".png", ".dcm") if (one := stated.with_suffix(end or stated.suffix)).exists()), stated
+    )
+    acquired = DAY_ZERO + timedelta(days=int(number))
+    return Visit(patient, study, acquired, image, report, "radiograph", known_age(row["age"], where))

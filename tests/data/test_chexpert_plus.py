@@ -1,0 +1,65 @@
+"""CheXpert Plus: one frontal radiograph a study, ordered by the table's numbers where that is asked for."""
+
+import pytest
+from kits import write_noise
+from tables import write_table
+
+from fedtar_flare.data.sources.chexpert_plus import COLUMNS, SECTIONS, read_chexpert_plus
+from fedtar_flare.errors import ConfigError
+
+ORDER = {"undated": "order"}
+
+
+def row(patient, study, view, order, **changes):
+    side = "Lateral" if view == "LL" else "Frontal"
+    fields = dict.fromkeys([*COLUMNS, *SECTIONS.values()], "")
+    fields |= {"path_to_image": f"train/{patient}/{study}/view1_{view}.jpg", "frontal_lateral": side, "ap_pa": view}
+    fields |= {"deid_patient_id": patient, "patient_report_date_order": order, "age": "61.0", "sex": "Female"}
+    return fields | {"section_findings": "Clear.", "section_impression": "Normal."} | changes
+
+
+@pytest.fixture
+def collection(tmp_path):
+    def write(*rows, suffix=".jpg"):
+        write_table(tmp_path / "df_chexpert_plus_240401.csv", rows)
+        for i, one in enumerate(rows):
+            file = (tmp_path / one["path_to_image"]).with_suffix(suffix)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_noise(file, i)
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png"])
+def test_studies_in_the_order_of_their_numbers(collection, suffix):
+    rows = [
+        row("patient1", "study1", "AP", "2"),
+        row("patient1", "study1", "PA", "2"),
+        row("patient1", "study2", "AP", 1),
+    ]
+    reading = read_chexpert_plus(collection(*rows, row("patient1", "study2", "LL", "1"), suffix=suffix), ORDER)
+    (patient,) = reading.patients()
+    assert [(v.visit_id, v.image.name) for v in patient.visits] == [
+        ("study2", f"view1_AP{suffix}"),
+        ("study1", f"view1_PA{suffix}"),
+    ]
+    assert patient.sex == "F" and patient.visits[0].age == 61
+    assert patient.visits[0].report == "Clear.\nNormal." and not reading.rejected()
+
+
+def test_what_cannot_be_used_is_counted(collection):
+    rows = [
+        row("patient1", "study1", "AP", "1"),
+        row("patient1", "study2", "LL", "2"),
+        row("patient2", "study1", "AP", ""),
+    ]
+    empty = dict.fromkeys(SECTIONS.values(), "")
+    reading = read_chexpert_plus(collection(*rows, row("patient3", "study1", "PA", "1", **empty)), ORDER)
+    assert len(reading.patients()) == 1
+    assert reading.rejected() == {"empty-report": 1, "no-date": 1, "not-frontal-radiograph": 1}
+
+
+def test_the_order_must_be_asked_for(collection):
+    with pytest.raises(ConfigError, match="may not be that of time"):
+        read_chexpert_plus(collection(row("patient1", "study1", "AP", "1")))
