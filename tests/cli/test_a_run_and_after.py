@@ -211,7 +211,7 @@ def test_warmstart_on_reports_alone(tmp_path):
     assert "--manifest" in failing("warmstart", "-o", tmp_path / "other")
     (tmp_path / "bad.csv").write_text("text\nNo effusion.\n")
     bad = ("--preset", "tiny", "-o", tmp_path / "other", "--texts", tmp_path / "bad.csv")
-    assert "column 'report'" in failing("warmstart", *bad)
+    assert "column(s) report missing" in failing("warmstart", *bad)
 
 
 def test_settings_from_a_file_and_their_mistakes(tmp_path):
