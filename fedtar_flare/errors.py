@@ -5,11 +5,17 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 DISK_FULL = "the site's disk is full"
 """Public text where a site cannot write what it must keep."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The system's errors of a full disk, a used-up quota, and a file larger than the account may write."""
+
+
+def plain(value: Any) -> str:
+    """One printable line of any value: control characters and lone surrogates become a replacement sign."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in str(value))
 
 
 class FedTARError(Exception):
@@ -42,12 +48,15 @@ class DataError(FedTARError):
 
 
 class ExchangeError(FedTARError):
-    """What is about to leave or enter breaks the agreed exchange; the public text names tensors, never their values."""
+    """What is about to leave or enter breaks the agreed exchange; the public text names tensors, never their values.
+
+    It is one printable line, since it may quote what another machine sent: no such text writes a line of a log.
+    """
 
     default_public = "the exchange does not fit the agreed schema"
 
     def __init__(self, message: str):
-        super().__init__(message, public=message)
+        super().__init__(plain(message), public=plain(message))
 
 
 @contextmanager

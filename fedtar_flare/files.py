@@ -6,7 +6,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from fedtar_flare.errors import ConfigError
 
 PRIVATE, SHARED = 0o600, 0o666
 """Permissions of a new file, less the umask: for its owner alone, or as the user's other files."""
+MAX_DEPTH = 50
+"""Deepest nesting of a YAML text."""
 
 
 @contextmanager
@@ -53,11 +55,23 @@ def write_json(path: Path, data: Any, mode: int = SHARED) -> Path:
     return write_text(path, json.dumps(clean(data), indent=2, allow_nan=False) + "\n", mode)
 
 
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """One process at a time between reading and writing a file, by a lock file beside it; not to be nested."""
+    import fcntl
+
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with file.with_name(f".{file.name}.lock").open("w") as handle:
+        os.chmod(handle.name, PRIVATE)  # noqa: PTH101
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; :class:`ConfigError` when the file is missing or holds none."""
+    """Read a JSON object; :class:`ConfigError` when the file is missing, holds none, or has a key twice."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: not a JSON object")
@@ -66,18 +80,68 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
     """Read a YAML mapping that must hold ``what``; :class:`ConfigError` when the file is missing or holds none."""
+    return yaml_mapping(yaml_text(path), str(path), what)
+
+
+def yaml_text(path: Path) -> str:
+    """Read a text; :class:`ConfigError` when the file is missing or none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not readable as YAML ({error})") from error
+
+
+def yaml_mapping(text: str, where: str, what: str) -> dict[str, Any]:
+    """The mapping of a YAML text, which must hold ``what``; :class:`ConfigError`, as :func:`parse_yaml` raises it."""
+    if not isinstance(content := parse_yaml(text, where), dict):
+        raise ConfigError(f"{where}: must hold {what}")
+    return content
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """What a YAML text says; :class:`ConfigError`, beginning with ``where``, for one that is none or has a key twice.
+
+    PyYAML takes the last of two equal keys, and a text of deep nesting ends its process.
+    """
     import yaml
 
     try:
-        text = path.read_text(encoding="utf-8")
         if yaml.__with_libyaml__:  # which takes an eighth of the time
-            content = yaml.load(text, Loader=yaml.CSafeLoader)
-        else:
-            content = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: not readable as YAML ({error})") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must hold {what}")
+            _check_events(yaml.parse(text, Loader=yaml.CSafeLoader))
+            return yaml.load(text, Loader=yaml.CSafeLoader)
+        _check_events(yaml.parse(text, Loader=yaml.SafeLoader))
+        return yaml.safe_load(text)
+    except Exception as error:  # of a malformed date, number or tag PyYAML raises anything
+        raise ConfigError(f"{where}: not readable as YAML ({error})") from error
+
+
+def _check_events(events: Iterable[Any]) -> None:
+    """Raise ValueError for a key that is in a mapping twice, and for deep nesting."""
+    from yaml import CollectionEndEvent, CollectionStartEvent, MappingStartEvent, NodeEvent, ScalarEvent
+
+    open_: list[list[Any]] = []  # of each collection: its keys (None: it has none), and whether a key comes next
+    for event in events:
+        if isinstance(event, CollectionEndEvent):
+            open_.pop()
+        elif isinstance(event, NodeEvent):
+            keys, is_key = open_[-1] if open_ else (None, False)
+            if keys is not None:
+                open_[-1][1] = not is_key
+                if is_key and isinstance(event, ScalarEvent):
+                    if event.value in keys:
+                        raise ValueError(f"line {event.start_mark.line + 1}: '{event.value}' is there twice")
+                    keys.add(event.value)
+            if isinstance(event, CollectionStartEvent):
+                open_.append([set() if isinstance(event, MappingStartEvent) else None, True])
+                if len(open_) > MAX_DEPTH:
+                    raise ValueError(f"line {event.start_mark.line + 1}: nested more than {MAX_DEPTH} deep")
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"'{next(name for name in names if names.count(name) > 1)}' is there twice")
     return content
 
 

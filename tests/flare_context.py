@@ -8,10 +8,11 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fedtar_flare.files import write_json
 from fedtar_flare.methods.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.protocol.messages import OK, Reply, TaskHeader, ok, version
 from fedtar_flare.runtime.site_executor import SiteExecutor
-from fedtar_flare.site.approval import CLIENT_CONFIG
+from fedtar_flare.site.approval import CLIENT_CONFIG, SERVER_CONFIG
 from fedtar_flare.site.audit import HEADER_PROP
 
 A, B = "base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight"
@@ -53,6 +54,12 @@ def put_app(app, settings):
     executor = {"path": path, "args": {"preset": "tiny", "settings": settings}}
     content = {"format_version": 2, "executors": [{"tasks": ["*"], "executor": executor}]}
     (app / CLIENT_CONFIG).write_text(json.dumps(content))
+    write_workflow(app, num_rounds=9, time_steps=2)
+
+
+def write_workflow(app, **arguments):
+    """The server's part of a job's app: what it says of its rounds, time steps, and the job that it resumes."""
+    write_json(app / SERVER_CONFIG, {"workflows": [{"id": "controller", "args": arguments}]})
 
 
 def message(

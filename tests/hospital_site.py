@@ -2,9 +2,10 @@
 
 from types import SimpleNamespace
 
+from flare_context import write_workflow
 from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsData
 from nvflare.apis.dxo import from_shareable
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -49,20 +50,27 @@ class Engine:
 class HospitalSite:
     """Runs tasks in one executor, or (``fresh``) in a new one each time, with ``settings`` over :data:`SETTINGS`.
 
-    ``app`` is the folder in which FLARE has put the job's app.
+    ``app`` is the folder in which FLARE has put the app of ``job``; a real site without one gets the part that says
+    how many rounds and time steps the job has.
     """
+
+    job = "job-1"
 
     def __init__(self, workspace, name="site-1", fresh=True, simulated=True, method="fedtar", app=None, **settings):
         self.workspace, self.name, self.fresh, self.simulated, self.app = workspace, name, fresh, simulated, app
         self.method, self.settings = method, {**SETTINGS, **settings}
         self.executor = executor_of(method, **self.settings)
         self.signal = Signal()
+        if not simulated and app is None:
+            self.app = workspace / self.job / "app"
+            write_workflow(self.app, num_rounds=9, time_steps=T)
 
     def run(self, task, header, weights=None):
         if self.fresh:
             self.executor = executor_of(self.method, **self.settings)
         ctx = FLContext()
         ctx.set_prop("__identity_name__", self.name, private=False, sticky=False)
+        ctx.set_prop(ReservedKey.RUN_NUM, self.job, private=False, sticky=False)
         ctx.set_prop(FLContextKey.SIMULATE_MODE, self.simulated, private=True, sticky=False)
         workspace = SimpleNamespace(get_root_dir=lambda: str(self.workspace), get_app_dir=lambda job: str(self.app))
         engine = Engine(workspace)

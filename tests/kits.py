@@ -8,8 +8,20 @@ def make_kit(folder, site_file="source: synthetic\n"):
     for part in ("startup", "local"):
         (folder / part).mkdir(parents=True)
     (folder / "startup" / "fed_client.json").write_text("{}")
-    (folder / "local" / "fedtar.yaml").write_text(site_file)
+    (folder / "local" / "fedtar.yaml").write_text(whole(site_file))
     return folder
+
+
+def whole(site_file):
+    """A site file as that of a site with patients must be: with a policy, and its end."""
+    return site_file + ("" if "policy:" in site_file else "policy: {}\n") + "...\n"
+
+
+def add_to_site_file(kit, line):
+    """Put a line into a kit's site file, in place of the one with the same key."""
+    file = kit / "local" / "fedtar.yaml"
+    others = [one for one in file.read_text().splitlines() if not one.startswith(("...", line.split(":")[0] + ":"))]
+    file.write_text(whole("\n".join([*others, line, ""])))
 
 
 def write_radiographs(folder, number, visits=1):

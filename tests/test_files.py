@@ -4,8 +4,11 @@ import json
 import os
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedtar_flare.files import PRIVATE, replacing, write_bytes, write_json, write_text
+from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.files import PRIVATE, parse_yaml, read_json, replacing, write_bytes, write_json, write_text
 
 
 def test_a_file_takes_its_place_whole_and_for_its_owner_alone(tmp_path):
@@ -40,3 +43,40 @@ def test_a_file_has_the_permissions_of_the_users_files_unless_it_is_private(writ
 
 def test_json_holds_no_number_that_others_cannot_read(tmp_path):
     assert json.loads(write_json(tmp_path / "a.json", {1: (float("nan"), 2.5)}).read_text()) == {"1": [None, 2.5]}
+
+
+TWICE = (
+    "policy: {approval: required, approval: none}",
+    "policy:\n  approval: required\nsource: manifest\npolicy:\n  min_patients: 1",
+    "exclude: a.txt\nexclude: b.txt",
+    'a: [{b: 1, "b": 2}]',
+)
+
+
+@pytest.mark.parametrize("text", TWICE)
+def test_a_key_that_is_there_twice_is_refused_by_name(text, tmp_path):
+    with pytest.raises(ConfigError, match=r"the file: .*line \d: '(approval|policy|exclude|b)' is there twice"):
+        parse_yaml(text, "the file")
+    (tmp_path / "a.json").write_text('{"scopes": [{"methods": [], "methods": ["fedavg"]}]}')
+    with pytest.raises(ConfigError, match="'methods' is there twice"):
+        read_json(tmp_path / "a.json")
+
+
+SCALARS = st.sampled_from(
+    ["2020-13-45", "!!bool x", "!!timestamp x", "!!float ''", "9" * 5000, "*a", "&a b", "{a: b", "<<"]
+)
+
+
+@given(st.lists(SCALARS, max_size=4), st.sampled_from([1, 40, 100_000]), st.sampled_from("[{"))
+def test_no_text_of_yaml_ends_in_anything_but_a_value_or_a_sentence(parts, depth, bracket):
+    """A deep one ended the process, by a segmentation fault."""
+    for text in ("\n".join(f"k{i}: {part}" for i, part in enumerate(parts)), "a: " + bracket * depth):
+        try:
+            parse_yaml(text, "the file")
+        except ConfigError as error:
+            assert str(error).startswith("the file: ")
+
+
+@given(st.text())
+def test_what_another_machine_sent_makes_no_line_of_a_log(text):
+    assert str(ExchangeError(text)).isprintable() and ExchangeError(text).public.isprintable()

@@ -108,17 +108,14 @@ def grouped(texts: Sequence[str], groups: Sequence[str]) -> dict[str, dict[str, 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
     """``NAME=VALUE`` texts as a dictionary; values are read as YAML. Raises ConfigError for another form."""
-    import yaml
+    from fedtar_flare.files import parse_yaml
 
     values = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ConfigError(f"{option} {text}: write NAME=VALUE")
-        try:
-            values[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{option} {text}: the value is not readable ({error})") from error
+        values[name] = parse_yaml(value, f"{option} {text}")
         if isinstance(values[name], str):  # YAML 1.1 takes 1e-3 for a text
             try:
                 values[name] = float(value)

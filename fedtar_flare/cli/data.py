@@ -279,7 +279,7 @@ def transforms(arguments: argparse.Namespace) -> int:
         config, policy, name = SiteConfig(source="synthetic", path=Path(folder), simulated=True), Bounds(), "phantom"
         if arguments.kit or arguments.site_file:
             file, name = _site_file(arguments)
-            config, policy = read_site_file(file, simulated=True), read_site_file(file).policy
+            config, policy = read_site_file(file, simulated=True), read_site_file(file, for_jobs=False).policy
         visit = load_cohort(config, name, timeline=Timeline(1), synthetic_patients=1).visits[0]
         added = random_for_training(data.transforms, augment=training.augment, image_size=model.image_size)
         with applied(config.limits):

@@ -26,6 +26,7 @@ REQUIRED = "required"
 ABOUT = """\
 # Site file of fedtar_flare: where this hospital's data lies, how it computes, and what a job may ask.
 # Every key is here with its default: take the '#' before a key away to change it. 'fedtar doctor' checks the result.
+# The last line must be '...'.
 """
 
 
@@ -100,12 +101,14 @@ def site_file_text() -> str:
         kind = SiteConfig.model_fields[row.name].annotation
         line = f"{row.name}: {given[row.name]}" if row.name in given else f"#{row.name}: {row.default}"
         if isinstance(kind, type) and issubclass(kind, Settings):
-            line = "\n".join(
-                [f"#{row.name}:", *(f"{_comment(one, '  ')}#  {one.name}: {one.default}" for one in rows(kind))]
-            )
+            own = [f"{_comment(one, '  ')}#  {one.name}: {one.default}" for one in rows(kind)]
+            head = f"#{row.name}:"
+            if row.name == "policy":  # it must be there
+                head, own[0] = "policy:", own[0].replace("#  approval", "  approval")
+            line = "\n".join([head, *own])
         if row.name not in NO_KEYS:
             parts.append(f"{_comment(row)}{line}\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, "..."]) + "\n"
 
 
 def _comment(row: Row, indent: str = "") -> str:

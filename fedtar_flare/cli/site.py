@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.cli.commands import Commands, add_command, add_group, add_place, given, show
-from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.reporting.format import plain
+from fedtar_flare.errors import ConfigError, FedTARError, plain
 
 if TYPE_CHECKING:
     from fedtar_flare.runtime.deployed import DeployedJob
@@ -59,6 +58,10 @@ def add_commands(commands: Commands) -> None:
     what.add_argument("--list", action="store_true", help="approved jobs, and those at this site that are not")
     what.add_argument("--withdraw", metavar="JOB", help="take an approval back, from the next task on; also by digest")
     command.add_argument("--digest", help="approve only if the job still is the one that 'describe' showed")
+    add_place(command)
+
+    command = add_command(group, cells, "how all jobs divide this site's data into cells, and let the next one choose")
+    command.add_argument("--release", action="store_true", help="let the next job choose; asks nothing")
     add_place(command)
 
     command = add_command(group, purge, "delete what is kept of a run or a patient; shows first, deletes with --yes")
@@ -116,12 +119,16 @@ def describe(arguments: argparse.Namespace) -> None:
     """
     from fedtar_flare.site.approval import is_approved
     from fedtar_flare.site.site_file import load_site_config
+    from fedtar_flare.site.standing import other_cells
 
     site = _site(arguments)
     workspace = None if site.simulated else site.workspace
-    bounds = load_site_config(site.name, workspace=workspace, simulator=site.simulated).policy
-    job = _job(arguments.job, site)
-    beyond, approved = job.breaches(bounds), is_approved(site.records, job.digest)
+    config = load_site_config(site.name, workspace=workspace, simulator=site.simulated)
+    bounds, job = config.policy, _job(arguments.job, site)
+    job.executor.site_config = config
+    division = job.executor.division(job.controller.time_steps)
+    beyond = [*job.breaches(bounds), *other_cells(site.records, str(config.path), division)]
+    approved = is_approved(site.records, job.digest)
     verdict = "THIS SITE DECLINES IT, as it is beyond its bounds:" if beyond else "within the bounds of this site"
     state = f"not approved here. To approve it: fedtar site approve {arguments.job} --digest {job.digest}"
     if approved:
@@ -136,15 +143,16 @@ def describe(arguments: argparse.Namespace) -> None:
 def approve(arguments: argparse.Namespace) -> None:
     """Approve a job as it lies in its folder, list what is approved, or take an approval back.
 
-    The approval is bound to the job's content: a job that was changed in any way needs another one. Each approval is
-    written into the site's audit.
+    The approval is bound to the job's content and to one run of it: a job that was changed in any way, or that is to
+    run again, needs another one. Each approval is written into the site's audit.
     """
     from fedtar_flare.site import approval
 
     site = _site(arguments)
     if arguments.list:
         for entry in approval.approvals(site.records):
-            print(f"approved  {entry.time}  {entry.digest}  {entry.name}  (by {entry.by})")
+            run = f", for run {entry.run}" if entry.run else ""
+            print(f"approved  {entry.time}  {entry.digest}  {entry.name}  (by {entry.by}{run})")
         sent = [] if site.simulated else sorted(site.workspace.glob(f"*/app_*/{approval.CLIENT_CONFIG}"))
         for app in (config.parents[1] for config in sent):
             if not approval.is_approved(site.records, digest := approval.digest_of(app)):
@@ -165,6 +173,24 @@ def approve(arguments: argparse.Namespace) -> None:
     _record(site, "approved", job.digest)
     entry = approval.approve(site.records, job.digest, job.name)
     print(f"approved: {entry.name}, digest {entry.digest}, by {entry.by}")
+
+
+def cells(arguments: argparse.Namespace) -> None:
+    """Print how this site's data is divided into cells: the time steps, how visits come into them, and the smallest
+    cell. The first job has chosen it, and another division is declined, because the difference of two cells that are
+    divided differently can be a single visit. With --release the next job may choose: after the data has changed much,
+    or where you accept that risk.
+    """
+    from fedtar_flare.site.standing import CELLS, read_record
+
+    site = _site(arguments)
+    found = read_record(site.records / CELLS)
+    lines = [f"{data}: {', '.join(f'{name} {value}' for name, value in one.items())}" for data, one in found.items()]
+    if arguments.release and found:
+        _record(site, "released", "cells")
+        (site.records / CELLS).unlink()
+        lines.append("released: the next job chooses")
+    show(arguments, {"cells": found, "released": arguments.release}, *(lines or ["no job has divided the data yet"]))
 
 
 def _site(arguments: argparse.Namespace) -> Site:

@@ -197,7 +197,7 @@ def read_target(target: Path) -> tuple[Reading, frozenset[str], Limits]:
     from fedtar_flare.site.site_file import read_site_file
 
     if target.suffix.lower() in (".yaml", ".yml"):
-        config = read_site_file(target)
+        config = read_site_file(target, for_jobs=False)
         if config.source == "synthetic":
             raise ConfigError(f"{target}: a synthetic site has no data of its own to check")
         assert config.path is not None  # a SiteConfig of these sources has one

@@ -1,8 +1,8 @@
 """The minimum cell: what may be reported about a group of patients. All that leaves a site passes through here.
 
 A group of fewer than ``least`` distinct patients is not reported; numbers of visits of a larger one are rounded down
-to a multiple of ``least``, and mean losses to about their standard error, so that one visit more or less, such as a
-withdrawal's, is hidden.
+to a multiple of ``least``, shares of it to multiples of one such count, and mean losses to about their standard
+error, so that one visit more or less, such as a withdrawal's, is hidden.
 """
 
 from __future__ import annotations
@@ -46,6 +46,19 @@ def round_loss(loss: float, visits: int, least: int) -> float:
         return loss
     step = 2.0 ** math.floor(math.log2(abs(loss) / 2 / math.sqrt(max(1, round_to_cell(visits, least)))))
     return step * round(loss / step)
+
+
+def round_share(share: float, count: int, least: int) -> float:
+    """A share or score of a group of ``count`` to the nearest multiple of 1 / n, for the n that is reported of it.
+
+    All groups of this n can then have the same values: 7 of 13 would tell the 13, and one member's change is about a
+    step. With a ``least`` of 1 nothing is rounded.
+
+    >>> round_share(7 / 13, 13, 5), round_share(7 / 10, 10, 5), round_share(0.123, 13, 1)
+    (0.5, 0.7, 0.123)
+    """
+    n = round_to_cell(count, least)
+    return round(share * n) / n if least > 1 and n else share
 
 
 def shown_count(count: int, patients: Iterable[str], least: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Sample
-from fedtar_flare.data.minimum_cell import enough, full_cells, round_loss, round_to_cell
+from fedtar_flare.data.minimum_cell import enough, full_cells, round_share, round_to_cell
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.learning.labels import labeler_of
@@ -20,6 +20,9 @@ from fedtar_flare.metrics.language import bleu_of_sums, clean, language_statisti
 from fedtar_flare.metrics.registry import scores_of
 from fedtar_flare.metrics.report_labels import rules_for
 from fedtar_flare.metrics.reports import Reports
+
+REPORT_SCORES = "report-scores-"
+"""How the files begin that hold scores of single reports."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,8 @@ def cells(
     """Scores per time step and over all steps.
 
     A cell with fewer than ``min_cell`` distinct patients holds an n of 0 alone, and its reports do not count in ``all``
-    either: otherwise subtraction would reveal its scores. Every n is rounded down to a multiple of ``min_cell``, every
-    loss by :func:`~fedtar_flare.data.minimum_cell.round_loss`.
+    either: otherwise subtraction would reveal its scores. Every n is rounded down to a multiple of ``min_cell``, and each
+    score accordingly.
 
     ``texts`` are the reports generated for the visits ``samples``, ``losses`` the mean token loss of each reference,
     nats. Gives ``{"steps": {"1": cell, ...}, "all": cell}``; a cell has ``n`` and the scores of
@@ -54,19 +57,19 @@ def cells(
     reports = {t: reports_of(samples, texts, losses, chosen) for t, chosen in full.items()}
     steps: dict[str, dict[str, Any]] = {t: {"n": round_to_cell(len(full.get(t, ())), min_cell)} for t in at}
     for t, at_step in reports.items():
-        steps[t] |= scores_of(at_step, min_cell=min_cell, by_step=True)
+        steps[t] |= scores_of(at_step, min_cell=min_cell, by_step=True, n=steps[t]["n"])
     shown = [i for chosen in full.values() for i in chosen]
     scores: dict[str, Any] = {"steps": steps, "all": {"n": sum(step["n"] for step in steps.values())}}
     if shown:
         over_all = reports_of(samples, texts, losses, shown)
-        scores["all"] |= scores_of(over_all, min_cell=min_cell)
-        for cell in (*(steps[t] for t in full), scores["all"]):
-            cell["token_loss"] = round_loss(cell["token_loss"], cell["n"], min_cell)
+        n = scores["all"]["n"]
+        scores["all"] |= scores_of(over_all, min_cell=min_cell, n=n)
         scores["findings"] = finding_scores(over_all, min_cell)
-        claimed = enough(over_all.claiming(references=True), min_cell)
+        claimants = over_all.claiming(references=True)
+        contradicted = over_all.contradictions(references=True) if enough(claimants, min_cell) else None
         scores["references"] = {
-            "identical_share": identical_share(over_all.references),
-            "contradictions": over_all.contradictions(references=True) if claimed else None,
+            "identical_share": round_share(identical_share(over_all.references), n, min_cell),
+            "contradictions": contradicted and round_share(contradicted, len(claimants), min_cell),
         }
     return scores
 
@@ -117,9 +120,10 @@ def finding_scores(reports: Reports, min_cell: int) -> dict[str, dict[str, dict[
         if name in having or (min_cell == 1 and name in naming):
             one: dict[str, float] = {"n": round_to_cell(there, min_cell)}
             if there:
-                one["recall"] = right / there
+                one["recall"] = round_share(right / there, there, min_cell)
             if name in naming:
-                one |= {"named": round_to_cell(named, min_cell), "precision": right / named}
+                precision = round_share(right / named, named, min_cell)
+                one |= {"named": round_to_cell(named, min_cell), "precision": precision}
             kind = "stated" if known is None else "known" if name in known else "new"
             found[kind][name.replace(" ", "_")] = one
     return found
@@ -193,5 +197,5 @@ def write_report_scores(folder: Path, round_: int, rows: Iterable[Mapping[str, A
 
     They name patients: ``folder`` is the site's state of the run, which never leaves the site.
     """
-    path = folder / f"report-scores-{round_:04d}.jsonl"
+    path = folder / f"{REPORT_SCORES}{round_:04d}.jsonl"
     return write_text(path, "".join(f"{json.dumps(row)}\n" for row in rows), PRIVATE)

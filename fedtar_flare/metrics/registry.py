@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 
-from fedtar_flare.data.minimum_cell import enough
+from fedtar_flare.data.minimum_cell import enough, round_loss, round_share
 from fedtar_flare.metrics.alarms import identical_share, length_ratio, mismatched_share
 from fedtar_flare.metrics.clinical import finding_f1
 from fedtar_flare.metrics.grades import Part
@@ -39,6 +39,8 @@ class Score:
     """What reports must have besides the texts: ``findings``, or the rule-based labeler of this name."""
     concerned: Callable[[Reports], AbstractSet[str]] | None = None
     """Patients on whose reports the value rests, where these are not all: without a minimum cell of them it is None."""
+    rounding: Callable[[float, int, int], float] = round_share
+    """Of the value as it is reported, given how many reports or patients it rests on, and the minimum cell."""
     curve: bool = False
     """A chart over rounds is drawn."""
     group: str = CONTENT
@@ -79,6 +81,7 @@ SCORES = {
             higher_is_better=False,
             decimals=3,
             by_step=True,
+            rounding=round_loss,
             curve=True,
             group=LANGUAGE,
         ),
@@ -142,14 +145,20 @@ SCORES = {
 """In the order in which they are shown."""
 
 
-def scores_of(reports: Reports, *, min_cell: int = 1, by_step: bool = False) -> dict[str, float | None]:
+def scores_of(
+    reports: Reports, *, min_cell: int = 1, by_step: bool = False, n: int | None = None
+) -> dict[str, float | None]:
     """Every score that these reports can have, by name; None where one is not defined, or rests on too few patients.
 
-    ``min_cell`` is the fewest distinct patients that a value may rest on; ``by_step`` selects :attr:`Score.by_step`.
+    ``min_cell`` is the fewest distinct patients that a value may rest on, and decides how it is rounded
+    (:attr:`Score.rounding`); ``by_step`` selects :attr:`Score.by_step`; ``n`` is the number of reports that
+    is told, by default theirs.
     """
     available, found = {"", *reports.available}, {}
     for score in SCORES.values():
         if score.needs in available and (score.by_step or not by_step):
-            shown = score.concerned is None or enough(score.concerned(reports), min_cell)
-            found[score.name] = score.function(reports) if shown else None
+            concerned = reports.patients if score.concerned is None else score.concerned(reports)
+            value = score.function(reports) if enough(concerned, min_cell) else None
+            count = n if n is not None and score.concerned is None else len(concerned)
+            found[score.name] = None if value is None else score.rounding(value, count, min_cell)
     return found

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from fedtar_flare.errors import ExchangeError
+from fedtar_flare.errors import ExchangeError, plain
 from fedtar_flare.version import __version__
 
 HEADER = "fedtar_flare"
@@ -78,6 +78,7 @@ class TaskHeader(_Header):
         _require(self.step <= self.time_steps, "step", f"{self.step} is beyond its {self.time_steps} time steps")
         _require(run_id, "run_id", "is none that a server makes (at most 64 letters, digits and '-')")
         _require(_is(_VERSION, self.after), "state version", "is not of the form 0001-02")
+        _require(self.after <= version(self.rounds, self.time_steps), "state version", "is beyond the run's end")
         _require(self.keep == "" or _is(_VERSION, self.keep), "state version to keep", "is not of the form 0001-02")
         _require(isinstance(self.evaluate, bool), "'evaluate'", "is neither true nor false")
         _require(isinstance(self.member, bool), "'member'", "is neither true nor false")
@@ -114,6 +115,7 @@ class Reply(_Header):
         for name, kind in (("reason", str), ("numbers", dict), ("payload", dict)):
             if not isinstance(getattr(self, name), kind):
                 raise ExchangeError(f"the field '{name}' of a reply is not of type {kind.__name__}")
+        object.__setattr__(self, "reason", plain(self.reason))  # it is printed, and must not write lines of a log
         for name, limit in (("round", MAX_ROUNDS), ("step", MAX_STEPS)):
             if type(getattr(self, name)) is not int or not -1 <= getattr(self, name) <= limit:
                 raise ExchangeError(f"the field '{name}' of a reply is not a number from -1 to {limit}")

@@ -14,6 +14,8 @@ from fedtar_flare.files import read_yaml
 
 EVERY = 86400.0
 """Seconds."""
+STAMP = "retention-looked"
+"""File in the site's folder, written at each look."""
 COMMAND = ("-m", "fedtar_flare.provision.retention")
 _SITE_FILE = Path("local") / "fedtar.yaml"
 
@@ -63,13 +65,23 @@ def _start(command: list[str]) -> subprocess.Popen[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Delete what is older than the kit's site file allows, as ``fedtar site purge --retention --yes`` does."""
+    """Delete what is older than the kit's site file allows, as ``fedtar site purge --retention --yes`` does.
+
+    After more than two days without a look nothing is deleted at the first one: the clock may have jumped.
+    """
     from fedtar_flare.site.place import Site
     from fedtar_flare.site.purge import plan
 
     (kit,) = sys.argv[1:] if argv is None else argv
     try:
-        due = plan(Site.outside_of_jobs(Path(kit)), retention=True)
+        site = Site.outside_of_jobs(Path(kit))
+        (stamp := site.records / STAMP).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        since = time.time() - stamp.stat().st_mtime if stamp.exists() else -1
+        stamp.touch()
+        if not 0 <= since <= 2 * EVERY:
+            print("nothing deleted today: the clock was changed, or nobody has looked for two days")
+            return 0
+        due = plan(site, retention=True)
         due.carry_out()
     except (FedTARError, OSError) as error:
         print(error)

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.errors import ConfigError, FedTARError, plain
 from fedtar_flare.files import read_json
 from fedtar_flare.record.log import STATS_GROUP
-from fedtar_flare.reporting.format import plain
 
 FINISHED = ("FINISHED", "FAILED")
 WATCH_SECONDS = 2.0

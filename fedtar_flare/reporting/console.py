@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedtar_flare.reporting.format import duration, plain
+from fedtar_flare.errors import plain
+from fedtar_flare.reporting.format import duration
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.scores import start_name
 from fedtar_flare.reporting.section import own_sections

@@ -7,16 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedtar_flare.errors import plain
 from fedtar_flare.metrics.registry import SCORES
 
 NOTHING = "–"
 FEW = 20
 """Under so many reports a score is given without decimals."""
-
-
-def plain(value: Any) -> str:
-    """One printable line of any value: control characters and lone surrogates become a replacement sign."""
-    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in str(value))
 
 
 def text(value: Any) -> str:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from fedtar_flare.errors import plain
 from fedtar_flare.files import write_text
 from fedtar_flare.reporting.alarms import alarm_section
-from fedtar_flare.reporting.format import flat, heading, number, plain, size, times, visits
+from fedtar_flare.reporting.format import flat, heading, number, size, times, visits
 from fedtar_flare.reporting.render import render_markdown
 from fedtar_flare.reporting.run import SPLITS, Run
 from fedtar_flare.reporting.scores import groups, score_rows, start_name

@@ -10,7 +10,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedtar_flare.reporting.format import duration, number, plain, score, significant, size, times, total, visits, whole
+from fedtar_flare.errors import plain
+from fedtar_flare.reporting.format import duration, number, score, significant, size, times, total, visits, whole
 from fedtar_flare.version import __version__
 
 _RAMPS = {"light": ("#c2650a", "#b8327c", "#3a37a8"), "dark": ("#ffd27a", "#f58bb0", "#8b8ff8")}

@@ -9,19 +9,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.errors import ConfigError, FedTARError, plain
 from fedtar_flare.files import read_json
 from fedtar_flare.protocol.contract import Contract
-from fedtar_flare.reporting.format import plain
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.requirements import describe, requirements
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.admission import breaches
-from fedtar_flare.site.approval import CLIENT_CONFIG, digest_of
+from fedtar_flare.site.approval import CLIENT_CONFIG, SERVER_CONFIG, digest_of, executor_entry, mappings, only
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.policy import SERVER_CLASSES, SITE_CLASSES
 
-SERVER_CONFIG = Path("config", "config_fed_server.json")
 META = "meta.json"
 _CLASS = ("path", "class_path", "name")
 """Keys by which FLARE's configurations name a class."""
@@ -75,8 +73,9 @@ def app_of(job: Path, site: str = "") -> Path:
         return job
     found = [app for app in sorted(job.iterdir()) if (app / CLIENT_CONFIG).is_file()] if job.is_dir() else []
     if len(found) > 1:
-        names = read_json(job / META).get("deploy_map") or {}
-        found = [app for app in found if {site, "@ALL"} & set(names.get(app.name) or ())]
+        names = read_json(job / META).get("deploy_map")
+        names = names if isinstance(names, dict) else {}
+        found = [app for app in found if {site, "@ALL"} & set(map(str, names.get(app.name) or ()))]
     if len(found) != 1:
         raise ConfigError(f"{job}: {len(found)} apps of a job for this site; one folder must have {CLIENT_CONFIG}")
     return found[0]
@@ -86,9 +85,10 @@ def read_job(app: Path) -> DeployedJob:
     """Read an app, importing no class but those of installed methods; ConfigError if it is none of this package's."""
     site = read_json(app / CLIENT_CONFIG)
     meta = read_json(app.parent / META) if (app.parent / META).is_file() else {}
-    entry, workflow = _executor_entry(app), _only(read_json(app / SERVER_CONFIG).get("workflows"), "workflow", app)
-    others = [entry for key in ("task_data_filters", "task_result_filters") for entry in site.get(key) or []]
-    built = [entry, *(site.get("components") or []), *(one for entry in others for one in entry.get("filters") or [])]
+    entry, workflow = executor_entry(app), only(app / SERVER_CONFIG, "workflows")
+    others = [entry for key in ("task_data_filters", "task_result_filters") for entry in mappings(site, key, app)]
+    filters = [one for other in others for one in mappings(other, "filters", app)]
+    built = [entry, *mappings(site, "components", app), *filters]
     paths = dict.fromkeys(plain(path) for component in built for path in _classes(component))
     return DeployedJob(
         name=plain(str(meta.get("name") or app.parent.name)),
@@ -104,27 +104,17 @@ def read_job(app: Path) -> DeployedJob:
 
 def executor_of(app: Path) -> SiteExecutor:
     """The executor of an app; raises ConfigError as :func:`read_job` does."""
-    built: SiteExecutor = _build(_executor_entry(app), SITE_CLASSES, SiteExecutor, app)
+    built: SiteExecutor = _build(executor_entry(app), SITE_CLASSES, SiteExecutor, app)
     return built
-
-
-def _executor_entry(app: Path) -> dict[str, Any]:
-    return _only(read_json(app / CLIENT_CONFIG).get("executors"), "executor", app).get("executor") or {}
 
 
 def _classes(component: Mapping[str, Any]) -> Iterator[str]:
     """The class of a component, and those that FLARE builds for its arguments."""
     yield str(next((component[key] for key in _CLASS if key in component), None))
-    for value in (component.get("args") or {}).values():
+    given = component.get("args")
+    for value in given.values() if isinstance(given, Mapping) else ():
         if isinstance(value, Mapping) and not value.keys().isdisjoint(_CLASS):
             yield from _classes(value)
-
-
-def _only(entries: Any, kind: str, app: Path) -> dict[str, Any]:
-    if len(entries or ()) != 1:
-        raise ConfigError(f"{app}: a job of this package has one {kind}, not {len(entries or ())}")
-    only: dict[str, Any] = entries[0]
-    return only
 
 
 def _build(entry: Mapping[str, Any], classes: Sequence[str], base: type, app: Path) -> Any:
@@ -140,5 +130,7 @@ def _build(entry: Mapping[str, Any], classes: Sequence[str], base: type, app: Pa
         built = kind(**(entry.get("args") or {}))
         _ = built.strategy  # a method that is not installed, or a wrong setting, is said here
         return built
-    except TypeError as error:
+    except FedTARError:
+        raise
+    except Exception as error:  # arguments of any form
         raise ConfigError(f"{app}: {name}: {error}") from error

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
+from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError, plain
 from fedtar_flare.protocol.exchange import MASTER_DTYPE, ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, compatible, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
@@ -224,9 +224,9 @@ def _row(reply: Reply) -> dict[str, Any]:
 def disagreement_table(values: Mapping[str, Row]) -> str:
     """Who differs in what (site to field to value), as a plain-text table of the fields that differ."""
     sites = sorted(values)
-    rows = [["", *sites]]
+    rows = [["", *sites]]  # of what sites have sent: no value of it makes lines of the log
     for name in sorted({name for row in values.values() for name in row}):
-        found = [str(values[site].get(name, "(missing)")) for site in sites]
+        found = [plain(values[site].get(name, "(missing)")) for site in sites]
         if len(set(found)) > 1:
             rows.append([name, *found])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

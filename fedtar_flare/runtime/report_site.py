@@ -165,8 +165,9 @@ class ReportSite(SiteStrategy):
         reply = self.agreement(header, site, state, cohort, shared)
         config = learner.adapter_config()
         reply.payload.update(adapter_config=config, model=sealed(learner.describe(), config))
-        if header.evaluate and not state.may_answer(f"scores after {header.after}", checksum(shared)):
-            self.executor.logger.warning(f"scores after {header.after} were asked for again, of others: kept back")
+        scores = f"scores after round {int(header.after[:4])}"
+        if header.evaluate and not state.may_answer(scores, checksum(shared), cohort.digest()):
+            self.executor.logger.warning(f"{scores} were asked for again, of other weights or patients: kept back")
         elif header.evaluate:
             self._load_private(learner, state, header.after)
             reply.payload.update(self.evaluate(learner, header, site, state))
@@ -216,8 +217,8 @@ class ReportSite(SiteStrategy):
         self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
     ) -> tuple[Reply, Tensors | None]:
         require_exchange(self.executor.contract, CLOSE_ROUND, state, weights)
-        if not state.may_answer(f"close {header.round}", self.closed_from(header, state, weights)):
-            return abstain(header, f"round {header.round} was closed already, with other weights"), None
+        if not state.may_answer(f"close {header.round}", self.closed_from(header, state, weights), cohort.digest()):
+            return abstain(header, f"round {header.round} was closed already, with other weights or patients"), None
         learner = self.learner_of(header, site, state, cohort)
         self._load_broadcast(CLOSE_ROUND, learner, weights)
         self._load_private(learner, state, header.after)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import inspect
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -34,9 +35,10 @@ from fedtar_flare.runtime.scalars import send_scalar
 from fedtar_flare.settings import RunSettings, digest
 from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
-from fedtar_flare.site.approval import Participation, participation, require_approval
+from fedtar_flare.site.approval import SERVER_CONFIG, Participation, only, participation, require_approval
 from fedtar_flare.site.guard import not_allowed
 from fedtar_flare.site.place import Site, TaskAborted, hush_simulator
+from fedtar_flare.site.standing import bind_run
 from fedtar_flare.site.state import SiteState, StateOfAnother
 
 if TYPE_CHECKING:
@@ -142,10 +144,17 @@ class SiteExecutor(Executor):
             return self.seed
         return hmac.digest(cohort.key, f"chance:{self.method}/{self.settings_digest()}".encode(), "sha256").hex()
 
-    def timeline(self, header: TaskHeader) -> str:
+    def timeline(self, time_steps: int) -> str:
         """How visits become time steps, as one text."""
-        timeline = self.resolved.data.timeline(header.time_steps)
+        timeline = self.resolved.data.timeline(time_steps)
         return " ".join([timeline.alignment, *(date.isoformat() for date in timeline.periods)])
+
+    def division(self, time_steps: int) -> dict[str, str]:
+        """How the site's data is divided into cells; empty where no cell is of patients."""
+        if self.site_config.without_patients or not self.strategy.divides_visits:
+            return {}
+        division = {"time_steps": time_steps, "timeline": self.timeline(time_steps), "min_cell": self.min_cell}
+        return {name: str(value) for name, value in division.items()}
 
     # ------------------------------------------------------------------ a task, from FLARE to its answer
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
@@ -294,7 +303,7 @@ class SiteExecutor(Executor):
             raise no_state(state, header.after)
         self.contract.check_place(task, header.round, state.answered())
         state.require_left(task, header)
-        state.check_run(header.time_steps, self.timeline(header))
+        state.check_run(header, self.timeline(header.time_steps))
         return state, self.patients(self.site_config, site.name, header, site.workspace)
 
     def _admit(self, header: TaskHeader, site: Site) -> None:
@@ -303,9 +312,26 @@ class SiteExecutor(Executor):
         """
         bounds = self.site_config.policy
         site.limit(bounds.max_seconds)
+        if not site.simulated:
+            self._require_own_run(header, site)
         if bounds.approval == "required":
-            require_approval(site.records, site.app, type(self), self._is_made_by)
+            require_approval(site.records, site.app, type(self), self._is_made_by, header.run_id)
         admit(self.strategy.request(header.rounds, header.time_steps), bounds)
+
+    def _require_own_run(self, header: TaskHeader, site: Site) -> None:
+        """Refuse (:class:`ExchangeError`) a second run of the job, or other rounds than its files say."""
+        from fedtar_flare.runtime.controller import FederatedController
+
+        kinds = (FederatedController, self.definition.controller or FederatedController)
+        defaults = {name: value for kind in kinds for name, value in inspect.signature(kind).parameters.items()}
+        try:
+            said = only(site.app / SERVER_CONFIG, "workflows").get("args") or {}
+        except ConfigError as error:
+            raise ConfigError(str(error), public=f"the job has no {SERVER_CONFIG.name} at the site") from error
+        for name, asked in (("num_rounds", header.rounds), ("time_steps", header.time_steps)):
+            if asked != (own := said.get(name, defaults[name].default)):
+                raise ExchangeError(f"the server asks for {name} {asked}; the job's own files say {own!r:.40}")
+        bind_run(site.records, site.job, header.run_id, resumes=bool(said.get("resume_from")))
 
     def _is_made_by(self, arguments: Mapping[str, Any]) -> bool:
         """Whether an executor of these arguments does what this one does."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fedtar_flare.data.minimum_cell import shown_count
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.imaging.transform_list import names_of
 from fedtar_flare.protocol.contract import Contract
@@ -17,6 +18,7 @@ from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.settings import RunSettings, Settings, build
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.place import Site
+from fedtar_flare.site.standing import fix_cells
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.tensor_file import near_checksums
 from fedtar_flare.version import __version__
@@ -40,6 +42,8 @@ class SiteStrategy(ABC):
     shared_groups: ClassVar[tuple[str, ...]] = ("model", "lora", "training", "data")
     """Further groups of settings than the method's own."""
     reads_reports: ClassVar[bool] = True
+    divides_visits: ClassVar[bool] = True
+    """Whether visits are counted, trained on or scored by time step; if not, all count at the first one."""
     columns: ClassVar[tuple[str, ...]] = ("report or report_path", "age or birth_date", "sex")
     """What a table of studies needs besides patient, date and image."""
 
@@ -110,13 +114,20 @@ class SiteStrategy(ABC):
     def agreement(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort, shared: Tensors) -> Reply:
         """Fix what the run exchanges and its time steps; the reply that every handshake begins with."""
         schema = ExchangeSchema.of(shared, self.settings.lora.dtype_up)
-        state.fix_run(header.time_steps, self.executor.timeline(header), schema)
-        least = self.executor.min_cell
+        least, asked = self.executor.min_cell, self.executor.division(header.time_steps)
+        if asked:
+            fix_cells(site.records, str(self.executor.site_config.path), asked)
+        state.fix_run(header, self.executor.timeline(header.time_steps), schema)
+        counts = cohort.counts(least)
+        if not self.divides_visits:
+            all_steps = {split: [s.visit.patient_id for s in cohort.samples(split)] for split in counts}
+            shown = {split: shown_count(len(patients), patients, least) for split, patients in all_steps.items()}
+            counts = {split: [n, *[0] * (header.time_steps - 1)] for split, n in shown.items()}
         payload = {
             "schema": schema.to_dict(),
             "versions": {"fedtar_flare": __version__},
             "settings": self.executor.settings_digest(),
-            "counts": cohort.counts(least),
+            "counts": counts,
             "skipped_studies": cohort.left_out(least),
             **({"start": near_checksums(shared)} if header.initial_site else {}),  # no weights came down
         }

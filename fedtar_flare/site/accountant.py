@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -113,15 +111,3 @@ class Ledger:
                 f"{self.file}: the privacy ledger cannot be written ({error}); nothing is released",
                 public="the site's privacy ledger cannot be written",
             ) from error
-
-
-@contextmanager
-def locked(file: Path) -> Iterator[None]:
-    """One process at a time between reading and writing a ledger (two jobs may run at one site)."""
-    import fcntl
-
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with file.with_name(f".{file.name}.lock").open("w") as handle:
-        os.chmod(handle.name, 0o600)  # noqa: PTH101
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield

@@ -1,7 +1,7 @@
 """A site's own decisions: its yes to a job, and whether it takes part at all.
 
-What is approved is the app that FLARE puts at a site (``<job id>/app_<site>``), file by file and without FLARE's
-signatures: a changed job needs another yes, one that is given beforehand or submitted again does not.
+What is approved is one run of the app that FLARE puts at a site (``<job id>/app_<site>``), file by file and without
+FLARE's signatures: a changed job needs another yes, and so does one that is to run again.
 
 The executor reads ``participation.json`` before and after each task. A paused site abstains and the job goes on without
 it; after 'join' it is asked again, or joins at the next round if it missed the handshake. A site that left declines
@@ -16,16 +16,16 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.files import PRIVATE, read_json, write_json
+from fedtar_flare.files import PRIVATE, locked, read_json, write_json
 
 FOLDER, PARTICIPATION = "approvals", "participation.json"
-CLIENT_CONFIG = Path("config", "config_fed_client.json")
+CLIENT_CONFIG, SERVER_CONFIG = Path("config", "config_fed_client.json"), Path("config", "config_fed_server.json")
 SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 """Files that FLARE adds when a job is submitted: they differ from one submission to the next."""
 
@@ -34,12 +34,13 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Approval:
-    """One approved job: its digest and name, when (UTC), and by which account."""
+    """One approved job: its digest and name, when (UTC), by which account, and for which run (empty: not begun)."""
 
     digest: str
     name: str
     time: str
     by: str
+    run: str = ""
 
 
 def digest_of(app: Path) -> str:
@@ -79,8 +80,10 @@ def is_approved(records: Path, digest: str) -> bool:
     return file.is_file() and _read(file).digest == digest
 
 
-def require_approval(records: Path, app: Path, kind: type, runs: Callable[[Mapping[str, Any]], bool]) -> None:
-    """Hold the job (:class:`Declined`) unless the site has approved it, and it is what runs.
+def require_approval(
+    records: Path, app: Path, kind: type, runs: Callable[[Mapping[str, Any]], bool], run_id: str
+) -> None:
+    """Hold the job (:class:`Declined`) unless the site has approved it for this run, and it is what runs.
 
     FLARE replaces an app's files when the server sends the job again, also while it runs. So ``runs`` must be true of
     the arguments that the approved files give an executor of class ``kind``.
@@ -90,15 +93,40 @@ def require_approval(records: Path, app: Path, kind: type, runs: Callable[[Mappi
     digest = digest_of(app)
     if not is_approved(records, digest):
         raise Declined(f"held: not approved by this site (digest of the job: {digest})")
-    described = [entry for entry in executors(app) if entry.get("path") == f"{kind.__module__}.{kind.__qualname__}"]
-    if not any(runs(entry.get("args") or {}) for entry in described):
+    described = executor_entry(app)
+    if described.get("path") != f"{kind.__module__}.{kind.__qualname__}" or not runs(described.get("args") or {}):
         raise Declined("held: the job that runs is not the one that was approved")
+    with locked(file := _file(records, digest)):
+        entry = _read(file)
+        if entry.run not in ("", run_id):
+            text = f"held: this site's approval was for one run ({entry.run}); another needs another approval"
+            raise Declined(f"{text} (digest of the job: {digest})")
+        if not entry.run:
+            write_json(file, asdict(replace(entry, run=run_id)), PRIVATE)
 
 
-def executors(app: Path) -> list[dict[str, Any]]:
-    """The executors that an app builds at a site, as its configuration names them: ``path``, ``args``."""
-    found = [entry.get("executor") for entry in read_json(app / CLIENT_CONFIG).get("executors") or []]
-    return [entry for entry in found if isinstance(entry, dict)]
+def executor_entry(app: Path) -> dict[str, Any]:
+    """The one executor that an app builds at a site: ``path``, ``args``. Raises ConfigError unless there is one."""
+    executor = only(app / CLIENT_CONFIG, "executors").get("executor")
+    if not isinstance(executor, dict):
+        raise ConfigError(f"{app / CLIENT_CONFIG}: 'executor' is no mapping")
+    return executor
+
+
+def only(file: Path, key: str) -> dict[str, Any]:
+    """The one entry of a list in a job's configuration. Raises ConfigError unless there is one."""
+    entries = mappings(read_json(file), key, file)
+    if len(entries) != 1:
+        raise ConfigError(f"{file}: a job of this package has one {key[:-1]}, not {len(entries)}")
+    return entries[0]
+
+
+def mappings(content: Mapping[str, Any], key: str, where: Path) -> list[dict[str, Any]]:
+    """What a configuration lists under ``key``; empty without it. Raises ConfigError if it is no list of mappings."""
+    entries = content.get(key) or []
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError(f"{where}: '{key}' is no list of mappings")
+    return entries
 
 
 def _file(records: Path, digest: str) -> Path:

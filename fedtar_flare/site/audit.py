@@ -42,8 +42,8 @@ HEADER_PROP = "fedtar_flare.task_header"
 """Context property with the :class:`TaskHeader` of the running task, which is gone when the filters run."""
 REFUSED_PROP = "fedtar_flare.refused"
 """Context property: why a filter of this package replaced the message."""
-DECISIONS = ("approved", "withdrawn")
-"""Outcomes of an entry that is no message but what the site's staff has decided about a job."""
+DECISIONS = ("approved", "withdrawn", "released")
+"""Outcomes of an entry that is no message but what the site's staff has decided."""
 _RECORDED = "fedtar_flare.recorded"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._@-]")
 

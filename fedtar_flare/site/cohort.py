@@ -154,7 +154,7 @@ def patients_of_site_file(
             kit = kit_of(folder)
     if job_seed is not None and (kit is not None or key is not None):
         raise ConfigError(f"{file}: --job-seed is for a simulated site, which has neither startup kit nor --key")
-    config = read_site_file(file, simulated=job_seed is not None)
+    config = read_site_file(file, simulated=job_seed is not None, for_jobs=False)
     if job_seed is None and config.source == "synthetic":
         raise ConfigError(f"{file}: patients of a synthetic cohort are split by the seed of the job: give --job-seed")
     with_state = config.state_dir is not None and (config.state_dir / KEY_FILE).is_file()

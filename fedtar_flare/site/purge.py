@@ -16,12 +16,14 @@ from pathlib import Path
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.learning.evaluation import REPORT_SCORES
 from fedtar_flare.protocol.messages import RESERVED_RUNS
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_PAGE
 from fedtar_flare.site.audit import FOLDER
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.place import JOB_ID, Site, home
 from fedtar_flare.site.site_file import SITE_FILE, SiteConfig, cache_folder, read_site_file
+from fedtar_flare.site.state import TASK_SCORES
 
 
 @dataclass
@@ -56,7 +58,8 @@ def plan(
 ) -> Plan:
     """What to delete at a site, whose site file is the kit's, or ``site_file`` of a simulated one.
 
-    ``patient`` takes this patient's prepared images and all example pages (they show patients); ``older_than`` takes
+    ``patient`` takes this patient's prepared images, and of all runs the example pages and the scores of single reports
+    and images (they show or name patients); ``older_than`` takes
     state, folders of jobs and audit that nobody wrote to for this many days; ``retention`` takes the same but for the
     audit, after the days that the site file says; ``everything`` takes the state of all runs, all folders of jobs, all
     prepared images and the audit; ``cache`` takes all prepared images, which are made anew when needed.
@@ -101,7 +104,7 @@ def plan(
     result.kept += [
         "the shared model that left already: what it learnt here cannot be taken back from it",
         "FLARE's own log.txt of the kit and its neighbours: they describe the site, not its patients",
-        "the privacy ledger and the key of this site",
+        "the privacy ledger and the key of this site, and which job began which run",
     ]
     return result
 
@@ -132,8 +135,10 @@ def _plan_patient(
         with suppress(DataError):  # the files are gone: nothing leads from them to the cache any more
             images.update(files_of(prepared, file_identity(visit.image)))
     result.remove += [(entry, f"prepared image of patient {patient}") for entry in sorted(images)]
-    pages = (f / name for folders in runs.values() for f in folders for name in (EXAMPLES_FILE, EXAMPLES_PAGE))
-    result.remove += [(page, "example page with reports and images") for page in pages if page.is_file()]
+    kinds = dict.fromkeys((EXAMPLES_FILE, EXAMPLES_PAGE), "example page with reports and images")
+    kinds |= dict.fromkeys((f"{REPORT_SCORES}*", f"{TASK_SCORES}*"), "scores of single reports or images, with ids")
+    for folder in (folder for folders in runs.values() for folder in folders):
+        result.remove += [(file, what) for name, what in kinds.items() for file in sorted(folder.glob(name))]
     result.kept += [
         "the patient's own images and reports, which are the hospital's: nothing here ever deletes those",
         "prepared images made from earlier versions of the patient's files, if these were changed: --cache finds all",
@@ -148,5 +153,11 @@ def _plan_patient(
 
 
 def _older(items: list[tuple[Path, str]], days: float) -> list[tuple[Path, str]]:
-    limit = time.time() - days * 86400
-    return [(path, what) for path, what in items if max(f.stat().st_mtime for f in [path, *path.rglob("*")]) < limit]
+    limit, written = time.time() - days * 86400, {}
+    for path, _ in items:
+        written[path] = max(f.stat().st_mtime for f in [path, *path.rglob("*")])
+    return [
+        (path, f"{what}, last written on {time.strftime('%Y-%m-%d', time.gmtime(written[path]))}")
+        for path, what in items
+        if written[path] < limit
+    ]

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fedtar_flare.data.sources import READERS
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import read_yaml
+from fedtar_flare.files import yaml_mapping, yaml_text
 from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.settings import Settings, build, check_names, nearest
 from fedtar_flare.site.bounds import Bounds, default_bounds
@@ -125,8 +125,8 @@ def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool)
         return SiteConfig(source="synthetic", simulated=True, policy=policy)
     raise ConfigError(
         f"site {site_name} has no site file, and synthetic data is used only in the simulator or where a site file "
-        f"asks for it. Write {places[-1] if places else SITE_FILE} with at least 'source: manifest' and 'path: <your "
-        "manifest>' (or 'source: synthetic' for a trial)",
+        f"asks for it. 'fedtar init -o {places[-1] if places else SITE_FILE}' writes one with 'source: manifest'; "
+        "write 'source: synthetic' for a trial",
         public="the site has no site file (local/fedtar.yaml)",
     )
 
@@ -150,11 +150,16 @@ def simulated_sites() -> list[str]:
     return sorted({*(file.stem for file in files), *(one.name for one in (home() / "state" / "sites").glob("*"))})
 
 
-def read_site_file(place: Path, simulated: bool = False) -> SiteConfig:
-    """Read one site file; relative paths in it start at its folder. Raises ConfigError for anything wrong in it."""
-    content = read_yaml(place, "'key: value' lines, at least 'source: ...'")
+def read_site_file(place: Path, simulated: bool = False, for_jobs: bool = True) -> SiteConfig:
+    """Read one site file; relative paths in it start at its folder. Raises ConfigError for anything wrong in it.
+
+    ``for_jobs``, that of a site with patients must have a policy and end with ``...``: cut short, it would allow more.
+    """
+    text = yaml_text(place)
+    content = yaml_mapping(text, str(place), "'key: value' lines, at least 'source: ...'")
     check_names(content, [name for name in SiteConfig.model_fields if name not in NO_KEYS], str(place))
     content = {key: value for key, value in content.items() if value is not None}
+    whole = "policy" in content and text.rstrip().endswith("\n...")
     for key in ("path", "cache_dir", "state_dir", "exclude"):
         if key in content:
             content[key] = place.parent / Path(str(content[key])).expanduser()
@@ -170,6 +175,12 @@ def read_site_file(place: Path, simulated: bool = False) -> SiteConfig:
     config = build(SiteConfig, {**content, "origin": place, "simulated": simulated}, str(place))
     if config.source != "synthetic" and config.path and not config.path.exists():
         raise ConfigError(f"{place}: path {config.path} is not there", public="the site's data is not at its path")
+    if for_jobs and not (whole or config.without_patients):
+        raise ConfigError(
+            f"{place}: the file of a site with patients must have a 'policy' (policy: {{}} for the defaults), and its "
+            "last line must be '...', the end of a YAML document, so that one that was cut short is noticed",
+            public="the site's file has no policy, or was cut short",
+        )
     return config
 
 

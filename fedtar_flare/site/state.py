@@ -12,13 +12,14 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedtar_flare.errors import DISK_FULL, ConfigError, DataError, ExchangeError
-from fedtar_flare.files import PRIVATE, read_json, write_json
+from fedtar_flare.files import PRIVATE, locked, read_json, write_json
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import RUN_ID, TaskHeader, version
 from fedtar_flare.site.place import SITE_NAME
@@ -29,6 +30,9 @@ ANSWERED = "tasks.json"
 _TIMES = "how often"
 RUN = "run.json"
 """What the first handshake fixed for the run, and what may be asked only once."""
+
+TASK_SCORES = "scores-"
+"""How the files begin that hold scores of single images."""
 
 MAX_RUNS = 500
 """Runs whose state one site keeps."""
@@ -47,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 def task_scores(step: int) -> str:
     """Name of what holds the scores (E + 1, n) of a task's test images at e = 0..E, with their patients and labels."""
-    return f"scores-{step:04d}"
+    return f"{TASK_SCORES}{step:04d}"
 
 
 class SiteState:
@@ -117,37 +121,49 @@ class SiteState:
             raise ExchangeError(f"task '{task}' was answered {most} times in this run, and no run needs more")
 
     # ------------------------------------------------------------------ what holds for the whole run
-    def fix_run(self, time_steps: int, timeline: str, schema: ExchangeSchema) -> None:
-        """Fix the time steps and what is exchanged, at the first handshake; :class:`ExchangeError` where they change.
+    def fix_run(self, header: TaskHeader, timeline: str, schema: ExchangeSchema) -> None:
+        """Fix the time steps, whose reports are scored and what is exchanged, at the first handshake;
+        :class:`ExchangeError` where they change.
 
-        Counts of the same patients in other time steps would tell those of the cells that are left blank.
+        Numbers of the same patients in other cells would tell those of the cells that are left blank.
         """
-        self.check_run(time_steps, timeline)
-        if self.schema() not in (None, schema):
-            raise ExchangeError("the tensors that travel are others than at the run's first handshake")
-        self._write_run({"time_steps": time_steps, "timeline": timeline, "schema": schema.to_dict()})
+        with self._alone():
+            self.check_run(header, timeline)
+            if self.schema() not in (None, schema):
+                raise ExchangeError("the tensors that travel are others than at the run's first handshake")
+            fixed = {"time_steps": header.time_steps, "timeline": timeline, "score": header.score}
+            self._write_run({**fixed, "schema": schema.to_dict()})
 
-    def check_run(self, time_steps: int, timeline: str) -> None:
-        """Refuse (:class:`ExchangeError`) other time steps than those that the run began with."""
+    def check_run(self, header: TaskHeader, timeline: str) -> None:
+        """Refuse (:class:`ExchangeError`) other time steps, or reports to score, than those that the run began with."""
         run = self._record(RUN)
-        if run.get("time_steps", time_steps) != time_steps or run.get("timeline", timeline) != timeline:
+        if run.get("time_steps", header.time_steps) != header.time_steps or run.get("timeline", timeline) != timeline:
             raise ExchangeError("the time steps are others than at the run's first handshake")
+        if run.get("score", header.score) != header.score:
+            raise ExchangeError("the reports to score are of others than at the run's first handshake")
 
     def schema(self) -> ExchangeSchema | None:
         """What is exchanged in the run; None before its handshake."""
         schema = self._record(RUN).get("schema")
         return None if schema is None else ExchangeSchema.from_dict(schema)
 
-    def may_answer(self, question: str, digest: str) -> bool:
-        """Whether a question may be answered: it is asked for the first time, or again from the same weights.
+    def may_answer(self, question: str, *given: str) -> bool:
+        """Whether a question may be answered: it is asked for the first time, or again of the same ``given``: digests
+        of the weights and of the patients.
 
-        A server that asks again from weights of its choice reads a gradient off the differences.
+        A server that asks again from weights of its choice reads a gradient off the differences, and one that asks
+        again after a withdrawal what the patient had added. Of two processes one is the first.
         """
-        asked: dict[str, str] = self._record(RUN).get("asked", {})
-        digest = hashlib.sha256(digest.encode()).hexdigest()
-        if question not in asked:
-            self._write_run({"asked": asked | {question: digest}})
-        return asked.get(question, digest) == digest
+        digest = hashlib.sha256("/".join(given).encode()).hexdigest()
+        with self._alone():
+            asked: dict[str, str] = self._record(RUN).get("asked", {})
+            if question not in asked:
+                self._write_run({"asked": asked | {question: digest}})
+            return asked.get(question, digest) == digest
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Keeps other processes from the run's record between reading and writing it."""
+        return locked(self.folder / RUN)
 
     def _record(self, name: str) -> dict[str, Any]:
         """A file of JSON, empty where it is missing. Raises StateError if it is damaged."""
@@ -244,6 +260,9 @@ class StateOfAnother(SiteState):
 
     def add_answered(self, task: str, version: str) -> None:
         """Nothing: the other process answers."""
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def _write_run(self, changes: Mapping[str, Any]) -> None:
         pass

@@ -162,7 +162,7 @@ def test_settings_as_they_are_shown_give_the_same_job(name):
 def test_the_site_file_that_init_writes_has_every_key_with_its_default(tmp_path):
     file, least = tmp_path / "fedtar.yaml", tmp_path / "least.yaml"
     (tmp_path / "manifest.csv").touch()
-    least.write_text("source: manifest\npath: manifest.csv\n")
+    least.write_text("source: manifest\npath: manifest.csv\npolicy: {}\n...\n")
     assert fedtar_here("init", cwd=tmp_path)[0] == 0
     expected = read_site_file(least).to_dict() | {"origin": file}
     assert read_site_file(file).to_dict() == expected

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from command import fedtar_here as here
-from kits import make_kit, write_noise
+from kits import make_kit, whole, write_noise
 
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.splits import patient_digest, split_of
@@ -127,7 +127,7 @@ def test_a_key_in_the_state_folder_counts(kit, tmp_path, learned):
     file.write_text("source: manifest\npath: manifest.csv\nstate_dir: state\n")
     code, _, err = warmstart(tmp_path, "--site-file", file)
     assert code == 2 and "--key" in err and not state.exists()
-    (kit / "local" / "fedtar.yaml").write_text(f"source: manifest\npath: {table}\nstate_dir: {state}\n")
+    (kit / "local" / "fedtar.yaml").write_text(whole(f"source: manifest\npath: {table}\nstate_dir: {state}\n"))
     of_site = splits("clinic", workspace=kit)
     learns(tmp_path, "--site-file", file)
     assert learned == of_site["train"]

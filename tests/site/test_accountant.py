@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.site.accountant import Ledger, composed_mu, delta_of, epsilon_of, locked
+from fedtar_flare.files import locked
+from fedtar_flare.site.accountant import Ledger, composed_mu, delta_of, epsilon_of
 
 
 @pytest.mark.parametrize(("epsilon", "mu"), [(0.0, 1.0), (0.5, 0.3), (2.0, 1.0), (8.0, 3.0), (40.0, 8.0)])

@@ -13,7 +13,7 @@ import huggingface_hub
 import pytest
 import torch
 from federation import LocalFederation, QuadraticSite, pair
-from flare_context import context
+from flare_context import context, write_workflow
 from hospital_site import HospitalSite, executor_of
 from huggingface_hub import constants
 from kits import make_kit
@@ -107,8 +107,9 @@ def test_a_hospital_s_images_are_not_changed_at_random(kit):
 
 
 def test_a_decline_stands_in_the_audit_with_its_reasons(kit):
-    header = HospitalSite(kit, **HARMLESS).header("run", 0, 0, after="0000-00")
-    fl_ctx = context(kit, "handshake", name="hospital", header=header)
+    hospital = HospitalSite(kit, simulated=False, **HARMLESS)
+    header = hospital.header("run", 0, 0, after="0000-00")
+    fl_ctx = context(kit, "handshake", name="hospital", header=header, app=hospital.app)
     task = fl_ctx.get_prop(FLContextKey.TASK_DATA)
     answer = executor_of("fedtar", "tiny", **ATTACK).execute("handshake", task, fl_ctx, Signal())
     fl_ctx.set_prop(FLContextKey.TASK_RESULT, answer, private=True, sticky=False)
@@ -121,6 +122,7 @@ def test_a_decline_stands_in_the_audit_with_its_reasons(kit):
 def test_what_the_server_says_of_a_run_is_bounded_as_well(kit, name, value):
     hospital = HospitalSite(kit, name="hospital", simulated=False, **HARMLESS)
     header = replace(hospital.header("run", 0, 0, after="0000-00"), **{name: value})
+    write_workflow(hospital.app, num_rounds=header.rounds, time_steps=header.time_steps)
     reply, _ = hospital.run("handshake", header)
     assert reply.status == ERROR and f"{name.replace('_', ' ')} {value} (at most" in reply.reason
 

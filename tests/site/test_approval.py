@@ -1,6 +1,10 @@
 """A job that a site has to approve: held until its staff has, and bound to the job as it lies at the site."""
 
+import contextlib
+import functools
+import itertools
 import json
+import operator
 import shutil
 
 import pytest
@@ -8,9 +12,10 @@ from command import fedtar_here
 from hospital_site import SETTINGS, HospitalSite
 from kits import make_kit
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.protocol.messages import ERROR, OK, ok
+from fedtar_flare.runtime.deployed import app_of, read_job
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.approval import SIGNATURES, approve, digest_of, is_approved, withdraw
@@ -24,7 +29,7 @@ CLIENT = "app/config/config_fed_client.json"
 def exported(tmp_path_factory):
     """A job as a lead exports it for hospitals."""
     folder = tmp_path_factory.mktemp("jobs")
-    FedTARRecipe(name="study", num_rounds=2, time_steps=2, **SETTINGS).export(str(folder), byoc=False)
+    FedTARRecipe(name="study", num_rounds=9, time_steps=2, **SETTINGS).export(str(folder), byoc=False)
     return folder / "study"
 
 
@@ -125,6 +130,12 @@ def test_a_held_job_reads_nothing_and_an_approved_one_goes_on_until_something_ch
     assert code == 0 and digest in out, err
     records = next(path.parent for path in kit.parent.rglob("approvals"))
     assert status() == (OK, "") and len(patients) == len(admitted) == 1
+    code, out, _ = fedtar_here("site", "approve", "--list", "--kit", kit)
+    assert "for run run)" in out
+    hospital.job = "job-2"
+    reason = hospital.handshake("again")[0].reason
+    assert reason.startswith("held: this site's approval was for one run (run)") and digest in reason
+    hospital.job = "job-1"
     withdraw(records, digest)
     assert status() == held
     approve(records, digest, "study")
@@ -220,6 +231,28 @@ def test_a_job_of_something_else_is_not_described(kit, job, change, words):
     edit(job / CLIENT, change)
     code, _, err = fedtar_here("site", "describe", job, "--kit", kit)
     assert code == 2 and words in err
+
+
+def test_no_content_of_a_job_s_files_ends_in_a_traceback(kit, job):
+    values = itertools.cycle([None, 5, "x", [], [1], {}, {"a": 1}])
+    for name in (CLIENT, "app/config/config_fed_server.json", "meta.json"):
+        original = (job / name).read_text()
+        for place in places(json.loads(original)):
+            content = json.loads(original)
+            *way, last = place
+            functools.reduce(operator.getitem, way, content)[last] = next(values)
+            (job / name).write_text(json.dumps(content))
+            with contextlib.suppress(FedTARError):
+                read_job(app_of(job, "hospital")).describe()
+        (job / name).write_text(original)
+
+
+def places(content, *way):
+    """The ways to all parts of a JSON content, four deep."""
+    for key in content if isinstance(content, dict) else range(len(content)) if isinstance(content, list) else ():
+        yield (*way, key)
+        if len(way) < 4:
+            yield from places(content[key], *way, key)
 
 
 def test_where_a_job_lies(kit, job):

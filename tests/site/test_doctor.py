@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import trustme
 from command import fedtar_here
-from kits import make_kit, write_radiographs
+from kits import add_to_site_file, make_kit, write_radiographs
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from fedtar_flare.provision.kit import LAUNCHER, site_policy
@@ -162,8 +162,7 @@ def _site(line, table=None):
     def change(kit):
         if table:
             (kit / "local" / table).write_text(TABLE)
-        with (kit / "local" / "fedtar.yaml").open("a") as file:
-            file.write(f"{line}\n")
+        add_to_site_file(kit, line)
 
     return change
 
@@ -257,11 +256,12 @@ def test_the_bounds_of_jobs_are_told_and_what_is_looser_than_need_be(kit, tmp_pa
     found = worst(kit, "job bounds")
     assert found.status == OK and "min_patients 5, min_local_steps 4" in found.text and "the shipped one" in found.text
     file, plain = kit / "local" / "fedtar.yaml", (kit / "local" / "fedtar.yaml").read_text()
-    file.write_text(f"{plain}policy: {{min_patients: 3, max_rounds: null, models_from: hub, approval: required}}\n")
+    add_to_site_file(kit, "policy: {min_patients: 3, max_rounds: null, models_from: hub, approval: required}")
     found = worst(kit, "job bounds")
     assert found.status == WARN and "Looser than the defaults: max_rounds, min_patients, models_from" in found.text
     assert worst(kit, "approval").text.startswith("required; 0 job(s)")
-    file.write_text(f"{plain}policy: {{models: {{start: /nowhere/start}}}}\n")
+    file.write_text(plain)
+    add_to_site_file(kit, "policy: {models: {start: /nowhere/start}}")
     found = worst(kit, "job bounds")
     assert found.status == FAIL and "start" in found.text
 

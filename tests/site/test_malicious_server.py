@@ -117,6 +117,14 @@ ATTEMPTS = {  # what is done to (site, run), and the reason that the error gives
     "trains in other time steps": (
         lambda s, run: s.site.run(TRAIN, s.header(run, 1, 1, time_steps=3), s.w[0]), "time steps are others",
     ),
+    "scores everybody where it scored the test patients": (
+        lambda s, run: s.site.run(CLOSE_ROUND, s.header(run, 1, T, after=version(1, T), score="all"), s.w[T]),
+        "reports to score",
+    ),
+    "asks after the run's end": (
+        lambda s, run: s.site.run(HANDSHAKE, raw(s.fields(run, 0, 0) | {"after": "0010-01"}), s.w[0]),
+        "beyond the run's end",
+    ),
     "a round beyond the last": (
         lambda s, run: s.site.run(TRAIN, raw(s.fields(run, 8, 1) | {"rounds": 7}), s.w[0]), "beyond its 7 rounds",
     ),
@@ -175,9 +183,11 @@ def test_scores_are_told_of_one_set_of_weights_at_one_place_of_a_run(trained):
     header = trained.header(run, 0, 0, after=version(1, T), evaluate=True, member=True)
     first, _ = trained.site.run(HANDSHAKE, header, trained.w[T])
     same, _ = trained.site.run(HANDSHAKE, header, trained.w[T])
-    other, _ = trained.site.run(HANDSHAKE, header, trained.w[0])
-    assert first.payload["scores"] == same.payload["scores"] and "scores" not in other.payload
-    assert other.status == "ok" and "scores_generic" not in other.payload
+    assert first.payload["scores"] == same.payload["scores"]
+    elsewhere = trained.header(run, 0, 0, after=version(1, 77), evaluate=True, member=True)  # the same round
+    for asked in (header, elsewhere):
+        other, _ = trained.site.run(HANDSHAKE, asked, trained.w[0])
+        assert other.status == "ok" and not {"scores", "scores_generic"} & set(other.payload)
 
 
 def test_an_update_of_too_few_patients_does_not_leave(trained):

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from flare_context import context, read
+from flare_context import context, read, write_workflow
 from hospital_site import executor_of
 from kits import make_kit, write_noise
 from nvflare.apis.event_type import EventType
@@ -50,9 +50,10 @@ class Client:
         settings = {"preset": "tiny", "training": {"local_steps": 1, "batch_size": 4}}
         self.executor = executor_of("fedtar", **settings)
         self.kit, self.filters, self.sent = kit, filters, []
+        write_workflow(kit / "job-1" / "app", num_rounds=FIRST.rounds, time_steps=T)
 
     def run(self, task, header, weights=None):
-        ctx = context(self.kit, task, header=header, sent=weights)
+        ctx = context(self.kit, task, header=header, sent=weights, app=self.kit / "job-1" / "app")
         answer = self.executor.execute(task, ctx.get_prop(FLContextKey.TASK_DATA), ctx, Signal())
         for each in self.filters:
             answer = each.process(answer, ctx)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.data.cohort import EXCLUDED, Cohort, Patient, Visit
+from fedtar_flare.data.minimum_cell import round_share
 from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
@@ -61,6 +62,15 @@ def test_a_withdrawal_moves_a_told_number_by_a_whole_multiple_or_not_at_all(numb
         for before, after in zip(made.counts(least)[split], less.counts(least)[split], strict=True):
             assert (before - after) % least == 0
     assert EXCLUDED not in less.left_out(least) and EXCLUDED not in less.left_out(1)
+    assert made.digest() != less.digest() and made.digest() == cohort(numbers).digest()
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 30), st.integers(2, 9))
+def test_a_share_tells_of_its_group_only_the_number_that_is_reported(block, least):
+    """7 of 13 was told as it is: its only fraction with a denominator from 10 to 14."""
+    sizes = range(block * least, (block + 1) * least)
+    assert len({tuple(sorted({round_share(k / n, n, least) for k in range(n + 1)})) for n in sizes}) == 1
 
 
 def test_studies_left_out_are_told_by_patients():
@@ -85,9 +95,17 @@ def test_scores_tell_of_enough_patients_alone_and_no_total_tells_a_blank(numbers
             assert cell == {"n": 0}
         else:
             assert cell["n"] % least == 0 and cell["n"] > 0 and "token_loss" in cell
-    assert found["all"]["n"] == sum(cell["n"] for cell in found["steps"].values())
-    told = [one["n"] for kind in found.get("findings", {}).values() for one in kind.values()]
-    assert all(n % least == 0 for n in told)
+            assert all(on_grid(value, cell["n"]) for name, value in cell.items() if name not in ("n", "token_loss"))
+    n = sum(cell["n"] for cell in found["steps"].values())
+    assert found["all"]["n"] == n and all(on_grid(found["all"][name], n) for name in ("bleu_1", "identical_share"))
+    told = [one for kind in found.get("findings", {}).values() for one in kind.values()]
+    assert all(one["n"] % least == 0 and on_grid(one["recall"], one["n"]) for one in told)
+    assert all(on_grid(one["precision"], one["named"]) for one in told if "named" in one)
+
+
+def on_grid(share, n):
+    """Whether it is a multiple of 1 / n, or unknown."""
+    return share is None or abs(share * n - round(share * n)) < 1e-9
 
 
 def test_contradictions_are_told_of_enough_patients_alone():

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import fedtar_here
-from kits import make_kit, write_radiographs
+from kits import add_to_site_file, make_kit, write_radiographs
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
@@ -83,8 +83,7 @@ def test_one_patients_images_and_what_was_computed_from_them_go_in_every_size_an
 
 def test_a_patient_who_withdrew_is_found_too(kit):
     (kit / "local" / "out.txt").write_text("P2\n")
-    file = kit / "local" / "fedtar.yaml"
-    file.write_text(file.read_text() + "exclude: out.txt\n")
+    add_to_site_file(kit, "exclude: out.txt")
     steps = planned(kit, patient="P2")
     assert len([1 for _, what in steps.remove if "P2" in what]) == 2
     assert not any("exclude" in line for line in steps.kept)
@@ -113,12 +112,12 @@ def test_what_is_old_goes_and_retention_leaves_the_audit(kit, capsys):
             os.utime(path, (old, old))
     with pytest.raises(ConfigError, match="retention_days"):
         planned(kit, retention=True)
-    with (kit / "local" / "fedtar.yaml").open("a") as file:
-        file.write("retention_days: 99\n")
+    add_to_site_file(kit, "retention_days: 99")
     assert not planned(kit, older_than=101).remove
     assert {path for path, _ in planned(kit, older_than=99).remove} == {run / "hospital-a", kit / JOB, log}
     assert {path for path, _ in planned(kit, retention=True).remove} == {run / "hospital-a", kit / JOB}
     before = {path.name for path in kit.iterdir()}
+    assert main([str(kit)]) == 0 and "nothing deleted today" in capsys.readouterr().out and (kit / JOB).is_dir()
     assert main([str(kit)]) == 0 and capsys.readouterr().out.count("deleted: ") == 2
     assert {path.name for path in kit.iterdir()} == before - {JOB}
 

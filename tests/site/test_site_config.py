@@ -35,7 +35,7 @@ def manifest(tmp_path):
 
 def write(place: Path, **content):
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(yaml.safe_dump(content))
+    place.write_text(yaml.safe_dump({"policy": {}, **content}, explicit_end=True))
     return place
 
 

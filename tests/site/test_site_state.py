@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -113,3 +114,22 @@ def test_a_process_killed_while_it_writes_leaves_the_version_before(tmp_path):
     tensors, info = SiteState(tmp_path, "run", "site-1").read("0001-01")
     assert info["number"] >= 20
     assert bool((tensors["x"] == info["number"]).all())
+
+
+def answer_all(folder, which, barrier, granted):
+    state = SiteState(folder, "run", "site-1")
+    for question in range(100):
+        barrier.wait()
+        granted.put(state.may_answer(f"close {question}", which))
+
+
+def test_of_two_processes_that_are_asked_at_once_one_answers(tmp_path):
+    """A round that both close from weights of the server's choice tells a difference."""
+    forked = multiprocessing.get_context("fork")
+    barrier, granted = forked.Barrier(2), forked.SimpleQueue()
+    both = [forked.Process(target=answer_all, args=(tmp_path, which, barrier, granted)) for which in "ab"]
+    for process in both:
+        process.start()
+    assert sum(granted.get() for _ in range(200)) == 100
+    for process in both:
+        process.join()

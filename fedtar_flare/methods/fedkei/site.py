@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.data.minimum_cell import round_loss
+from fedtar_flare.data.minimum_cell import round_loss, round_share
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.imaging.transform_list import RANDOM
 from fedtar_flare.learning.config import DataConfig, LoRAConfig
@@ -50,6 +50,7 @@ class FedKEISite(SiteStrategy):
 
     shared_groups = ("model", "training", "data")
     reads_reports = False
+    divides_visits = False
     columns = ("labels",)
 
     def __init__(self, executor: SiteExecutor):
@@ -181,7 +182,7 @@ class FedKEISite(SiteStrategy):
     ) -> tuple[Reply, Tensors | None]:
         """The gradient in the centres that came down, once a task: of centres of a server's choice it tells more."""
         data = self._data(header, site, cohort)
-        if refused := self._refused(PROBE, header, weights, state, data):
+        if refused := self._refused(PROBE, header, weights, state, data, cohort):
             return refused, None
         learner = self.learner_of(header, site, cohort)
         _, gradients = learner.probe(weights, data.examples(), header.round, direct=self.plan.probe == "direct")
@@ -193,7 +194,7 @@ class FedKEISite(SiteStrategy):
     ) -> tuple[Reply, Tensors | None]:
         """Tune a module from the mixture that came down, keep it, and send its difference from the common start."""
         data = self._data(header, site, cohort)
-        if refused := self._refused(ADAPT, header, weights, state, data):
+        if refused := self._refused(ADAPT, header, weights, state, data, cohort):
             return refused, None
         learner = self.learner_of(header, site, cohort)
         progress = Progress(f"task {header.round}: epoch", self.settings.training.epochs, self.executor.logger.info)
@@ -219,7 +220,7 @@ class FedKEISite(SiteStrategy):
         return SiteTask.of(cohort, stream, header.round, self.executor.min_cell)
 
     def _refused(
-        self, task: str, header: TaskHeader, weights: Tensors, state: SiteState, data: SiteTask
+        self, task: str, header: TaskHeader, weights: Tensors, state: SiteState, data: SiteTask, cohort: Cohort
     ) -> Reply | None:
         """An abstention where the site has too little of the task, or was asked it before with other centres.
 
@@ -234,8 +235,8 @@ class FedKEISite(SiteStrategy):
                 raise ExchangeError(f"what came down does not fit the run's exchange at tensor '{name}'")
         if data.shortage:
             return abstain(header, data.shortage)
-        if not state.may_answer(f"{task} {header.round}", checksum(weights)):
-            return abstain(header, f"task {header.round} was answered already, from other centres")
+        if not state.may_answer(f"{task} {header.round}", checksum(weights), cohort.digest()):
+            return abstain(header, f"task {header.round} was answered already, from other centres or images")
         return None
 
     def _keep(
@@ -303,7 +304,13 @@ def _reply(header: TaskHeader, data: SiteTask, found: Adapted, rand: Adapted | N
     losses = {name: getattr(found, name) for name in ("mixture_loss", "start_loss", "final_loss")}
     validated = len(data.splits["validation"].labels)
     scores |= {n: round_loss(loss, validated, data.least) for n, loss in losses.items() if loss is not None}
+    counts = data.counts()
+
+    def rounded(auc: float | None) -> float | None:
+        """One image more or less moves an AUC by up to one of its smaller class."""
+        return auc and round_share(auc, min(counts["test"]), data.least)
+
     if data.scored:
-        scores |= {"auc": found.curve, "membership": found.membership}
-        scores |= {} if rand is None else {"rand_auc": rand.curve, "rand_at_epoch": rand.at_epoch}
-    return ok(header, numbers, {"counts": {"task": data.place, **data.counts()}, "scores": scores})
+        scores |= {"auc": [*map(rounded, found.curve)], "membership": rounded(found.membership)}
+        scores |= {} if rand is None else {"rand_auc": [*map(rounded, rand.curve)], "rand_at_epoch": rand.at_epoch}
+    return ok(header, numbers, {"counts": {"task": data.place, **counts}, "scores": scores})

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.data.minimum_cell import enough, round_loss, round_to_cell
+from fedtar_flare.data.minimum_cell import enough, round_loss, round_share, round_to_cell
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.transform_list import built_in
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses, extend
@@ -295,8 +295,10 @@ class FedMRGLearner(ReportLearner):
             if enough(having, min_cell):
                 found[finding.replace(" ", "_")] = {
                     "n": round_to_cell(int(there.sum()), min_cell),
-                    "recall": float((said[there, i] == POSITIVE).float().mean()),
-                    "accuracy": float((said[:, i] == truth[:, i]).float().mean()),
+                    "recall": round_share(
+                        float((said[there, i] == POSITIVE).float().mean()), int(there.sum()), min_cell
+                    ),
+                    "accuracy": round_share(float((said[:, i] == truth[:, i]).float().mean()), len(samples), min_cell),
                 }
         return found
 

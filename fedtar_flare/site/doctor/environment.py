@@ -83,7 +83,7 @@ def _has_driver() -> bool:
 def site_file(place: Path) -> tuple[SiteConfig | None, list[Finding]]:
     """Whether the site file is there and valid."""
     if not place.is_file():
-        cure = "write it with at least 'source: manifest' and 'path: <your manifest>'"
+        cure = f"write it with 'fedtar init -o {place}', and enter 'source' and 'path'"
         return None, [Finding(FAIL, "site file", f"{place} is not there", cure)]
     try:
         config = read_site_file(place)

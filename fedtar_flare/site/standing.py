@@ -1,0 +1,67 @@
+"""What a real site holds all jobs to: one run for each job, and one division of its data into cells.
+
+Both stand in the site's own folder, beside its audit, and belong to no single run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
+from fedtar_flare.files import PRIVATE, locked, read_json, write_json
+from fedtar_flare.site.admission import Declined
+
+RUNS, CELLS = "runs.json", "cells.json"
+
+Division = Mapping[str, str]
+"""What decides which visits share a cell, and which cells are reported: ``time_steps``, ``timeline``, ``min_cell``."""
+
+
+def bind_run(records: Path, job: str, run_id: str, resumes: bool) -> None:
+    """Bind a job to its run at first use; :class:`ExchangeError` for a second run of a job, or a run of another job.
+
+    A job that ``resumes`` another goes on with that one's run.
+    """
+    with locked(file := records / RUNS):
+        runs = read_record(file)
+        if runs.get(job, run_id) != run_id:
+            raise ExchangeError("the job has begun another run at this site; a job has one")
+        if job not in runs and run_id in runs.values() and not resumes:
+            raise ExchangeError("the run is that of another job, which this one does not resume")
+        write_json(file, runs | {job: run_id}, PRIVATE)
+
+
+def fix_cells(records: Path, data: str, asked: Division) -> None:
+    """Fix how the data set ``data`` is divided, as the first job asks; :class:`Declined` where a later one differs."""
+    with locked(file := records / CELLS):
+        if differing := other_cells(records, data, asked):
+            raise Declined(f"declined: {'; '.join(differing)}")
+        write_json(file, read_record(file) | {data: dict(asked)}, PRIVATE)
+
+
+def other_cells(records: Path, data: str, asked: Division) -> list[str]:
+    """What a job asks that does not fit how this data is divided already, as lines that may leave.
+
+    The difference of two cells that are divided differently can be a single visit.
+    """
+    fixed = read_record(records / CELLS).get(data, asked)
+    differing = [
+        f"{name} {value:.80} (so far {fixed.get(name)!s:.80})"
+        for name, value in asked.items()
+        if fixed.get(name) != value
+    ]
+    return (
+        [f"{', '.join(differing)}: until the site runs 'fedtar site cells --release', all jobs have the same"]
+        if differing
+        else []
+    )
+
+
+def read_record(file: Path) -> dict[str, Any]:
+    """One of these records; empty without the file. Raises FedTARError if it cannot be read: no job is done then."""
+    try:
+        return read_json(file) if file.exists() else {}
+    except ConfigError as error:
+        raise FedTARError(str(error), public="the site's record of its jobs cannot be read") from error

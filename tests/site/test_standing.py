@@ -1,0 +1,119 @@
+"""One run for each job, with the rounds and time steps of the job's own files, and one division of a site's data."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from command import fedtar_here
+from flare_context import write_workflow
+from hospital_site import HospitalSite, T
+from kits import add_to_site_file, make_kit, write_radiographs
+
+from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
+from fedtar_flare.site.admission import Declined
+from fedtar_flare.site.audit import read_audit
+from fedtar_flare.site.site_file import read_site_file
+from fedtar_flare.site.standing import CELLS, RUNS, fix_cells, other_cells, read_record
+
+POLICY = "{min_patients: 1, min_local_steps: 1, min_batch_size: 1}"
+
+
+@pytest.fixture
+def kit(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FEDTAR_SITES", raising=False)
+    kit = make_kit(tmp_path / "hospital", f"source: manifest\npath: manifest.csv\npolicy: {POLICY}\n")
+    write_radiographs(kit / "local", 9, visits=3)
+    return kit
+
+
+@pytest.fixture
+def asked(kit):
+    """Asks the hospital for a handshake: run, job, header fields, and what the job's own files say."""
+
+    def ask(run, job="job-1", says=(), settings=(), **header):
+        said = {"num_rounds": 2, "time_steps": T} | {n: v for n, v in header.items() if n == "time_steps"} | dict(says)
+        hospital = HospitalSite(kit, name="hospital", simulated=False, app=kit / job / "app", **dict(settings))
+        hospital.job = job
+        write_workflow(hospital.app, **said)
+        given = replace(hospital.header(run, 0, 0, after="0000-00", initial_site="hospital"), **{"rounds": 2, **header})
+        reply, weights = hospital.run("handshake", given)
+        assert (weights is None) is (reply.status == "error") and bool(reply.payload) is (reply.status == "ok")
+        return reply.reason
+
+    return ask
+
+
+@pytest.mark.parametrize(("name", "value"), [("rounds", 200), ("rounds", 1), ("time_steps", 1), ("time_steps", 20)])
+def test_a_server_does_not_ask_for_other_rounds_or_steps_than_the_job_has(asked, name, value):
+    reason = asked("run", says={"time_steps": T}, **{name: value})
+    assert reason == f"the server asks for {name.replace('rounds', 'num_rounds')} {value}; the job's own files say 2"
+    assert asked("run", says={"num_rounds": None}) == "the server asks for num_rounds 2; the job's own files say None"
+
+
+def test_a_job_has_one_run_and_another_job_gets_it_by_resuming_alone(asked, kit):
+    assert asked("run-a") == "" == asked("run-a")
+    assert "has begun another run" in asked("run-b")
+    assert "another job, which this one does not resume" in asked("run-a", job="job-2")
+    assert asked("run-a", job="job-3", says={"resume_from": "job-1"}) == ""
+    assert "has begun another run" in asked("run-c", job="job-3", says={"resume_from": "job-1"})
+    [record] = kit.parent.rglob(RUNS)
+    assert read_record(record) == {"job-1": "run-a", "job-3": "run-a"} and record.stat().st_mode & 0o077 == 0
+    record.write_text("{")
+    assert asked("run-a") == "the site's record of its jobs cannot be read"
+
+
+@pytest.mark.parametrize(
+    ("header", "settings", "words"),
+    [
+        ({"time_steps": T + 1}, {}, f"time_steps {T + 1} (so far {T})"),
+        ({}, {"data": {"alignment": "period", "periods": ["2020-01-02"]}}, "timeline period 2020-01-02"),
+        ({}, {"data": {"min_cell": 2}}, "min_cell 2 (so far 1)"),
+    ],
+)
+def test_cells_that_an_earlier_job_divided_otherwise_wait_for_the_site_s_word(asked, kit, header, settings, words):
+    """Two jobs with T = 2 and T = 3: the difference of two cells was one visit of one patient."""
+    assert asked("run-a") == ""
+    reason = asked("run-b", "job-2", settings=settings, **header)
+    assert reason.startswith("declined: ") and words in reason and "fedtar site cells --release" in reason
+    code, out, _ = fedtar_here("site", "cells", "--kit", kit)
+    assert code == 0 and f"manifest.csv: time_steps {T}, timeline visit, min_cell 1" in out and "released" not in out
+    code, out, _ = fedtar_here("site", "cells", "--kit", kit, "--release")
+    assert code == 0 and "released" in out
+    assert asked("run-b", "job-2", settings=settings, **header) == ""
+    [audit] = kit.parent.rglob("approvals.jsonl")
+    assert [entry["outcome"] for entry in read_audit([audit])] == ["released"]
+
+
+def test_staff_sees_beforehand_that_a_job_divides_the_data_otherwise(asked, kit, tmp_path):
+    assert asked("run-a") == ""
+    FedTARRecipe(name="study", preset="tiny", num_rounds=2, time_steps=T + 1).export(str(tmp_path / "jobs"), byoc=False)
+    code, out, _ = fedtar_here("site", "describe", tmp_path / "jobs" / "study", "--kit", kit, "--json")
+    assert code == 0 and any(f"time_steps {T + 1} (so far {T})" in line for line in json.loads(out)["beyond"])
+
+
+def test_each_data_set_has_a_division_of_its_own_and_a_damaged_record_stops(tmp_path):
+    one, other = {"time_steps": "2", "min_cell": "5"}, {"time_steps": "3", "min_cell": "5"}
+    fix_cells(tmp_path, "a.csv", one)
+    fix_cells(tmp_path, "b.csv", other)
+    assert not other_cells(tmp_path, "a.csv", one) and not other_cells(tmp_path, "c.csv", one)
+    with pytest.raises(Declined, match=r"time_steps 2 \(so far 3\)"):
+        fix_cells(tmp_path, "b.csv", one)
+    (tmp_path / CELLS).write_text("[]")
+    with pytest.raises(FedTARError):
+        fix_cells(tmp_path, "a.csv", one)
+
+
+def test_a_file_that_was_cut_short_anywhere_is_noticed(kit):
+    add_to_site_file(kit, "exclude: gone.txt")
+    file = kit / "local" / "fedtar.yaml"
+    whole = file.read_text()
+    assert read_site_file(file).policy.min_patients == 1
+    for end in range(len(whole) - 1):
+        file.write_text(whole[:end])
+        with pytest.raises(ConfigError):
+            read_site_file(file)
+    file.write_text(whole.replace(f"policy: {POLICY}\n", ""))
+    with pytest.raises(ConfigError, match="must have a 'policy'"):
+        read_site_file(file)
