@@ -121,6 +121,7 @@ def _check_events(events: Iterable[Any]) -> None:
 
     open_: list[list[Any]] = []  # of each collection: its keys (None: it has none), and whether a key comes next
     for event in events:
+        line = event.start_mark.line + 1
         if isinstance(event, CollectionEndEvent):
             open_.pop()
         elif isinstance(event, NodeEvent):
@@ -129,12 +130,12 @@ def _check_events(events: Iterable[Any]) -> None:
                 open_[-1][1] = not is_key
                 if is_key and isinstance(event, ScalarEvent):
                     if event.value in keys:
-                        raise ValueError(f"line {event.start_mark.line + 1}: '{event.value}' is there twice")
+                        raise ValueError(f"line {line}: '{event.value}' is there twice")
                     keys.add(event.value)
             if isinstance(event, CollectionStartEvent):
                 open_.append([set() if isinstance(event, MappingStartEvent) else None, True])
                 if len(open_) > MAX_DEPTH:
-                    raise ValueError(f"line {event.start_mark.line + 1}: nested more than {MAX_DEPTH} deep")
+                    raise ValueError(f"line {line}: nested more than {MAX_DEPTH} deep")
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

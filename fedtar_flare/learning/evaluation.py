@@ -42,8 +42,8 @@ def cells(
     """Scores per time step and over all steps.
 
     A cell with fewer than ``min_cell`` distinct patients holds an n of 0 alone, and its reports do not count in ``all``
-    either: otherwise subtraction would reveal its scores. Every n is rounded down to a multiple of ``min_cell``, and each
-    score accordingly.
+    either: otherwise subtraction would reveal its scores. Every n is rounded down to a multiple of ``min_cell``, scores
+    accordingly.
 
     ``texts`` are the reports generated for the visits ``samples``, ``losses`` the mean token loss of each reference,
     nats. Gives ``{"steps": {"1": cell, ...}, "all": cell}``; a cell has ``n`` and the scores of
