@@ -130,7 +130,7 @@ def server_rows() -> Iterator[Row]:
     from fedtar_flare.runtime.controller import FederatedController
 
     arguments = inspect.signature(FederatedController.__init__).parameters
-    described = re.findall(r"^    (\w+) : (.+)\n((?:        .+\n)+)", inspect.getdoc(FederatedController) or "", re.M)
+    described = re.findall(r"^(\w+) : (.+)\n((?:    .+\n)+)", inspect.getdoc(FederatedController) or "", re.M)
     for name, kind, meaning in described:
         if name not in OF_RECIPE:
             yield Row(name, kind, shown(arguments[name].default), " ".join(meaning.split()))

@@ -295,16 +295,14 @@ def load_generator(
     )
 
 
-def load_base_model(
-    adapter: Path | str, *, model: Mapping[str, Any] | None = None, online: bool = False
-) -> ReportGenerator:
+def load_base_model(adapter: Path | str, *, model: Mapping[str, Any] | None = None) -> ReportGenerator:
     """The model that an adapter was trained on, without it: ``peft.PeftModel.from_pretrained(base, adapter)``.
 
-    It is on the CPU, in float32 and eval mode. ``model`` and ``online`` as for :func:`load_generator`. Raises
+    It is on the CPU, in float32 and eval mode. ``model`` as for :func:`load_generator`; nothing is fetched. Raises
     ConfigError for a folder that is no adapter of this package, or where the base model is another one here.
     """
     info = read_adapter_info(adapter)
-    with fetching_only_if(online):
+    with fetching_only_if(asked=False):
         base = build_model(_config(info, model))
     _check_base(base, info, adapter)
     return base

@@ -47,8 +47,8 @@ class FederatedController(HandshakeController):
     weighting : {"samples", "uniform", "inverse"}
         Of the sites in a mean; ``samples`` is n_k / N.
     aggregation : {"mean", "norm_bounded_mean", "median", "trimmed_mean"}
-        What is made of the sites' updates (:mod:`fedtar_flare.runtime.aggregation`). With another than ``mean``
-        validation losses and T numbers count by their median over the sites, too.
+        What is made of the sites' updates: their mean, or what one site that lies moves less, with ``min_sites`` of
+        at least 2 or 3; then validation losses and T numbers go by the sites' median too.
     max_share : float
         Largest share of a site in a mean of three or more.
     min_sites : int
@@ -63,7 +63,7 @@ class FederatedController(HandshakeController):
     update_norm_limit : float
         An update whose norm is larger than this times the weights' norm is refused.
     initial_site : str
-        The site that gives the common initial weights; empty: the first by name.
+        The site that gives the common initial weights, which most sites must have too; empty: the first by name.
     initial_checkpoint : str
         Weights to start from instead: a name under which the server's operator offers a checkpoint file (in the
         simulator: its path).
