@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 CLASSES = 2
 """Logits of the head; index 1 stands for the new disease."""
-_HEADS = ("head", "fc", "classifier")
-"""Classification heads that a published file may have."""
+_LEFT = ("head", "fc", "classifier", "mask_token")
+_LEFT += tuple(f"decoder_{part}" for part in ("embed", "blocks", "norm", "pred", "pos_embed"))
+"""Classification heads and the decoder of a masked autoencoder (RETFound), which a published file may have."""
 _HEAD_STD = 0.02
 _HEAD = ("head.weight", "head.bias")
 _TARGETS = {
@@ -200,5 +201,5 @@ def _encoder(config: ClassifierConfig, places: Mapping[str, Path | None]) -> Sli
         encoder, _ = build_encoder(named.located(places), load_pretrained=config.encoder_weights is None)
     if config.encoder_weights not in (None, RANDOM):
         path = places.get(config.encoder_weights) or Path(config.encoder_weights).expanduser()
-        load_weights(encoder.backbone, path, own_names if config.whole_volumes else dict, _HEADS)
+        load_weights(encoder.backbone, path, own_names if config.whole_volumes else dict, _LEFT)
     return encoder

@@ -103,12 +103,13 @@ def test_a_module_loaded_by_peft_gives_equal_logits(tmp_path):
     assert torch.equal(PeftModel.from_pretrained(base, tmp_path)(noise(3, 1)), model(noise(3, 1)))
 
 
-def test_weights_of_a_local_file_are_loaded_and_its_own_head_is_left_out(tmp_path):
+def test_weights_of_a_local_file_are_loaded_and_its_own_head_or_decoder_is_left_out(tmp_path):
     from safetensors.torch import save_file
 
     other = build_classifier(VIT.replace(seed=5)).unload().encoder.backbone.state_dict()
     path = tmp_path / "vit.safetensors"
-    save_file({**other, "head.weight": torch.zeros(3, 32)}, path)
+    more = ("head.weight", "decoder_embed.weight", "decoder_blocks.0.norm1.weight", "mask_token")  # as RETFound's
+    save_file({**other, **{name: torch.zeros(3, 32) for name in more}}, path)
     loaded = build_classifier(VIT.replace(encoder_weights=str(path))).unload().encoder.backbone.state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in other.items())
     first = sorted(other)[0]
