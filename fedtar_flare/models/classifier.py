@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 CLASSES = 2
 """Logits of the head; index 1 stands for the new disease."""
-_LEFT = ("head", "fc", "classifier", "mask_token")
-_LEFT += tuple(f"decoder_{part}" for part in ("embed", "blocks", "norm", "pred", "pos_embed"))
+_DECODER = ("mask_token", *(f"decoder_{part}" for part in ("embed", "blocks", "norm", "pred", "pos_embed")))
+_LEFT = ("head", "fc", "classifier", *_DECODER)
 """Classification heads and the decoder of a masked autoencoder (RETFound), which a published file may have."""
 _HEAD_STD = 0.02
 _HEAD = ("head.weight", "head.bias")
