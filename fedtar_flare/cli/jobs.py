@@ -130,13 +130,16 @@ def export(arguments: argparse.Namespace) -> None:
 
 
 def report(arguments: argparse.Namespace) -> None:
-    """Write report.html from the run record (rounds.jsonl), and print its closing box."""
+    """Write report.html and the adapter's model card from the run record (rounds.jsonl), and print its closing box."""
+    from fedtar_flare.reporting.model_card import write_model_card
     from fedtar_flare.reporting.page import write_report
     from fedtar_flare.reporting.run import find_run, read_run
     from fedtar_flare.runtime.results import box
 
     folder = find_run(arguments.run_folder)
     page, run = write_report(folder), read_run(folder)
+    if (folder / "adapter").is_dir():
+        write_model_card(run, folder / "adapter")
     found = {"report": str(page), "run_id": run.start.run_id, "status": run.status, "rounds": len(run.validations)}
     show(arguments, found, box(run, page))
 

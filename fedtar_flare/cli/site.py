@@ -7,7 +7,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.cli.commands import Commands, add_command, add_group, add_place, given, show
+from fedtar_flare.cli.commands import (
+    Commands,
+    ProgressLine,
+    add_command,
+    add_group,
+    add_place,
+    add_repeated,
+    given,
+    grouped,
+    show,
+)
 from fedtar_flare.errors import ConfigError, FedTARError, plain
 
 if TYPE_CHECKING:
@@ -42,7 +52,7 @@ HEAD = ("time", "site", "method", "task", "round", "step", "outcome", "tensors",
 
 def add_commands(commands: Commands) -> None:
     """Add the commands."""
-    group = add_group(commands, "site", "pause, leave or join; describe, approve or purge what a site keeps")
+    group = add_group(commands, "site", "pause, leave or join; describe or approve jobs; audit a model; purge")
     for name, (summary, text, _) in DECISIONS.items():
         command = group.add_parser(name, help=summary, description=text)
         add_place(command)
@@ -80,6 +90,12 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--yes", action="store_true", help="delete; without it nothing is touched")
     add_place(command)
     command.add_argument("--site-file", type=Path, help="site file of a simulated site")
+
+    command = add_command(group, audit_model, "what a run's adapter remembers of this site's patients")
+    command.add_argument("results", type=Path, metavar="run", help="folder of the run, or its adapter folder alone")
+    command.add_argument("--summary", type=Path, metavar="FOLDER", help="also write there, rounded, what may leave")
+    add_repeated(command, "--set", "GROUP.NAME=VALUE", "a setting of the base model, such as model.weights=PATH")
+    add_place(command)
 
     command = add_command(commands, audit, "what left a site: totals of each job, or every message with its tensors")
     command.add_argument(
@@ -193,6 +209,42 @@ def cells(arguments: argparse.Namespace) -> None:
     show(arguments, {"cells": found, "released": arguments.release}, *(lines or ["no job has divided the data yet"]))
 
 
+def audit_model(arguments: argparse.Namespace) -> int:
+    """Test on this site's own patients what a run's adapter remembers: whether its losses tell training patients from
+    held-out ones (an AUC of 0.5 tells nothing), and phrases of 8 words in its drafts that stand in one patient's
+    reports alone. Exit code 1 where it is above the site's policy.max_membership_auc.
+
+    Everything stays here, but for --summary: the study lead puts that file into the run's folder for the model card.
+    """
+    from fedtar_flare.models.sources import without_collecting
+    from fedtar_flare.reporting.run import find_run
+    from fedtar_flare.site.site_file import load_site_config
+
+    with without_collecting():
+        from fedtar_flare.files import write_json
+        from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO
+        from fedtar_flare.reporting.model_audit import SUMMARY, table
+        from fedtar_flare.site.model_audit import audit_model
+
+    folder, site = arguments.results, _site(arguments)
+    adapter = folder if (folder / ADAPTER_INFO).is_file() else find_run(folder) / "adapter"
+    workspace = None if site.simulated else site.workspace
+    config = load_site_config(site.name, workspace=workspace, simulator=site.simulated)
+    model = grouped(arguments.set, ("model",)).get("model", {})
+    with ProgressLine() as line:
+        found, summary = audit_model(adapter, site, config, model, line)
+    lines = table(found)
+    if summary.held:
+        lines.append(f"ABOVE policy.max_membership_auc {config.policy.max_membership_auc:g}: ask to hold the release")
+    if arguments.summary:
+        arguments.summary.mkdir(parents=True, exist_ok=True)
+        file = write_json(arguments.summary / SUMMARY.format(site=site.name), summary.to_dict())
+        _record(site, "summary of a model audit written", f"run {summary.run_id}", "(model audit)")
+        lines.append(f"for the study lead: {file}")
+    show(arguments, found, *lines)
+    return int(summary.held)
+
+
 def _site(arguments: argparse.Namespace) -> Site:
     from fedtar_flare.settings import nearest
     from fedtar_flare.site.place import Site
@@ -214,11 +266,11 @@ def _job(text: str, site: Site) -> DeployedJob:
     raise ConfigError(f"'{text}' is neither a folder nor the id of a job in {site.workspace}")
 
 
-def _record(site: Site, outcome: str, digest: str) -> None:
+def _record(site: Site, outcome: str, digest: str, task: str = "(approval)") -> None:
     from fedtar_flare.site import audit
 
     try:
-        audit.write(site, "approvals", {"task": "(approval)", "outcome": outcome, "reason": digest})
+        audit.write(site, "approvals", {"task": task, "outcome": outcome, "reason": digest})
     except OSError as error:
         raise FedTARError(f"the audit cannot be written ({error}); free the disk or repair the rights") from error
 

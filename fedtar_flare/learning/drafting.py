@@ -134,7 +134,7 @@ class Drafter:
         online: bool = False,
     ):
         self.info, self._adapter = read_adapter_info(adapter), adapter
-        self._config = _config(self.info, model)
+        self._config = base_config(self.info, model)
         self._method = self.info.get("method", registry.DEFAULT)
         self.personal = state is not None
         kept = Kept() if state is None else self._kept(state, key)
@@ -303,12 +303,12 @@ def load_base_model(adapter: Path | str, *, model: Mapping[str, Any] | None = No
     """
     info = read_adapter_info(adapter)
     with fetching_only_if(asked=False):
-        base = build_model(_config(info, model))
+        base = build_model(base_config(info, model))
     _check_base(base, info, adapter)
     return base
 
 
-def _config(info: Mapping[str, Any], changes: Mapping[str, Any] | None) -> ModelConfig:
+def base_config(info: Mapping[str, Any], changes: Mapping[str, Any] | None) -> ModelConfig:
     """The base model that ``fedtar.json`` names, with what the user overrides."""
     settings = {**info["model"], **(changes or {})}
     return model_preset(settings.pop("preset"), **settings)

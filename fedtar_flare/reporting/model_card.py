@@ -11,6 +11,7 @@ from fedtar_flare.errors import plain
 from fedtar_flare.files import write_text
 from fedtar_flare.reporting.alarms import alarm_section
 from fedtar_flare.reporting.format import flat, heading, number, size, times, visits
+from fedtar_flare.reporting.model_audit import MEASURES, read_summaries
 from fedtar_flare.reporting.render import render_markdown
 from fedtar_flare.reporting.run import SPLITS, Run
 from fedtar_flare.reporting.scores import groups, score_rows, start_name
@@ -32,6 +33,7 @@ def write_model_card(run: Run, folder: Path | str) -> Path:
 def model_card(run: Run) -> str:
     """The card as Markdown with the YAML head that model hubs read."""
     start = run.start
+    summaries = read_summaries(run.folder, run.start.run_id)
     rows, off = score_rows(run, run.shown), score_rows(run, run.shown, generic=True)
     return render_markdown(
         "card.md",
@@ -51,6 +53,9 @@ def model_card(run: Run) -> str:
         heading=heading,
         tables=groups(rows),
         off=groups(off),
+        audits=summaries,
+        audit_head=["site", "part", *MEASURES.values()],
+        audit_rows=[row for summary in summaries for row in summary.rows()],
         settings=[*flat(start.settings), *start.versions.items()],
     )
 

@@ -117,7 +117,8 @@ class SiteStrategy(ABC):
         least, asked = self.executor.min_cell, self.executor.division(header.time_steps)
         if asked:
             fix_cells(site.records, str(self.executor.site_config.path), asked)
-        state.fix_run(header, self.executor.timeline(header.time_steps), schema)
+        about = {"data": self.settings.data.to_dict(), "seed": self.executor.seed}
+        state.fix_run(header, self.executor.timeline(header.time_steps), schema, about)
         counts = cohort.counts(least)
         if not self.divides_visits:
             all_steps = {split: [s.visit.patient_id for s in cohort.samples(split)] for split in counts}

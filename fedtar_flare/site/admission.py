@@ -111,7 +111,7 @@ def breaches(request: JobRequest, bounds: Bounds) -> list[str]:
     found += [f"data.transforms {name} (not among this site's transforms)" for name in strange]
     for name, bound in bounds:
         side, _, kind = name.partition("_")
-        if side not in ("min", "max") or kind == "seconds":
+        if side not in ("min", "max") or kind in ("seconds", "membership_auc"):
             continue
         for setting, value in (amounts[kind] | (request.decay if name == "max_learning_rate" else {})).items():
             if side == "min" and not value >= bound:

@@ -62,6 +62,12 @@ class Bounds(Settings):
     max_rounds: int | None = Field(200, ge=1, description="greatest number of rounds")
     max_time_steps: int | None = Field(20, ge=1, description="greatest number of time steps")
     max_seconds: float | None = Field(43_200.0, gt=0, description="of one task; one that takes longer is stopped")
+    max_membership_auc: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="of a trained adapter, by 'fedtar site audit-model'; above it the site asks to hold the release",
+    )
     models: dict[str, Path | None] = Field(
         {},
         description="what else than the shipped model a job may name as model.encoder_name, decoder_name, tokenizer or "
@@ -78,7 +84,7 @@ class Bounds(Settings):
         found = []
         for name, field in type(self).model_fields.items():
             value, usual = getattr(self, name), field.default
-            more = name.startswith("max_") and (value is None or value > usual)
+            more = name.startswith("max_") and usual is not None and (value is None or value > usual)
             less = name.startswith("min_") and value < usual
             further = name == "transforms" and not set(value) <= set(usual)
             if more or less or further or (name == "models_from" and value != usual):

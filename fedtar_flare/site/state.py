@@ -121,9 +121,11 @@ class SiteState:
             raise ExchangeError(f"task '{task}' was answered {most} times in this run, and no run needs more")
 
     # ------------------------------------------------------------------ what holds for the whole run
-    def fix_run(self, header: TaskHeader, timeline: str, schema: ExchangeSchema) -> None:
+    def fix_run(self, header: TaskHeader, timeline: str, schema: ExchangeSchema, about: Mapping[str, Any]) -> None:
         """Fix the time steps, whose reports are scored and what is exchanged, at the first handshake;
         :class:`ExchangeError` where they change.
+
+        ``about`` is what :meth:`about_run` gives besides: ``data`` (settings) and ``seed``.
 
         Numbers of the same patients in other cells would tell those of the cells that are left blank.
         """
@@ -132,7 +134,7 @@ class SiteState:
             if self.schema() not in (None, schema):
                 raise ExchangeError("the tensors that travel are others than at the run's first handshake")
             fixed = {"time_steps": header.time_steps, "timeline": timeline, "score": header.score}
-            self._write_run({**fixed, "schema": schema.to_dict()})
+            self._write_run({**fixed, "schema": schema.to_dict(), **about})
 
     def check_run(self, header: TaskHeader, timeline: str) -> None:
         """Refuse (:class:`ExchangeError`) other time steps, or reports to score, than those that the run began with."""
@@ -141,6 +143,16 @@ class SiteState:
             raise ExchangeError("the time steps are others than at the run's first handshake")
         if run.get("score", header.score) != header.score:
             raise ExchangeError("the reports to score are of others than at the run's first handshake")
+
+    def about_run(self) -> dict[str, Any]:
+        """``time_steps``, ``data`` and ``seed`` of the run; ConfigError where the site has no such run."""
+        about = self._record(RUN)
+        if missing := {"time_steps", "data", "seed"} - set(about):
+            raise ConfigError(
+                f"{self.folder} does not say the run's {', '.join(sorted(missing))}: this site took no part in run "
+                f"{self.folder.parent.name}, its state was purged, or an earlier release wrote it"
+            )
+        return about
 
     def schema(self) -> ExchangeSchema | None:
         """What is exchanged in the run; None before its handshake."""

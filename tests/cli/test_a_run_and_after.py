@@ -173,6 +173,36 @@ def test_the_examples_of_the_python_page_run(results, repository, tmp_path, monk
     assert any("lora_B" in name and value.any() for name, value in made[2]["model"].named_parameters())
 
 
+def test_a_site_audits_what_the_adapter_remembers_and_tells_rounded_numbers_alone(
+    place, results, site_state, hospitals
+):
+    home = {"FEDTAR_HOME": str(place / "home"), "FEDTAR_SITES": str(place / "hospitals" / "sites")}
+    audit = ("site", "audit-model", results, "--simulated", "north", "--summary", results)
+    found = json.loads(passing(*audit, "--json", **home))
+    assert found["patients"]["training"]["all"] + found["patients"]["held_out"]["all"] == hospitals["north"]["patients"]
+    assert [*found["parts"]][:3] == ["warm start", "shared adapter", "with patient adapter"]
+    assert all(0 <= part["membership_auc"] <= 1 for part in found["parts"].values())
+    assert json.loads((site_state / "model-audit.json").read_text())["parts"] == found["parts"]
+    told = json.loads((results / "model-audit-north.json").read_text())
+    values = [value for part in told["parts"].values() for value in part.values() if value is not None]
+    assert values and all(value == round(round(value * 20) / 20, 2) for value in values)
+    assert "longest" not in json.dumps(told) and not told["held"]
+    file = place / "hospitals" / "sites" / "north.yaml"
+    before = file.read_text()
+    file.write_text(before + "policy: {max_membership_auc: 0.0}\n")
+    code, out, err = here(*audit, **home)
+    file.write_text(before)
+    assert code == 1 and "Traceback" not in err and "ask to hold the release" in out, err
+    assert "What it remembers" not in (results / "adapter" / "README.md").read_text()
+    passing("report", results)
+    card = (results / "adapter" / "README.md").read_text()
+    assert "| north | shared adapter |" in card and "north asks to hold the release" in card
+    (results / "model-audit-north.json").unlink()
+    passing("report", results)
+    code, _, err = here("site", "audit-model", results, "--simulated", "south", FEDTAR_HOME=str(place / "elsewhere"))
+    assert code == 2 and "known: none" in err
+
+
 def test_export_for_production_and_its_description(tmp_path):
     out = passing("export", "-o", tmp_path, "--name", "trial", "--no-byoc", "--preset", "tiny", "--json")
     job = Path(json.loads(out)["job"])

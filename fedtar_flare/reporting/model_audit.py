@@ -1,0 +1,89 @@
+"""An audit of an adapter (:mod:`fedtar_flare.site.model_audit`) as text, and what a site lets others know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from fedtar_flare.errors import plain
+from fedtar_flare.files import read_json
+from fedtar_flare.settings import Settings, build
+
+SUMMARY = "model-audit-{site}.json"
+"""File name of a site's summary, in the folder of the run."""
+STEP = 0.05
+"""To which every share of a summary is rounded."""
+PARTS = ("warm start", "shared adapter", "with patient adapter", "as it writes at the site")
+MEASURES = {
+    "membership_auc": "membership AUC",
+    "rare_auc": "rare findings' AUC",
+    "own_training": "own phrases, training",
+    "own_held_out": "held-out",
+    "other_training": "others' phrases, training",
+    "other_held_out": "held-out",
+}
+
+
+class AuditSummary(Settings):
+    """What a site's staff may hand to the study lead."""
+
+    site: str = Field(max_length=128)
+    run_id: str = Field(max_length=64)
+    round: int = Field(ge=0)
+    held: bool = Field(description="whether the site asks the lead to hold the adapter's release")
+    parts: dict[str, dict[str, Annotated[float, Field(ge=0, le=1)] | None]]
+
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
+        if not set(self.parts) <= set(PARTS) or any(not set(found) <= set(MEASURES) for found in self.parts.values()):
+            yield "parts", f"those of {', '.join(PARTS)}, each with {', '.join(MEASURES)}"
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """Site, part, and each of :data:`MEASURES`, as text."""
+        for part, found in self.parts.items():
+            yield plain(self.site), part, *_cells(found)
+
+
+def rounded(found: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], least: int) -> dict[str, Any]:
+    """Parts of an audit for a summary: rounded, and nothing of groups of fewer than ``least`` patients."""
+    few = {kind: any(group[kind] < max(1, least) for group in counts.values()) for kind in ("all", "rare")}
+    shown = [name for name in MEASURES if not few["all"] and not (name == "rare_auc" and few["rare"])]
+    parts = {part: {name: _measure(one, name) for name in shown} for part, one in found.items()}
+    return {
+        part: {name: None if value is None else round(round(value / STEP) * STEP, 2) for name, value in one.items()}
+        for part, one in parts.items()
+    }
+
+
+def table(found: Mapping[str, Any]) -> list[str]:
+    """The whole audit, for the site: its table, and below it the longest phrases."""
+    rows = [("", *MEASURES.values())]
+    rows += [(part, *_cells({name: _measure(one, name) for name in MEASURES})) for part, one in found["parts"].items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    for part, one in found["parts"].items():
+        words = [str(one[group]["longest_other"]) for group in ("training", "held_out") if group in one]
+        more = f"; longest phrase of another patient (training, held-out): {', '.join(words)} words" if words else ""
+        lines.append(f"{part}: 95 % interval of the AUC +- {1.96 * one['standard_error']:.2f}{more}")
+    return lines
+
+
+def read_summaries(folder: Path, run_id: str) -> list[AuditSummary]:
+    """The summaries in a run's folder, by file name; those of other runs are left out, a wrong one is a ConfigError."""
+    files = sorted(folder.glob(SUMMARY.format(site="*")))
+    found = [build(AuditSummary, read_json(file), str(file)) for file in files]
+    return [summary for summary in found if summary.run_id == run_id]
+
+
+def _measure(part: Mapping[str, Any], name: str) -> float | None:
+    """One of :data:`MEASURES` in a part of an audit."""
+    kind, _, group = name.partition("_")
+    value: float | None = part.get(group, {}).get(kind) if kind in ("own", "other") else part[name]
+    return value
+
+
+def _cells(found: Mapping[str, float | None]) -> Iterator[str]:
+    for name in MEASURES:
+        yield "-" if (value := found.get(name)) is None else f"{value:.2f}"

@@ -1,0 +1,201 @@
+"""What a run's adapter remembers of this site's patients: who was trained on, and phrases of their reports.
+
+Membership is tested as by somebody with the adapter, the warm start and a patient's studies: the score is the fall of
+the reports' mean token loss from the one to the other, which takes out how hard each report is (the loss difference of
+Carlini et al. 2022, *Membership inference attacks from first principles*). An AUC of 0.5 is chance. It is a lower bound
+of what can be learnt: an attacker with shadow models does better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedtar_flare import registry
+from fedtar_flare.data.cohort import Sample
+from fedtar_flare.errors import DataError
+from fedtar_flare.files import PRIVATE, write_json
+from fedtar_flare.imaging.augment import change_of
+from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
+from fedtar_flare.learning.drafting import Drafter, base_config
+from fedtar_flare.learning.labels import labeler_of
+from fedtar_flare.learning.site_model import EVALUATION_BATCH, SiteModel
+from fedtar_flare.learning.training import parts
+from fedtar_flare.metrics.language import clean
+from fedtar_flare.models.adapters.peft_file import read_adapter_info
+from fedtar_flare.models.sources import fetching_only_if
+from fedtar_flare.reporting.model_audit import PARTS, AuditSummary, rounded
+from fedtar_flare.settings import build
+from fedtar_flare.site.cohort import prepare_site
+from fedtar_flare.site.place import Site
+from fedtar_flare.site.site_file import SiteConfig
+from fedtar_flare.site.state import SiteState
+
+WORDS = 8
+"""Length of the phrases that are counted."""
+RARE = 0.1
+"""A finding is rare that at most this share of the site's patients has."""
+
+Texts = Sequence[tuple[str, str]]
+"""Patient and text."""
+
+
+def verbatim(drafts: Texts, reports: Texts, trained: AbstractSet[str]) -> dict[str, float]:
+    """Phrases in drafts that stand in the ``reports`` of one patient alone.
+
+    Returns
+    -------
+    dict
+        ``own`` and ``other``: shares of the drafts' phrases of :data:`WORDS` words whose one patient is the draft's
+        own, or another and ``trained`` on; ``longest_own``, ``longest_other``: words of the longest such phrase, or 0.
+    """
+    found: dict[str, float] = {"own": 0.0, "other": 0.0, "longest_own": 0, "longest_other": 0}
+    words, seen = WORDS, True
+    while seen:
+        owners: dict[tuple[str, ...], str | None] = {}  # None: several patients
+        for patient, phrase in _phrases(reports, words):
+            owners[phrase] = patient if owners.get(phrase, patient) == patient else None
+        count, seen = Counter[str](), False
+        for patient, phrase in _phrases(drafts, words):
+            owner, seen = owners.get(phrase), seen or phrase in owners
+            count.update(all=1, own=owner == patient, other=owner != patient and owner in trained)
+        for kind in ("own", "other"):
+            if words == WORDS and count["all"]:
+                found[kind] = count[kind] / count["all"]
+            if count[kind]:
+                found[f"longest_{kind}"] = words
+        words += 1
+    return found
+
+
+def membership_auc(scores: Mapping[str, float], members: AbstractSet[str]) -> tuple[float, float] | tuple[None, None]:
+    """AUC of telling ``members`` by a higher score, and its standard error (Hanley and McNeil 1982); None of nobody."""
+    mine = np.array([score for patient, score in scores.items() if patient in members])
+    others = np.array([score for patient, score in scores.items() if patient not in members])
+    if not mine.size or not others.size:
+        return None, None
+    above = np.subtract.outer(mine, others)
+    a = float(np.mean((above > 0) + (above == 0) / 2))
+    spread = a * (1 - a) + (mine.size - 1) * (a / (2 - a) - a * a) + (others.size - 1) * (2 * a * a / (1 + a) - a * a)
+    return a, math.sqrt(max(0.0, spread) / (mine.size * others.size))
+
+
+def audit_model(
+    adapter: Path, site: Site, config: SiteConfig, model: Mapping[str, Any], say: Callable[[str], object]
+) -> tuple[dict[str, Any], AuditSummary]:
+    """Audit an adapter on the patients of a site that took part in its run.
+
+    Parameters
+    ----------
+    adapter : Path
+        The folder that the run left.
+    model : mapping
+        Settings of the base model to override, as for :func:`fedtar_flare.learning.drafting.load_generator`.
+    say : callable
+        Takes lines of progress.
+
+    Returns
+    -------
+    found : dict
+        For the site alone, also in ``model-audit.json`` in its state of the run: numbers of ``patients``, and of each
+        part ``membership_auc``, its ``standard_error``, ``rare_auc`` (among patients with a rare finding), and for
+        drafts of ``training`` and ``held_out`` patients what :func:`verbatim` gives.
+    summary : AuditSummary
+        What may be told to others.
+
+    Raises
+    ------
+    ConfigError
+        The site took no part in the run; or as of :class:`~fedtar_flare.learning.drafting.Drafter`.
+    DataError
+        There is no training or no held-out patient.
+    """
+    info = read_adapter_info(adapter)
+    state = SiteState(site.state_root(config.state_dir), str(info["run_id"]), site.name)
+    about, base = state.about_run(), base_config(info, model)
+    data, workspace = build(DataConfig, about["data"], str(state.folder)), None if site.simulated else site.workspace
+    of_run = {"time_steps": about["time_steps"], "seed": about["seed"]}
+    cohort, _ = prepare_site(config, site.name, model=base, data=data, workspace=workspace, say=say, **of_run)
+    least = max(data.min_cell, config.policy.min_patients)
+    groups = {"training": cohort.samples("train", least=least)}
+    groups["held_out"] = [*cohort.samples("validation"), *cohort.samples("test")]
+    if not all(groups.values()):
+        raise DataError(f"site {site.name} has no training or no held-out patient of run {info['run_id']}")
+
+    folder = state.folder if registry.method(info.get("method", registry.DEFAULT)).kept else None
+    trained = Drafter(adapter, state=folder, key=cohort.key, model=model, device=config.device).site_model
+    none = {"lora": LoRAConfig(), "training": TrainingConfig(), "seed": 0, "restored": lambda model: model}
+    with fetching_only_if(asked=False):
+        start = SiteModel(model=base, cohort=cohort, device=str(trained.device), **none)  # type: ignore[arg-type]
+    for one in (start, trained):
+        one.cohort, one.transforms = cohort, data.transforms
+        one.image_change = change_of(site.name, about["seed"], data.image_changes) if data.image_changes else None
+    own = getattr(trained, "local", None) is not None
+    # by part: the model, with its personal part, with the shared factors as the site has them; whether it writes
+    chosen = [(start, False, False, True), (trained, False, False, True)]
+    chosen += [(trained, True, False, not own)] * trained.has_personal_part + [(trained, True, True, True)] * own
+
+    ids = {name: {sample.visit.patient_id for sample in group} for name, group in groups.items()}
+    samples = [sample for group in groups.values() for sample in group]
+    reports = [(sample.visit.patient_id, sample.visit.report) for sample in samples]
+    rare = _with_rare_finding(samples)
+    reference: dict[str, float] = {}
+    found: dict[str, Any] = {}
+    for name, (one, personal, one.writes, writes) in zip(PARTS, chosen, strict=False):
+        say(f"auditing: {name}")
+        read = {group: _read(one, of_group, personal, writes) for group, of_group in groups.items()}
+        loss = {patient: fmean(values) for losses, _ in read.values() for patient, values in losses.items()}
+        score = {patient: reference.get(patient, 0.0) - value for patient, value in loss.items()}
+        reference = reference or loss
+        auc, error = membership_auc(score, ids["training"])
+        among, _ = membership_auc({patient: score[patient] for patient in rare}, ids["training"])
+        found[name] = {"membership_auc": auc, "standard_error": error, "rare_auc": among}
+        if writes:
+            found[name] |= {group: verbatim(texts, reports, ids["training"]) for group, (_, texts) in read.items()}
+    about = {"site": site.name, "run_id": str(info["run_id"]), "round": int(info["round"])}
+    counts = {name: {"all": len(group), "rare": len(group & rare)} for name, group in ids.items()}
+    bound, worst = config.policy.max_membership_auc, max(found[name]["membership_auc"] for name in list(found)[1:])
+    summary = AuditSummary(held=bound is not None and worst > bound, parts=rounded(found, counts, least), **about)
+    found = about | {"patients": counts, "parts": found, "held": summary.held}
+    write_json(state.folder / "model-audit.json", found, PRIVATE)
+    return found, summary
+
+
+@torch.no_grad()
+def _read(
+    model: SiteModel, samples: Sequence[Sample], personal: bool, writes: bool
+) -> tuple[dict[str, list[float]], list[tuple[str, str]]]:
+    """Losses by patient, and drafts."""
+    losses: dict[str, list[float]] = {}
+    texts: list[tuple[str, str]] = []
+    for batch in parts(samples, EVALUATION_BATCH):
+        images, ids = model.images(batch), [sample.visit.patient_id for sample in batch]
+        for patient, loss in zip(ids, model.report_losses(batch, images, personal).tolist(), strict=True):
+            losses.setdefault(patient, []).append(loss)
+        if writes:
+            texts += zip(ids, model.generate(batch, images, personal), strict=True)
+    return losses, texts
+
+
+def _with_rare_finding(samples: Sequence[Sample]) -> set[str]:
+    reader, having = labeler_of([sample.visit for sample in samples]), dict[str, set[str]]()
+    for visit in (sample.visit for sample in samples):
+        for finding in reader.stated(visit.report) if visit.findings is None else visit.findings:
+            having.setdefault(finding, set()).add(visit.patient_id)
+    most = RARE * len({sample.visit.patient_id for sample in samples})
+    return {patient for ids in having.values() if len(ids) <= most for patient in ids}
+
+
+def _phrases(texts: Texts, words: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each phrase of so many words, with its text's patient."""
+    for patient, text in texts:
+        tokens = clean(text).split()
+        yield from ((patient, tuple(tokens[i : i + words])) for i in range(len(tokens) - words + 1))

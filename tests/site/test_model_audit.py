@@ -1,0 +1,57 @@
+"""What an audit of an adapter counts: phrases of one patient alone, and how well scores tell members."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.reporting.model_audit import MEASURES, AuditSummary, rounded
+from fedtar_flare.site.model_audit import WORDS, membership_auc, verbatim
+
+COMMON = "no effusion and no sign of pneumothorax in either lung today"
+OWN = {name: " ".join(f"{name}{i}" for i in range(13)) for name in "abc"}
+REPORTS = [(name, f"{COMMON}. {text}.") for name, text in OWN.items()]
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=30), st.data())
+def test_the_auc_is_scikit_learn_s(scores, data):
+    members = data.draw(st.sets(st.integers(0, len(scores) - 1), min_size=1, max_size=len(scores) - 1))
+    found = membership_auc({str(i): float(s) for i, s in enumerate(scores)}, {str(i) for i in members})
+    assert found is not None and found[1] >= 0
+    assert found[0] == pytest.approx(roc_auc_score([i in members for i in range(len(scores))], scores))
+    assert membership_auc({"a": 1.0}, {"a"}) == (None, None)
+
+
+def test_phrases_of_one_patient_alone_are_found_and_what_all_say_is_not():
+    def found_in(*drafts):
+        return verbatim(drafts, REPORTS, {"a", "b"})
+
+    of_nobody = found_in(("c", COMMON), ("a", "nothing of the kind was ever written in a report here before"))
+    assert of_nobody == {"own": 0, "other": 0, "longest_own": 0, "longest_other": 0}
+    words = len(OWN["a"].split())
+    assert found_in(("c", OWN["a"])) == {"own": 0, "other": 1, "longest_own": 0, "longest_other": words}
+    assert found_in(("a", OWN["a"])) == {"own": 1, "other": 0, "longest_own": words, "longest_other": 0}
+    assert found_in(("a", OWN["c"]))["other"] == 0, "a held-out patient's phrase was never learned from"
+    whole = found_in(("c", REPORTS[0][1]))
+    assert 0 < whole["other"] < 1 and whole["longest_other"] >= words > WORDS
+
+
+@given(st.integers(0, 12), st.floats(0, 1))
+def test_a_summary_is_rounded_and_silent_about_few_patients(patients, share):
+    counts = {"training": {"all": patients, "rare": patients // 2}, "held_out": {"all": 9, "rare": 9}}
+    drafts = {"own": share, "other": share, "longest_own": 9, "longest_other": 9}
+    part = {"membership_auc": share, "standard_error": 0.1, "rare_auc": share, "training": drafts, "held_out": drafts}
+    told = rounded({"shared adapter": part}, counts, 5)["shared adapter"]
+    assert bool(told) == (patients >= 5) and set(told) <= set(MEASURES)
+    assert all(value is None or np.isclose(value * 20, round(value * 20)) for value in told.values())
+    assert ("rare_auc" in told) == (patients // 2 >= 5)
+
+
+@pytest.mark.parametrize(
+    "part", [{"shared adapter": {"membership_auc": 2.0}}, {"x": {}}, {"shared adapter": {"x": 0.5}}]
+)
+def test_a_summary_that_no_site_writes_is_refused(part):
+    with pytest.raises(ConfigError):
+        AuditSummary(site="north", run_id="r", round=1, held=False, parts=part)
