@@ -54,6 +54,16 @@ class TrainingConfig(Settings):
     weight_decay: float = Field(0.01, ge=0, description="AdamW weight decay of both")
     augment: bool = Field(False, description="small random changes of training images (MONAI; never mirrored)")
     max_grad_norm: float = Field(1.0, ge=0, description="gradient norm limit; 0 switches it off")
+    noise_multiplier: float | None = Field(
+        None,
+        gt=0,
+        description="per-patient DP-SGD: deviation of the noise over max_grad_norm, to which the gradient of each "
+        "patient is clipped; patients are drawn at random, batch_size reports on average",
+    )
+
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
+        if self.noise_multiplier is not None and not self.max_grad_norm:
+            yield "max_grad_norm", "above 0 with noise_multiplier, whose noise is in proportion to it"
 
     def rate_of(self, round_: int, rounds: int) -> float:
         """What the learning rates of round ``round_`` (from 1) of ``rounds`` are multiplied by, in (0, 1].

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from fedtar_flare.data.cohort import Sample
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import TrainingConfig
+from fedtar_flare.learning.patient_privacy import add_private_gradients, generator_of, poisson_batches
 from fedtar_flare.learning.site_model import SiteModel
 from fedtar_flare.learning.training import Trained, Validated, adamw, batches, limit_norm, parts, retry_smaller_batch
 from fedtar_flare.models.adapters.lora import shared_parameters
@@ -33,6 +34,8 @@ class ReportLearner(SiteModel):
     min_cell: int = 1
     """Fewest distinct patients of a split at a time step whose visits are learned from and validated on."""
     personal_optimizer: torch.optim.Optimizer | None = None
+    fresh_noise: bool = False
+    """Whether what per-patient DP-SGD draws is new in every task, as at a site with patients; else it is the seed's."""
     rate: float = 1.0
     """By what a task multiplies its learning rates (:meth:`TrainingConfig.rate_of`)."""
     updates_told: ClassVar[int | None] = None
@@ -48,6 +51,16 @@ class ReportLearner(SiteModel):
     def shares_batches(cls) -> bool:
         """Whether processes may share its batches: not where it sums a batch in its own way, unless it says so."""
         return cls._accumulate is ReportLearner._accumulate
+
+    @classmethod
+    def may_be_private(cls) -> bool:
+        """Whether per-patient DP-SGD covers its updates: not where it makes them in its own way."""
+        own = ("_accumulate", "local_update", "after_backward")
+        return all(getattr(cls, name) is getattr(ReportLearner, name) for name in own)
+
+    def draw_rate(self, visits: int) -> float:
+        """Probability of each patient of being in an update, of so many visits."""
+        return min(1.0, self.training.batch_size / visits)
 
     # ------------------------------------------------------------------ hooks
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
@@ -132,7 +145,12 @@ class ReportLearner(SiteModel):
             group["lr"] = self.rate * group.setdefault("initial_lr", group["lr"])
         losses: list[float] = []
         seen: list[list[int]] = []
-        for number, chosen in enumerate(batches(len(samples), self.training.batch_size, count, seed), start=1):
+        drawn = batches(len(samples), self.training.batch_size, count, seed)
+        if self.training.noise_multiplier is not None:
+            self._random = generator_of(seed, self.fresh_noise)
+            names = [sample.visit.patient_id for sample in samples]
+            drawn = poisson_batches(names, self.draw_rate(len(samples)), count, self._random)
+        for number, chosen in enumerate(drawn, start=1):
             self.checkpoint()
             loss = self.local_update([samples[i] for i in chosen], f"{seed}/{number - 1}", optimizer, start)
             if loss is None:
@@ -165,6 +183,32 @@ class ReportLearner(SiteModel):
 
     def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> Tensor:
         """Loss (float64) and gradient of a batch's mean report loss over all ranks, in parts that fit in memory."""
+        if training_seed is not None and self.training.noise_multiplier is not None:
+            return self._accumulate_private(samples, training_seed, self.training.noise_multiplier)
+        return self._accumulate_plain(samples, training_seed, len(samples))
+
+    def _accumulate_private(self, samples: Sequence[Sample], seed: str, noise_multiplier: float) -> Tensor:
+        """As :meth:`_accumulate`, with each patient's gradient clipped and noise on their sum."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        of_patient: dict[str, list[Sample]] = {}
+        for sample in samples:
+            of_patient.setdefault(sample.visit.patient_id, []).append(sample)
+
+        def backward(visits: Sequence[Sample]) -> None:
+            total.add_(self._accumulate_plain(visits, seed, 1))
+
+        add_private_gradients(
+            [*self.shared_parameters.values(), *self.personal_parameters()],
+            [partial(backward, visits) for visits in of_patient.values()],
+            clip=self.training.max_grad_norm,
+            noise_multiplier=noise_multiplier,
+            reports=self.training.batch_size,
+            generator=self._random,
+        )
+        return total / max(1, len(samples))
+
+    def _accumulate_plain(self, samples: Sequence[Sample], training_seed: str | None, count: int) -> Tensor:
+        """Sum of report losses over ``count``, and its gradient."""
         share = self.ranks.share(samples)
 
         def run(size: int) -> Tensor:
@@ -177,7 +221,7 @@ class ReportLearner(SiteModel):
                     losses = self.report_losses(part, images)
                 else:
                     losses = self.training_losses(part, images, training_seed)
-                loss = losses.sum() / len(samples)
+                loss = losses.sum() / count
                 loss.backward()
                 total += loss.detach()
             return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +42,9 @@ class ReportSite(SiteStrategy):
         super().__init__(executor)
         self.learner: ReportLearner | None = None
         self._learner_key: tuple[str, str] | None = None
+        if self.given.training.noise_multiplier is not None and not self.learner_class.may_be_private():
+            text = f"training.noise_multiplier: method '{executor.method}' makes updates that DP-SGD does not cover"
+            raise ConfigError(text, public=text)
 
     def build_shared(self, preset: str, given: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Settings]:
         kinds: dict[str, type[Settings]] = {"lora": LoRAConfig, "training": TrainingConfig, "data": DataConfig}
@@ -64,7 +68,7 @@ class ReportSite(SiteStrategy):
 
     def shares_batches(self) -> bool:
         """A learner whose batches can be shared can share all else."""
-        return self.learner_class.shares_batches()
+        return self.learner_class.shares_batches() and self.settings.training.noise_multiplier is None
 
     def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:
         """Further arguments of :attr:`learner_class`; by default the method's own groups of settings."""
@@ -89,7 +93,7 @@ class ReportSite(SiteStrategy):
     def asks(self, rounds: int, time_steps: int) -> JobRequest:
         """What the method asks of a site, for its bounds."""
         training = self.settings.training
-        return request_of(
+        request = request_of(
             self.adapted_model(time_steps),
             rounds,
             time_steps,
@@ -100,6 +104,7 @@ class ReportSite(SiteStrategy):
             clip={"training.max_grad_norm": training.max_grad_norm},
             beams={"model.num_beams": self.settings.model.num_beams},
         )
+        return replace(request, noise_multiplier={"training.noise_multiplier": training.noise_multiplier or 0.0})
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
         """Class and further arguments of the learner of a hospital outside, whose data has this source."""
@@ -194,6 +199,8 @@ class ReportSite(SiteStrategy):
         self._load_private(learner, state, header.after)
         further = self.before_training(header, site, state, learner)
         seed = seed_of(self.executor.chance(cohort), site.name, header.round, header.step, TRAIN)
+        if settings.noise_multiplier is not None and not self._charge(learner, header, site, settings.noise_multiplier):
+            return abstain(header, "the privacy budget of per-patient DP-SGD is spent"), None
         result = learner.train(step, seed, self._on_update(header, site))
         site.stop_if_aborted()
         if result.patients < least:
@@ -205,13 +212,32 @@ class ReportSite(SiteStrategy):
             "samples": float(sum(counts[t - 1] for t in steps)),
             "skipped_updates": float(result.skipped_updates),
         }
-        if result.loss_patients >= least:
+        if settings.noise_multiplier is not None:  # no noise covers these
+            del numbers["skipped_updates"]
+        elif result.loss_patients >= least:
             numbers["train_loss"] = round_loss(result.loss, result.loss_visits, least)
         payload = dict(result.parts)
         if not self.executor.contract.task(TRAIN).up:
             return ok(header, numbers, payload), None
         wire = WIRE_DTYPES[self.settings.lora.dtype_up]
         return ok(header, numbers, payload), {n: value.to(wire) for n, value in (result.update | further).items()}
+
+    def _charge(self, learner: ReportLearner, header: TaskHeader, site: Site, noise_multiplier: float) -> bool:
+        """Count a task's updates in the site's ledger before they are made; False where they are beyond its budget."""
+        from fedtar_flare.files import locked
+        from fedtar_flare.site.accountant import PATIENT_FILE, PatientLedger
+
+        visits = len(learner.cohort.samples("train", self.visits_of(header), learner.min_cell))
+        charge = noise_multiplier, learner.draw_rate(visits), self.settings.training.local_steps
+        most, file = self.executor.site_config.policy.max_patient_epsilon, site.records / PATIENT_FILE
+        with locked(file):
+            ledger = PatientLedger(file, scope=header.run_id if site.simulated else None)
+            epsilon = ledger.epsilon_with(*charge)
+            if most is not None and epsilon > most:
+                return False
+            ledger.add(header.run_id, *charge)
+        self.executor.logger.info(f"per-patient DP-SGD: epsilon {epsilon:.3g} after this task")
+        return True
 
     def _close_round(
         self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
@@ -255,6 +281,7 @@ class ReportSite(SiteStrategy):
             )
             self._learner_key = (header.run_id, site.name)
         self.learner.ranks = self.executor.ranks
+        self.learner.fresh_noise = not self.executor.site_config.without_patients
         self.learner.min_cell = self.executor.min_cell
         self.learner.cohort = cohort  # a visit added or withdrawn since counts from this task on
         self.learner.checkpoint = site.stop_if_aborted
@@ -281,7 +308,8 @@ class ReportSite(SiteStrategy):
         count = self.settings.training.local_steps
         progress = Progress(f"round {header.round}, step {header.step}: update", count, self.executor.logger.info)
         # what streams passes no filter
-        allowed = self.executor.site_config.lets_out("losses") and streaming_allowed(site.workspace)
+        private = self.settings.training.noise_multiplier is not None
+        allowed = not private and self.executor.site_config.lets_out("losses") and streaming_allowed(site.workspace)
         before = ((header.round - 1) * header.time_steps + header.step - 1) * count
 
         def on_update(number: int, loss: float) -> None:

@@ -26,6 +26,11 @@ FORMAT = 1
 _Multiplier = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _RUNS = TypeAdapter(dict[str, dict[_Multiplier, Annotated[int, Field(ge=1, strict=True)]]])
 """Releases by noise multiplier, of each run."""
+PATIENT_FILE = "patient_privacy_ledger.json"
+PATIENT_DELTA = 1e-5
+"""Of per-patient DP-SGD."""
+_PATIENT_RUNS = TypeAdapter(dict[str, list[tuple[_Multiplier, _Multiplier, Annotated[int, Field(ge=1)]]]])
+_ORDERS = [1 + x / 10 for x in range(1, 100)] + [float(x) for x in range(11, 257)]
 
 
 def composed_mu(releases: Mapping[float, int]) -> float:
@@ -109,5 +114,52 @@ class Ledger:
         except OSError as error:
             raise FedTARError(
                 f"{self.file}: the privacy ledger cannot be written ({error}); nothing is released",
+                public="the site's privacy ledger cannot be written",
+            ) from error
+
+
+class PatientLedger:
+    """Updates of per-patient DP-SGD of one site in one JSON file: noise multiplier, sampling rate, number, by run.
+
+    Runs count together as in :class:`Ledger`, whose releases have another unit, the whole site, and another budget.
+    """
+
+    def __init__(self, file: Path, scope: str | None = None):
+        self.file, self.scope = file, scope
+        try:
+            self._runs = _PATIENT_RUNS.validate_json(file.read_bytes())
+        except FileNotFoundError:
+            self._runs = {}
+        except (OSError, ValueError) as error:
+            raise FedTARError(
+                f"{file}: the privacy ledger of patients cannot be read ({error}); restore it from its backup",
+                public="the site's privacy ledger cannot be read",
+            ) from error
+
+    def epsilon_with(self, multiplier: float, rate: float, updates: int) -> float:
+        """Epsilon at :data:`PATIENT_DELTA` after these further updates (sampled Gaussian, opacus's Renyi accountant).
+
+        Raises ConfigError without opacus.
+        """
+        try:
+            from opacus.accountants.analysis import rdp
+        except ModuleNotFoundError as error:
+            text = "training.noise_multiplier needs opacus at the site: install fedtar_flare[privacy]"
+            raise ConfigError(text, public=text) from error
+        counted = (entry for run, entries in self._runs.items() if self.scope in (None, run) for entry in entries)
+        total = sum(
+            rdp.compute_rdp(q=q, noise_multiplier=z, steps=steps, orders=_ORDERS)
+            for z, q, steps in (*counted, (multiplier, rate, updates))
+        )
+        return float(rdp.get_privacy_spent(orders=_ORDERS, rdp=total, delta=PATIENT_DELTA)[0])
+
+    def add(self, run: str, multiplier: float, rate: float, updates: int) -> None:
+        """Count updates and write the file before returning."""
+        self._runs.setdefault(run, []).append((multiplier, rate, updates))
+        try:
+            write_json(self.file, self._runs)
+        except OSError as error:
+            raise FedTARError(
+                f"{self.file}: the privacy ledger of patients cannot be written ({error}); nothing is trained",
                 public="the site's privacy ledger cannot be written",
             ) from error

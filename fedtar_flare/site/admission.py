@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedtar_flare.errors import FedTARError
@@ -66,6 +66,8 @@ class JobRequest:
         What it changes of the model, given where the site has the models that it names (None: nobody may read them).
     transforms : Sequence[str]
         Names of those that the job adds to the preparation of images.
+    noise_multiplier : Amounts
+        Of per-patient DP-SGD; 0: none.
     """
 
     patients: Amounts
@@ -83,6 +85,7 @@ class JobRequest:
     models: Mapping[str, str]
     reach: Callable[[Mapping[str, Path | None] | None], Reach]
     transforms: Sequence[str] = ()
+    noise_multiplier: Amounts = field(default_factory=lambda: {"training.noise_multiplier": 0.0})
 
 
 def admit(request: JobRequest, bounds: Bounds) -> None:
@@ -111,7 +114,7 @@ def breaches(request: JobRequest, bounds: Bounds) -> list[str]:
     found += [f"data.transforms {name} (not among this site's transforms)" for name in strange]
     for name, bound in bounds:
         side, _, kind = name.partition("_")
-        if side not in ("min", "max") or kind in ("seconds", "membership_auc"):
+        if side not in ("min", "max") or kind in ("seconds", "membership_auc", "patient_epsilon"):
             continue
         for setting, value in (amounts[kind] | (request.decay if name == "max_learning_rate" else {})).items():
             if side == "min" and not value >= bound:

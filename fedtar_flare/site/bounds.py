@@ -40,6 +40,14 @@ class Bounds(Settings):
         description="least learning rate of anything that is trained: one near 0 asks a model that does not change for "
         "its losses again and again",
     )
+    min_noise_multiplier: float = Field(
+        0.0, ge=0, description="least training.noise_multiplier; above 0 only jobs with per-patient DP-SGD may come"
+    )
+    max_patient_epsilon: float | None = Field(
+        None,
+        gt=0,
+        description="of per-patient DP-SGD at delta 1e-5, of all runs together; with it spent no task trains",
+    )
     max_learning_rate: float | None = Field(
         0.1,
         gt=0,

@@ -210,6 +210,7 @@ FREE = {
     TrainingConfig: {
         "micro_batch": "at most the batch", "augment": "yes or no",
         "schedule": "only lowers the rates", "gradient_checkpointing": "yes or no",
+        "noise_multiplier": "noise only protects, and a site may demand it",
     },
     DataConfig: {
         "alignment": "one of two", "periods": "as many as time steps", "prior": "what is shown to the model",
@@ -239,6 +240,13 @@ def test_every_setting_of_a_job_has_a_bound_or_needs_none(group):
         more = {"decoder_config": {"n_positions": 5000}} if name == "max_length" else {}
         values = {ModelConfig: "model", LoRAConfig: "lora", TrainingConfig: "training"}[group]
         assert breaches(asked(**{values: {name: value, **more}}), Bounds()), name
+
+
+def test_a_site_may_demand_per_patient_noise():
+    bounds = Bounds(min_noise_multiplier=1.0)
+    for noise in (None, 0.5):
+        only(breaches(asked(training={"noise_multiplier": noise}), bounds), "training.noise_multiplier ")
+    assert not breaches(asked(training={"noise_multiplier": 1.0}), bounds)
 
 
 @pytest.mark.parametrize(

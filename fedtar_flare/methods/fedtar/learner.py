@@ -146,7 +146,7 @@ class PatientLearner(ReportLearner):
         trained = super().train(steps, *args, **kwargs)
         if self._keeps_local:
             self.local = {name: value for name, value in self.shared().items() if not matches(name, [HEAD_NAMES])}
-        if self.findings is None:
+        if self.findings is None or self.training.noise_multiplier is not None:  # noise covers what zeros would say
             return trained
         samples = self.cohort.samples("train", steps, self.min_cell)
         return replace(trained, update=self.findings.mask_rare_findings(trained.update, samples, self.min_cell))

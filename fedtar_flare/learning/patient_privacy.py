@@ -1,0 +1,72 @@
+"""Per-patient DP-SGD: patients are drawn at random, each one's gradient is clipped, and noise is added to the sum.
+
+Abadi et al. 2016 (*Deep learning with differential privacy*), with a patient in place of an example, as McMahan et al.
+2018 do with a user: all visits of a patient in an update count together. Two data sets are neighbours if one has a
+patient more. All that is trained, shared or the site's own, is clipped and noised as one vector.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def generator_of(seed: int, fresh: bool) -> torch.Generator:
+    """What draws patients and noise: by ``seed``, or ``fresh``, since noise drawn twice would cancel out."""
+    return torch.Generator().manual_seed(secrets.randbits(63) if fresh else seed % 2**63)
+
+
+def poisson_batches(
+    patients: Sequence[str], rate: float, count: int, generator: torch.Generator
+) -> Iterator[list[int]]:
+    """``count`` lists of the indices of all visits of the patients drawn, each with probability ``rate``; some are
+    empty. ``patients`` names each visit's.
+    """
+    names = list(dict.fromkeys(patients))
+    for _ in range(count):
+        drawn = {
+            name for name, value in zip(names, torch.rand(len(names), generator=generator), strict=True) if value < rate
+        }
+        yield [i for i, patient in enumerate(patients) if patient in drawn]
+
+
+def add_private_gradients(
+    parameters: Sequence[nn.Parameter],
+    patients: Sequence[Callable[[], None]],
+    *,
+    clip: float,
+    noise_multiplier: float,
+    reports: int,
+    generator: torch.Generator,
+) -> None:
+    """Set the gradients to the noisy sum over patients of clipped gradients, divided by ``reports``.
+
+    Parameters
+    ----------
+    parameters : sequence of nn.Parameter
+        All that is trained.
+    patients : sequence of callable
+        Each sets the gradients to that of one patient's summed report losses; one that is not finite counts as zero.
+    clip : float
+        Largest L2 norm C of a patient's gradient over all parameters; the sensitivity of the sum.
+    noise_multiplier : float
+        z: the noise has the standard deviation z C in every value.
+    reports : int
+        Expected number of reports in an update; not the drawn one, which depends on who was drawn.
+    """
+    sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
+    for backward in patients:
+        backward()
+        gradients = [parameter.grad for parameter in parameters]
+        norm = nn.utils.get_total_norm([g.float() for g in gradients if g is not None])
+        if torch.isfinite(norm):
+            factor = (clip / norm.clamp(min=1e-30)).clamp(max=1.0)
+            for total, gradient in zip(sums, gradients, strict=True):
+                if gradient is not None:
+                    total += factor * gradient
+    for parameter, total in zip(parameters, sums, strict=True):
+        noise: Tensor = torch.randn(total.shape, generator=generator).to(total.device)
+        parameter.grad = ((total + noise_multiplier * clip * noise) / reports).to(parameter.dtype)

@@ -1,0 +1,75 @@
+"""Per-patient DP-SGD: without noise it is the plain update; one patient moves the sum by the clip alone."""
+
+import pytest
+import torch
+from learners import learner_of
+from opacus.accountants import RDPAccountant
+
+from fedtar_flare.learning import patient_privacy
+from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.learning.patient_privacy import generator_of, poisson_batches
+from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
+from fedtar_flare.methods.fedtar.learner import PatientLearner
+from fedtar_flare.methods.scaffold import ScaffoldLearner
+from fedtar_flare.site.accountant import PATIENT_DELTA, PatientLedger
+
+
+def gradients(cohort, kind, samples, **training):
+    learner = learner_of(cohort, kind, batch_size=len(samples), **training)
+    learner._random = generator_of(0, False)
+    learner._accumulate(samples, "seed")
+    trained = [*learner.shared_parameters.values(), *learner.personal_parameters()]
+    return torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in trained])
+
+
+@pytest.mark.parametrize("kind", [ReportLearner, PatientLearner])
+def test_without_noise_and_clipping_it_is_the_plain_gradient(cohort, kind):
+    samples = cohort.samples("train")[:6]
+    assert len({sample.visit.patient_id for sample in samples}) < len(samples), "some patient has several visits"
+    plain = gradients(cohort, kind, samples)
+    private = gradients(cohort, kind, samples, noise_multiplier=1e-30, max_grad_norm=1e9)
+    assert 0 < (plain - private).norm() < 1e-5 * plain.norm()
+
+
+def test_a_patient_moves_the_sum_by_at_most_the_clip(cohort):
+    samples, clip = cohort.samples("train")[:6], 1e-3
+    gone = samples[0].visit.patient_id
+    rest = [sample for sample in samples if sample.visit.patient_id != gone]
+    settings = {"noise_multiplier": 1e-30, "max_grad_norm": clip}
+    whole = gradients(cohort, PatientLearner, samples, **settings) * len(samples)
+    less = gradients(cohort, PatientLearner, rest, **settings) * len(rest)
+    assert 0.5 * clip < (whole - less).norm() <= clip * 1.001
+
+
+def test_noise_has_the_deviation_that_the_account_counts():
+    parameters = [torch.nn.Parameter(torch.zeros(300, 100)), torch.nn.Parameter(torch.zeros(7))]
+    settings = {"clip": 0.5, "noise_multiplier": 3.0, "reports": 4, "generator": generator_of(1, False)}
+    patient_privacy.add_private_gradients(parameters, [], **settings)
+    assert float(parameters[0].grad.std()) == pytest.approx(3.0 * 0.5 / 4, rel=0.02)
+    assert generator_of(1, True).initial_seed() != generator_of(1, True).initial_seed()
+
+
+def test_patients_are_drawn_whole_and_as_often_as_they_should():
+    patients = [str(i // 3) for i in range(90)]
+    drawn = list(poisson_batches(patients, 0.2, 2000, generator_of(2, False)))
+    assert all(len(batch) == 3 * len({patients[i] for i in batch}) for batch in drawn)
+    assert sum(map(len, drawn)) / 2000 == pytest.approx(18, rel=0.03) and len({len(batch) for batch in drawn}) > 3
+
+
+def test_the_ledger_charges_what_opacus_says_over_all_runs(tmp_path):
+    accountant, file = RDPAccountant(), tmp_path / "ledger.json"
+    for run, z, q, steps in (("a", 1.1, 0.1, 12), ("a", 0.8, 0.2, 6), ("b", 2.0, 0.05, 40)):
+        accountant.history.append((z, q, steps))
+        ledger = PatientLedger(file)
+        epsilon = ledger.epsilon_with(z, q, steps)
+        ledger.add(run, z, q, steps)
+        assert epsilon == pytest.approx(accountant.get_epsilon(PATIENT_DELTA), rel=0.01)
+    assert PatientLedger(file, scope="b").epsilon_with(2.0, 0.05, 1) < epsilon
+    file.write_text("{")
+    with pytest.raises(Exception, match="cannot be read"):
+        PatientLedger(file)
+
+
+def test_methods_whose_updates_it_does_not_cover_are_known():
+    assert ReportLearner.may_be_private() and PatientLearner.may_be_private()
+    assert not ScaffoldLearner.may_be_private() and not FedMRGLearner.may_be_private()
