@@ -4,7 +4,7 @@
 unit is therefore the site's data as a whole: for any two data sets of this site with the same numbers of visits per
 step and split, and for anyone who reads all its messages (the server included), the update tensors and noisy numbers
 are (epsilon, delta)-indistinguishable. A patient has at least this protection, at far more noise than one patient
-needs; patient-level privacy at a useful noise needs DP-SGD in the learner, which is **not** done here.
+needs; for one patient there is DP-SGD in the learner (:mod:`fedtar_flare.learning.patient_privacy`).
 
 Outside the guarantee: the numbers of visits (taken as public), whether and when a site answers, the public reason of an
 abstention or error, and anything that passes no result filter, such as scalars streamed to TensorBoard (a site file

@@ -5,13 +5,19 @@ import torch
 from learners import learner_of
 from opacus.accountants import RDPAccountant
 
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import write_text
 from fedtar_flare.learning import patient_privacy
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.patient_privacy import generator_of, poisson_batches
 from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.scaffold import ScaffoldLearner
-from fedtar_flare.site.accountant import PATIENT_DELTA, PatientLedger
+from fedtar_flare.record.events import Step
+from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.site.accountant import PATIENT_DELTA, PATIENT_FILE, PatientLedger
+from fedtar_flare.suite.engine import run_in_process
 
 
 def gradients(cohort, kind, samples, **training):
@@ -73,3 +79,23 @@ def test_the_ledger_charges_what_opacus_says_over_all_runs(tmp_path):
 def test_methods_whose_updates_it_does_not_cover_are_known():
     assert ReportLearner.may_be_private() and PatientLearner.may_be_private()
     assert not ScaffoldLearner.may_be_private() and not FedMRGLearner.may_be_private()
+
+
+@pytest.mark.slow
+def test_in_a_run_losses_stay_the_ledger_is_charged_and_a_spent_budget_ends_training(tmp_path, monkeypatch):
+    """Two sites, one of which has next to no budget."""
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
+    for site, policy in (("north", ""), ("south", "policy: {max_patient_epsilon: 0.001}\n")):
+        write_text(tmp_path / "sites" / f"{site}.yaml", f"source: synthetic\n{policy}")
+    training = {"local_steps": 2, "batch_size": 4, "noise_multiplier": 1.0}
+    settings = {"num_rounds": 1, "time_steps": 1, "training": training, "data": {"synthetic_patients": 8}}
+    recipe = MethodRecipe("fedavg", preset="tiny", **settings)
+    folder = run_in_process(recipe, ["north", "south"], tmp_path / "run")
+    step = of_kind(read_events(folder), Step)[0]
+    assert step.sites["north"].train_loss is None and step.update_norm > 0
+    assert "privacy budget" in step.abstained["south"]
+    files = sorted((tmp_path / "home").rglob(PATIENT_FILE))
+    assert [file.parent.name for file in files] == ["north"]
+    with pytest.raises(ConfigError, match="scaffold"):
+        MethodRecipe("scaffold", preset="tiny", training=training).executor.strategy  # noqa: B018
