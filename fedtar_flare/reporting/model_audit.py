@@ -19,6 +19,7 @@ STEP = 0.05
 PARTS = ("warm start", "shared adapter", "with patient adapter", "as it writes at the site")
 MEASURES = {
     "membership_auc": "membership AUC",
+    "loss_auc": "by loss alone",
     "rare_auc": "rare findings' AUC",
     "own_training": "own phrases, training",
     "own_held_out": "held-out",

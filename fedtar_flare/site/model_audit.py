@@ -2,8 +2,9 @@
 
 Membership is tested as by somebody with the adapter, the warm start and a patient's studies: the score is the fall of
 the reports' mean token loss from the one to the other, which takes out how hard each report is (the loss difference of
-Carlini et al. 2022, *Membership inference attacks from first principles*). An AUC of 0.5 is chance. It is a lower bound
-of what can be learnt: an attacker with shadow models does better.
+Carlini et al. 2022, *Membership inference attacks from first principles*). An AUC of 0.5 is chance. Where a
+run changes the style of reports, the fall says most about the start; the loss alone is then the better score, and both
+are given. They are lower bounds: an attacker with shadow models does better.
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ def audit_model(
     -------
     found : dict
         For the site alone, also in ``model-audit.json`` in its state of the run: numbers of ``patients``, and of each
-        part ``membership_auc``, its ``standard_error``, ``rare_auc`` (among patients with a rare finding), and for
-        drafts of ``training`` and ``held_out`` patients what :func:`verbatim` gives.
+        part ``membership_auc``, its ``standard_error``, ``loss_auc`` (by the loss alone), ``rare_auc`` (among patients
+        with a rare finding), and for drafts of ``training`` and ``held_out`` patients what :func:`verbatim` gives.
     summary : AuditSummary
         What may be told to others.
 
@@ -157,12 +158,16 @@ def audit_model(
         reference = reference or loss
         auc, error = membership_auc(score, ids["training"])
         among, _ = membership_auc({patient: score[patient] for patient in rare}, ids["training"])
-        found[name] = {"membership_auc": auc, "standard_error": error, "rare_auc": among}
+        alone, _ = membership_auc({patient: -value for patient, value in loss.items()}, ids["training"])
+        found[name] = {"membership_auc": auc, "standard_error": error, "loss_auc": alone, "rare_auc": among}
         if writes:
             found[name] |= {group: verbatim(texts, reports, ids["training"]) for group, (_, texts) in read.items()}
     about = {"site": site.name, "run_id": str(info["run_id"]), "round": int(info["round"])}
     counts = {name: {"all": len(group), "rare": len(group & rare)} for name, group in ids.items()}
-    bound, worst = config.policy.max_membership_auc, max(found[name]["membership_auc"] for name in list(found)[1:])
+    bound, worst = (
+        config.policy.max_membership_auc,
+        max(found[name][by] for name in list(found)[1:] for by in ("membership_auc", "loss_auc")),
+    )
     summary = AuditSummary(held=bound is not None and worst > bound, parts=rounded(found, counts, least), **about)
     found = about | {"patients": counts, "parts": found, "held": summary.held}
     write_json(state.folder / "model-audit.json", found, PRIVATE)

@@ -42,7 +42,14 @@ def test_phrases_of_one_patient_alone_are_found_and_what_all_say_is_not():
 def test_a_summary_is_rounded_and_silent_about_few_patients(patients, share):
     counts = {"training": {"all": patients, "rare": patients // 2}, "held_out": {"all": 9, "rare": 9}}
     drafts = {"own": share, "other": share, "longest_own": 9, "longest_other": 9}
-    part = {"membership_auc": share, "standard_error": 0.1, "rare_auc": share, "training": drafts, "held_out": drafts}
+    part = {
+        "membership_auc": share,
+        "standard_error": 0.1,
+        "loss_auc": share,
+        "rare_auc": share,
+        "training": drafts,
+        "held_out": drafts,
+    }
     told = rounded({"shared adapter": part}, counts, 5)["shared adapter"]
     assert bool(told) == (patients >= 5) and set(told) <= set(MEASURES)
     assert all(value is None or np.isclose(value * 20, round(value * 20)) for value in told.values())
