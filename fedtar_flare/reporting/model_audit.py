@@ -20,7 +20,7 @@ PARTS = ("warm start", "shared adapter", "with patient adapter", "as it writes a
 MEASURES = {
     "membership_auc": "membership AUC",
     "loss_auc": "by loss alone",
-    "rare_auc": "rare findings' AUC",
+    "rare_auc": "the same, rare findings",
     "own_training": "own phrases, training",
     "own_held_out": "held-out",
     "other_training": "others' phrases, training",

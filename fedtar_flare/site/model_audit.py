@@ -107,8 +107,9 @@ def audit_model(
     -------
     found : dict
         For the site alone, also in ``model-audit.json`` in its state of the run: numbers of ``patients``, and of each
-        part ``membership_auc``, its ``standard_error``, ``loss_auc`` (by the loss alone), ``rare_auc`` (among patients
-        with a rare finding), and for drafts of ``training`` and ``held_out`` patients what :func:`verbatim` gives.
+        part ``membership_auc``, its ``standard_error``, ``loss_auc`` (by the loss alone), ``rare_auc`` (this among
+        patients with a rare finding), and for drafts of ``training`` and ``held_out`` patients what
+        :func:`verbatim` gives.
     summary : AuditSummary
         What may be told to others.
 
@@ -157,7 +158,7 @@ def audit_model(
         score = {patient: reference.get(patient, 0.0) - value for patient, value in loss.items()}
         reference = reference or loss
         auc, error = membership_auc(score, ids["training"])
-        among, _ = membership_auc({patient: score[patient] for patient in rare}, ids["training"])
+        among, _ = membership_auc({patient: -loss[patient] for patient in rare}, ids["training"])
         alone, _ = membership_auc({patient: -value for patient, value in loss.items()}, ids["training"])
         found[name] = {"membership_auc": auc, "standard_error": error, "loss_auc": alone, "rare_auc": among}
         if writes:
