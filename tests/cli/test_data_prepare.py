@@ -82,7 +82,7 @@ def limited():
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_full_disk_stops_the_work_instead_of_leaving_studies_out(sites, capfd, caplog, monkeypatch, limited, workers):
     for name in ("ALONE_SECONDS", "WORTH_SECONDS"):
         monkeypatch.setattr(f"fedtar_flare.imaging.workers.{name}", -1.0)

@@ -225,7 +225,7 @@ FAULTS = {
     "state inside the kit, by the site file": (_site("state_dir: ../state"), "places", FAIL),
     "state of an earlier release": (lambda kit: (kit / "fedtar_state").mkdir(), "places", FAIL),
     "a kit that others read": (lambda kit: kit.chmod(0o750), "file modes", FAIL),
-    "state that others read": (lambda kit: state_of(kit).mkdir(mode=0o755), "file modes", FAIL),
+    "state that others read": (lambda kit: (state_of(kit).mkdir(), state_of(kit).chmod(0o755)), "file modes", FAIL),
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import csv
 import numpy as np
 import pytest
 import torch
+from flare_context import write_workflow
 from hospital_site import HospitalSite
 from PIL import Image
 
@@ -34,7 +35,9 @@ def hospital(tmp_path, home, monkeypatch):
         rows.append((f"p{n}", "2020-01-01", f"{n}.png", " ".join(rng.choice(WORDS, rng.integers(1, 9)))))
     with (tmp_path / "manifest.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
-    (tmp_path / "site-1.yaml").write_text(f"source: manifest\npath: manifest.csv\nstate_dir: {tmp_path}\n")
+    (tmp_path / "site-1.yaml").write_text(
+        f"source: manifest\npath: manifest.csv\nstate_dir: {tmp_path}\npolicy: {{}}\n...\n"
+    )
     (tmp_path / "fedtar.key").write_text("ab" * 32)
     monkeypatch.setenv("FEDTAR_HOME", str(home))
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path))
@@ -42,7 +45,8 @@ def hospital(tmp_path, home, monkeypatch):
     def build(**training):
         training = {"local_steps": STEPS, "batch_size": SIZE, "lr": RATE, **training}
         settings = {"training": training, "model": {"slices": 1}, "scaffold": {"optimizer": "sgd"}}
-        return HospitalSite(tmp_path, fresh=False, simulated=False, method="scaffold", **settings)
+        write_workflow(tmp_path / "app", num_rounds=ROUNDS, time_steps=1)  # the job says what it will ask
+        return HospitalSite(tmp_path, fresh=False, simulated=False, method="scaffold", app=tmp_path / "app", **settings)
 
     return build
 
