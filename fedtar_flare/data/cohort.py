@@ -250,9 +250,13 @@ class Cohort:
         return {split: [round_to_cell(seen[c], least) if c in full else 0 for c in row] for split, row in cells.items()}
 
     def digest(self) -> str:
-        """Changes with every visit that comes or goes, or is counted in another cell."""
-        cells = [(s.visit.patient_id, s.visit.visit_id, s.split, s.time_step) for s in self._samples]
-        return hmac.digest(self.key, repr(sorted(cells)).encode(), "sha256").hex()
+        """Changes with every visit that comes or goes, is counted in another cell, or has another report or label."""
+        visits = sorted(
+            repr((v.patient_id, v.visit_id, s.split, s.time_step, v.report, sorted(v.labels or ())))
+            for s in self._samples
+            for v in (s.visit,)
+        )
+        return hmac.digest(self.key, "\n".join(visits).encode(), "sha256").hex()
 
     def left_out(self, least: int) -> dict[str, int]:
         """Reason to number of studies left out, as it may leave the site: never who was excluded (a withdrawal).

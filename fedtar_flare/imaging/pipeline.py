@@ -19,7 +19,7 @@ from fedtar_flare.data.sources.reading import log_left_out
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging import cache
 from fedtar_flare.imaging.cache import Prepared
-from fedtar_flare.imaging.duplicates import linked_patients
+from fedtar_flare.imaging.duplicates import SIDE, SLICES, linked_patients
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.imaging.transform_list import Spec, deterministic
 from fedtar_flare.progress import EVERY_SECONDS, Progress
@@ -57,7 +57,7 @@ class Preparation:
     entries: dict[Visit, Path]  # of every visit whose files exist
     errors: dict[Visit, DataError]
     computed: int  # images prepared just now; the others were cached
-    compared: dict[Visit, Path]  # entries without the job's own transforms, which must not decide who is alike
+    compared: dict[Visit, Path]  # entries without the job's own transforms, and not too coarse to tell who is alike
 
     def cohort(self, cohort: Cohort, without: Mapping[Visit, str] | None = None) -> Cohort:
         """The cohort with its cache entries, patients who share a picture in one split; visits that cannot be read, and
@@ -113,9 +113,10 @@ def prepare_visits(
             errors[missing[i]] = outcome
         progress(done)
     log_left_out([errors[visit] for visit in visits if visit in errors])
-    compared = entries
-    if deterministic(transforms):
-        compared = prepare_visits(visits, size, cache_dir, limits=limits, workers=workers, say=say, every=every).entries
+    compared, fine = entries, Size(max(SIDE, size.image_size), max(SLICES, size.slices))
+    coarse = size.image_size < SIDE or (size.slices < SLICES and any(visit.modality == "ct" for visit in visits))
+    if deterministic(transforms) or coarse:  # a job's choices must not decide who is alike
+        compared = prepare_visits(visits, fine, cache_dir, limits=limits, workers=workers, say=say, every=every).entries
     return Preparation(entries, errors, sum(visit not in errors for visit in missing), compared)
 
 

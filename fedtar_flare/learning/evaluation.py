@@ -54,14 +54,14 @@ def cells(
     at = {str(t): [i for i, s in enumerate(samples) if s.time_step == t] for t in range(1, time_steps + 1)}
     cells_ = full_cells(((str(s.time_step), s.visit.patient_id) for s in samples), min_cell)
     full = {t: chosen for t, chosen in at.items() if t in cells_}
-    reports = {t: reports_of(samples, texts, losses, chosen) for t, chosen in full.items()}
+    reports = {t: reports_of(samples, texts, losses, chosen, min_cell) for t, chosen in full.items()}
     steps: dict[str, dict[str, Any]] = {t: {"n": round_to_cell(len(full.get(t, ())), min_cell)} for t in at}
     for t, at_step in reports.items():
         steps[t] |= scores_of(at_step, min_cell=min_cell, by_step=True, n=steps[t]["n"])
     shown = [i for chosen in full.values() for i in chosen]
     scores: dict[str, Any] = {"steps": steps, "all": {"n": sum(step["n"] for step in steps.values())}}
     if shown:
-        over_all = reports_of(samples, texts, losses, shown)
+        over_all = reports_of(samples, texts, losses, shown, min_cell)
         n = scores["all"]["n"]
         scores["all"] |= scores_of(over_all, min_cell=min_cell, n=n)
         scores["findings"] = finding_scores(over_all, min_cell)
@@ -75,7 +75,7 @@ def cells(
 
 
 def reports_of(
-    samples: Sequence[Sample], texts: Sequence[str], losses: Sequence[float], chosen: Sequence[int]
+    samples: Sequence[Sample], texts: Sequence[str], losses: Sequence[float], chosen: Sequence[int], least: int = 1
 ) -> Reports:
     """The ``chosen`` visits' reports; the truth is what was planted where the source knows it, else the references'."""
     visits, generated = [samples[i].visit for i in chosen], [texts[i] for i in chosen]
@@ -95,6 +95,7 @@ def reports_of(
         named=[reader.stated(text) for text in generated],
         known=reader.known,
         labeler=reader.rules,
+        least=least,
     )
 
 

@@ -9,7 +9,6 @@ from functools import partial
 
 from fedtar_flare.data.minimum_cell import enough, round_loss, round_share
 from fedtar_flare.metrics.alarms import identical_share, length_ratio, mismatched_share
-from fedtar_flare.metrics.clinical import finding_f1
 from fedtar_flare.metrics.grades import Part
 from fedtar_flare.metrics.reports import Reports
 
@@ -104,7 +103,7 @@ SCORES = {
         Score(
             "finding_change_micro_f1",
             "changes named F1",
-            lambda r: finding_f1(r.changes, r.claimed)["finding_f1"],
+            lambda r: r.change_f1,
             concerned=Reports.changing,
             curve=True,
         ),

@@ -6,16 +6,22 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+
+from fedtar_flare.data.minimum_cell import full_cells
 from fedtar_flare.errors import DataError
-from fedtar_flare.metrics.clinical import known_and_new
+from fedtar_flare.metrics.clinical import finding_f1, known_and_new
 from fedtar_flare.metrics.grades import Grade, Part, grade
 from fedtar_flare.metrics.label_scores import label_counts_of_texts
 from fedtar_flare.metrics.labeler import RuleLabeler
 from fedtar_flare.metrics.language import clean, language_scores
 from fedtar_flare.metrics.report_labels import RuleLabels, rule_labeler
 from fedtar_flare.metrics.temporal import VisitReport, claimants, contradictions
+
+_SIDES = (("right", "missed"), ("right", "missed", "invented"))
+"""How findings are graded that the reference states, and that either text states."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +47,15 @@ class Reports:
     """Findings that the warm start has seen; None where ``findings`` are what the references state, not the truth."""
     labeler: RuleLabeler | None = None
     """Whose findings are graded and followed from visit to visit; by default that of ``rules``."""
+    least: int = 1
+    """Fewest patients who must have a finding, a class or a change for it to count in a score of these: reports that
+    all name a rare one would count those who have it."""
 
     def __post_init__(self) -> None:
         if not self.patients:
             raise DataError("there is no report to score", reason="no-reports")
-        given = {name: len(column) for name, column in vars(self).items() if name not in ("rules", "known", "labeler")}
+        others = ("rules", "known", "labeler", "least")
+        given = {name: len(column) for name, column in vars(self).items() if name not in others}
         if len(set(given.values())) > 1:
             raise DataError(f"reports need an entry each of everything, not {given}", reason="unequal-lengths")
 
@@ -60,17 +70,38 @@ class Reports:
 
     @cached_property
     def finding_agreement(self) -> dict[str, float | None]:
-        return known_and_new(self.findings, self.named, self.known or frozenset())
+        return known_and_new(*self.counted(self.findings, self.named), self.known or frozenset())
 
     @cached_property
     def class_f1(self) -> float | None:
         """Micro F1 of the classes that the rules read off both texts."""
-        return label_counts_of_texts(rule_labeler(self.rules), self.references, self.generated).micro_f1()
+        counts = label_counts_of_texts(rule_labeler(self.rules), self.references, self.generated)
+        sides = ([{*np.flatnonzero(row).tolist()} for row in side] for side in (counts.there, counts.named))
+        return finding_f1(*self.counted(*sides))["finding_f1"]
+
+    @property
+    def change_f1(self) -> float | None:
+        """Micro F1 of the pairs of a finding and a direction."""
+        return finding_f1(*self.counted(self.changes, self.claimed))["finding_f1"]
+
+    def counted(
+        self, there: Sequence[AbstractSet[Any]], named: Sequence[AbstractSet[Any]]
+    ) -> tuple[Sequence[AbstractSet[Any]], Sequence[AbstractSet[Any]]]:
+        """What is there and what is named, by report, of all that at least ``least`` patients have."""
+        if self.least == 1:
+            return there, named
+        full = full_cells(
+            ((one, patient) for patient, found in zip(self.patients, there, strict=True) for one in found), self.least
+        )
+        return [found & full for found in there], [found & full for found in named]
 
     @cached_property
     def grades(self) -> list[tuple[Grade, ...]]:
         """Of each report, the grades of all findings that it or its reference states."""
-        return [grade(*texts, self._labeler) for texts in zip(self.generated, self.references, strict=True)]
+        found = [grade(*texts, self._labeler) for texts in zip(self.generated, self.references, strict=True)]
+        there, every = ([{g.finding for g in of if g.presence in kinds} for of in found] for kinds in _SIDES)
+        kept = self.counted(there, every)[1]
+        return [tuple(g for g in of if g.finding in names) for of, names in zip(found, kept, strict=True)]
 
     @cached_property
     def presence_f1(self) -> float | None:

@@ -64,7 +64,8 @@ def trained_on(path: Path) -> frozenset[str]:
     from safetensors import SafetensorError, safe_open
 
     file = path / "model.safetensors" if path.is_dir() else path
-    with suppress(OSError, SafetensorError, ValueError), safe_open(str(file), framework="pt") as opened:
+    unread = (OSError, SafetensorError, ValueError, TypeError, RecursionError)  # whoever wrote it chose its text
+    with suppress(*unread), safe_open(str(file), framework="pt") as opened:
         return frozenset(map(str, json.loads((opened.metadata() or {}).get(PATIENTS, "[]"))))
     return frozenset()
 

@@ -236,7 +236,7 @@ class FederatedController(HandshakeController):
         """Refuse counts that are not T whole numbers per split, malformed scores, and a loss without reports."""
         check_scores(reply, self.time_steps)
         if (counts := reply.payload.get("counts")) is not None:
-            lists = [counts.get(split) for split in SPLITS]
+            lists = [counts.get(split) if split in SPLITS else None for split in {*SPLITS, *counts}]
             whole = all(isinstance(n, int) and n >= 0 for values in lists for n in values or ())
             if not whole or any(not isinstance(v, list | tuple) or len(v) != self.time_steps for v in lists):
                 raise ExchangeError(f"the field 'counts' is not {self.time_steps} whole numbers for each split")

@@ -136,13 +136,14 @@ class SiteExecutor(Executor):
     def chance(self, cohort: Cohort) -> int | str:
         """What :func:`seed_of` is given for all that is random in what leaves, such as the order of visits.
 
-        The job's seed, which everybody knows; at a site with patients, its secret key and all that a job chooses. Who
-        knew which visits each mean is of could solve many means for single visits, and who chose the seed alone could
-        ask for two means that differ in one.
+        The job's seed, which everybody knows; at a site with patients, its secret key, all that a job chooses, and the
+        visits. Who knew which visits each mean is of could solve many means for single visits, and who chose the seed
+        alone, or waited for a report to be corrected, could ask for two means that differ in one.
         """
         if self.site_config.without_patients:
             return self.seed
-        return hmac.digest(cohort.key, f"chance:{self.method}/{self.settings_digest()}".encode(), "sha256").hex()
+        given = f"chance:{self.method}/{self.settings_digest()}/{cohort.digest()}"
+        return hmac.digest(cohort.key, given.encode(), "sha256").hex()
 
     def timeline(self, time_steps: int) -> str:
         """How visits become time steps, as one text."""
@@ -151,10 +152,10 @@ class SiteExecutor(Executor):
 
     def division(self, time_steps: int) -> dict[str, str]:
         """How the site's data is divided into cells; empty where no cell is of patients."""
-        if self.site_config.without_patients or not self.strategy.divides_visits:
+        if self.site_config.without_patients:
             return {}
-        division = {"time_steps": time_steps, "timeline": self.timeline(time_steps), "min_cell": self.min_cell}
-        return {name: str(value) for name, value in division.items()}
+        by_time = {"time_steps": str(time_steps), "timeline": self.timeline(time_steps)}
+        return (by_time if self.strategy.divides_visits else {}) | {"min_cell": str(self.min_cell)}
 
     # ------------------------------------------------------------------ a task, from FLARE to its answer
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:

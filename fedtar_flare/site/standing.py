@@ -38,15 +38,17 @@ def fix_cells(records: Path, data: str, asked: Division) -> None:
     with locked(file := records / CELLS):
         if differing := other_cells(records, data, asked):
             raise Declined(f"declined: {'; '.join(differing)}")
-        write_json(file, read_record(file) | {data: dict(asked)}, PRIVATE)
+        cells = read_record(file)
+        write_json(file, cells | {data: {**cells.get(data, {}), **asked}}, PRIVATE)
 
 
 def other_cells(records: Path, data: str, asked: Division) -> list[str]:
     """What a job asks that does not fit how this data is divided already, as lines that may leave.
 
-    The difference of two cells that are divided differently can be a single visit.
+    The difference of two cells that are divided differently can be a single visit, and multiples of two smallest cells
+    tell a number exactly. A method that divides nothing by time asks for no time steps.
     """
-    fixed = read_record(records / CELLS).get(data, asked)
+    fixed = {**asked, **read_record(records / CELLS).get(data, {})}
     differing = [
         f"{name} {value:.80} (so far {fixed.get(name)!s:.80})"
         for name, value in asked.items()

@@ -3,14 +3,24 @@
 from pathlib import Path
 
 import pytest
+import torch
 from command import fedtar_here as here
 from kits import make_kit, whole, write_noise
+from safetensors.torch import save
 
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.splits import patient_digest, split_of
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning import clinical_start
+from fedtar_flare.models.adapters.peft_file import (
+    ADAPTER_CONFIG,
+    ADAPTER_INFO,
+    ADAPTER_WEIGHTS,
+    read_adapter_config,
+    read_adapter_info,
+)
+from fedtar_flare.models.weights import PATIENTS as PATIENTS_OF
 from fedtar_flare.models.weights import trained_on
 from fedtar_flare.site.cohort import derived_key, load_cohort
 from fedtar_flare.site.site_file import load_site_config
@@ -171,3 +181,13 @@ def test_a_collection_of_no_site(tmp_path, learned):
     table = write_table(tmp_path / "public", [str(i) for i in range(PATIENTS)])
     learns(tmp_path, "--manifest", table, "--no-site")
     assert 0.5 * PATIENTS < len(learned) < 0.9 * PATIENTS
+
+
+@pytest.mark.parametrize("text", ["5", "null", "[" * 100_000])
+def test_a_file_of_a_liar_ends_in_no_traceback(tmp_path, text):
+    (tmp_path / ADAPTER_WEIGHTS).write_bytes(save({"a": torch.zeros(1)}, {PATIENTS_OF: text}))
+    assert trained_on(tmp_path / ADAPTER_WEIGHTS) == frozenset()
+    for name, read in ((ADAPTER_INFO, read_adapter_info), (ADAPTER_CONFIG, read_adapter_config)):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ConfigError, match="damaged"):
+            read(tmp_path)

@@ -64,6 +64,18 @@ def test_patients_who_share_a_picture_share_a_split_and_all_others_keep_theirs(t
     assert "4 patients share a picture" in caplog.text and not re.search(r"\bp\d", caplog.text)
 
 
+def test_a_job_that_sees_coarse_images_does_not_decide_who_is_alike(tmp_path):
+    """Else it would choose the splits: whoever looks like a training patient in 16 pixels trains too."""
+    rng, images = np.random.default_rng(0), []
+    common = np.kron(rng.integers(60, 196, (16, 16)), np.ones((4, 4)))
+    for i in range(N):
+        fine = np.kron(rng.choice([-50, 50], (16, 16)), np.kron([[1, -1], [-1, 1]], np.ones((2, 2))))
+        images.append(tmp_path / f"{i}.png")
+        Image.fromarray((common + fine).astype(np.uint8)).save(images[-1])
+    for size in (64, 16):
+        assert prepare_cohort(cohort_of(images), Size(size, 1), tmp_path / "cache").linked == ()
+
+
 def test_a_ct_under_two_patients(tmp_path):
     rng = np.random.default_rng(0)
     other = trunk() + rng.normal(0, 200, trunk().shape).astype(np.int16).cumsum(axis=2).clip(-400, 400).astype(np.int16)

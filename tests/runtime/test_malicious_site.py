@@ -76,6 +76,11 @@ ATTEMPTS = {
         lambda h, r, t: (replace(r, status="error", reason="x", payload={"scores": {}}), None),
         "more than its reason",
     ),
+    "counts of a split more, that end the server's sums": (
+        HANDSHAKE,
+        payload(counts={split: [2, 2] for split in ("train", "validation", "test")} | {"more": 5}),
+        "2 whole numbers",
+    ),
     "counts without training": (HANDSHAKE, payload(counts={}), "2 whole numbers"),
     "no counts": (HANDSHAKE, lambda h, r, t: (replace(r, payload={"settings": "same"}), t), "lacks the field 'counts'"),
     "a schema of texts": (HANDSHAKE, payload(schema={"shapes": {"x": "wide"}, "dtype_up": "float32"}), "schema"),

@@ -107,6 +107,8 @@ def test_a_lead_solves_for_no_visit_s_loss_or_gradient_and_not_for_their_number(
     assert all(torch.equal(again[name], update[name]) for name in w)
     reply, _ = ask(hospital(lr=1e-12), TRAIN, ROUNDS, sent)
     assert reply.status == "error" and "training.lr 1e-12 (at least 1e-05)" in reply.reason
+    less = learner.cohort.leaving_out({samples[0].visit: "gone"}.get)
+    assert site.executor.chance(less) != chance, "else an answer before and one after it could differ in one visit"
     other = hospital(max_grad_norm=0.0).executor
     other.site_config = site.executor.site_config
     assert other.chance(learner.cohort) != chance, "else two jobs could be told means that differ in one visit"

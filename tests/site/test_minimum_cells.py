@@ -1,5 +1,6 @@
 """What may be told of a cohort: cells of enough patients, numbers that hide one visit, nothing by subtraction."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtar_flare.data.cohort import EXCLUDED, Cohort, Patient, Visit
+from fedtar_flare.data.cohort import EXCLUDED, Cohort, Patient, Sample, Visit
 from fedtar_flare.data.minimum_cell import round_share
 from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.data.timeline import Timeline
@@ -63,6 +64,10 @@ def test_a_withdrawal_moves_a_told_number_by_a_whole_multiple_or_not_at_all(numb
             assert (before - after) % least == 0
     assert EXCLUDED not in less.left_out(least) and EXCLUDED not in less.left_out(1)
     assert made.digest() != less.digest() and made.digest() == cohort(numbers).digest()
+    first, *rest = made.patients
+    corrected = replace(first, visits=(replace(first.visits[0], report="Corrected."), *first.visits[1:]))
+    changed = Cohort(made.site, [corrected, *rest], key=made.key, timeline=made.timeline)
+    assert changed.digest() != made.digest(), "else two answers would differ in one report"
 
 
 @settings(max_examples=40)
@@ -106,6 +111,18 @@ def test_scores_tell_of_enough_patients_alone_and_no_total_tells_a_blank(numbers
 def on_grid(share, n):
     """Whether it is a multiple of 1 / n, or unknown."""
     return share is None or abs(share * n - round(share * n)) < 1e-9
+
+
+@pytest.mark.parametrize("having", range(5))
+def test_drafts_that_all_name_a_rare_finding_do_not_count_those_who_have_it(having):
+    """A server that chooses the weights chooses what is drafted: presence F1 and class F1 were n / 20."""
+    draft = "Left pneumothorax has increased."
+    texts = [draft] * having + ["Small right effusion."] * (20 - having)
+    visits = [Visit(f"p{i}", "v", START, Path("x"), text, "radiograph") for i, text in enumerate(texts)]
+    samples = [Sample(visit, None, None, 1, "test") for visit in visits]
+    told = cells(samples, [draft] * 20, [1.0] * 20, 1, 5)["all"]
+    names = ("presence_f1", "chexpert_rules_f1", "side_accuracy", "change_accuracy", "finding_change_micro_f1")
+    assert not any(told[name] for name in names)
 
 
 def test_contradictions_are_told_of_enough_patients_alone():

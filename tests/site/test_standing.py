@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 from command import fedtar_here
 from flare_context import write_workflow
-from hospital_site import HospitalSite, T
+from hospital_site import HospitalSite, T, executor_of
 from kits import add_to_site_file, make_kit, write_radiographs
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.site.admission import Declined
 from fedtar_flare.site.audit import read_audit
-from fedtar_flare.site.site_file import read_site_file
+from fedtar_flare.site.site_file import SiteConfig, read_site_file
 from fedtar_flare.site.standing import CELLS, RUNS, fix_cells, other_cells, read_record
 
 POLICY = "{min_patients: 1, min_local_steps: 1, min_batch_size: 1}"
@@ -103,6 +103,19 @@ def test_each_data_set_has_a_division_of_its_own_and_a_damaged_record_stops(tmp_
     (tmp_path / CELLS).write_text("[]")
     with pytest.raises(FedTARError):
         fix_cells(tmp_path, "a.csv", one)
+
+
+def test_a_method_without_time_steps_keeps_to_one_smallest_cell_too(tmp_path):
+    """Multiples of 5, 6, 7 and so on told the number itself."""
+    executor = executor_of("fedkei", preset="tiny", data={"min_cell": 7})
+    executor.site_config = SiteConfig(source="manifest", path=tmp_path)
+    asked = executor.division(2)
+    assert asked == {"min_cell": "7"}
+    fix_cells(tmp_path, "a.csv", asked)
+    fix_cells(tmp_path, "a.csv", {"time_steps": "2", "min_cell": "7"})
+    fix_cells(tmp_path, "a.csv", asked)
+    assert other_cells(tmp_path, "a.csv", {"min_cell": "6"})
+    assert other_cells(tmp_path, "a.csv", {"time_steps": "3", "min_cell": "7"})
 
 
 def test_a_file_that_was_cut_short_anywhere_is_noticed(kit):

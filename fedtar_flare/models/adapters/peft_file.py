@@ -137,7 +137,7 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
         raise ConfigError(
             f"{folder} has no {ADAPTER_INFO}: an adapter of another program, whose base model is not known"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{folder / ADAPTER_INFO} is damaged ({error})") from error
 
 
@@ -164,7 +164,7 @@ def read_adapter_config(folder: Path | str) -> dict[str, Any]:
         return {}
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{file} is missing or damaged ({error})") from error
 
 
