@@ -25,6 +25,8 @@ def kit(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDTAR_SITES", raising=False)
     kit = make_kit(tmp_path / "hospital", f"source: manifest\npath: manifest.csv\npolicy: {POLICY}\n")
     write_radiographs(kit / "local", 9, visits=3)
+    (kit / "local" / "fedtar.key").write_text("ab" * 32)  # of a random key, three patients might all be tested on
+    (kit / "local" / "fedtar.key").chmod(0o600)
     return kit
 
 
