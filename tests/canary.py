@@ -46,7 +46,7 @@ def plant(folder, names):
         write_table(home / f"{MARK}table.csv", rows, columns)
         (sites / f"{written.site}.yaml").write_text(
             f"source: manifest\npath: {home / f'{MARK}table.csv'}\nstate_dir: {folder / written.site}\n"
-            "policy: {min_patients: 1, min_local_steps: 1}\n"  # few patients, quick jobs
+            "policy: {min_patients: 1, min_local_steps: 1}\n...\n"  # few patients, quick jobs
         )
     return sites
 

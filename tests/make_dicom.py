@@ -157,6 +157,9 @@ def write_radiograph(path: Path, values: np.ndarray, bits: int = 12, **changes) 
     ds = _image(DigitalXRayImageStorageForPresentation, "1.2.3", "DX", values, bits)
     ds.ViewPosition = "PA"
     put(**changes)(ds, 0)
+    meaning = {"MONOCHROME1": "INVERSE", "MONOCHROME2": "IDENTITY"}.get(ds.get("PhotometricInterpretation"))
+    if meaning and "PresentationLUTShape" not in changes:
+        ds.PresentationLUTShape = meaning
     ds.save_as(path, enforce_file_format=True)
     return path
 
