@@ -126,8 +126,9 @@ def warm_start(
         only=new if train == "new" else None,
         batch_norm=any(name.startswith("encoder.") for name in new),
     )
-    learnt = {(one.key, s.visit.patient_id) for one, _ in corpus.pairs for s in one.samples("train")}
-    save_weights(model, out / WEIGHTS, patients=[patient_digest(patient_id, key) for key, patient_id in learnt])
+    learnt, keys = {sample.visit.patient_id for sample in samples}, {cohort.key for cohort, _ in corpus.pairs}
+    digests = [patient_digest(patient_id, key) for patient_id in learnt for key in keys]  # whichever site tests on them
+    save_weights(model, out / WEIGHTS, patients=digests)
     about = {
         "preset": config.preset,
         "training_studies": len(samples),

@@ -184,7 +184,7 @@ def report_texts(folder: Path, round_: int | None = None, *, personal: bool = Tr
 
     A method without a patient adapter has the same reports in both. Raises ConfigError where the folder has none.
     """
-    files = sorted(folder.glob(f"report-scores-{'*' if round_ is None else f'{round_:04d}'}.jsonl"))
+    files = sorted(folder.glob(f"{REPORT_SCORES}{'*' if round_ is None else f'{round_:04d}'}.jsonl"))
     rows = [json.loads(line) for line in files[-1].read_text(encoding="utf-8").splitlines()] if files else []
     if not rows or any(key not in rows[0] for key in TEXTS):
         of = "" if round_ is None else f" of round {round_}"

@@ -134,9 +134,9 @@ def audit_model(
 
     folder = state.folder if registry.method(info.get("method", registry.DEFAULT)).kept else None
     trained = Drafter(adapter, state=folder, key=cohort.key, model=model, device=config.device).site_model
-    none = {"lora": LoRAConfig(), "training": TrainingConfig(), "seed": 0, "restored": lambda model: model}
+    given: dict[str, Any] = {"lora": LoRAConfig(), "training": TrainingConfig(), "seed": 0}
     with fetching_only_if(asked=False):
-        start = SiteModel(model=base, cohort=cohort, device=str(trained.device), **none)  # type: ignore[arg-type]
+        start = SiteModel(model=base, cohort=cohort, device=str(trained.device), restored=lambda base: base, **given)
     for one in (start, trained):
         one.cohort, one.transforms = cohort, data.transforms
         one.image_change = change_of(site.name, about["seed"], data.image_changes) if data.image_changes else None
@@ -165,10 +165,8 @@ def audit_model(
             found[name] |= {group: verbatim(texts, reports, ids["training"]) for group, (_, texts) in read.items()}
     about = {"site": site.name, "run_id": str(info["run_id"]), "round": int(info["round"])}
     counts = {name: {"all": len(group), "rare": len(group & rare)} for name, group in ids.items()}
-    bound, worst = (
-        config.policy.max_membership_auc,
-        max(found[name][by] for name in list(found)[1:] for by in ("membership_auc", "loss_auc")),
-    )
+    bound = config.policy.max_membership_auc
+    worst = max(found[name][by] for name in list(found)[1:] for by in ("membership_auc", "loss_auc"))
     summary = AuditSummary(held=bound is not None and worst > bound, parts=rounded(found, counts, least), **about)
     found = about | {"patients": counts, "parts": found, "held": summary.held}
     write_json(state.folder / "model-audit.json", found, PRIVATE)

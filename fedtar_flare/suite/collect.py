@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version as installed
 from pathlib import Path
 
-from fedtar_flare.learning.evaluation import TEXTS
+from fedtar_flare.learning.evaluation import REPORT_SCORES, TEXTS
 from fedtar_flare.record.events import (
     SHARED,
     Evaluation,
@@ -97,7 +97,7 @@ def _of_reports(
     outside, rows = shared_alone(recipe, results, experiment.variant.outside, chosen)
     for site, state in states.items():
         for when, number in (("start", 0), ("end", chosen)):
-            file = state.folder / f"report-scores-{number:04d}.jsonl"
+            file = state.folder / f"{REPORT_SCORES}{number:04d}.jsonl"
             lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
             rows += [{"site": site, "when": when, **json.loads(line)} for line in lines]
     return {

@@ -10,10 +10,8 @@ from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.readers.dicom_tags import first, words
 
 Side = Literal["frontal", "lateral"]
-KEYWORDS = """
-    ViewPosition ViewCodeSequence PatientOrientation SeriesDescription ProtocolName
-    AcquisitionDeviceProcessingDescription StudyDescription
-"""
+DESCRIPTIONS = ("SeriesDescription", "ProtocolName", "AcquisitionDeviceProcessingDescription", "StudyDescription")
+KEYWORDS = " ".join(("ViewPosition", "ViewCodeSequence", "PatientOrientation", *DESCRIPTIONS))
 POSITIONS: dict[str, Side] = {
     **dict.fromkeys(("PA", "AP"), "frontal"),
     **dict.fromkeys(("LL", "RL", "L", "R", "LLD", "RLD", "LLO", "RLO"), "lateral"),
@@ -23,7 +21,6 @@ WORDS: dict[Side, str] = {
     "lateral": r"\b(?:[LR] ?LAT|LAT|lateral[eis]*|profil\w*|seitlich|sagittal|oblique?|[LR][AP]O|decubitus)\b",
     "frontal": r"\b(?:P\.? ?A|A\.? ?P|postero-?anterior|antero-?posterior|(?<!para)frontal[eis]*|face)\b",
 }
-DESCRIPTIONS = ("SeriesDescription", "ProtocolName", "AcquisitionDeviceProcessingDescription", "StudyDescription")
 
 
 class View(NamedTuple):
