@@ -134,9 +134,9 @@ def audit_model(
 
     folder = state.folder if registry.method(info.get("method", registry.DEFAULT)).kept else None
     trained = Drafter(adapter, state=folder, key=cohort.key, model=model, device=config.device).site_model
-    given: dict[str, Any] = {"lora": LoRAConfig(), "training": TrainingConfig(), "seed": 0}
+    plain: dict[str, Any] = {"lora": LoRAConfig(), "training": TrainingConfig(), "restored": lambda base: base}
     with fetching_only_if(asked=False):
-        start = SiteModel(model=base, cohort=cohort, device=str(trained.device), restored=lambda base: base, **given)
+        start = SiteModel(model=base, cohort=cohort, device=str(trained.device), seed=0, **plain)
     for one in (start, trained):
         one.cohort, one.transforms = cohort, data.transforms
         one.image_change = change_of(site.name, about["seed"], data.image_changes) if data.image_changes else None
