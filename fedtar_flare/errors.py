@@ -1,7 +1,5 @@
 """Errors of this package: ``str(error)`` is for the reader on the spot, ``error.public`` is what may leave the site."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ matches. A glob must match the whole name. Matching takes a time that is bounded
 (:mod:`fnmatch` never comes back to an earlier ``*``); a regular expression of a job could hold a site for ever.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase

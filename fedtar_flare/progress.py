@@ -1,7 +1,5 @@
 """Progress lines of long work: how far, how fast, how much longer."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Tensors with a JSON header in one ``safetensors`` file; nothing is ever unpickled."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

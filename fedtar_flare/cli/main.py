@@ -1,7 +1,5 @@
 """Entry point of ``fedtar``: runs one command and turns errors into one readable message and an exit code."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Sequence

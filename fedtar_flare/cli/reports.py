@@ -1,7 +1,5 @@
 """``fedtar generate``, ``warmstart`` and ``adapt``: what one hospital does with models, before and after a run."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

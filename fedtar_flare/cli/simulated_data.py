@@ -1,7 +1,5 @@
 """``fedtar data synth`` and ``partition``: the sites of a simulated federation, invented or divided."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Headers alone tell the files apart: patients by PatientID, studies by StudyInsta
 AcquisitionDate, else SeriesDate. A study that cannot stand in a manifest is left out and counted by reason.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

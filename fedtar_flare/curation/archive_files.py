@@ -1,7 +1,5 @@
 """What the headers of an export folder's DICOM files say, read in parallel."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path

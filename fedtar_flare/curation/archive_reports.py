@@ -1,7 +1,5 @@
 """Reports of an export folder's studies: from a table, a folder of text files, or text files beside each study."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

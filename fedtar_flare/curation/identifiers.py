@@ -5,8 +5,6 @@ not found. Rules rather than a model make each hit explainable; few false alarms
 Placeholders of de-identified collections (``___``, ``XXXX``, ``[**...**]``) are not hits.
 """
 
-from __future__ import annotations
-
 import re
 
 KINDS = ("name", "date", "phone", "id", "email")

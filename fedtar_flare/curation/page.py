@@ -1,7 +1,5 @@
 """``data-check.html``: one self-contained page of a site's data, with small pictures. It stays at the site."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path

@@ -3,8 +3,6 @@
 The same patients and seed give the same sites, in whatever order the patients come.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ one class each (n, 1), ordinal grades among them, or a row of 0 and 1 (n, C) for
 (n, D, H, W) are refused: their greys are no Hounsfield units, and their voxels have no size.
 """
 
-from __future__ import annotations
-
 import re
 import zipfile
 import zlib

@@ -5,8 +5,6 @@ to a multiple of ``least``, shares of it to multiples of one such count, and mea
 error, so that one visit more or less, such as a withdrawal's, is hidden.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable

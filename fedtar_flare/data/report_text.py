@@ -4,8 +4,6 @@ A heading is one of the names below followed by a colon: in any case at the star
 capitals anywhere ("... lateral.  FINDINGS: ..."). A text without headings has no sections; nothing is guessed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

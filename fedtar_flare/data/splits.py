@@ -5,8 +5,6 @@ depends on identifier and key alone, so a new visit never moves a patient, unles
 (:class:`.cohort.Cohort`), or the source states a split of its own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from pathlib import Path

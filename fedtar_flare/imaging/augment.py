@@ -4,8 +4,6 @@ The latter are for collections that are divided over sites (``fedtar data partit
 machines; FedMRG's paper gives each of its clients such a change.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import threading

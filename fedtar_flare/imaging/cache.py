@@ -10,8 +10,6 @@ Files are written under another name and renamed, so that no process sees half o
 checksum and computed again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

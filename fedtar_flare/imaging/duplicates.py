@@ -5,8 +5,6 @@ people did not (``docs/reference/image-readers.md`` has the figures). A perceptu
 so alike that 6 % of the pairs of 5,030 radiographs differ in at most 8 of the 64 bits of a difference hash.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache

@@ -3,8 +3,6 @@
 The site file raises them (``limits: {voxels: 2147483648}``); a job cannot.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator

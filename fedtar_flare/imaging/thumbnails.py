@@ -1,7 +1,5 @@
 """Small pictures that a page holds in itself."""
 
-from __future__ import annotations
-
 import base64
 import io
 

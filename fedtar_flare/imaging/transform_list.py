@@ -4,8 +4,6 @@ The list is closed: none reads or writes a file, calls a function, names a path 
 than the site's limits. Nothing here imports MONAI, so that settings are checked fast.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

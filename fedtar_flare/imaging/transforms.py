@@ -4,8 +4,6 @@ Slices of a CT are picked, windowed and shrunk in plane; the volume is never res
 unless a study lead adds a transform that does.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from abc import abstractmethod

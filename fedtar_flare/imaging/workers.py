@@ -6,8 +6,6 @@ memory, a decoder that crashes) is replaced and its item tried once more; an ite
 the others go on. So is an item that takes longer than it may, and one that meets a fault of the code.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -9,8 +9,6 @@ random, the same for every finding and at every site. That of a finding that is 
 find it among all prompts, while it comes upon the others at findings that it has just named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Settings of local learning that every method shares: the adapter that travels, training, and the samples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from datetime import datetime, time, timedelta

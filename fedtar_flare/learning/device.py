@@ -1,7 +1,5 @@
 """Where a site computes: its own choice, from its site file; ``auto`` takes the GPU when there is one."""
 
-from __future__ import annotations
-
 import torch
 
 from fedtar_flare.errors import ConfigError

@@ -11,8 +11,6 @@ predicts. Their embeddings T are a tensor of its own, no part of the vocabulary:
     findings. All begin near zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple

@@ -3,8 +3,6 @@
 A base model other than the adapter's own is refused, since it would write fluent nonsense.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping

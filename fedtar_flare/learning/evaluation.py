@@ -1,7 +1,5 @@
 """Scores of generated reports: by time step for everyone, and by report for the site alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet

@@ -1,7 +1,5 @@
 """What the encoder's frozen stages give of an image, kept in memory and, for the next process, on disk."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import takewhile

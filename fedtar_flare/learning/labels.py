@@ -1,7 +1,5 @@
 """What a report says of each finding: not mentioned, there, not there, or in doubt; always by the report's own text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass

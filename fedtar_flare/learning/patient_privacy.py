@@ -5,8 +5,6 @@ Abadi et al. 2016 (*Deep learning with differential privacy*), with a patient in
 patient more. All that is trained, shared or the site's own, is clipped and noised as one vector.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 

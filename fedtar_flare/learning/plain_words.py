@@ -1,7 +1,5 @@
 """Findings in plain sentences, for reports that have no better words for them ("There is right pneumothorax.")."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet

@@ -3,8 +3,6 @@
 The latter widen the decoder's language beyond the style of the pairs.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence

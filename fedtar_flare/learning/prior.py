@@ -1,7 +1,5 @@
 """The visit before, for a batch of samples: what is shown of it, what is masked, and in which order texts follow."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 

@@ -9,8 +9,6 @@ update that is skipped is skipped by all.
 The sums go through ``torch.distributed``: NCCL between GPUs, gloo on the CPU. Nothing is pickled.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Pieces of local training: what it gives, batches, gradient norms, augmented images, the optimiser's state."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

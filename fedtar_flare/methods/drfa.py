@@ -17,8 +17,6 @@ lambda starts as the sites' shares by ``weighting``, so that with ``lambda_lr=0`
 later gets its share, and the others' are scaled down.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping, Sequence

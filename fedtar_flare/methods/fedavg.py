@@ -5,8 +5,6 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 cost as many exchanges and local updates as FedTAR's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 
 from fedtar_flare.protocol.contract import Contract

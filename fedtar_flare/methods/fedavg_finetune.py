@@ -6,8 +6,6 @@ alone, so that the best round is chosen as in FedAvg; the last scores are with t
 These updates come on top of the R * T exchanges; by default they are as many as one exchange has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path

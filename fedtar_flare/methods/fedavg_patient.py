@@ -6,8 +6,6 @@ difference between the two is what that aggregation is worth. With ``patient.tim
 altogether.
 """
 
-from __future__ import annotations
-
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import PooledSite
 from fedtar_flare.methods.fedtar.learner import PatientLearner

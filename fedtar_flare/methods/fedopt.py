@@ -12,8 +12,6 @@ m starts at 0 and v at tau^2, the least that the paper allows. As in the paper, 
 The mean is weighted by ``weighting`` (the paper's is uniform); the local optimiser is AdamW, as in every method here.
 """
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 

@@ -5,8 +5,6 @@ Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020), Eq. 
 gradient of the shared adapter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ with the handshake, or each site makes it from the seed; after that no weights t
 time and asks for scores.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

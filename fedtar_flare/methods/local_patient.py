@@ -3,8 +3,6 @@
 It decides whether a site needs the others once it has the patient part; see :mod:`fedtar_flare.methods.local`.
 """
 
-from __future__ import annotations
-
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.methods.fedavg import PooledSite
 from fedtar_flare.methods.fedtar.learner import PatientLearner

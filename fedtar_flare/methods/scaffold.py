@@ -24,8 +24,6 @@ unclipped gradients refused; but a site's kit lists this method only where its s
 An update that comes too late or is refused leaves the site's c_i ahead of the server's c until it is trained again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

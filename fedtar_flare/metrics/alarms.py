@@ -3,8 +3,6 @@
 All are about one site's reports; the texts stay there and the numbers may leave.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Scores of classifiers that learn task after task: AUC, the area under its learning curve, and tests over seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Agreement of findings: those that a generated report names against those that are there."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet

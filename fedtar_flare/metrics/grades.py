@@ -4,8 +4,6 @@ What a text says is read by rules: findings by a :class:`.RuleLabeler`, change b
 the words here. Only what the reference says is graded, and measurements ("6 mm") are not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache

@@ -1,7 +1,5 @@
 """Agreement of labels: precision, recall and F1 of classes between two lists of labelled reports."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ Papineni et al., BLEU, ACL 2002. Lin, ROUGE, ACL workshop 2004. Vedantam et al.,
 clipping and Gaussian penalty, as pycocoevalcap's ``Cider`` has them).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

@@ -1,7 +1,5 @@
 """What every comparison of two lists asks for."""
 
-from __future__ import annotations
-
 from collections.abc import Sized
 
 from fedtar_flare.errors import DataError

@@ -1,7 +1,5 @@
 """Which finding of a sentence a word of side, degree or change belongs to."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """All scores of generated reports by name: how each is computed, shown and read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass

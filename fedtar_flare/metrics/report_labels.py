@@ -1,7 +1,5 @@
 """The rule-based labelers by name, and the labels of an image that its report states, where a source gives none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

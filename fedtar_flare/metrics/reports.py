@@ -1,7 +1,5 @@
 """Generated reports with their references: what every score is computed on, each shared part once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass

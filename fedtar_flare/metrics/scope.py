@@ -1,7 +1,5 @@
 """What is denied and what is doubted in a sentence: cues and their reach, after NegEx (Chapman et al., 2001)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What reports say of change: (finding, direction) pairs, and contradictions between visits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import pairwise

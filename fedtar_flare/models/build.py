@@ -1,7 +1,5 @@
 """Build the report generator and the tokenizer that a :class:`ModelConfig` describes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 

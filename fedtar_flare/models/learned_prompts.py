@@ -5,8 +5,6 @@ tuning (Li and Liang, ACL 2021) learns keys and values of such words in each lay
 ACL 2022), each layer's own maps make them from a learnt state: the words' states are replaced before every layer.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The memory that the decoder attends to: features of the present image's slices, and of the visit before."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """What a report generator is made of, without its weights: how large it is, and what an adapter can reach."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ another causal language model of transformers) in a local folder or on the hub; 
 query and value maps.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

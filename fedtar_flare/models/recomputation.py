@@ -6,8 +6,6 @@ in which transformers checkpoints nothing, and since a method's adapters act ins
 left: layers checkpoint wherever a gradient is wanted, and are run again with the adapters that acted at first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any

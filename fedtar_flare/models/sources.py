@@ -1,7 +1,5 @@
 """The libraries that models are made of, and where pre-trained parts come from: a local folder, else the hub."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

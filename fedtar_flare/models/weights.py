@@ -1,7 +1,5 @@
 """Weights of a whole report generator as one safetensors file, loaded strictly."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence

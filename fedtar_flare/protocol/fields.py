@@ -1,7 +1,5 @@
 """Fields of a reply's header, each declared and checked by its kind and bounds. No free text passes."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

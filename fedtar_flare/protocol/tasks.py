@@ -4,8 +4,6 @@ A round is any number of ``train`` tasks and one ``close_round``. Each task star
 tasks are few: what can be answered together is asked together.
 """
 
-from __future__ import annotations
-
 from fedtar_flare.protocol.contract import LORA_NAMES, WHOLE_PARAMETERS, Group, Task
 from fedtar_flare.protocol.fields import SECONDS, Field, loss_field
 

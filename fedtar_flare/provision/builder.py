@@ -1,7 +1,5 @@
 """``KitBuilder``: completes FLARE's kits for this plugin when ``nvflare provision`` makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ an honest server alone; any other could read every text file of the site's accou
 log off, or have a folder of the kit replaced by a "job" of that name. Here these are refused whoever sends them.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 

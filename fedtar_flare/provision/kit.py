@@ -3,8 +3,6 @@
 The builder completes each kit that it makes; ``python -m fedtar_flare.provision.kit KIT`` completes any other.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Mapping, Sequence

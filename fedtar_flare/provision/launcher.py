@@ -5,8 +5,6 @@ kill), whatever ``min_clients`` says. Here the site starts it again and the serv
 names the state version that it starts from, so the numbers stay the same. A site whose process keeps dying leaves.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

@@ -5,8 +5,6 @@ Two that live take the connection from each other again and again, and the first
 token that it had. A site that was only started again does neither.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import time

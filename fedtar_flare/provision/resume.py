@@ -4,8 +4,6 @@ The server keeps each job's checkpoints in its kit (``fedtar_checkpoints/<job id
 job that names the old one continues after its last whole round, with the same run id, weights, state and optimiser.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

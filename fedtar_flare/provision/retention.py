@@ -1,7 +1,5 @@
 """A running site keeps to the retention that its site file says, once a day, in a process of its own."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

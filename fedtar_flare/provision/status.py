@@ -1,7 +1,5 @@
 """What a federation does now, asked over mTLS with an admin's startup kit."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

@@ -4,8 +4,6 @@ FLARE's own components take absolute paths, unknown at provisioning, so its temp
 The server changes into its kit before it builds these components.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Events of a run: one JSON object a line of ``rounds.jsonl``. A reader skips those, and fields, it does not know."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """The run record: one JSON object a line, appended at once, so that a killed run keeps all it had."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Signs that reports do not come from the image, precision and recall of each finding; two sections of the page."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

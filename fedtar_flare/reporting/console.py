@@ -1,7 +1,5 @@
 """The closing box of a run as plain text: what came of it in about five numbers, and where its pages are."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How numbers and names are shown to people: never a NaN, and no unescaped text from outside."""
 
-from __future__ import annotations
-
 import html
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """An audit of an adapter (:mod:`fedtar_flare.site.model_audit`) as text, and what a site lets others know of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The model card of a trained adapter: what it is, what it learnt from, how it scored, and what it is not for."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``report.html``: one self-contained page of a run. Nothing is fetched when it is opened."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fedtar_flare.files import write_text

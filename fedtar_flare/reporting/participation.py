@@ -1,7 +1,5 @@
 """Who took part when: sites against rounds and steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

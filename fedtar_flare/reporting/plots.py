@@ -5,8 +5,6 @@ colour-blind readers (after Okabe and Ito); ``step`` is a ramp from early to lat
 is for pooled values and means; ``faded`` is for what only gives the background.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

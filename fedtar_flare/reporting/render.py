@@ -1,7 +1,5 @@
 """Pages from this package's templates. Every value is escaped, except charts and parts already rendered."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 What a run did not record, as it goes on or ended early, is empty or None; a malformed line is an error that names it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

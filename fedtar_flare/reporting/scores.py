@@ -1,7 +1,5 @@
 """Scores as table rows: per site and step, before and after, and the mean over sites; and their section of the page."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

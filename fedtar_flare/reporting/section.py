@@ -1,7 +1,5 @@
 """A section of a run's page, what sections share, and the sections of the run's method."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 

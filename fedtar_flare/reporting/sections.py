@@ -1,7 +1,5 @@
 """The sections of every run's page, and those of them that are a chart or a table."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What came of a run, in one sentence and in about five numbers, for its page, its model card and the console."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fedtar_flare.metrics.registry import SCORES

@@ -1,7 +1,5 @@
 """Alarms of the server: what its operator and the study lead must look at, in a file of its kit and in ``status``."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -3,8 +3,6 @@
 Files are written whole or not at all, with a checksum, so a damaged file costs one round, never the run.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """``FederatedController``: a run of any method: handshake, initial weights, rounds, checkpoints, resume, record."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """A job as it lies in a folder, exported or put at a site by FLARE, read back into what it asks of a site."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ executor from the job's configuration and does the task; logs and points of curv
 end the answer or the error. All of it is JSON and safetensors: nothing is unpickled.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

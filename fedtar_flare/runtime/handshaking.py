@@ -1,7 +1,5 @@
 """Who takes part: the handshake, what the sites agree on, the common initial weights, and sites that come later."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from abc import abstractmethod

@@ -1,7 +1,5 @@
 """Results of a run at the server: the record, the scores, the adapter, the page and the closing box."""
 
-from __future__ import annotations
-
 import logging
 import platform
 import statistics

@@ -4,8 +4,6 @@ What a site streams this way passes no result filter. So a real site sends nothi
 ``shares: [losses]``, and nothing where its policy may have a privacy filter (``site.policy.streaming_allowed``).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Run a recipe in FLARE's simulator and say where its results are."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

@@ -5,8 +5,6 @@
 together (:mod:`fedtar_flare.runtime.process_group`); SOCKET is the number of an inherited socket.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import select

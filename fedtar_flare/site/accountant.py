@@ -6,8 +6,6 @@ Privacy*, 2022, Corollary 3.3), and delta(epsilon) = Phi(mu/2 - epsilon/mu) - ex
 (Balle and Wang 2018, Theorem 8). Sampling amplifies nothing here: every visit of a step takes part in its update.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -3,8 +3,6 @@
 What is asked stands in a :class:`JobRequest`, which the job's own method fills in; nothing here knows any method.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ it; after 'join' it is asked again, or joins at the next round if it missed the 
 every task.
 """
 
-from __future__ import annotations
-
 import getpass
 import hashlib
 import json

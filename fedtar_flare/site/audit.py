@@ -8,8 +8,6 @@ The line is on the disk before the message leaves. Where it cannot be written, a
 the message's place.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

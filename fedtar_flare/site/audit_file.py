@@ -5,8 +5,6 @@ or put in breaks the chain at the next one. Lines cut off at the end, and whole 
 site file send every line's digest to a syslog on another machine.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

@@ -4,8 +4,6 @@ The site file has them (``policy: {min_patients: 10}``); a job can change none. 
 not among them: its guard says so (:mod:`fedtar_flare.site.policy`), before a task reaches any executor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal

@@ -7,8 +7,6 @@ run changes the style of reports, the fall says most about the start; the loss a
 are given. They are lower bounds: an attacker with shadow models does better.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ FLARE's own policy gives the project admin every right and each organisation's s
 (submit, list, abort, download, status, shutdown, disabling a site) stays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ site deletes what is older once a day. Never deleted: the privacy ledger (forget
 budget) and the site's key; by retention neither the audit, which is kept for those who ask later.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The site file: where this site's data lies and how it computes. It is the site's own, never the job's."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Both stand in the site's own folder, beside its audit, and belong to no single run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ In the simulator every task is a new process, so the disk is the only memory. A 
 its own JSON inside, renamed into place: a killed process leaves the old version or the new one, never half of one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """The figures of a comparison, from the results of its arms."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence

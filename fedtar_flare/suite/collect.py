@@ -1,7 +1,5 @@
 """What is kept of a finished run: its result, and the scores of single reports or test images."""
 
-from __future__ import annotations
-
 import json
 import platform
 import shutil

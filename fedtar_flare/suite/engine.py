@@ -4,8 +4,6 @@ Every message still passes FLARE's ``FLModelUtils`` and the site's outbound guar
 simulator. What only processes can show is missing: time limits, lost connections, TensorBoard.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence

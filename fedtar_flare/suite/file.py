@@ -1,7 +1,5 @@
 """The suite file: which methods are compared, on which hospitals, with which seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

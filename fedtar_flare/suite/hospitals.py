@@ -1,7 +1,5 @@
 """The hospitals of a run: their site files for the time of it, and their patients."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

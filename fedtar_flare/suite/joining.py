@@ -1,7 +1,5 @@
 """When does joining pay? The gain over the reference (a hospital alone) at the same hospitals, with the same seed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

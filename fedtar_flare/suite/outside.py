@@ -1,7 +1,5 @@
 """What a hospital gets that never took part: the shared adapter alone, on its own patients."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The runs of a suite: each arm (a method and its settings) with every seed, on every set of hospitals."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

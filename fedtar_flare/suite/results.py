@@ -1,7 +1,5 @@
 """The results of a suite that are there, read for its page."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Run a suite: each experiment in this process or in one of several; its result is a small JSON file."""
 
-from __future__ import annotations
-
 import json
 import logging
 import multiprocessing

@@ -1,7 +1,5 @@
 """Results of a suite as rows: each arm's scores, mean over hospitals and seeds."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``comparison.html`` of a suite whose arms learn tasks of classification: AUC, LCA, and what a start costs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median

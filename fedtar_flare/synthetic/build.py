@@ -1,7 +1,5 @@
 """Make a synthetic cohort: draw and write every visit's images and report, and collect index and truth."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path

@@ -10,8 +10,6 @@ A cohort is written into a hidden folder beside its place and moved there when i
 used, and of processes that start together the first one wins.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

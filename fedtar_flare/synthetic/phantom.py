@@ -6,8 +6,6 @@ and noise are the visit's. Anatomy depends on neither age nor sex: what the plan
 learned from the patient's profile, not read off the image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -3,8 +3,6 @@
 It may be in any site's style, the generic one, or a mixture; an unreadable text says nothing.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from fedtar_flare.metrics.grades import Statement, statements

@@ -1,7 +1,5 @@
 """What a reporting style is made of, and how a visit is put into its words."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Scanners of the synthetic cohort: what makes one site's images look different from another's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedtar_flare.errors import ConfigError

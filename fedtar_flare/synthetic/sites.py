@@ -1,7 +1,5 @@
 """A synthetic cohort handed out as a hospital would hold it: DICOM folders, a manifest, a site file, and the truth."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -5,8 +5,6 @@ change (``CohortOptions.change``). The generic style belongs to no site: a model
 findings, but still has to learn how each site writes. All are in ``styles.yaml``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping

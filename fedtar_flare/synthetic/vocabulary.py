@@ -4,8 +4,6 @@ An id is a kind, and a side for those that have one (``effusion_right``, ``emphy
 its course and whether the shipped warm start has seen it, is in ``findings.yaml`` and nowhere else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Zip archives, headers and deflated data, read no further than the limits allow."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

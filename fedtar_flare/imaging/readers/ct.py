@@ -2,8 +2,6 @@
 one regular stack, or NIfTI. Needs no MONAI.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence

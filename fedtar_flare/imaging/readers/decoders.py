@@ -4,8 +4,6 @@ A decoder's word is final: when it refuses a damaged stream, another may read so
 warns has met what no sound stream holds. Both are refusals here.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence

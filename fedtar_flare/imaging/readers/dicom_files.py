@@ -4,8 +4,6 @@ Each file among slices that cannot be read may be a lost slice, so none is passe
 among slices (a licence, a directory, thumbnails, reports) is known by its name.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Iterator, Sequence

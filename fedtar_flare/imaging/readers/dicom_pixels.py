@@ -1,7 +1,5 @@
 """Stored pixel values of CT slices to Hounsfield units in int16."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ from other images; a soft-tissue kernel; most slices; thinnest; smallest SeriesI
 depends on file names.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """A DICOM header as one or more slices (frames) of a CT series: geometry, rescale and pixel storage."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Values of single DICOM tags, checked; they bypass pydicom's conversion where that is slow (decimal strings)."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import overload

@@ -1,7 +1,5 @@
 """Which side a radiograph shows, by every DICOM attribute that can tell it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple

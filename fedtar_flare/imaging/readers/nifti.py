@@ -1,7 +1,5 @@
 """NIfTI volumes of a chest CT in Hounsfield units, in any orientation."""
 
-from __future__ import annotations
-
 import gzip
 import math
 from pathlib import Path

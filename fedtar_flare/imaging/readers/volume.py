@@ -1,7 +1,5 @@
 """A CT volume in Hounsfield units, and what its values tell of damage."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ N points span at most N - 1 dimensions, so coordinates (N, N) with exactly their
 matrix; k-means on them is k-means on the modules, whatever d is.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Settings of FedKEI: the tasks, the plan, how starts are mixed, and how a site learns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Literal
 

@@ -9,8 +9,6 @@ alone is that hospital's module, sent to all others. And G is nearly a gradient 
 its columns add up to nearly v. Both are declared as modules, which no privacy filter lets out with noise.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from fedtar_flare.protocol.contract import LORA_NAMES, Contract, Group, Task

@@ -1,7 +1,5 @@
 """FedKEI at the server: a pool of modules, its mixture for each task, PROBE and ADAPT (Eq. 3 to 11)."""
 
-from __future__ import annotations
-
 import json
 from statistics import fmean
 from typing import Any

@@ -1,7 +1,5 @@
 """FedKEI's own events of the record: the stream of tasks, the mixture of each task, and what each site learnt."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from fedtar_flare.record.events import Event, TaskBegun, TaskLearnt, TaskOutcome

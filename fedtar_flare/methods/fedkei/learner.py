@@ -10,8 +10,6 @@ ADAPT needs nothing of PROBE. Batches depend on the learner's seed, the task and
 start from equal centres end at equal bits.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

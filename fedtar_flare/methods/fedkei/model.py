@@ -1,7 +1,5 @@
 """A site's classifier as a function of its module: losses and gradients on examples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The server's pool: every module that a site has handed in, by site and task."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

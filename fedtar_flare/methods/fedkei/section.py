@@ -1,7 +1,5 @@
 """FedKEI's sections of the run page, and a site's own page of its modules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean

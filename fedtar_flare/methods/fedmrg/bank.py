@@ -4,8 +4,6 @@ A row is the unit mean of the features of g training patients, of one visit each
 for the whole run, so that no difference of two rows is one patient's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Settings of what is FedMRG's own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Literal
 

@@ -4,8 +4,6 @@ The rows are personal data: with one patient a row, who has image and encoder ca
 The specialised adapter has a name of its own in its tensors' names, which no group here holds.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from fedtar_flare.methods.fedmrg.bank import MOST_ROWS, WIDEST

@@ -1,7 +1,5 @@
 """FedMRG at the server: one exchange a round, a weighted mean, and scores at hospitals that train and that do not."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any

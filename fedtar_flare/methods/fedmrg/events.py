@@ -1,7 +1,5 @@
 """FedMRG's own events of the record: who only is scored, the parts of the losses, predicted prompts, and the bank."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from fedtar_flare.record.events import Event

@@ -9,8 +9,6 @@ Theta is the encoder with its pooling and map, and the diagnosis branch. The Ada
 task and shared by both halves; that of S is kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace

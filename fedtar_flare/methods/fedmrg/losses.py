@@ -13,8 +13,6 @@ teacher, over the positions that predict a token of the report. The paper prints
 DistilBERT that it cites has the form used here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """FedMRG's sections of the run page: members and unseen hospitals, the two halves of training, prompts, the bank."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from statistics import fmean
 

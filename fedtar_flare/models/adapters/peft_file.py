@@ -5,8 +5,6 @@
 adapter travels (learnt prompts, a model's own parts), the folder has these two files alone.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """``fedtar doctor``: what a site's staff checks before a study starts; each finding comes with its cure."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from pathlib import Path

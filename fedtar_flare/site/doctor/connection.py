@@ -1,7 +1,5 @@
 """The doctor's look at certificates and at the way to the server."""
 
-from __future__ import annotations
-
 import json
 import socket
 import ssl

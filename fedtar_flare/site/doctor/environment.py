@@ -1,7 +1,5 @@
 """The doctor's look at packages, GPU, site file, data, key and disks."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """The doctor's look at the kit's own policy (classes, filters, bounds, participation) and at who reaches its files."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
