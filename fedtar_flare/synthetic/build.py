@@ -13,16 +13,18 @@ from fedtar_flare.synthetic.course import (
     PlannedVisit,
     almost_never,
     change_step,
+    factors_at,
     factors_of,
     plan_patient,
     stream,
+    wording_share,
 )
 from fedtar_flare.synthetic.dicom_writer import write_ct_series
 from fedtar_flare.synthetic.phantom import draw_anatomy, render
 from fedtar_flare.synthetic.reading import planted_changes
 from fedtar_flare.synthetic.reports import write_report
 from fedtar_flare.synthetic.scanner import site_scanner
-from fedtar_flare.synthetic.styles import Phase, style_of, wording_of
+from fedtar_flare.synthetic.styles import style_of, wording_of
 from fedtar_flare.synthetic.vocabulary import NEW_KINDS
 
 
@@ -35,8 +37,12 @@ def build_cohort(
     """
     site, seed = settings["site"], settings["seed"]
     style = style_of(site)
-    scanner = site_scanner(style if options.scanner_differences else 1)
+    steps = range(1, timeline.time_steps + 1)
     changed_from = change_step(options, timeline.time_steps)
+    first = style if options.scanner_differences else 1
+    renewed = changed_from if options.change == "scanner" and changed_from else len(steps) + 1
+    scanners = {step: site_scanner(first + (step >= renewed)) for step in steps}
+    shares = {step: wording_share(options, step, len(steps)) for step in steps}
     index: list[dict[str, Any]] = []
     truth: list[dict[str, Any]] = []
     for number in range(options.patients or settings["patients"]):
@@ -44,8 +50,9 @@ def build_cohort(
         anatomy = draw_anatomy(stream("anatomy", seed, site, number))
         listed, known = [], []
         for visit in patient.visits:
-            phase = phase_of(patient, visit, changed_from, options)
-            report = report_of(patient, visit, phase, style, options)
+            share = shares[visit.time_step] if options.change_group == "everyone" or patient.sex == "F" else 0.0
+            report = report_of(patient, visit, share, style, options)
+            scanner = scanners[visit.time_step]
             folder = Path("patients", patient.patient_id, visit.visit_id)
             sizes = {name: state.size for name, state in visit.findings.items()}
             noise = stream("image", seed, site, patient.patient_id, visit.visit_id)
@@ -80,7 +87,7 @@ def build_cohort(
                     **shared,
                     "time_step": visit.time_step,
                     "age": visit.age,
-                    "wording": phase,
+                    "wording": share,
                     "findings": {name: asdict(state) for name, state in visit.findings.items()},
                     "resolved": list(visit.resolved),
                 }
@@ -91,7 +98,9 @@ def build_cohort(
         truth.append({**who, "age_group": group, "age_recorded": patient.age_recorded, "visits": known})
     effects = {
         "reporting_style": style,
+        "change": options.change,
         "change_step": changed_from,
+        "wording_shares": shares,
         "change_group": options.change_group if changed_from else None,
         "older_from": OLDER_FROM,
         "wording_by_age": options.effects,
@@ -99,22 +108,17 @@ def build_cohort(
         "prevalence_factors": {
             "older": factors_of("older") if options.effects else {},
             "sex": {sex: factors_of(sex) for sex in "MF"} if options.effects else {},
-            "from_change_step": factors_of("changed") if changed_from else {},
+            "by_step": {step: factors_at(options, step, len(steps)) for step in steps},
         },
     }
-    return {"patients": index}, {**settings, "effects": effects, "scanner": asdict(scanner), "patients": truth}
+    made = {**settings, "effects": effects, "scanners": {step: asdict(one) for step, one in scanners.items()}}
+    return {"patients": index}, {**made, "patients": truth}
 
 
-def phase_of(patient: PlannedPatient, visit: PlannedVisit, changed_from: int | None, options: CohortOptions) -> Phase:
-    """The second wording from the planted step on, for the group that it concerns."""
-    concerned = options.change_group == "everyone" or patient.sex == "F"
-    return "after" if concerned and changed_from is not None and visit.time_step >= changed_from else "before"
-
-
-def report_of(patient: PlannedPatient, visit: PlannedVisit, phase: Phase, style: int, options: CohortOptions) -> str:
-    """The report of a planned visit."""
+def report_of(patient: PlannedPatient, visit: PlannedVisit, share: float, style: int, options: CohortOptions) -> str:
+    """The report of a planned visit, with a share of the kinds of finding in the second wording."""
     return write_report(
-        wording_of(style, phase, options.own_words),
+        wording_of(style, share, options.own_words),
         visit.findings,
         resolved=visit.resolved,
         follow_up=visit is not patient.visits[0],

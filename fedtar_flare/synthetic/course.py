@@ -6,7 +6,9 @@ the order nor the process in which patients are made changes them.
 Planted effects, all switchable in ``CohortOptions`` and written to the truth:
 
 - **change**: from a known time step on, the reports of a known group (women by default) are written in the
-  site's second wording, and consolidations appear more often in everybody.
+  site's second wording, and consolidations appear more often in everybody. Other kinds change one thing alone: the
+  wording at once (``template``), kind of finding by kind of finding until the last step (``gradual``) or for two steps
+  (``reverted``), the scanner, or how frequent one finding is (``epidemic``: rare before, then common).
 - **age and wording**: from 65 years on, the sentence on the bones is another one. The image does not show it.
 - **age, sex and prevalence**: emphysema and cardiomegaly are more frequent from 65 on, emphysema in men,
   lymphadenopathy in women.
@@ -49,8 +51,8 @@ MOST_FINDINGS, MOST_NEW = 4, 1
 OPEN_BIN_DAYS = 180
 """How far the first and the last calendar bin reach, which are open to one side, when visits are aligned by period."""
 FIRST_DAY = datetime(2019, 1, 1)
-FULL_COURSE = 0.75
-"""Share of patients with a visit at every time step; the others have fewer."""
+REVERTED_AFTER = 2
+"""Time steps for which a change lasts that is reverted."""
 GAP_DAYS = (3.0, 270.0)
 """Shortest and longest time between visits, drawn log-uniformly."""
 
@@ -61,8 +63,17 @@ class CohortOptions(Settings):
     """What the synthetic cohort contains; the defaults are the simulator's."""
 
     patients: int = Field(0, ge=0, description="patients of this site; 0: as many as the job asks for")
-    change: Literal["early", "late", "none"] = Field("late", description="early: at step 2; late: see change_step")
+    change: Literal["early", "late", "none", "gradual", "template", "reverted", "scanner", "epidemic"] = Field(
+        "late",
+        description="what changes with time. early, late: wording and consolidations, at step 2 or at three quarters "
+        "of T; template, gradual, reverted: the wording alone, at once, by degrees, or for two steps; scanner: that of "
+        "another site; epidemic: cavities, rare before, are common",
+    )
+    change_step: int = Field(0, ge=0, description="first time step of the change; 0: as for early and late")
     change_group: Literal["women", "everyone"] = Field("women", description="whose wording changes")
+    full_course: float = Field(
+        0.75, ge=0, le=1, description="share of patients with a visit at every time step; the others have fewer"
+    )
     effects: bool = Field(
         True, description="age decides about a sentence of the report; age and sex decide about prevalence"
     )
@@ -111,10 +122,29 @@ def stream(*parts: object) -> np.random.Generator:
 
 
 def change_step(options: CohortOptions, time_steps: int) -> int | None:
-    """First time step after the planted change: 2 when early, at three quarters of T when late; None without any."""
+    """First time step of the planted change: by default 2 when early, else at three quarters of T; None without one."""
     if options.change == "none" or time_steps < 2:
         return None
-    return 2 if options.change == "early" else max(2, -(-3 * time_steps // 4))
+    return options.change_step or (2 if options.change == "early" else max(2, -(-3 * time_steps // 4)))
+
+
+def wording_share(options: CohortOptions, step: int, time_steps: int) -> float:
+    """Share, 0 to 1, of the kinds of finding that are in the site's second wording at a time step."""
+    begins = change_step(options, time_steps)
+    if begins is None or step < begins or options.change in ("scanner", "epidemic"):
+        return 0.0
+    if options.change == "gradual":
+        return (step - begins + 1) / max(1, time_steps - begins + 1)
+    return float(options.change != "reverted" or step < begins + REVERTED_AFTER)
+
+
+def factors_at(options: CohortOptions, step: int, time_steps: int) -> dict[str, float]:
+    """How much more frequent the planted change makes kinds at a time step."""
+    begins = change_step(options, time_steps)
+    after = begins is not None and step >= begins
+    if options.change == "epidemic":
+        return {kind: one["epidemic"][after] for kind, one in KIND.items() if "epidemic" in one}
+    return factors_of("changed") if after and options.change in ("early", "late") else {}
 
 
 def plan_patient(
@@ -138,19 +168,18 @@ def plan_patient(
     sex: Literal["F", "M"] = "F" if rng.random() < 0.5 else "M"
     age = float(np.clip(rng.normal(64, 14), 20, 92))
     age_recorded = bool(rng.random() >= options.untidy)
-    count = time_steps if rng.random() < FULL_COURSE else int(rng.integers(1, max(2, time_steps)))
+    count = time_steps if rng.random() < options.full_course else int(rng.integers(1, max(2, time_steps)))
     moments = _moments(rng, count, timeline, options)
     steps = [timeline.step_of(i, moment) for i, moment in enumerate(moments)]
-    changed_from = change_step(options, time_steps) or time_steps + 1
     factors = _factors(style, age, sex, options)
     rare = stream("new findings", seed, site, number)
     visits: list[PlannedVisit] = []
     before: dict[str, int] = {}
     for i, (moment, step) in enumerate(zip(moments, steps, strict=True)):
-        how = {"first": i == 0, "changed": step >= changed_from}
-        sizes = _next_sizes(rng, KNOWN_FINDINGS, MOST_FINDINGS, before, factors, **how)
+        more = factors_at(options, step, time_steps)
+        sizes = _next_sizes(rng, KNOWN_FINDINGS, MOST_FINDINGS, before, factors, more, first=i == 0)
         if options.new_findings:
-            sizes |= _next_sizes(rare, NEW_FINDINGS, MOST_NEW, before, factors, **how)
+            sizes |= _next_sizes(rare, NEW_FINDINGS, MOST_NEW, before, factors, more, first=i == 0)
         visits.append(
             PlannedVisit(
                 visit_id=f"{int(rng.integers(16**10)):010x}",  # says nothing about the order
@@ -189,7 +218,8 @@ def _factors(style: int, age: float, sex: str, options: CohortOptions) -> dict[s
     """How much more frequent each kind is in this patient than on average."""
     site = stream("case mix", style).uniform(0.7, 1.4, len(KNOWN_KINDS))
     factors = dict(zip(KNOWN_KINDS, site.tolist(), strict=True))
-    factors |= {kind: 1 / 12 if kind in almost_never(style) else 1.0 for kind in NEW_KINDS}
+    rare = [kind for kind in almost_never(style) if options.change != "epidemic" or "epidemic" not in KIND[kind]]
+    factors |= {kind: 1 / 12 if kind in rare else 1.0 for kind in NEW_KINDS}
     for group in ("older",) * (age >= OLDER_FROM) + (sex,) if options.effects else ():
         for kind, factor in factors_of(group).items():
             factors[kind] *= factor
@@ -212,11 +242,14 @@ def _next_sizes(
     most: int,
     before: Mapping[str, int],
     factors: Mapping[str, float],
+    more: Mapping[str, float],
     *,
     first: bool,
-    changed: bool,
 ) -> dict[str, int]:
-    """Sizes of the findings among ``names`` at a visit from those at the visit before; ``most`` findings at most."""
+    """Sizes of the findings among ``names`` at a visit from those at the visit before; ``most`` findings at most.
+
+    Chances are multiplied by ``factors`` of the patient and ``more`` of the time.
+    """
     sizes: dict[str, int] = {}
     chance, draw = rng.random(len(names)), rng.random(len(names))
     appearing: list[str] = []
@@ -230,7 +263,7 @@ def _next_sizes(
                 sizes[name] = size
             continue
         likely = (at_first if first else appears) * factors[kind_of(name)]
-        if chance[i] < likely * (kind.get("changed", 1.0) if changed else 1.0):
+        if chance[i] < likely * more.get(kind_of(name), 1.0):
             appearing.append(name)
     room = most - len(sizes)
     for name in rng.permutation(appearing)[:room] if appearing else ():

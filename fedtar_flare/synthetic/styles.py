@@ -10,14 +10,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_yaml
 from fedtar_flare.synthetic.reports import Wording
 from fedtar_flare.synthetic.vocabulary import KINDS
-
-Phase = Literal["before", "after"]
 
 
 def _wording(fields: Mapping[str, Any]) -> Wording:
@@ -41,16 +39,25 @@ def style_of(site: str) -> int:
     return value % len(STYLES) + 1
 
 
-def wording_of(style: int, phase: Phase, own_words: float = 1.0) -> Wording:
-    """The wording of a style (1 to 6), with a share of the kinds in its own words and the others in style 1's."""
+def wording_of(style: int, share: float, own_words: float = 1.0) -> Wording:
+    """The wording of a style (1 to 6).
+
+    ``share`` of the kinds of finding are in its second wording (0: before the planted change, 1: after it), and
+    ``own_words`` of them in the words of the style, the others in those of style 1.
+    """
     if not 1 <= style <= len(STYLES):
         raise ConfigError(f"reporting style {style} does not exist; styles are 1 to {len(STYLES)}")
-    own, common = STYLES[style - 1][phase == "after"], STYLES[0][phase == "after"]
-    if own_words >= 1:
-        return own
-    kept = {kind for i, kind in enumerate(KINDS) if int((i + 1) * own_words) > int(i * own_words)}  # evenly spread
+    common, own = (_mixed(*STYLES[number - 1], share) for number in (1, style))
+    return _mixed(common, own, own_words)
+
+
+def _mixed(first: Wording, second: Wording, share: float) -> Wording:
+    """A share of the kinds in the second's words, the others in the first's; under 0.5 all else is the first's."""
+    if share in (0, 1):
+        return second if share else first
+    kept = {kind for i, kind in enumerate(KINDS) if int((i + 1) * share) > int(i * share)}  # evenly spread
     found, sizes = (
         {kind: (mine if kind in kept else others)[kind] for kind in KINDS}
-        for mine, others in ((own.found, common.found), (own.sizes, common.sizes))
+        for mine, others in ((second.found, first.found), (second.sizes, first.sizes))
     )
-    return replace(own if own_words >= 0.5 else common, found=found, sizes=sizes)
+    return replace(second if share >= 0.5 else first, found=found, sizes=sizes)

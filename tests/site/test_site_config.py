@@ -163,10 +163,9 @@ def test_the_synthetic_cohort_gets_the_sites_options(monkeypatch, tmp_path):
         cohort(SiteConfig(source="synthetic", options={"chang": "none"}), tmp_path)
 
 
-def test_periods_reach_the_synthetic_cohort(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedtar_flare.synthetic.course.FULL_COURSE", 1.0)
+def test_periods_reach_the_synthetic_cohort(tmp_path):
     bounds = (datetime(2030, 1, 10), datetime(2030, 4, 1))
-    config = SiteConfig(source="synthetic", simulated=True)
+    config = SiteConfig(source="synthetic", simulated=True, options={"full_course": 1.0})
     made = cohort(config, tmp_path, timeline=Timeline(3, "period", bounds), synthetic_patients=3)
     samples = [s for split in ("train", "validation", "test") for s in made.samples(split)]
     assert [sum(c) for c in zip(*made.counts().values(), strict=True)] == [3, 3, 3]

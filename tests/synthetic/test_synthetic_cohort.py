@@ -89,8 +89,21 @@ def test_truth_tells_everything_planted(site):
         assert entry["sex"] == patient.sex and entry["age_group"] in ("older", "younger")
         for t, (visit, planted) in enumerate(zip(patient.visits, entry["visits"], strict=True), 1):
             assert planted["time_step"] == t and frozenset(planted["findings"]) == visit.findings
-            assert planted["wording"] == ("after" if patient.sex == "F" and t == 2 else "before")
+            assert planted["wording"] == float(patient.sex == "F" and t == 2)
             assert all(1 <= s["size"] <= 3 and s["change"] for s in planted["findings"].values())
+
+
+def test_a_new_scanner_changes_images_alone_from_its_step_on(tmp_path):
+    made = [
+        make(tmp_path, patients=2, options=CohortOptions(change=c, change_step=2, full_course=1.0))
+        for c in ("none", "scanner")
+    ]
+    scanners = cohort_truth(made[1])["scanners"]
+    assert scanners["1"] == cohort_truth(made[0])["scanners"]["2"] != scanners["2"]
+    compared = zip(*(patient.visits for one in made for patient in one.patients[:1]), strict=True)
+    for t, (old, new) in enumerate(compared, 1):
+        kernels = [pydicom.dcmread(next(v.image.iterdir())).ConvolutionKernel for v in (old, new)]
+        assert old.report == new.report and (kernels[0] == kernels[1]) == (t == 1)
 
 
 def test_pure_function_of_its_settings(site, tmp_path):

@@ -20,6 +20,7 @@ from fedtar_flare.synthetic.course import (
     almost_never,
     change_step,
     plan_patient,
+    wording_share,
 )
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, NEW_FINDINGS, NEW_KINDS, kind_of
 
@@ -181,6 +182,29 @@ def test_the_control_cohort_is_the_same_without_new_findings():
 def test_step_of_the_planted_change():
     expected = {"late": [None, 2, 3, 3, 4, 5], "early": [None, 2, 2, 2, 2, 2], "none": [None] * 6}
     assert {c: [change_step(CohortOptions(change=c), t) for t in range(1, 7)] for c in expected} == expected
+
+
+def test_each_kind_of_drift_changes_one_thing_from_its_step_on():
+    steps, numbers = range(1, 7), range(150)
+    begins = {"change_step": 3, "change_group": "everyone"}
+    shares = {"template": [0, 0, 1, 1, 1, 1], "gradual": [0, 0, 0.25, 0.5, 0.75, 1], "reverted": [0, 0, 1, 1, 0, 0]}
+    control = [plan(n, time_steps=6, change="none") for n in numbers]
+    for change in ("template", "gradual", "reverted", "scanner", "none"):
+        options = CohortOptions(change=change, **begins)
+        assert [wording_share(options, t, 6) for t in steps] == shares.get(change, [0] * 6)
+        assert [plan(n, time_steps=6, change=change, **begins) for n in numbers] == control
+    seen, there = Counter(), Counter()
+    for n in numbers:
+        patient = plan(n, site="site-2", style=2, time_steps=6, change="epidemic", **begins)
+        there.update(visit.time_step for visit in patient.visits)
+        seen.update(visit.time_step for visit in patient.visits if "cavity" in visit.findings)
+    share = [seen[t] / there[t] for t in steps]
+    assert max(share[:2]) < 0.05 and min(share[2:]) > 0.15, "rare, then common, where a style hardly ever has it too"
+
+
+def test_patients_have_gaps_where_few_have_a_full_course():
+    counts = [len(plan(n, time_steps=6, alignment="period", full_course=0.0).visits) for n in range(200)]
+    assert max(counts) < 6 and 2 < sum(counts) / len(counts) < 4
 
 
 WRONG = {"untidy": -0.1, "change": "soon", "change_group": "men", "own_words": 1.1, "patients": -1}

@@ -6,7 +6,7 @@ import pytest
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.synthetic.build import phase_of, report_of
+from fedtar_flare.synthetic.build import report_of
 from fedtar_flare.synthetic.course import CohortOptions, plan_patient
 from fedtar_flare.synthetic.reading import changes_in, planted_changes
 from fedtar_flare.synthetic.reports import State, write_report
@@ -16,13 +16,13 @@ from fedtar_flare.synthetic.vocabulary import KINDS
 OPTIONS = CohortOptions()
 
 
-def planned_reports(style, phase, n=80):
+def planned_reports(style, share, n=80):
     """Reports of planned patients at site-<style>, all in one wording."""
     site = f"site-{style}"
     for number in range(n):
         patient = plan_patient(site, style, number, timeline=Timeline(3), seed=5, options=OPTIONS)
         for visit in patient.visits:
-            yield report_of(patient, visit, phase, style, OPTIONS)
+            yield report_of(patient, visit, share, style, OPTIONS)
 
 
 def grams(texts, n=3):
@@ -36,7 +36,7 @@ def grams(texts, n=3):
 @pytest.fixture(scope="module")
 def styles():
     """Name of a style to its reports."""
-    styles = {(h, r): list(planned_reports(h, r)) for h in range(1, 7) for r in ("before", "after")}
+    styles = {(h, r): list(planned_reports(h, r)) for h in range(1, 7) for r in (0.0, 1.0)}
     styles["generic"] = [write_report(GENERIC, {"nodule_left": State(1)}), write_report(GENERIC, {})]
     return styles
 
@@ -56,23 +56,12 @@ def test_styles_differ_strongly_in_wording(styles):
 
 
 def test_age_group_changes_one_sentence():
-    for style, phase in itertools.product(range(1, 7), ("before", "after")):
-        wording = wording_of(style, phase)
+    for style, share in itertools.product(range(1, 7), (0.0, 1.0)):
+        wording = wording_of(style, share)
         young, old = (write_report(wording, {}, older=older).split(". ") for older in (False, True))
         assert len(young) == len(old)
         assert sum(a.rstrip(".") != b.rstrip(".") for a, b in zip(young, old, strict=True)) == 1
     assert write_report(GENERIC, {}, older=True) == write_report(GENERIC, {}, older=False)
-
-
-def test_planted_change_of_wording_reaches_the_group_from_the_step_on():
-    for number in range(20):
-        patient = plan_patient("site-1", 1, number, timeline=Timeline(3), seed=0, options=OPTIONS)
-        for visit in patient.visits:
-            expected = "after" if patient.sex == "F" and visit.time_step >= 3 else "before"
-            assert phase_of(patient, visit, 3, OPTIONS) == expected
-            assert phase_of(patient, visit, None, OPTIONS) == "before"
-            everyone = OPTIONS.replace(change_group="everyone")
-            assert phase_of(patient, visit, 3, everyone) == ("after" if visit.time_step >= 3 else "before")
 
 
 def test_a_site_s_style_follows_from_its_name():
@@ -83,20 +72,20 @@ def test_a_site_s_style_follows_from_its_name():
 
 def test_wrong_settings_are_refused():
     with pytest.raises(ConfigError, match="reporting style 7"):
-        wording_of(7, "before")
+        wording_of(7, 0.0)
     wrong = {"sections": STYLES[0][0].sections[1:], "found": {"effusion": "x"}, "changes": "new|larger"}
     for field, value in wrong.items():
         with pytest.raises(ConfigError, match=field):
             replace(STYLES[0][0], **{field: value})
 
 
-@pytest.mark.parametrize("phase", ["before", "after"])
+@pytest.mark.parametrize("second", [0.0, 1.0])
 @pytest.mark.parametrize("style", range(2, 7))
-def test_a_share_of_the_kinds_is_described_in_own_words(style, phase):
-    own, common = wording_of(style, phase), wording_of(1, phase)
-    assert wording_of(style, phase, 1.0) is own and wording_of(style, phase, 0.0) == common
+def test_a_share_of_the_kinds_is_described_in_own_words(style, second):
+    own, common = wording_of(style, second), wording_of(1, second)
+    assert wording_of(style, second, 1.0) is own and wording_of(style, second, 0.0) == common
     for share in (0.3, 0.5, 0.8):
-        mixed = wording_of(style, phase, share)
+        mixed = wording_of(style, second, share)
         of_own = [
             kind for kind in KINDS if (mixed.found[kind], mixed.sizes[kind]) == (own.found[kind], own.sizes[kind])
         ]
@@ -113,7 +102,7 @@ def test_planted_changes_can_be_read_back_from_the_reports_of_every_style(style)
         assert not planted_changes(patient.visits[0])
         for visit in patient.visits:
             if style:
-                texts = [report_of(patient, visit, phase, style, OPTIONS) for phase in ("before", "after")]
+                texts = [report_of(patient, visit, share, style, OPTIONS) for share in (0.0, 0.3, 0.6, 1.0)]
             else:
                 texts = [write_report(GENERIC, visit.findings, resolved=visit.resolved, follow_up=True)]
             planted = planted_changes(visit)

@@ -7,7 +7,7 @@ from fedtar_flare.synthetic.reports import State, write_report
 from fedtar_flare.synthetic.styles import GENERIC, STYLES, wording_of
 from fedtar_flare.synthetic.vocabulary import FINDINGS, kind_of, side_of
 
-MIXED = [wording_of(style, phase, 0.5) for style in range(2, 7) for phase in ("before", "after")]
+MIXED = [wording_of(style, share, 0.5) for style in range(2, 7) for share in (0.0, 1.0)]
 WORDINGS = [*(wording for style in STYLES for wording in style), GENERIC]
 STATES = st.builds(State, st.integers(1, 3), st.sampled_from(["first", "new", "larger", "smaller", "stable"]))
 

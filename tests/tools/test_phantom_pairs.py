@@ -22,8 +22,8 @@ def site_reports():
         for number in range(60):
             patient = plan_patient(f"site-{style}", style, number, timeline=Timeline(4), seed=0, options=options)
             for visit in patient.visits:
-                for phase in ("before", "after"):
-                    yield report_of(patient, visit, phase, style, options)
+                for share in (0.0, 1.0):
+                    yield report_of(patient, visit, share, style, options)
 
 
 def words(text):
