@@ -38,6 +38,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see '{self.prog} --help')\n")
 
 
+PRESETS = "small (default), tiny, timm, or a paper's: paper and paper-ct (FedTAR), fedmrg-paper, fedkei-paper"
+"""Help on ``--preset``."""
+
+
 def _nearest(word: str, known: Iterable[str]) -> str:
     from fedtar_flare.settings import nearest  # whose imports take longer than most commands
 

@@ -10,7 +10,17 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.cli import simulated_data
-from fedtar_flare.cli.commands import Commands, ProgressLine, add_command, add_group, add_repeated, given, grouped, show
+from fedtar_flare.cli.commands import (
+    PRESETS,
+    Commands,
+    ProgressLine,
+    add_command,
+    add_group,
+    add_repeated,
+    given,
+    grouped,
+    show,
+)
 
 if TYPE_CHECKING:
     from fedtar_flare.curation.check import Check
@@ -99,7 +109,7 @@ def _add_job(command: argparse.ArgumentParser, groups: Sequence[str], *, needs_p
     place = command.add_mutually_exclusive_group(required=needs_place)
     place.add_argument("--kit", type=Path, help="the site's startup kit, whose local/fedtar.yaml is read")
     place.add_argument("--site-file", type=Path, help="a site file, such as one in the folder of FEDTAR_SITES")
-    command.add_argument("--preset", default="small", help="of the job: small (default), tiny, paper, timm")
+    command.add_argument("--preset", default="small", help=f"of the job: {PRESETS}")
     which = f"a setting of the job's {' or '.join(groups)} that differs from the preset, such as model.slices=1"
     add_repeated(command, "--set", "GROUP.NAME=VALUE", f"{which}; may be repeated")
 

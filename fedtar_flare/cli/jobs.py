@@ -7,7 +7,17 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.cli.commands import Commands, ProgressLine, add_command, add_repeated, add_sites, given, grouped, show
+from fedtar_flare.cli.commands import (
+    PRESETS,
+    Commands,
+    ProgressLine,
+    add_command,
+    add_repeated,
+    add_sites,
+    given,
+    grouped,
+    show,
+)
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_yaml
 
@@ -212,7 +222,7 @@ def _add_job_options(command: argparse.ArgumentParser) -> None:
     job.add_argument("--method", default=DEFAULT, help=f"one of {', '.join(names())} (default {DEFAULT})")
     job.add_argument("-r", "--rounds", type=int, help="rounds R (default 3)")
     job.add_argument("--time-steps", type=int, help="time steps T (default 3)")
-    job.add_argument("--preset", help="small (default), tiny, paper, timm: model, adapters, learning rates and all")
+    job.add_argument("--preset", help=f"the whole setting: {PRESETS}")
     job.add_argument("--local-steps", type=int, help="optimiser updates per site and time step")
     job.add_argument(
         "--patients", type=int, help="patients of a synthetic site (default: as the preset has it, 96 with small)"

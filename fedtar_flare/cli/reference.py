@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
 
-from fedtar_flare.cli.commands import Commands, add_command, show
+from fedtar_flare.cli.commands import PRESETS, Commands, add_command, show
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import clean, write_text
 from fedtar_flare.registry import DEFAULT, names
@@ -43,7 +43,7 @@ def add_commands(commands: Commands) -> None:
     """Add the commands."""
     command = add_command(commands, settings, "list every setting of a method: value, default and meaning")
     command.add_argument("method", nargs="?", default=DEFAULT, help=f"one of {', '.join(names())} (default {DEFAULT})")
-    command.add_argument("--preset", default="small", help="small (default), tiny, paper, timm")
+    command.add_argument("--preset", default="small", help=PRESETS)
 
     command = add_command(commands, init, "write a site file with every key, explained", with_json=False)
     command.add_argument("-o", "--out", type=Path, default=Path("fedtar.yaml"), help="default fedtar.yaml")
@@ -51,8 +51,10 @@ def add_commands(commands: Commands) -> None:
 
 def settings(arguments: argparse.Namespace) -> None:
     """Print every setting of a method with its value under a preset, the default where that is another, and what it
-    means. Change one in 'fedtar simulate' or 'export' with --set GROUP.NAME=VALUE, such as --set training.lr=1e-3.
+    means; under a paper's preset also whether the value is the paper's or ours. Change one in 'fedtar simulate' or
+    'export' with --set GROUP.NAME=VALUE, such as --set training.lr=1e-3.
     """
+    from fedtar_flare.presets import OURS, PaperPreset, papers
     from fedtar_flare.runtime.recipe import MethodRecipe
 
     recipe = MethodRecipe(arguments.method, preset=arguments.preset)
@@ -67,15 +69,23 @@ def settings(arguments: argparse.Namespace) -> None:
         if group in known
     }
     found = [
+        {"name": name, "kind": "int", "default": "3", "meaning": meaning, "value": getattr(recipe.controller, name)}
+        for name, meaning in (("num_rounds", "rounds R (--rounds)"), ("time_steps", "time steps T (--time-steps)"))
+    ]
+    found += [
         row._asdict() | {"name": f"{group}.{row.name}", "value": value}
         for group, pairs in (groups | {"server": at_server}).items()
         for row, value in pairs
     ]
-    lines = []
+    paper, lines = papers().get(arguments.preset, PaperPreset()), []
     for one in found:
-        value = shown(one["value"])
-        differs = one["default"] not in (value, REQUIRED)
-        lines.append(f"{one['name']} = {value}" + (f"  (default {one['default']})" if differs else ""))
+        name, value = one["name"], shown(one["value"])
+        notes = [f"default {one['default']}"] if one["default"] not in (value, REQUIRED) else []
+        if paper.settings:
+            its_own = name in paper.settings and shown(paper.settings[name]) == value
+            one["source"] = paper.sources[name] if its_own else OURS
+            notes.append(f"source: {one['source']}")
+        lines.append(f"{name} = {value}" + (f"  ({'; '.join(notes)})" if notes else ""))
         lines += textwrap.wrap(one["meaning"], 100, initial_indent="    ", subsequent_indent="    ")
     show(arguments, clean(found), *lines)
 

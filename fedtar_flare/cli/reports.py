@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from fedtar_flare.cli.commands import Commands, add_command, add_repeated, given, grouped, show
+from fedtar_flare.cli.commands import PRESETS, Commands, add_command, add_repeated, given, grouped, show
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import write_json
 
@@ -58,7 +58,7 @@ def add_commands(commands: Commands) -> None:
     split.add_argument("--key", type=Path, help="the real site's key file, fedtar.key, where it is not beside the data")
     split.add_argument("--no-site", action="store_true", help="the manifests belong to no site of any run")
     command.add_argument("--texts", type=Path, help="CSV with a column 'report', or text with empty lines between")
-    command.add_argument("--preset", default="small", help="model preset: small (default), tiny, paper, timm")
+    command.add_argument("--preset", default="small", help=f"of the model: {PRESETS}")
     of_model = "a setting of model or data, such as model.slices=1 or model.decoder_name=FOLDER; may be repeated"
     add_repeated(command, "--set", "GROUP.NAME=VALUE", of_model)
     command.add_argument("--train", choices=("all", "new"), default="all", help="all weights, or only untrained ones")

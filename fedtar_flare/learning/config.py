@@ -36,6 +36,12 @@ class TrainingConfig(Settings):
     """Local training at one time step (FedTAR, Algorithm 1)."""
 
     local_steps: int = Field(12, ge=1, description="optimiser updates per task")
+    local_epochs: float | None = Field(
+        None,
+        gt=0,
+        description="passes through a task's training visits, in place of local_steps: 0.02 learns from 2 % of them. A "
+        "site makes at least its policy's min_local_steps updates",
+    )
     batch_size: int = Field(8, ge=1, le=1024, description="reports per update")
     micro_batch: int = Field(
         0, ge=0, description="reports in memory at once, gradients added up over the batch; 0: the whole batch"
@@ -62,6 +68,16 @@ class TrainingConfig(Settings):
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         if self.noise_multiplier is not None and not self.max_grad_norm:
             yield "max_grad_norm", "above 0 with noise_multiplier, whose noise is in proportion to it"
+
+    def updates_of(self, visits: int, least: int = 1) -> int:
+        """Updates of a task with so many training visits; ``least`` is the site's own bound on them.
+
+        >>> [TrainingConfig(local_epochs=0.02, batch_size=16).updates_of(n, 4) for n in (100, 20_000)]
+        [4, 25]
+        """
+        if self.local_epochs is None:
+            return self.local_steps
+        return max(least, math.ceil(self.local_epochs * visits / self.batch_size))
 
     def rate_of(self, round_: int, rounds: int) -> float:
         """What the learning rates of round ``round_`` (from 1) of ``rounds`` are multiplied by, in (0, 1].

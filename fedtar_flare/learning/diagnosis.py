@@ -9,6 +9,8 @@ predicts. Their embeddings T are a tensor of its own, no part of the vocabulary:
 ``memory``
     among the image's tokens, T (D, K, E), which the decoder reads by cross-attention, where it has learnt to look for
     findings. All begin near zero.
+``none``
+    nowhere: the branch learns to predict, and the decoder is not prompted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -137,7 +139,7 @@ class DiagnosisBranch(nn.Module):
 
     def prompts_of(self, classes: Tensor, before: Tensor | None = None) -> Tensor:
         """Prompts (B, D, E) of classes (B, D), compared with those before where they are given."""
-        if self.place == "last":
+        if self.place in ("last", "none"):
             return F.embedding(classes, self.embeddings)
         if self.comparison is not None and before is not None:
             return self.comparison.prompts(self.embeddings, classes, before)

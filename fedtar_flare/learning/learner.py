@@ -127,7 +127,7 @@ class ReportLearner(SiteModel):
         on_update : callable
             Called after each update that was made with its number (from 1, skipped ones counted) and loss.
         updates : int, optional
-            How many; None: ``training.local_steps``.
+            How many; None: as ``training`` says.
 
         Raises
         ------
@@ -138,7 +138,7 @@ class ReportLearner(SiteModel):
         if not samples:
             raise DataError("no training visit at the time steps of this task", reason="no-training-visit")
         start = self.shared()
-        count = updates or self.training.local_steps
+        count = updates or self.training.updates_of(len(samples))
         epochs = count * self.training.batch_size / len(samples)
         optimizer = self.shared_optimizer(list(self.shared_parameters.values()), epochs)
         for group in self.personal_optimizer.param_groups if self.personal_optimizer else ():

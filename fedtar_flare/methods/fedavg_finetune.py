@@ -32,7 +32,7 @@ from fedtar_flare.site.state import SiteState, state_of_run
 class FineTuneConfig(Settings):
     """The fine-tuning at the end of a run."""
 
-    updates: int | None = Field(None, ge=1, description="local updates; default: training.local_steps")
+    updates: int | None = Field(None, ge=1, description="local updates; default: as many as a task has")
 
 
 class FineTuneLearner(ReportLearner):

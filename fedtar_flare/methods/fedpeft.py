@@ -140,7 +140,7 @@ class PEFTLearner(ReportLearner):
             seed=seed,
             extra=lora.exchange,
             target_rank=self._peft.target_rank,
-            updates=self.training.local_steps,
+            updates=self.training.updates_of(len(self.cohort.samples("train"))),
         )
 
     def describe(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Which report generator: a validated description, and presets.
 
-``small`` is the shipped default (warm-started on generic phantoms), ``tiny`` has random weights for tests, ``paper`` is
-CvT-21 (384, ImageNet-22K) with DistilGPT2, ``timm`` joins any timm encoder to any decoder of the GPT-2 family,
-``fedmrg-paper`` is ResNet-101 with Llama-2-7B-chat, whose folder a site names in its policy (``models``).
+``small`` is the shipped default (warm-started on generic phantoms), ``tiny`` has random weights for tests, ``timm``
+joins any timm encoder to any decoder of the GPT-2 family. The papers' models are part of :mod:`fedtar_flare.presets`; a
+site names their folders in its policy (``models``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.globs import problem_of
+from fedtar_flare.presets import papers
 from fedtar_flare.settings import Settings, build, nearest
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -190,16 +191,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "weights": "random",
     },
     "small": {"weights": "small"},
-    "paper": {
-        "image_size": 384,
-        "slices": 1,
-        "image_statistics": "imagenet",
-        "encoder_name": "microsoft/cvt-21-384-22k",
-        "pooling": "none",
-        "decoder_name": "distilgpt2",
-        "tokenizer": "decoder",
-        "max_length": 128,
-    },
     "timm": {
         "image_size": 224,
         "image_statistics": "imagenet",
@@ -210,20 +201,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_length": 128,
         "lora_targets": TIMM_TARGETS,
     },
-    "fedmrg-paper": {
-        "image_size": 224,
-        "slices": 1,
-        "image_statistics": "imagenet",
-        "encoder": "timm",
-        "encoder_name": "resnet101",
-        "pooling": "none",
-        "decoder": "prefix",
-        "decoder_name": "meta-llama/Llama-2-7b-chat-hf",
-        "decoder_dtype": "bfloat16",
-        "tokenizer": "decoder",
-        "max_length": 128,
-        "lora_targets": ("decoder.*.q_proj", "decoder.*.v_proj"),
-    },
+    **{name: paper.group("model") for name, paper in papers().items() if not paper.classifies},
 }
 
 

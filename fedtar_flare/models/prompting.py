@@ -10,7 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from fedtar_flare.imaging.batch import PriorBatch
 
-Place = Literal["last", "begin", "memory"]
+Place = Literal["last", "begin", "memory", "none"]
 
 
 class Seen(NamedTuple):
@@ -26,8 +26,8 @@ class Prompter(Protocol):
     """A part that a method adds: reads the image's tokens and prompts the decoder, by embeddings.
 
     ``place`` of the prompts: ``begin``, before the report, at the begin token's position, whose weight in the decoder's
-    attention they share; ``last``, before the report, at the decoder's last positions, with a weight of their own; or
-    ``memory``, among the image's tokens.
+    attention they share; ``last``, before the report, at the decoder's last positions, with a weight of their own;
+    ``memory``, among the image's tokens; or ``none``: the decoder reads none.
     """
 
     place: Place

@@ -172,9 +172,10 @@ class ReportGenerator(nn.Module):
 
     def _placed(self, memory: Tensor, mask: Tensor, prompts: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Memory (B, M, E) and mask (B, M), with prompts whose place that is; and prompts that have another place."""
-        if prompts is None or not prompts.shape[1]:
+        place = None if self.diagnosis is None else self.diagnosis.place
+        if prompts is None or not prompts.shape[1] or place == "none":
             return memory, mask, None
-        if self.diagnosis is None or self.diagnosis.place != "memory":
+        if place != "memory":
             return memory, mask, prompts
         there = mask.new_ones(prompts.shape[:2])
         return torch.cat([memory, prompts.to(memory.dtype)], dim=1), torch.cat([mask, there], dim=1), None

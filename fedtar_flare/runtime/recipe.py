@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fedtar_flare import registry
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import write_text
 from fedtar_flare.models.config import DECODER_TARGETS
+from fedtar_flare.presets import PaperPreset, papers
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.scalars import add_tensorboard
@@ -27,13 +28,6 @@ from fedtar_flare.site.guard import OutboundGuard
 SIMULATOR_REQUEST_INTERVAL, PRODUCTION_REQUEST_INTERVAL = 0.05, 2.0
 """Seconds between a site's requests for a task, which are traffic between hospitals, where a step takes minutes."""
 
-PAPER: dict[str, Any] = {
-    "time_steps": 5,
-    "lora": {"rank": 4, "alpha": 128.0},
-    "training": {"lr": 1e-5},
-}
-"""What the preset ``paper`` sets for every method besides the model: T, the shared adapter and its learning rate."""
-
 SMALL: dict[str, Any] = {
     "model": {"lora_targets": DECODER_TARGETS},  # the encoder stays as it is, so that each image is seen by it once
     "training": {"local_steps": 48, "schedule": "cosine"},
@@ -42,8 +36,8 @@ SMALL: dict[str, Any] = {
 }
 """What the shipped preset ``small`` sets for every method: found by experiment (docs/research/experiments.md)."""
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {"small": SMALL, "paper": PAPER}
-"""Presets of every method that trains a report generator and has none of its own."""
+PRESETS: Mapping[str, Mapping[str, Any]] = {"small": SMALL}
+"""Presets of every method that trains a report generator and has none of its own, besides the papers'."""
 
 _CONTROLLER_ARGUMENTS = tuple(
     name for name in inspect.signature(FederatedController).parameters if name not in ("method", "settings")
@@ -128,11 +122,13 @@ class MethodRecipe(Recipe):
         known = {*self.definition.site.shared_groups, *self.definition.settings}
         if unknown := sorted(set(groups) - known):
             raise ConfigError(f"{unknown[0]}: method '{method}' has no such group of settings")
-        preset_of = self.definition.presets.get(preset, {})
+        own_fields = getattr(self.definition.server_settings, "model_fields", {})
+        preset_of, paper = self.definition.presets.get(preset, {}), self._of_paper(preset, own_fields)
         merged = {
-            group: {**preset_of.get(group, {}), **(given or {})}
+            group: {**paper.get(group, {}), **preset_of.get(group, {}), **(given or {})}
             for group, given in {"server": server, **dict.fromkeys(sorted(known)), **groups}.items()
         }
+        preset_of = paper | preset_of
         at_server = merged.pop("server")
         settings = {group: values for group, values in merged.items() if values}
         default = self.definition.rounds(settings) if self.definition.rounds else (3, 3)
@@ -145,7 +141,6 @@ class MethodRecipe(Recipe):
         common: dict[str, Any] = {"num_rounds": rounds, "time_steps": steps, "min_sites": min_sites, "seed": seed}
         if twice := sorted(common.keys() & at_server.keys()):
             raise ConfigError(f"server: {twice[0]} is an argument of the recipe itself")
-        own_fields = getattr(self.definition.server_settings, "model_fields", {})
         check_names(at_server, [name for name in (*_CONTROLLER_ARGUMENTS, *own_fields) if name not in common], "server")
         own = {name: at_server.pop(name) for name in [*at_server] if name not in _CONTROLLER_ARGUMENTS}
         groups_there = {name: settings[name] for name in self.definition.server_groups if name in settings}
@@ -166,6 +161,17 @@ class MethodRecipe(Recipe):
         add_tensorboard(job)
         super().__init__(job)
         self._run_in(simulator=True)
+
+    def _of_paper(self, preset: str, own_fields: Collection[str]) -> dict[str, Any]:
+        """What the method has of a paper's preset, by group; its model is made at a site from the preset's name."""
+        paper = papers().get(preset, PaperPreset())
+        if paper.classifies is self.definition.reports:
+            return {}
+        here = {*_CONTROLLER_ARGUMENTS, *own_fields}
+        groups = {name.partition(".")[0] for name in paper.settings if "." in name} - {"model"}
+        found: dict[str, Any] = {name: value for name, value in paper.settings.items() if "." not in name}
+        found |= {group: paper.group(group) for group in groups}
+        return found | {"server": {name: value for name, value in paper.group("server").items() if name in here}}
 
     def resolved(self) -> dict[str, Any]:
         """What decides about a run's numbers, defaults filled in: a digest of the sites' settings, and the server's."""

@@ -80,7 +80,9 @@ class ReportSite(SiteStrategy):
     def work(self) -> str:
         """How many updates, of how many reports."""
         training = self.settings.training
-        return f"{training.local_steps} updates of {training.batch_size} reports a training task"
+        share = f"{100 * (training.local_epochs or 0):g} % of its training visits in"
+        much = f"{training.local_steps} updates" if training.local_epochs is None else f"{share} updates"
+        return f"{much} of {training.batch_size} reports a training task"
 
     def adapted_model(self, time_steps: int) -> AdaptedModel:
         """The report generator; a method adds what it trains for itself."""
@@ -97,7 +99,7 @@ class ReportSite(SiteStrategy):
             self.adapted_model(time_steps),
             rounds,
             time_steps,
-            local_steps={"training.local_steps": training.local_steps},
+            local_steps={"training.local_steps": training.local_steps} if training.local_epochs is None else {},
             batch_size={"training.batch_size": training.batch_size},
             learning_rate={"training.lr": training.lr} | self.own_rates(),
             decay={"training.lr x weight_decay": training.lr * training.weight_decay},
@@ -191,17 +193,20 @@ class ReportSite(SiteStrategy):
             )
             few = "no training visit" if least == 1 else f"fewer than {least} patients with a training visit"
             return abstain(header, f"{few} {where}"), None
-        settings = self.settings.training
-        if settings.local_steps * settings.batch_size < least:
+        settings, visits = self.settings.training, len(cohort.samples("train", step, least))
+        updates = settings.updates_of(visits, self.executor.site_config.policy.min_local_steps)
+        if updates * settings.batch_size < least:
             return abstain(header, f"the task's updates would be made from fewer than {least} patients"), None
         learner = self.learner_of(header, site, state, cohort)
         self._load_broadcast(TRAIN, learner, weights)
         self._load_private(learner, state, header.after)
         further = self.before_training(header, site, state, learner)
         seed = seed_of(self.executor.chance(cohort), site.name, header.round, header.step, TRAIN)
-        if settings.noise_multiplier is not None and not self._charge(learner, header, site, settings.noise_multiplier):
-            return abstain(header, "the privacy budget of per-patient DP-SGD is spent"), None
-        result = learner.train(step, seed, self._on_update(header, site))
+        if settings.noise_multiplier is not None:
+            charge = settings.noise_multiplier, learner.draw_rate(visits), updates
+            if not self._charge(header, site, charge):
+                return abstain(header, "the privacy budget of per-patient DP-SGD is spent"), None
+        result = learner.train(step, seed, self._on_update(header, site, updates), updates)
         site.stop_if_aborted()
         if result.patients < least:
             return abstain(header, f"the updates were made from fewer than {least} patients"), None
@@ -222,13 +227,13 @@ class ReportSite(SiteStrategy):
         wire = WIRE_DTYPES[self.settings.lora.dtype_up]
         return ok(header, numbers, payload), {n: value.to(wire) for n, value in (result.update | further).items()}
 
-    def _charge(self, learner: ReportLearner, header: TaskHeader, site: Site, noise_multiplier: float) -> bool:
-        """Count a task's updates in the site's ledger before they are made; False where they are beyond its budget."""
+    def _charge(self, header: TaskHeader, site: Site, charge: tuple[float, float, int]) -> bool:
+        """Count a task's noise multiplier, rate of drawing and updates in the site's ledger before they are made; False
+        where they are beyond its budget.
+        """
         from fedtar_flare.files import locked
         from fedtar_flare.site.accountant import PATIENT_FILE, PatientLedger
 
-        visits = len(learner.cohort.samples("train", self.visits_of(header), learner.min_cell))
-        charge = noise_multiplier, learner.draw_rate(visits), self.settings.training.local_steps
         most, file = self.executor.site_config.policy.max_patient_epsilon, site.records / PATIENT_FILE
         with locked(file):
             ledger = PatientLedger(file, scope=header.run_id if site.simulated else None)
@@ -303,9 +308,8 @@ class ReportSite(SiteStrategy):
 
         return change_of(site.name, self.executor.seed, strength)
 
-    def _on_update(self, header: TaskHeader, site: Site) -> Callable[[int, float], None]:
-        """What runs after each local update: a progress line, and the loss to TensorBoard where allowed."""
-        count = self.settings.training.local_steps
+    def _on_update(self, header: TaskHeader, site: Site, count: int) -> Callable[[int, float], None]:
+        """What runs after each of ``count`` updates: a progress line, and the loss to TensorBoard where allowed."""
         progress = Progress(f"round {header.round}, step {header.step}: update", count, self.executor.logger.info)
         # what streams passes no filter
         private = self.settings.training.noise_multiplier is not None

@@ -65,7 +65,7 @@ def request_of(
     config, lora = model.config, model.lora
     clips = {name: norm for name, norm in clip.items() if norm > 0}
     return JobRequest(
-        patients={"reports of an update": max(local_steps.values()) * max(batch_size.values())},
+        patients={"reports of an update": max(local_steps.values(), default=1) * max(batch_size.values())},
         local_steps=local_steps,
         batch_size=batch_size,
         gradient_scale=clips | {"lora.alpha / rank": lora.alpha / lora.rank},

@@ -20,7 +20,7 @@ from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.models.adapters.lora import lora_layers
 
 ROWS = 4
-FEDMRG = FedMRGConfig(distill_weight=0.5, contrast_weight=0.0)
+FEDMRG = FedMRGConfig(l2g_weight=0.5, g2l_weight=0.5, contrast_weight=0.0)
 
 
 @pytest.fixture(scope="module")

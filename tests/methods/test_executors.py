@@ -31,6 +31,19 @@ def test_the_visits_of_all_steps_are_pooled(hospital):
     assert closing.numbers["validation_loss"] > 0 and set(closing.payload) == {"scores"} and not tensors
 
 
+def test_a_share_of_the_visits_is_learnt_from_and_never_in_fewer_updates_than_the_site_allows(hospital, tmp_path):
+    """Of so many visits, not of so many updates; the site's bound holds although no job can know it."""
+    training = {"local_epochs": 0.5, "batch_size": 4}
+    site, reply, w = hospital(method="fedavg", training=training)
+    visits = sum(reply.payload["counts"]["train"])
+    assert not site.executor.strategy.request(1, 1).local_steps, "the visits decide"
+    for least, updates in ((1, -(-visits // 8)), (visits, visits)):
+        site_file = f"source: synthetic\nstate_dir: {tmp_path / 'state'}\npolicy: {{min_local_steps: {least}}}\n"
+        (tmp_path / "sites" / "site-1.yaml").write_text(site_file)
+        trained, _ = site.train(w, 1, 1)
+        assert trained.status == "ok" and [data.step for data in site.streamed] == [*range(1, updates + 1)]
+
+
 def test_the_proximal_gradient_is_autograd_s_of_the_proximal_term(hospital):
     site, _, w = hospital(method="fedprox", fresh=False, proximal={"mu": 0.3})
     site.train(w, 1, 1)

@@ -22,7 +22,8 @@ def reference(local, num_rounds, weighting, alpha_form, eta):
     optimizer = torch.optim.AdamW(policy.parameters(), lr=eta)
     w = [v.double() for v in next(iter(local.values())).start().values()]
     for _ in range(num_rounds):
-        alphas = policy.alphas()
+        fixed = {"uniform": [1 / T] * T, "inverse_sqrt": [t**-0.5 for t in range(1, T + 1)]}
+        alphas = torch.tensor(fixed[alpha_form]) if alpha_form in fixed else policy.alphas()
         start, means = w, []
         current = [v.clone() for v in w]
         for t in range(T):
@@ -51,14 +52,15 @@ def reference(local, num_rounds, weighting, alpha_form, eta):
             for s in judges
             for i, v in enumerate(through)
         )
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        if alphas.requires_grad:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
         w = current
-    return w, policy.alphas().detach()
+    return w, (policy.alphas() if alphas.requires_grad else alphas).detach()
 
 
-@pytest.mark.parametrize("alpha_form", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("alpha_form", ["softmax", "sigmoid", "uniform", "inverse_sqrt"])
 @pytest.mark.parametrize("weighting", ["samples", "uniform", "inverse"])
 @pytest.mark.parametrize("skip", [False, True])
 def test_a_run_equals_an_independent_reference(tmp_path, alpha_form, weighting, skip):

@@ -208,7 +208,7 @@ FREE = {
     },
     LoRAConfig: {"dtype_up": "one of two"},
     TrainingConfig: {
-        "micro_batch": "at most the batch", "augment": "yes or no",
+        "local_epochs": "a site makes its min_local_steps", "micro_batch": "at most the batch", "augment": "yes or no",
         "schedule": "only lowers the rates", "gradient_checkpointing": "yes or no",
         "noise_multiplier": "noise only protects, and a site may demand it",
     },

@@ -10,6 +10,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.fedkei.plans import PLANS
 from fedtar_flare.metrics.report_labels import RuleLabels, report_labels
 from fedtar_flare.models.classifier import ClassifierConfig
+from fedtar_flare.presets import papers
 from fedtar_flare.settings import Settings, build, nearest
 
 STEPS = 2
@@ -18,13 +19,7 @@ STEPS = 2
 CLASSIFIERS: dict[str, dict[str, Any]] = {
     "small": {},
     "tiny": {"encoder": "tiny", "image_size": 32, "slices": 4},
-    "paper": {
-        "encoder": "timm",
-        "encoder_name": "vit_base_patch16_224",
-        "image_size": 224,
-        "slices": 1,
-        "image_statistics": "imagenet",
-    },
+    "fedkei-paper": papers()["fedkei-paper"].group("model"),
 }
 """Presets of the classifier: the shipped encoder slice by slice, a random one (tests), the paper's ViT."""
 

@@ -16,9 +16,8 @@ from fedtar_flare.settings import build
 
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {"model": {"slices": 8}, "data": {"synthetic_patients": 64}, "fedkei": {"rand_baseline": True}},
-    "paper": {"training": {"epochs": 30, "batch_size": 64, "lr": 0.005, "momentum": 0.0}},
 }
-"""``small``: a few minutes on two cores, each start next to the common one; ``paper``: ViT-B/16, 30 epochs."""
+"""A few minutes on two cores, each start next to the common one."""
 
 
 def rounds(groups: Mapping[str, Any]) -> tuple[int, int]:

@@ -10,12 +10,12 @@ from fedtar_flare.methods.fedmrg.bank import MOST_ROWS
 from fedtar_flare.methods.fedmrg.dual_adapter import Backbone
 from fedtar_flare.settings import Settings
 
-Prompts = Literal["paper", "memory"]
-Distillation = Literal["mutual", "g2l", "l2g", "logits"]
+Prompts = Literal["paper", "memory", "none"]
 
 PROMPTS: dict[Prompts, dict[str, Any]] = {
     "paper": {"prompt_place": "last", "prompt_classes": "all", "head": "mean"},
     "memory": {"prompt_place": "memory", "prompt_classes": "positive", "head": "attention"},
+    "none": {"prompt_place": "none", "prompt_classes": "all", "head": "mean"},
 }
 """What :func:`fedtar_flare.learning.diagnosis.extend` is to make of the diagnosis branch."""
 
@@ -23,8 +23,9 @@ PROMPTS: dict[Prompts, dict[str, Any]] = {
 class FedMRGConfig(Settings):
     """Dual adapters, mutual distillation, contrast of images, and diagnoses as prompts (Che et al.).
 
-    Where the paper gives no value, the default is a decision: its curves of the two weights have no numbers. Adapters
-    and the diagnosis branch learn at ``training.lr``.
+    Where the paper gives no value, the default is a decision: its curves of the weights have no numbers. Adapters and
+    the diagnosis branch learn at ``training.lr``. Each ablation of its Table IV is one setting: ``specialised: false``
+    (A_s), ``contrast_weight: 0`` (L_hcl), ``prompts: none``, ``g2l_weight: 0`` and ``l2g_weight: 0``.
     """
 
     mix: float = Field(
@@ -33,11 +34,12 @@ class FedMRGConfig(Settings):
     specialised: bool = Field(
         True, description="train the specialised adapter; False: one generic adapter, without distillation"
     )
-    distill_weight: float = Field(0.5, ge=0, description="weight of the distillation (Eq. 4 and 5); 0 leaves it out")
-    distillation: Distillation = Field(
-        "mutual",
-        description="which adapter teaches: 'mutual' both; 'l2g' the specialised the generic alone (Eq. 4), 'g2l' the "
-        "other way round (Eq. 5); 'logits': both, by the next token's probabilities alone (FedDAT)",
+    l2g_weight: float = Field(0.5, ge=0, description="weight of what the specialised adapter teaches (Eq. 4)")
+    g2l_weight: float = Field(0.5, ge=0, description="weight of what the generic adapter teaches (Eq. 5)")
+    distillation: Literal["states", "logits"] = Field(
+        "states",
+        description="what is taught: the last hidden states and the next token's probabilities, or the latter alone, "
+        "'logits' (FedDAT)",
     )
     contrast_weight: float = Field(0.1, ge=0, description="weight of the contrast of images (Eq. 3); 0 leaves it out")
     temperature: float = Field(0.07, gt=0, description="tau of the contrast")
@@ -51,13 +53,16 @@ class FedMRGConfig(Settings):
         "site takes at least 5",
     )
     labeler: LabelerName = Field(
-        "synthetic", description="what reads the findings of a report; the same at all sites; 'none': no prompts"
+        "synthetic",
+        description="what reads the findings of a report; the same at all sites; 'none': neither prompts nor the "
+        "loss of diagnosis (L_CE); fedmrg.prompts leaves out the prompts alone",
     )
     prompts: Prompts = Field(
         "paper",
         description="'paper': all four classes of each finding at the decoder's last positions, predicted from the "
         "mean of the image's tokens; 'memory': only whether each finding is present, among the image's tokens, where "
-        "a trained decoder heeds them soonest, predicted by a query for each finding",
+        "a trained decoder heeds them soonest, predicted by a query for each finding; 'none': the decoder reads none, "
+        "and the encoder still learns to predict all four classes (L_CE)",
     )
     head_weights: Literal["small"] | None = Field(
         None,

@@ -53,8 +53,6 @@ from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 
 HALVES = ("generic", "specialised")
-TEACHES = {"g2l": HALVES[1:], "l2g": HALVES[:1]}
-"""Which adapters are taught, by ``fedmrg.distillation``; where it does not say, both are."""
 PREFIX = "specialised/"
 """Of the specialised factors' names in the site's private state."""
 
@@ -192,13 +190,13 @@ class FedMRGLearner(ReportLearner):
                 logits, states = base.decode(memory, mask, ids, prompts)
             found = {f"language_{self._half}": report_loss(logits, labels)}
             losses = found[f"language_{self._half}"]
-            taught = self._half in TEACHES.get(settings.distillation, HALVES)
-            if settings.specialised and settings.distill_weight and taught:
+            weight = settings.l2g_weight if self._half == HALVES[0] else settings.g2l_weight
+            if settings.specialised and weight:
                 with torch.no_grad(), teacher(self.model):
                     target, teaching = base.decode(memory, mask, ids, prompts)
                 kd = distill_losses(states, logits, teaching, target, labels, settings.distillation != "logits")
                 found[f"distillation_{self._half}"] = kd
-                losses = losses + settings.distill_weight * kd
+                losses = losses + weight * kd
         if seen is not None:
             found["diagnosis"] = diagnosis_losses(seen, classes)
             losses = losses + found["diagnosis"]

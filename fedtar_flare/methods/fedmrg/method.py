@@ -15,7 +15,6 @@ from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
 from fedtar_flare.methods.fedmrg.section import SECTIONS
 from fedtar_flare.methods.fedmrg.site import ABOUT, FedMRGSite
 from fedtar_flare.registry import Method
-from fedtar_flare.runtime.recipe import PAPER
 from fedtar_flare.site.state import state_of_run, trained_version
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -26,20 +25,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "fedmrg": {"backbone": "frozen", "prompts": "memory", "head_weights": "small", "mix": 0.0},
     },
     "tiny": {"model": {"max_length": 80}},
-    "fedmrg-paper": {
-        "lora": {"rank": 16, "alpha": 16.0},
-        "training": {"batch_size": 16, "lr": 5e-5, "weight_decay": 0.05, "schedule": "cosine"},
-        "fedmrg": {"labeler": "chexpert-rules", "bank_rows": 64, "lr_encoder": 5e-5},
-    },
-    "paper": PAPER | {"training": PAPER["training"] | {"schedule": "cosine"}},
+    "fedmrg-paper": {"lora": {"exchange": ()}},  # what travels whole follows from fedmrg.backbone
 }
 """``small``: many updates of few reports, with falling rates; prompts that the decoder heeds and a head, warm-started
 as the model is; a frozen encoder, without contrast and bank (over three seeds LoRA in the encoder with contrast cost
 6.7 points of known findings' F1, 95 % interval 2.4 to 10.9, 6.2 of them the contrast; the bank changed nothing); and
 at inference the specialised adapter whole, where mu .5 was no better. docs/explanation/fedmrg.md says what was tried.
-The form of the paper is the settings' own default. ``tiny``: room for prompts. ``fedmrg-paper``: the paper's models
-and what it says of training; what it leaves open is the settings' default. The paper's 1,000 rounds and
-its 2 % of a site's data a round are for the job to say (``num_rounds``, ``training.local_steps``).
+The form of the paper is the settings' own default. ``tiny``: room for prompts.
 """
 
 

@@ -20,6 +20,9 @@ class PatientConfig(Settings):
     enabled: bool = Field(True, description="False: the shared adapter alone (an ablation)")
     lr: float = Field(2e-3, gt=0, description="AdamW learning rate of the patient part")
     scale: float = Field(1.0, gt=0, description="s_p of Eq. 4; the paper's preset has alpha / rank")
+    mixture: bool = Field(
+        True, description="False: phi is made of the profile itself, in place of q (the paper's ablation without GMM)"
+    )
     components: int = Field(16, ge=1, description="components of the Gaussian mixture, and length of q")
     patients_per_component: int = Field(
         10,
@@ -52,6 +55,11 @@ class PatientConfig(Settings):
         if self.profile not in PROFILES:
             yield "profile", " or ".join(map(str, PROFILES))
 
+    @property
+    def q_length(self) -> int:
+        """Length of what phi is made of: q, or the profile."""
+        return self.components if self.mixture else len(self.profile)
+
     def components_for(self, patients: int) -> int:
         """How many components a site with this many training patients fits.
 
@@ -64,9 +72,10 @@ class PatientConfig(Settings):
 class AlphaConfig(Settings):
     """The weights alpha_t of the residuals at the server (FedTAR, Eq. 7 and 8)."""
 
-    alpha_form: Literal["softmax", "sigmoid"] = Field(
+    alpha_form: Literal["softmax", "sigmoid", "uniform", "inverse_sqrt"] = Field(
         "softmax",
-        description="softmax over the steps (the paper: the alphas of a round sum to one), or sigmoid of each",
+        description="softmax over the steps (the paper: the alphas of a round sum to one), or sigmoid of each; not "
+        "learnt: 'uniform', 1/T (the paper's ablation without temporal weighting), and 'inverse_sqrt', 1/sqrt(t)",
     )
     initial_alpha: float = Field(
         0.7, gt=0, lt=1, description="start of every alpha_t under sigmoid; under softmax they start near 1/T"

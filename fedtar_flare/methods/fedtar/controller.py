@@ -12,6 +12,7 @@ from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
 from fedtar_flare.methods.fedtar.policy import (
     ALPHA_FLOOR,
+    FIXED,
     AlphaPolicy,
     OuterOptimizer,
     floored_steps,
@@ -72,7 +73,7 @@ class TemporalResidualServer(ServerStrategy):
         )
         gradient_norm: float | None = None
         floored: list[int] = []
-        if sent and bool(taken.any()):
+        if sent and bool(taken.any()) and self.policy.alpha_form not in FIXED:
             reports = {site: int(validated[site].numbers["reports"]) for site in sent}
             every = torch.tensor([sent[site] for site in sorted(sent)], dtype=torch.float64)
             pooled = pool_t_numbers(sent, reports) if self.run.aggregation == "mean" else trimmed_mean(every, 0.5)

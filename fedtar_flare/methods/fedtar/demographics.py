@@ -49,8 +49,8 @@ class DemographicMixture:
     """A Gaussian mixture with diagonal covariances over profiles; stays at the site.
 
     ``weights`` (K,), ``means`` and ``variances`` (K, P) are of the fitted components, K <= ``components``, which is the
-    length of q: it is padded with zeros. ``converged`` is False when the fit stopped before its tolerance was met,
-    ``short`` True when there were fewer distinct profiles than components to fit.
+    length of q: it is padded with zeros; with none fitted q is the profile. ``converged`` is False when the fit stopped
+    before its tolerance was met, ``short`` True when there were fewer distinct profiles than components to fit.
     """
 
     weights: np.ndarray
@@ -116,7 +116,9 @@ class DemographicMixture:
         return q / q.sum(1, keepdims=True)
 
     def assign(self, profiles: np.ndarray) -> np.ndarray:
-        """``q_p``: the responsibilities padded with zeros, float32 (N, components)."""
+        """``q_p``: the responsibilities padded with zeros, float32 (N, components), or the profiles themselves."""
+        if not len(self.weights):
+            return profiles.astype(np.float32)
         q = self.responsibilities(profiles)
         padded = np.zeros((len(q), self.components), dtype=np.float32)
         padded[:, : q.shape[1]] = q
@@ -138,10 +140,16 @@ def _by_column(rows: np.ndarray) -> np.ndarray:
 
 
 def fit_mixture(cohort: Cohort, config: PatientConfig, seed: int) -> DemographicMixture:
-    """Fit the mixture on one row per training patient, at the age of the first visit; DataError where there is none."""
+    """Fit the mixture on one row per training patient, at the age of the first visit; DataError where there is none.
+
+    Without ``config.mixture`` none is fitted, and q is the profile.
+    """
     rows = {s.visit.patient_id: s for s in reversed(cohort.samples("train"))}  # the first visit wins
     if not rows:
         raise DataError(f"site {cohort.site} has no training patient", reason="no-training-patient")
+    if not config.mixture:
+        none = np.zeros((0, config.q_length))
+        return DemographicMixture(none[:, 0], none, none, config.q_length)
     median = training_median_age(cohort)
     profiles = [_profile(sample, cohort.key, median, config.profile) for sample in rows.values()]
     fitted = config.components_for(len(rows))

@@ -12,7 +12,7 @@ from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.drafting import Kept
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
-from fedtar_flare.methods.fedtar.config import PROFILES, AlphaConfig, PatientConfig, TemporalConfig
+from fedtar_flare.methods.fedtar.config import AlphaConfig, PatientConfig, TemporalConfig
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController, TemporalResidualServer
 from fedtar_flare.methods.fedtar.events import EVENTS
 from fedtar_flare.methods.fedtar.executor import PatientAdaptiveExecutor
@@ -23,7 +23,7 @@ from fedtar_flare.protocol.contract import HEAD_NAMES, Contract
 from fedtar_flare.protocol.fields import Field
 from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, close_round, handshake, train
 from fedtar_flare.registry import Method
-from fedtar_flare.runtime.recipe import PAPER, SMALL
+from fedtar_flare.runtime.recipe import SMALL
 from fedtar_flare.settings import Settings, build
 from fedtar_flare.site.cohort import derived_key
 from fedtar_flare.site.state import state_of_run, trained_version
@@ -44,26 +44,12 @@ CONTRACT = Contract(
     by_rows=(HEAD_NAMES,),
 )
 
-_PAPER = PAPER | {
-    "patient": {
-        "lr": 1e-5,
-        "scale": 32.0,
-        "time_conditioned": False,
-        "components": 16,
-        "patients_per_component": 1,
-        "common_start": False,
-        "profile": PROFILES[0],
-    }
-}
 _TOLD = {"labeler": "auto", "candidates": 8, "complete": True}
-ALONE_PRESETS = {"small": SMALL | {"diagnosis": _TOLD}, "paper": _PAPER}
+ALONE_PRESETS = {"small": SMALL | {"diagnosis": _TOLD}}
 """Of a method with the patient part that shares nothing.
 
-``small`` tells the decoder the findings of a synthetic cohort, searches for a report that does not say them once more,
-and completes one that still leaves some out (docs/research/experiments.md).
-
-``paper`` has s_p = s = alpha / r, phi without time and without a common start, a hash of the patient's id in the
-profile, 16 components however few the patients, rates 1e-5, and T = 5.
+The decoder is told the findings of a synthetic cohort; a report that does not say them is searched for once more, and
+one that still leaves some out is completed (docs/research/experiments.md).
 """
 
 PATIENT_PRESETS = ALONE_PRESETS | {
@@ -76,12 +62,9 @@ where the visits are few it learns at a lower rate; reports are written with the
 PRESETS = {
     "small": PATIENT_PRESETS["small"]
     | {"server": SMALL["server"] | {"alpha_form": "sigmoid", "initial_alpha": 0.9}, "temporal": {"replay": "seen"}},
-    "paper": _PAPER | {"server": {"eta": 1e-4}},
 }
-"""``small``: each alpha_t by itself, from 0.9 on; with softmax a third of each step's mean is kept when T is 3. A step
-learns from the visits of other steps that the run has come to, too.
-
-``paper``: softmax and the paper's eta.
+"""Each alpha_t by itself, from 0.9 on; with softmax a third of each step's mean is kept when T is 3. A step learns from
+the visits of other steps that the run has come to, too.
 """
 
 PATIENT_SETTINGS: dict[str, type[Settings]] = {"patient": PatientConfig, "diagnosis": DiagnosisConfig}

@@ -63,7 +63,7 @@ class PatientLoRA(nn.Module):
     Inside :meth:`adapt` each PEFT LoRA layer runs one fused pass for the shared and the patient part; outside of it the
     layers run PEFT's own forward, the shared part alone.
 
-    ``config.scale`` is s_p of Eq. 4, ``config.components`` the length of q, ``rank`` r of A_p and B_p,
+    ``config.scale`` is s_p of Eq. 4, ``config.q_length`` the length of q, ``rank`` r of A_p and B_p,
     ``embedding_dim`` d, the length of phi; the global random state is neither read nor changed. Raises ConfigError,
     which names the layer, where the model has no LoRA layer or one that is not plain LoRA (dropout, a variant such as
     DoRA) on ``nn.Linear`` or transformers' ``Conv1D``.
@@ -84,7 +84,7 @@ class PatientLoRA(nn.Module):
         layers = lora_layers(peft_model)
         generator = torch.Generator().manual_seed(seed)
 
-        self.projection = nn.utils.skip_init(nn.Linear, config.components, embedding_dim)
+        self.projection = nn.utils.skip_init(nn.Linear, config.q_length, embedding_dim)
         with torch.no_grad():
             # phi starts near one vector that all patients share. Far apart, each cluster gets an adapter of its own and
             # remembers the findings of its few patients.
@@ -121,7 +121,7 @@ class PatientLoRA(nn.Module):
         return any(bool(values[first:].any()) for values in self.hypernetworks.parameters())
 
     def embed(self, q: Tensor, time_step: Tensor) -> Tensor:
-        """``phi`` (B, d) of patients with soft assignments ``q`` (B, components) at time steps (B,) in 1..T."""
+        """``phi`` (B, d) of patients with soft assignments ``q`` (B, q_length) at time steps (B,) in 1..T."""
         phi = nn.functional.linear(q, self.projection.weight, self.projection.bias)
         if self.config.time_conditioned:
             phi = phi + nn.functional.embedding(time_step - 1, self.time_embedding)
@@ -138,14 +138,14 @@ class PatientLoRA(nn.Module):
         these parameters nor the shared factors may be replaced meanwhile. Opened with gradients on, it makes them at
         once, and the backward pass may come after the context was left.
 
-        Takes q (B, components), floating point, and time steps (B,), integers in 1..T, on any device. Raises DataError
+        Takes q (B, q_length), floating point, and time steps (B,), integers in 1..T, on any device. Raises DataError
         where they have another shape or range, or (in a layer's forward) the rows of an input are no multiple of B;
         ConfigError where the shared LoRA is merged into the base weights.
         """
         self._check(q, time_step)
         weight = self.projection.weight
         if self.config.constant_q:
-            q = torch.full_like(q, 1 / self.config.components)
+            q = torch.full_like(q, 1 / self.config.q_length)
         batch = _Batch(q.to(weight), time_step.to(weight.device, torch.long))
         if torch.is_grad_enabled():
             self._factors(batch)  # before any layer, so that a layer computed again finds what it found at first
@@ -163,9 +163,9 @@ class PatientLoRA(nn.Module):
 
     def _check(self, q: Tensor, time_step: Tensor) -> None:
         config = self.config
-        if q.dim() != 2 or q.shape[0] < 1 or q.shape[1] != config.components or not q.is_floating_point():
+        if q.dim() != 2 or q.shape[0] < 1 or q.shape[1] != config.q_length or not q.is_floating_point():
             raise DataError(
-                f"q is {q.dtype} of shape {tuple(q.shape)}: it must be floating point (B, {config.components})",
+                f"q is {q.dtype} of shape {tuple(q.shape)}: it must be floating point (B, {config.q_length})",
                 reason="adapter-batch",
             )
         if time_step.shape != q.shape[:1] or time_step.is_floating_point() or time_step.is_complex():

@@ -12,7 +12,7 @@ with g the gradient of the validation loss at w_T. A site knows w_0..w_T from th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -27,6 +27,13 @@ ALPHA_FLOOR = 1e-5
 Much smaller ones would change some float32 values and not others: sites refuse such a broadcast
 (:func:`~fedtar_flare.methods.fedtar.release.require_spread`).
 """
+
+
+FIXED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "uniform": lambda t: torch.ones_like(t) / len(t),
+    "inverse_sqrt": torch.rsqrt,
+}
+"""Forms of alpha that are not learnt, given the steps 1 to T."""
 
 
 def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, torch.Tensor], float]:
@@ -52,8 +59,9 @@ class AlphaPolicy(nn.Module):
     """alpha_1..alpha_T from psi: a learnable table of time embeddings and one hidden ReLU layer (Eq. 8), in float64.
 
     ``alpha_form`` is a ``softmax`` over the steps (the paper: the alphas of a round sum to one), or a ``sigmoid`` of
-    each, which starts at ``initial_alpha`` in (0, 1); ``embedding_dim`` is d_psi, the width of the time embeddings and
-    of the hidden layer. The global random state is neither read nor changed.
+    each, which starts at ``initial_alpha`` in (0, 1); :data:`FIXED` forms do not depend on psi. ``embedding_dim`` is
+    d_psi, the width of the time embeddings and of the hidden layer. The global random state is neither read nor
+    changed.
     """
 
     def __init__(
@@ -81,7 +89,9 @@ class AlphaPolicy(nn.Module):
         self.output_bias = nn.Parameter(torch.tensor(start, dtype=torch.float64))
 
     def alphas(self) -> torch.Tensor:
-        """alpha_1..alpha_T, shape (T,), float64, differentiable in psi."""
+        """alpha_1..alpha_T, shape (T,), float64, differentiable in psi unless their form is fixed."""
+        if self.alpha_form in FIXED:
+            return FIXED[self.alpha_form](torch.arange(1, len(self.embedding) + 1, dtype=torch.float64))
         hidden = torch.relu(self.embedding @ self.hidden_weight.T + self.hidden_bias)
         logits = hidden @ self.output_weight + self.output_bias
         return torch.softmax(logits, 0) if self.alpha_form == "softmax" else torch.sigmoid(logits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
+from fedtar_flare.methods.fedtar.policy import FIXED
 from fedtar_flare.reporting.format import number, significant
 from fedtar_flare.reporting.plots import Chart, Guide, Series
 from fedtar_flare.reporting.run import Run
@@ -14,12 +15,15 @@ from fedtar_flare.reporting.section import Section, charts, left_out, place, rou
 def alpha(run: Run) -> Section:
     """Alpha over rounds and steps with the bounds of its form, and one row per outer step."""
     alphas = _alphas(run)
-    steps, sigmoid = run.start.time_steps, run.start.settings.get("alpha_form") == "sigmoid"
+    kind = run.start.settings.get("alpha_form")
+    steps, sigmoid = run.start.time_steps, kind == "sigmoid"
     bounds = "between 0 and 1, sum 1 (softmax)"
     form = "Under a softmax the alphas of a round sum to one: where one rises, another falls."
     if sigmoid:
         bounds = "each between 0 and 1 (sigmoid)"
         form = "Under a sigmoid each step's alpha moves freely between 0 and 1."
+    elif kind in FIXED:
+        bounds, form = f"not learnt ({kind})", "Here it is not learnt."
     uniform = [] if sigmoid or not steps else [Guide(1 / steps, "1/T")]
     figures = [
         Chart(

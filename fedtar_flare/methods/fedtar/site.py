@@ -62,7 +62,7 @@ class PatientSite(ReportSite):
         model, patient = super().adapted_model(time_steps), self.settings.patient
         if not patient.enabled:
             return model
-        width, rest = EMBEDDING_DIM, patient.components + 1 + time_steps
+        width, rest = EMBEDDING_DIM, patient.q_length + 1 + time_steps
         return replace(model, own_parameters=lambda shared: (width + 1) * shared + width * rest)
 
     def own_rates(self) -> dict[str, float]:

@@ -97,15 +97,14 @@ class ByHand:
             against = torch.stack([u[a] for a in others] + [v[a] for a in others] + list(self.learner.bank.rows))
             contrast.append(torch.logsumexp(against @ u[i] / 0.07, 0) - u[i] @ v[i] / 0.07)
         s = self.settings
-        total = (
-            language + diagnosis + s.contrast_weight * torch.stack(contrast).mean() + s.distill_weight * distillation
-        )
+        weight = s.l2g_weight if SPECIALISED in teacher else s.g2l_weight
+        total = language + diagnosis + s.contrast_weight * torch.stack(contrast).mean() + weight * distillation
         return total, base, leaves
 
 
 @pytest.mark.parametrize("half", ["generic", "specialised"])
 def test_loss_and_gradients_of_a_half_are_those_written_out_by_hand(shaken, learner_of, half):
-    learner = shaken(learner_of(contrast_weight=0.1, distill_weight=0.5))
+    learner = shaken(learner_of(contrast_weight=0.1, l2g_weight=0.5, g2l_weight=0.3))
     copy_broadcast(learner.model)
     learner.bank.rows = F.normalize(torch.randn(3, 32, generator=torch.Generator().manual_seed(4)), dim=1)
     shaken(learner, 0.01)  # Q is not G any more
@@ -225,9 +224,8 @@ def test_a_frozen_backbone_sends_adapter_and_branch_alone_and_has_no_contrast(le
 @pytest.mark.parametrize(
     ("settings", "left_out"),
     [({"specialised": False}, {"language_specialised", "distillation_generic", "distillation_specialised"}),
-     ({"distill_weight": 0.0}, {"distillation_generic", "distillation_specialised"}),
-     ({"distillation": "g2l"}, {"distillation_generic"}), ({"distillation": "l2g"}, {"distillation_specialised"}),
-     ({"contrast_weight": 0.0}, {"contrast"}), ({"labeler": "none"}, {"diagnosis"}),
+     ({"l2g_weight": 0.0}, {"distillation_generic"}), ({"g2l_weight": 0.0}, {"distillation_specialised"}),
+     ({"contrast_weight": 0.0}, {"contrast"}), ({"labeler": "none"}, {"diagnosis"}), ({"prompts": "none"}, set()),
      ({"distillation": "logits"}, set())],
 )  # fmt: skip
 def test_each_part_of_table_iv_is_taken_out_alone(learner_of, settings, left_out):
@@ -236,6 +234,19 @@ def test_each_part_of_table_iv_is_taken_out_alone(learner_of, settings, left_out
     parts = learner.train(None, 1, updates=1).parts["loss_parts"]
     assert {*PARTS} - {*parts} == left_out
     assert learner.personal_part_acts is settings.get("specialised", True)
+
+
+@pytest.mark.parametrize(("prompts", "heeds"), [("none", False), ("paper", True)])
+def test_without_prompts_the_decoder_reads_none_and_the_branch_still_learns(learner_of, prompts, heeds):
+    learner = learner_of(prompts=prompts)
+    samples = learner.cohort.samples("train")[:3]
+    before, head = learner.report_losses(samples, learner.images(samples)), learner.generator.diagnosis.head.weight
+    start = head.detach().clone()
+    with torch.no_grad():
+        learner.generator.diagnosis.embeddings.normal_(generator=torch.Generator().manual_seed(1))
+        assert torch.equal(learner.report_losses(samples, learner.images(samples)), before) is not heeds
+    learner.train(None, 1, updates=1)
+    assert not torch.equal(head, start), "L_CE"
 
 
 def test_a_simulated_site_s_own_change_reaches_images_views_and_tokens_and_is_not_kept_for_others(learner_of):
@@ -271,7 +282,7 @@ def learnt(ranks, home, batch_size):
     """Gradients of both halves of one batch, losses by part of a task, and a checksum of what is held after it."""
     cohort = synthetic_cohort("site-1", folder=home / "synthetic", patients=16, timeline=Timeline(2), seed=0)
     cohort = prepare_cohort(cohort, preset("tiny"), home / "prepared")
-    own = {"distill_weight": 0.5, "contrast_weight": 0.5}
+    own = {"l2g_weight": 0.5, "g2l_weight": 0.5, "contrast_weight": 0.5}
     learner = fedmrg_learner(cohort, local_steps=2, batch_size=batch_size, **own)
     learner.ranks = ranks
     copy_broadcast(learner.model)

@@ -70,7 +70,11 @@ def with_info(run, folder, **changes):
     return folder
 
 
-def test_a_draft_is_what_the_site_s_own_learner_writes(run):
+@pytest.mark.parametrize("mixture", [True, False])
+def test_a_draft_is_what_the_site_s_own_learner_writes(cohort, run, tmp_path, mixture):
+    if not mixture:  # phi is made of the profile, whose length W_proj has; the state knows
+        run = left_by(cohort, tmp_path, mixture=False)
+        assert run.learner.patient.projection.in_features == 2
     images = run.learner.images([run.sample])
     personal, generic = (run.learner.generate([run.sample], images, on)[0] for on in (True, False))
     assert personal != generic

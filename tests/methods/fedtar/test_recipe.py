@@ -3,9 +3,12 @@
 import json
 
 import pytest
+from command import fedtar_here
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
+from fedtar_flare.presets import papers
+from fedtar_flare.runtime.recipe import MethodRecipe
 
 
 def exported(recipe, folder):
@@ -32,6 +35,26 @@ def test_the_paper_s_preset_is_the_whole_setting(tmp_path):
     site = site["settings"]
     assert site["patient"]["scale"] == 32.0 and site["patient"]["time_conditioned"] is False
     assert site["training"]["lr"] == site["patient"]["lr"] == 1e-5
+
+
+def test_a_preset_of_a_paper_reaches_every_method_and_says_where_each_value_comes_from():
+    """Values that a method has no setting for are left out; what is printed as the paper's is in force."""
+    for name in ("fedavg", "fedpeft", "local", "centralised", "fedmrg"):
+        here = MethodRecipe(name, preset="fedmrg-paper")
+        assert (here.controller.num_rounds, here.controller.time_steps) == (1000, 1)
+        lora, training = here.executor.resolved.lora, here.executor.resolved.training
+        assert (lora.rank, lora.alpha, training.lr, training.local_epochs) == (16, 16.0, 5e-5, 0.02)
+        assert {"encoder.*", "projection.*"} <= set(lora.exchange), "they are trained, so that none stays random"
+        assert len(set(lora.exchange)) == len(lora.exchange)
+    for preset, paper in papers().items():
+        method = "fedkei" if paper.classifies else "fedmrg" if preset.startswith("fedmrg") else "fedtar"
+        code, out, _ = fedtar_here("settings", method, "--preset", preset, "--json")
+        rows = {row["name"]: row for row in json.loads(out)}
+        left = {name for name, source in paper.sources.items() if rows[name]["source"] != source}
+        assert code == 0 and left <= {"lora.exchange"} and rows["num_rounds"]["source"], left
+        assert preset in fedtar_here("simulate", "--help")[1]
+    with pytest.raises(ConfigError, match="'paper' is unknown to fedkei"):
+        MethodRecipe("fedkei", preset="paper")
 
 
 def test_explicit_settings_win_over_the_preset_s_and_leave_its_others():
