@@ -128,7 +128,7 @@ class MethodRecipe(Recipe):
             group: {**paper.get(group, {}), **preset_of.get(group, {}), **(given or {})}
             for group, given in {"server": server, **dict.fromkeys(sorted(known)), **groups}.items()
         }
-        preset_of = paper | preset_of
+        preset_of = {**paper, **preset_of}
         at_server = merged.pop("server")
         settings = {group: values for group, values in merged.items() if values}
         default = self.definition.rounds(settings) if self.definition.rounds else (3, 3)
