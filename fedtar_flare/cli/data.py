@@ -1,4 +1,4 @@
-"""``fedtar data index``, ``check``, ``prepare``, ``transforms`` and ``unpack``: a site's own data, before a run."""
+"""``fedtar data index``, ``label``, ``unpack``, ``check``, ``prepare``, ``transforms``: a site's data, before a run."""
 
 from __future__ import annotations
 
@@ -99,7 +99,17 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("file", type=Path, help="the .npz file")
     command.add_argument("-o", "--out", type=Path, required=True, help="folder of the pictures and manifest.csv")
     command.add_argument("--names", default="", help="of the classes, separated by commas (default: class-0, ...)")
-    command.add_argument("--most", type=int, help="pictures of each part at most (default: all)")
+    command.add_argument("--most", type=int, help="pictures of each part at most, evenly spread (default: all)")
+
+    command = add_command(group, label, "make a manifest of pictures and the tables or folders that label them")
+    command.add_argument("folder", type=Path, help="images at any depth")
+    command.add_argument("-o", "--out", type=Path, default=Path("manifest.csv"), help="default manifest.csv")
+    add_repeated(command, "--table", "FILE", "CSV table with a row for each image; several are joined by image")
+    what = "column that holds a field: image (needed), patient_id, study_datetime, order, age, sex, split, institution"
+    add_repeated(command, "--column", "FIELD=COLUMN", what)
+    add_repeated(command, "--labels", "COLUMN", "of label names, or of 0, 1 and -1 (repeat it, or '*': all such)")
+    which = "instead of tables: regular expression whose groups are fields or labels, found in each image's path"
+    command.add_argument("--name", metavar="PATTERN", help=which)
 
     simulated_data.add_commands(group)
 
@@ -116,7 +126,7 @@ def _add_job(command: argparse.ArgumentParser, groups: Sequence[str], *, needs_p
 
 def unpack(arguments: argparse.Namespace) -> None:
     """Write each picture as a PNG file and all of them as a manifest with labels, for methods that classify. Each
-    picture is a patient of its own, and the file's own division into training and test pictures is lost.
+    picture is a patient of its own; the file's own division is the column 'split' (without it, a site divides).
     """
     from fedtar_flare.curation.unpack import unpack
 
@@ -130,6 +140,22 @@ def unpack(arguments: argparse.Namespace) -> None:
         option = " --option modality=photograph"
     lines += [f"  {name}: {n}" for name, n in found.labels.items()]
     lines.append(f"Divide them: fedtar data partition manifest {found.manifest} --by random -n 3{option} --out parts")
+    show(arguments, vars(found) | {"manifest": str(found.manifest)}, *lines)
+
+
+def label(arguments: argparse.Namespace) -> None:
+    """Write a manifest for methods that classify: each image below FOLDER with its labels, and what else is known."""
+    from fedtar_flare.curation.labelled import tabulate
+
+    columns = {field: column for field, _, column in (one.partition("=") for one in arguments.column)}
+    tables = [Path(table) for table in arguments.table]
+    found = tabulate(
+        arguments.folder, arguments.out, tables=tables, columns=columns, **given(arguments, "labels", "name")
+    )
+    lines = [f"{found.manifest}: {found.images} images of {found.patients} patients"]
+    lines += [f"  {name}: {n}" for name, n in found.labels.items()]
+    if found.without_row or found.without_image:
+        lines.append(f"Left out: images without labels {found.without_row}, named and not there {found.without_image}")
     show(arguments, vars(found) | {"manifest": str(found.manifest)}, *lines)
 
 

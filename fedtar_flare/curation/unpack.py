@@ -18,10 +18,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from fedtar_flare.data.sources.manifest import write_rows
+from fedtar_flare.data.splits import Split
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import replacing
 
-PARTS = ("train", "val", "test")
+PARTS: dict[str, Split] = {"train": "train", "val": "validation", "test": "test"}
+"""The file's own division, and the splits of a manifest."""
 NO_DATE = "2000-01-01"
 """Stands where a manifest needs a date and the data set has none."""
 
@@ -42,9 +44,10 @@ class Unpacked:
 def unpack(file: Path, out: Path, names: Sequence[str] = (), most: int | None = None) -> Unpacked:
     """Write ``out/pictures/<part>-<n>.png`` and ``out/manifest.csv``, each picture a patient of its own.
 
-    The file's division into train, val and test is lost: a site splits its patients itself. Its arrays lie unpacked in
-    ``out`` meanwhile, as those of the largest size hold more than memory does. ``names`` are of the classes 0, 1, ...
-    (by default ``class-0``, ``class-1``, ...); ``most`` takes the first pictures of each part. Raises
+    The file's division into train, val and test is the manifest's ``split``. Its arrays lie unpacked in ``out``
+    meanwhile, as those of the largest size hold more than memory does. ``names`` are of the classes 0, 1, ...
+    (by default ``class-0``, ``class-1``, ...); ``most`` takes as many of each part, evenly spread, since a file may
+    be sorted by class. Raises
     :class:`ConfigError` when the file is no such data set, a class has no name, or one that a manifest cannot hold, or
     ``out`` has a manifest.
     """
@@ -62,18 +65,27 @@ def unpack(file: Path, out: Path, names: Sequence[str] = (), most: int | None = 
         parts = {part: found for part in PARTS if (found := _part(file, Path(folder), part, names))}
         if not sum(len(images) for images, _ in parts.values()):
             raise ConfigError(f"{file} has no arrays train_images and train_labels (or val, test)")
-        said = {part: [_said(label, names, file) for label in labels[:most]] for part, (_, labels) in parts.items()}
+        said = {
+            part: {int(i): _said(labels[i], names, file) for i in _spread(len(labels), most)}
+            for part, (_, labels) in parts.items()
+        }
         for part, (images, _) in parts.items():
-            for i, (labels, image) in enumerate(zip(said[part], images, strict=False)):
+            for i, labels in said[part].items():
                 place = out / "pictures" / f"{part}-{i:06d}.png"
                 with replacing(place) as temporary:
-                    Image.fromarray(np.asarray(image)).save(temporary, format="png")
-                named = {"image": f"pictures/{place.name}", "labels": ";".join(labels)}
+                    Image.fromarray(np.asarray(images[i])).save(temporary, format="png")
+                named = {"image": f"pictures/{place.name}", "labels": ";".join(labels), "split": PARTS[part]}
                 rows.append({"patient_id": place.stem, "study_datetime": NO_DATE, **named})
                 counts.update(labels)
         colour = any(images.ndim == 4 for images, _ in parts.values())
     write_rows(table, rows)
     return Unpacked(table, len(rows), dict(sorted(counts.items())), colour)
+
+
+def _spread(there: int, most: int | None) -> np.ndarray:
+    """At most as many places as asked for, evenly spread."""
+    wanted = there if most is None else min(most, there)
+    return np.arange(wanted) * there // max(wanted, 1)
 
 
 @contextmanager

@@ -30,8 +30,13 @@ def test_pictures_and_classes_come_back(tmp_path):
     assert labels["train-000002"] == {"cnv"} and labels["test-000001"] == {"drusen"}
     picture = np.asarray(Image.open(next(p.visits[0].image for p in patients if p.patient_id == "train-000003")))
     assert np.array_equal(picture, ARRAYS["train_images"][3])
-    first = unpack(tmp_path / "x.npz", tmp_path / "first", most=3)
-    assert first.pictures == 5 and first.labels == {"class-0": 1, "class-1": 2, "class-2": 2}
+    assert read_manifest(found.manifest).splits["test-000001"] == "test"
+
+
+def test_a_part_of_a_file_that_is_sorted_by_class_has_every_class(tmp_path):
+    by_class = np.array([[1], [1], [1], [0], [0]])
+    found = unpack(pack(tmp_path / "x.npz", train_labels=by_class), tmp_path / "out", most=3)
+    assert found.pictures == 5 and found.labels == {"class-0": 1, "class-1": 3, "class-2": 1}
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,12 @@ def test_studies_in_the_order_of_their_numbers(collection, suffix):
     assert patient.visits[0].report == "Clear.\nNormal." and not reading.rejected()
 
 
+def test_every_view(collection):
+    root = collection(row("patient1", "study1", "PA", "1"), row("patient1", "study1", "LL", "1"))
+    (patient,) = read_chexpert_plus(root, ORDER | {"views": "all"}).patients()
+    assert {v.visit_id for v in patient.visits} == {"study1-view1_PA", "study1-view1_LL"}
+
+
 def test_what_cannot_be_used_is_counted(collection):
     rows = [
         row("patient1", "study1", "AP", "1"),

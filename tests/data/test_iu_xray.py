@@ -64,6 +64,13 @@ def test_the_tables(tables):
     assert reading.rejected() == {"duplicate-visit": 1, "no-image": 1, "no-section": 1, "not-frontal-radiograph": 1}
 
 
+def test_every_view(tables):
+    root = tables([report("1"), report("2")], [radiograph("1", "b.png"), radiograph("1", "a.png", "Lateral")])
+    reading = read_iu_xray(root, {"undated": "single", "views": "all"})
+    assert {v.visit_id for p in reading.patients() for v in p.visits} == {"1-a", "1-b"}
+    assert reading.rejected() == {"not-frontal-radiograph": 1}
+
+
 def test_the_xml_files(tmp_path, caplog):
     (tmp_path / "ecgen-radiology").mkdir()
     (tmp_path / "NLMCXR_png").mkdir()

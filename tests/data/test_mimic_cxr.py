@@ -102,6 +102,19 @@ def test_one_radiograph_of_a_study_by_the_stated_rule(collection, radiographs, c
         assert [v.image.stem for v in patient.visits] == [chosen]
 
 
+def test_every_view_is_a_visit_where_that_is_asked_for_and_patients_of_few_visits_are_left_out(collection):
+    views = [image_row("a"), image_row("b", view="LATERAL"), image_row("c", study="5", day="21810101", view="LL")]
+    root = collection(*views, image_row("d", subject="10000048", study="6"))
+    first, second = read(root, views="all").patients()
+    assert [v.visit_id for v in first.visits] == ["s50414267-a", "s50414267-b", "s5-c"]
+    assert len({v.report for v in first.visits}) == 1 and [v.image.stem for v in second.visits] == ["d"]
+    reading = read(root, views="all", min_visits=2)
+    assert reading.patients() == [first] and reading.rejected() == {"too-few-visits": 1}
+    for option in ({"views": "both"}, {"min_visits": 0}):
+        with pytest.raises(ConfigError, match=next(iter(option))):
+            read(root, **option)
+
+
 def test_what_is_left_out_is_counted(collection):
     radiographs = [image_row(name, study=study) for name, study in zip("nres", "3457", strict=True)]
     radiographs += [image_row("ok"), image_row("d", study="6", day="")]

@@ -2,8 +2,8 @@
 
 ``df_chexpert_plus_240401.csv`` in ``path`` has a row for each image; a study is patient and study folder of
 ``path_to_image`` (``train/patient1/study2/view1_frontal.jpg``), since its accession numbers are no key. Its image is a
-frontal radiograph: PA before AP, then the first by name. Images are in ``path``, or the option ``images``, under that
-name or with the suffix ``.png`` or ``.dcm``.
+frontal radiograph: PA before AP, then the first by name; with ``views: all`` each of its radiographs is a visit. Images
+are in ``path``, or the option ``images``, under that name or with the suffix ``.png`` or ``.dcm``.
 
 The table numbers a patient's reports (``patient_report_date_order``) and has no dates. Whether the numbers follow the
 dates is in doubt, so they must be asked for: ``undated: order`` takes them as days after 2000-01-01.
@@ -12,6 +12,7 @@ dates is in doubt, so they must be asked for: ``undated: order`` takes them as d
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,11 +20,11 @@ from typing import Any
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.report_text import with_headings
 from fedtar_flare.data.sources.fields import known_age, sex_of
-from fedtar_flare.data.sources.reading import Reading
+from fedtar_flare.data.sources.reading import Reading, every_view
 from fedtar_flare.data.sources.tables import Row, find_table, place_of, rows_of
 from fedtar_flare.errors import ConfigError, DataError, collecting
 
-OPTIONS = ("undated", "images")
+OPTIONS = ("undated", "images", "views")
 COLUMNS = ("path_to_image", "frontal_lateral", "ap_pa", "deid_patient_id", "patient_report_date_order", "age", "sex")
 SECTIONS = {
     "indication": "section_clinical_history",
@@ -51,18 +52,24 @@ def read_chexpert_plus(path: Path, options: Mapping[str, Any] | None = None) -> 
         )
     table = find_table(path, ("df_chexpert_plus_*.csv", "df_chexpert_plus_*.csv.gz"), "the table of images")
     images = place_of(path, options, "images") or path
-    studies: dict[tuple[str, str], Row | None] = {}  # the preferred frontal radiograph of each
+    all_views = every_view(options, "chexpert_plus")
+    studies: dict[tuple[str, str], list[Row | None]] = {}  # the preferred frontal radiograph of each, or all
     for row in rows_of(table, COLUMNS, [*SECTIONS.values()]):
         key = row["deid_patient_id"], PurePosixPath(row["path_to_image"]).parent.name
-        other = studies.setdefault(key, None)
-        if row["frontal_lateral"] == "Frontal" and row["ap_pa"].upper() in VIEWS:
-            studies[key] = row if other is None else min(row, other, key=_preference)
-    for (patient, study), image_row in studies.items():
+        found = studies.setdefault(key, [] if all_views else [None])
+        if all_views:
+            found.append(row)
+        elif row["frontal_lateral"] == "Frontal" and row["ap_pa"].upper() in VIEWS:
+            found[0] = row if found[0] is None else min(row, found[0], key=_preference)
+    for (patient, study), image_row in ((key, row) for key, rows in studies.items() for row in rows):
         with collecting(reading.problems):
             if image_row is None:
                 text = f"{patient}, {study}: no frontal radiograph (PA or AP)"
                 raise DataError(text, reason="not-frontal-radiograph")
-            reading.add(_visit(patient, study, image_row, images), sex_of(image_row["sex"]))
+            visit = _visit(patient, study, image_row, images)
+            if all_views:
+                visit = replace(visit, visit_id=f"{study}-{visit.image.stem}")
+            reading.add(visit, sex_of(image_row["sex"]))
     return reading
 
 

@@ -3,6 +3,7 @@
 Two layouts; tables win over XML. Tables: ``indiana_reports.csv`` and ``indiana_projections.csv``, images in
 ``images_normalized`` (in ``images`` or beside the tables); the first ``Frontal`` projection by file name counts.
 OpenI's XML files with ``parentImage`` ids and ``<id>.png``: they do not give the view, so the first image named counts.
+With ``views: all`` each image is a visit with the report, laterals too.
 
 Without dates nothing here is longitudinal. The option ``undated: single`` is required: it states that every patient has
 one visit, and all get 2000-01-01, which stands for "unknown". Age and sex are unknown too.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,12 @@ from xml.etree import ElementTree
 
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.report_text import with_headings
-from fedtar_flare.data.sources.reading import Reading
+from fedtar_flare.data.sources.reading import Reading, every_view
 from fedtar_flare.data.sources.tables import find_folder, place_of, rows_of
 from fedtar_flare.errors import ConfigError, DataError, collecting
 
 logger = logging.getLogger(__name__)
-OPTIONS = ("undated", "images")
+OPTIONS = ("undated", "images", "views")
 REPORTS, PROJECTIONS = "indiana_reports.csv", "indiana_projections.csv"
 SECTIONS = ("comparison", "indication", "findings", "impression")
 SECTION = "AbstractText"
@@ -47,7 +49,7 @@ def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Readin
         )
     if (path / REPORTS).is_file():
         usual = ("images/images_normalized", "images_normalized", "images")
-        studies = _from_tables(path)
+        studies = _from_tables(path, every_view(options, "iu_xray"))
     else:
         files = sorted(path.rglob("*.xml"))
         if not files:
@@ -64,7 +66,10 @@ def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Readin
             if uid in seen:
                 raise DataError(f"report {uid} is there twice; without dates only one counts", reason="duplicate-visit")
             seen.add(uid)
-            reading.add(_visit(uid, report, images, folder), None)
+            each = [[name] for name in images] if every_view(options, "iu_xray") else [images]
+            for names in each or [[]]:
+                visit = _visit(uid, report, names, folder)
+                reading.add(visit if len(each) == 1 else replace(visit, visit_id=f"{uid}-{visit.image.stem}"), None)
     return reading
 
 
@@ -77,10 +82,10 @@ def _visit(uid: str, report: str, names: list[str], folder: Path) -> Visit:
     return Visit(uid, uid, UNDATED, image, report, "radiograph")
 
 
-def _from_tables(path: Path) -> Iterator[Study]:
+def _from_tables(path: Path, all_views: bool) -> Iterator[Study]:
     frontal: dict[str, list[str]] = {}
     for row in rows_of(path / PROJECTIONS, ("uid", "filename", "projection")):
-        if row["projection"].lower() == "frontal":
+        if all_views or row["projection"].lower() == "frontal":
             frontal.setdefault(row["uid"], []).append(row["filename"])
     for row in rows_of(path / REPORTS, ("uid", "findings", "impression"), ("comparison", "indication")):
         report = with_headings([(section, row[section]) for section in SECTIONS])

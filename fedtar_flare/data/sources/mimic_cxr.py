@@ -5,7 +5,7 @@ PhysioNet's layout: ``files/p10/p10000032/s50414267/<dicom_id>.jpg`` and ``mimic
 dates per patient (into 2100 to 2200) but keeps their order and distances.
 
 Each study is one visit. Its image is a frontal radiograph: PA before AP, then the earliest, the largest, the first by
-name, so that the choice never varies. Lateral radiographs are not read.
+name, so that the choice never varies. With ``views: all`` each of its radiographs is a visit, laterals too.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 
 from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.sources.fields import age_of, checked_age, clock_of, moment_of, sex_of
-from fedtar_flare.data.sources.reading import Reading, read_text
+from fedtar_flare.data.sources.reading import Reading, every_view, read_text
 from fedtar_flare.data.sources.tables import Row, find_table, label_table, place_of, rows_of
 from fedtar_flare.data.splits import Split
 from fedtar_flare.errors import ConfigError, DataError, collecting, within
 
-OPTIONS = ("reports", "patients", "split", "labels")
+OPTIONS = ("reports", "patients", "split", "labels", "views")
 COLUMNS = ("dicom_id", "subject_id", "study_id", "ViewPosition", "StudyDate", "StudyTime")
 FRONTAL = ("PA", "AP")
 SPLITS = ("train", "validate", "test")
@@ -46,16 +46,20 @@ def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Read
     wanted = None if official else _wanted(path, options.get("split"))
     labels = label_table(place_of(path, options, "labels"), ("subject_id", "study_id"))
     metadata = find_table(path, ("mimic-cxr-*-metadata.csv", "mimic-cxr-*-metadata.csv.gz"), "the table of images")
-    studies: dict[tuple[str, str], Row | None] = {}  # the preferred frontal radiograph of each
+    all_views = every_view(options, "mimic_cxr")
+    studies: dict[tuple[str, str], list[Row | None]] = {}  # the preferred frontal radiograph of each, or all
     for row in rows_of(metadata, COLUMNS, ("Rows", "Columns")):
         if wanted is None or row["dicom_id"] in wanted:
-            key = row["subject_id"], row["study_id"]
-            other = studies.setdefault(key, None)
-            if row["ViewPosition"].upper() in FRONTAL:
-                studies[key] = row if other is None else min(row, other, key=_preference)
-    for (subject, study), image_row in studies.items():
+            found = studies.setdefault((row["subject_id"], row["study_id"]), [] if all_views else [None])
+            if all_views:
+                found.append(row)
+            elif row["ViewPosition"].upper() in FRONTAL:
+                found[0] = row if found[0] is None else min(row, found[0], key=_preference)
+    for (subject, study), image_row in ((key, row) for key, rows in studies.items() for row in rows):
         with collecting(reading.problems):
             visit, sex = _study(path, reports, subject, study, image_row, people.get(subject))
+            if all_views:
+                visit = replace(visit, visit_id=f"{visit.visit_id}-{visit.image.stem}")
             sure, unsure = labels.get((subject, study), (None, frozenset[str]()))
             reading.add(replace(visit, labels=sure, uncertain=unsure), sex)
             if image_row is not None and (split := official.get(image_row["dicom_id"])):

@@ -22,8 +22,9 @@ from fedtar_flare.settings import nearest
 
 logger = logging.getLogger(__name__)
 _LOGGED: set[int] = set()
-COMMON_OPTIONS = ("same_day", "sections", "cleaning")
+COMMON_OPTIONS = ("same_day", "sections", "cleaning", "min_visits")
 SAME_DAY = ("keep", "merge")
+VIEWS = ("frontal", "all")
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Reading:
     same_day: str = "keep"
     sections: tuple[str, ...] = ()  # of a report; empty: all of it
     cleaning: str = "none"
+    min_visits: int = 1  # of a patient
     problems: list[DataError] = field(default_factory=list)  # one for each study left out
     institutions: dict[str, str] = field(default_factory=dict)  # patient to the first one stated, where known
     stated: dict[str, set[Split]] = field(default_factory=lambda: defaultdict(set))  # by patient, splits of the source
@@ -60,8 +62,11 @@ class Reading:
             if value not in allowed:
                 hint = nearest(str(value), allowed)
                 raise ConfigError(f"{where}: {name} '{value}' is not one of {', '.join(allowed)}{hint}")
+        least = options.get("min_visits", 1)
+        if not isinstance(least, int) or least < 1:
+            raise ConfigError(f"{where}: min_visits must be a whole number from 1, not {least!r}")
         wanted = check_sections(options["sections"], where) if "sections" in options else sections
-        return cls(str(path), same_day, wanted, cleaning)
+        return cls(str(path), same_day, wanted, cleaning, least)
 
     def add(self, visit: Visit, sex: Sex | None, institution: str = "", where: str = "") -> None:
         """Take a study in; one whose image is missing counts as a problem and keeps its place in time.
@@ -120,6 +125,10 @@ class Reading:
             kept = merged_days(kept, self.cleaning)
             days = {visit.acquired.date() for visit in kept}
             gone = [v for v in merged_days(gone, self.cleaning) if v.acquired.date() not in days]
+        if len(kept) < self.min_visits:
+            text = f"{self.where}: patient {patient_id} has {len(kept)} visit(s), fewer than min_visits"
+            self.problems += [DataError(text, reason="too-few-visits") for _ in kept]
+            return None
         return Patient(patient_id, next(iter(self._sexes[patient_id]), None), tuple(kept), tuple(gone))
 
     @property
@@ -138,6 +147,15 @@ def _once(visits: Sequence[Visit]) -> list[Visit]:
     for visit in sorted(visits, key=order_in_time):
         once.setdefault((visit.acquired, visit.image), visit)
     return list(once.values())
+
+
+def every_view(options: Mapping[str, Any], source: str) -> bool:
+    """Whether each radiograph of a study is a visit with the study's report, laterals too (``views: all``), or only the
+    preferred frontal one. Raises :class:`ConfigError` for another value.
+    """
+    if (views := options.get("views", "frontal")) not in VIEWS:
+        raise ConfigError(f"source '{source}': views '{views}' is not one of {', '.join(VIEWS)}")
+    return bool(views == "all")
 
 
 def merged_days(visits: Sequence[Visit], cleaning: str = "none") -> list[Visit]:

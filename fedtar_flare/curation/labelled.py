@@ -1,0 +1,168 @@
+"""A manifest of labelled images, from what public collections come with: tables of labels, or names of folders."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+
+from fedtar_flare.data.sources.fields import PICTURES, labels_of, labels_text
+from fedtar_flare.data.sources.manifest import write_rows
+from fedtar_flare.data.sources.tables import Row, rows_of
+from fedtar_flare.errors import ConfigError
+
+FIELDS = ("image", "patient_id", "study_datetime", "order", "age", "sex", "split", "institution")
+"""What a column may stand for, and with ``labels`` a group of a name."""
+SUFFIXES = (*PICTURES, ".dcm", ".dicom")
+SPLIT_WORDS = {"val": "validation", "valid": "validation", "validate": "validation"}
+FLAGS = {"1": "1", "1.0": "1", "-1": "-1", "-1.0": "-1", "0": "0", "0.0": "0", "": "0"}
+DAY_ZERO = date(2000, 1, 1)
+
+
+@dataclass(frozen=True)
+class Tabulated:
+    """What was written, how many images have each label, and what did not meet: images without a row, and rows without
+    an image.
+    """
+
+    manifest: Path
+    images: int
+    patients: int
+    labels: dict[str, int]
+    without_row: int
+    without_image: int
+
+
+def tabulate(
+    folder: Path,
+    out: Path,
+    *,
+    tables: Sequence[Path] = (),
+    columns: Mapping[str, str] | None = None,
+    labels: Sequence[str] = (),
+    name: str | None = None,
+) -> Tabulated:
+    """Write a manifest of the images below a folder, with labels from tables or from the images' own paths.
+
+    Parameters
+    ----------
+    folder : Path
+        Images (PNG, JPEG, TIFF, BMP, DICOM) at any depth; a table names them with or without folder and suffix.
+    out : Path
+        The manifest, which must not be there yet.
+    tables : sequence of Path
+        CSV tables with one column of images. Several rows of an image are several readers: what more than half of them
+        see is a label, what fewer see is uncertain.
+    columns : mapping of str to str
+        Of :data:`FIELDS`, the column that holds each; ``image`` is needed. ``order`` is a number: days after
+        2000-01-01, for collections without dates. Without ``patient_id`` each image is a patient of its own.
+    labels : sequence of str
+        One column of label names, several columns of 0, 1 and -1 (uncertain), or ``*``: all of that kind.
+    name : str
+        Without tables: a regular expression that finds groups of :data:`FIELDS` and ``labels`` in each image's path
+        below the folder.
+
+    Raises
+    ------
+    ConfigError
+        For settings that do not fit, two images of one name, or where no image has labels.
+    """
+    columns = dict(columns or {})
+    if unknown := sorted(set(columns) - set(FIELDS)):
+        raise ConfigError(f"'{unknown[0]}' is not one of {', '.join(FIELDS)}")
+    if bool(tables) == bool(name):
+        raise ConfigError("labels come either from tables, or from the names of files: give one of the two")
+    if out.exists():
+        raise ConfigError(f"{out} is there already; name another file, or delete it first")
+    files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in SUFFIXES]
+    if name:
+        found, strangers = _from_names(folder, files, name), 0
+    else:
+        found, strangers = _from_tables(files, tables, columns, labels)
+    if not found:
+        raise ConfigError(f"{folder}: none of {len(files)} images has labels")
+    rows = [_row(file, fields, out.parent) for file, fields in found.items()]
+    write_rows(out, rows)
+    counts = Counter(label for fields in found.values() for label in labels_of(fields["labels"])[0])
+    patients = len({row["patient_id"] for row in rows})
+    return Tabulated(out, len(rows), patients, dict(sorted(counts.items())), len(files) - len(rows), strangers)
+
+
+def _row(file: Path, fields: Row, place: Path) -> Row:
+    order = fields.pop("order", "").removesuffix(".0")
+    if not order.isdecimal() and order:
+        raise ConfigError(f"{file.name}: order '{order}' is no number")
+    split = fields.get("split", "").lower()
+    standing = {"patient_id": file.stem, "study_datetime": str(DAY_ZERO + timedelta(days=int(order or 0)))}
+    stated = {field: value for field, value in fields.items() if value or field not in standing}
+    image = os.path.relpath(file.absolute(), place.absolute())
+    return standing | stated | {"image": image, "split": SPLIT_WORDS.get(split, split)}
+
+
+def _from_names(folder: Path, files: Iterable[Path], name: str) -> dict[Path, Row]:
+    try:
+        pattern = re.compile(name)
+    except re.error as error:
+        raise ConfigError(f"name '{name}' is no regular expression ({error})") from error
+    groups = set(pattern.groupindex)
+    if "labels" not in groups or (unknown := groups - {"labels", *FIELDS[1:]}):
+        wrong = f"'{sorted(unknown)[0]}' is none" if "labels" in groups else "it has no (?P<labels>...)"
+        raise ConfigError(f"name '{name}': its groups are of labels, {', '.join(FIELDS[1:])}; {wrong}")
+    found = {file: pattern.search(file.relative_to(folder).as_posix()) for file in files}
+    return {file: {k: v or "" for k, v in match.groupdict().items()} for file, match in found.items() if match}
+
+
+def _from_tables(
+    files: Sequence[Path], tables: Sequence[Path], columns: dict[str, str], labels: Sequence[str]
+) -> tuple[dict[Path, Row], int]:
+    """Of each image with labels its fields, and the number of images that are named and not there."""
+    if "image" not in columns or not labels:
+        raise ConfigError("tables need a column of images (image=COLUMN) and at least one of labels")
+    by_name: dict[str, list[Row]] = {}
+    heads: set[str] = set()
+    for table in tables:
+        for row in rows_of(table, (columns["image"],), others=True):
+            heads |= set(row)
+            by_name.setdefault(_stem(Path(row[columns["image"]])), []).append(row)
+    if missing := sorted({*columns.values(), *labels} - heads - {"*"}):
+        raise ConfigError(f"{', '.join(map(str, tables))}: no column '{missing[0]}' (there is: {', '.join(heads)})")
+    places = Counter(map(_stem, files))
+    if twice := sorted(stem for stem in by_name if places[stem] > 1):
+        raise ConfigError(f"{places[twice[0]]} images are called '{twice[0]}': which one a row means cannot be told")
+    if list(labels) == ["*"]:
+        rows = [row for own in by_name.values() for row in own]
+        free = sorted(heads - set(columns.values()) - {""})
+        labels = [head for head in free if {row.get(head, "") for row in rows} <= set(FLAGS)]
+    found = {}
+    for file in files:
+        own = by_name.get(_stem(file), [])
+        if voters := [row for row in own if labels[0] in row]:
+            stated = {field: next((row[c] for row in own if row.get(c)), "") for field, c in columns.items()}
+            found[file] = stated | {"labels": _voted([_labels(row, labels) for row in voters])}
+    return found, len(set(by_name) - set(places))
+
+
+def _stem(file: Path) -> str:
+    return file.stem if file.suffix.lower() in SUFFIXES else file.name
+
+
+def _labels(row: Row, labels: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """What one row states, and of what it is unsure."""
+    if len(labels) == 1 and row[labels[0]] not in FLAGS:
+        return labels_of(row[labels[0]])
+    said = {}
+    for label in labels:
+        if (flag := row.get(label, "")) not in FLAGS:
+            raise ConfigError(f"column '{label}' holds '{flag}', which is none of 0, 1 and -1")
+        said[label.replace(";", ",").replace("|", ",")] = FLAGS[flag]
+    return tuple(frozenset(label for label, flag in said.items() if flag == wanted) for wanted in ("1", "-1"))  # type: ignore[return-value]
+
+
+def _voted(votes: Sequence[tuple[frozenset[str], frozenset[str]]]) -> str:
+    seen = Counter(label for sure, _ in votes for label in sure)
+    sure = frozenset(label for label, n in seen.items() if 2 * n > len(votes))
+    return labels_text(sure, frozenset(seen).union(*(unsure for _, unsure in votes)) - sure)
