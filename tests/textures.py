@@ -20,6 +20,10 @@ class ArrayExamples:
     images: torch.Tensor
     labels: torch.Tensor
 
+    @property
+    def patients(self):
+        return [*map(str, range(len(self.labels)))]
+
     def batch(self, indices):
         images = self.images[list(indices)]
         images = images[:, None] if images.dim() == 4 else images

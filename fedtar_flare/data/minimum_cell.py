@@ -7,7 +7,7 @@ error, so that one visit more or less, such as a withdrawal's, is hidden.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 Key = TypeVar("Key")
@@ -44,6 +44,23 @@ def round_loss(loss: float, visits: int, least: int) -> float:
         return loss
     step = 2.0 ** math.floor(math.log2(abs(loss) / 2 / math.sqrt(max(1, round_to_cell(visits, least)))))
     return step * round(loss / step)
+
+
+def winsorised_mean(losses: Sequence[tuple[str, float]], least: int) -> float:
+    """Mean of losses, given as (patient, loss), in which what fewer than ``least`` patients have is no extreme.
+
+    A loss counts at most as the ``least``-th largest of the patients' largest ones, and at least as the ``least``-th
+    smallest of their smallest (of fewer than 2 ``least`` patients: as the median of either). So weights for which one
+    report's loss is huge, or not finite, do not show in the mean. With a ``least`` of 1 it is the plain mean.
+
+    >>> winsorised_mean([("a", 1.0), ("b", 2.0), ("c", 3.0), ("d", 1e9)], 2)
+    2.5
+    """
+    found = [(patient, loss if loss == loss else math.inf) for patient, loss in losses]
+    largest, smallest = dict(sorted(found, key=lambda one: one[1])), dict(sorted(found, key=lambda one: -one[1]))
+    tail = min(least, (len(largest) + 1) // 2)
+    low, high = sorted(smallest.values())[tail - 1], sorted(largest.values())[-tail]
+    return sum(min(max(loss, low), high) for _, loss in found) / len(found)
 
 
 def round_share(share: float, count: int, least: int) -> float:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.data.cohort import Sample
+from fedtar_flare.data.minimum_cell import winsorised_mean
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import TrainingConfig
@@ -22,6 +23,7 @@ from fedtar_flare.learning.training import Trained, Validated, adamw, batches, l
 from fedtar_flare.models.adapters.lora import shared_parameters
 
 logger = logging.getLogger(__name__)
+Read = list[tuple[list[str], Tensor]]
 
 
 class ReportLearner(SiteModel):
@@ -38,11 +40,14 @@ class ReportLearner(SiteModel):
     """Whether what per-patient DP-SGD draws is new in every task, as at a site with patients; else it is the seed's."""
     rate: float = 1.0
     """By what a task multiplies its learning rates (:meth:`TrainingConfig.rate_of`)."""
+    read: Read
+    """Patients and losses (B,) of the reports of the last batch, part by part."""
     updates_told: ClassVar[int | None] = None
     """Of how many local updates, from the first one, :class:`Trained` gives the mean loss; None: of all."""
 
     def __init__(self, *, training: TrainingConfig, **others: Any):
         super().__init__(training=training, **others)
+        self.read = []
         self._micro_batch = min(training.micro_batch or training.batch_size, training.batch_size)
         if training.gradient_checkpointing:
             self.generator.recompute_layers()
@@ -144,6 +149,7 @@ class ReportLearner(SiteModel):
         for group in self.personal_optimizer.param_groups if self.personal_optimizer else ():
             group["lr"] = self.rate * group.setdefault("initial_lr", group["lr"])
         losses: list[float] = []
+        read: list[Read] = []
         seen: list[list[int]] = []
         drawn = batches(len(samples), self.training.batch_size, count, seed)
         if self.training.noise_multiplier is not None:
@@ -157,6 +163,7 @@ class ReportLearner(SiteModel):
                 logger.warning("local update %d of %d skipped: its loss or gradient is not finite", number, count)
                 continue
             losses.append(loss)
+            read.append(self.read)
             seen.append(chosen)
             on_update(number, loss)
         self._clear_gradients()
@@ -174,7 +181,7 @@ class ReportLearner(SiteModel):
         return Trained(
             update,
             samples=len(samples),
-            loss=sum(told) / len(told),
+            loss=self._told_loss([*chain(*read[: len(told)])], sum(told) / len(told)),
             skipped_updates=count - len(losses),
             patients=len({samples[i].visit.patient_id for i in learnt}),
             loss_patients=len({samples[i].visit.patient_id for i in behind}),
@@ -215,12 +222,14 @@ class ReportLearner(SiteModel):
             self._micro_batch = size
             self._clear_gradients()
             total = torch.zeros((), dtype=torch.float64, device=self.device)
+            self.read = []
             for part in parts(share, size):
                 images = self.images(part, training_seed)
                 if training_seed is None:
                     losses = self.report_losses(part, images)
                 else:
                     losses = self.training_losses(part, images, training_seed)
+                self.read.append(([sample.visit.patient_id for sample in part], losses.detach()))
                 loss = losses.sum() / count
                 loss.backward()
                 total += loss.detach()
@@ -254,4 +263,12 @@ class ReportLearner(SiteModel):
             for name, p in self.shared_parameters.items()
         }
         self._clear_gradients()
-        return Validated(loss, gradient, len(samples))
+        return Validated(self._told_loss(self.read, loss), gradient, len(samples))
+
+    def _told_loss(self, read: Read, mean: float) -> float:
+        """The ``mean`` of what was read at all ranks, so that no report by itself shows in it."""
+        if self.min_cell == 1:
+            return mean
+        own = [pair for patients, losses in read for pair in zip(patients, losses.tolist(), strict=True)]
+        pairs = [*chain(*self.ranks.gather(own))]
+        return winsorised_mean(pairs, self.min_cell) if pairs else mean  # DP-SGD may draw nobody

@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 
-from fedtar_flare.data.minimum_cell import enough, round_loss, round_share
+from fedtar_flare.data.minimum_cell import enough, round_loss, round_share, winsorised_mean
 from fedtar_flare.metrics.alarms import identical_share, length_ratio, mismatched_share
 from fedtar_flare.metrics.grades import Part
 from fedtar_flare.metrics.reports import Reports
@@ -71,7 +71,7 @@ SCORES = {
         Score(
             "token_loss",
             "token loss",
-            lambda r: sum(r.losses) / len(r.losses),
+            lambda r: winsorised_mean([*zip(r.patients, r.losses, strict=True)], r.least),
             unit="nats per token",
             scale=1.0,
             most=1e4,

@@ -213,14 +213,11 @@ class ReportSite(SiteStrategy):
         self.save_private(state, version(header.round, header.step), learner, header)
         counts = cohort.counts(least)["train"]
         steps = range(1, len(counts) + 1) if step is None else [step] if isinstance(step, int) else step
-        numbers = {
-            "samples": float(sum(counts[t - 1] for t in steps)),
-            "skipped_updates": float(result.skipped_updates),
-        }
-        if settings.noise_multiplier is not None:  # no noise covers these
-            del numbers["skipped_updates"]
-        elif result.loss_patients >= least:
+        numbers = {"samples": float(sum(counts[t - 1] for t in steps))}
+        if settings.noise_multiplier is None and result.loss_patients >= least:  # no noise covers it
             numbers["train_loss"] = round_loss(result.loss, result.loss_visits, least)
+        if settings.noise_multiplier is None and least == 1:  # one visit can spoil an update
+            numbers["skipped_updates"] = float(result.skipped_updates)
         payload = dict(result.parts)
         if not self.executor.contract.task(TRAIN).up:
             return ok(header, numbers, payload), None

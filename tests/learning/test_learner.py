@@ -2,7 +2,10 @@
 
 import json
 from contextlib import nullcontext
+from copy import copy
+from functools import partial
 
+import learners
 import numpy as np
 import pytest
 import torch
@@ -17,13 +20,17 @@ from fedtar_flare.learning.evaluation import report_texts, write_report_scores
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import require_finite
 from fedtar_flare.methods.drfa import DRFALearner
+from fedtar_flare.methods.fedmrg import learner as fedmrg
+from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.demographics import fit_mixture, memberships, training_median_age
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.metrics.language import LanguageStatistics
+from fedtar_flare.models import report_generator
 from fedtar_flare.models.adapters.lora import add_lora, shared_parameters, shared_state
 from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.report_generator import report_loss
 
 
 def by_hand(cohort, prepared, *, personal):
@@ -78,6 +85,28 @@ def test_training_is_the_loop_written_out_to_the_bit(learner_of, cohort, home, k
     own = learner.private()
     assert all(torch.equal(own[f"patient/{name}"], value) for name, value in private.items())
     assert bool(own) == learner.has_personal_part == (kind is PatientLearner)
+
+
+@pytest.mark.parametrize("kind", [PatientLearner, FedMRGLearner])
+def test_a_report_whose_loss_the_sent_weights_make_huge_shows_in_no_told_loss(cohort, learner_of, monkeypatch, kind):
+    told, marked, now = [], cohort.samples("train")[0].visit.patient_id, []
+    for extreme in (1e3, 1e6):
+        learner = learners.fedmrg_learner(cohort) if kind is FedMRGLearner else learner_of(kind)
+        learner.min_cell, learner.cohort = 2, copy(cohort)
+        learner.cohort.samples = lambda split, *args, **kwargs: cohort.samples("train", *args, **kwargs)
+        for name in ("report_losses", "training_losses"):
+
+            def keeping(samples, *args, plain, **kwargs):
+                now[:] = [sample.visit.patient_id == marked for sample in samples]
+                return plain(samples, *args, **kwargs)
+
+            monkeypatch.setattr(learner, name, partial(keeping, plain=getattr(learner, name)))
+        for module in (report_generator, fedmrg):
+            huge = lambda *args, more=extreme: report_loss(*args) + more * torch.tensor(now)  # noqa: E731
+            monkeypatch.setattr(module, "report_loss", huge)
+        trained = learner.train(None, 11, updates=6)
+        told.append((trained.loss, learner.validate().loss, trained.parts))
+    assert told[0] == told[1] and told[0][0] < 100
 
 
 def test_drfa_tells_the_loss_of_the_first_update_alone_and_of_whom_it_is(learner_of):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.data.cohort import EXCLUDED, Cohort, Patient, Sample, Visit
-from fedtar_flare.data.minimum_cell import round_share
+from fedtar_flare.data.minimum_cell import round_share, winsorised_mean
 from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
@@ -106,6 +106,23 @@ def test_scores_tell_of_enough_patients_alone_and_no_total_tells_a_blank(numbers
     told = [one for kind in found.get("findings", {}).values() for one in kind.values()]
     assert all(one["n"] % least == 0 and on_grid(one["recall"], one["n"]) for one in told)
     assert all(on_grid(one["precision"], one["named"]) for one in told if "named" in one)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.floats(0.5, 5), min_size=10, max_size=30), st.integers(2, 5), st.data())
+def test_weights_that_make_losses_of_too_few_patients_huge_move_no_told_loss_beyond_those_of_others(usual, least, data):
+    """Weights for which one word is very unlikely moved a loss of 20 reports from 2.0 to 3.0: who has it was told."""
+    ids = [f"p{i % (len(usual) - 2)}" for i in range(len(usual))]  # two patients have two visits
+    outliers = set(ids[: data.draw(st.integers(1, least - 1))])
+    kinds = ([0.0, 1e-30], [1e3, 1e30, float("inf"), float("nan")])
+    values = [[e if p in outliers else usual[i] for i, p in enumerate(ids)] for k in kinds for e in k]
+    told = [winsorised_mean([*zip(ids, row, strict=True)], least) for row in values]
+    others = [usual[i] for i, p in enumerate(ids) if p not in outliers]
+    assert len(set(told[:2])) == len(set(told[2:])) == 1 and min(others) <= told[0] <= told[2] <= max(others)
+    assert winsorised_mean([*zip(ids, usual, strict=True)], 1) == pytest.approx(sum(usual) / len(usual))
+    visits = [Visit(p, str(i), START, Path("x"), "Clear lungs.", "radiograph") for i, p in enumerate(ids)]
+    samples = [Sample(visit, None, None, 1, "test") for visit in visits]
+    assert len({cells(samples, [""] * len(ids), row, 1, least)["all"].get("token_loss") for row in values[2:]}) == 1
 
 
 def on_grid(share, n):

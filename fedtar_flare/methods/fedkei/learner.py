@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedtar_flare.data.minimum_cell import winsorised_mean
 from fedtar_flare.errors import DataError
 from fedtar_flare.learning.training import limit_norm, parts, require_finite
 from fedtar_flare.methods.fedkei.config import LearnerSettings
@@ -202,7 +203,8 @@ class TaskLearner(TaskModel):
         with timed("tuning"):
             taught = self._taught(examples) if plan.objective == "distil" else None
         for epoch in range(1, settings.epochs + plan.extra_epochs + 1):
-            losses: list[float] = []
+            read: list[tuple[str, float]] = []
+            skipped = 0
             batches = shuffled(range(len(examples.labels)), settings.batch_size, self.seed, task, "tune", epoch)
             with timed("tuning"):
                 for batch in batches:
@@ -216,14 +218,16 @@ class TaskLearner(TaskModel):
                         parameter.grad = gradients[name]
                     if math.isfinite(loss) and math.isfinite(limit_norm(list(own.values()), 0)):
                         optimizer.step()
-                        losses.append(loss)
+                        read += self.read
+                    else:
+                        skipped += 1
                 optimizer.zero_grad(set_to_none=True)
-                if not losses:
+                if not read:
                     raise DataError(
                         f"no update of epoch {epoch} had a finite loss and gradient; lower the learning rate",
                         reason="non-finite-gradient",
                     )
-            yield sum(losses) / len(losses), len(batches) - len(losses)
+            yield winsorised_mean(read, self.min_cell), skipped
 
     def _gradients(
         self,
@@ -249,8 +253,7 @@ class TaskLearner(TaskModel):
             return found
         if taught is not None:
             logits = self.logits(examples, batch)
-            truth = examples.labels[list(batch)].to(logits.device)
-            loss = F.cross_entropy(logits, truth) + distillation(logits, taught[list(batch)])
+            loss = self.cross_entropy(logits, examples, batch) + distillation(logits, taught[list(batch)])
             return float(loss.detach()), dict(zip(own, torch.autograd.grad(loss, list(own.values())), strict=True))
         return self.gradients(examples, batch, names)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedtar_flare.data.minimum_cell import winsorised_mean
 from fedtar_flare.learning.training import parts
 from fedtar_flare.methods.fedkei.mixing import Kind, Layout, Vectors
 from fedtar_flare.methods.fedkei.task_data import Examples
@@ -27,6 +28,11 @@ class TaskModel:
     ``checkpoint`` is called before each batch and may raise to stop; ``places`` are local paths of what the classifier
     takes by name. Raises ConfigError as :func:`~fedtar_flare.models.classifier.build_classifier`.
     """
+
+    min_cell: int = 1
+    """Fewest patients whose extreme shows in a loss that may be told."""
+    read: Sequence[tuple[str, float]] = ()
+    """Patient and loss of each example of the last batch."""
 
     def __init__(
         self,
@@ -77,7 +83,14 @@ class TaskModel:
 
     def loss(self, examples: Examples, indices: Sequence[int]) -> Tensor:
         """Mean cross-entropy."""
-        return F.cross_entropy(self.logits(examples, indices), examples.labels[list(indices)].to(self.device))
+        return self.cross_entropy(self.logits(examples, indices), examples, indices)
+
+    def cross_entropy(self, logits: Tensor, examples: Examples, indices: Sequence[int]) -> Tensor:
+        """Mean over these examples; :attr:`read` keeps each one's patient and value."""
+        truth = examples.labels[list(indices)].to(logits.device)
+        each = F.cross_entropy(logits.detach(), truth, reduction="none").tolist()
+        self.read = [(examples.patients[i], loss) for i, loss in zip(indices, each, strict=True)]
+        return F.cross_entropy(logits, truth)
 
     def gradients(
         self, examples: Examples, indices: Sequence[int], names: Sequence[str] | None = None
@@ -130,11 +143,13 @@ class TaskModel:
 
     @torch.no_grad()
     def mean_loss(self, theta: Vectors, examples: Examples) -> float | None:
-        """Mean loss of all examples; None where there is none."""
+        """Mean loss of all examples, as it may be told; None where there is none."""
         count = len(examples.labels)
         if not count:
             return None
         self.load_vectors(theta)
-        return (
-            sum(float(self.loss(examples, part)) * len(part) for part in parts(range(count), EVALUATION_BATCH)) / count
-        )
+        read: list[tuple[str, float]] = []
+        for part in parts(range(count), EVALUATION_BATCH):
+            self.loss(examples, part)
+            read += self.read
+        return winsorised_mean(read, self.min_cell)

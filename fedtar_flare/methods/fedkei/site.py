@@ -286,6 +286,7 @@ class FedKEISite(SiteStrategy):
                 places=self.executor.site_config.policy.models,
             )
             self._learner_key = (header.run_id, site.name)
+        self.learner.min_cell = self.executor.min_cell
         return self.learner
 
 
@@ -293,8 +294,9 @@ def _reply(header: TaskHeader, data: SiteTask, found: Adapted, rand: Adapted | N
     numbers = {
         "samples": float(data.samples),
         "train_loss": round_loss(fmean(found.losses), data.samples, data.least),
-        "skipped_updates": float(found.skipped_updates),
     }
+    if data.least == 1:  # one image can spoil an update
+        numbers["skipped_updates"] = float(found.skipped_updates)
     scores: dict[str, Any] = {
         "n": data.scored,
         "fell_back": int(found.fell_back),

@@ -27,6 +27,10 @@ class Examples(Protocol):
     def labels(self) -> Tensor:
         """(n,) int64, 1: the new disease."""
 
+    @property
+    def patients(self) -> Sequence[str]:
+        """(n,) ids."""
+
     def batch(self, indices: Sequence[int]) -> ImageBatch:
         """These examples' images."""
 
@@ -45,6 +49,7 @@ class PreparedExamples:
 
     def __init__(self, found: Labeled):
         self._samples = found.samples
+        self.patients = [sample.visit.patient_id for sample in found.samples]
         self.labels: Tensor = torch.tensor(found.labels, dtype=torch.int64)
 
     def batch(self, indices: Sequence[int]) -> ImageBatch:

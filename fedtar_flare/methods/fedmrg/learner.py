@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.data.minimum_cell import enough, round_loss, round_share, round_to_cell
+from fedtar_flare.data.minimum_cell import enough, round_loss, round_share, round_to_cell, winsorised_mean
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.transform_list import built_in
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses, extend
@@ -75,6 +76,7 @@ class FedMRGLearner(ReportLearner):
         self._personal = True
         self._half = HALVES[0]
         self._parts: dict[str, dict[Visit, float]] = {}
+        self._pairs: dict[str, list[tuple[str, float]]] = {}
 
     @classmethod
     def shares_batches(cls) -> bool:
@@ -150,9 +152,9 @@ class FedMRGLearner(ReportLearner):
     def train(self, *args: Any, **kwargs: Any) -> Trained:
         """As :meth:`ReportLearner.train`, from Q = G; the losses that it names are the generic model's token losses."""
         copy_broadcast(self.model)
-        self._sums: dict[str, list[float]] = {}
+        self._pairs = {}
         trained = super().train(*args, **kwargs)
-        means = {name: fmean(values) for name, values in sorted(self._sums.items())}
+        means = {name: winsorised_mean(pairs, self.min_cell) for name, pairs in sorted(self._pairs.items())}
         parts = {"loss_parts": {n: round_loss(v, trained.loss_visits, self.min_cell) for n, v in means.items()}}
         return replace(trained, parts=parts | ({"bank": self.bank.use} if self.bank.use else {}))
 
@@ -165,12 +167,13 @@ class FedMRGLearner(ReportLearner):
             self._half = half
             if super().local_update(samples, seed, optimizer, start) is None:
                 return None
-        found = self.ranks.gather({name: list(values.values()) for name, values in self._parts.items()})
-        names = dict.fromkeys(name for one in found for name in one)
-        means = {name: fmean(value for one in found for value in one.get(name, ())) for name in names}
-        for name, mean in means.items():
-            self._sums.setdefault(name, []).append(mean)
-        return means["language_generic"]
+        own = {name: [(v.patient_id, loss) for v, loss in losses.items()] for name, losses in self._parts.items()}
+        found = self.ranks.gather(own)
+        for name, pairs in chain.from_iterable(one.items() for one in found):
+            self._pairs.setdefault(name, []).extend(pairs)
+        patients, losses = zip(*chain(*(one.get("language_generic", ()) for one in found)), strict=True)
+        self.read = [([*patients], torch.tensor(losses))]
+        return fmean(losses)
 
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
         """Loss of each report in the running half, (B,); the teacher and what it reads have no gradient."""

@@ -150,7 +150,6 @@ def test_a_batch_in_parts_has_the_whole_batch_s_gradient(shaken, learner_of):
 def test_each_half_moves_its_own_adapter_and_nothing_else_to_the_bit(shaken, learner_of):
     learner = shaken(learner_of())
     copy_broadcast(learner.model)
-    learner._sums = {}
     seen = []
 
     class Watched(type(learner)):
