@@ -17,8 +17,8 @@ from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_yaml
 from fedtar_flare.settings import build
-from fedtar_flare.site.place import kit_of
-from fedtar_flare.site.site_file import SiteConfig, cache_folder, read_site_file
+from fedtar_flare.site.place import home, kit_of
+from fedtar_flare.site.site_file import SiteConfig, cache_folder, read_site_file, state_folder
 
 if TYPE_CHECKING:
     from fedtar_flare.imaging.pipeline import Preparation
@@ -43,8 +43,8 @@ def load_cohort(
     """The site's patients, without those it excludes.
 
     ``seed`` is that of the synthetic cohort (of ``synthetic_patients``). A simulated site's key follows from its name;
-    a real site keeps its key in ``workspace``, its FLARE workspace, unless ``key`` gives it. Raises ConfigError for a
-    wrong setting, DataError if nothing is usable.
+    a real site, of the kit ``workspace``, has its key in :func:`key_folder`, unless ``key`` gives it. Raises ConfigError
+    for a wrong setting, DataError if nothing is usable.
     """
     whole = _read(config, site_name, timeline, seed, synthetic_patients, workspace, key)
     excluded = _excluded_visits(config, whole)
@@ -104,9 +104,8 @@ def _read(
     reading = read_source(config.source, config.path, config.options)
     if key is None and config.simulated:
         key = derived_key(site_name)
-    elif key is None:  # with the state, else in the kit, else beside the site file
-        beside = config.origin.parent if config.origin is not None else cache_folder(config)
-        key = site_key(config.state_dir or (workspace / "local" if workspace is not None else beside))
+    elif key is None:
+        key = site_key(key_folder(config, workspace))
     patients = reading.patients()
     return Cohort(site_name, patients, key=key, timeline=timeline, rejected=reading.rejected(), splits=reading.splits)
 
@@ -134,7 +133,7 @@ def excluded_patients(config: SiteConfig) -> frozenset[str]:
 
 
 _NAME_IT = (
-    "name the key file of the real site with --key (local/fedtar.key in its startup kit), or the seed of the "
+    "name the key file of the real site with --key (fedtar.key in its state's folder), or the seed of the "
     "simulated jobs with --job-seed"
 )
 
@@ -144,7 +143,7 @@ def patients_of_site_file(
 ) -> tuple[Cohort, SiteConfig]:
     """Patients of a site file outside a run, split with the key that its site has in a run; all at one time step.
 
-    A real site's key is in its startup kit, where ``file`` lies too, in the file's ``state_dir``, or in ``key``. A
+    A real site's key is where its kit, in which ``file`` lies, or the file's ``state_dir`` says, or in ``key``. A
     simulated site's derives from its name, which is the file's, and the seed of the job. Raises ConfigError if the key
     cannot be known, or ``job_seed`` or ``key`` do not go with this site; DataError if key file or data cannot be used.
     """
@@ -200,6 +199,17 @@ def _site_file_of(manifest: Path) -> Path:
     return found[0]
 
 
+def key_folder(config: SiteConfig | None, kit: Path | None) -> Path:
+    """Where a real site's key lies, or will be made: with its state, else beside the site file.
+
+    In ``local/`` of the kit where an earlier release has made it there.
+    """
+    beside = config.origin.parent if config is not None and config.origin is not None else home()
+    folder = state_folder(kit, config) or beside
+    old = kit is not None and (kit / "local" / KEY_FILE).is_file() and not (folder / KEY_FILE).is_file()
+    return kit / "local" if kit is not None and old else folder
+
+
 def site_key(folder: Path) -> bytes:
     """The site's secret for keyed hashes, made once and readable by its owner alone. Back it up: splits depend on it.
 
@@ -207,7 +217,7 @@ def site_key(folder: Path) -> bytes:
     """
     file = folder / KEY_FILE
     if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = file.with_name(f".{KEY_FILE}.{os.getpid()}")
         with os.fdopen(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as handle:
             handle.write(secrets.token_hex(32) + "\n")

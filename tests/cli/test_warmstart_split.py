@@ -23,6 +23,7 @@ from fedtar_flare.models.adapters.peft_file import (
 from fedtar_flare.models.weights import PATIENTS as PATIENTS_OF
 from fedtar_flare.models.weights import trained_on
 from fedtar_flare.site.cohort import derived_key, load_cohort
+from fedtar_flare.site.place import state_of
 from fedtar_flare.site.site_file import load_site_config
 
 SEED = 7
@@ -121,13 +122,13 @@ def test_a_real_site_has_one_key_whoever_comes_first(first, kit, tmp_path, learn
     of_site = splits("clinic", workspace=kit) if first == "site" else {}
     learns(tmp_path, "--site-file", kit / "local/fedtar.yaml")
     assert learned == (of_site or splits("clinic", workspace=kit))["train"]
-    assert [path.parent for path in kit.rglob("fedtar.key")] == [kit / "local"]
+    assert [path.parent for path in tmp_path.rglob("fedtar.key")] == [state_of(kit)]
 
 
 def test_a_real_sites_key_by_name(kit, tmp_path, learned):
     of_site = splits("clinic", workspace=kit)
     elsewhere = write_table(tmp_path / "copy", [str(i) for i in range(PATIENTS)])
-    learns(tmp_path, "--manifest", elsewhere, "--key", kit / "local/fedtar.key")
+    learns(tmp_path, "--manifest", elsewhere, "--key", state_of(kit) / "fedtar.key")
     assert learned == of_site["train"]
 
 

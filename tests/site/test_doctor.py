@@ -113,7 +113,7 @@ def test_a_healthy_kit_has_nothing_to_mend(kit):
     text = next(f.text for f in findings if f.check == "data")
     assert "4 patients" in text and "4, 4" in text
     assert "TLS" in next(f.text for f in findings if f.check == "server")
-    assert not (kit / "local" / "fedtar.key").exists() and not state_of(kit).exists()
+    assert not [*kit.rglob("fedtar.key")] and not state_of(kit).exists()
 
 
 def _change(file, change):
@@ -234,6 +234,12 @@ def test_each_fault_is_found_and_has_a_cure(kit, fault):
     change, check, status = FAULTS[fault]
     change(kit)
     assert worst(kit, check).status == status
+
+
+def test_a_key_in_the_kit_is_a_warning(kit):
+    _open_key(kit)
+    (found,) = [f for f in diagnose(kit) if "lies in the kit" in f.text]
+    assert (found.check, found.status) == ("key", WARN) and f"fedtar.key {state_of(kit)}/" in found.cure
 
 
 def test_a_path_at_which_flare_splits_its_commands_is_a_warning(kit):

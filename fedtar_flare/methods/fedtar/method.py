@@ -97,7 +97,7 @@ def _matching_key(about: Mapping[str, Any], key: bytes | None) -> bytes:
     for simulated in (synthetic_key(about["seed"], about["site"]), derived_key(about["site"])):
         if key_check(simulated) == about["key"]:
             return simulated
-    raise ConfigError("the patient part of a real site needs the site's hash key (--key local/fedtar.key)")
+    raise ConfigError("the patient part of a real site needs the site's hash key: --key STATE/fedtar.key")
 
 
 METHOD = Method(

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.site.cohort import KEY_FILE, load_cohort
+from fedtar_flare.site.cohort import KEY_FILE, key_folder, load_cohort
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 from fedtar_flare.site.place import home
 from fedtar_flare.site.site_file import SiteConfig, cache_folder, read_site_file, state_folder
@@ -117,11 +117,15 @@ def data(config: SiteConfig, time_steps: int) -> tuple[int, list[Finding]]:
 
 def key(kit: Path, config: SiteConfig | None) -> list[Finding]:
     """Whether the secret of the keyed hashes is readable by its owner alone, and a reminder to back it up."""
-    file = ((config and config.state_dir) or kit / "local") / KEY_FILE
+    file = key_folder(config, kit) / KEY_FILE
     if not file.is_file():
         return [Finding(OK, "key", f"{file} is made by the first run; back it up then")]
     cure = "copy it to a safe place inside the hospital: without it, patients change between training and test"
     findings = [Finding(WARN, "key", f"{file}: no copy of it is known here", cure)]
+    if file.parent == kit / "local":
+        text = f"{file} lies in the kit: who steals it, and saw the messages, can tell which visits each is of"
+        place = state_folder(kit, config)
+        findings.append(Finding(WARN, "key", text, f"stop the site, 'mv {file} {place}/', and start it again"))
     if file.stat().st_mode & 0o077:
         findings.append(Finding(FAIL, "key", f"{file} can be read by others", f"chmod 600 {file}"))
     return findings
