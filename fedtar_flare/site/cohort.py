@@ -43,8 +43,8 @@ def load_cohort(
     """The site's patients, without those it excludes.
 
     ``seed`` is that of the synthetic cohort (of ``synthetic_patients``). A simulated site's key follows from its name;
-    a real site, of the kit ``workspace``, has its key in :func:`key_folder`, unless ``key`` gives it. Raises ConfigError
-    for a wrong setting, DataError if nothing is usable.
+    a real site, of the kit ``workspace``, has its key in :func:`key_folder`, unless ``key`` gives it. Raises
+    ConfigError for a wrong setting, DataError if nothing is usable.
     """
     whole = _read(config, site_name, timeline, seed, synthetic_patients, workspace, key)
     excluded = _excluded_visits(config, whole)
