@@ -105,7 +105,8 @@ class QuadraticSite:
             update = {n: -self.lr * (weights[n] - goal) for n, goal in zip(NAMES, target, strict=True)}
             return ok(order, {"samples": self.samples, "train_loss": 1.0}), update
         assert task == CLOSE_ROUND
-        self.received[order.round, order.time_steps] = weights
+        steps = order.arrived or order.time_steps
+        self.received[order.round, steps] = weights
         if self.validation is None:
             return ok(order), None
         gradient = {n: weights[n] - goal for n, goal in zip(NAMES, self.validation, strict=True)}
@@ -113,7 +114,7 @@ class QuadraticSite:
         numbers = {"validation_loss": loss, "reports": self.samples}
         if order.method != "fedtar":
             return ok(order, numbers), None
-        broadcasts = [self.received.get((order.round, t)) for t in range(order.time_steps + 1)]
+        broadcasts = [self.received.get((order.round, t)) for t in range(steps + 1)]
         products = t_numbers(gradient, broadcasts) if all(w is not None for w in broadcasts) else None
         return ok(order, numbers, {"t_numbers": products}), None
 

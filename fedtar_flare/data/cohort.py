@@ -236,6 +236,24 @@ class Cohort:
         less._left_out = left_out
         return less
 
+    def until(self, step: int, replay_share: float = 1.0) -> Cohort:
+        """A copy with what a site has when a time step is the newest: the samples until then.
+
+        It validates on the newest step alone, and trains on this share of the earlier visits, drawn by keyed hash.
+        """
+
+        def kept(sample: Sample) -> bool:
+            if sample.time_step == step or sample.split == "test":
+                return sample.time_step <= step
+            of = f"replay:{sample.visit.patient_id}/{sample.visit.visit_id}"
+            drawn = hmac.digest(self.key, of.encode(), "sha256")
+            share = int.from_bytes(drawn[:6], "big") / 2**48
+            return sample.time_step < step and sample.split == "train" and share < replay_share
+
+        there = copy.copy(self)
+        there._samples = [sample for sample in self._samples if kept(sample)]
+        return there
+
     def joined_with(self, others: Sequence[Cohort]) -> Cohort:
         """A copy that also has the samples of other sites' cohorts, as they split and aligned them; for simulations."""
         joined = copy.copy(self)

@@ -104,6 +104,13 @@ class DataConfig(Settings):
         1, ge=1, description="fewest distinct patients of a split at a step to learn from it and to tell anything of it"
     )
     synthetic_patients: int = Field(48, ge=1, description="patients of a simulated site")
+    replay_share: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="with server.rounds_per_period: share of the training visits of earlier periods that are learnt "
+        "from again, next to those of the newest; 1: all so far, 0: the newest period alone",
+    )
     image_changes: float = Field(
         0.0,
         ge=0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -67,6 +67,8 @@ class SiteModel:
     transforms: Sequence[Spec] = ()
     """``data.transforms`` of the job."""
     prior_dropout: float = PRIOR_DROPOUT
+    newest_step: int | None = None
+    """The last time step that has been learnt from, where visits arrive step by step; None: all have."""
     ranks: Ranks = ALONE
     """The processes that share a batch, or the reports to write; may be replaced between tasks."""
 
@@ -266,16 +268,17 @@ class SiteModel:
         finally:
             self.writes = False
 
-    def evaluate(self, min_cell: int, split: Split | None = "test") -> Evaluated:
-        """Scores of the reports written for a split's patients, or (None) for all (:func:`cells`).
+    def evaluate(
+        self, min_cell: int, split: Split | None = "test", steps: int | Collection[int] | None = None
+    ) -> Evaluated:
+        """Scores of the reports written for a split's patients, or (None) for all, at these steps (:func:`cells`).
 
         Each pass reuses the loaded images. Of several processes each writes its share, and all end with every report.
         """
         with torch.no_grad(), self._writing():
-            return self._evaluate(min_cell, split)
+            return self._evaluate(min_cell, self.cohort.samples(split, steps))
 
-    def _evaluate(self, min_cell: int, split: Split | None) -> Evaluated:
-        samples = self.cohort.samples(split)
+    def _evaluate(self, min_cell: int, samples: list[Sample]) -> Evaluated:
         apart = self.has_personal_part and self.personal_part_acts
         kinds = (True, False) if apart else (True,)
         loss_of: dict[bool, dict[int, float]] = {True: {}, False: {}}

@@ -73,7 +73,7 @@ class DRFAServer(FedAvgServer):
 
     def snapshot(self, r: int) -> int:
         """Of which exchange of round r the losses are taken."""
-        return random.Random(f"{self.run.seed}/{r}").randint(1, self.run.time_steps)
+        return random.Random(f"{self.run.seed}/{r}").randint(1, len(self.steps(r)))
 
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Lambda of these sites, rescaled to sum to one; their shares by visits where all of it is 0."""

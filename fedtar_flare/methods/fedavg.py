@@ -21,8 +21,8 @@ class FedAvgServer(ServerStrategy):
     """FedAvg at the server; a rival may override :meth:`merge`."""
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
-        """T exchanges, each of which replaces w by the weighted mean of the sites' weights."""
-        for t in range(1, self.run.time_steps + 1):
+        """T exchanges, or one for each period so far; each replaces w by the weighted mean of the sites' weights."""
+        for t in self.steps(r):
             mean, answers = self.run.train(w, r, t)
             self.after_exchange(t, answers)
             if mean is not None:

@@ -63,11 +63,12 @@ class TaskHeader(_Header):
     member: bool = False  # the site took part in an earlier job of this run, so it must have its state
     keep: str = ""  # state version of the best round so far, which the site does not prune; empty: none
     score: str = "test"  # whom: test patients, or ``all`` of a site that never trains
+    rounds_per_period: int = 0  # in a simulation whose visits arrive period by period; 0: all are there from the start
     plugin: str = __version__  # of the sender
 
     def __post_init__(self) -> None:
         limits = {"rounds": (1, MAX_ROUNDS), "round": (0, MAX_ROUNDS)}
-        limits |= {"time_steps": (1, MAX_STEPS), "step": (0, MAX_STEPS)}
+        limits |= {"time_steps": (1, MAX_STEPS), "step": (0, MAX_STEPS), "rounds_per_period": (0, MAX_ROUNDS)}
         for name, (least, most) in limits.items():
             whole = type(getattr(self, name)) is int and least <= getattr(self, name) <= most
             _require(whole, name, f"is not a whole number from {least} to {most}")
@@ -84,6 +85,16 @@ class TaskHeader(_Header):
         _require(isinstance(self.member, bool), "'member'", "is neither true nor false")
         _require(self.score in SCORED, "'score'", f"is not one of {', '.join(SCORED)}")
         _require(site, "initial_site", "is not a name")
+
+    @property
+    def arrived(self) -> int | None:
+        """How many periods the run has learnt from once this task is done; None where visits do not arrive.
+
+        >>> [TaskHeader("x", "r", r, 0, 4, 3, "0000-00", rounds_per_period=2).arrived for r in range(5)]
+        [0, 1, 1, 2, 2]
+        """
+        done = self.round or int(self.after[:4])
+        return -(-done // self.rounds_per_period) if self.rounds_per_period else None
 
     @classmethod
     def from_meta(cls, meta: dict[str, Any] | None) -> TaskHeader:

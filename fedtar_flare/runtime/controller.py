@@ -27,6 +27,7 @@ from fedtar_flare.runtime.checkpoint import SIMULATED_JOB, Checkpoint, RunCheckp
 from fedtar_flare.runtime.handshaking import HandshakeController
 from fedtar_flare.runtime.results import Results, check_scores
 from fedtar_flare.runtime.scalars import send_scalar
+from fedtar_flare.runtime.server_strategy import check_periods
 from fedtar_flare.runtime.tasking import Answers, OnReply, RunAborted, now
 from fedtar_flare.site.place import check_workspace, hush_simulator
 
@@ -58,6 +59,9 @@ class FederatedController(HandshakeController):
         its answer.
     evaluate_every : int
         Rounds between scorings of test patients, which also happen at the start and at the end.
+    rounds_per_period : int
+        Above 0, visits arrive in a simulation: those of the next time step after so many rounds, scored before; with
+        ``restart``, each period begins with the weights that the run began with.
     update_norm_limit : float
         An update whose norm is larger than this times the weights' norm is refused.
     initial_site : str
@@ -92,6 +96,8 @@ class FederatedController(HandshakeController):
         step_time_limit: int = 3600,
         handshake_time_limit: int = 7200,
         evaluate_every: int = 1,
+        rounds_per_period: int = 0,
+        restart: bool = False,
         update_norm_limit: float = 10.0,
         initial_site: str = "",
         initial_checkpoint: str = "",
@@ -114,6 +120,7 @@ class FederatedController(HandshakeController):
         check_aggregation(aggregation, max_share, min_sites, self.contract)
         if not (math.isfinite(update_norm_limit) and update_norm_limit > 0):
             raise ConfigError(f"update_norm_limit must be a positive number, not {update_norm_limit}")
+        check_periods(rounds_per_period, num_rounds, time_steps, fresh=restart, resumed=bool(resume_from))
         if resume_from and initial_checkpoint:
             raise ConfigError("give either resume_from or initial_checkpoint, not both")
         if isinstance(unseen, str) or not all(isinstance(name, str) for name in unseen or ()):
@@ -123,22 +130,23 @@ class FederatedController(HandshakeController):
         self.unseen = list(unseen) if unseen else None
         self.num_rounds, self.time_steps, self.weighting = num_rounds, time_steps, weighting
         self.aggregation, self.max_share = aggregation, max_share
-        self.evaluate_every, self.update_norm_limit = evaluate_every, update_norm_limit
+        self.evaluate_every, self.rounds_per_period, self.restart = evaluate_every, rounds_per_period, restart
         self.initial_checkpoint, self.resume_from = initial_checkpoint, resume_from
-        self.keep_checkpoints, self.seed, self.settings = keep_checkpoints, seed, settings
-        self._shares = self.contract.shares
+        self.update_norm_limit, self.keep_checkpoints = update_norm_limit, keep_checkpoints
+        self.seed, self.settings, self._shares = seed, settings, self.contract.shares
         self.strategy = self.definition.server(self)
 
     # ------------------------------------------------------------------ a run
     def run(self) -> None:
         """Handshake, R rounds of the method's algorithm with a checkpoint after each, closing page."""
         self.record = RunRecord(self.results_folder)
-        self.results = Results(self.results_folder, self.record, self.scalar)
+        self.results = Results(self.results_folder, self.record, self.scalar, newest_is_best=self.rounds_per_period > 0)
         run_dir, job = Path(self.get_run_dir()), self.fl_ctx.get_job_id()
         self._checkpoints = RunCheckpoints(self.results_folder, run_dir, job, self.resume_from, self.keep_checkpoints)
         with self._recorded():
-            w = self._begin()
+            first = w = self._begin()
             for r in range(self.first_round, self.num_rounds + 1):
+                w = first if self.restart and (r - 1) % self.rounds_per_period == 0 else w
                 self.admit_late_sites(w, r)
                 w = self.strategy.one_round(w, r)
                 self._save(w, r)
@@ -150,8 +158,7 @@ class FederatedController(HandshakeController):
     def train(self, w: Tensors, r: int, t: int) -> tuple[dict[str, torch.Tensor] | None, Answers]:
         """The trainers train from w; returns the weighted mean of the differences (float64) and the answers.
 
-        The mean has the tensors of w and the strategy's extra ones. It is None when no site had anything to add, or
-        where the contract lets no weights leave.
+        The mean has the tensors of w and the strategy's extra ones; None if nobody had one, or none may leave.
         """
         down = {**w, **self.strategy.extra_tensors(w)}
         visits, shapes = self.strategy.trained_visits(r, t), {name: tuple(value.shape) for name, value in down.items()}
@@ -214,7 +221,7 @@ class FederatedController(HandshakeController):
 
     def close_round(self, w: Tensors, r: int) -> Answers:
         """Ask for the validation loss at w, what the method adds, and scores when due."""
-        evaluate = r % self.evaluate_every == 0 or r == self.num_rounds
+        evaluate = r % (self.rounds_per_period or self.evaluate_every) == 0 or r == self.num_rounds
 
         def accept(site: str, reply: Reply, tensors: Tensors) -> None:
             if "validation_loss" in reply.numbers:
@@ -253,6 +260,7 @@ class FederatedController(HandshakeController):
             after=after,
             evaluate=evaluate,
             keep=version(best, self.time_steps) if best else "",
+            rounds_per_period=self.rounds_per_period,
         )
 
     # ------------------------------------------------------------------ begin
@@ -293,7 +301,8 @@ class FederatedController(HandshakeController):
         names = ("method", "num_rounds", "time_steps", "weighting", "seed")
         fixed = {name: getattr(self, name) for name in names} | self.strategy.fixed_settings()
         fixed |= {"aggregation": self.aggregation} if self.aggregation != "mean" else {}
-        return fixed | ({"unseen": self.unseen} if self.unseen else {})
+        more = {"rounds_per_period": self.rounds_per_period, "unseen": self.unseen}
+        return fixed | {name: value for name, value in more.items() if value}
 
     def _settings_of_sites(self) -> dict[str, Any]:
         """Settings that the job gives to sites, for the record; nothing where their file is not at the server."""

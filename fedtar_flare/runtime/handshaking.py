@@ -34,6 +34,7 @@ class HandshakeController(TaskController):
     schema: ExchangeSchema
     first_round: int
     time_steps: int
+    rounds_per_period: int
     _agreed: Row
     _members: set[str]
     """Sites that took part before a resume."""
@@ -162,11 +163,13 @@ class HandshakeController(TaskController):
         waiting = [s for s in self.live_sites() if s not in {*self.sites, *self._silent, *self.results.turned_away}]
         if r == self.first_round or not waiting:
             return
-        answers = self._greet(waiting, w, "", {}, evaluate=False, before=r)
+        arrives = self.rounds_per_period > 0  # then it scores what it would be helped with if it took part already
+        answers = self._greet(waiting, w, "", {}, evaluate=arrives, before=r)
         agree(answers, 0, self._agreed)
         self._remember(answers)
         self.sites = sorted({*self.sites, *answers.replies})
         self.results.joined(r, answers)
+        self.results.evaluation(r - 1, answers)
 
 
 def agree(answers: Answers, min_sites: int, like: Row | None = None) -> Row:

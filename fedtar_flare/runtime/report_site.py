@@ -29,7 +29,7 @@ from fedtar_flare.site.state import SiteState
 from fedtar_flare.tensor_file import checksum
 
 if TYPE_CHECKING:
-    from fedtar_flare.data.cohort import Cohort
+    from fedtar_flare.data.cohort import Cohort, Split
     from fedtar_flare.imaging.cache import Prepared
     from fedtar_flare.learning.learner import Validated
     from fedtar_flare.models.report_generator import ReportGenerator
@@ -161,7 +161,8 @@ class ReportSite(SiteStrategy):
             raise no_state(state, header.after)
         for name in state.names("broadcast-"):  # of a job that ended in the middle of a round
             state.remove(name)
-        self.at_handshake(header, site, state, cohort)
+        begins = cohort if header.arrived is None else cohort.until(header.arrived + 1)
+        self.at_handshake(header, site, state, begins)
         learner = self.learner_of(header, site, state, cohort)
         if weights:
             learner.load_shared(weights)
@@ -183,7 +184,7 @@ class ReportSite(SiteStrategy):
     def _train(
         self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
     ) -> tuple[Reply, Tensors | None]:
-        cohort = self.training_cohort(header, site, state, cohort)
+        cohort = self._arrived(header, self.training_cohort(header, site, state, cohort))
         require_exchange(self.executor.contract, TRAIN, state, weights)
         self.on_broadcast(header, state, weights)
         step, least = self.visits_of(header), self.executor.min_cell
@@ -247,22 +248,27 @@ class ReportSite(SiteStrategy):
         require_exchange(self.executor.contract, CLOSE_ROUND, state, weights)
         if not state.may_answer(f"close {header.round}", self.closed_from(header, state, weights), cohort.digest()):
             return abstain(header, f"round {header.round} was closed already, with other weights or patients"), None
-        learner = self.learner_of(header, site, state, cohort)
+        learner = self.learner_of(header, site, state, self._arrived(header, cohort))
         self._load_broadcast(CLOSE_ROUND, learner, weights)
         self._load_private(learner, state, header.after)
         numbers: dict[str, float] = {}
         validated = learner.validate() if header.score == "test" else None  # a site outside chooses no round
         if validated is not None:
-            reports = sum(cohort.counts(learner.min_cell)["validation"])
+            reports = sum(learner.cohort.counts(learner.min_cell)["validation"])
             loss = round_loss(validated.loss, validated.reports, learner.min_cell)
             numbers |= {"validation_loss": loss, "reports": float(reports)}
         more, payload = self.close(header, state, weights, validated)
         self.personalise(header, site, state, learner)
         if header.evaluate:
+            learner.cohort = cohort
             payload |= self.evaluate(learner, header, site, state)
         return ok(header, numbers | more, payload), None
 
     # ------------------------------------------------------------------ what the tasks share
+    def _arrived(self, header: TaskHeader, cohort: Cohort) -> Cohort:
+        """What of the cohort a task learns from."""
+        return cohort if header.arrived is None else cohort.until(header.arrived, self.settings.data.replay_share)
+
     def learner_of(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> ReportLearner:
         """The site's learner, built once per process and run."""
         from fedtar_flare.learning.device import choose_device
@@ -289,7 +295,9 @@ class ReportSite(SiteStrategy):
         self.learner.checkpoint = site.stop_if_aborted
         self.learner.image_change = self._image_change(site)
         self.learner.transforms = self.settings.data.transforms
-        self.learner.rate = self.settings.training.rate_of(max(1, header.round), header.rounds)
+        self.learner.newest_step = None if header.arrived is None else max(1, header.arrived)
+        rounds = header.rounds_per_period or header.rounds
+        self.learner.rate = self.settings.training.rate_of((max(1, header.round) - 1) % rounds + 1, rounds)
         return self.learner
 
     def _image_change(self, site: Site) -> Callable[[Prepared], Prepared] | None:
@@ -321,12 +329,22 @@ class ReportSite(SiteStrategy):
         return on_update
 
     def evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
-        """Scores of the patients that the task names. Those of single reports, and all texts, stay."""
+        """Scores of the patients that the task names. Those of single reports, and all texts, stay.
+
+        Where visits arrive period by period, scores are of the next period's visits of all patients, ahead of time; the
+        site keeps those of test patients' earlier visits too.
+        """
         from fedtar_flare.learning.evaluation import write_report_scores
         from fedtar_flare.reporting.examples import SiteExamples, choose, examples_of, write_examples
 
-        scored = learner.evaluate(self.executor.min_cell, "test" if header.score == "test" else None)
-        if self.executor.ranks.rank:
+        whose: Split | None = "test" if header.score == "test" else None
+        earlier: list[dict[str, Any]] = []
+        if header.arrived is None:
+            scored = learner.evaluate(self.executor.min_cell, whose)
+        else:
+            scored = learner.evaluate(self.executor.min_cell, None, header.arrived + 1)
+            earlier = learner.evaluate(self.executor.min_cell, whose, range(1, header.arrived + 1)).rows
+        if self.executor.ranks.rank or (header.arrived is not None and not scored.samples):
             return {}
         chosen = choose([sample.visit.patient_id for sample in scored.samples])
         examples = SiteExamples(
@@ -337,7 +355,7 @@ class ReportSite(SiteStrategy):
             examples=examples_of(scored, chosen, learner.prepared([scored.samples[i] for i in chosen])),
         )
         page = write_examples(state.folder, examples)
-        write_report_scores(state.folder, header.round, scored.rows)
+        write_report_scores(state.folder, header.round, [*scored.rows, *earlier])
         self.executor.logger.info(f"drafts, reference reports and images, for this site alone: {page}")
         payload = {"scores": scored.scores}
         return payload | ({"scores_generic": scored.scores_generic} if scored.scores_generic else {})

@@ -72,11 +72,16 @@ class Results:
     """Writes ``<server run folder>/fedtar/`` as the run goes; ``scalar`` takes (tag, value, place) for TensorBoard."""
 
     def __init__(
-        self, folder: Path, record: RunRecord, scalar: Callable[[str, float | None, int], None] = lambda *point: None
+        self,
+        folder: Path,
+        record: RunRecord,
+        scalar: Callable[[str, float | None, int], None] = lambda *point: None,
+        newest_is_best: bool = False,
     ):
         self.folder = folder
         self.record = record
         self.scalar = scalar
+        self.newest_is_best = newest_is_best
         self.turned_away: set[str] = set()
         """Sites whose settings differ: they are not asked again."""
         self._adapter_config: dict[str, Any] = {}
@@ -202,7 +207,9 @@ class Results:
         return {str(event.round): event.loss for event in self._validations}
 
     def best(self) -> int | None:
-        """The best round so far, by validation loss."""
+        """The best round so far, by validation loss; the newest, where rounds are validated on visits of their own."""
+        if self.newest_is_best and self._validations:
+            return self._validations[-1].round
         return best_round(self._validations)
 
     def is_best(self, r: int) -> bool:

@@ -39,6 +39,11 @@ class ServerStrategy(ABC):
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """The algorithm: run round r from the weights w, and return the weights after it."""
 
+    def steps(self, r: int) -> range:
+        """The time steps of round r: 1 to T, or to the newest where visits arrive period by period."""
+        n = self.run.rounds_per_period
+        return range(1, (-(-r // n) if n else self.run.time_steps) + 1)
+
     def on_start(self) -> None:
         """Called once after the handshake, to write the method's own events."""
 
@@ -102,3 +107,15 @@ class ServerStrategy(ABC):
     def numbers(self) -> dict[str, list[float]]:
         """Numbers to show with a run's progress."""
         return {}
+
+
+def check_periods(rounds_per_period: int, num_rounds: int, time_steps: int, *, fresh: bool, resumed: bool) -> None:
+    """ConfigError where visits cannot arrive so; ``fresh``: each period begins with the run's first weights."""
+    most = rounds_per_period * (time_steps - 1)
+    if rounds_per_period < 0 or 0 < most < num_rounds or (rounds_per_period and not most):
+        raise ConfigError(
+            f"rounds_per_period is {rounds_per_period}: with it there are at most {max(most, 0)} rounds for "
+            f"{time_steps} periods, since the last one's visits are scored alone; num_rounds is {num_rounds}"
+        )
+    if fresh and (resumed or not rounds_per_period):
+        raise ConfigError("restart needs rounds_per_period, and a run that is not resumed")

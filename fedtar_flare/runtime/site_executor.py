@@ -173,6 +173,8 @@ class SiteExecutor(Executor):
             site = Site(fl_ctx, abort_signal)
             if site.simulated:
                 hush_simulator()
+            elif header.rounds_per_period:
+                raise ExchangeError("rounds_per_period is for simulations: at a hospital, visits arrive by themselves")
             audit.require_writable(site, fl_ctx)
             check_inbound(model.params)
             reply, tensors = _veto(header, site), None

@@ -109,6 +109,21 @@ def test_order_and_splits_do_not_depend_on_the_order_of_the_source():
     assert sum(map(sum, one.counts().values())) == 160
 
 
+@given(st.integers(1, 3), st.floats(0, 1))
+def test_what_has_arrived_is_validated_on_the_newest_visits_and_tells_nothing_of_later_ones(step, share):
+    made = cohort(patients(60, visits=3))
+    there, all_so_far, newest = (made.until(step, one) for one in (share, 1.0, 0.0))
+    assert {s.time_step for s in there.samples("validation")} == {step}
+    assert there.samples("test") == made.samples("test", range(1, step + 1))
+    assert all_so_far.samples("train") == made.samples("train", range(1, step + 1))
+    assert newest.samples("train") == made.samples("train", step)
+    drawn = [s for s in there.samples("train") if s.time_step < step]
+    kept = [s for s in made.until(step, min(1.0, share + 0.2)).samples("train") if s.time_step < step]
+    assert [s for s in kept if s in drawn] == drawn, "a larger share holds what a smaller one does"
+    earlier = len(made.samples("train", range(1, step)))
+    assert abs(len(drawn) - share * earlier) <= 0.2 * earlier
+
+
 def test_all_visits_of_a_patient_are_in_one_split():
     made = cohort(patients(200))
     where = [{s.visit.patient_id for s in made.samples(split)} for split in SPLITS]

@@ -164,6 +164,11 @@ def test_a_checkpoint_can_be_the_start(tmp_path):
         {"step_time_limit": -1},
         {"evaluate_every": 0},
         {"update_norm_limit": 0.0},
+        {"rounds_per_period": -1},
+        {"rounds_per_period": 1, "time_steps": 3, "num_rounds": 3},
+        {"rounds_per_period": 1, "time_steps": 1, "num_rounds": 1},
+        {"restart": True},
+        {"restart": True, "rounds_per_period": 1, "num_rounds": 2, "resume_from": "a"},
         {"resume_from": "a", "initial_checkpoint": "b"},
     ],
 )

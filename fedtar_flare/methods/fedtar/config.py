@@ -80,6 +80,11 @@ class AlphaConfig(Settings):
     initial_alpha: float = Field(
         0.7, gt=0, lt=1, description="start of every alpha_t under sigmoid; under softmax they start near 1/T"
     )
+    time_embedding: Literal["table", "age"] = Field(
+        "table",
+        description="what alpha_t is made from: a learnable embedding of each step (the paper), or how many steps it "
+        "lies before the newest, so that a step that has never been has an alpha that earlier ones learnt",
+    )
     eta: float = Field(1e-2, gt=0, description="rate of the outer step, AdamW's")
 
 

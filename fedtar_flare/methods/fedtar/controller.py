@@ -39,15 +39,20 @@ class TemporalResidualServer(ServerStrategy):
         super().__init__(run)
         server = self.settings.server
         self.policy = AlphaPolicy(
-            run.time_steps, alpha_form=server.alpha_form, initial_alpha=server.initial_alpha, seed=run.seed
+            run.time_steps,
+            alpha_form=server.alpha_form,
+            initial_alpha=server.initial_alpha,
+            time_embedding=server.time_embedding,
+            seed=run.seed,
         )
         self.outer = OuterOptimizer(self.policy, eta=server.eta)
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """T residual steps and one outer step (FedTAR, Algorithm 1)."""
-        alphas = self.policy.alphas().detach()
-        taken = torch.zeros(self.run.time_steps, dtype=torch.bool)
-        for t in range(1, self.run.time_steps + 1):
+        steps = self.steps(r)
+        alphas = self.policy.alphas(len(steps)).detach()
+        taken = torch.zeros(len(steps), dtype=torch.bool)
+        for t in steps:
             alpha, residual = float(alphas[t - 1]), 0.0
             mean, _ = self.run.train(w, r, t)  # Eq. 6
             if mean is not None:  # a step that nobody answered is skipped: w stays
@@ -79,7 +84,7 @@ class TemporalResidualServer(ServerStrategy):
             pooled = pool_t_numbers(sent, reports) if self.run.aggregation == "mean" else trimmed_mean(every, 0.5)
             gradient = hypergradient(pooled, alphas, taken)
             gradient_norm, floored = self.outer.step(gradient), floored_steps(alphas, taken)
-        moved = self.policy.alphas().detach().tolist()
+        moved = self.policy.alphas(len(alphas)).detach().tolist()
         self.run.record.write(
             Outer(
                 round=r,
@@ -105,8 +110,8 @@ class TemporalResidualServer(ServerStrategy):
         numbers = reply.payload.get("t_numbers")
         if numbers is None:
             return  # it missed a step of the round, trained at none, or has no validation patient
-        if "validation_loss" not in reply.numbers or len(numbers) != self.run.time_steps:
-            raise ExchangeError(f"it did not send {self.run.time_steps} T numbers with a validation loss")
+        if "validation_loss" not in reply.numbers or len(numbers) != (steps := len(self.steps(reply.round))):
+            raise ExchangeError(f"it did not send {steps} T numbers with a validation loss")
 
     # ------------------------------------------------------------------ state and record
     def on_start(self) -> None:

@@ -117,7 +117,8 @@ class PatientLearner(ReportLearner):
         with ExitStack() as stack:
             if personal and self.patient is not None and self._mixture is not None:
                 q = memberships(samples, self._mixture, self.cohort.key, self._median_age, self._profile_fields)
-                steps = torch.tensor([sample.time_step for sample in samples])
+                newest = self.newest_step or self.cohort.time_steps  # later ones have no e_t yet
+                steps = torch.tensor([min(sample.time_step, newest) for sample in samples])
                 stack.enter_context(self.patient.adapt(q, steps))
                 if self.writes and self.local is not None:
                     stack.enter_context(swapped_weights(self.model, self.local, self.adapter))

@@ -58,6 +58,7 @@ def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, to
 class AlphaPolicy(nn.Module):
     """alpha_1..alpha_T from psi: a learnable table of time embeddings and one hidden ReLU layer (Eq. 8), in float64.
 
+    With ``time_embedding="age"``, sinusoids of a step's age stand for the table, which T outgrows (:func:`ages`).
     ``alpha_form`` is a ``softmax`` over the steps (the paper: the alphas of a round sum to one), or a ``sigmoid`` of
     each, which starts at ``initial_alpha`` in (0, 1); :data:`FIXED` forms do not depend on psi. ``embedding_dim`` is
     d_psi, the width of the time embeddings and of the hidden layer. The global random state is neither read nor
@@ -70,6 +71,7 @@ class AlphaPolicy(nn.Module):
         *,
         alpha_form: str = "softmax",
         initial_alpha: float = 0.7,
+        time_embedding: str = "table",
         embedding_dim: int = 32,
         seed: int = 0,
     ):
@@ -81,20 +83,33 @@ class AlphaPolicy(nn.Module):
             return nn.Parameter(torch.randn(*shape, generator=generator, dtype=torch.float64) * scale)
 
         d = embedding_dim
-        self.embedding = draw(time_steps, d, scale=1.0)
+        self.time_steps, self.embedding_dim = time_steps, d
+        self.embedding = draw(time_steps, d, scale=1.0) if time_embedding == "table" else None
         self.hidden_weight = draw(d, d, scale=math.sqrt(2 / d))
         self.hidden_bias = nn.Parameter(torch.zeros(d, dtype=torch.float64))
         self.output_weight = draw(d, scale=0.01 / math.sqrt(d))  # small: the alphas start near equal
         start = math.log(initial_alpha / (1 - initial_alpha)) if alpha_form == "sigmoid" else 0.0
         self.output_bias = nn.Parameter(torch.tensor(start, dtype=torch.float64))
 
-    def alphas(self) -> torch.Tensor:
-        """alpha_1..alpha_T, shape (T,), float64, differentiable in psi unless their form is fixed."""
+    def alphas(self, steps: int | None = None) -> torch.Tensor:
+        """alpha_1..alpha_T (T,), or of the first ``steps``; float64, differentiable in psi unless the form is fixed."""
+        n = steps or self.time_steps
         if self.alpha_form in FIXED:
-            return FIXED[self.alpha_form](torch.arange(1, len(self.embedding) + 1, dtype=torch.float64))
-        hidden = torch.relu(self.embedding @ self.hidden_weight.T + self.hidden_bias)
+            return FIXED[self.alpha_form](torch.arange(1, n + 1, dtype=torch.float64))
+        embedding = ages(n, self.embedding_dim) if self.embedding is None else self.embedding[:n]
+        hidden = torch.relu(embedding @ self.hidden_weight.T + self.hidden_bias)
         logits = hidden @ self.output_weight + self.output_bias
         return torch.softmax(logits, 0) if self.alpha_form == "softmax" else torch.sigmoid(logits)
+
+
+def ages(steps: int, width: int) -> torch.Tensor:
+    """Sinusoids (Vaswani et al., 2017) of the age of each of ``steps``, in steps until the newest: (steps, width).
+
+    Wavelengths grow from 2 pi to 200 pi steps, and rows have the mean square of a table's, 1. Float64.
+    """
+    age = torch.arange(steps - 1, -1, -1, dtype=torch.float64)
+    angles = age[:, None] * 100 ** -torch.linspace(0, 1, width // 2, dtype=torch.float64)
+    return math.sqrt(2) * torch.cat([angles.sin(), angles.cos()], 1)
 
 
 def t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
@@ -169,9 +184,9 @@ class OuterOptimizer:
         self._adamw = torch.optim.AdamW(self._named.values(), lr=eta)
 
     def step(self, gradient: torch.Tensor) -> float:
-        """psi <- psi - eta grad_psi L; ``gradient``: dL/dalpha (T,), float64. Returns the norm of grad_psi L."""
+        """psi <- psi - eta grad_psi L; ``gradient``: dL/dalpha (T,), or of the first steps. The norm of grad_psi L."""
         self._adamw.zero_grad()
-        self.policy.alphas().backward(gradient.double())
+        self.policy.alphas(len(gradient)).backward(gradient.double())
         norm = math.sqrt(math.fsum(float(p.grad.square().sum()) for p in self._named.values() if p.grad is not None))
         self._adamw.step()
         return norm

@@ -102,6 +102,7 @@ def _line(alphas: list[tuple[int, list[float]]], t: int, since_start: bool = Fal
     points = [
         (r, values[t] - (alphas[0][1][t] if since_start else 0.0), f"step {t + 1} after round {r}: {values[t]:.4f}")
         for r, values in alphas
+        if t < len(values)
     ]
     return Series(f"step {t + 1}", points, "step", t)
 

@@ -3,7 +3,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
@@ -111,11 +111,13 @@ def test_a_seed_gives_the_same_psi_and_leaves_the_global_state_alone():
 
 
 @settings(max_examples=120, deadline=None)
-@given(forms, st.lists(st.booleans(), min_size=1, max_size=6), st.integers(0, 2**31))
-def test_hypergradient_equals_autograd_and_the_recursion(form, taken, seed):
-    policy = moved(AlphaPolicy(len(taken), alpha_form=form, embedding_dim=5, seed=seed), seed + 1)
+@given(forms, st.sampled_from(("table", "age")), st.lists(st.booleans(), min_size=1, max_size=6), st.integers(0, 2**31))
+def test_hypergradient_equals_autograd_and_the_recursion(form, embedding, taken, seed):
+    kind = {"alpha_form": form, "time_embedding": embedding, "embedding_dim": 6}
+    policy = moved(AlphaPolicy(len(taken), **kind, seed=seed), seed + 1)
     round_ = Round(taken, seed)
     alphas = policy.alphas()
+    assume(float(alphas.detach().min()) >= ALPHA_FLOOR)
     numbers = torch.tensor(round_.t_numbers(alphas.detach()), dtype=torch.float64)
     slope = hypergradient(numbers, alphas.detach(), torch.tensor(taken))
 
@@ -204,6 +206,16 @@ def test_outer_steps_lower_the_validation_loss(form):
         numbers = torch.tensor(round_.t_numbers(alphas), dtype=torch.float64)
         assert outer.step(hypergradient(numbers, alphas, torch.tensor(round_.taken))) > 0
     assert losses[-1] < losses[0] - 1e-3
+
+
+def test_by_age_a_step_that_has_never_been_has_the_alpha_that_the_newest_ones_learnt():
+    policy = AlphaPolicy(3, alpha_form="sigmoid", time_embedding="age")
+    outer = OuterOptimizer(policy, eta=3e-2)
+    for steps in (1, 2, 2, 3, 3, 3):  # T grows, and psi goes on
+        outer.step(torch.tensor([1.0] * (steps - 1) + [-1.0]))
+    alphas = policy.alphas().tolist()
+    assert alphas[2] > 0.7 > alphas[0]
+    assert policy.alphas(9)[-3:].tolist() == pytest.approx(alphas)
 
 
 @pytest.mark.parametrize("after", [0, 1, 4])

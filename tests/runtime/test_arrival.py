@@ -1,0 +1,132 @@
+"""Visits that arrive period by period: what is learnt and scored when, and that the future tells nothing."""
+
+import dataclasses
+
+import pytest
+import torch
+from federation import NAMES, QuadraticSite, federation_of, last, pair
+from hospital_site import HospitalSite, write_site_files
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from three_sites import federation, run
+
+from fedtar_flare.protocol.messages import TaskHeader, ok, version
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.record.events import Evaluation, Joined, Step
+from fedtar_flare.record.log import of_kind, read_events
+
+T = 4
+FEW = {"synthetic_patients": 4}
+SCORES = {"steps": {}, "all": {"n": 5, "bleu_4": 0.5}, "findings": {}, "references": {}}
+
+
+class ScoringSite(QuadraticSite):
+    """Sends scores whenever it is asked for them."""
+
+    def __call__(self, task, order, weights):
+        reply, tensors = super().__call__(task, order, weights)
+        return (ok(order, reply.numbers, {**reply.payload, "scores": SCORES}) if order.evaluate else reply), tensors
+
+
+def site(name, seed, **changes):
+    return ScoringSite(name, [pair(seed + t) for t in range(T)], validation=pair(seed + 9), **changes)
+
+
+@settings(max_examples=4)
+@given(form=st.sampled_from(("softmax", "sigmoid")), embedding=st.sampled_from(("table", "age")), n=st.integers(1, 2))
+def test_theorem_1_holds_over_periods_with_psi_carried_on(tmp_path_factory, form, embedding, n):
+    """The last weights are a mean of the first ones and of all that sites aimed at, though T grows on the way."""
+    sites = {"site-a": site("site-a", 1), "site-b": site("site-b", 11)}
+    given_ = {"alpha_form": form, "time_embedding": embedding, "rounds_per_period": n, "num_rounds": 3 * n}
+    controller = federation(tmp_path_factory.mktemp("run"), sites, time_steps=T, min_sites=2, **given_)
+    events = run(controller)
+    walked = [(one.round, one.step) for one in events["residual"]]
+    assert walked == [(r, t) for r in range(1, 3 * n + 1) for t in range(1, -(-r // n) + 1)]
+    goals = [
+        start := sites["site-a"].start(),
+        *(dict(zip(NAMES, pair(s + t), strict=True)) for s in (1, 11) for t in range(T)),
+    ]
+    betas = torch.zeros(len(goals), dtype=torch.float64)
+    betas[0] = 1
+    for one in events["residual"]:
+        moved = 0.5 * one.alpha  # the sites' own rate is 0.5
+        betas *= 1 - moved
+        betas[[one.step, T + one.step]] += moved / 2
+    assert betas.min() >= 0 and float(betas.sum()) == pytest.approx(1, abs=1e-12)
+    assert not betas[[T, 2 * T]].any(), "the last period is scored alone"
+    for name in start:
+        expected = sum(b * goal[name].double() for b, goal in zip(betas, goals, strict=True))
+        torch.testing.assert_close(last(controller).weights[name].double(), expected, rtol=0, atol=1e-5)
+    before = [one.alpha_before for one in events["outer"]]
+    after = [one.alpha_after for one in events["outer"]]
+    assert [len(one) for one in after] == [-(-r // n) for r in range(1, 3 * n + 1)]
+    if form == "sigmoid" and embedding == "age":  # a new period begins with the alpha that the newest one had
+        assert all(b[-1] == pytest.approx(a[-1]) for a, b in zip(after, before[1:], strict=False))
+
+
+def test_scores_come_at_the_end_of_periods_and_from_a_late_site_before_it_learns(tmp_path):
+    sites = {name: site(name, seed) for name, seed in (("site-a", 1), ("site-b", 11), ("site-c", 21))}
+    given_ = {"time_steps": T, "num_rounds": 6, "rounds_per_period": 2, "joins": {"site-c": 5}}
+    controller = federation_of("fedavg")(tmp_path / "a", sites, **given_)
+    controller.run()
+    events = read_events(controller.results_folder)
+    assert [(e.round, sorted(e.sites)) for e in of_kind(events, Evaluation)] == [
+        (0, ["site-a", "site-b"]),
+        (2, ["site-a", "site-b"]),
+        (4, ["site-a", "site-b"]),
+        (4, ["site-c"]),
+        (6, ["site-a", "site-b", "site-c"]),
+    ]
+    assert [len(of_kind(events, kind)) for kind in (Joined, Step)] == [1, 2 * (1 + 2 + 3)]
+    assert controller.results.best() == 6, "rounds that were validated on other visits are not compared"
+    again = federation_of("fedavg")(tmp_path / "b", sites | {"site-c": site("site-c", 21)}, **given_, restart=True)
+    again.run()
+    first = sites["site-a"].received  # of both runs: the second one's
+    assert all(first[r, 0][n].equal(sites["site-a"].start()[n]) is (r in (1, 3, 5)) for r in range(1, 7) for n in NAMES)
+
+
+@pytest.mark.parametrize("method", ["fedtar", "local"])
+def test_what_lies_in_the_future_changes_nothing_but_the_scores_of_it(home, tmp_path, monkeypatch, method):
+    write_site_files(tmp_path, home, monkeypatch)
+    found = []
+    for number, report in enumerate((None, "Both lungs are clear.")):
+        one = HospitalSite(tmp_path, fresh=False, method=method, model={"max_length": 8, "num_beams": 1}, data=FEW)
+        read = one.executor.patients
+
+        def patients(*args, read=read, report=report):
+            cohort = read(*args)
+            for i, s in enumerate(cohort._samples):
+                if report and s.time_step == 3:
+                    cohort._samples[i] = dataclasses.replace(s, visit=dataclasses.replace(s.visit, report=report))
+            return cohort
+
+        monkeypatch.setattr(one.executor, "patients", patients)
+
+        def ask(task, r, t, w, one=one, number=number, **more):
+            start = {"initial_site": one.name} if task == HANDSHAKE else {}
+            header = TaskHeader(method, f"run-{number}", r, t, 2, 3, **more, **start, rounds_per_period=1)
+            reply, tensors = one.run(task, header, w)
+            assert reply.status == "ok", reply.reason
+            return reply, tensors
+
+        hello, w = ask(HANDSHAKE, 0, 0, None, after=version(0, 0), evaluate=True)
+        told = [hello.payload["scores"]]
+        shares = method != "local"
+        for r in (1, 2):
+            for t in range(1, r + 1):
+                reply, update = ask(TRAIN, r, t, w if shares else None, after=version(r, t - 1))
+                told.append(reply.numbers["train_loss"])
+                w = {name: w[name] + 0.5 * update[name] for name in w} if shares else w
+            closed, _ = ask(CLOSE_ROUND, r, 3, w if shares else None, after=version(r, 3), evaluate=True)
+            told += [closed.numbers["validation_loss"], closed.payload.get("t_numbers"), closed.payload["scores"]]
+        found.append((w, told))
+    (w, told), (other, others) = found
+    assert all(torch.equal(w[name], other[name]) for name in w)
+    assert told[:-1] == others[:-1] and told[-1] != others[-1]
+    scored = [one["steps"] for one in told if isinstance(one, dict)]
+    assert [[t for t, cell in one.items() if cell["n"]] for one in scored] == [["1"], ["2"], ["3"]]
+
+
+def test_a_hospital_refuses_to_have_its_visits_arrive_by_a_server_s_clock(tmp_path):
+    reply, _ = HospitalSite(tmp_path, "hospital", simulated=False).handshake(rounds_per_period=1)
+    assert reply.status == "error" and "simulations" in reply.reason
