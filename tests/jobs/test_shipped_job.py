@@ -14,6 +14,9 @@ from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.registry import names
 from fedtar_flare.runtime.recipe import MethodRecipe
 
+RUN_ELSEWHERE = ("fedtar", "fedmrg", "fedkei", "fedavg", "local")
+"""In ``test_fedtar_job.py``, ``test_fedmrg_run.py``, ``test_fedkei_run.py`` and ``test_methods.py``."""
+
 
 def test_every_method_has_its_job(repository):
     assert sorted(folder.name for folder in (repository / "jobs").iterdir()) == sorted(names())
@@ -58,7 +61,7 @@ def test_the_script_of_a_job_holds_all_that_was_set(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [name for name in names() if name not in ("fedtar", "fedmrg", "fedkei")])
+@pytest.mark.parametrize("name", [name for name in names() if name not in RUN_ELSEWHERE])
 def test_a_short_job_of_each_rival_runs(tmp_path, tmp_path_factory, name):
     recipe(name, method=partial(MethodRecipe, name)).export(str(tmp_path))
     home = tmp_path_factory.mktemp("home")

@@ -30,8 +30,7 @@ pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 def test_a_killed_run_of_fedmrg_is_resumed_with_the_same_weights_and_bank(federation, exported):
     settings = {"method": partial(MethodRecipe, "fedmrg"), "fedmrg": {"backbone": "lora", "bank_rows": 4}, "rounds": 2}
     settings |= {"server": {"step_time_limit": LIMIT}} | LONG
-    whole = federation.submit(exported("fedmrg_quiet", **settings))
-    assert federation.finished(whole, 400) == "FINISHED:COMPLETED", federation.tail(whole)
+    whole = federation.submit(exported("fedmrg_quiet", **settings))  # side by side
     identity = federation.submit(exported("fedmrg_killed", **settings))
     round_1_is_whole(federation, identity)
     kill_server_process(federation, identity)
@@ -40,7 +39,7 @@ def test_a_killed_run_of_fedmrg_is_resumed_with_the_same_weights_and_bank(federa
     assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1)]
     end = last(results)
     assert sorted(end.method) == [f"bank/2/{site}" for site in SITES]
-    check_same(end, last(federation.download(whole)))
+    check_same(end, last(federation.completed(whole)))
 
 
 def test_a_run_of_fedkei_killed_at_probe_and_at_adapt_and_a_site_s_process_too_ends_with_the_same_bits(
@@ -51,7 +50,6 @@ def test_a_run_of_fedkei_killed_at_probe_and_at_adapt_and_a_site_s_process_too_e
     # batches of one image, so that PROBE and ADAPT last seconds and the kill falls within them
     settings |= {"training": {"epochs": 8, "batch_size": 1}, "data": {"synthetic_patients": 48}}
     whole = federation.submit(exported("fedkei_quiet", **settings))
-    assert federation.finished(whole, 400) == "FINISHED:COMPLETED", federation.tail(whole)
     running = federation.submit(exported("fedkei_killed", **settings))
     for task, before in (("probe", (1, 2)), ("adapt", (2, 1))):
         file = state_of(federation.sites["hospital-a"]) / run_of(federation, running) / "hospital-a" / RUN
@@ -73,7 +71,7 @@ def test_a_run_of_fedkei_killed_at_probe_and_at_adapt_and_a_site_s_process_too_e
     results = federation.completed(running, 400)
     assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1), (2, 2)]
     assert all(sorted(event.sites) == sorted(SITES) for event in steps(read_events(results)))
-    end, quiet = last(results), last(federation.download(whole))
+    end, quiet = last(results), last(federation.completed(whole))
     assert end.info["method"] == quiet.info["method"] and len(end.info["method"]["modules"]) == 4
     assert end.method.keys() == quiet.method.keys() and end.method
     assert all(torch.equal(end.method[name], quiet.method[name]) for name in end.method)
