@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version as installed
 from pathlib import Path
+from typing import Any
 
 from fedtar_flare.learning.evaluation import REPORT_SCORES, TEXTS
 from fedtar_flare.record.events import (
@@ -91,19 +92,32 @@ def _of_reports(
     states: Mapping[str, SiteState],
 ) -> Found:
     evaluations, validations = of_kind(events, Evaluation), of_kind(events, Validation)
-    chosen = scored_round(evaluations, best_round(validations))
+    arrives = recipe.controller.rounds_per_period
+    chosen = scored_round(evaluations, None if arrives else best_round(validations))
     outside, rows = shared_alone(recipe, results, experiment.variant.outside, chosen)
     for site, state in states.items():
-        for when, number in (("start", 0), ("end", chosen)):
+        for number in sorted({event.round for event in evaluations}) if arrives else (0, chosen):
             file = state.folder / f"{REPORT_SCORES}{number:04d}.jsonl"
             lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-            rows += [{"site": site, "when": when, **json.loads(line)} for line in lines]
+            of_site = [{"site": site, "when": "end" if number else "start", **json.loads(line)} for line in lines]
+            learnt = -(-(number or experiment.variant.joins.get(site, 1) - 1) // arrives) if arrives else 0
+            rows += over_time(of_site, learnt) if arrives else of_site
     return {
         "scored_round": chosen,
         "validation": [event.model_dump(mode="json", include={"round", "loss", "sites"}) for event in validations],
         "evaluations": [event.model_dump(mode="json") for event in evaluations],
         "outside": outside,
     }, [{key: value for key, value in row.items() if key not in TEXTS} for row in rows]
+
+
+def over_time(rows: Sequence[dict[str, Any]], learnt: int) -> list[dict[str, Any]]:
+    """Rows that a site kept when it had ``learnt`` from so many periods, as they are compared where visits arrive.
+
+    ``when`` is ``end`` for reports of the next period, which were scored ahead of time, ``start`` before anything was
+    learnt, and ``past`` for reports of periods that were learnt from.
+    """
+    ahead = "end" if learnt else "start"
+    return [{**row, "learnt": learnt, "when": ahead if row["time_step"] > learnt else "past"} for row in rows]
 
 
 def _of_tasks(events: Sequence[Event], states: Mapping[str, SiteState], steps: int) -> Found:

@@ -37,6 +37,9 @@ class Scenario(HospitalSettings):
 
     sites: tuple[int, ...] = Field((), description="how many of the suite's first hospitals take part; all by default")
     joins: dict[str, int] = Field({}, description="by hospital: the round in which it begins")
+    compared: tuple[str, ...] = Field(
+        (), description="hospitals at which arms are compared; by default those that 'cohort' or 'joins' names, or all"
+    )
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         if not all(number >= 1 for number in (*self.sites, *self.joins.values())):

@@ -68,12 +68,12 @@ def _expanded(suite: Suite, name: str, scenario: Scenario) -> list[Variant]:
     for number, *values in product(numbers, *lists.values()):
         sites = tuple(site for site in suite.sites[:number] if site not in scenario.outside)
         outside = scenario.outside or suite.outside
-        if odd := sorted(named - {*sites, *outside} | scenario.joins.keys() - set(sites)):
+        if odd := sorted(named - {*sites, *outside} | {*scenario.joins, *scenario.compared} - set(sites)):
             raise ConfigError(f"scenario '{name}': among the {len(sites)} hospitals that take part is no '{odd[0]}'")
         if not sites:
             raise ConfigError(f"scenario '{name}': nobody takes part")
         point = dict(zip(lists, values, strict=True))
-        compared = tuple(site for site in sites if site in named) or sites[: min(numbers)]
+        compared = tuple(site for site in sites if site in (scenario.compared or named)) or sites[: min(numbers)]
         joins = {site: r for site, r in scenario.joins.items() if r > 1}
         left_out = tuple(site for site in outside if site in suite.sites)
         alone: tuple[str, ...] = ()
