@@ -343,7 +343,8 @@ class ReportSite(SiteStrategy):
             scored = learner.evaluate(self.executor.min_cell, whose)
         else:
             scored = learner.evaluate(self.executor.min_cell, None, header.arrived + 1)
-            earlier = learner.evaluate(self.executor.min_cell, whose, range(1, header.arrived + 1)).rows
+            if header.round:
+                earlier = learner.evaluate(self.executor.min_cell, whose, range(1, header.arrived + 1)).rows
         if self.executor.ranks.rank or (header.arrived is not None and not scored.samples):
             return {}
         chosen = choose([sample.visit.patient_id for sample in scored.samples])

@@ -33,7 +33,7 @@ def figures(results: Sequence[Done], arms: Sequence[Summary], reference: str) ->
         }
         return gaps([arm_series(name, labels, colours, points) for name, points in found.items() if points])
 
-    made = [_per_hospital(results, lines), _scores(lines), _validation(lines), *_curves(by_arm, labels), _costs(arms)]
+    made = [_per_hospital(results, lines), _scores(lines), _validation(lines), *curves(by_arm, labels), _costs(arms)]
     return [figure for figure in made if figure.charts]
 
 
@@ -144,7 +144,7 @@ def _validation(lines: Lines) -> Figure:
     return Figure("validation_loss", "Validation loss over rounds", about, charts, OTHERS)
 
 
-def _curves(by_arm: Mapping[str, Sequence[dict[str, Any]]], labels: Mapping[str, str]) -> list[Figure]:
+def curves(by_arm: Mapping[str, Sequence[dict[str, Any]]], labels: Mapping[str, str]) -> list[Figure]:
     """What the methods record as curves of their own, as FedTAR its alphas (Fig. 7); a chart for each arm."""
     found = []
     for title in dict.fromkeys(title for results in by_arm.values() for one in results for title in one["curves"]):
@@ -153,7 +153,7 @@ def _curves(by_arm: Mapping[str, Sequence[dict[str, Any]]], labels: Mapping[str,
             rows = [row for result in results for row in result["curves"].get(title, ())]
             lines = []
             for t in range(1, max(map(len, rows), default=1)):
-                points = _collected((row[0], row[t]) for row in rows)
+                points = _collected((row[0], row[t]) for row in rows if t < len(row))
                 lines.append(arm_series(name, {name: f"step {t}"}, {name: t - 1}, points))
             if lines:
                 charts.append(Chart(labels[name], lines, (), "round", title, size=SMALL))

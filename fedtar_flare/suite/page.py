@@ -13,6 +13,7 @@ from fedtar_flare.reporting.plots import Figure
 from fedtar_flare.reporting.render import render
 from fedtar_flare.suite import tables
 from fedtar_flare.suite.against import Difference, differences
+from fedtar_flare.suite.arrival import of_periods, period_figures, period_table
 from fedtar_flare.suite.charts import figures
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.joining import gains, joining_figures
@@ -48,7 +49,10 @@ def page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
     joining, shown = joining_figures(found), figures(own, arms, first) if own else []
     against = {name: differences(own, name) for name in suite.compared_with} if own else {}
     main = _main(own, against, labels, first) if own else []
-    kinds = families(results)
+    kinds, over_time = families(results), of_periods(results)
+    if over_time:
+        shown += period_figures(over_time)
+        main.append(period_table(over_time))
     costs = [
         [arm.label, str(len(arm.scored)), duration(arm.seconds), size(arm.bytes) if arm.bytes else NOTHING]
         for arm in arms
@@ -65,6 +69,7 @@ def page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
         tables=[t.fold(kinds) for t in (*main, tables.left_out(results, suite.sites, first)) if t.rows],
         figures=shown,
         every=_every(arms),
+        over_time=over_time,
         rounds=_rounds(arms),
         reference=reference,
         costs=Table("Cost", "", ["method", "seeds", "one run", "tensors both ways"], costs).fold(kinds),

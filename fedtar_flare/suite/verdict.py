@@ -86,6 +86,8 @@ def verdict(
 def of_gains(found: Sequence[Gain], reference: str) -> list[str]:
     """In how many scenarios and points joining pays, by the interval of the gain in the main score."""
     gains = [one.gain for one in found if one.score == MAIN]
+    if not gains:
+        return [f"No arm can be compared with '{reference}' yet."]
     more, fewer = sum(one.low > 0 for one in gains), sum(one.high < 0 for one in gains)
     text = f"Joining pays in {SCORES[MAIN].label} over '{reference}' in {more} of {len(gains)} settings"
-    return [f"{text}, costs in {fewer}, and is not beyond chance in {len(gains) - more - fewer}."] if gains else []
+    return [f"{text}, costs in {fewer}, and is not beyond chance in {len(gains) - more - fewer}."]

@@ -1,0 +1,132 @@
+"""What a suite shows where visits arrive period by period: scores ahead of time, what was forgotten, and alphas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.metrics.significance import Interval, mean_score, over_seeds
+from fedtar_flare.reporting.format import heading, score
+from fedtar_flare.reporting.plots import SMALL, Chart, Figure, Series, sharing_y
+from fedtar_flare.suite.against import OF_VALUES, SUMS, paired, value
+from fedtar_flare.suite.charts import OTHERS, arm_series, colours_of, curves, gaps
+from fedtar_flare.suite.results import Done, Row
+from fedtar_flare.suite.tables import Table, with_interval
+from fedtar_flare.synthetic.vocabulary import KIND, ids
+
+AHEAD = ("bleu_4", "finding_f1_new")
+"""Scores with a figure, and a column."""
+LATE = "finding_f1"
+"""The score of a late hospital's first period, whose words it has taught nobody."""
+SPREADS = frozenset(ids([kind for kind, one in KIND.items() if "epidemic" in one]))
+"""Findings that become common in a cohort whose ``change`` is ``epidemic``."""
+Rows = list[Row]
+T = TypeVar("T")
+
+
+def of_periods(results: Iterable[Done]) -> list[Done]:
+    """The runs in which visits arrived period by period."""
+    return [one for one in results if one.rows and "learnt" in one.rows[0]]
+
+
+def period_figures(results: Sequence[Done]) -> list[Figure]:
+    """Scores by period of the reports that were written ahead of time, a chart for each scenario; and the alphas."""
+    labels = {one.experiment.name: one.result["label"] for one in results}
+    colours = colours_of([*labels], [], dict.fromkeys(labels, 0.0))
+    made = []
+    for name in AHEAD:
+        charts = []
+        for scenario, runs in _grouped(results, lambda one: one.experiment.variant.scenario):
+            arms = _grouped(runs, lambda one: one.experiment.name)
+            lines = [_line(name, arm, of_arm, labels, colours) for arm, of_arm in arms]
+            charts.append(Chart(scenario or "reports", gaps(lines), (), "period", SCORES[name].label, size=SMALL))
+        about = "Reports of each period's visits, written before anything was learnt from them, at the hospitals that "
+        about += "a scenario is about. Mean of seeds; the band is their range."
+        title = f"{SCORES[name].label} ahead of time"
+        made.append(Figure(f"ahead_{name}", title, about, sharing_y(charts), OTHERS))
+    with_alphas = [one for one in results if one.result["curves"]]
+    groups = _grouped(with_alphas, lambda one: f"{one.result['label']}, {one.experiment.variant.scenario}")
+    alphas = {name: [one.result for one in runs] for name, runs in groups}
+    return [figure for figure in [*made, *curves(alphas, {name: name for name in alphas})] if figure.charts]
+
+
+def period_table(results: Sequence[Done]) -> Table:
+    """Each arm in each scenario: scores over all periods, in a late hospital's first one, and what was forgotten."""
+    rows = []
+    for row, runs in _grouped(results, lambda one: f"{one.experiment.variant.scenario}: {one.result['label']}"):
+        late = [_of_late_hospitals(one) for one in runs]
+        shown = [_shown(name, value(name, [_compared(one) for one in runs])) for name in AHEAD]
+        first = value(LATE, late) if any(late) else None
+        lost = [_forgotten(one) for one in runs]
+        a, b = paired(AHEAD[0], [(now, then) for now, then in lost if now])
+        forgotten = over_seeds(a, b) if a else None
+        named = [_first_named(one) for one in runs]
+        shares = [mean_score([who for who, _ in found], [share for _, share in found]) for found in named if found]
+        recall = over_seeds(shares, replicates=OF_VALUES) if shares else None
+        shown += [_shown(LATE, first), _shown(AHEAD[0], forgotten)]
+        rows.append([row, *shown, with_interval(recall, lambda share: f"{100 * share:.0f} %")])
+    about = (
+        "Reports of all patients' visits of the second to the last period, each scored before anything was learnt from "
+        "its period, all periods together: the area under the curve over time. A late hospital's first period was "
+        "scored with what the others had learnt, or before any learning where nothing is shared. Kept is BLEU-4 of "
+        "test patients' visits after the last period less the one after their own: below 0, they were forgotten. The "
+        "last column is the share of reports that name a spreading finding, where it is there, when it first reaches a "
+        "hospital. 95 % intervals over patients and seeds."
+    )
+    late_hospital = f"{SCORES[LATE].label} at first, late hospital"
+    heads = ["scenario", *(heading(name) for name in AHEAD), late_hospital, "kept", "named at first"]
+    return Table("Ahead of time", about, heads, rows)
+
+
+def _compared(one: Done) -> Rows:
+    return [row for row in one.members() if row["site"] in one.experiment.variant.compared]
+
+
+def _line(name: str, arm: str, runs: Sequence[Done], labels: dict[str, str], colours: dict[str, int]) -> Series:
+    points: dict[float, list[float]] = {}
+    for one in runs:
+        for period, rows in _grouped(_compared(one), lambda row: row["time_step"]):
+            if (sums := SUMS[name](rows)) is not None:
+                points.setdefault(period, []).append(SCORES[name].scale * sums.value())
+    return arm_series(arm, labels, colours, points)
+
+
+def _of_late_hospitals(one: Done) -> Rows:
+    """Reports of the first period of hospitals that came late."""
+    late = _grouped(one.members(), lambda row: row["site"])
+    first = {site: min(row["time_step"] for row in rows) for site, rows in late if site in one.experiment.variant.joins}
+    return [row for row in one.members() if row["time_step"] == first.get(row["site"])]
+
+
+def _forgotten(one: Done) -> tuple[Rows, Rows]:
+    """Reports of earlier periods' visits after the last period, and of the same after their own."""
+    past = [row for row in one.members("past") if row["site"] in one.experiment.variant.compared]
+    last = max((row["learnt"] for row in past), default=0)
+    then = [row for row in past if row["time_step"] == row["learnt"] < last]
+    visits = {(row["site"], row["visit_id"]) for row in then}
+    return [row for row in past if row["learnt"] == last and (row["site"], row["visit_id"]) in visits], then
+
+
+def _first_named(one: Done) -> list[tuple[tuple[str, str], float]]:
+    """By report with a spreading finding, in the period in which it reaches a hospital: patient, and share named."""
+    found = []
+    for row in _compared(one):
+        options = one.experiment.variant.cohort.get(row["site"], {})
+        there = SPREADS & {*(row["findings"] or ())}
+        if options.get("change") == "epidemic" and row["time_step"] == options.get("change_step") and there:
+            share = len(there & {*row["findings_in_text"]}) / len(there)
+            found.append(((row["site"], row["patient_id"]), share))
+    return found
+
+
+def _shown(name: str, interval: Interval | None) -> str:
+    return with_interval(interval, partial(score, name))
+
+
+def _grouped(values: Iterable[T], key: Callable[[T], Any]) -> list[tuple[Any, list[T]]]:
+    groups: dict[Any, list[T]] = {}
+    for one in values:
+        groups.setdefault(key(one), []).append(one)
+    return list(groups.items())
