@@ -14,6 +14,7 @@ import torch
 
 from fedtar_flare import registry
 from fedtar_flare.data.splits import SPLITS
+from fedtar_flare.data.timeline import check_periods
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.files import read_json
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors, check_update_size, euclidean_norm, expect_at_most
@@ -27,7 +28,6 @@ from fedtar_flare.runtime.checkpoint import SIMULATED_JOB, Checkpoint, RunCheckp
 from fedtar_flare.runtime.handshaking import HandshakeController
 from fedtar_flare.runtime.results import Results, check_scores
 from fedtar_flare.runtime.scalars import send_scalar
-from fedtar_flare.runtime.server_strategy import check_periods
 from fedtar_flare.runtime.tasking import Answers, OnReply, RunAborted, now
 from fedtar_flare.site.place import check_workspace, hush_simulator
 
