@@ -269,17 +269,23 @@ class SiteModel:
             self.writes = False
 
     def evaluate(
-        self, min_cell: int, split: Split | None = "test", steps: int | Collection[int] | None = None
+        self,
+        min_cell: int,
+        split: Split | None = "test",
+        steps: int | Collection[int] | None = None,
+        generic: bool = True,
     ) -> Evaluated:
         """Scores of the reports written for a split's patients, or (None) for all, at these steps (:func:`cells`).
+
+        With ``generic``, the reports are also written without the personal part, where there is one.
 
         Each pass reuses the loaded images. Of several processes each writes its share, and all end with every report.
         """
         with torch.no_grad(), self._writing():
-            return self._evaluate(min_cell, self.cohort.samples(split, steps))
+            return self._evaluate(min_cell, self.cohort.samples(split, steps), generic and self.has_personal_part)
 
-    def _evaluate(self, min_cell: int, samples: list[Sample]) -> Evaluated:
-        apart = self.has_personal_part and self.personal_part_acts
+    def _evaluate(self, min_cell: int, samples: list[Sample], generic: bool) -> Evaluated:
+        apart = generic and self.personal_part_acts
         kinds = (True, False) if apart else (True,)
         loss_of: dict[bool, dict[int, float]] = {True: {}, False: {}}
         text_of: dict[bool, dict[Visit, str]] = {True: {}, False: {}}
@@ -311,7 +317,7 @@ class SiteModel:
                 for p, scored in zip(kinds, found, strict=True):
                     loss_of[p] |= {i: loss for i, loss, _ in scored}
                     text_of[p] |= {samples[i].visit: text for i, _, text in scored}
-        passes = (True, False) if self.has_personal_part else (True,)
+        passes = (True, False) if generic else (True,)
         if not apart:
             loss_of[False], text_of[False] = loss_of[True], text_of[True]
         losses = {p: [loss_of[p][i] for i in range(len(samples))] for p in passes}

@@ -342,9 +342,10 @@ class ReportSite(SiteStrategy):
         if header.arrived is None:
             scored = learner.evaluate(self.executor.min_cell, whose)
         else:
-            scored = learner.evaluate(self.executor.min_cell, None, header.arrived + 1)
-            if header.round:
-                earlier = learner.evaluate(self.executor.min_cell, whose, range(1, header.arrived + 1)).rows
+            scored = learner.evaluate(self.executor.min_cell, None, header.arrived + 1, generic=False)
+            if header.round:  # what is forgotten at last, of what was known in its own time
+                steps = range(1, header.arrived + 1) if header.round == header.rounds else header.arrived
+                earlier = learner.evaluate(self.executor.min_cell, whose, steps, generic=False).rows
         if self.executor.ranks.rank or (header.arrived is not None and not scored.samples):
             return {}
         chosen = choose([sample.visit.patient_id for sample in scored.samples])

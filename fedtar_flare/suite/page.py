@@ -52,7 +52,7 @@ def page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
     kinds, over_time = families(results), of_periods(results)
     if over_time:
         shown += period_figures(over_time)
-        main.append(period_table(over_time))
+        main = [*main[:-2], period_table(over_time)]  # nothing is scored without the patient adapter
     costs = [
         [arm.label, str(len(arm.scored)), duration(arm.seconds), size(arm.bytes) if arm.bytes else NOTHING]
         for arm in arms
@@ -68,7 +68,7 @@ def page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
         verdict=of_reports(own, against[first], labels, first) if own else of_gains(found, reference),
         tables=[t.fold(kinds) for t in (*main, tables.left_out(results, suite.sites, first)) if t.rows],
         figures=shown,
-        every=_every(arms),
+        every=[] if over_time else _every(arms),
         over_time=over_time,
         rounds=_rounds(arms),
         reference=reference,
