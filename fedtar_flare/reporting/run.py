@@ -71,7 +71,9 @@ class Run:
 
     @property
     def best_round(self) -> int | None:
-        """Round of the lowest validation loss; None without any."""
+        """Round of the lowest validation loss, or the newest where visits arrive; None without any."""
+        if self.start.settings.get("rounds_per_period") and self.validations:
+            return self.validations[-1].round
         return best_round(self.validations)
 
     @property

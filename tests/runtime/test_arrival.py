@@ -15,6 +15,7 @@ from fedtar_flare.protocol.messages import TaskHeader, ok, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import Evaluation, Joined, Step
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.reporting.run import read_run
 
 T = 4
 FEW = {"synthetic_patients": 4}
@@ -80,7 +81,8 @@ def test_scores_come_at_the_end_of_periods_and_from_a_late_site_before_it_learns
         (6, ["site-a", "site-b", "site-c"]),
     ]
     assert [len(of_kind(events, kind)) for kind in (Joined, Step)] == [1, 2 * (1 + 2 + 3)]
-    assert controller.results.best() == 6, "rounds that were validated on other visits are not compared"
+    shown = read_run(controller.results_folder).shown
+    assert controller.results.best() == shown.round == 6, "rounds that were validated on other visits are not compared"
     federation_of("fedavg")(tmp_path / "b", there, **given_, restart=True).run()
     got, start = there["site-a"].received, there["site-a"].start()
     assert all(got[r, 0][name].equal(start[name]) is (r in (1, 3, 5)) for r in range(1, 7) for name in NAMES)
