@@ -73,13 +73,8 @@ def test_scores_come_at_the_end_of_periods_and_from_a_late_site_before_it_learns
     controller = federation_of("fedavg")(tmp_path / "a", there, **given_)
     controller.run()
     events = read_events(controller.results_folder)
-    assert [(e.round, sorted(e.sites)) for e in of_kind(events, Evaluation)] == [
-        (0, ["site-a", "site-b"]),
-        (2, ["site-a", "site-b"]),
-        (4, ["site-a", "site-b"]),
-        (4, ["site-c"]),
-        (6, ["site-a", "site-b", "site-c"]),
-    ]
+    scored = [(e.round, len(e.sites)) for e in of_kind(events, Evaluation)]
+    assert scored == [(0, 2), (2, 2), (4, 2), (4, 1), (6, 3)], "the late one's, before it learns, by itself"
     assert [len(of_kind(events, kind)) for kind in (Joined, Step)] == [1, 2 * (1 + 2 + 3)]
     shown = read_run(controller.results_folder).shown
     assert controller.results.best() == shown.round == 6, "rounds that were validated on other visits are not compared"

@@ -9,7 +9,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.suite import page
 from fedtar_flare.suite.arrival import _first_named, _forgotten, of_periods
 from fedtar_flare.suite.collect import over_time
-from fedtar_flare.suite.file import Suite, read_suite
+from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.plan import experiments
 from fedtar_flare.suite.results import done
 from fedtar_flare.suite.run import result_file, rows_file
@@ -33,15 +33,6 @@ def test_a_scenario_may_say_which_hospitals_it_is_about():
     assert found == {"spreads": (("site-2",), tuple(SITES)), "all": (tuple(SITES), tuple(SITES))}
     with pytest.raises(ConfigError, match="no 'site-9'"):
         experiments(Suite(**SUITE, scenarios={"spreads": SPREADS | {"compared": ["site-9"]}}))
-
-
-def test_the_shipped_suite_has_each_drift_and_a_control_and_a_hospital_that_joins_in_the_fourth_quarter():
-    planned = experiments(read_suite("arrival"))
-    changes = {max(o["change"] for o in one.variant.cohort.values() if o["change"] != "none" or len(
-        {o["change"] for o in one.variant.cohort.values()}) == 1) for one in planned}  # fmt: skip
-    assert changes == {"none", "gradual", "template", "scanner", "epidemic", "reverted"}
-    assert all(one.variant.joins in ({"site-4": 4}, {}) for one in planned)
-    assert {one.build().controller.rounds_per_period for one in planned} == {1}
 
 
 def test_the_page_shows_scores_by_period_what_is_kept_and_what_is_named_at_first(tmp_path):
