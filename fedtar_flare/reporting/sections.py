@@ -90,7 +90,7 @@ def examples(run: Run) -> Section | None:
     """Drafts beside reference reports; None of a run without synthetic sites."""
     found = generated.run_examples(run.folder)
     lead = (
-        "The first test patients of each synthetic site, not the best. Of real patients such a page is made at the "
+        "The first scored patients of each synthetic site, not the best. Of real patients such a page is made at the "
         f"site ({generated.EXAMPLES_PAGE} in the site's state) and stays there."
     )
     last = max((one.round for one in found), default=None)

@@ -75,6 +75,7 @@ def test_scores_come_at_the_end_of_periods_and_from_a_late_site_before_it_learns
     events = read_events(controller.results_folder)
     scored = [(e.round, len(e.sites)) for e in of_kind(events, Evaluation)]
     assert scored == [(0, 2), (2, 2), (4, 2), (4, 1), (6, 3)], "the late one's, before it learns, by itself"
+    assert "best by validation" not in (controller.results_folder / "report.html").read_text()
     assert [len(of_kind(events, kind)) for kind in (Joined, Step)] == [1, 2 * (1 + 2 + 3)]
     shown = read_run(controller.results_folder).shown
     assert controller.results.best() == shown.round == 6, "rounds that were validated on other visits are not compared"
