@@ -28,6 +28,10 @@ class ServerStrategy(ABC):
     def __init__(self, run: FederatedController):
         self.run = run
         method = run.definition
+        if run.rounds_per_period and not method.reports:
+            raise ConfigError(
+                f"rounds_per_period: method '{run.method}' writes no reports; its tasks have their own order"
+            )
         kinds = {} if method.server_settings is None else {"server": method.server_settings}
         kinds |= {name: method.settings[name] for name in method.server_groups}
         given = dict(run.settings or {})

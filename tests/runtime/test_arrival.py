@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from three_sites import federation, run
 
+from fedtar_flare.errors import ConfigError
 from fedtar_flare.protocol.messages import TaskHeader, ok, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import Evaluation, Joined, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.reporting.run import read_run
+from fedtar_flare.runtime.controller import FederatedController
 
 T = 4
 FEW = {"synthetic_patients": 4}
@@ -126,6 +128,8 @@ def test_what_lies_in_the_future_changes_nothing_but_the_scores_of_it(home, tmp_
     assert [[t for t, cell in one.items() if cell["n"]] for one in scored] == [["1"], ["2"], ["3"]]
 
 
-def test_a_hospital_refuses_to_have_its_visits_arrive_by_a_server_s_clock(tmp_path):
+def test_a_hospital_and_a_method_without_reports_refuse_a_server_s_clock(tmp_path):
     reply, _ = HospitalSite(tmp_path, "hospital", simulated=False).handshake(rounds_per_period=1)
     assert reply.status == "error" and "simulations" in reply.reason
+    with pytest.raises(ConfigError, match="writes no reports"):
+        FederatedController("fedkei", num_rounds=1, time_steps=2, rounds_per_period=1)
