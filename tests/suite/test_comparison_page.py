@@ -1,3 +1,4 @@
+import json
 import math
 import re
 from dataclasses import replace
@@ -5,16 +6,19 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from made_up_results import parsed, write_results
+from made_up_results import RIGHT, parsed, write_results
 
 from fedtar_flare.metrics.significance import Interval
 from fedtar_flare.reporting.plots import Series
 from fedtar_flare.suite import charts, page, verdict
 from fedtar_flare.suite.against import COMPARED
+from fedtar_flare.suite.arrival import _first_named, _forgotten, of_periods
+from fedtar_flare.suite.collect import over_time
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.joining import gains
 from fedtar_flare.suite.plan import experiments
 from fedtar_flare.suite.results import done
+from fedtar_flare.suite.run import result_file, rows_file
 from fedtar_flare.suite.summary import summaries
 
 ARMS = {
@@ -168,3 +172,37 @@ def test_the_page_says_once_at_which_round_most_runs_were_scored(tmp_path):
 def test_without_any_result_there_is_no_page(tmp_path):
     suite = Suite(**SUITE)
     assert page.write_page(tmp_path, suite, experiments(suite)) is None
+
+
+def test_reports_are_compared_where_they_were_written_ahead_of_time():
+    rows = [{"time_step": t} for t in (1, 2, 3)]
+    assert [row["when"] for row in over_time(rows[:1], 0)] == ["start"]
+    assert [(row["when"], row["learnt"]) for row in over_time(rows, 2)] == [("past", 2), ("past", 2), ("end", 2)]
+
+
+def test_where_visits_arrive_the_page_shows_scores_by_period_what_is_kept_and_what_is_named_at_first(tmp_path):
+    about = {"compared": ["site-2"], "joins": {"site-2": 2}, "cohort": {"change": "epidemic", "change_step": 3}}
+    suite, planned = made(tmp_path, scenarios={"spreads": about})
+    assert {one.variant.compared for one in planned} == {("site-2",)}
+    for one in planned:
+        result = json.loads(result_file(tmp_path, one).read_text())
+        if result["curves"]:  # as many alphas as periods have begun
+            result["curves"]["alpha"] = [[0, 0.9, 0.9, 0.9], [1, 0.8], [2, 0.8, 0.7]]
+            result_file(tmp_path, one).write_text(json.dumps(result))
+        rows = []
+        for row in map(json.loads, rows_file(tmp_path, one).read_text().splitlines()):
+            of_period = [(row["when"], 1, 0)]
+            if row["when"] == "end" and row["personal"]:
+                of_period = [("end", 2, 1), ("end", 3, 2), ("past", 1, 1), ("past", 1, 2), ("past", 2, 2)]
+            for when, t, learnt in of_period:
+                which = {"when": when, "time_step": t, "learnt": learnt, "visit_id": f"{row['patient_id']}-{t}"}
+                rows.append(json.dumps(row | which | {"findings": [*RIGHT, "cavity"]}))
+        rows_file(tmp_path, one).write_text("\n".join(rows))
+    first = of_periods(done(tmp_path, planned))[0]
+    places = [{(row["site"], row["time_step"], row["learnt"]) for row in rows} for rows in _forgotten(first)]
+    assert places == [{("site-2", 1, 2)}, {("site-2", 1, 1)}], "after the last period, and after their own"
+    assert [site for (site, _), _ in _first_named(first)] == ["site-2"] * 6
+    text, root = parsed(page.write_page(tmp_path, suite, planned))
+    assert "Ahead of time" in [heading.text for heading in root.iter("h2")] and "best by validation" not in text
+    files = {file.name for file in (tmp_path / "figures").iterdir()}
+    assert files >= {"ahead_bleu_4.svg", "ahead_finding_f1_new.svg", "alpha.svg"}

@@ -195,10 +195,10 @@ def test_each_kind_of_drift_changes_one_thing_from_its_step_on():
         assert [wording_share(options, t, 6) for t in steps] == shares.get(change, [0] * 6)
         assert [plan(n, time_steps=6, change=change, **begins) for n in numbers] == control
     seen, there = Counter(), Counter()
-    for n in numbers:
-        patient = plan(n, site="site-2", style=2, time_steps=6, change="epidemic", **begins)
-        there.update(visit.time_step for visit in patient.visits)
-        seen.update(visit.time_step for visit in patient.visits if "cavity" in visit.findings)
+    spreads = [plan(n, site="site-2", style=2, time_steps=6, change="epidemic", **begins) for n in numbers]
+    for visit in (visit for patient in spreads for visit in patient.visits):
+        there[visit.time_step] += 1
+        seen[visit.time_step] += "cavity" in visit.findings
     share = [seen[t] / there[t] for t in steps]
     assert max(share[:2]) < 0.05 and min(share[2:]) > 0.15, "rare, then common, where a style hardly ever has it too"
 
