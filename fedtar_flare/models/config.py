@@ -93,9 +93,10 @@ class ModelConfig(ImageModelConfig):
     decoder_name: str | None = Field(
         None, description="hub name or local folder of the decoder; None: a GPT-2 of decoder_config"
     )
-    decoder: Literal["gpt2", "prefix"] = Field(
+    decoder: Literal["gpt2", "transformer", "r2gen", "prefix"] = Field(
         "gpt2",
-        description="GPT-2 family with cross-attention, or any causal language model that reads the image as a prefix",
+        description="GPT-2 family with cross-attention; a vanilla Transformer or R2Gen of the sizes in decoder_config, "
+        "with as many layers over the image's tokens; or any causal language model that reads the image as a prefix",
     )
     decoder_dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="of the weights of a frozen 'prefix' decoder: bfloat16 halves its memory"
@@ -126,6 +127,11 @@ class ModelConfig(ImageModelConfig):
         return hash(repr(self))
 
     @property
+    def of_paper(self) -> bool:
+        """Whether it is one of the encoder-decoder models of :mod:`~fedtar_flare.models.r2gen`."""
+        return self.decoder in ("transformer", "r2gen")
+
+    @property
     def decoder_positions(self) -> int:
         """Longest sequence of a decoder that has no name."""
         return self.decoder_config["n_positions"]
@@ -139,6 +145,8 @@ class ModelConfig(ImageModelConfig):
             yield from self._encoder_errors()
         if self.decoder == "prefix" and not self.decoder_name:
             yield "decoder_name", "a local folder or hub name of a causal language model, as decoder is 'prefix'"
+        if self.of_paper and self.decoder_name:
+            yield "decoder_name", f"none, as decoder is '{self.decoder}', which has no published weights of this form"
         if self.decoder_dtype != "float32" and self.decoder != "prefix":
             yield "decoder_dtype", "float32, unless decoder is 'prefix'"
         if self.decoder_name is None:

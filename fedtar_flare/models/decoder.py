@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.prefix_decoder import PrefixDecoder, build_prefix_decoder
+from fedtar_flare.models.r2gen import add_memory
 from fedtar_flare.models.sources import fetching, load_or_make, quiet_loading, require_room
 from fedtar_flare.models.tokenizer import ReportTokenizer
 
@@ -36,6 +37,8 @@ def build_decoder(
 
     settings: dict[str, Any] = {"add_cross_attention": True, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     if config.decoder_name is None:
+        if config.of_paper:
+            settings |= {"activation_function": "relu", "n_inner": config.decoder_config["n_embd"]}
         own = GPT2Config(
             vocab_size=vocab_size,
             **config.decoder_config,
@@ -44,7 +47,10 @@ def build_decoder(
             eos_token_id=None,
             **settings,
         )
-        return load_or_make(GPT2LMHeadModel, own, None)
+        model, _ = load_or_make(GPT2LMHeadModel, own, None)
+        if config.decoder == "r2gen":
+            add_memory(model)
+        return model, tuple(name for name, _ in model.named_parameters())
     with fetching("decoder", config.decoder_name), quiet_loading():
         published = GPT2Config.from_pretrained(config.decoder_name, **settings)
         if published.model_type != "gpt2":

@@ -16,6 +16,7 @@ from fedtar_flare.models.encoders import build_encoder
 from fedtar_flare.models.memory import NoPooling, PriorMarks, SliceAttentionPooling, root_mean_square
 from fedtar_flare.models.prefix_decoder import PrefixDecoder
 from fedtar_flare.models.prompting import Choice, Seen
+from fedtar_flare.models.r2gen import image_layers
 from fedtar_flare.models.recomputation import RecomputedLayers
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
@@ -47,6 +48,7 @@ class ReportGenerator(nn.Module):
     """
 
     diagnosis: Any
+    image_layers: Any
     choice: Choice | None = None
 
     def __init__(self, config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool):
@@ -58,6 +60,7 @@ class ReportGenerator(nn.Module):
             self.pooling = SliceAttentionPooling(self.encoder.width, config.queries) if pooled else NoPooling()
             decoder, decoder_untrained = build_decoder(config, tokenizer.vocab_size, load_pretrained)
             self.projection = nn.Linear(self.encoder.width, decoder.config.hidden_size, bias=False)
+            self.register_module("image_layers", image_layers(config) if config.of_paper else None)
             self.decoder: Any = decoder
         self._recomputed: RecomputedLayers | None = None
         self.register_module("diagnosis", None)
@@ -69,6 +72,7 @@ class ReportGenerator(nn.Module):
             *(f"encoder.{name}" for name in encoder_untrained),
             *(f"pooling.{name}" for name, _ in self.pooling.named_parameters()),
             "projection.weight",
+            *(f"image_layers.{name}" for name, _ in (self.image_layers or nn.Module()).named_parameters()),
             *(f"decoder.{name}" for name in decoder_untrained),
         )
 
@@ -85,7 +89,10 @@ class ReportGenerator(nn.Module):
     def encode(self, batch: ImageBatch, tokens: Tensor | None = None) -> Tensor:
         """Decoder memory (B, M, E): M / S tokens for each slice, in their order; ``tokens`` as of :meth:`tokens`."""
         tokens = self.tokens(batch) if tokens is None else tokens
-        return self.projection(self.pooling(tokens, batch.position_mm))
+        memory: Tensor = self.projection(self.pooling(tokens, batch.position_mm))
+        if self.image_layers is None:
+            return memory
+        return self.image_layers(memory, src_key_padding_mask=~self.memory_mask(batch, memory))
 
     def memory_mask(self, batch: ImageBatch, memory: Tensor) -> Tensor:
         """(B, M) bool: False at memory tokens of padded slices."""
