@@ -10,6 +10,7 @@ from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.outline import outline
 from fedtar_flare.models.r2gen import SLOTS, RelationalMemory
+from fedtar_flare.presets import papers
 
 KINDS = ("transformer", "r2gen")
 REPORTS = ["lungs are clear", "nodule of 7 mm in the right upper lobe, new"]
@@ -118,8 +119,10 @@ def test_shapes_padding_and_gradients_of_every_part(kind):
     assert set(model.untrained) >= {n for n in names if n.startswith(("image_layers.", "decoder."))}
 
 
-def test_it_has_an_outline_and_takes_no_named_decoder():
-    config = config_of("r2gen")
-    assert outline(config).parameters == sum(p.numel() for p in build_model(config).parameters())
+def test_the_preset_trains_all_but_what_takes_pixels_and_words():
+    known = outline(preset("r2gen"))
+    kept = set(known.tensors) - set(known.exchanged(papers()["r2gen"].settings["lora.exchange"]))
+    words = {f"decoder.{name}.weight" for name in ("transformer.wte", "transformer.wpe", "lm_head")}
+    assert kept == words | {"encoder.backbone.conv1.weight"} == kept & known.barred
     with pytest.raises(ConfigError, match="decoder_name is 'gpt2': it must be none"):
         preset("tiny", decoder="r2gen", decoder_name="gpt2")
