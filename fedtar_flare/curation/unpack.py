@@ -6,6 +6,7 @@ one class each (n, 1), ordinal grades among them, or a row of 0 and 1 (n, C) for
 """
 
 import re
+import shutil
 import zipfile
 import zlib
 from collections import Counter
@@ -24,6 +25,8 @@ from fedtar_flare.files import replacing
 
 PARTS: dict[str, Split] = {"train": "train", "val": "validation", "test": "test"}
 """The file's own division, and the splits of a manifest."""
+MOST = 1_000_000
+"""Pictures that are written at most; the largest set of MedMNIST has a quarter of it."""
 NO_DATE = "2000-01-01"
 """Stands where a manifest needs a date and the data set has none."""
 
@@ -65,6 +68,8 @@ def unpack(file: Path, out: Path, names: Sequence[str] = (), most: int | None = 
         parts = {part: found for part in PARTS if (found := _part(file, Path(folder), part, names))}
         if not sum(len(images) for images, _ in parts.values()):
             raise ConfigError(f"{file} has no arrays train_images and train_labels (or val, test)")
+        if sum(len(labels) if most is None else min(most, len(labels)) for _, labels in parts.values()) > MOST:
+            raise ConfigError(f"{file} has more than {MOST:,} pictures: say with --most how many of each part to take")
         said = {
             part: {int(i): _said(labels[i], names, file) for i in _spread(len(labels), most)}
             for part, (_, labels) in parts.items()
@@ -108,6 +113,9 @@ def _part(file: Path, folder: Path, part: str, names: Sequence[str]) -> tuple[np
             return None
         if there != arrays:
             raise ConfigError(f"{file} has {there[0][:-4]}, and not the other of {part}_images and {part}_labels")
+        size, free = sum(packed.getinfo(array).file_size for array in arrays), shutil.disk_usage(folder).free
+        if size > free:  # no more than the archive says is unpacked
+            raise ConfigError(f"{file}: {part} unpacks to {size / 1e9:.1f} GB; {free / 1e9:.1f} GB are free there")
         images, labels = (np.load(packed.extract(array, folder), mmap_mode="r") for array in arrays)
     labels = labels[:, None] if labels.ndim == 1 else labels
     shape, dtype = images.shape, images.dtype

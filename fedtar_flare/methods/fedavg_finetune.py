@@ -82,7 +82,12 @@ class FineTuneSite(PooledSite):
     def personalise(self, header: TaskHeader, site: Site, state: SiteState, learner: ReportLearner) -> None:
         """After the last round, where the site has enough training visits."""
         assert isinstance(learner, FineTuneLearner)
-        if header.round < header.rounds or not learner.cohort.samples("train", least=learner.min_cell):
+        visits = len(learner.cohort.samples("train", least=learner.min_cell))
+        if header.round < header.rounds or not visits:
+            return
+        updates = learner.updates or self.settings.training.updates_of(visits)
+        if not self.charge(header, site, learner.draw_rate(visits), updates):
+            self.executor.logger.warning("not fine-tuned: the privacy budget of per-patient DP-SGD is spent")
             return
         chance = self.executor.chance(learner.cohort)
         learner.fine_tune(seed_of(chance, site.name, header.round, header.step, "finetune"))

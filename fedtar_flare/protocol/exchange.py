@@ -6,6 +6,7 @@ sends or receives any calls :func:`register_tensors` on import.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ class ExchangeSchema:
             raise ExchangeError(f"the number format of updates is not one of {', '.join(WIRE_DTYPES)}")
         if not self.shapes:
             raise ExchangeError("the exchange is empty: no tensor would travel; check the LoRA targets of the model")
+        if self.parameters > MAX_VALUES:
+            raise ExchangeError(f"the exchange has more than {MAX_VALUES} values")
 
     @classmethod
     def of(cls, state: Tensors, dtype_up: str = "float32") -> ExchangeSchema:
@@ -58,7 +61,7 @@ class ExchangeSchema:
     @property
     def parameters(self) -> int:
         """Number of values that travel one way."""
-        return sum(torch.Size(shape).numel() for _, shape in self.shapes)
+        return sum(math.prod(shape) for _, shape in self.shapes)
 
     def to_dict(self) -> dict[str, Any]:
         """As primitives, for the handshake."""

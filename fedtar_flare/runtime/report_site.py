@@ -173,10 +173,7 @@ class ReportSite(SiteStrategy):
         reply = self.agreement(header, site, state, cohort, shared)
         config = learner.adapter_config()
         reply.payload.update(adapter_config=config, model=sealed(learner.describe(), config))
-        scores = f"scores after round {int(header.after[:4])}"
-        if header.evaluate and not state.may_answer(scores, checksum(shared), cohort.digest()):
-            self.executor.logger.warning(f"{scores} were asked for again, of other weights or patients: kept back")
-        elif header.evaluate:
+        if header.evaluate and self._may_score(header, shared, state, cohort):
             self._load_private(learner, state, header.after)
             reply.payload.update(self.evaluate(learner, header, site, state))
         return reply, shared if asked_for_weights else None
@@ -203,10 +200,8 @@ class ReportSite(SiteStrategy):
         self._load_private(learner, state, header.after)
         further = self.before_training(header, site, state, learner)
         seed = seed_of(self.executor.chance(cohort), site.name, header.round, header.step, TRAIN)
-        if settings.noise_multiplier is not None:
-            charge = settings.noise_multiplier, learner.draw_rate(visits), updates
-            if not self._charge(header, site, charge):
-                return abstain(header, "the privacy budget of per-patient DP-SGD is spent"), None
+        if not self.charge(header, site, learner.draw_rate(visits), updates):
+            return abstain(header, "the privacy budget of per-patient DP-SGD is spent"), None
         result = learner.train(step, seed, self._on_update(header, site, updates), updates)
         site.stop_if_aborted()
         if result.patients < least:
@@ -225,14 +220,17 @@ class ReportSite(SiteStrategy):
         wire = WIRE_DTYPES[self.settings.lora.dtype_up]
         return ok(header, numbers, payload), {n: value.to(wire) for n, value in (result.update | further).items()}
 
-    def _charge(self, header: TaskHeader, site: Site, charge: tuple[float, float, int]) -> bool:
-        """Count a task's noise multiplier, rate of drawing and updates in the site's ledger before they are made; False
-        where they are beyond its budget.
+    def charge(self, header: TaskHeader, site: Site, rate: float, updates: int) -> bool:
+        """Count updates of per-patient DP-SGD, and each patient's probability of being in one, before they are made;
+        False where they are beyond the site's budget. Without noise nothing is counted.
         """
+        if (noise_multiplier := self.settings.training.noise_multiplier) is None:
+            return True
         from fedtar_flare.files import locked
         from fedtar_flare.site.accountant import PATIENT_FILE, PatientLedger
 
         most, file = self.executor.site_config.policy.max_patient_epsilon, site.records / PATIENT_FILE
+        charge = noise_multiplier, rate, updates
         with locked(file):
             ledger = PatientLedger(file, scope=header.run_id if site.simulated else None)
             epsilon = ledger.epsilon_with(*charge)
@@ -259,7 +257,7 @@ class ReportSite(SiteStrategy):
             numbers |= {"validation_loss": loss, "reports": float(reports)}
         more, payload = self.close(header, state, weights, validated)
         self.personalise(header, site, state, learner)
-        if header.evaluate:
+        if header.evaluate and self._may_score(header, weights, state, cohort):
             learner.cohort = cohort
             payload |= self.evaluate(learner, header, site, state)
         return ok(header, numbers | more, payload), None
@@ -268,6 +266,15 @@ class ReportSite(SiteStrategy):
     def _arrived(self, header: TaskHeader, cohort: Cohort) -> Cohort:
         """What of the cohort a task learns from."""
         return cohort if header.arrived is None else cohort.until(header.arrived, self.settings.data.replay_share)
+
+    def _may_score(self, header: TaskHeader, weights: Tensors, state: SiteState, cohort: Cohort) -> bool:
+        """Whether these are the weights that the scores after a round are of, at its end or when the run is resumed."""
+        question = f"scores after round {int(header.after[:4])}"
+        own = not self.executor.contract.task(CLOSE_ROUND).down  # none come down: scores are of what the site keeps
+        if state.may_answer(question, "" if own else checksum(weights), cohort.digest()):
+            return True
+        self.executor.logger.warning(f"{question} were asked for again, of other weights or patients: kept back")
+        return False
 
     def learner_of(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> ReportLearner:
         """The site's learner, built once per process and run."""

@@ -14,7 +14,8 @@ from fedtar_flare.site.admission import Declined
 RUNS, CELLS = "runs.json", "cells.json"
 
 Division = Mapping[str, str]
-"""What decides which visits share a cell, and which cells are reported: ``time_steps``, ``timeline``, ``min_cell``."""
+"""What decides which visits share a cell and which cells are reported: ``time_steps``, ``timeline``, ``min_cell``, and
+``score``: of whom (scores of everybody and of the test patients tell those of the others by subtraction)."""
 
 
 def bind_run(records: Path, job: str, run_id: str, resumes: bool) -> None:

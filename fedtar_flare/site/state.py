@@ -107,10 +107,11 @@ class SiteState:
 
     def add_answered(self, task: str, version: str) -> None:
         """Record that the site has answered a task of this round and step, and how often one of its kind."""
-        record = self._record(ANSWERED)
-        times = record.get(_TIMES, {})
-        times[task] = times.get(task, 0) + 1
-        write_json(self.folder / ANSWERED, record | {task: version, _TIMES: times}, PRIVATE)
+        with locked(self.folder / ANSWERED):
+            record = self._record(ANSWERED)
+            times = record.get(_TIMES, {})
+            times[task] = times.get(task, 0) + 1
+            write_json(self.folder / ANSWERED, record | {task: version, _TIMES: times}, PRIVATE)
 
     def require_left(self, task: str, header: TaskHeader) -> None:
         """Refuse (:class:`ExchangeError`) a task that the run has asked for too often: each answer tells something."""

@@ -1,9 +1,12 @@
 """A packed data set of pictures becomes a manifest with labels that a task can be made of."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from PIL import Image
 
+from fedtar_flare.curation import unpack as packed
 from fedtar_flare.curation.unpack import unpack
 from fedtar_flare.data.sources.manifest import read_manifest
 from fedtar_flare.errors import ConfigError
@@ -37,6 +40,18 @@ def test_a_part_of_a_file_that_is_sorted_by_class_has_every_class(tmp_path):
     by_class = np.array([[1], [1], [1], [0], [0]])
     found = unpack(pack(tmp_path / "x.npz", train_labels=by_class), tmp_path / "out", most=3)
     assert found.pictures == 5 and found.labels == {"class-0": 1, "class-1": 3, "class-2": 1}
+
+
+def test_an_archive_fills_neither_disk_nor_folder(tmp_path, monkeypatch):
+    file = pack(tmp_path / "x.npz")
+    monkeypatch.setattr(packed, "MOST", 6)
+    with pytest.raises(ConfigError, match="more than 6 pictures"):
+        unpack(file, tmp_path / "out")
+    assert unpack(file, tmp_path / "few", most=3).pictures == 5
+    monkeypatch.setattr(packed.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1_000))
+    with pytest.raises(ConfigError, match="are free there"):
+        unpack(file, tmp_path / "full")
+    assert not [path for place in ("out", "full") for path in (tmp_path / place).rglob("*.np*")]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The baselines at a site: pooled visits, the proximal term, and an adapter that stays."""
 
+import json
 from itertools import pairwise
 
 import pytest
@@ -13,6 +14,7 @@ from fedtar_flare.methods.fedavg_finetune import kept
 from fedtar_flare.methods.fedprox import ProximalLearner
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.protocol.messages import ok, version
+from fedtar_flare.site.accountant import PATIENT_FILE
 from fedtar_flare.site.guard import InboundTask, OutboundGuard
 
 
@@ -106,6 +108,15 @@ def test_fedprox_without_its_weight_and_scaffold_without_a_control_are_fedavg_to
 def test_control_variates_of_whole_parameters_are_refused_when_built():
     with pytest.raises(ConfigError, match=r"exchange.*adapter alone"):
         executor_of("scaffold", lora={"exchange": ["projection.*"]})
+
+
+def test_updates_of_the_fine_tuning_are_charged_too(hospital, home):
+    training = {"noise_multiplier": 2.0, "local_steps": 3, "batch_size": 4}
+    site, _, w = hospital("noisy", method="fedavg_finetune", training=training, finetune={"updates": 5})
+    site.train(w, 9, 1, "noisy")
+    site.close(w, 9, run_id="noisy")
+    [ledger] = home.rglob(PATIENT_FILE)
+    assert [updates for *_, updates in json.loads(ledger.read_text())["noisy"]] == [3, 5]
 
 
 def test_a_site_fine_tunes_once_after_the_last_round_and_keeps_that_beside_the_shared_adapter(hospital, tmp_path):

@@ -13,6 +13,8 @@ def test_schema_is_sorted_counts_and_round_trips():
     assert [name for name, _ in schema.shapes] == ["a", "b"] and schema.parameters == 10
     sent = schema.to_dict()
     assert ExchangeSchema.from_dict(sent | {"shapes": dict(reversed(sent["shapes"].items()))}) == schema
+    with pytest.raises(ExchangeError, match="more than 200000000 values"):
+        ExchangeSchema.from_dict(sent | {"shapes": {"a": [2**31] * 8}})  # 0 values, counted in 64 bits
     assert schema != ExchangeSchema.of(STATE)
 
 

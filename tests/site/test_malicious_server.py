@@ -188,6 +188,10 @@ def test_scores_are_told_of_one_set_of_weights_at_one_place_of_a_run(trained):
     for asked in (header, elsewhere):
         other, _ = trained.site.run(HANDSHAKE, asked, trained.w[0])
         assert other.status == "ok" and not {"scores", "scores_generic"} & set(other.payload)
+    later = trained.header(run, 0, 0, after=version(2, T), evaluate=True, member=True)
+    assert "scores" in trained.site.run(HANDSHAKE, later, trained.w[0])[0].payload
+    closed, _ = trained.site.close(trained.w[T], 2, evaluate=True, run_id=run)  # of a round, two sets were told
+    assert closed.status == "ok" and not {"scores", "scores_generic"} & set(closed.payload)
 
 
 def test_an_update_of_too_few_patients_does_not_leave(trained):

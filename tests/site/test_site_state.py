@@ -1,9 +1,11 @@
+import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -60,7 +62,10 @@ def test_answered_tasks_outlive_the_process_and_the_last_place_counts(state, tmp
     for task, place in (("handshake", (0, 0)), ("train", (1, 1)), ("train", (1, 2))):
         SiteState(tmp_path, "run", "site-1").add_answered(task, version(*place))
     assert state.answered() == {"handshake": "0000-00", "train": "0001-02"} and state.versions() == ["0000-00"]
+    with ThreadPoolExecutor(8) as pool:
+        [*pool.map(lambda _: state.add_answered("train", version(1, 2)), range(60))]
     file = state.folder / "tasks.json"
+    assert json.loads(file.read_text())["how often"] == {"handshake": 1, "train": 62}, "each of two processes counts"
     assert file.stat().st_mode & 0o077 == 0
     file.write_text("[]")
     with pytest.raises(StateError, match=r"tasks\.json"):

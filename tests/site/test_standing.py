@@ -72,6 +72,7 @@ def test_a_job_has_one_run_and_another_job_gets_it_by_resuming_alone(asked, kit)
         ({"time_steps": T + 1}, {}, f"time_steps {T + 1} (so far {T})"),
         ({}, {"data": {"alignment": "period", "periods": ["2020-01-02"]}}, "timeline period 2020-01-02"),
         ({}, {"data": {"min_cell": 2}}, "min_cell 2 (so far 1)"),
+        ({"score": "all"}, {}, "score all (so far test)"),
     ],
 )
 def test_cells_that_an_earlier_job_divided_otherwise_wait_for_the_site_s_word(asked, kit, header, settings, words):
