@@ -56,7 +56,8 @@ def add_command(
     with_json: bool = True,
 ) -> argparse.ArgumentParser:
     """Add the command that a function runs; it has the function's name, and its docstring is the description."""
-    command = commands.add_parser(run.__name__.replace("_", "-"), help=summary, description=run.__doc__, epilog=epilog)
+    name = run.__name__.rstrip("_").replace("_", "-")
+    command = commands.add_parser(name, help=summary, description=run.__doc__, epilog=epilog)
     command.set_defaults(run=run)
     if with_json:
         command.add_argument("--json", action="store_true", help="print the result as JSON")

@@ -62,6 +62,9 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("-j", "--workers", type=int, default=1, help="runs at the same time (default 1)")
     command.add_argument("--only", action="append", default=[], metavar="ARM", help="this arm alone; may be repeated")
     command.add_argument("--page", action="store_true", help="run nothing: write the page of what is done")
+    add_repeated(command, "--against", "ARM", "compare with this arm, not the suite's references; may be repeated")
+    of_drawn = "what the tables of every metric draw (default: as the suite says, else patients)"
+    command.add_argument("--drawn", choices=("patients", "studies"), help=of_drawn)
 
     command = add_command(commands, methods, "list the installed methods")
 
@@ -167,7 +170,8 @@ def compare(arguments: argparse.Namespace) -> int:
 
     if arguments.workers < 1:
         raise ConfigError(f"--workers must be at least 1, not {arguments.workers}")
-    suite = read_suite(arguments.suite)
+    changed = {"references": tuple(arguments.against), "drawn": arguments.drawn}
+    suite = read_suite(arguments.suite).replace(**{name: value for name, value in changed.items() if value})
     if odd := sorted(set(arguments.only) - set(suite.arms)):
         raise ConfigError(f"--only {odd[0]}: the suite's arms are {', '.join(suite.arms)}")
     planned = experiments(suite)

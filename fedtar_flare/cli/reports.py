@@ -4,8 +4,9 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from fedtar_flare.cli.commands import PRESETS, Commands, add_command, add_repeated, given, grouped, show
+from fedtar_flare.cli.commands import PRESETS, Commands, add_command, add_group, add_repeated, given, grouped, show
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import write_json
 
@@ -38,10 +39,21 @@ def add_commands(commands: Commands) -> None:
 
     command = add_command(commands, score, "label a run's reports again, and say precision, recall and F1 of classes")
     command.add_argument("state", type=Path, help="the site's state of that run: <state folder>/<run id>/<site>")
-    command.add_argument("--labeler", choices=("chexpert-rules", "ctrate-rules"), required=True, help="and its classes")
+    which = "chexpert-rules, ctrate-rules, the folder of 'fedtar labeler import', or chexbert or radbert, whose labels "
+    command.add_argument("--labeler", required=True, help=f"{which}the run kept where the site file names one")
+    command.add_argument("--against", type=Path, help="state of another run on the same reports, to compare with")
+    command.add_argument("--drawn", choices=("patients", "studies"), default="patients", help="what --against draws")
     command.add_argument("--doubts", action="store_true", help="what a report doubts counts as positive too")
     command.add_argument("--round", type=int, help="default: the last one that was scored")
     command.add_argument("--shared", action="store_true", help="reports of the shared adapter alone")
+
+    group = add_group(commands, "labeler", "neural labelers of reports, for clinical efficacy (CheXbert, RadBERT)")
+    command = add_command(group, import_, "read a published checkpoint, and write the folder that a site file names")
+    command.add_argument("file", type=Path, help="chexbert.pth, or CT-RATE's RadBertClassifier.pth")
+    command.add_argument("-o", "--out", type=Path, required=True, help="folder to write")
+    command.add_argument("--kind", choices=("chexbert", "radbert"), help="default: by the names of its tensors")
+    of_encoder = "config.json and the tokenizer of bert-base-uncased or RadBERT-RoBERTa-4m (default: FILE's folder)"
+    command.add_argument("--tokenizer", type=Path, metavar="FOLDER", help=of_encoder)
 
     command = add_command(commands, warmstart, "pre-train a report generator on studies, or on reports alone")
     for option, what in (
@@ -132,29 +144,63 @@ def _text_of(path: Path) -> str:
 
 
 def score(arguments: argparse.Namespace) -> None:
-    """Label all generated reports that a site kept of a run, and their references, by rules, and compare the labels:
-    precision, recall and F1 by micro, macro and example average, and of each class. The numbers are for the site: they
-    are not guarded by a minimum cell.
+    """Label all generated reports that a site kept of a run, and their references, and compare the labels: precision,
+    recall and F1 by micro, macro and example average, and of each class. With --against, every score's difference to
+    another run, with its interval and tests. The numbers are for the site: no minimum cell guards them.
     """
-    from fedtar_flare.learning.evaluation import report_texts
-    from fedtar_flare.metrics.label_scores import CERTAIN, CERTAIN_OR_NOT, label_counts_of_texts
-    from fedtar_flare.metrics.report_labels import rule_labeler
+    from fedtar_flare.metrics.label_scores import CERTAIN, CERTAIN_OR_NOT, label_counts
+    from fedtar_flare.metrics.report_labels import classes_of
 
-    rows = report_texts(arguments.state, arguments.round, personal=not arguments.shared)
-    counts = label_counts_of_texts(
-        rule_labeler(arguments.labeler),
-        *([row[key] for row in rows] for key in ("reference", "text")),
-        positive=CERTAIN_OR_NOT if arguments.doubts else CERTAIN,
-    )
+    name, rows = _labelled(arguments, arguments.state)
     positive = "stated or doubted" if arguments.doubts else "stated"
+    kinds = CERTAIN_OR_NOT if arguments.doubts else CERTAIN
+    counts = label_counts(classes_of(name), [row["labels"][name] for row in rows], kinds)
     averages, classes = counts.averages(), counts.of_classes()
-    lines = [f"{len(rows)} reports, {arguments.labeler}, positive: {positive}"]
+    every: list[tuple[str, Any]] = [*averages.items(), *classes.items()]
+    lines = [f"{len(rows)} reports, {name}, positive: {positive}"]
     lines += [f"{'':<34}{'precision':>10}{'recall':>8}{'F1':>8}{'n':>7}"]
-    for name, one in (averages | classes).items():
+    for title, one in every:
         values = ["-" if (value := one[key]) is None else f"{value:.3f}" for key in ("precision", "recall", "f1")]
-        lines.append(f"{name:<34}{values[0]:>10}{values[1]:>8}{values[2]:>8}{one.get('n', ''):>7}")
+        lines.append(f"{title:<34}{values[0]:>10}{values[1]:>8}{values[2]:>8}{one.get('n', ''):>7}")
     data = {"reports": len(rows), "positive": positive, "averages": averages, "classes": classes}
+    if arguments.against:
+        from fedtar_flare.suite.against import every_metric
+        from fedtar_flare.suite.tables import every_metric as table_of
+
+        found = every_metric("", [(rows, _labelled(arguments, arguments.against)[1])], arguments.drawn)
+        table = table_of(found, {"": str(arguments.state)}, "", arguments.drawn)
+        data["against"] = [one._asdict() for one in found]
+        lines += ["", table.title, "  ".join(table.head), *("  ".join(row) for row in table.rows)]
     show(arguments, data, *lines)
+
+
+def _labelled(arguments: argparse.Namespace, state: Path) -> tuple[str, list[dict[str, Any]]]:
+    """A labeler's name, and a state's reports with the labels that it reads off them."""
+    from fedtar_flare.learning.evaluation import report_texts
+    from fedtar_flare.learning.report_labeler import ReportLabeler
+    from fedtar_flare.metrics.report_labels import NEURAL
+    from fedtar_flare.metrics.reports import Labelled
+
+    rows, name = report_texts(state, arguments.round, personal=not arguments.shared), arguments.labeler
+    if name in NEURAL:
+        if not all(name in row.get("labels", ()) for row in rows):
+            raise ConfigError(f"the run has kept no labels by {name}: name the folder of 'fedtar labeler import'")
+        return name, rows
+    sides = [[row[key] for row in rows] for key in ("reference", "text")]
+    by = Labelled.by_rules(name) if name in NEURAL.values() else ReportLabeler(Path(name)).read(sides[0], sides[1])
+    for row in rows:
+        row["labels"] = {by.labeler: [by.code(row["reference"]), by.code(row["text"])]}
+    return by.labeler, rows
+
+
+def import_(arguments: argparse.Namespace) -> None:
+    """Read a checkpoint of CheXbert or RadBERT as it is published, without running any code in it, and write what
+    'labeler: FOLDER' of a site file names. Nothing is fetched.
+    """
+    from fedtar_flare.learning.report_labeler import import_labeler
+
+    about = import_labeler(arguments.file, arguments.out, arguments.kind, arguments.tokenizer)
+    show(arguments, {"labeler": str(arguments.out), **about}, f"{arguments.out}: {about['kind']}")
 
 
 def warmstart(arguments: argparse.Namespace) -> None:

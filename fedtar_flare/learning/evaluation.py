@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,14 @@ from fedtar_flare.metrics.clinical import finding_counts
 from fedtar_flare.metrics.language import bleu_of_sums, clean, language_statistics
 from fedtar_flare.metrics.registry import scores_of
 from fedtar_flare.metrics.report_labels import rules_for
-from fedtar_flare.metrics.reports import Reports
+from fedtar_flare.metrics.reports import Labelled, Reports
 
 REPORT_SCORES = "report-scores-"
 """How the files begin that hold scores of single reports."""
+Texts = Sequence[str]
+Losses = Sequence[float]
+Labels = Labelled | None
+"""What the site's neural labeler reads off both texts."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Evaluated:
 
 
 def cells(
-    samples: Sequence[Sample], texts: Sequence[str], losses: Sequence[float], time_steps: int, min_cell: int
+    samples: Sequence[Sample], texts: Texts, losses: Losses, time_steps: int, min_cell: int, labels: Labels = None
 ) -> dict[str, Any]:
     """Scores per time step and over all steps.
 
@@ -59,7 +63,7 @@ def cells(
     shown = [i for chosen in full.values() for i in chosen]
     scores: dict[str, Any] = {"steps": steps, "all": {"n": sum(step["n"] for step in steps.values())}}
     if shown:
-        over_all = reports_of(samples, texts, losses, shown, min_cell)
+        over_all = replace(reports_of(samples, texts, losses, shown, min_cell), labelled=labels)
         n = scores["all"]["n"]
         scores["all"] |= scores_of(over_all, min_cell=min_cell, n=n)
         scores["findings"] = finding_scores(over_all, min_cell)
@@ -73,7 +77,7 @@ def cells(
 
 
 def reports_of(
-    samples: Sequence[Sample], texts: Sequence[str], losses: Sequence[float], chosen: Sequence[int], least: int = 1
+    samples: Sequence[Sample], texts: Texts, losses: Losses, chosen: Sequence[int], least: int = 1
 ) -> Reports:
     """The ``chosen`` visits' reports; the truth is what was planted where the source knows it, else the references'."""
     visits, generated = [samples[i].visit for i in chosen], [texts[i] for i in chosen]
@@ -129,7 +133,7 @@ def finding_scores(reports: Reports, min_cell: int) -> dict[str, dict[str, dict[
 
 
 def report_rows(
-    samples: Sequence[Sample], texts: Sequence[str], losses: Sequence[float], *, personal: bool
+    samples: Sequence[Sample], texts: Texts, losses: Losses, *, personal: bool, labels: Labels = None
 ) -> list[dict[str, Any]]:
     """Each report with its reference, its scores by itself, and what it adds to the scores of a corpus.
 
@@ -138,10 +142,11 @@ def report_rows(
     report in :class:`~fedtar_flare.metrics.language.LanguageStatistics` (``cider`` with the document frequencies of
     these references); ``findings`` (the truth) and ``findings_in_text``, sorted, and ``changes`` and
     ``changes_in_text``, pairs of a finding and what became of it since the visit before; None where the truth is not
-    known.
+    known; and ``labels``, by labeler what is read off the reference and off the text (:func:`.label_code`).
     """
     if not samples:
         return []
+    readers = [Labelled.by_rules(rules_for(samples[0].visit.modality)), *filter(None, [labels])]
     statistics = language_statistics(
         [[clean(sample.visit.report).split()] for sample in samples], [clean(text).split() for text in texts]
     )
@@ -168,6 +173,7 @@ def report_rows(
                 "findings_in_text": None if visit.findings is None else sorted(reader.stated(text)),
                 "changes": None if visit.changes is None else sorted(map(list, visit.changes)),
                 "changes_in_text": None if visit.changes is None else sorted(map(list, reader.changes(text))),
+                "labels": {one.labeler: [one.code(visit.report), one.code(text)] for one in readers},
             }
         )
     return rows

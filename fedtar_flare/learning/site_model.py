@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -40,6 +41,8 @@ from fedtar_flare.progress import Progress
 if TYPE_CHECKING:
     from peft import PeftModel
 
+    from fedtar_flare.learning.report_labeler import ReportLabeler
+
 logger = logging.getLogger(__name__)
 EVALUATION_BATCH = 32
 
@@ -71,6 +74,8 @@ class SiteModel:
     """The last time step that has been learnt from, where visits arrive step by step; None: all have."""
     ranks: Ranks = ALONE
     """The processes that share a batch, or the reports to write; may be replaced between tasks."""
+    report_labeler: ReportLabeler | None = None
+    """The site's own, for clinical efficacy."""
 
     def __init__(
         self,
@@ -322,8 +327,12 @@ class SiteModel:
             loss_of[False], text_of[False] = loss_of[True], text_of[True]
         losses = {p: [loss_of[p][i] for i in range(len(samples))] for p in passes}
         texts = {p: [text_of[p][sample.visit] for sample in samples] for p in passes}
-        scores = {p: cells(samples, texts[p], losses[p], self.cohort.time_steps, min_cell) for p in passes}
-        rows = [row for p in passes for row in report_rows(samples, texts[p], losses[p], personal=p)]
+        labelled, steps = None, self.cohort.time_steps
+        if self.report_labeler is not None and not self.ranks.rank:
+            references = [sample.visit.report for sample in samples]
+            labelled = self.report_labeler.read(references, chain(*texts.values()), self.checkpoint)
+        scores = {p: cells(samples, texts[p], losses[p], steps, min_cell, labelled) for p in passes}
+        rows = [row for p in passes for row in report_rows(samples, texts[p], losses[p], personal=p, labels=labelled)]
         return Evaluated(scores[True], scores.get(False), rows, samples, texts[True])
 
     @contextmanager

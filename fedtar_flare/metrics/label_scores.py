@@ -1,18 +1,23 @@
 """Agreement of labels: precision, recall and F1 of classes between two lists of labelled reports."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtar_flare.data.minimum_cell import full_cells, round_share
 from fedtar_flare.errors import DataError
-from fedtar_flare.metrics.pairs import require_pairs
 
 Array = NDArray[np.float64]
 Labels = Mapping[str, str]
 """Class to ``positive``, ``negative``, ``uncertain`` or ``blank``."""
+Average = Literal["micro", "macro", "example"]
+Metric = Literal["precision", "recall", "f1"]
+AVERAGES: tuple[Average, ...] = ("micro", "macro", "example")
+METRICS: tuple[Metric, ...] = ("precision", "recall", "f1")
 
 CERTAIN = frozenset({"positive"})
 """Only what is stated counts as positive."""
@@ -48,65 +53,71 @@ class LabelCounts:
             }
         return scores
 
-    def micro_f1(self) -> float | None:
-        """F1 over all (report, class) pairs; None where no class is positive on any side."""
-        total = float(self.named.sum() + self.there.sum())
-        return 2 * float(self.hits.sum()) / total if total else None
+    def parts(self, metric: Metric) -> tuple[Array, Array]:
+        """Numerator and denominator of a metric, both (N, K)."""
+        if metric == "f1":
+            return 2 * self.hits, self.named + self.there
+        return self.hits, self.named if metric == "precision" else self.there
 
-    def averages(self) -> dict[str, dict[str, float]]:
+    def averages(self, least: int = 1) -> dict[Average, dict[Metric, float]]:
         """``precision``, ``recall`` and ``f1`` by ``micro``, ``macro`` and ``example`` average.
 
         Micro: over all (report, class) pairs. Macro: the mean of the classes that are positive on any side. Example:
         the mean of the reports; one of which no class is positive on either side counts as 1. What is undefined
-        otherwise (no class named, none there) counts as 0.
+        otherwise (no class named, none there) counts as 0. With a minimum cell ``least``, shares of classes are rounded
+        each by its own number of reports, since one report moves them by more than 1 / N.
         """
-        sums = self.hits, self.named, self.there
-        total, by_class, by_report = ([one.sum(axis=axis) for one in sums] for axis in (None, 0, 1))
-        found = by_class[1] + by_class[2] > 0
-        means = {"micro": _agreement(*total), "macro": _agreement(*(one[found] for one in by_class))}
-        means["example"] = _agreement(*by_report)
-        empty = by_report[1] + by_report[2] == 0
-        means["example"] = {name: np.where(empty, 1.0, values) for name, values in means["example"].items()}
-        return {
-            kind: {name: float(np.mean(values)) if np.size(values) else 0.0 for name, values in scores.items()}
-            for kind, scores in means.items()
-        }
+        found, something = ((self.named + self.there).sum(axis=axis) > 0 for axis in (0, 1))
+        means: dict[Average, dict[Metric, float]] = {kind: {} for kind in AVERAGES}
+        for metric in METRICS:
+            above, below = self.parts(metric)
+            pairs = 2 if metric == "f1" else 1
+
+            def rounded(a: float, b: float, pairs: int = pairs) -> float:
+                return round_share(a / max(b, 1), int(b) // pairs, least)
+
+            of_classes = [rounded(*one) for one in zip(above.sum(0)[found], below.sum(0)[found], strict=True)]
+            means["micro"][metric] = float(rounded(above.sum(), below.sum()))
+            means["macro"][metric] = float(np.mean(of_classes or [0.0]))
+            of_reports = np.where(something, above.sum(1) / np.maximum(below.sum(1), 1), 1.0)
+            means["example"][metric] = float(of_reports.mean())
+        return means
+
+    def guarded(self, patients: Sequence[str], least: int) -> Self:
+        """Without classes that fewer than ``least`` patients have; one that fewer patients' reports name is not named.
+
+        Drafts that name a class of one patient's alone would tell by a precision whether that patient has it.
+        """
+
+        def full(side: Array) -> set[int]:
+            return full_cells(((k, patients[i]) for i, k in np.argwhere(side).tolist()), least)
+
+        if least == 1:
+            return self
+        kept, named = sorted(full(self.there)), full(self.named)
+        said = np.array([k in named for k in kept])
+        classes = tuple(self.classes[k] for k in kept)
+        hits, there = self.hits[:, kept], self.there[:, kept]
+        return type(self)(classes, hits * said, self.named[:, kept] * said, there)
 
 
-def _agreement(hits: Array, named: Array, there: Array) -> dict[str, Array]:
-    return {
-        "precision": hits / np.maximum(named, 1),
-        "recall": hits / np.maximum(there, 1),
-        "f1": 2 * hits / np.maximum(named + there, 1),
-    }
+def label_code(labels: Labels) -> str:
+    """Labels as one text, a letter for each class in its order: the first of ``positive`` and so on."""
+    return "".join(label[0] for label in labels.values())
 
 
 def label_counts(
-    truth: Sequence[Labels], predicted: Sequence[Labels], *, positive: AbstractSet[str] = CERTAIN
+    classes: Sequence[str], reports: Sequence[Sequence[str]], positive: AbstractSet[str] = CERTAIN
 ) -> LabelCounts:
-    """Counts of agreement of N reports' labels; ``positive`` is :data:`CERTAIN` or :data:`CERTAIN_OR_NOT`.
+    """Agreement of N reports: of each the codes (:func:`label_code`) of the reference and of the generated text.
 
-    DataError: ``no-reports``, ``unequal-lengths``, or ``unequal-classes``.
+    ``positive`` is :data:`CERTAIN` or :data:`CERTAIN_OR_NOT`. DataError: ``no-reports``, ``unequal-classes``.
     """
-    require_pairs(truth, predicted)
-    classes = tuple(truth[0])
-    if any(set(labels) != set(classes) for labels in (*truth, *predicted)):
+    if not reports:
+        raise DataError("there is no report to score", reason="no-reports")
+    if any(len(code) != len(classes) for codes in reports for code in codes):
         raise DataError("every report must be labelled with the same classes", reason="unequal-classes")
-    there, named = (
-        np.array([[labels[name] in positive for name in classes] for labels in side], dtype=np.float64)
-        for side in (truth, predicted)
-    )
-    return LabelCounts(classes, there * named, named, there)
-
-
-def label_counts_of_texts(
-    labeler: Callable[[str], Labels],
-    references: Sequence[str],
-    hypotheses: Sequence[str],
-    *,
-    positive: AbstractSet[str] = CERTAIN,
-) -> LabelCounts:
-    """The same for generated reports against references, both labelled by ``labeler``."""
-    return label_counts(
-        [labeler(text) for text in references], [labeler(text) for text in hypotheses], positive=positive
-    )
+    letters = {label[0] for label in positive}
+    found = np.array([[[one in letters for one in code] for code in codes] for codes in reports], dtype=np.float64)
+    there, named = found[:, 0], found[:, 1]
+    return LabelCounts(tuple(classes), there * named, named, there)

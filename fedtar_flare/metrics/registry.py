@@ -8,6 +8,7 @@ from functools import partial
 from fedtar_flare.data.minimum_cell import enough, round_loss, round_share, winsorised_mean
 from fedtar_flare.metrics.alarms import identical_share, length_ratio, mismatched_share
 from fedtar_flare.metrics.grades import Part
+from fedtar_flare.metrics.label_scores import AVERAGES, METRICS, Average, Metric
 from fedtar_flare.metrics.reports import Reports
 
 LANGUAGE, FINDINGS, CONTENT = "Language", "Findings", "Classes, change and repetition"
@@ -33,7 +34,7 @@ class Score:
     by_step: bool = False
     """Computed at each time step too, not over all steps alone."""
     needs: str = ""
-    """What reports must have besides the texts: ``findings``, or the rule-based labeler of this name."""
+    """What reports must have besides the texts: ``findings``, or the labels of the labeler of this name."""
     concerned: Callable[[Reports], AbstractSet[str]] | None = None
     """Patients on whose reports the value rests, where these are not all: without a minimum cell of them it is None."""
     rounding: Callable[[float, int, int], float] = round_share
@@ -57,6 +58,24 @@ def _findings(name: str, label: str, curve: bool = True) -> Score:
 def _graded(name: str, part: Part) -> Score:
     concerned, of_part = partial(Reports.graded, part=part), partial(Reports.accuracy, part=part)
     return Score(name, f"{part} right", of_part, unit="% of findings", concerned=concerned, group=GRADES)
+
+
+EFFICACY: dict[str, tuple[str, Average, Metric, bool]] = {
+    f"{labeler}{how}_{average}_{metric}": (labeler, average, metric, how == "_uncertain_positive")
+    for labeler, how in (("chexbert", "_uncertain_negative"), ("chexbert", "_uncertain_positive"), ("radbert", ""))
+    for average in AVERAGES
+    for metric in METRICS
+}
+"""Clinical efficacy by name: labeler, average, metric, and whether what is uncertain counts as positive (RadBERT labels
+nothing as uncertain)."""
+
+
+def _efficacy(name: str, labeler: str, average: Average, metric: Metric, uncertain: bool) -> Score:
+    model = {"chexbert": "CheXbert", "radbert": "RadBERT"}[labeler]
+    how = f" (uncertain is {'positive' if uncertain else 'negative'})" if "uncertain" in name else ""
+    of = partial(Reports.efficacy, average=average, metric=metric, uncertain=uncertain)
+    label, group = f"{model} {average} {metric.replace('f1', 'F1')}{how}", f"Clinical efficacy by {model}{how}"
+    return Score(name, label, of, needs=labeler, group=group)
 
 
 SCORES = {
@@ -98,6 +117,7 @@ SCORES = {
         _graded("change_accuracy", "change"),
         Score("chexpert_rules_f1", "CheXpert classes F1 (rules)", lambda r: r.class_f1, needs="chexpert-rules"),
         Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)", lambda r: r.class_f1, needs="ctrate-rules"),
+        *(_efficacy(name, *one) for name, one in EFFICACY.items()),
         Score(
             "finding_change_micro_f1",
             "changes named F1",

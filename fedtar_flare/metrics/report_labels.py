@@ -33,6 +33,16 @@ def rule_labeler(name: RuleLabels) -> RuleLabeler:
     )
 
 
+NEURAL: dict[str, RuleLabels] = {"chexbert": "chexpert-rules", "radbert": "ctrate-rules"}
+"""Labelers that are neural models, each with the rules of the same classes."""
+
+
+def classes_of(name: str) -> tuple[str, ...]:
+    """A labeler's classes, in the order of its labels; ``No Finding`` is CheXbert's last."""
+    names = rule_labeler(NEURAL.get(name, name)).names
+    return (*names[1:], names[0]) if name == "chexbert" else names
+
+
 def rules_for(modality: Modality) -> RuleLabels:
     """Name of the labeler whose classes are usual for reports on such images."""
     return "ctrate-rules" if modality == "ct" else "chexpert-rules"

@@ -1,10 +1,10 @@
 """Generated reports with their references: what every score is computed on, each shared part once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -12,14 +12,39 @@ from fedtar_flare.data.minimum_cell import full_cells
 from fedtar_flare.errors import DataError
 from fedtar_flare.metrics.clinical import finding_f1, known_and_new
 from fedtar_flare.metrics.grades import Grade, Part, grade
-from fedtar_flare.metrics.label_scores import label_counts_of_texts
+from fedtar_flare.metrics.label_scores import (
+    CERTAIN,
+    CERTAIN_OR_NOT,
+    Average,
+    LabelCounts,
+    Metric,
+    label_code,
+    label_counts,
+)
 from fedtar_flare.metrics.labeler import RuleLabeler
 from fedtar_flare.metrics.language import clean, language_scores
-from fedtar_flare.metrics.report_labels import RuleLabels, rule_labeler
+from fedtar_flare.metrics.report_labels import RuleLabels, classes_of, rule_labeler
 from fedtar_flare.metrics.temporal import VisitReport, claimants, contradictions
 
 _SIDES = (("right", "missed"), ("right", "missed", "invented"))
 """How findings are graded that the reference states, and that either text states."""
+
+
+class Labelled(NamedTuple):
+    """What a labeler of this name reads off texts: ``code`` is a text's, as :func:`.label_code` writes it."""
+
+    labeler: str
+    code: Callable[[str], str]
+
+    @classmethod
+    def by_rules(cls, name: RuleLabels) -> Self:
+        """By the rules of this name."""
+        return cls(name, lambda text: label_code(rule_labeler(name)(text)))
+
+    def counts(self, references: Sequence[str], drafts: Sequence[str], positive: AbstractSet[str]) -> LabelCounts:
+        """Agreement of drafts with their references."""
+        codes = [(self.code(one), self.code(other)) for one, other in zip(references, drafts, strict=True)]
+        return label_counts(classes_of(self.labeler), codes, positive)
 
 
 @dataclass(frozen=True)
@@ -48,11 +73,12 @@ class Reports:
     least: int = 1
     """Fewest patients who must have a finding, a class or a change for it to count in a score of these: reports that
     all name a rare one would count those who have it."""
+    labelled: Labelled | None = None
 
     def __post_init__(self) -> None:
         if not self.patients:
             raise DataError("there is no report to score", reason="no-reports")
-        others = ("rules", "known", "labeler", "least")
+        others = ("rules", "known", "labeler", "least", "labelled")
         given = {name: len(column) for name, column in vars(self).items() if name not in others}
         if len(set(given.values())) > 1:
             raise DataError(f"reports need an entry each of everything, not {given}", reason="unequal-lengths")
@@ -60,7 +86,8 @@ class Reports:
     @property
     def available(self) -> set[str]:
         """What a score of the registry may need besides the texts."""
-        return {self.rules} if self.known is None else {self.rules, "findings"}
+        neural = {self.labelled.labeler} if self.labelled else set()
+        return {self.rules, *neural} if self.known is None else {self.rules, *neural, "findings"}
 
     @cached_property
     def language(self) -> dict[str, float]:
@@ -73,9 +100,21 @@ class Reports:
     @cached_property
     def class_f1(self) -> float | None:
         """Micro F1 of the classes that the rules read off both texts."""
-        counts = label_counts_of_texts(rule_labeler(self.rules), self.references, self.generated)
+        counts = Labelled.by_rules(self.rules).counts(self.references, self.generated, CERTAIN)
         sides = ([{*np.flatnonzero(row).tolist()} for row in side] for side in (counts.there, counts.named))
         return finding_f1(*self.counted(*sides))["finding_f1"]
+
+    @cached_property
+    def _efficacy(self) -> list[dict[Average, dict[Metric, float]] | None]:
+        """Averages of the neural labeler's classes, with what is uncertain as negative and as positive."""
+        assert self.labelled is not None
+        found = [self.labelled.counts(self.references, self.generated, one) for one in (CERTAIN, CERTAIN_OR_NOT)]
+        guarded = [counts.guarded(self.patients, self.least) for counts in found]
+        return [counts.averages(self.least) if counts.classes else None for counts in guarded]
+
+    def efficacy(self, average: Average, metric: Metric, uncertain: bool) -> float | None:
+        """Clinical efficacy by the neural labeler; None where no class is of enough patients."""
+        return means[average][metric] if (means := self._efficacy[uncertain]) else None
 
     @property
     def change_f1(self) -> float | None:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtar_flare.errors import DataError
+from fedtar_flare.metrics.label_scores import Average, LabelCounts, Metric
 from fedtar_flare.metrics.language import LanguageStatistics, bleu_of_sums
 
 Array = NDArray[np.float64]
@@ -94,6 +95,22 @@ def f1_score(patients: Sequence[Any], hits: ArrayLike, named: ArrayLike, there: 
     return patient_sums(patients, np.stack([two_hits, total], axis=1), _ratio)
 
 
+def label_score(patients: Sequence[Any], counts: LabelCounts, average: Average, metric: Metric) -> PatientSums:
+    """Precision, recall or F1 of labels, as :meth:`.LabelCounts.averages` has them; nan where nothing is positive."""
+    parts = [*counts.parts(metric), counts.there + counts.named]
+    if average != "macro":
+        parts = [part.sum(axis=1, keepdims=True) for part in parts]
+    if average == "example":
+        above, below, found = parts
+        return mean_score(patients, np.where(found > 0, above / np.maximum(below, 1), 1.0)[:, 0])
+
+    def mean(sums: Array) -> Array:
+        above, below, found = np.split(sums, 3, axis=1)
+        return _ratio(np.stack([(above / np.maximum(below, 1)).sum(axis=1), (found > 0).sum(axis=1)], axis=1))
+
+    return patient_sums(patients, np.concatenate(parts, axis=1), mean)
+
+
 def bleu_score(patients: Sequence[Any], statistics: LanguageStatistics, n: int = 4) -> PatientSums:
     """Corpus BLEU-n, which is no mean over reports."""
     lengths = np.stack([statistics.hypothesis_length, statistics.reference_length], axis=1)
@@ -120,46 +137,47 @@ class Interval(NamedTuple):
 class Comparison(NamedTuple):
     """System A against system B on the same patients.
 
-    ``difference`` is A - B with its interval; ``p`` is two-sided; ``win_rate`` the share of patients for whom A scores
-    higher, ties half.
+    ``difference`` is A - B with its interval; ``p`` is two-sided; ``win_rate`` is the share of patients, and
+    ``replicates_won`` that of bootstrap replicates, in which A scores better, ties half.
     """
 
-    a: Interval
-    b: Interval
     difference: Interval
     p: float
     win_rate: float
-
-
-def bootstrap(sums: PatientSums, *, replicates: int = REPLICATES, seed: int = SEED) -> Interval:
-    """Percentile interval over patients drawn with replacement; a replicate without a defined score is left out."""
-    values = [sums.score(weights @ sums.sums) for weights in _draws(len(sums), replicates, seed)]
-    return _interval(sums.value(), np.concatenate(values))
+    replicates_won: float
 
 
 def compare(
-    a: PatientSums, b: PatientSums, *, replicates: int = REPLICATES, seed: int = SEED, higher_is_better: bool = True
+    a: Sequence[PatientSums],
+    b: Sequence[PatientSums],
+    *,
+    replicates: int = REPLICATES,
+    seed: int = SEED,
+    higher_is_better: bool = True,
 ) -> Comparison:
-    """Compare two systems on the same patients: each replicate draws the same patients for both.
+    """Compare two systems on the same patients, seed by seed: each replicate draws the same patients for both.
 
+    The interval is :func:`over_seeds`'; all else is of the patients of all seeds together.
     ``p`` is that of a paired permutation test: under the null hypothesis each patient's results may be exchanged
     between the systems. All 2^P exchanges are tried where they are no more than ``replicates``; else as many random
     ones, with p = (1 + at least as extreme) / (1 + replicates). ``higher_is_better`` decides which system wins a
-    patient. DataError ``unequal-patients`` where the systems did not report on the same patients.
+    patient or a replicate. DataError as :func:`over_seeds` raises it.
     """
-    if a.patients != b.patients:
-        raise DataError("both systems must have reported on the same patients", reason="unequal-patients")
-    draws = [(a.score(w @ a.sums), b.score(w @ b.sums)) for w in _draws(len(a), replicates, seed)]
-    of_a, of_b = (np.concatenate(side) for side in zip(*draws, strict=True))
-    observed = a.value() - b.value()
-    each = np.nan_to_num(a.of_each() - b.of_each()) * (1 if higher_is_better else -1)
-    return Comparison(
-        a=_interval(a.value(), of_a),
-        b=_interval(b.value(), of_b),
-        difference=_interval(observed, of_a - of_b),
-        p=_permutation_p(a, b, observed, replicates, seed),
-        win_rate=float(((each > 0) + 0.5 * (each == 0)).mean()),
-    )
+    value, drawn = _over_seeds(a, b, replicates, seed)
+    one, other = _pooled(a), _pooled(b)
+
+    def won(gains: Array) -> float:
+        gains = np.nan_to_num(gains) * (1 if higher_is_better else -1)
+        return float(((gains > 0) + 0.5 * (gains == 0)).mean())
+
+    p = _permutation_p(one, other, one.value() - other.value(), replicates, seed)
+    return Comparison(_interval(value, drawn), p, won(one.of_each() - other.of_each()), won(drawn))
+
+
+def _pooled(runs: Sequence[PatientSums]) -> PatientSums:
+    """Patients of several seeds as one group."""
+    names = tuple((i, name) for i, run in enumerate(runs) for name in run.patients)
+    return PatientSums(names, np.concatenate([run.sums for run in runs]), runs[0].score)
 
 
 def _permutation_p(a: PatientSums, b: PatientSums, observed: float, replicates: int, seed: int) -> float:
@@ -204,6 +222,13 @@ def over_seeds(
     the draw: patients that are hard are hard for all. Otherwise each drawn seed draws patients of its own. DataError:
     ``no-reports`` without any run; ``unequal-lengths`` or ``unequal-patients`` for runs not in pairs.
     """
+    return _interval(*_over_seeds(runs, against, replicates, seed))
+
+
+def _over_seeds(
+    runs: Sequence[PatientSums], against: Sequence[PatientSums] | None, replicates: int, seed: int
+) -> tuple[float, Array]:
+    """The value, and that of each replicate (R,)."""
     if not runs:
         raise DataError("there is no run to combine", reason="no-reports")
     if against is not None and len(against) != len(runs):
@@ -222,7 +247,7 @@ def over_seeds(
         for slot in range(len(runs)):
             drawn = _replicates(run, other, replicates, (seed, 3, slot, s))
             totals += np.where(chosen[:, slot] == s, drawn, 0.0)
-    return _interval(value, totals / len(runs))
+    return value, totals / len(runs)
 
 
 def _replicates(run: PatientSums, other: PatientSums | None, replicates: int, seed: Any) -> Array:

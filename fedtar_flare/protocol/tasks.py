@@ -17,7 +17,12 @@ PARAMETERS = Group(WHOLE_PARAMETERS, "averaged", (), "parameters of the base mod
 
 PRIVACY = Field("privacy", "tree", "epsilon, delta and budget of a site's privacy filter", length=1_000, public=True)
 SCORES = (
-    Field("scores", "tree", "scores of test reports per time step and finding, with the personal part", length=40_000),
+    Field(
+        "scores",
+        "tree",
+        "scores of test reports by step, finding and labeler, with the personal part",
+        length=40_000,
+    ),
     Field("scores_generic", "tree", "the same without the personal part", length=40_000),
 )
 

@@ -23,6 +23,7 @@ from fedtar_flare.runtime.site_executor import SiteExecutor, no_state, seed_of
 from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_exchange, require_start
 from fedtar_flare.settings import Settings, build
 from fedtar_flare.site.admission import JobRequest
+from fedtar_flare.site.cohort import labeler_of_site
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.policy import streaming_allowed
 from fedtar_flare.site.state import SiteState
@@ -300,6 +301,7 @@ class ReportSite(SiteStrategy):
         self.learner.min_cell = self.executor.min_cell
         self.learner.cohort = cohort  # a visit added or withdrawn since counts from this task on
         self.learner.checkpoint = site.stop_if_aborted
+        self.learner.report_labeler = labeler_of_site(self.executor.site_config)
         self.learner.image_change = self._image_change(site)
         self.learner.transforms = self.settings.data.transforms
         self.learner.newest_step = None if header.arrived is None else max(1, header.arrived)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedtar_flare.imaging.pipeline import Preparation
     from fedtar_flare.imaging.transforms import InputSize
     from fedtar_flare.learning.config import DataConfig
-
+    from fedtar_flare.learning.report_labeler import ReportLabeler
 
 KEY_FILE = "fedtar.key"
 logger = logging.getLogger(__name__)
@@ -77,6 +77,16 @@ def prepare_site(
     place = cache_folder(config) / "prepared"
     done = prepare_visits(kept, model, place, data.transforms, limits=config.limits, **options)
     return done.cohort(whole, without), done
+
+
+def labeler_of_site(config: SiteConfig) -> ReportLabeler | None:
+    """The neural labeler that the site file names, which keeps labels of references beside the prepared images."""
+    if config.labeler is None:
+        return None
+    from fedtar_flare.learning.device import choose_device
+    from fedtar_flare.learning.report_labeler import ReportLabeler
+
+    return ReportLabeler(config.labeler, choose_device(config.device)[0], cache_folder(config) / "prepared")
 
 
 def _read(

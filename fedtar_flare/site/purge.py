@@ -137,6 +137,7 @@ def _plan_patient(
     kinds |= dict.fromkeys((f"{REPORT_SCORES}*", f"{TASK_SCORES}*"), "scores of single reports or images, with ids")
     for folder in (folder for folders in runs.values() for folder in folders):
         result.remove += [(file, what) for name, what in kinds.items() for file in sorted(folder.glob(name))]
+    result.remove += [(file, "labels of reports, by digest") for file in sorted(prepared.glob("labels-*.json"))]
     result.kept += [
         "the patient's own images and reports, which are the hospital's: nothing here ever deletes those",
         "prepared images made from earlier versions of the patient's files, if these were changed: --cache finds all",

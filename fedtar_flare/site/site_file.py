@@ -43,6 +43,11 @@ class SiteConfig(Settings):
         "auto", description="number format of the computation: auto, float32 or bfloat16"
     )
     processes: int = Field(1, ge=1, le=64, description="how many processes do a task together, each with a GPU if any")
+    labeler: Path | None = Field(
+        None,
+        description="folder that 'fedtar labeler import' wrote (CheXbert, RadBERT): clinical efficacy by it is then "
+        "among the scores that leave",
+    )
     exclude: Path | None = Field(None, description="text file of ids, one a line, of patients who withdrew")
     retention_days: int | None = Field(
         None,
@@ -158,7 +163,7 @@ def read_site_file(place: Path, simulated: bool = False, for_jobs: bool = True) 
     check_names(content, [name for name in SiteConfig.model_fields if name not in NO_KEYS], str(place))
     content = {key: value for key, value in content.items() if value is not None}
     whole = "policy" in content and text.rstrip().endswith("\n...")
-    for key in ("path", "cache_dir", "state_dir", "exclude"):
+    for key in ("path", "cache_dir", "state_dir", "labeler", "exclude"):
         if key in content:
             content[key] = place.parent / Path(str(content[key])).expanduser()
     if "limits" in content:
@@ -173,6 +178,10 @@ def read_site_file(place: Path, simulated: bool = False, for_jobs: bool = True) 
     config = build(SiteConfig, {**content, "origin": place, "simulated": simulated}, str(place))
     if config.source != "synthetic" and config.path and not config.path.exists():
         raise ConfigError(f"{place}: path {config.path} is not there", public="the site's data is not at its path")
+    if config.labeler is not None:
+        from fedtar_flare.learning.report_labeler import ReportLabeler
+
+        ReportLabeler(config.labeler)
     if for_jobs and not (whole or config.without_patients):
         raise ConfigError(
             f"{place}: the file of a site with patients must have a 'policy' (policy: {{}} for the defaults), and its "

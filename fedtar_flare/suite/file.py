@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -58,6 +58,9 @@ class Suite(HospitalSettings):
     settings: dict[str, Any] = Field({}, description="arguments of every method's recipe")
     references: tuple[str, ...] = Field(
         (), description="arms that all others are compared with, a table for each; the first arm by default"
+    )
+    drawn: Literal["patients", "studies"] = Field(
+        "patients", description="what the bootstrap and the permutation of the tables of every metric draw"
     )
     scenarios: dict[str, dict[str, Any]] = Field(
         {}, description="by name: what differs (sites, outside, cohort, joins); by default one in which nothing does"

@@ -11,7 +11,7 @@ from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.runtime.checkpoint import BEST, load
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.report_site import ReportSite
-from fedtar_flare.site.cohort import prepare_site
+from fedtar_flare.site.cohort import labeler_of_site, prepare_site
 from fedtar_flare.suite.hospitals import site_config
 
 Found = tuple[dict[str, Any], list[dict[str, Any]]]
@@ -56,7 +56,7 @@ def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
     )
     assert isinstance(executor.strategy, ReportSite)
     kind, more = executor.strategy.shared_learner(config.source)
-    return kind(
+    learner = kind(
         model=executor.resolved.model,
         training=executor.resolved.training,
         cohort=cohort,
@@ -65,3 +65,5 @@ def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
         autocast=autocast,
         **({"lora": executor.resolved.lora} | more),
     )
+    learner.report_labeler = labeler_of_site(config)
+    return learner

@@ -12,13 +12,13 @@ from fedtar_flare.reporting.format import NOTHING, duration, score, size
 from fedtar_flare.reporting.plots import Figure
 from fedtar_flare.reporting.render import render
 from fedtar_flare.suite import tables
-from fedtar_flare.suite.against import Difference, differences
+from fedtar_flare.suite.against import Difference, Units, both, differences, every_metric
 from fedtar_flare.suite.arrival import of_periods, period_figures, period_table
 from fedtar_flare.suite.charts import figures
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.joining import gains, joining_figures
 from fedtar_flare.suite.plan import Experiment
-from fedtar_flare.suite.results import Done, done
+from fedtar_flare.suite.results import Done, by_arm, done
 from fedtar_flare.suite.summary import WHERE, Summary, summaries
 from fedtar_flare.suite.tables import Table, head
 from fedtar_flare.suite.task_page import task_page
@@ -67,6 +67,7 @@ def page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
         grid=tables.grid(found),
         verdict=of_reports(own, against[first], labels, first) if own else of_gains(found, reference),
         tables=[t.fold(kinds) for t in (*main, tables.left_out(results, suite.sites, first)) if t.rows],
+        metrics=_every_metric(own, suite.compared_with, labels, suite.drawn),
         figures=shown,
         every=[] if over_time else _every(arms),
         over_time=over_time,
@@ -93,6 +94,20 @@ def _main(
         tables.scores(generic, alone, own, Done.generic),
         tables.scores(outside, strangers, own, Done.outside),
     ]
+
+
+def _every_metric(
+    results: Sequence[Done], references: Sequence[str], labels: Mapping[str, str], drawn: Units
+) -> list[Table]:
+    """The best arm of each method (results are ranked) against each reference with which it has a seed in common."""
+    found = []
+    for reference in references:
+        others = [one.experiment for one in results if one.experiment.name != reference]
+        best = {one.arm.method: one.name for one in reversed(others)}
+        for arm in (name for name in by_arm(results) if name in best.values()):
+            if tests := every_metric(arm, both(results, arm, reference), drawn):
+                found.append(tables.every_metric(tests, labels, reference, drawn))
+    return found
 
 
 def _every(arms: Sequence[Summary]) -> list[Table]:

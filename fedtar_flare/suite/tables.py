@@ -9,15 +9,17 @@ from functools import partial
 
 from markupsafe import Markup
 
-from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.metrics.registry import EFFICACY, SCORES
 from fedtar_flare.metrics.significance import Interval
-from fedtar_flare.reporting.format import NOTHING, heading, number, score
+from fedtar_flare.reporting.format import NOTHING, heading, number, score, shown
 from fedtar_flare.suite.against import COMPARED, SUMS, Difference, value
 from fedtar_flare.suite.joining import PATIENTS, Gain
 from fedtar_flare.suite.results import Done, Row, by_arm
 from fedtar_flare.suite.variants import HOSPITALS
 
 WARM_START = "warm start"
+COLUMNS = [n for n in SUMS if n not in EFFICACY or ("uncertain_positive" not in n and "_micro_" not in n)]
+"""Scores of the tables of arms; all others are in those of every metric."""
 MOST_ROWS = 15
 """A longer table is folded."""
 
@@ -68,7 +70,7 @@ def scores(
             if not lines:
                 lines.append(("", WARM_START, _values([rows_of(one, "start") for one in runs])))
             lines.append((arm, runs[0].result["label"], _values(ends)))
-    columns = [name for name in SUMS if any(values.get(name) for *_, values in lines)]
+    columns = [name for name in COLUMNS if any(values.get(name) for *_, values in lines)]
     rows = [
         [label, *(_interval(name, values.get(name), stars.get((arm, name), "")) for name in columns)]
         for arm, label, values in lines
@@ -140,6 +142,22 @@ def differences(against: Sequence[Difference], labels: Mapping[str, str], refere
     )
 
 
+def every_metric(found: Sequence[Difference], labels: Mapping[str, str], reference: str, units: str) -> Table:
+    """One arm less another in every score (FedTAR, Table 5)."""
+    rows = [
+        [
+            heading(one.score),
+            *(number(shown(one.score, part), 2) for part in one.difference),
+            number(one.p),
+            *(f"{share:.0%}" for share in (one.win_rate, one.replicates_won)),
+            "yes" if one.p < 0.05 else "no",
+        ]
+        for one in found
+    ]
+    heads = ["metric", "difference", "95 % from", "to", "p (Holm)", f"{units} won", "replicates won", "significant"]
+    return Table(f"{labels[found[0].arm]} against {labels[reference]}", "", heads, rows)
+
+
 def _points(found: Sequence[Gain], lists: bool) -> list[list[Gain]]:
     """Gains of one scenario, point and arm together."""
     points: dict[tuple[object, ...], list[Gain]] = {}
@@ -156,7 +174,7 @@ def _gains(several: Sequence[Gain]) -> list[str]:
 
 
 def _values(runs: Sequence[list[Row]]) -> dict[str, Interval | None]:
-    return {name: value(name, runs) for name in SUMS}
+    return {name: value(name, runs) for name in COLUMNS}
 
 
 def _left_out(by_seed: Mapping[int, list[Row]], sites: Sequence[str]) -> list[str]:

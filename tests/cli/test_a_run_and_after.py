@@ -13,10 +13,12 @@ import pydicom
 import pytest
 from command import fedtar
 from command import fedtar_here as here
+from labelers import published
 from PIL import Image
 
 from fedtar_flare.files import write_text
 from fedtar_flare.learning.drafting import DISCLAIMER
+from fedtar_flare.learning.report_labeler import import_labeler
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
 from fedtar_flare.record.events import Start
 from fedtar_flare.record.log import of_kind, read_events
@@ -47,7 +49,11 @@ def hospitals(place):
     """Two hospitals as ``fedtar data synth`` writes them."""
     folder, options = place / "hospitals", ("-n", "north,south", "--patients", 14, "--time-steps", 2, "--json")
     out = passing("data", "synth", "-o", folder, *options, FEDTAR_HOME=str(place / "home"))
-    return {site["site"]: site for site in json.loads(out)}
+    sites = {site["site"]: site for site in json.loads(out)}
+    import_labeler(published(place / "hub", "radbert")[0], folder / "sites" / "labeler")
+    file = folder / "sites" / "north.yaml"
+    file.write_text("labeler: labeler\n" + file.read_text())
+    return sites
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +85,13 @@ def test_synth_writes_hospitals_that_are_used_like_real_ones(hospitals, results)
     assert sum(len(patient["visits"]) for patient in truth["patients"]) == north["visits"]
     counts = of_kind(read_events(results), Start)[0].counts["north"]
     assert sum(map(sum, counts.values())) == north["visits"]
+
+
+def test_a_site_that_names_a_labeler_has_clinical_efficacy_by_it(results):
+    scores = json.loads((results / "metrics.json").read_text())["final"]
+    named = {site: [name for name in cells["all"] if name.startswith("radbert")] for site, cells in scores.items()}
+    assert len(named["north"]) == 9 and not named["south"]
+    assert "clinical efficacy by radbert" in (results / "report.html").read_text()
 
 
 def test_synth_overwrites_nothing(place, hospitals):

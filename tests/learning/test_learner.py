@@ -11,6 +11,7 @@ import pytest
 import torch
 from adapted_models import of_layers
 from command import fedtar_here
+from labelers import published
 from learners import MODEL
 
 from fedtar_flare.errors import ConfigError, DataError
@@ -18,6 +19,7 @@ from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import prepare
 from fedtar_flare.learning.evaluation import report_texts, write_report_scores
 from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.learning.report_labeler import ReportLabeler, import_labeler
 from fedtar_flare.learning.training import require_finite
 from fedtar_flare.methods.drfa import DRFALearner
 from fedtar_flare.methods.fedmrg import learner as fedmrg
@@ -239,6 +241,23 @@ def test_evaluation_with_and_without_the_personal_part(learner_of, cohort, tmp_p
     assert code == 0 and json.loads(out)["reports"] == len(tests), err
     code, out, _ = fedtar_here("score", state, "--labeler", "chexpert-rules", "--doubts", "--shared", "--round", 3)
     assert code == 0 and "stated or doubted" in out and "Pleural Effusion" in out
+    folder = tmp_path / "labeler"
+    import_labeler(published(tmp_path / "hub", "radbert")[0], folder)
+    learner.report_labeler = ReportLabeler(folder)
+    named = learner.evaluate(1)
+    ce = {name: value for name, value in named.scores["all"].items() if name.startswith("radbert")}
+    assert len(ce) == 9 and {**named.scores["all"]} == {**evaluated.scores["all"], **ce}, "nothing else has changed"
+    write_report_scores(tmp_path / "other", 0, named.rows)
+    for labeler in (folder, "radbert"):  # by the model, and by what the run has kept
+        code, out, err = fedtar_here("score", tmp_path / "other", "--labeler", labeler, "--json")
+        means = json.loads(out)["averages"]
+        assert code == 0 and {f"radbert_{a}_{m}": v for a, of in means.items() for m, v in of.items()} == ce, err
+    code, out, err = fedtar_here(
+        "score", state, "--labeler", folder, "--against", tmp_path / "other", "--drawn", "studies"
+    )
+    assert code == 0 and "studies won" in out and "RadBERT macro F1" in out and "BLEU-2" in out, err
+    code, _, err = fedtar_here("score", state, "--labeler", "radbert")
+    assert code == 2 and "kept no labels by radbert" in err
     code, _, err = fedtar_here("score", tmp_path, "--labeler", "ctrate-rules")
     assert code == 2 and "holds no reports" in err
     for scores, personal in ((evaluated.scores, True), (evaluated.scores_generic, False)):

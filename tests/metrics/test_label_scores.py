@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from sklearn import metrics
 
 from fedtar_flare.metrics.clinical import finding_counts, finding_f1, known_and_new
-from fedtar_flare.metrics.label_scores import CERTAIN_OR_NOT, label_counts, label_counts_of_texts
+from fedtar_flare.metrics.label_scores import CERTAIN_OR_NOT, label_code, label_counts
 from fedtar_flare.metrics.report_labels import report_labels
+from fedtar_flare.metrics.significance import label_score
 
 CLASSES = ("a", "b", "c")
 LABEL = st.sampled_from(["positive", "negative", "uncertain", "blank"])
@@ -20,7 +21,8 @@ LABELS = st.fixed_dictionaries(dict.fromkeys(CLASSES, LABEL))
 def test_equals_scikit_learn(pairs, doubt):
     positive = {"positive", "uncertain"} if doubt else {"positive"}
     truth, predicted = zip(*pairs, strict=True)
-    counts = label_counts(truth, predicted, **({"positive": CERTAIN_OR_NOT} if doubt else {}))
+    codes = [[label_code({name: labels[name] for name in CLASSES}) for labels in pair] for pair in pairs]
+    counts = label_counts(CLASSES, codes, **({"positive": CERTAIN_OR_NOT} if doubt else {}))
     sets = [[{name for name in CLASSES if labels[name] in positive} for labels in side] for side in (truth, predicted)]
     sides = [np.array([[name in found for name in CLASSES] for found in side]) for side in sets]
     means, some = counts.averages(), (sides[0] | sides[1]).any(axis=0)
@@ -33,7 +35,9 @@ def test_equals_scikit_learn(pairs, doubt):
         assert means["macro"][name] == pytest.approx(of(None)[some].mean() if some.any() else 0.0)
         examples = one(*(side[full] for side in sides), average="samples", zero_division=0) if full.any() else 0.0
         assert means["example"][name] == pytest.approx(np.mean([examples] * full.sum() + [1.0] * (~full).sum()))
-    assert (counts.micro_f1() or 0.0) == pytest.approx(means["micro"]["f1"])
+        for average, values in means.items():  # as sums, by which systems are compared
+            if full.any() or average == "example":
+                assert label_score(range(len(pairs)), counts, average, name).value() == pytest.approx(values[name])
     scores = finding_f1(*sets)
     expected = metrics.precision_recall_fscore_support(*sides, average="micro", zero_division=0)
     for name, value in zip(("finding_precision", "finding_recall", "finding_f1"), expected, strict=False):
@@ -61,14 +65,6 @@ def test_known_and_new_findings_are_scored_apart():
     nothing_new = known_and_new([{"nodule"}], [{"nodule"}], {"nodule"})
     assert nothing_new["finding_f1_new"] is None and nothing_new["finding_recall_new"] is None
     assert finding_counts(truth, predicted) == {"cavity": (2, 2, 1), "nodule": (2, 3, 2)}
-
-
-def test_texts_are_labelled_on_both_sides():
-    labeler = lambda text: {"x": "positive" if "x" in text else "blank"}  # noqa: E731
-    counts = label_counts_of_texts(labeler, ["x", "-", "x"], ["x", "x", "-"])
-    assert counts.of_classes() == {"x": {"precision": 0.5, "recall": 0.5, "f1": 0.5, "n": 2.0}}
-    nothing = label_counts_of_texts(labeler, ["-"], ["-"])
-    assert nothing.micro_f1() is None and nothing.averages()["example"] == {"precision": 1.0, "recall": 1.0, "f1": 1.0}
 
 
 @pytest.mark.parametrize(

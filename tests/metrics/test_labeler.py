@@ -10,7 +10,7 @@ from labeled_sentences import SENTENCES, expected
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.metrics import sentences as sentences_module
-from fedtar_flare.metrics.label_scores import label_counts
+from fedtar_flare.metrics.label_scores import label_code, label_counts
 from fedtar_flare.metrics.labeler import Observation, RuleLabeler
 from fedtar_flare.metrics.report_labels import rule_labeler
 from fedtar_flare.metrics.sentences import GAP, Phrasebook, sentences
@@ -65,9 +65,12 @@ def test_labels_of_ct_rate_reports_that_no_phrase_was_chosen_on(shared_data):
     others = [row for row in rows[400:] if row["report_text"] not in read]
     assert len(others) == 391
     labeler = CTRATE
-    truth = [{n: "positive" if row[n] == "1" else "blank" for n in labeler.names} for row in others[::5]]
-    counts = label_counts(truth, [labeler(row["report_text"]) for row in others[::5]])
-    assert counts.micro_f1() > 0.9 and counts.averages()["macro"]["f1"] > 0.85
+    codes = [
+        ["".join("bp"[row[n] == "1"] for n in labeler.names), label_code(labeler(row["report_text"]))]
+        for row in others[::5]
+    ]
+    means = label_counts(labeler.names, codes).averages()
+    assert means["micro"]["f1"] > 0.9 and means["macro"]["f1"] > 0.85
 
 
 CLASS_OF = {
@@ -83,16 +86,16 @@ CLASS_OF = {
 def test_planted_findings_are_read_back():
     generator = np.random.default_rng(0)
     names = [name for name in FINDINGS if name.partition("_")[0] in CLASS_OF]
-    truth, predicted = [], []
+    codes = []
     for wording in (wording for style in STYLES for wording in style):
         for _ in range(8):
             chosen = generator.choice(names, size=int(generator.integers(0, 4)), replace=False)
             text = write_report(wording, {name: State(int(generator.integers(1, len(SIZES) + 1))) for name in chosen})
             labels = CTRATE(text)
             there = {CLASS_OF[name.partition("_")[0]] for name in chosen}
-            truth.append({one: "positive" if one in there else "blank" for one in CLASS_OF.values()})
-            predicted.append({one: labels[one] for one in CLASS_OF.values()})
-    for name, scores in label_counts(truth, predicted).of_classes().items():
+            planted = "".join("bp"[one in there] for one in CLASS_OF.values())
+            codes.append([planted, label_code({one: labels[one] for one in CLASS_OF.values()})])
+    for name, scores in label_counts([*CLASS_OF], codes).of_classes().items():
         assert scores["f1"] > 0.8, (name, scores)
 
 

@@ -15,6 +15,8 @@ from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning.config import DataConfig
 from fedtar_flare.learning.evaluation import cells
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.metrics.reports import Labelled
 from fedtar_flare.settings import build
 
 START = datetime(2020, 1, 1)
@@ -140,6 +142,21 @@ def test_drafts_that_all_name_a_rare_finding_do_not_count_those_who_have_it(havi
     told = cells(samples, [draft] * 20, [1.0] * 20, 1, 5)["all"]
     names = ("presence_f1", "chexpert_rules_f1", "side_accuracy", "change_accuracy", "finding_change_micro_f1")
     assert not any(told[name] for name in names)
+
+
+@pytest.mark.parametrize(("having", "naming"), [(4, 20), (4, 4), (10, 1), (10, 4)])
+def test_clinical_efficacy_tells_of_classes_of_enough_patients_alone(having, naming):
+    """By precision, drafts that name a class of one patient's alone would tell whether that patient has it."""
+    codes = {"-": "b" * 18, "x": "p" + "b" * 17}
+    values = set()
+    for right in range(min(having, naming) + 1):  # how many of those who have it are those of whom it is named
+        texts = ["x"] * having + ["-"] * (20 - having)
+        drafts = ["x"] * right + ["-"] * (20 - naming) + ["x"] * (naming - right)
+        visits = [Visit(f"p{i}", "v", START, Path("x"), text, "ct") for i, text in enumerate(texts)]
+        samples = [Sample(visit, None, None, 1, "test") for visit in visits]
+        told = cells(samples, drafts, [1.0] * 20, 1, 5, Labelled("radbert", codes.__getitem__))["all"]
+        values.add(tuple(told[name] for name in SCORES if name.startswith("radbert")))
+    assert len(values) == 1 and (having == 10 or set(*values) == {None})
 
 
 def test_contradictions_are_told_of_enough_patients_alone():

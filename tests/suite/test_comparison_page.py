@@ -7,11 +7,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from made_up_results import RIGHT, parsed, write_results
+from scipy import stats
 
-from fedtar_flare.metrics.significance import Interval
+from fedtar_flare.metrics.significance import Interval, holm
 from fedtar_flare.reporting.plots import Series
 from fedtar_flare.suite import charts, page, verdict
-from fedtar_flare.suite.against import COMPARED
+from fedtar_flare.suite.against import COMPARED, SUMS, difference, every_metric
 from fedtar_flare.suite.arrival import _first_named, _forgotten, of_periods
 from fedtar_flare.suite.collect import over_time
 from fedtar_flare.suite.file import Suite
@@ -68,6 +69,54 @@ def test_the_page_has_the_tables_and_the_figures_of_the_paper(compared):
         drawing = file.read_text()
         ElementTree.fromstring(drawing)
         assert "var(" not in drawing and "FedTAR &lt;b&gt;" in drawing
+
+
+def study_rows(draw, good):
+    """60 studies of 12 patients, with labels of CheXbert."""
+    words = {"matches": [5, 4, 3, 2], "guesses": [8, 7, 6, 5], "hypothesis_length": 8, "reference_length": 8}
+    rows = []
+    for i in range(60):
+        truth = draw.choice(list("bpnu"), 14)
+        named = np.where(draw.random(14) < good, truth, draw.choice(list("bpnu"), 14))
+        who = {"site": "a", "patient_id": f"p{i % 12}", "visit_id": f"v{i}", "findings": None, "changes": None}
+        scores = {
+            "cider": good + (i % 12) / 3 + draw.normal() / 9,
+            "rouge_l": 0.5,
+            "token_loss": 3 - good * draw.random(),
+        }
+        rows.append(who | words | scores | {"labels": {"chexbert": ["".join(truth), "".join(named)]}})
+    return rows
+
+
+def test_every_metric_over_studies_is_what_scipy_says():
+    a, b = study_rows(np.random.default_rng(1), 0.6), study_rows(np.random.default_rng(1), 0.5)
+    for one, other in zip(a, b, strict=True):
+        one["cider"] += 0.3 * float(np.random.default_rng(len(one["visit_id"])).normal() > 0) - other["cider"] % 0.1
+    found = {one.score: one for one in every_metric("x", [(a, b)], "studies")}
+    assert set(found) == {name for name in SUMS if name.startswith(("bleu", "rouge", "cider", "token", "chexbert_"))}
+    gaps = np.array([one["cider"] - other["cider"] for one, other in zip(a, b, strict=True)])
+    drawn = stats.bootstrap((gaps,), np.mean, n_resamples=5000, method="percentile", random_state=3)
+    cider = found["cider"]
+    assert cider.difference.value == pytest.approx(gaps.mean())
+    assert cider.difference[1:] == pytest.approx(tuple(drawn.confidence_interval), abs=0.01)
+    assert cider.win_rate == np.mean(gaps > 0)
+    assert cider.replicates_won == pytest.approx(np.mean(drawn.bootstrap_distribution > 0), abs=0.02)
+    assert found["token_loss"].difference.value < 0 and found["token_loss"][-2:] == (1, 1), "lower is better"
+    alone = {name: difference("x", name, [(a, b)], "studies").p for name in found}
+    assert {name: one.p for name, one in found.items()} == pytest.approx(holm(alone))
+    apart = stats.permutation_test((gaps,), np.mean, permutation_type="samples", n_resamples=5000, random_state=1)
+    assert alone["cider"] == pytest.approx(apart.pvalue, abs=0.02)
+    whole = difference("x", "cider", [(a, b)], "patients").difference
+    assert whole.value == pytest.approx(cider.difference.value) and whole[1:] != cider.difference[1:]
+
+
+def test_any_arm_is_the_reference_of_every_metric(tmp_path):
+    suite, planned = made(tmp_path)
+    text = page.page(suite.replace(references=("fedavg",), drawn="patients"), done(tmp_path, planned))[0]
+    assert "Every metric" in text and "each hospital alone against FedAvg" in text and "patients won" in text
+    assert "FedTAR &lt;b&gt; against FedAvg" in text and "never leave a hospital" in " ".join(text.split())
+    for name in ("BLEU-2", "ROUGE-L", "CIDEr"):
+        assert text.count(f'title="{name} ↑, × 100"') == 2, "a row in each of both tables"
 
 
 def test_the_page_of_a_grid_answers_when_joining_pays(tmp_path):

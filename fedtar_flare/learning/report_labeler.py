@@ -1,0 +1,168 @@
+"""CheXbert and RadBERT as labelers of reports, from a local folder; nothing is fetched, and no file's code is run.
+
+CheXbert (Smit et al., EMNLP 2020) reads the 14 CheXpert classes off a radiograph's report: a linear head for each, on
+BERT's last hidden state of the first token. RadBERT of CT-RATE (Hamamci et al., 2024, arXiv:2403.17834) reads 18 off a
+chest CT's: one linear layer on RoBERTa's pooled output, positive from a probability of one half on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import PRIVATE, read_json, write_json
+from fedtar_flare.learning.labels import CLASSES
+from fedtar_flare.learning.training import retry_smaller_batch
+from fedtar_flare.metrics.report_labels import NEURAL, classes_of
+from fedtar_flare.metrics.reports import Labelled
+from fedtar_flare.models.weights import load_weights, own_state, save_weights
+from fedtar_flare.tensor_file import checksum
+
+LONGEST, BATCH = 512, 32
+"""Tokens of a report, and reports of a batch."""
+ABOUT = "labeler.json"
+
+
+class LabelerModel(nn.Module):
+    """An encoder, and what reads the classes off it, with the names of the published checkpoints."""
+
+    def __init__(self, kind: str, config: Any):
+        from transformers import AutoModel
+
+        super().__init__()
+        self.kind, encoder, classes = kind, AutoModel.from_config(config), classes_of(kind)
+        if kind == "chexbert":
+            self.bert = encoder
+            outputs = [len(CLASSES)] * (len(classes) - 1) + [2]  # No Finding is blank or positive
+            self.linear_heads = nn.ModuleList(nn.Linear(config.hidden_size, n) for n in outputs)
+        else:
+            self.model = encoder
+            self.classifier = nn.Linear(config.hidden_size, len(classes))
+
+    def forward(self, tokens: Any) -> Tensor:
+        """Numbers (B, K) of the classes' labels among :data:`.CLASSES`."""
+        if self.kind == "chexbert":
+            first = self.bert(**tokens).last_hidden_state[:, 0]
+            return torch.stack([head(first).argmax(dim=1) for head in self.linear_heads], dim=1)
+        return (self.classifier(self.model(**tokens).pooler_output) >= 0).long()
+
+
+def import_labeler(file: Path, out: Path, kind: str | None = None, tokenizer: Path | None = None) -> dict[str, Any]:
+    """Write a published checkpoint as a labeler's folder; returns what its ``labeler.json`` says.
+
+    ``tokenizer`` is the folder of the encoder that it was made from (``config.json`` and tokenizer files), by default
+    the checkpoint's own. ConfigError where the file or the folder does not fit.
+    """
+    state, folder = _read(file), tokenizer or file.parent
+    kind = kind or ("chexbert" if any(name.startswith("linear_heads.") for name in state) else "radbert")
+    model, words = _built(kind, folder)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        said = "; ".join(line.strip()[:200] for line in str(error).splitlines()[1:3])
+        raise ConfigError(f"{file} does not fit {kind} with the encoder of {folder}: {said}") from error
+    save_weights(model, out / "model.safetensors", torch.float32)
+    words.save_pretrained(out)
+    (model.bert if kind == "chexbert" else model.model).config.save_pretrained(out)
+    about = {"kind": kind, "checksum": checksum(own_state(model))[:16]}
+    write_json(out / ABOUT, about)
+    return about
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint, by the names within the model; code in it is never run."""
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        state = state.get("model_state_dict", state)
+        # older versions of transformers kept position ids as a weight; they are no parameter
+        state = {name.removeprefix("module."): one for name, one in state.items() if not name.endswith("position_ids")}
+    except Exception as error:  # torch.load raises what the file makes it raise
+        why = f"cannot be read as torch's file of a state dict; was it cut short? ({str(error)[:120]})"
+        if code := re.search(r"GLOBAL (\S+)", str(error)):
+            why = f"needs {code[1]} to be run, and code of a checkpoint never is: take one of tensors alone"
+        elif file.is_file() and b"git-lfs" in file.read_bytes()[:200]:
+            why = "is a pointer of git-lfs: run 'git lfs pull'"
+        raise ConfigError(f"{file} {why}") from error
+    return state
+
+
+def _built(kind: str, folder: Path) -> tuple[LabelerModel, Any]:
+    """The model with random weights, and the tokenizer, as a folder describes them."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
+            raise OSError("no tokenizer.json, vocab.txt or vocab.json")  # transformers would make an empty tokenizer
+        tokenizer, config = (auto.from_pretrained(folder, **local) for auto in (AutoTokenizer, AutoConfig))
+        if len(tokenizer) > config.vocab_size:
+            raise ValueError(f"{len(tokenizer)} tokens of the tokenizer, {config.vocab_size} of the model")
+        with torch.random.fork_rng(devices=[]):  # for weights that are replaced: training shall not notice
+            return LabelerModel(kind, config).eval(), tokenizer
+    except Exception as error:  # the library raises anything
+        raise ConfigError(
+            f"{folder} must hold config.json and the tokenizer of {kind}'s encoder, as the hub has them "
+            f"({str(error)[:200]})"
+        ) from error
+
+
+@dataclass(frozen=True)
+class ReportLabeler:
+    """The labeler in a folder, which is loaded when there is something to label; ConfigError where there is none.
+
+    ``cache`` is a folder in which labels of references are kept, by a digest of the text.
+    """
+
+    folder: Path
+    device: str = "cpu"
+    cache: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.folder / ABOUT).is_file() or read_json(self.folder / ABOUT).get("kind") not in NEURAL:
+            raise ConfigError(
+                f"{self.folder} holds no labeler: make it by 'fedtar labeler import CHECKPOINT -o {self.folder}'",
+                public="the labeler that the site file names is not in its folder",
+            )
+
+    def read(
+        self, references: Iterable[str], drafts: Iterable[str], checkpoint: Callable[[], None] = lambda: None
+    ) -> Labelled:
+        """Labels of all these texts; ``checkpoint`` is called between batches."""
+        about, known = read_json(self.folder / ABOUT), dict[str, str]()
+        file = self.cache and self.cache / f"labels-{about['checksum']}.json"
+        if file and file.is_file():
+            known = read_json(file)
+        digests = {text: hashlib.sha256(text.encode()).hexdigest()[:32] for text in references}
+        codes = {text: known[digest] for text, digest in digests.items() if digest in known}
+        left = [text for text in dict.fromkeys([*digests, *drafts]) if text not in codes]
+        codes |= self._labels(about["kind"], left, checkpoint) if left else {}
+        if file and not digests.keys().isdisjoint(left):
+            write_json(file, known | {digest: codes[text] for text, digest in digests.items()}, PRIVATE)
+        return Labelled(about["kind"], codes.__getitem__)
+
+    @torch.no_grad()
+    def _labels(self, kind: str, texts: Sequence[str], checkpoint: Callable[[], None]) -> dict[str, str]:
+        model, tokenizer = _built(kind, self.folder)
+        load_weights(model.to(self.device), self.folder)
+        texts, size, found = sorted(texts, key=len), BATCH, dict[str, str]()
+
+        def read(size: int) -> int:
+            chosen = texts[len(found) :][:size]
+            words = [" ".join(text.split()) for text in chosen] if kind == "chexbert" else chosen
+            tokens = tokenizer(words, padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
+            numbers = model(tokens.to(self.device)).tolist()
+            found.update(zip(chosen, ("".join(CLASSES[i][0] for i in row) for row in numbers), strict=True))
+            return size
+
+        while len(found) < len(texts):
+            checkpoint()
+            size = retry_smaller_batch(size, read)
+        return found

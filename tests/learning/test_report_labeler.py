@@ -1,0 +1,114 @@
+"""CheXbert and RadBERT, read from tiny checkpoints of the published form."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from command import fedtar_here
+from labelers import WORDS, published
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.learning.report_labeler import ReportLabeler, import_labeler
+from fedtar_flare.metrics.report_labels import classes_of
+from fedtar_flare.site.site_file import read_site_file
+
+TEXTS = ["No effusion.", "Small\n  effusion. " * 400, "", "heart", "small heart small heart"]
+PUBLISHED = (
+    "Enlarged Cardiomediastinum,Cardiomegaly,Lung Opacity,Lung Lesion,Edema,Consolidation,Pneumonia,Atelectasis,"
+    "Pneumothorax,Pleural Effusion,Pleural Other,Fracture,Support Devices,No Finding",
+    "Medical material,Arterial wall calcification,Cardiomegaly,Pericardial effusion,Coronary artery wall calcification,"
+    "Hiatal hernia,Lymphadenopathy,Emphysema,Atelectasis,Lung nodule,Lung opacity,Pulmonary fibrotic sequela,"
+    "Pleural effusion,Mosaic attenuation pattern,Peribronchial thickening,Consolidation,Bronchiectasis,"
+    "Interlobular septal thickening",
+)
+"""Classes in the order of the published heads."""
+
+
+@pytest.mark.parametrize("kind", ["chexbert", "radbert"])
+def test_labels_are_those_of_the_published_model(tmp_path, kind):
+    file, encoder, heads = published(tmp_path / "hub", kind)
+    code, out, err = fedtar_here("labeler", "import", file, "-o", tmp_path / "labeler")
+    assert code == 0 and kind in out, err
+    assert not [one for one in (tmp_path / "labeler").iterdir() if one.suffix in (".pth", ".bin", ".pkl")]
+    before = torch.random.get_rng_state()
+    name, code_of = ReportLabeler(tmp_path / "labeler").read(TEXTS, TEXTS[:2])
+    assert name == kind and torch.equal(before, torch.random.get_rng_state()), "training draws what it drew"
+    seen = set()
+    for text in TEXTS:
+        words = re.findall(r"\w+|\.", text.lower())[:510]
+        ids = torch.tensor([[2, *(WORDS.index(word) for word in words), 3]])
+        with torch.no_grad():
+            hidden = encoder(input_ids=ids)
+            if kind == "chexbert":
+                expected = "".join("bpnu"[head(hidden.last_hidden_state[0, 0]).argmax()] for head in heads)
+            else:
+                expected = "".join("bp"[int(one.sigmoid() >= 0.5)] for one in heads[0](hidden.pooler_output)[0])
+        assert code_of(text) == expected and len(expected) == len(classes_of(kind))
+        seen.add(expected)
+    assert len(seen) > 2 and ",".join(classes_of(kind)) == PUBLISHED[kind == "radbert"]
+
+
+def test_references_are_read_once(tmp_path):
+    file, *_ = published(tmp_path / "hub", "chexbert")
+    import_labeler(file, tmp_path / "labeler")
+    labeler = ReportLabeler(tmp_path / "labeler", cache=tmp_path / "cache")
+    first = [*map(labeler.read(TEXTS, ["small"]).code, TEXTS)]
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o600 and "effusion" not in kept.read_text()
+    (tmp_path / "labeler" / "model.safetensors").unlink()
+    assert [*map(labeler.read(TEXTS, TEXTS[:1]).code, TEXTS)] == first
+    with pytest.raises(ConfigError, match="cannot be read"):
+        labeler.read(TEXTS, ["small"])
+
+
+class Code:
+    """What a pickle would run."""
+
+
+def changed(file, change):
+    state = torch.load(file)
+    change(state["model_state_dict"])
+    torch.save(state, file)
+
+
+REFUSED = {
+    "code": (lambda file: torch.save({"a": Code()}, file), r"needs \S*Code to be run"),
+    "numbers of numpy": (lambda file: torch.save({"a": torch.ones(1), "b": np.float64(1)}, file), "to be run"),
+    "pointer": (lambda file: file.write_text("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
+    "cut short": (lambda file: file.write_bytes(file.read_bytes()[:4000]), "cut short"),
+    "empty": (lambda file: file.write_bytes(b""), "cut short"),
+    "no state dict": (lambda file: torch.save([torch.ones(1)], file), "state dict"),
+    "other names": (lambda file: torch.save({"a": torch.ones(1)}, file), "does not fit radbert"),
+    "not tensors": (lambda file: torch.save({"linear_heads.0.weight": 3}, file), "does not fit|state dict"),
+    "another width": (
+        lambda file: changed(file, lambda s: s.update({"module.linear_heads.3.bias": torch.ones(5)})),
+        r"linear_heads\.3\.bias",
+    ),
+    "not finite": (lambda file: changed(file, lambda s: s["module.linear_heads.3.bias"].fill_(np.nan)), "not finite"),
+    "missing": (lambda file: file.unlink(), "cannot be read"),
+    "no tokenizer": (lambda file: [one.unlink() for one in file.parent.glob("[tv]*")], "no tokenizer.json"),
+    "another tokenizer": (
+        lambda file: (file.parent / "config.json").write_text('{"model_type": "bert", "vocab_size": 3}'),
+        "10 tokens of the tokenizer",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_what_is_no_published_checkpoint_is_refused_by_name(tmp_path, fault):
+    file, *_ = published(tmp_path / "hub", "chexbert")
+    spoil, said = REFUSED[fault]
+    spoil(file)
+    code, out, err = fedtar_here("labeler", "import", file, "-o", tmp_path / "labeler")
+    assert code == 2 and not out and "Traceback" not in err and re.search(said, err), err
+    assert not (tmp_path / "labeler" / "labeler.json").exists()
+
+
+def test_a_site_file_names_a_labeler_that_is_there(tmp_path):
+    (tmp_path / "fedtar.yaml").write_text("source: synthetic\nlabeler: labeler\n")
+    with pytest.raises(ConfigError, match="fedtar labeler import") as caught:
+        read_site_file(tmp_path / "fedtar.yaml")
+    assert str(tmp_path) not in caught.value.public
+    import_labeler(published(tmp_path / "hub", "radbert")[0], tmp_path / "labeler")
+    assert read_site_file(tmp_path / "fedtar.yaml").labeler == tmp_path / "labeler"
