@@ -1,7 +1,5 @@
 """The papers' presets: whole settings, each value with its source (``presets.yaml``)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path

@@ -3,8 +3,6 @@
 A settings class derives from :class:`Settings`; :func:`build` makes one from a dictionary that FLARE or a file gives.
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import json
@@ -112,7 +110,7 @@ class RunSettings(dict[str, Any]):
             raise AttributeError(f"there is no group of settings '{name}'")
         return self[name]
 
-    def replace(self, **groups: Settings) -> RunSettings:
+    def replace(self, **groups: Settings) -> "RunSettings":
         """A copy with some groups changed."""
         return RunSettings(self | groups)
 

@@ -1,7 +1,5 @@
 """A manifest of labelled images, from what public collections come with: tables of labels, or names of folders."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

@@ -3,8 +3,6 @@
 A patient with fewer than T visits, a step without anybody at a site, and irregular gaps are normal, never an error.
 """
 
-from __future__ import annotations
-
 import copy
 import hmac
 import math
@@ -207,7 +205,7 @@ class Cohort:
         reason_of: Callable[[Visit], str | None],
         prepared: Mapping[Visit, Path] | None = None,
         linked: Sequence[Collection[str]] | None = None,
-    ) -> Cohort:
+    ) -> "Cohort":
         """The cohort without the visits for which ``reason_of`` gives a reason; they are counted in ``rejected``.
 
         A visit left out keeps its place in time, so that later visits stay at their step; the next visit's prior is the
@@ -236,7 +234,7 @@ class Cohort:
         less._left_out = left_out
         return less
 
-    def until(self, step: int, replay_share: float = 1.0) -> Cohort:
+    def until(self, step: int, replay_share: float = 1.0) -> "Cohort":
         """A copy with what a site has when a time step is the newest: the samples until then.
 
         It validates on the newest step alone, and trains on this share of the earlier visits, drawn by keyed hash.
@@ -254,7 +252,7 @@ class Cohort:
         there._samples = [sample for sample in self._samples if kept(sample)]
         return there
 
-    def joined_with(self, others: Sequence[Cohort]) -> Cohort:
+    def joined_with(self, others: "Sequence[Cohort]") -> "Cohort":
         """A copy that also has the samples of other sites' cohorts, as they split and aligned them; for simulations."""
         joined = copy.copy(self)
         joined._samples = [sample for cohort in (self, *others) for sample in cohort._samples]

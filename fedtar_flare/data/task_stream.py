@@ -5,8 +5,6 @@ At step t an image is positive where it has the new disease. It is negative wher
 sure whether it has the new disease, is left out of the step. A patient's split is the same at all steps.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +32,7 @@ class DiseaseTask:
     labels: frozenset[str]
 
     @classmethod
-    def parse(cls, text: str) -> DiseaseTask:
+    def parse(cls, text: str) -> "DiseaseTask":
         """From ``name``, or ``name=label|label`` where the labels are others; raises :class:`ConfigError`.
 
         >>> DiseaseTask.parse("effusion").labels, sorted(DiseaseTask.parse("keratosis=AK|BKL").labels)

@@ -1,7 +1,5 @@
 """Prepared images of several visits, and what is shown of the visits before, as one batch of tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,12 +15,12 @@ class PriorBatch:
     """What is shown of the visits before B visits; a row whose masks are False everywhere shows nothing."""
 
     days: torch.Tensor  # float32 (B,), time between the visits, at least 0
-    images: ImageBatch | None = None
+    images: "ImageBatch | None" = None
     input_ids: torch.Tensor | None = None  # int64 (B, L), tokens of the reports, padded on the right
     text_mask: torch.Tensor | None = None  # bool (B, L), False at padding
     reports: tuple[str | None, ...] | None = None  # what the tokens spell, None in a row that shows no report
 
-    def to(self, device: torch.device | str) -> PriorBatch:
+    def to(self, device: torch.device | str) -> "PriorBatch":
         images = None if self.images is None else self.images.to(device)
         ids, mask = (None if part is None else part.to(device) for part in (self.input_ids, self.text_mask))
         return PriorBatch(self.days.to(device), images, ids, mask, self.reports)
@@ -37,7 +35,7 @@ class ImageBatch:
     slice_mask: torch.Tensor  # bool (B, S), False where a visit has fewer slices than the longest
     prior: PriorBatch | None = None  # None: nothing is shown of any visit before
 
-    def to(self, device: torch.device | str) -> ImageBatch:
+    def to(self, device: torch.device | str) -> "ImageBatch":
         prior = None if self.prior is None else self.prior.to(device)
         return ImageBatch(self.images.to(device), self.position_mm.to(device), self.slice_mask.to(device), prior)
 

@@ -3,8 +3,6 @@
 A job takes the resulting folder as its ``model.weights`` (and ``model.tokenizer``); all sites of a run need the same.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -46,7 +44,7 @@ class Corpus:
         if len({cohort.modality for cohort, _ in self.pairs}) > 1:
             raise ConfigError("the sites mix CT and radiographs: one model learns from one of them")
 
-    def prepared(self, config: ModelConfig, transforms: Sequence[Spec]) -> Corpus:
+    def prepared(self, config: ModelConfig, transforms: Sequence[Spec]) -> "Corpus":
         """The same with every image prepared."""
         pairs = ((prepare_cohort(one, config, cache, transforms), cache) for one, cache in self.pairs)
         return Corpus(tuple(pairs), self.texts)

@@ -5,8 +5,6 @@ BERT's last hidden state of the first token. RadBERT of CT-RATE (Hamamci et al.,
 chest CT's: one linear layer on RoBERTa's pooled output, positive from a probability of one half on.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence

@@ -9,8 +9,6 @@ findings that some hospitals hardly have; so a site's update says nothing of fin
 partial labels).
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -82,7 +80,7 @@ class DiagnosisConfig(Settings):
         description="a report that still leaves out a finding of its prompt gets a plain sentence about it",
     )
 
-    def of(self, source: str) -> DiagnosisConfig:
+    def of(self, source: str) -> "DiagnosisConfig":
         """What these settings are at a site whose data is of this source: ``auto`` and the rate are decided."""
         synthetic = source == "synthetic"
         tells = self.labeler

@@ -24,13 +24,7 @@ from fedtar_flare.learning.frozen import KEPT_BYTES, FrozenStages
 from fedtar_flare.learning.prior import PRIOR_DROPOUT, masked, prior_batch, shown, turns
 from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.learning.training import augmented, retry_smaller_batch
-from fedtar_flare.models.adapters.lora import (
-    adapter_config,
-    add_lora,
-    extra_names,
-    load_shared_state,
-    shared_state,
-)
+from fedtar_flare.models.adapters.lora import adapter_config, add_lora, extra_names, load_shared_state, shared_state
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER
 from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
 from fedtar_flare.models.config import ModelConfig

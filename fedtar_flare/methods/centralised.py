@@ -8,11 +8,9 @@ those of the other methods.
 A real site refuses every task before anything is read, and the job is not exported for production.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer, PooledSite
@@ -20,9 +18,6 @@ from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.state import SiteState
-
-if TYPE_CHECKING:
-    from fedtar_flare.data.cohort import Cohort
 
 
 class CentralisedServer(FedAvgServer):

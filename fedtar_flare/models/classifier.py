@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtar_flare.globs import problem_of
+from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.adapters.kinds import add_ia3
 from fedtar_flare.models.adapters.lora import add_lora
 from fedtar_flare.models.build import build_model
@@ -27,8 +28,6 @@ from fedtar_flare.models.weights import load_weights
 
 if TYPE_CHECKING:
     from peft import PeftModel
-
-    from fedtar_flare.imaging.batch import ImageBatch
 
 CLASSES = 2
 """Logits of the head; index 1 stands for the new disease."""

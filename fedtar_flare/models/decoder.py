@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.prefix_decoder import PrefixDecoder, build_prefix_decoder
 from fedtar_flare.models.r2gen import add_memory
 from fedtar_flare.models.sources import fetching, load_or_make, quiet_loading, require_room
@@ -14,8 +15,6 @@ from fedtar_flare.models.tokenizer import ReportTokenizer
 
 if TYPE_CHECKING:
     from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
-
-    from fedtar_flare.models.config import ModelConfig
 
 
 def build_decoder(

@@ -1,19 +1,14 @@
 """Image encoders that turn each slice into tokens: CvT through transformers, or any timm backbone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.models.config import STATISTICS
+from fedtar_flare.models.config import STATISTICS, ModelConfig
 from fedtar_flare.models.sources import fetching, is_folder, load_or_make, offline, quiet_loading
-
-if TYPE_CHECKING:
-    from fedtar_flare.models.config import ModelConfig
 
 
 class StillEncoder(nn.Module):

@@ -1,14 +1,11 @@
 """Parts that a method adds to a report generator: one that prompts the decoder, and one that chooses a text by it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from fedtar_flare.imaging.batch import PriorBatch
+from fedtar_flare.imaging.batch import PriorBatch
 
 Place = Literal["last", "begin", "memory", "none"]
 

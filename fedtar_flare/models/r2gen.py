@@ -13,16 +13,13 @@ With y the embedding of the word, f and g networks of two layers:
     MCLN(x) = (gamma + g_gamma(M')) * (x - mean) / deviation + beta + g_beta(M')
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-if TYPE_CHECKING:
-    from fedtar_flare.models.config import ModelConfig
+from fedtar_flare.models.config import ModelConfig
 
 SLOTS = 3
 """Of the memory, as the paper has them."""

@@ -1,15 +1,15 @@
 """The report generator: image of a visit in, report out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.cross_decoder import CrossDecoder
 from fedtar_flare.models.decoder import build_decoder
 from fedtar_flare.models.encoders import build_encoder
@@ -19,10 +19,6 @@ from fedtar_flare.models.prompting import Choice, Seen
 from fedtar_flare.models.r2gen import image_layers
 from fedtar_flare.models.recomputation import RecomputedLayers
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
-
-if TYPE_CHECKING:
-    from fedtar_flare.imaging.batch import ImageBatch
-    from fedtar_flare.models.config import ModelConfig
 
 
 def report_loss(logits: Tensor, labels: Tensor) -> Tensor:

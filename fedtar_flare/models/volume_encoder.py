@@ -9,22 +9,18 @@ but on crops, in which the body is larger. Axes and values are theirs: to the ri
 ``RAS``), one window of the prepared image from 0 to 1.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.encoders import StillEncoder
-
-if TYPE_CHECKING:
-    from fedtar_flare.imaging.batch import ImageBatch
 
 STRIDE = 32
 """Voxels of the grid, along each axis, to one voxel of the last feature map."""

@@ -5,8 +5,6 @@ site reads the contract installed with its own package, so no job can widen it. 
 both ends: the guard applies them to what leaves, the controller to what arrives.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -96,7 +94,7 @@ class Task:
     sends: Sends = "nothing"
     follows: tuple[str, ...] = ()  # tasks of which one must have come before in the run; empty: it may come first
 
-    def with_fields(self, *more: Field) -> Task:
+    def with_fields(self, *more: Field) -> "Task":
         """A copy with further fields; one of the same name is replaced."""
         names = {field.name for field in more}
         return replace(self, fields=(*(field for field in self.fields if field.name not in names), *more))
@@ -165,7 +163,7 @@ class Contract:
         """Whether each row of an averaged tensor is the mean of the sites alone that say something in it."""
         return matches(tensor, self.by_rows)
 
-    def allowing(self, extra_names: Sequence[str]) -> Contract:
+    def allowing(self, extra_names: Sequence[str]) -> "Contract":
         """A copy whose group of whole parameters also has these names (globs)."""
         widened = (
             replace(group, names=(*group.names, *extra_names)) if group.name == WHOLE_PARAMETERS else group

@@ -4,8 +4,6 @@ A job that sends torch tensors without their registration at FLARE's serialiser 
 sends or receives any calls :func:`register_tensors` on import.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -54,7 +52,7 @@ class ExchangeSchema:
             raise ExchangeError(f"the exchange has more than {MAX_VALUES} values")
 
     @classmethod
-    def of(cls, state: Tensors, dtype_up: str = "float32") -> ExchangeSchema:
+    def of(cls, state: Tensors, dtype_up: str = "float32") -> "ExchangeSchema":
         """Schema of a state dictionary."""
         return cls(tuple(sorted((name, tuple(value.shape)) for name, value in state.items())), dtype_up)
 
@@ -68,7 +66,7 @@ class ExchangeSchema:
         return {"shapes": {name: list(shape) for name, shape in self.shapes}, "dtype_up": self.dtype_up}
 
     @classmethod
-    def from_dict(cls, data: Any) -> ExchangeSchema:
+    def from_dict(cls, data: Any) -> "ExchangeSchema":
         """From primitives; :class:`ExchangeError` if malformed or with more than names, sizes and number format."""
         if not isinstance(data, Mapping) or set(data) != {"shapes", "dtype_up"}:
             raise ExchangeError("the exchange schema is not a dictionary of 'shapes' and 'dtype_up' alone")

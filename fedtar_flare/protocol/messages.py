@@ -4,8 +4,6 @@ A header is a flat dictionary of primitives under one key of the ``FLModel`` met
 field that leaves (see :mod:`fedtar_flare.site.guard`, which lets nothing else pass).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -97,7 +95,7 @@ class TaskHeader(_Header):
         return -(-done // self.rounds_per_period) if self.rounds_per_period else None
 
     @classmethod
-    def from_meta(cls, meta: dict[str, Any] | None) -> TaskHeader:
+    def from_meta(cls, meta: dict[str, Any] | None) -> "TaskHeader":
         """Read the header of a task; :class:`ExchangeError` when missing, malformed or of an incompatible version."""
         header = (meta or {}).get(HEADER)
         if not isinstance(header, dict):
@@ -132,7 +130,7 @@ class Reply(_Header):
                 raise ExchangeError(f"the field '{name}' of a reply is not a number from -1 to {limit}")
 
     @classmethod
-    def from_meta(cls, meta: dict[str, Any] | None) -> Reply:
+    def from_meta(cls, meta: dict[str, Any] | None) -> "Reply":
         """Read the header of a reply; :class:`ExchangeError` when missing, malformed or of an incompatible version."""
         header = (meta or {}).get(HEADER)
         if not isinstance(header, dict):

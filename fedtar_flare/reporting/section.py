@@ -38,6 +38,11 @@ def own_sections(run: Run) -> list[Section]:
         makers: Sequence[MakeSection] = method(run.start.method).sections
     except ConfigError:
         return []
+    return made(run, makers)
+
+
+def made(run: Run, makers: Sequence[MakeSection]) -> list[Section]:
+    """The sections that a run has something for."""
     return [section for make in makers if (section := make(run)) is not None]
 
 

@@ -22,6 +22,7 @@ from fedtar_flare.reporting.section import (
     Section,
     charts,
     left_out,
+    made,
     place,
     round_axis,
     skipped_steps,
@@ -199,17 +200,13 @@ def _folded(title: str, content: Markup) -> Markup:
 def sections(run: Run, own: Sequence[Section]) -> list[Section]:
     """All sections of a run that began: what came of it, how training went, and what one needs to repeat it."""
     first, last = ((examples, alarm_section, finding_section, scores), (losses, movement)) if run.reports else ((), ())
-    training = [one for one in (*own, *_made(run, last)) if one.optimisation]
+    training = [one for one in (*own, *made(run, last)) if one.optimisation]
     titles = ", ".join(one.title.lower() for one in training)
     folded = _folded(f"Show {titles}", render("sections.html", sections=training, level=3))
     about: tuple[MakeSection, ...] = (settings, participation, *((visits,) if run.reports else ()), exchange)
     return [
-        *_made(run, first),
+        *made(run, first),
         *(one for one in own if not one.optimisation),
         *([Section("optimisation", "Optimisation", "How training went.", folded)] if training else []),
-        *_made(run, about),
+        *made(run, about),
     ]
-
-
-def _made(run: Run, makers: Sequence[MakeSection]) -> list[Section]:
-    return [section for make in makers if (section := make(run)) is not None]

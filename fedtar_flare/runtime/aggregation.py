@@ -6,8 +6,6 @@ Backdoor Federated Learning?" (2019), ``sum_k c_k d_k min(1, M / |d_k|)``, with 
 Andrew et al., "Differentially Private Learning with Adaptive Clipping" (NeurIPS 2021).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os
@@ -126,7 +124,7 @@ class SpilledUpdates:
         self._shapes: list[torch.Size] = []
         self._files: dict[str, tuple[Path, torch.dtype]] = {}
 
-    def __enter__(self) -> SpilledUpdates:
+    def __enter__(self) -> "SpilledUpdates":
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         return self

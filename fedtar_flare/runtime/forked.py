@@ -10,8 +10,6 @@ The template ends with the simulator. There is none at a real site, with a GPU (
 classes outside this package, and on other systems than Linux; a task that finds none is done where it is.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -19,22 +17,18 @@ import tempfile
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
+from nvflare.apis.signal import Signal
 
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.protocol.exchange import Tensors
+from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.runtime.handed import POLL_SECONDS, Answer, Scalar, environment, order_of, receive, send, take
-
-if TYPE_CHECKING:
-    from nvflare.apis.fl_context import FLContext
-    from nvflare.apis.signal import Signal
-
-    from fedtar_flare.protocol.messages import TaskHeader
-    from fedtar_flare.site.place import Site
+from fedtar_flare.site.place import Site
 
 PACKAGE = "fedtar_flare."
 WORKER = "fedtar_flare.runtime.worker"

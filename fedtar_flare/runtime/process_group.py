@@ -12,8 +12,6 @@ one process inherits; the processes find each other through a file in a folder o
 loopback interface; and a process ends when its pipe does, so none outlives the executor's, however that ends.
 """
 
-from __future__ import annotations
-
 import math
 import signal
 import socket
@@ -25,17 +23,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.learning.ranks import LostRank
 from fedtar_flare.protocol.exchange import Tensors
+from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.runtime import handed
 from fedtar_flare.runtime.handed import DONE, OPENED, POLL_SECONDS, RAISED, Answer, Scalar, order_of, receive
-
-if TYPE_CHECKING:
-    from fedtar_flare.protocol.messages import TaskHeader
-    from fedtar_flare.site.place import Site
+from fedtar_flare.site.place import Site
 
 WORKER = "fedtar_flare.runtime.worker"
 GRACE_SECONDS = 5.0

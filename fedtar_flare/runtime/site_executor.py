@@ -1,7 +1,5 @@
 """``SiteExecutor``: a site for the tasks of any method, in the order in which it may refuse; state is on disk."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import inspect
@@ -10,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from nvflare.apis.event_type import EventType
@@ -23,6 +21,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare import registry
+from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.errors import DISK_FULL, FULL, ConfigError, DataError, ExchangeError, FedTARError
 from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.protocol.contract import Contract
@@ -38,12 +37,9 @@ from fedtar_flare.site.admission import admit
 from fedtar_flare.site.approval import SERVER_CONFIG, Participation, only, participation, require_approval
 from fedtar_flare.site.guard import not_allowed
 from fedtar_flare.site.place import Site, TaskAborted, hush_simulator
+from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.standing import bind_run
 from fedtar_flare.site.state import SiteState, StateOfAnother
-
-if TYPE_CHECKING:
-    from fedtar_flare.data.cohort import Cohort
-    from fedtar_flare.site.site_file import SiteConfig
 
 register_tensors()
 

@@ -5,8 +5,6 @@ sites must not shut out slow ones, an aborted job must stop at once, a late or f
 memory must not grow with the number of sites.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time
@@ -66,7 +64,7 @@ class Answers:
         """Sites without an accepted answer, with the reason."""
         return self.abstained | self.absent | self.refused
 
-    def add(self, more: Answers) -> None:
+    def add(self, more: "Answers") -> None:
         """Merge in the account of other sites."""
         for name in ("replies", "abstained", "refused", "absent", "seconds", "bytes_up"):
             getattr(self, name).update(getattr(more, name))

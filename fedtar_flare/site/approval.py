@@ -168,6 +168,5 @@ def participation(records: Path) -> Participation:
 def decide(records: Path, status: Participation) -> Path:
     """Write the site's decision atomically; returns the file."""
     records.mkdir(parents=True, exist_ok=True, mode=0o700)
-    records.mkdir(parents=True, exist_ok=True, mode=0o700)
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return write_json(records / PARTICIPATION, {"status": status.value, "since": since})

@@ -1,7 +1,5 @@
 """What a suite shows where visits arrive period by period: scores ahead of time, what was forgotten, and alphas."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar

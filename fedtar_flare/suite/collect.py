@@ -9,17 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.learning.evaluation import REPORT_SCORES, TEXTS
-from fedtar_flare.record.events import (
-    SHARED,
-    Evaluation,
-    Event,
-    Joined,
-    Start,
-    Step,
-    TaskBegun,
-    TaskLearnt,
-    Validation,
-)
+from fedtar_flare.record.events import SHARED, Evaluation, Event, Joined, Start, Step, TaskBegun, TaskLearnt, Validation
 from fedtar_flare.record.log import best_round, of_kind, read_events, scored_round
 from fedtar_flare.registry import method
 from fedtar_flare.runtime.recipe import MethodRecipe

@@ -1,7 +1,5 @@
 """Tables of the comparison: rows are methods, columns are scores, each with its 95 % interval."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +33,7 @@ class Table:
     folded: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
     """All rows by family, where :attr:`rows` has only the best of each."""
 
-    def fold(self, families: Mapping[str, str]) -> Table:
+    def fold(self, families: Mapping[str, str]) -> "Table":
         """A long table with the first row of each family (label to title); rows of no family stay, too."""
         if len(self.rows) <= MOST_ROWS:
             return self

@@ -4,8 +4,6 @@ A curve is the AUC of a site's test images in a task, at e = 0..E. A run's score
 tasks; where there are several tasks, the first is left out, which no start can inform.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -107,7 +105,7 @@ class Run:
             )
         return found
 
-    def reached(self, other: Run) -> list[tuple[int, float] | None]:
+    def reached(self, other: "Run") -> list[tuple[int, float] | None]:
         """For each compared place of both, epochs and seconds until the other's last AUC; None: never."""
         mine, theirs = self.curves(), other.curves()
         found: list[tuple[int, float] | None] = []

@@ -1,7 +1,5 @@
 """The sets of hospitals on which a suite runs its arms: what each of its scenarios stands for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,7 +42,7 @@ class Variant:
         said = "_".join(f"{key}-{value}" for key, value in self.point.items()) or self.scenario
         return re.sub(r"[^a-z0-9._]+", "-", said.lower()).strip("-")[:60]
 
-    def on(self, sites: Sequence[str]) -> Variant:
+    def on(self, sites: Sequence[str]) -> "Variant":
         """The same with some of the hospitals alone, and nobody outside."""
         cohort = {site: options for site, options in self.cohort.items() if site in sites}
         joins = {site: r for site, r in self.joins.items() if site in sites}

@@ -6,8 +6,6 @@ put the finding within its region, and a generator that is the patient's own, so
 visit to visit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -50,7 +48,7 @@ class Canvas:
     spacing: tuple[float, float, float]
 
     @classmethod
-    def of(cls, scanner: Scanner, shift: np.ndarray) -> Canvas:
+    def of(cls, scanner: Scanner, shift: np.ndarray) -> "Canvas":
         """An empty canvas (air) in the scanner's geometry, the patient moved by ``shift`` (z, y, x) mm."""
         counts = (scanner.slices, scanner.matrix, scanner.matrix)
         axes = [

@@ -15,8 +15,6 @@ In functions matrices hold differences from the origin already. With batches s =
 Adapter and head meet in the loss (C is block-diagonal): gradients are by kind.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -49,7 +47,7 @@ class Layout:
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+    def of(cls, tensors: Mapping[str, Tensor]) -> "Layout":
         """Of a module."""
         return cls(tuple(sorted((name, tuple(value.shape)) for name, value in tensors.items())))
 

@@ -1,7 +1,5 @@
 """The mixture that the server makes for one task: clusters, their weights, and the centres that go down."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,12 +31,12 @@ class Part:
     distance: Tensor | None = None
 
     @classmethod
-    def of(cls, pool: Pool, kind: Kind, modules: Sequence[Module], assignment: Sequence[int]) -> Part:
+    def of(cls, pool: Pool, kind: Kind, modules: Sequence[Module], assignment: Sequence[int]) -> "Part":
         """The means of clusters (Eq. 3)."""
         beta0 = initial_beta(assignment)
         return cls(tuple(modules), tuple(assignment), pool.matrix(kind, modules), beta0, beta0, pool.origin(kind))
 
-    def weighted(self, beta: Tensor) -> Part:
+    def weighted(self, beta: Tensor) -> "Part":
         """The same modules under other weights (N, K)."""
         return replace(self, beta=beta, beta0=beta)
 
@@ -67,7 +65,7 @@ class Mixture:
             return {name: value[None].clone() for name, value in self.pool.start.items()}
         return self.pool.layout.stacked({kind: p.origin + mix(p.matrix, p.beta) for kind, p in parts.items()})
 
-    def step(self, gradients: Mapping[str, Tensor], eta_out: float) -> Mixture:
+    def step(self, gradients: Mapping[str, Tensor], eta_out: float) -> "Mixture":
         """The mixture after the outer step (Eq. 8), given the sum over the sites of G (K, *shape), by name."""
         if self.parts is None:
             return self

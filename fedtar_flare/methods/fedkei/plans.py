@@ -4,8 +4,6 @@ Every start is ``theta = M beta alpha`` over some modules of the pool (:func:`.m
 nothing for a plan, it is the common start alone (K = 1, alpha fixed at 1).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,7 +39,7 @@ class Plan:
     objective: Literal["plain", "proximal", "frozen_a", "head_only", "maml", "distil", "fisher"] = "plain"
     extra_epochs: int = 0
 
-    def tunes_as(self, other: Plan) -> bool:
+    def tunes_as(self, other: "Plan") -> bool:
         """Whether both tune alike what begins alike."""
         return (self.objective, self.extra_epochs) == (other.objective, other.extra_epochs)
 

@@ -1,7 +1,5 @@
 """A task's images at one site: who takes part in it, whether they suffice, and what may be reported of them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,7 +64,7 @@ class SiteTask:
     least: int
 
     @classmethod
-    def of(cls, cohort: Cohort, stream: TaskStream, step: int, least: int) -> SiteTask:
+    def of(cls, cohort: Cohort, stream: TaskStream, step: int, least: int) -> "SiteTask":
         """Of a step of the site's stream."""
         splits = {split: stream.labeled(cohort.samples(split), step) for split in SPLITS}
         return cls(stream.task(step).name, stream.places[step - 1] + 1, splits, least)
