@@ -1,6 +1,7 @@
 """Entry point of ``fedtar``: runs one command and turns errors into one readable message and an exit code."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -60,11 +61,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def exit_code(command: str, run: Callable[[], int | None]) -> int:
     """Run a command; an error of this package becomes a message on standard error that names the command."""
     try:
-        return int(run() or 0)
+        code = int(run() or 0)
+        sys.stdout.flush()
+        return code
     except FedTARError as error:
         lines = (plain(line) for line in str(error).splitlines())  # it may quote what others have named
         print("\n".join([f"{command}: {next(lines, '')}", *lines]), file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except BrokenPipeError:  # "| head" has read enough; Python would say so once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         print(f"{command}: interrupted", file=sys.stderr)
         return 130

@@ -6,7 +6,7 @@ import re
 import subprocess
 
 import pytest
-from command import fedtar, fedtar_here
+from command import fedtar, fedtar_here, run
 
 from fedtar_flare.cli.main import GROUPS, parser
 from fedtar_flare.record.events import Start, Step
@@ -146,6 +146,11 @@ def test_a_simulation_says_how_far_it_is(tmp_path):
         assert lines.get(timeout=60).startswith("task 1 of 3, ")
 
 
+def test_a_reader_that_has_read_enough_is_no_error():
+    code, _, err = run("/bin/bash", "-c", "fedtar settings fedtar | true", timeout=60)
+    assert code == 0 and err == ""
+
+
 @pytest.mark.parametrize("name", own_names())
 def test_settings_as_they_are_shown_give_the_same_job(name):
     code, out, _ = fedtar_here("settings", name, "--json")
@@ -153,8 +158,8 @@ def test_settings_as_they_are_shown_give_the_same_job(name):
     assert code == 0 and all(one["meaning"] for one in shown)
     groups = {}
     for one in shown:
-        group, setting = one["name"].split(".")
-        groups.setdefault(group, {})[setting] = one["value"]
+        group, _, setting = one["name"].rpartition(".")
+        (groups.setdefault(group, {}) if group else groups)[setting] = one["value"]
     again, recipe = MethodRecipe(name, **groups), MethodRecipe(name)
     assert again.resolved() == recipe.resolved()
 
