@@ -1,3 +1,4 @@
+import json
 import re
 from html import unescape
 from xml.etree import ElementTree
@@ -189,6 +190,14 @@ def test_an_alarm_that_is_raised_says_so_with_its_limit(tmp_path):
     assert rows["length ratio"][:2] == ["raised: 0.40", "below 0.60, above 1.50"]
     assert rows["finding recall"][:2] == ["raised: 80 %", "below 88 %"]
     assert rows["invented findings"][:2] == ["raised: 15 %", "above 2 %"]
+
+
+def test_what_the_server_was_alarmed_by_stands_before_the_scores(tmp_path):
+    record = write_run(tmp_path) / "rounds.jsonl"
+    first, _, rest = record.read_text().partition("\n")
+    record.write_text("\n".join([first, json.dumps({"event": "alarm", "text": "too <many> visits"}), rest]))
+    header, _, _ = page_of(tmp_path)[0].partition('id="scores"')
+    assert "Alarm: too &lt;many&gt; visits" in header
 
 
 def test_alarms_with_the_patient_adapter_and_without(tmp_path):
