@@ -81,16 +81,17 @@ def _of_reports(
     events: Sequence[Event],
     states: Mapping[str, SiteState],
 ) -> Found:
+    variant = experiment.variant
     evaluations, validations = of_kind(events, Evaluation), of_kind(events, Validation)
     arrives = recipe.controller.rounds_per_period
     chosen = scored_round(evaluations, None if arrives else best_round(validations))
-    outside, rows = shared_alone(recipe, results, experiment.variant.outside, chosen)
+    outside, rows = shared_alone(recipe, results, variant.outside, chosen, variant.outside_split)
     for site, state in states.items():
         for number in sorted({event.round for event in evaluations}) if arrives else (0, chosen):
             file = state.folder / f"{REPORT_SCORES}{number:04d}.jsonl"
             lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
             of_site = [{"site": site, "when": "end" if number else "start", **json.loads(line)} for line in lines]
-            learnt = -(-(number or experiment.variant.joins.get(site, 1) - 1) // arrives) if arrives else 0
+            learnt = -(-(number or variant.joins.get(site, 1) - 1) // arrives) if arrives else 0
             rows += over_time(of_site, learnt) if arrives else of_site
     return {
         "scored_round": chosen,

@@ -54,6 +54,7 @@ class Suite(HospitalSettings):
     needs_site_files: bool = Field(
         False, description="hospitals have data of their own: refused without the site files that FEDTAR_SITES names"
     )
+    outside_split: Literal["test", "all"] = Field("test", description="whom the hospitals outside are scored on")
     seeds: tuple[int, ...] = Field((0,), min_length=1, description="each arm is run with each of them")
     settings: dict[str, Any] = Field({}, description="arguments of every method's recipe")
     references: tuple[str, ...] = Field(

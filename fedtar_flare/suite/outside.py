@@ -18,11 +18,13 @@ Found = tuple[dict[str, Any], list[dict[str, Any]]]
 """A part of a result, and rows."""
 
 
-def shared_alone(recipe: MethodRecipe, results: Path, hospitals: Sequence[str], round_: int) -> Found:
+def shared_alone(
+    recipe: MethodRecipe, results: Path, hospitals: Sequence[str], round_: int, split: str = "test"
+) -> Found:
     """Score a finished run's shared adapter at hospitals outside; nothing where the method shares nothing.
 
     Scores are by hospital: of the adapter before training (``start``) and of the given round, the best or the last
-    (``end``).
+    (``end``), on the test patients or (``split`` is ``all``) on all.
     """
     scores: dict[str, dict[str, Any]] = {}
     rows: list[dict[str, Any]] = []
@@ -36,7 +38,7 @@ def shared_alone(recipe: MethodRecipe, results: Path, hospitals: Sequence[str], 
         states: Mapping[str, Mapping[str, torch.Tensor]] = {"start": learner.shared(), "end": checkpoint.weights}
         for when, weights in states.items():
             learner.load_shared(weights)
-            evaluated = learner.evaluate(min_cell=1)
+            evaluated = learner.evaluate(min_cell=1, split="test" if split == "test" else None)
             scores.setdefault(hospital, {})[when] = evaluated.scores
             rows += [{"site": hospital, "when": when, **row} for row in evaluated.rows]
     return scores, rows

@@ -110,7 +110,7 @@ def _one_kind(suite: Suite, arms: Mapping[str, Arm]) -> None:
 def _experiment(suite: Suite, name: str, arm: Arm, seed: int, variant: Variant) -> Experiment:
     recipe = merged(suite.settings, arm.settings) | {"seed": seed}
     one = Experiment(name, arm, seed, variant, recipe, "")
-    hospitals = {key: getattr(variant, key) for key in ("sites", "outside", "cohort", "joins")}
+    hospitals = {key: getattr(variant, key) for key in ("sites", "outside", "outside_split", "cohort", "joins")}
     key = json.dumps([FORMAT, __version__, arm.method, one.build().resolved(), hospitals], sort_keys=True)
     return replace(one, digest=hashlib.sha256(key.encode()).hexdigest()[:12])
 

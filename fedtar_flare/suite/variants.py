@@ -23,6 +23,8 @@ class Variant:
     """Empty for the suite's own hospitals."""
     sites: tuple[str, ...]
     outside: tuple[str, ...] = ()
+    outside_split: str = "test"
+    """Whom those outside are scored on: their test patients, or ``all``."""
     cohort: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Options of the synthetic cohorts, by hospital; empty where the suite says nothing of any."""
     joins: dict[str, int] = field(default_factory=dict)
@@ -84,6 +86,7 @@ def _expanded(suite: Suite, name: str, scenario: Scenario) -> list[Variant]:
                 scenario=name if scenario != Scenario() else "",
                 sites=sites,
                 outside=outside,
+                outside_split=suite.outside_split,
                 cohort=_cohorts(suite, scenario.cohort | point, (*sites, *outside)),
                 joins=joins,
                 point=({HOSPITALS: number} if len(numbers) > 1 else {}) | point,
