@@ -15,7 +15,7 @@ from fedtar_flare.learning.pretraining import pretrain
 from fedtar_flare.methods.fedkei.config import CLASSIFIERS
 from fedtar_flare.models.config import PRESETS
 from fedtar_flare.presets import papers
-from fedtar_flare.suite import file
+from fedtar_flare.suite import file, run
 from fedtar_flare.suite.file import read_suite, shipped
 
 SUITES = [name for name in shipped() if name.startswith(("fedtar_table", "fedmrg_table", "fedkei_"))]
@@ -32,9 +32,10 @@ def commands(suite):
 
 @pytest.fixture
 def least(tmp_path, monkeypatch):
-    """Presets of the same names with tiny models in folders and one update, one seed of a suite, one of a warm start."""
+    """Presets of the same names with tiny models in folders, and one update; suites of one seed."""
     folders = real_layouts.tiny_models(tmp_path)
     monkeypatch.setattr(clinical_start, "pretrain", lambda *a, **k: pretrain(*a[:5], a[5].replace(steps=1), **k))
+    monkeypatch.setattr(run, "cores", lambda: 1)
     monkeypatch.setattr(file, "read_suite", lambda name: read_suite(name).replace(seeds=(0,)))
     names = {"paper": ("cvt", "gpt2"), "paper-ct": ("cvt", "gpt2"), "fedmrg-paper": ("test_resnet", "llama")}
     for preset, paper in papers().items():
@@ -69,7 +70,7 @@ def collections(place: Path, suite: str) -> None:
             real_layouts.chexpert_plus(place / "chexpert-plus", 24)
 
 
-def run(line: str, suite: str) -> str:
+def typed(line: str, suite: str) -> str:
     """One command; of fedtar's the words are handed on, and what is compared is the first three arms."""
     environment, words = {}, shlex.split(line)
     while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
@@ -88,7 +89,7 @@ def run(line: str, suite: str) -> str:
 @pytest.mark.parametrize("suite", SUITES)
 def test_the_commands_of_a_header_give_the_table(suite, least):
     collections(least, suite)
-    printed = {line: run(line, suite) for line in commands(suite)}
+    printed = {line: typed(line, suite) for line in commands(suite)}
     compared = [line for line in printed if " compare " in line]
     assert compared and all(line.split()[3] == suite for line in compared)
     for line in compared:
