@@ -6,7 +6,7 @@ import numpy as np
 from kits import write_noise
 from tables import write_table
 
-WORDS = ("effusion", "nodule", "opacity", "edema", "fracture", "atelectasis")
+WORDS = ("pleural effusion", "pneumothorax", "consolidation", "cardiomegaly", "lung mass", "atelectasis")
 
 
 def report(i: int) -> str:
@@ -83,23 +83,53 @@ def chexpert_plus(root: Path, patients: int) -> None:
     write_table(root / "df_chexpert_plus_240401.csv", rows)
 
 
-def labelled(root: Path, patients: int, labels: tuple[str, ...]) -> None:
-    """A manifest of pictures with labels (empty: none), and the classes that a Dirichlet draw spreads."""
-    rows, classes = [], []
+def isic_2019(root: Path, patients: int) -> None:
+    """Photographs, what they show, and whose they are."""
+    kinds, truth, people = ("MEL", "NV", "BCC", "AK", "BKL", "DF"), [], []
     root.mkdir()
     for i in range(patients):
-        name, label = f"p{i}", labels[i % len(labels)]
-        picture = write_noise(root / f"{name}.png", 2000 + i + 1000 * len(labels))
-        about = {"patient_id": name, "study_datetime": "2000-01-01", "image": picture.name}
-        rows.append(about | {"labels": label, "age": "", "sex": "", "report": ""})
-        classes.append({"patient_id": name, "label": label or "none"})
-    write_table(root / "manifest.csv", rows)
-    write_table(root / "classes.csv", classes)
+        write_noise(root / f"ISIC_{i}.jpg", 2000 + i)
+        truth.append({"image": f"ISIC_{i}", **{kind: f"{float(kind == kinds[i % 6])}" for kind in kinds}})
+        people.append({"image": f"ISIC_{i}", "age_approx": "55", "lesion_id": f"L{i}", "sex": "female"})
+    write_table(root / "ISIC_2019_Training_GroundTruth.csv", truth)
+    write_table(root / "ISIC_2019_Training_Metadata.csv", people)
+
+
+def nih_and_vindr(place: Path, patients: int) -> None:
+    """One film of each patient, with the names that each collection gives findings."""
+    kinds = ("No Finding", "Effusion", "Pneumothorax", "Consolidation", "Cardiomegaly", "Mass", "Atelectasis")
+    theirs = ("No finding", "Pleural effusion", "Pneumothorax", "Consolidation", "Cardiomegaly", "Nodule/Mass")
+    theirs += kinds[6:]
+    entries, readings = [], []
+    for folder in ("nih/images_001/images", "vindr/train"):
+        (place / folder).mkdir(parents=True)
+    for i in range(patients):
+        write_noise(place / "nih/images_001/images" / f"{i}_000.png", 3000 + i)
+        write_noise(place / "vindr/train" / f"v{i}.png", 4000 + i)
+        about = {"Image Index": f"{i}_000.png", "Finding Labels": kinds[i % 7]}
+        entries.append(about | {"Follow-up #": 0, "Patient ID": i, "Patient Age": "057Y", "Patient Gender": "M"})
+        for reader in ("R1", "R2", "R3"):
+            seen = {kind: int(kind == theirs[i % 7]) for kind in theirs}
+            readings.append({"image_id": f"v{i}", "rad_id": reader, **seen})
+    write_table(place / "nih" / "Data_Entry_2017.csv", entries)
+    write_table(place / "vindr" / "annotations" / "image_labels_train.csv", readings)
+
+
+def oct_2017(root: Path, patients: int) -> None:
+    """A picture of each patient, whose label and number its name tells."""
+    for i in range(patients):
+        kind = ("NORMAL", "CNV", "DME", "DRUSEN")[i % 4]
+        (root / "train" / kind).mkdir(parents=True, exist_ok=True)
+        write_noise(root / "train" / kind / f"{kind}-{1000 + i}-1.jpeg", 5000 + i)
 
 
 def tiny_models(place: Path) -> dict[str, str]:
-    """Folders of a CvT, a GPT-2 without cross-attention and a Llama, by the preset's setting of each."""
+    """Folders of a CvT, a ResNet and a ViT of timm, a GPT-2 without cross-attention and a Llama, by name."""
+    import json
+
+    import timm
     import torch
+    from safetensors.torch import save_file
     from tiny_llama import write_llama
     from tokenizers import ByteLevelBPETokenizer
     from transformers.models.cvt.configuration_cvt import CvtConfig
@@ -117,4 +147,11 @@ def tiny_models(place: Path) -> dict[str, str]:
     sizes = GPT2Config(vocab_size=300, n_positions=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
     GPT2LMHeadModel(sizes).save_pretrained(place / "gpt2")
     write_llama(place / "llama")
-    return {name: str(place / name) for name in ("cvt", "gpt2", "llama")}
+    for name in ("test_resnet", "test_vit"):
+        model = timm.create_model(name, num_classes=0, **({"img_size": 32} if name == "test_vit" else {}))
+        (place / name).mkdir()
+        published = {**model.pretrained_cfg, "num_classes": 0, "input_size": [3, 32, 32]}
+        about = {"architecture": name, "num_classes": 0, "pretrained_cfg": published}
+        (place / name / "config.json").write_text(json.dumps(about))
+        save_file(model.state_dict(), place / name / "model.safetensors")
+    return {name: str(place / name) for name in ("cvt", "test_resnet", "test_vit", "gpt2", "llama")}

@@ -38,6 +38,7 @@ def least(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "cores", lambda: 1)
     monkeypatch.setattr(file, "read_suite", lambda name: read_suite(name).replace(seeds=(0,)))
     names = {"paper": ("cvt", "gpt2"), "paper-ct": ("cvt", "gpt2"), "fedmrg-paper": ("test_resnet", "llama")}
+    names["r2gen"] = ("test_resnet", "")
     for preset, paper in papers().items():
         encoder, decoder = names.get(preset, ("test_vit", ""))
         own = LEAST | {"model.encoder_name": folders.get(encoder, encoder), "model.decoder_name": folders.get(decoder)}
@@ -47,6 +48,7 @@ def least(tmp_path, monkeypatch):
         for presets in (PRESETS, CLASSIFIERS):
             if preset in presets:
                 monkeypatch.setitem(presets, preset, paper.group("model"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     return tmp_path
@@ -56,13 +58,12 @@ def collections(place: Path, suite: str) -> None:
     if suite in ("fedtar_table1", "fedtar_table2", "fedtar_table4"):
         real_layouts.ct_rate(place / "ct-rate", 30)
     elif suite == "fedkei_derm":
-        real_layouts.labelled(place / "derm", 160, ("MEL", "NV", "BCC", "AK", "BKL", "DF"))
+        real_layouts.isic_2019(place / "isic2019", 120)
     elif suite == "fedkei_cxr":
-        for number, name in enumerate(("nih", "chexpert", "vindr")):
-            kinds = ("", "effusion", "pneumothorax", "consolidation", "cardiomegaly", "mass", "atelectasis")
-            real_layouts.labelled(place / name, 60 + number, kinds)
+        real_layouts.nih_and_vindr(place, 49)
+        real_layouts.chexpert_plus(place / "chexpert-plus", 42)
     elif suite == "fedkei_oct":
-        real_layouts.labelled(place / "oct", 80, ("", "CNV", "DME", "DRUSEN"))
+        real_layouts.oct_2017(place / "OCT2017", 60)
     else:
         real_layouts.mimic(place, 80)
         if suite.startswith("fedmrg"):
