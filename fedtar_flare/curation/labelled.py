@@ -157,7 +157,8 @@ def _labels(row: Row, labels: Sequence[str]) -> tuple[frozenset[str], frozenset[
         if (flag := row.get(label, "")) not in FLAGS:
             raise ConfigError(f"column '{label}' holds '{flag}', which is none of 0, 1 and -1")
         said[label.replace(";", ",").replace("|", ",")] = FLAGS[flag]
-    return tuple(frozenset(label for label, flag in said.items() if flag == wanted) for wanted in ("1", "-1"))  # type: ignore[return-value]
+    sure, unsure = (frozenset(label for label, flag in said.items() if flag == wanted) for wanted in ("1", "-1"))
+    return sure, unsure
 
 
 def _voted(votes: Sequence[tuple[frozenset[str], frozenset[str]]]) -> str:
