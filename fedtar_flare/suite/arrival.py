@@ -66,7 +66,7 @@ def period_table(results: Sequence[Done]) -> Table:
         shown += [_shown(LATE, first), _shown(AHEAD[0], forgotten)]
         rows.append([row, *shown, with_interval(recall, lambda share: f"{100 * share:.0f} %")])
     about = (
-        "Reports of all patients' visits of the second to the last period, each scored before anything was learnt from "
+        "Reports of all patients' visits from period 2 on, each scored before anything was learnt from "
         "its period, all periods together: the area under the curve over time. A late hospital's first period was "
         "scored with what the others had learnt, or before any learning where nothing is shared. Kept is BLEU-4 of "
         "test patients' visits after the last period less the one after their own: below 0, they were forgotten. The "
