@@ -38,7 +38,8 @@ def add_commands(commands: Commands) -> None:
     add_repeated(command, "--set", "GROUP.NAME=VALUE", of_model)
 
     command = add_command(commands, score, "label a run's reports again, and say precision, recall and F1 of classes")
-    command.add_argument("state", type=Path, help="the site's state of that run: <state folder>/<run id>/<site>")
+    of_run = "the site's state of that run, <state folder>/<run id>/<site>, or a comparison's run, <folder>/runs/<run>"
+    command.add_argument("state", type=Path, help=of_run)
     which = "chexpert-rules, ctrate-rules, the folder of 'fedtar labeler import', or chexbert or radbert, whose labels "
     command.add_argument("--labeler", required=True, help=f"{which}the run kept where the site file names one")
     command.add_argument("--against", type=Path, help="state of another run on the same reports, to compare with")

@@ -22,6 +22,7 @@ from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.pipeline import prepare
+from fedtar_flare.imaging.readers.dicom_tags import first
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.prior import IMAGE, REPORT, show_reports
@@ -353,15 +354,15 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
     header = next(headers(image), None)
     if header is not None:
         read: dict[str, Any] = {
-            "patient_id": str(header.get("PatientID", "")),
-            "sex": sex_of(str(header.get("PatientSex", ""))),
+            "patient_id": first(header, "PatientID"),
+            "sex": sex_of(first(header, "PatientSex")),
         }
         try:
-            read["age"] = age_of(str(header.get("PatientAge", "")))
+            read["age"] = age_of(first(header, "PatientAge"))
         except DataError:
             read["age"] = None
         given = {**{name: value for name, value in read.items() if value}, **given}
-        modality = modality or ("radiograph" if header.get("Modality") in ("CR", "DX") else "ct")
+        modality = modality or ("radiograph" if first(header, "Modality") in ("CR", "DX") else "ct")
     if modality is None:
         modality = "radiograph" if image.suffix.lower() in PICTURES else "ct"
     if header is not None and before is not None and "prior_days" not in given:
@@ -377,7 +378,7 @@ def _moment(header: Any) -> datetime | None:
     from fedtar_flare.data.sources.fields import moment_of
 
     try:
-        return moment_of(str(header.get("StudyDate", "")), str(header.get("StudyTime", "")))
+        return moment_of(first(header, "StudyDate"), first(header, "StudyTime"))
     except DataError:
         return None
 

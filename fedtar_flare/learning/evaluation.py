@@ -186,13 +186,22 @@ TEXTS = ("text", "reference")
 def report_texts(folder: Path, round_: int | None = None, *, personal: bool = True) -> list[dict[str, Any]]:
     """The rows that :func:`write_report_scores` kept, of one round (None: the last), with the patient adapter or not.
 
-    A method without a patient adapter has the same reports in both. Raises ConfigError where the folder has none.
+    ``folder`` is a site's state of a run, or holds such folders of several sites: rows then tell their ``site``. A
+    method without a patient adapter has the same reports in both. Raises ConfigError where the folder has none.
     """
-    files = sorted(folder.glob(f"{REPORT_SCORES}{'*' if round_ is None else f'{round_:04d}'}.jsonl"))
-    rows = [json.loads(line) for line in files[-1].read_text(encoding="utf-8").splitlines()] if files else []
+    name = f"{REPORT_SCORES}{'*' if round_ is None else f'{round_:04d}'}.jsonl"
+    places = [folder] if any(folder.glob(name)) else sorted({file.parent for file in folder.glob(f"*/{name}")})
+    rows = [
+        ({"site": place.name} if place != folder else {}) | json.loads(line)
+        for place in places
+        for line in max(place.glob(name)).read_text(encoding="utf-8").splitlines()
+    ]
     if not rows or any(key not in rows[0] for key in TEXTS):
         of = "" if round_ is None else f" of round {round_}"
-        raise ConfigError(f"{folder} holds no reports{of}: name a site's state of a run, <state>/<run id>/<site>")
+        raise ConfigError(
+            f"{folder} holds no reports{of}: name a site's state of a run, <state>/<run id>/<site>, or a run of a "
+            "comparison, <folder>/runs/<run>"
+        )
     kinds = {row["personal"] for row in rows}
     return [row for row in rows if row["personal"] == personal or len(kinds) == 1]
 

@@ -17,7 +17,7 @@ def closing_box(run: Run, places: Mapping[str, Path | str] | None = None) -> str
     """The box in ASCII but for names; ``places`` are files by what they are, such as ``page`` or a site's name."""
     tiles = key_numbers(run, own_sections(run))
     rows = [[_ascii(text) for text in (tile.name, tile.value, tile.about)] for tile in tiles]
-    rows = rows or [["no test report was scored", "", ""]]
+    rows = rows or [[f"no test {'report' if run.reports else 'image'} was scored", "", ""]]
     names = max(len(name) for name, *_ in rows) + 3
     arrows = max(value.find("->") for _, value, _ in rows)  # the arrows stand under each other
     values = [value.rjust(len(value) + arrows - value.find("->")) if "->" in value else value for _, value, _ in rows]

@@ -384,7 +384,7 @@ class FederatedController(HandshakeController):
             end("failed", f"unexpected {type(error).__name__}")
             raise
         else:
-            end("completed")
+            end("completed", self.results.nothing_learnt())
 
 
 def _in_simulator() -> None:

@@ -89,6 +89,7 @@ class Results:
         self._validations: list[Validation] = []
         self._metrics: dict[str, Any] = {}
         self._first_round = 1
+        self._idle: dict[str, str] | None = {}  # why sites added nothing; None once one did
 
     def start(self, schema: ExchangeSchema, answers: Answers, **plan: Any) -> None:
         """Record who takes part, with what, after the handshake; ``plan`` has the fields of :class:`Start` to come."""
@@ -156,6 +157,7 @@ class Results:
                 bytes_up=sum(answers.bytes_up.values()),
             )
         )
+        self._idle = None if sites or self._idle is None else self._idle | answers.missing
         for site, values in sites.items():
             self.scalar(f"training loss at step {t}/{site}", values.train_loss, r)
         losses = " ".join(f"{s} {v.train_loss:.3f}" for s, v in sites.items() if v.train_loss is not None)
@@ -203,6 +205,11 @@ class Results:
         if key == "final" or key not in self._metrics:
             self._metrics[key] = scores
 
+    def nothing_learnt(self) -> str:
+        """A sentence with each site's last reason, where no site had anything to add at any step; else empty."""
+        said = "; ".join(f"{site}: {reason}" for site, reason in sorted(self._idle.items())) if self._idle else ""
+        return f"No site learnt anything, so there is nothing new to use ({said})" if said else ""
+
     def losses(self) -> dict[str, float | None]:
         return {str(event.round): event.loss for event in self._validations}
 
@@ -233,6 +240,7 @@ class Results:
     def restore(self, info: Mapping[str, Any]) -> None:
         """Restore what :meth:`progress` gave in the run that is resumed."""
         self._validations = [Validation.model_validate(entry) for entry in info.get("validations", ())]
+        self._idle = None  # of the rounds before it is not known
         self._metrics = dict(info.get("metrics", {}))
 
     def finish(self, numbers: Mapping[str, list[float]]) -> None:

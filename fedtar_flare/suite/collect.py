@@ -8,7 +8,7 @@ from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.learning.evaluation import REPORT_SCORES, TEXTS
+from fedtar_flare.learning.evaluation import REPORT_SCORES, write_report_scores
 from fedtar_flare.record.events import SHARED, Evaluation, Event, Joined, Start, Step, TaskBegun, TaskLearnt, Validation
 from fedtar_flare.record.log import best_round, of_kind, read_events, scored_round
 from fedtar_flare.registry import method
@@ -98,7 +98,21 @@ def _of_reports(
         "validation": [event.model_dump(mode="json", include={"round", "loss", "sites"}) for event in validations],
         "evaluations": [event.model_dump(mode="json") for event in evaluations],
         "outside": outside,
-    }, [{key: value for key, value in row.items() if key not in TEXTS} for row in rows]
+    }, rows
+
+
+def keep_reports(folder: Path, experiment: Experiment, rows: Sequence[Mapping[str, Any]], round_: int) -> None:
+    """Keep a run's reports where :func:`.report_texts` finds them: ``<folder>/<site>``, ``<folder>/outside/<site>``.
+
+    Those before training are of round 0. There are none of a method that writes none.
+    """
+    kept: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row.get("when") in ("start", "end"):
+            place = row["site"] if row["site"] in experiment.sites else f"outside/{row['site']}"
+            kept.setdefault((place, round_ if row["when"] == "end" else 0), []).append(row)
+    for (place, number), of_place in kept.items():
+        write_report_scores(folder / place, number, of_place)
 
 
 def over_time(rows: Sequence[dict[str, Any]], learnt: int) -> list[dict[str, Any]]:

@@ -99,6 +99,8 @@ def _one_kind(suite: Suite, arms: Mapping[str, Arm]) -> None:
             f"arms '{first}' and '{other}' have no score in common: {arms[first].method} classifies images and "
             f"{arms[other].method} writes reports. Compare them in suites of their own"
         )
+    if suite.drawn == "studies":
+        raise ConfigError(f"drawn: studies is for methods that write reports; {arms[first].method} draws patients")
     for what, given in (("outside", suite.outside), ("scenarios", suite.scenarios)):
         if given:
             raise ConfigError(

@@ -121,11 +121,13 @@ def cores() -> int:
 def run_experiment(folder: Path, experiment: Experiment, threads: int = 1) -> None:
     """Run one experiment; write its result, and the scores of single reports or images as ``.rows.jsonl``.
 
+    The reports themselves stay in ``<folder>/runs/<experiment>``, readable by the owner alone, for ``fedtar score``.
     ``threads`` are torch's, unless the suite sets ``torch_threads``; a run that failed raises :class:`FedTARError`.
     """
     import torch
 
-    from fedtar_flare.suite.collect import collect
+    from fedtar_flare.learning.evaluation import TEXTS
+    from fedtar_flare.suite.collect import collect, keep_reports
     from fedtar_flare.suite.engine import run_in_process
 
     recipe = experiment.build(threads)
@@ -138,6 +140,8 @@ def run_experiment(folder: Path, experiment: Experiment, threads: int = 1) -> No
         result, rows = collect(experiment, recipe, results)
     result["seconds"] = round(time.monotonic() - began, 1)
     file = result_file(folder, experiment)
-    write_text(rows_file(folder, experiment), "".join(f"{json.dumps(row)}\n" for row in rows))
-    write_text(file, json.dumps(result, indent=1))
+    scores = [{key: value for key, value in row.items() if key not in TEXTS} for row in rows]
     shutil.rmtree(work)
+    keep_reports(work, experiment, rows, result.get("scored_round", 0))
+    write_text(rows_file(folder, experiment), "".join(f"{json.dumps(row)}\n" for row in scores))
+    write_text(file, json.dumps(result, indent=1))

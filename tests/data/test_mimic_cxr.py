@@ -110,9 +110,18 @@ def test_every_view_is_a_visit_where_that_is_asked_for_and_patients_of_few_visit
     assert len({v.report for v in first.visits}) == 1 and [v.image.stem for v in second.visits] == ["d"]
     reading = read(root, views="all", min_visits=2)
     assert reading.patients() == [first] and reading.rejected() == {"too-few-visits": 1}
-    for option in ({"views": "both"}, {"min_visits": 0}):
+    for option in ({"views": "both"}, {"min_visits": 0}, {"min_words": "20"}):
         with pytest.raises(ConfigError, match=next(iter(option))):
             read(root, **option)
+
+
+def test_short_reports_are_left_out_by_the_words_of_the_chosen_sections(collection):
+    long = "Frontal view. " * 12  # 24 words, none of which is of the findings
+    texts = {"4": f"FINDINGS: Clear - lungs.\nIMPRESSION: {long}", "5": "FINDINGS: No pleural effusion ."}
+    root = collection(image_row("a", study="4"), image_row("b", study="5"), reports=texts)
+    reading = read(root, sections=["findings"], min_words=3, cleaning="r2gen-v1")
+    assert [v.report for v in reading.patients()[0].visits] == ["no pleural effusion ."]
+    assert reading.rejected() == {"too-few-words": 1}
 
 
 def test_what_is_left_out_is_counted(collection):

@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from contextlib import suppress
 
 import broken as mk
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_dicom import write_radiograph
+from mutations import META, elements
 from PIL import Image
 from pydicom.dataset import Dataset
 from pydicom.sequence import Sequence
@@ -21,6 +23,7 @@ from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.pipeline import Size, prepare
 from fedtar_flare.imaging.readers import bounded
 from fedtar_flare.imaging.readers.pictures import read_photograph, read_radiograph, stretch
+from fedtar_flare.learning.drafting import study_of
 
 GREY = mk.GREY
 GREY16 = GREY.astype(np.uint16) << 4
@@ -161,6 +164,19 @@ def test_the_header_of_a_radiographs_pixels(tmp_path):
         changed = mk.file("f.dcm", mk.stating(**header, right=4800)(content))(tmp_path)
         with refused(mk.HEADER):
             read_radiograph(changed)
+
+
+@pytest.mark.parametrize("vr", [b"FL", b"FD", b"AT", b"SQ", b"US", b"DA", b"UN"])
+def test_a_value_of_a_wrong_vr_is_refused_or_read_right(tmp_path, vr):
+    view = Dataset()
+    view.CodeMeaning = "postero-anterior"
+    content = radiograph(ViewCodeSequence=Sequence([view]), PatientSex="F", PatientAge="061Y")(tmp_path).read_bytes()
+    right = read_radiograph(tmp_path / "f.dcm")
+    for element in (one for one in elements(content) if one.tag > META):
+        changed = mk.file("f.dcm", content[: element.vr] + vr + content[element.vr + 2 :])(tmp_path)
+        with suppress(DataError):
+            assert np.array_equal(read_radiograph(changed), right)
+        study_of(changed)
 
 
 NUMBERS = [

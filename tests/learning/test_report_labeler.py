@@ -62,6 +62,14 @@ def test_references_are_read_once(tmp_path):
         labeler.read(TEXTS, ["small"])
 
 
+def test_the_kind_that_is_said_counts(tmp_path):
+    file, *_ = published(tmp_path / "hub", "radbert")
+    for kind, code in (("radbert", 0), ("chexbert", 2)):
+        said = fedtar_here("labeler", "import", file, "--kind", kind, "-o", tmp_path / kind)
+        assert said[0] == code and kind in said[1 if code == 0 else 2] and "Traceback" not in said[2]
+        assert (tmp_path / kind / "labeler.json").exists() is (code == 0)
+
+
 class Code:
     """What a pickle would run."""
 

@@ -130,6 +130,7 @@ def test_nobody_with_a_visit_leaves_the_weights_as_they_are(tmp_path):
     _, checkpoint, events = recorded(FedAvg, tmp_path, local)
     assert all(torch.equal(checkpoint.weights[name], value) for name, value in local["a"].start().items())
     assert all(step.skipped for step in of_kind(events, Step))
+    assert "No site learnt anything" in of_kind(events, End)[0].reason
 
 
 def test_local_training_is_resumed_from_what_the_sites_keep(tmp_path):

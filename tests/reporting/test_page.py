@@ -38,6 +38,7 @@ def test_a_run_stopped_anywhere_gives_a_whole_page(tmp_path, until, alpha_form):
     assert RUN_ID in said and ("completed" if until == "end" else "unfinished") in said
     assert not re.search(r"\b(nan|inf|None)\b", said, re.IGNORECASE)
     assert not re.search(r"\b(nan|none|inf)\b", " ".join(re.findall(r'\b(?:d|x|y|transform)="([^"]*)"', html)))
+    assert "neither over patients nor over studies: a test takes the scores of single reports" in said
     assert ("sum 1 (softmax)" if alpha_form == "softmax" else "between 0 and 1 (sigmoid)") in said
 
 

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from command import fedtar_here
 from kits import add_to_site_file, make_kit, write_radiographs
+from labelers import published
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.cache import computed_path, store_computed
 from fedtar_flare.imaging.pipeline import Size, entry_of, prepare
+from fedtar_flare.learning.report_labeler import import_labeler
 from fedtar_flare.provision.retention import main
-from fedtar_flare.site.cohort import load_cohort
+from fedtar_flare.site.cohort import labeler_of_site, load_cohort
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.purge import plan
 from fedtar_flare.site.site_file import read_site_file
@@ -79,6 +81,17 @@ def test_one_patients_images_and_what_was_computed_from_them_go_in_every_size_an
         there = [entry_of(visit, Size(size, 16), kit / "cache" / "prepared").is_file() for size in (32, 40)]
         assert there == [visit.patient_id != "P2"] * 2
     assert not (kit / "local" / "fedtar.key").exists()  # looking makes nothing
+
+
+@pytest.mark.parametrize("what", [{"patient": "P2"}, {"cache": True}, {"everything": True}])
+def test_labels_of_references_go_with_the_images(kit, what, tmp_path):
+    import_labeler(published(tmp_path / "hub", "chexbert")[0], tmp_path / "labeler")
+    add_to_site_file(kit, f"labeler: {tmp_path / 'labeler'}")
+    reader = labeler_of_site(read_site_file(kit / "local" / "fedtar.yaml"))
+    reader.read([visit.report for visit in visits(kit)], [])
+    assert [Path(one).name[:7] for one in files(kit) if one.endswith(".json") and "labels" in one] == ["labels-"]
+    planned(kit, **what).carry_out()
+    assert not list(kit.rglob("labels-*")) and (tmp_path / "labeler" / "labeler.json").is_file()
 
 
 def test_a_patient_who_withdrew_is_found_too(kit):

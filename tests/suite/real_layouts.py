@@ -10,9 +10,9 @@ WORDS = ("pleural effusion", "pneumothorax", "consolidation", "cardiomegaly", "l
 
 
 def report(i: int) -> str:
-    """Reports of as many kinds as there are words, with both sections."""
-    word = WORDS[i % len(WORDS)]
-    return f"There is {word} on the left, of {i} mm. The heart is normal.", f"{word.capitalize()}, unchanged."
+    """Reports of as many kinds as there are words, with both sections; the findings of every tenth are short."""
+    word, more = WORDS[i % len(WORDS)], "" if i % 10 == 9 else " No rib is broken, and the mediastinum is not widened."
+    return f"There is {word} on the left, of {i} mm. The heart is normal.{more}", f"{word.capitalize()}, unchanged."
 
 
 def ct_rate(root: Path, patients: int) -> None:

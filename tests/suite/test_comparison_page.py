@@ -117,6 +117,9 @@ def test_any_arm_is_the_reference_of_every_metric(tmp_path):
     assert "FedTAR &lt;b&gt; against FedAvg" in text and "never leave a hospital" in " ".join(text.split())
     for name in ("BLEU-2", "ROUGE-L", "CIDEr"):
         assert text.count(f'title="{name} ↑, × 100"') == 2, "a row in each of both tables"
+    alone = [one for one in done(tmp_path, planned) if one.experiment.name == "fedavg"]
+    text = " ".join(page.page(suite.replace(drawn="studies"), alone)[0].split())
+    assert "No test over studies yet" in text and "no other arm has a seed in common" in text
 
 
 def test_the_page_of_a_grid_answers_when_joining_pays(tmp_path):

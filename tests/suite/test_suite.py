@@ -11,8 +11,10 @@ import pytest
 import yaml
 from command import fedtar_here
 from federation import LocalFederation, QuadraticSite, pair
+from labelers import published
 from made_up_results import parsed
 
+from fedtar_flare.learning.report_labeler import import_labeler
 from fedtar_flare.record.events import End, Evaluation, Joined, SiteScores, Step
 from fedtar_flare.record.log import of_kind, read_events, scored_round
 from fedtar_flare.suite.against import differences, value
@@ -60,7 +62,7 @@ def ran(tmp_path_factory):
 def test_every_cell_has_a_result_that_says_how_it_was_made(ran):
     file, folder, _, state = ran
     planned = experiments(read_suite(file))
-    assert not pending(folder, planned) and not list((folder / "runs").iterdir())
+    assert not pending(folder, planned)
     for experiment in planned:
         result = json.loads(result_file(folder, experiment).read_text())
         assert result["settings"] == experiment.recipe and result["seed"] == 0 and result["versions"]["torch"]
@@ -69,7 +71,31 @@ def test_every_cell_has_a_result_that_says_how_it_was_made(ran):
         members = [row for row in rows if row["site"] in TINY["sites"] and row["when"] == "end"]
         assert len(members) == sum(sum(counts["test"]) for counts in result["counts"].values())
         assert ("site-3" in result["outside"]) is (experiment.name == "fedavg"), "local-only has nothing to give away"
+        assert not {"text", "reference"} & {name for row in rows for name in row}
     assert not state, "a finished run leaves no state of its sites"
+
+
+@pytest.mark.slow
+def test_a_runs_reports_are_kept_and_can_be_scored_by_any_labeler(ran, tmp_path):
+    file, folder, *_ = ran
+    fedavg, alone = (folder / "runs" / one.file_name for one in experiments(read_suite(file)))
+    kept = [one for one in (folder / "runs").rglob("*") if one.is_file()]
+    assert {one.relative_to(fedavg).parent.as_posix() for one in kept if fedavg in one.parents} == {
+        *TINY["sites"],
+        "outside/site-3",
+    }
+    assert {one.name for one in kept} == {f"report-scores-000{number}.jsonl" for number in (0, 1)}
+    assert {one.stat().st_mode & 0o777 for one in kept} == {0o600}
+    lines = [(fedavg / site / "report-scores-0001.jsonl").read_text().splitlines() for site in TINY["sites"]]
+    rows = [json.loads(line) for of_site in lines for line in of_site]
+    assert all(row["text"] and row["reference"] and row["patient_id"] and row["visit_id"] for row in rows)
+    labeler = import_labeler(published(tmp_path / "hub", "radbert")[0], tmp_path / "labeler") and tmp_path / "labeler"
+    code, out, err = fedtar_here("score", fedavg, "--labeler", labeler, "--against", alone, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["reports"] == len(rows) and "radbert_macro_f1" in {one["score"] for one in found["against"]}
+    code, out, _ = fedtar_here("score", fedavg / "outside" / "site-3", "--labeler", "ctrate-rules", "--round", 0)
+    assert code == 0 and "ctrate-rules" in out
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from fedtar_flare.settings import nearest
 
 logger = logging.getLogger(__name__)
 _LOGGED: set[int] = set()
-COMMON_OPTIONS = ("same_day", "sections", "cleaning", "min_visits")
+COMMON_OPTIONS = ("same_day", "sections", "cleaning", "min_visits", "min_words")
 SAME_DAY = ("keep", "merge")
 VIEWS = ("frontal", "all")
 
@@ -36,6 +36,7 @@ class Reading:
     sections: tuple[str, ...] = ()  # of a report; empty: all of it
     cleaning: str = "none"
     min_visits: int = 1  # of a patient
+    min_words: int = 1  # of a report, its sections chosen
     problems: list[DataError] = field(default_factory=list)  # one for each study left out
     institutions: dict[str, str] = field(default_factory=dict)  # patient to the first one stated, where known
     stated: dict[str, set[Split]] = field(default_factory=lambda: defaultdict(set))  # by patient, splits of the source
@@ -62,24 +63,26 @@ class Reading:
             if value not in allowed:
                 hint = nearest(str(value), allowed)
                 raise ConfigError(f"{where}: {name} '{value}' is not one of {', '.join(allowed)}{hint}")
-        least = options.get("min_visits", 1)
-        if not isinstance(least, int) or least < 1:
-            raise ConfigError(f"{where}: min_visits must be a whole number from 1, not {least!r}")
+        least = {name: options.get(name, 1) for name in ("min_visits", "min_words")}
+        for name, value in least.items():
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{where}: {name} must be a whole number from 1, not {value!r}")
         wanted = check_sections(options["sections"], where) if "sections" in options else sections
-        return cls(str(path), same_day, wanted, cleaning, least)
+        return cls(str(path), same_day, wanted, cleaning, **least)
 
     def add(self, visit: Visit, sex: Sex | None, institution: str = "", where: str = "") -> None:
         """Take a study in; one whose image is missing counts as a problem and keeps its place in time.
 
-        ``where`` says in messages where the source names the image. Raises :class:`DataError` ``no-section``, or
-        ``empty-report`` when cleaning leaves no word.
+        ``where`` says in messages where the source names the image. Raises :class:`DataError` ``no-section``,
+        ``empty-report`` when cleaning leaves no word, or ``too-few-words``.
         """
         study = f"{self.where}: patient {visit.patient_id}, study {visit.visit_id}"
         if visit.report or visit.labels is None:
             with within(study):
                 report = clean_report(select_sections(visit.report, self.sections), self.cleaning).strip()
-                if not any(character.isalnum() for character in report):
-                    raise DataError("the report is empty", reason="empty-report")
+                if (words := sum(any(map(str.isalnum, word)) for word in report.split())) < self.min_words:
+                    text = f"the report has {words} word(s), fewer than min_words" if words else "the report is empty"
+                    raise DataError(text, reason="too-few-words" if words else "empty-report")
                 visit = replace(visit, report=report)
         if not visit.image.exists():
             self.problems.append(DataError(f"{where or study}: {visit.image} is not there", reason="no-image"))

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from fedtar_flare.errors import DataError
-from fedtar_flare.imaging.readers.dicom_tags import first, words
+from fedtar_flare.errors import DataError, decoding
+from fedtar_flare.imaging.readers.dicom_tags import first, text, words
 
 Side = Literal["frontal", "lateral"]
 DESCRIPTIONS = ("SeriesDescription", "ProtocolName", "AcquisitionDeviceProcessingDescription", "StudyDescription")
@@ -34,15 +34,16 @@ def view_of(dataset: Any, name: str) -> View:
     ViewPosition, ViewCodeSequence (DICOM PS3.16, CID 4010) and PatientOrientation (PS3.3, C.7.6.1.1.1) are asked, and
     only where none of them tells, the descriptions, the nearest to the image first; one that names both sides is about
     several films. Raises :class:`DataError` ``unknown-view`` where nothing tells, ``conflicting-view`` where two
-    attributes differ.
+    attributes differ, ``bad-header`` where one cannot be read.
     """
-    told = dict(_coded(dataset)) or dict(_described(dataset))
+    with decoding(f"{name}: what tells its view cannot be read", "bad-header"):
+        told = dict(_coded(dataset)) or dict(_described(dataset))
     if not told:
-        text = "neither ViewPosition, ViewCodeSequence, PatientOrientation nor a description tells its view"
-        raise DataError(f"{name}: {text}; have the export corrected", reason="unknown-view")
+        said = "neither ViewPosition, ViewCodeSequence, PatientOrientation nor a description tells its view"
+        raise DataError(f"{name}: {said}; have the export corrected", reason="unknown-view")
     if len(set(told.values())) > 1:
-        text = ", ".join(f"{side} by {keyword}" for keyword, side in told.items())
-        raise DataError(f"{name}: {text}", reason="conflicting-view")
+        said = ", ".join(f"{side} by {keyword}" for keyword, side in told.items())
+        raise DataError(f"{name}: {said}", reason="conflicting-view")
     return View(next(iter(told.values())), tuple(told))
 
 
@@ -63,11 +64,11 @@ def _coded(dataset: Any) -> Iterator[tuple[str, Side]]:
 
 def _described(dataset: Any) -> Iterator[tuple[str, Side]]:
     for keyword in DESCRIPTIONS:
-        if side := _in_words(str(dataset.get(keyword) or "").replace("_", " ")):
+        if side := _in_words(text(dataset, keyword).replace("_", " ")):
             yield keyword, side
             return
 
 
-def _in_words(text: str) -> Side | None:
-    named = [side for side, pattern in WORDS.items() if re.search(pattern, text, re.IGNORECASE)]
+def _in_words(words: str) -> Side | None:
+    named = [side for side, pattern in WORDS.items() if re.search(pattern, words, re.IGNORECASE)]
     return named[0] if len(named) == 1 else None

@@ -118,7 +118,7 @@ def _read_dicom(path: Path) -> np.ndarray:
     from fedtar_flare.imaging.readers.decoders import PIXEL_TAGS, decoded, layout_of
     from fedtar_flare.imaging.readers.dicom_files import Source, read_header
     from fedtar_flare.imaging.readers.dicom_slices import CAPTURES
-    from fedtar_flare.imaging.readers.dicom_tags import integer, words
+    from fedtar_flare.imaging.readers.dicom_tags import first, integer, words
     from fedtar_flare.imaging.readers.film_view import KEYWORDS as VIEW
     from fedtar_flare.imaging.readers.film_view import view_of
 
@@ -126,17 +126,17 @@ def _read_dicom(path: Path) -> np.ndarray:
     if header is None:
         raise DataError(f"{path}: neither a picture nor DICOM", reason="unreadable")
     dataset: Any = header.dataset
-    if dataset.get("Modality") not in ("CR", "DX"):
-        raise DataError(f"{path}: modality '{dataset.get('Modality')}' is not CR or DX", reason="not-a-radiograph")
+    if (modality := first(dataset, "Modality")) not in ("CR", "DX"):
+        raise DataError(f"{path}: modality '{modality}' is not CR or DX", reason="not-a-radiograph")
     if CAPTURES & set(words(dataset, "ImageType")):
         raise DataError(f"{path}: a screenshot of a radiograph", reason="secondary-capture")
     if (view := view_of(dataset, str(path))).side == "lateral":
         raise DataError(f"{path}: a lateral view ({', '.join(view.told_by)})", reason="lateral-view")
     if not header.has_pixels:
         raise DataError(f"{path}: no pixel data", reason="no-pixel-data")
-    if (meaning := str(dataset.get("PhotometricInterpretation", ""))) not in GREY:
+    if (meaning := first(dataset, "PhotometricInterpretation")) not in GREY:
         raise DataError(f"{path}: photometric interpretation '{meaning}' is not grey", reason="not-a-radiograph")
-    shape = str(dataset.get("PresentationLUTShape") or SHAPES[meaning])
+    shape = first(dataset, "PresentationLUTShape") or SHAPES[meaning]
     if shape in SHAPES.values() and shape != SHAPES[meaning]:
         text = f"{path}: {meaning} and PresentationLUTShape {shape} say the opposite of each other"
         raise DataError(text, reason="conflicting-polarity")

@@ -17,8 +17,10 @@ from fedtar_flare.methods.fedkei.plans import PLANS
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import ERROR, LEFT, Reply, abstain, ok
 from fedtar_flare.protocol.tasks import HANDSHAKE
-from fedtar_flare.record.events import SHARED, Joined, Step
+from fedtar_flare.record.events import SHARED, End, Joined, Step
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.reporting.console import closing_box
+from fedtar_flare.reporting.run import read_run
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.tensor_file import checksum
@@ -203,8 +205,13 @@ def test_a_site_without_a_task_abstains_and_gets_the_pool_at_the_next(tmp_path):
     controller, events = run(tmp_path, sites, rounds=2)
     assert not controller.panics and [one.modules for one in of_kind(events, Mixed)] == [0, 1]
     assert all(len(value) == 1 for value in sites[1].received[ADAPT, 2].values()), "a pool of one is one centre"
-    alone, _ = run(tmp_path / "alone", [Site("site-1", without=(1, 2, 3))])
+    alone, idle = run(tmp_path / "alone", [Site("site-1", without=(1, 2, 3))])
     assert not alone.panics and not alone.strategy.pool.modules and not (alone.results_folder / KNOWLEDGE_FILE).exists()
+    said = "No site learnt anything, so there is nothing new to use (site-1: no training image)"
+    assert [of_kind(one, End)[-1].reason for one in (events, idle)] == ["", said]
+    assert said in (alone.results_folder / "report.html").read_text()
+    box = closing_box(read_run(alone.results_folder))
+    assert "completed" in box and said in box and "no test image was scored" in box
 
 
 def test_a_late_joiner_just_gets_the_centres(tmp_path):
