@@ -44,7 +44,7 @@ _CUES = {
         has|have completely|fully|now|since|essentially|nearly resolved, completely|fully|now resolved, resolved,
         {_BE} resolved, has|have disappeared|cleared, {_BE} gone, disappeared, {_BE} ruled out, ruled out,
         {_BE} excluded, {_BE} negative, {_BE} unlikely, unlikely, has|have been removed, {_BE} removed, removed,
-        {_BE} not significant, {_BE} nil, nil, {_BE} not evident, {_BE} not included, not include*""",
+        removal, {_BE} not significant, {_BE} nil, nil, {_BE} not evident, {_BE} not included, not include*""",
     Cue.DOUBTS_AFTER: """
         may, might, could, can, possible, possibly, probable, probably, likely, presumed, presumably, perhaps, maybe,
         potential, potentially, question of, question, questionable, query, suspicious for, suspicion of|for, suspected,
@@ -67,14 +67,15 @@ _CUES = {
         in the differential diagnosis, is|are in the differential, is|are in the differential diagnosis,
         is|are difficult to exclude, hard to exclude,
         difficult to exclude, should be considered, must be considered, may be considered, could be considered,
-        could be present, may be present, may be considered, is|are equivocal, suspected, ?""",
+        could be present, may be present, may be considered, is|are equivocal, suspected, if any|present,
+        is|are _ if any|present, is|are less likely, would|may be difficult to exclude, ?""",
     Cue.DOUBTS_BOTH: "versus, vs, and or, or possibly, or less likely, or even",
     Cue.ENDS: """
         but, however, although, though, except, except for, while, whereas, yet, otherwise, nevertheless, nonetheless,
         still, because, since, besides, with the exception of, other than, and there, there is|are|was|were,
         and the, and is, and are, and has, and a, and an, in addition, when, where, if, despite, even though,
         instead""",
-    Cue.ENDS_DENIAL: "secondary to, due to, related to, caused by",
+    Cue.ENDS_DENIAL: "secondary to, due to, related to, caused by, after, following, status post",
     Cue.DOUBTS_ANEW: "which|that may|might|could, which|that is|are likely|probably|possibly|suspicious",
     Cue.NOTHING: """
         no change, no interval change, no significant change, no significant interval change, no appreciable change,

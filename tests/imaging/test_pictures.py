@@ -113,6 +113,10 @@ RADIOGRAPHS: dict[str, tuple[str | tuple[str, ...], mk.Make]] = {
     "DX": (RIGHT, radiograph()),
     "DX, inverted": (RIGHT, radiograph(4095 - GREY16, PhotometricInterpretation="MONOCHROME1")),
     "DX, MONOCHROME2 and inverse": ("conflicting-polarity", radiograph(PresentationLUTShape="INVERSE")),
+    "DX, MONOCHROME1 and identity": (
+        "conflicting-polarity",
+        radiograph(PhotometricInterpretation="MONOCHROME1", PresentationLUTShape="IDENTITY"),
+    ),
     "DX, a screenshot": ("secondary-capture", radiograph(ImageType=["DERIVED", "SECONDARY", "SCREEN SAVE"])),
     "DX by a palette": ("not-a-radiograph", radiograph(PhotometricInterpretation="PALETTE COLOR")),
     "DX of an unknown meaning": ("not-a-radiograph", radiograph(PhotometricInterpretation="GREYISH")),

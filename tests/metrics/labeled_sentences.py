@@ -107,6 +107,15 @@ SENTENCES = [
     ("Heart size is top normal.", "CM?"),
     ("Superimposed pneumonia is difficult to exclude.", "PN?"),
     ("This could reflect edema.", "ED?"),
+    ("Pulmonary edema is less likely.", "ED?"),
+    ("A small right effusion would be difficult to exclude.", "PE?"),
+    ("Pleural effusions are small if any.", "PE?"),
+    ("The heart is top-normal in size.", "CM?"),
+    # common in films that are normal
+    ("Heart size and mediastinal contours are within normal limits.", "EC- CM-"),
+    ("The cardiomediastinal and hilar contours are normal.", "EC- CM-"),
+    ("There is no evidence of a pneumothorax after line placement.", "PX- SD+"),
+    ("No pneumothorax following chest tube removal.", "PX- SD-"),
     # looks like a denial and is none
     ("No change in effusion.", "PE+"),
     ("No significant interval change in the right pneumothorax.", "PX+"),
