@@ -24,7 +24,6 @@ from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.pipeline import prepare
 from fedtar_flare.imaging.readers.dicom_tags import first
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
-from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.prior import IMAGE, REPORT, show_reports
 from fedtar_flare.learning.site_model import SiteModel
 from fedtar_flare.models.adapters.kinds import add_like
@@ -117,6 +116,7 @@ class Kept:
     private: Mapping[str, Tensor] = field(default_factory=dict)  # what its ``load_for_writing`` takes
     time_steps: int = 1  # T of the run
     key: bytes = bytes(16)  # of the site, where the model knows patients
+    precision: str = "auto"  # that the site computed in
 
 
 class Drafter:
@@ -145,7 +145,8 @@ class Drafter:
             self.site_model: SiteModel = kept.learner(
                 model=self._config,
                 cohort=Cohort("draft", [nobody], key=kept.key, timeline=timeline),
-                device=choose_device(device, "float32")[0],
+                device=device,
+                precision=kept.precision,
                 restored=self._restored,
                 **arguments,
             )

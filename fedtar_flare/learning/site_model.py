@@ -19,6 +19,7 @@ from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.imaging.transform_list import Spec, deterministic, random_for_training
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.evaluation import Evaluated, cells, report_rows
 from fedtar_flare.learning.frozen import KEPT_BYTES, FrozenStages
 from fedtar_flare.learning.prior import PRIOR_DROPOUT, masked, prior_batch, shown, turns
@@ -48,7 +49,8 @@ class SiteModel:
     are what a method overrides; all have a default. :attr:`adapter` names the set of factors that travels.
 
     The patients of ``cohort`` are prepared by ``prepare_cohort``; it may be replaced between tasks. The adapter's
-    initial values follow from ``seed``, the same at every site. ``autocast`` computes in bfloat16. ``checkpoint`` is
+    initial values follow from ``seed``, the same at every site. ``device`` and ``precision`` are as in a site file
+    (:func:`~fedtar_flare.learning.device.choose_device`). ``checkpoint`` is
     called between batches and raises to stop an aborted job. ``places`` says where the parts lie that ``model`` names
     (``ModelConfig.located``). ``restored`` makes of the base model one with an adapter that a run left, instead of a
     new one. Raises ConfigError where the model cannot be built, or parts of it would stay at random values.
@@ -80,21 +82,22 @@ class SiteModel:
         cohort: Cohort,
         seed: int,
         device: str = "cpu",
-        autocast: bool = False,
+        precision: str = "float32",
         checkpoint: Callable[[], None] = lambda: None,
         places: Mapping[str, Path | None] | None = None,
         restored: Callable[[ReportGenerator], PeftModel] | None = None,
     ):
         self.cohort, self.training = cohort, training
-        self.device = torch.device(device)
         self.checkpoint = checkpoint
-        self._autocast = autocast
         self._config = model
         self._evaluation_batch = EVALUATION_BATCH
         self._reading: dict[str, Tensor] | None = None
         located = model.located(places or {})
         self.tokenizer = build_tokenizer(located)
         generator = build_model(located)
+        size = sum(parameter.numel() for parameter in generator.parameters())
+        device, self._autocast = choose_device(device, precision, size)
+        self.device = torch.device(device)
         self.fingerprint = fingerprint(generator)
         if restored is None:
             self.extend(generator)
@@ -120,6 +123,11 @@ class SiteModel:
             extra=lora.exchange,
             adapter=self.adapter,
         )
+
+    @property
+    def precision(self) -> str:
+        """``bfloat16`` where autocast computes in it, else ``float32``."""
+        return "bfloat16" if self._autocast else "float32"
 
     @property
     def has_personal_part(self) -> bool:

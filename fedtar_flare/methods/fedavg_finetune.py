@@ -111,7 +111,7 @@ def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> Kept:
             f"{folder} holds no fine-tuned adapter: the run did not end, or the site had too few training visits. "
             "Draft with the shared adapter alone (without --state)"
         )
-    return Kept(FineTuneLearner, {"finetune": FineTuneConfig()}, weights)
+    return Kept(FineTuneLearner, {"finetune": FineTuneConfig()}, weights, precision=state.precision)
 
 
 METHOD = FEDAVG.derive(

@@ -279,23 +279,21 @@ class ReportSite(SiteStrategy):
 
     def learner_of(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> ReportLearner:
         """The site's learner, built once per process and run."""
-        from fedtar_flare.learning.device import choose_device
-
         if self.learner is None or self._learner_key != (header.run_id, site.name):
-            device, autocast = choose_device(self.executor.site_config.device, self.executor.site_config.precision)
             self.learner = self.learner_class(
                 model=self.settings.model,
                 lora=self.settings.lora,
                 training=self.settings.training,
                 cohort=cohort,
                 seed=self.executor.seed,
-                device=device,
-                autocast=autocast,
+                device=self.executor.site_config.device,
+                precision=self.executor.site_config.precision,
                 checkpoint=site.stop_if_aborted,
                 places=self.executor.site_config.policy.models,
                 **self.learner_settings(header, state),
             )
             self._learner_key = (header.run_id, site.name)
+            state.note_precision(self.learner.precision)
         self.learner.ranks = self.executor.ranks
         self.learner.fresh_noise = not self.executor.site_config.without_patients
         self.learner.min_cell = self.executor.min_cell

@@ -134,7 +134,8 @@ def audit_model(
     trained = Drafter(adapter, state=folder, key=cohort.key, model=model, device=config.device).site_model
     plain: dict[str, Any] = {"lora": LoRAConfig(), "training": TrainingConfig(), "restored": lambda base: base}
     with fetching_only_if(asked=False):
-        start = SiteModel(model=base, cohort=cohort, device=str(trained.device), seed=0, **plain)
+        where = {"device": str(trained.device), "precision": trained.precision}
+        start = SiteModel(model=base, cohort=cohort, seed=0, **where, **plain)
     for one in (start, trained):
         one.cohort, one.transforms = cohort, data.transforms
         one.image_change = change_of(site.name, about["seed"], data.image_changes) if data.image_changes else None

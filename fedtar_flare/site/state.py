@@ -153,6 +153,16 @@ class SiteState:
             )
         return about
 
+    def note_precision(self, precision: str) -> None:
+        """Record the precision that the site computes in, for drafts."""
+        with self._alone():
+            self._write_run({"precision": precision})
+
+    @property
+    def precision(self) -> str:
+        """The precision that the site computed in last; ``auto`` where an earlier release wrote the state."""
+        return str(self._record(RUN).get("precision", "auto"))
+
     def schema(self) -> ExchangeSchema | None:
         """What is exchanged in the run; None before its handshake."""
         schema = self._record(RUN).get("schema")

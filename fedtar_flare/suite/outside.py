@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.runtime.checkpoint import BEST, load
 from fedtar_flare.runtime.recipe import MethodRecipe
@@ -47,7 +46,6 @@ def shared_alone(
 def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
     """The method's model with the shared adapter and nothing else, on a hospital's patients."""
     executor, config = recipe.executor, site_config(hospital)
-    device, autocast = choose_device(config.device, config.precision)
     cohort, _ = prepare_site(
         config,
         hospital,
@@ -63,8 +61,8 @@ def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
         training=executor.resolved.training,
         cohort=cohort,
         seed=executor.seed,
-        device=device,
-        autocast=autocast,
+        device=config.device,
+        precision=config.precision,
         **({"lora": executor.resolved.lora} | more),
     )
     learner.report_labeler = labeler_of_site(config)

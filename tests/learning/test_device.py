@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.learning.device import choose_device, device_of_each
+from fedtar_flare.learning.device import SMALL_MODEL, choose_device, device_of_each
 
 
 @pytest.fixture
@@ -29,6 +29,21 @@ def test_the_file_says_where_and_how(gpus):
     assert choose_device() == ("cuda", False)
     with pytest.raises(ConfigError, match="this machine shows 1 GPU"):
         choose_device("cuda:1")
+
+
+def test_a_small_model_leaves_the_gpu_alone_and_says_so_once(gpus, monkeypatch, caplog):
+    gpus(1)
+    caplog.set_level("INFO")
+    assert choose_device(parameters=SMALL_MODEL) == ("cuda", True)
+    for _ in range(2):
+        assert choose_device(parameters=1_900_000) == ("cpu", False)
+    assert [record.message for record in caplog.records] == [
+        "device: auto takes the CPU: below 4 million parameters a GPU is no faster, and this model has 1.9; "
+        "device: cuda takes the GPU all the same"
+    ]
+    assert choose_device("cuda", parameters=1) == ("cuda", True), "whoever asks for it gets it"
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert choose_device(parameters=1) == ("cuda", True), "as its process group, one GPU each"
 
 
 def test_each_process_has_a_gpu_or_none_has(gpus):

@@ -111,9 +111,9 @@ CASES = {
     "FedAvg, further parameters whole": {"exchange": ("*crossattention*weight", "projection.weight")},
     "FedTAR": {"kind": PatientLearner},
     "FedTAR, in parts": {"kind": PatientLearner, "micro_batch": 3},
-    "FedTAR, bfloat16": {"kind": PatientLearner, "autocast": True},
+    "FedTAR, bfloat16": {"kind": PatientLearner, "precision": "bfloat16"},
     "FedMRG": {"kind": FedMRGLearner, "exchange": ("encoder.*", "pooling.*", "projection.*", "diagnosis.*")},
-    "FedMRG, bfloat16, in parts": {"kind": FedMRGLearner, "autocast": True, "micro_batch": 3},
+    "FedMRG, bfloat16, in parts": {"kind": FedMRGLearner, "precision": "bfloat16", "micro_batch": 3},
     **{
         f"FedPEFT, {kind}": {"kind": PEFTLearner, "peft": PEFTConfig(kind=kind)} for kind in ("adalora", "vera", "loha")
     },

@@ -149,7 +149,7 @@ def test_a_tasks_rate_multiplies_the_learning_rates_of_both_parts(learner_of, ki
 
 def test_bfloat16_learns_nearly_the_same_and_keeps_float32(learner_of):
     full, half = (
-        learner_of(PatientLearner, autocast=autocast, local_steps=2).train(1, 11) for autocast in (False, True)
+        learner_of(PatientLearner, precision=kind, local_steps=2).train(1, 11) for kind in ("float32", "bfloat16")
     )
     assert half.loss == pytest.approx(full.loss, rel=0.01) and half.loss != full.loss
     assert half.skipped_updates == 0 and {value.dtype for value in half.update.values()} == {torch.float32}

@@ -40,10 +40,12 @@ def test_a_share_of_the_visits_is_learnt_from_and_never_in_fewer_updates_than_th
     visits = sum(reply.payload["counts"]["train"])
     assert not site.executor.strategy.request(1, 1).local_steps, "the visits decide"
     for least, updates in ((1, -(-visits // 8)), (visits, visits)):
-        site_file = f"source: synthetic\nstate_dir: {tmp_path / 'state'}\npolicy: {{min_local_steps: {least}}}\n"
+        site_file = f"source: synthetic\nstate_dir: {tmp_path / 'state'}\nprecision: bfloat16\n"
+        site_file += f"policy: {{min_local_steps: {least}}}\n"
         (tmp_path / "sites" / "site-1.yaml").write_text(site_file)
         trained, _ = site.train(w, 1, 1)
         assert trained.status == "ok" and [data.step for data in site.streamed] == [*range(1, updates + 1)]
+        assert state_of(tmp_path).precision == "bfloat16", "drafts are written in it"
 
 
 def test_the_proximal_gradient_is_autograd_s_of_the_proximal_term(hospital):

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtar_flare.data.minimum_cell import winsorised_mean
+from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.training import parts
 from fedtar_flare.methods.fedkei.mixing import Kind, Layout, Vectors
 from fedtar_flare.methods.fedkei.task_data import Examples
@@ -39,13 +40,15 @@ class TaskModel:
         config: ClassifierConfig,
         *,
         device: str = "cpu",
-        autocast: bool = False,
+        precision: str = "float32",
         checkpoint: Callable[[], None] = lambda: None,
         places: Mapping[str, Path | None] | None = None,
     ):
-        self.config, self.device = config, torch.device(device)
-        self._checkpoint, self._autocast = checkpoint, autocast
+        self.config, self._checkpoint = config, checkpoint
         self.classifier = build_classifier(config, places)
+        size = sum(parameter.numel() for parameter in self.classifier.parameters())
+        device, self._autocast = choose_device(device, precision, size)
+        self.device = torch.device(device)
         self.start = shared_state(self.classifier)
         self.layout = Layout.of(self.start)
         self.fingerprint = fingerprint(self.classifier)

@@ -12,7 +12,6 @@ from torch import Tensor
 from fedtar_flare.data.task_stream import NOTHING, TaskStream
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.learning.config import DataConfig
-from fedtar_flare.learning.device import choose_device
 from fedtar_flare.methods.fedkei.config import STEPS, LearnerSettings
 from fedtar_flare.methods.fedkei.mixing import Layout
 from fedtar_flare.methods.fedkei.mixture import Mixture
@@ -148,14 +147,13 @@ def adapt_outside(
     data = SiteTask.of(cohort, stream, step, 1)
     if data.shortage:
         raise DataError(f"{site}: {data.shortage} ({data.name})", reason="too-few-images")
-    device, autocast = choose_device(config.device, config.precision)
     with fetching_only_if(asked=False):
         learner = TaskLearner(
             knowledge.classifier,
             training,
             seed=seed_of(seed, site, 0, 0, "batches"),
-            device=device,
-            autocast=autocast,
+            device=config.device,
+            precision=config.precision,
             places=config.policy.models,
         )
     model = learner.describe() | {"transforms": list(knowledge.transforms)}

@@ -270,18 +270,16 @@ class FedKEISite(SiteStrategy):
 
     def learner_of(self, header: TaskHeader, site: Site, cohort: Cohort) -> TaskLearner:
         """The site's learner, built once per process and run."""
-        from fedtar_flare.learning.device import choose_device
         from fedtar_flare.methods.fedkei.learner import TaskLearner
 
         self._site = site  # the checkpoint of a learner that serves several tasks
         if self.learner is None or self._learner_key != (header.run_id, site.name):
-            device, autocast = choose_device(self.executor.site_config.device, self.executor.site_config.precision)
             self.learner = TaskLearner(
                 self.settings.model,
                 self.settings.training,
                 seed=seed_of(self.executor.chance(cohort), site.name, 0, 0, "batches"),
-                device=device,
-                autocast=autocast,
+                device=self.executor.site_config.device,
+                precision=self.executor.site_config.precision,
                 checkpoint=lambda: self._site.stop_if_aborted(),
                 places=self.executor.site_config.policy.models,
             )

@@ -44,7 +44,8 @@ def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> Kept:
     state = state_of_run(folder, run_id, "specialised adapter")
     _, about = state.read(ABOUT)
     private = state.read(trained_version(state, round_, about["time_steps"], "specialised adapter"))[0]
-    return Kept(FedMRGLearner, {"fedmrg": FedMRGConfig(mix=about["mix"])}, private)
+    settings = {"fedmrg": FedMRGConfig(mix=about["mix"])}
+    return Kept(FedMRGLearner, settings, private, precision=state.precision)
 
 
 METHOD = Method(

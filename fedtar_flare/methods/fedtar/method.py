@@ -86,7 +86,7 @@ def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> Kept:
         "mixture": mixture,
         "median_age": about["median_age"],
     }
-    return Kept(PatientLearner, settings, private, about["time_steps"], _matching_key(about, key))
+    return Kept(PatientLearner, settings, private, about["time_steps"], _matching_key(about, key), state.precision)
 
 
 def _matching_key(about: Mapping[str, Any], key: bytes | None) -> bytes:

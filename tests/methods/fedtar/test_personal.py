@@ -31,10 +31,11 @@ def run(cohort, tmp_path_factory):
     return left_by(cohort, tmp_path_factory.mktemp("run"))
 
 
-def left_by(cohort, place, diagnosis=None, **patient_settings):
+def left_by(cohort, place, diagnosis=None, precision="float32", **patient_settings):
     patient, median = PatientConfig(patients_per_component=1, **patient_settings), training_median_age(cohort)
     mixture = fit_mixture(cohort, patient, 5)
-    learner = learner_of(cohort, PatientLearner, patient=patient, mixture=mixture, diagnosis=diagnosis, seed=SEED)
+    more = {"patient": patient, "mixture": mixture, "diagnosis": diagnosis, "precision": precision}
+    learner = learner_of(cohort, PatientLearner, seed=SEED, **more)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in learner.personal_parameters():
@@ -48,6 +49,7 @@ def left_by(cohort, place, diagnosis=None, **patient_settings):
     }  # fmt: skip
     arrays = {name: torch.from_numpy(np.atleast_1d(value)) for name, value in mixture.state().items()}
     state.write("mixture", arrays, about)
+    state.note_precision(learner.precision)
     state.save(version(ROUND, T), learner.private(), {})
     info = {"run_id": "run-1", "round": ROUND, "model": MODEL.to_dict(), "fingerprint": learner.fingerprint}
     if extension := learner.describe().get("extension"):
@@ -82,6 +84,17 @@ def test_a_draft_is_what_the_site_s_own_learner_writes(cohort, run, tmp_path, mi
     assert draft.text == personal and draft.personal and draft.to_dict()["personal_part"] is True
     draft = Drafter(run.adapter, device="cpu").draft(run.study)
     assert draft.text == generic and not draft.personal and "shared adapter alone" in draft.to_text()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_draft_is_written_in_the_precision_that_the_site_computed_in(cohort, tmp_path, precision):
+    run = left_by(cohort, tmp_path, precision=precision)
+    images = run.learner.images([run.sample])
+    mine = Drafter(run.adapter, state=run.state.folder, device="cpu")
+    assert mine.draft(run.study).text == run.learner.generate([run.sample], images)[0]
+    with torch.no_grad():
+        mine, site = (one.report_losses([run.sample], images) for one in (mine.site_model, run.learner))
+    torch.testing.assert_close(mine, site, rtol=0, atol=0)
 
 
 def test_a_draft_is_told_the_findings_by_the_site_s_own_head_and_without_its_state_by_the_first_one(cohort, tmp_path):
