@@ -133,9 +133,9 @@ def audit_model(
     folder = state.folder if registry.method(info.get("method", registry.DEFAULT)).kept else None
     trained = Drafter(adapter, state=folder, key=cohort.key, model=model, device=config.device).site_model
     plain: dict[str, Any] = {"lora": LoRAConfig(), "training": TrainingConfig(), "restored": lambda base: base}
+    plain |= {"device": str(trained.device), "precision": trained.precision}
     with fetching_only_if(asked=False):
-        where = {"device": str(trained.device), "precision": trained.precision}
-        start = SiteModel(model=base, cohort=cohort, seed=0, **where, **plain)
+        start = SiteModel(model=base, cohort=cohort, seed=0, **plain)
     for one in (start, trained):
         one.cohort, one.transforms = cohort, data.transforms
         one.image_change = change_of(site.name, about["seed"], data.image_changes) if data.image_changes else None
