@@ -197,7 +197,10 @@ ROW = "{},2020-01-01,a.png,{}"
     ],
 )
 def test_a_row_that_says_something_else_than_it_reads_is_refused_with_its_number(table, reports, bad):
-    reading = read_manifest(table(*(ROW.format(i, text) for i, text in enumerate(reports)), head=LAST))
+    path = table(*(ROW.format(i, text) for i, text in enumerate(reports)), head=LAST)
+    with pytest.raises(ConfigError, match=rf"row {bad[0]}: "):  # a public collection's is as it was published, or not
+        list(rows_of(path, ["report"]))
+    reading = read_manifest(path)
     assert [int(str(p).split(", row ")[1].split(":")[0]) for p in reading.problems] == bad
     assert reading.rejected() == {"bad-row": len(bad)}
     kept = [patient.visits[0].report for patient in reading.patients()]

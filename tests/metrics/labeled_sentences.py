@@ -81,6 +81,10 @@ SENTENCES = [
     ("Bibasilar air space disease.", "LO+"),
     ("Heart size within limits of normal.", "CM-"),
     ("Family history of lung cancer.", ""),
+    ("Family history of tuberculosis.", ""),
+    ("The heart size is within the limits of normal.", "CM-"),
+    ("Consolidation has nearly completely resolved.", "CO-"),
+    ("Close monitoring; mitral valve calcification.", ""),
     ("Findings suggest infection.", "PN?"),
     # normal by itself
     ("Heart size is normal.", "CM-"),
