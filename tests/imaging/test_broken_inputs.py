@@ -153,6 +153,7 @@ CT: dict[str, tuple[str, mk.Make]] = {
     "a zip cut in half": ("unreadable", mk.packed(edit=lambda b: b[:4000])),
     "a zip with a damaged member": ("unreadable", mk.packed(edit=mk.flipped)),
     "an encrypted zip": ("unreadable", mk.packed(edit=mk.at_each(b"PK\1\2", 8, 1, 1))),
+    "members without a name": ("unreadable", mk.packed(edit=mk.at_each(b"PK\1\2", 46, 0, 1))),
     "members of 1.9 GiB": ("too-large", mk.packed(edit=mk.at_each(b"PK\1\2", 24, 1_900 << 20))),
     "members larger than they state": ("unreadable", mk.packed(edit=mk.at_each(b"PK\1\2", 24, 400))),
     "a directory of 3 GiB": ("too-large", mk.packed(edit=mk.at_each(b"PK\5\6", 12, 3 << 30))),

@@ -25,13 +25,15 @@ StopWhen = Callable[[BaseTag, str | None, int], bool]
 def open_archive(path: Path) -> ZipFile:
     """Open a zip archive; its directory is read, its members are not.
 
-    Raises :class:`DataError` ``unreadable`` for none, ``too-large`` for more members, or bytes in all of them, than the
-    limits allow.
+    Raises :class:`DataError` ``unreadable`` for none or a member without a name, ``too-large`` for more members, or bytes
+    in all of them, than the limits allow.
     """
     with decoding(f"{path}: not a readable zip archive"):
         _check_directory(path)
         archive = ZipFile(path)
     try:
+        if "" in archive.namelist():
+            raise DataError(f"{path}: a member without a name, which may be a slice", reason="unreadable")
         check_size(str(path), "archive_members", len(archive.infolist()))
         check_size(str(path), "archive_bytes", sum(info.file_size for info in archive.infolist()))
     except DataError:

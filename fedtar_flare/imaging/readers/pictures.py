@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,8 +15,6 @@ from fedtar_flare.imaging.limits import check_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-from typing import Any
 
 MIN_SIDE = 16
 """Fewest rows or columns of a picture that anything can be seen in."""
