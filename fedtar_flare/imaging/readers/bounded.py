@@ -25,8 +25,8 @@ StopWhen = Callable[[BaseTag, str | None, int], bool]
 def open_archive(path: Path) -> ZipFile:
     """Open a zip archive; its directory is read, its members are not.
 
-    Raises :class:`DataError` ``unreadable`` for none or a member without a name, ``too-large`` for more members, or bytes
-    in all of them, than the limits allow.
+    Raises :class:`DataError` ``unreadable`` for none or a member without a name, ``too-large`` for more members, or
+    bytes in all of them, than the limits allow.
     """
     with decoding(f"{path}: not a readable zip archive"):
         _check_directory(path)
