@@ -99,27 +99,28 @@ def yaml_mapping(text: str, where: str, what: str) -> dict[str, Any]:
 def parse_yaml(text: str, where: str) -> Any:
     """What a YAML text says; :class:`ConfigError`, beginning with ``where``, for one that is none or has a key twice.
 
-    PyYAML takes the last of two equal keys, and a text of deep nesting ends its process.
+    PyYAML takes the last of two equal keys, and a text of deep nesting ends its process. Aliases (``*name``) are
+    refused: a few lines of aliases of aliases stand for more values than any memory holds.
     """
     import yaml
 
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's takes an eighth of the time
     try:
-        if yaml.__with_libyaml__:  # which takes an eighth of the time
-            _check_events(yaml.parse(text, Loader=yaml.CSafeLoader))
-            return yaml.load(text, Loader=yaml.CSafeLoader)
-        _check_events(yaml.parse(text, Loader=yaml.SafeLoader))
-        return yaml.safe_load(text)
+        _check_events(yaml.parse(text, Loader=loader))
+        return yaml.load(text, Loader=loader)
     except Exception as error:  # of a malformed date, number or tag PyYAML raises anything
         raise ConfigError(f"{where}: not readable as YAML ({error})") from error
 
 
 def _check_events(events: Iterable[Any]) -> None:
-    """Raise ValueError for a key that is in a mapping twice, and for deep nesting."""
-    from yaml import CollectionEndEvent, CollectionStartEvent, MappingStartEvent, NodeEvent, ScalarEvent
+    """Raise ValueError for a key that is in a mapping twice, for an alias, and for deep nesting."""
+    from yaml import AliasEvent, CollectionEndEvent, CollectionStartEvent, MappingStartEvent, NodeEvent, ScalarEvent
 
     open_: list[list[Any]] = []  # of each collection: its keys (None: it has none), and whether a key comes next
     for event in events:
         line = event.start_mark.line + 1
+        if isinstance(event, AliasEvent):
+            raise ValueError(f"line {line}: write out what '*{event.anchor}' stands for")
         if isinstance(event, CollectionEndEvent):
             open_.pop()
         elif isinstance(event, NodeEvent):

@@ -2,13 +2,18 @@
 
 import json
 import os
+from itertools import pairwise
+from string import ascii_lowercase
 
 import pytest
+from command import fedtar_here
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.files import PRIVATE, parse_yaml, read_json, replacing, write_bytes, write_json, write_text
+from fedtar_flare.site.site_file import read_site_file
+from fedtar_flare.suite.file import read_suite
 
 
 def test_a_file_takes_its_place_whole_and_for_its_owner_alone(tmp_path):
@@ -75,6 +80,24 @@ def test_no_text_of_yaml_ends_in_anything_but_a_value_or_a_sentence(parts, depth
             parse_yaml(text, "the file")
         except ConfigError as error:
             assert str(error).startswith("the file: ")
+
+
+BOMBS = (
+    "\n".join(["a: &a [x, x, x]", *(f"{b}: &{b} [*{a}, *{a}, *{a}]" for a, b in pairwise(ascii_lowercase))]),
+    "a: &a [*a]",
+    "base: &base {approval: none}\npolicy:\n  <<: *base\n  min_patients: 5",
+)
+
+
+@pytest.mark.parametrize("text", BOMBS)
+def test_no_few_lines_stand_for_more_than_is_written(text, tmp_path):
+    """Aliases of aliases (a billion laughs), one within itself, one that brings a policy in by the back door."""
+    (file := tmp_path / "fedtar.yaml").write_text(text)
+    simulate = fedtar_here("simulate", "--settings", file)
+    assert simulate[0] == 2 and "write out what" in simulate[2] and "Traceback" not in simulate[2]
+    for read in (read_site_file, read_suite):
+        with pytest.raises(ConfigError, match=r"line \d: write out what '\*\w+' stands for"):
+            read(file)
 
 
 @given(st.text())

@@ -142,7 +142,8 @@ def describe(arguments: argparse.Namespace) -> None:
     config = load_site_config(site.name, workspace=workspace, simulator=site.simulated)
     bounds, job = config.policy, _job(arguments.job, site)
     job.executor.site_config = config
-    division = job.executor.division(job.controller.time_steps)
+    scored = "all" if site.name in (job.controller.unseen or ()) else "test"
+    division = {**job.executor.division(job.controller.time_steps), "score": scored}
     beyond = [*job.breaches(bounds), *other_cells(site.records, str(config.path), division)]
     approved = is_approved(site.records, job.digest)
     verdict = "THIS SITE DECLINES IT, as it is beyond its bounds:" if beyond else "within the bounds of this site"
@@ -153,7 +154,9 @@ def describe(arguments: argparse.Namespace) -> None:
         state = "needs no approval here (site file, policy: {approval: none})"
     data = {"job": job.name, "digest": job.digest, "approved": approved, "beyond": beyond}
     reasons = [f"  {reason}" for reason in beyond]
-    show(arguments, data, job.describe(), "", verdict, *reasons, f"digest: {job.digest}", state)
+    whose = "all patients of this site, which never trains" if scored == "all" else "its test patients"
+    job_says = f"{job.describe()}\nscores are of {whose}"
+    show(arguments, data, job_says, "", verdict, *reasons, f"digest: {job.digest}", state)
 
 
 def approve(arguments: argparse.Namespace) -> None:

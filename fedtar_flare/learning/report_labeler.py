@@ -68,6 +68,7 @@ def import_labeler(file: Path, out: Path, kind: str | None = None, tokenizer: Pa
         said = "; ".join(line.strip()[:200] for line in str(error).splitlines()[1:3])
         raise ConfigError(f"{file} does not fit {kind} with the encoder of {folder}: {said}") from error
     save_weights(model, out / "model.safetensors", torch.float32)
+    words.chat_template = None  # a labeler has no use for one, and templates are saved under names of their own
     words.save_pretrained(out)
     (model.bert if kind == "chexbert" else model.model).config.save_pretrained(out)
     about = {"kind": kind, "checksum": checksum(own_state(model))[:16]}

@@ -58,11 +58,6 @@ class ProcessGroup:
         """Whether it can take a task: it was not closed, and no process has ended."""
         return bool(self._processes) and all(process.poll() is None for process in self._processes)
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids, by rank."""
-        return [process.pid for process in self._processes]
-
     def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site, scalar: Scalar) -> Answer:
         """As ``executor.perform(task, header, weights, site)``; raises what that raises, on whichever rank.
 

@@ -40,7 +40,7 @@ def is_running(pid):
 @pytest.mark.slow
 def test_a_process_that_ends_ends_the_task_and_the_group():
     group = ProcessGroup(2, "cpu")
-    pids, folder = group.pids, Path(group._folder.name)
+    pids, folder = [one.pid for one in group._processes], Path(group._folder.name)
     assert group.alive and folder.stat().st_mode & 0o777 == 0o700
     os.kill(pids[1], signal.SIGKILL)
     header = TaskHeader("fedtar", "run", 0, 0, 1, 2, version(0, 0))
@@ -58,7 +58,7 @@ def test_no_process_outlives_the_executors():
         [
             "from fedtar_flare.runtime.process_group import ProcessGroup",
             "group = ProcessGroup(2, 'cpu')",
-            "print(*group.pids, group._folder.name, flush=True)",
+            "print(*(one.pid for one in group._processes), group._folder.name, flush=True)",
             "input()",
         ]
     )
@@ -139,7 +139,7 @@ def test_a_round_of_two_processes_is_that_of_one(site_of):
         for name, value in (tensors or {}).items():
             # AdamW's first steps have the size of the rate whatever the gradient's, so rounding shows where it is tiny
             np.testing.assert_allclose(mine[name].float(), value.float(), rtol=1e-2, atol=2e-4)
-    pids = site.executor._group.pids
+    pids = [one.pid for one in site.executor._group._processes]
     site.executor.handle_event(EventType.END_RUN, FLContext())
     assert not any(map(is_running, pids))
 
@@ -154,7 +154,7 @@ def test_a_task_ends_with_one_of_its_processes(site_of, how, monkeypatch, caplog
     def after_an_update(place, tag, value, step):
         if not begun:
             begun.append(step)
-            pids[:] = site.executor._group.pids
+            pids[:] = [one.pid for one in site.executor._group._processes]
             os.kill(pids[1], signal.SIGKILL if how == "killed" else signal.SIGSTOP)
             if how == "stopped":
                 site.signal.trigger(True)

@@ -96,6 +96,18 @@ def test_staff_sees_beforehand_that_a_job_divides_the_data_otherwise(asked, kit,
     assert code == 0 and any(f"time_steps {T + 1} (so far {T})" in line for line in json.loads(out)["beyond"])
 
 
+def test_staff_sees_of_whom_a_job_would_have_scores(asked, kit, tmp_path):
+    FedTARRecipe(name="all", preset="tiny", time_steps=T, server={"unseen": ["hospital"]}).export(tmp_path, byoc=False)
+    FedTARRecipe(name="test", preset="tiny", time_steps=T, server={"unseen": ["x"]}).export(tmp_path, byoc=False)
+    said = {job: fedtar_here("site", "describe", tmp_path / job, "--kit", kit)[1] for job in ("all", "test")}
+    assert (
+        "scores are of all patients of this site, which never trains" in said["all"] and "DECLINES" not in said["all"]
+    )
+    assert "scores are of its test patients" in said["test"]
+    assert asked("run-a") == ""
+    assert "score all (so far test)" in fedtar_here("site", "describe", tmp_path / "all", "--kit", kit)[1]
+
+
 def test_each_data_set_has_a_division_of_its_own_and_a_damaged_record_stops(tmp_path):
     one, other = {"time_steps": "2", "min_cell": "5"}, {"time_steps": "3", "min_cell": "5"}
     fix_cells(tmp_path, "a.csv", one)

@@ -248,6 +248,29 @@ def test_fedcurv_without_weight_is_plain_and_with_weight_stays_near():
     assert length(adapted(5.0)) < length(plain)
 
 
+@pytest.mark.parametrize("spoilt", [(), (3,)])
+def test_told_losses_are_winsorised_and_updates_left_out_are_counted(spoilt):
+    """By a reference of its own: the four largest and the four smallest losses of 48 patients count as the fifth."""
+    labels = torch.cat([1 - DATA.train.labels[:4], DATA.train.labels[4:]])
+    one, rows = learner(epochs=1, lr=1e-9), []
+    one.min_cell, logits_of = 5, one.logits
+
+    def logits(examples, indices):
+        found = logits_of(examples, indices)
+        if torch.is_grad_enabled():  # an update
+            bad = torch.tensor([[i in spoilt] for i in indices])
+            rows.append((found.detach().double().log_softmax(1)[range(len(indices)), labels[list(indices)]], bad.any()))
+            found = found.masked_fill(bad, float("nan"))
+        return found
+
+    one.logits = logits
+    found = one.adapt(start_of(one), replace(DATA, train=ArrayExamples(DATA.train.images, labels)), 2, FEDAVG)
+    kept = -torch.cat([row for row, bad in rows if not bad])
+    low, *_, high = kept.sort().values[4:-4]
+    assert found.losses == [pytest.approx(float(kept.clamp(low, high).mean()))] != [pytest.approx(float(kept.mean()))]
+    assert found.skipped_updates == len(spoilt) == sum(bool(bad) for _, bad in rows) and len(rows) == 3
+
+
 def test_membership_is_the_auc_of_training_against_test_images():
     one = learner()
     found = one.adapt(start_of(one), DATA, 1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from command import run_simulator
 from federation import same_bits
-from hospital_site import executor_of
+from hospital_site import HospitalSite, executor_of, write_site_files
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.cli.main import main
@@ -15,7 +15,7 @@ from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.methods.fedkei.contract import ADAPT, CONTRACT, IMPORTANCE, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
 from fedtar_flare.methods.fedkei.outside import KNOWLEDGE_FILE, read_knowledge
-from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.protocol.messages import OK, Reply, TaskHeader, version
 from fedtar_flare.record.events import SHARED, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
@@ -117,6 +117,20 @@ def test_the_exchange_is_the_adapter_and_the_head_alone(run):
     assert "labels" in said and "PROBE" not in said and "reports a training task" not in said
     sent = {name for message in run.messages for name in message.up}
     assert all(name.startswith("head.") or ".lora_" in name for name in sent)
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_how_many_updates_were_left_out_is_told_where_a_cell_is_of_one_patient(least, home, tmp_path, monkeypatch):
+    write_site_files(tmp_path, home, monkeypatch)
+    site = HospitalSite(tmp_path, method="fedkei", **SETTINGS | {"data": {"synthetic_patients": 20, "min_cell": least}})
+    header = TaskHeader("fedkei", "run", 0, 0, 2, 2, after=version(0, 0), initial_site="site-1")
+    _, start = site.run("handshake", header)
+    header = TaskHeader("fedkei", "run", 1, 2, 2, 2, after=version(1, 1))
+    reply, _ = site.run(ADAPT, header, {name: value[None] for name, value in start.items()})
+    assert reply.status == OK, reply.reason
+    assert set(reply.numbers) - {"seconds"} == {"samples", "train_loss"} | (
+        {"skipped_updates"} if least == 1 else set()
+    )
 
 
 def test_a_job_is_held_against_the_bounds_of_a_site():

@@ -1,0 +1,86 @@
+"""Archives and folders from elsewhere write nothing outside the folder that they are unpacked into."""
+
+import io
+import json
+import re
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fedtar_here
+from labelers import published
+from nvflare.fuel.utils.zip_utils import unzip_all_from_bytes, unzip_single_file_from_bytes
+
+import fedtar_flare
+from fedtar_flare.curation.unpack import unpack
+
+CLIMBING = ("../climbed", "../../climbed", "a/../../climbed", "/tmp/climbed", "..\\climbed")
+
+
+def places(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_archives_are_unpacked_in_one_place_and_nothing_is_unpickled():
+    """Whoever opens another one adds it here, with a test of what its names can do. Images of a zip stay in memory."""
+    opened = re.compile(
+        r"tarfile|unpack_archive|extractall|\.extract\(|pickle\.load|allow_pickle=True|weights_only=False"
+    )
+    package = Path(fedtar_flare.__file__).parent
+    found = {str(file.relative_to(package)) for file in package.rglob("*.py") if opened.search(file.read_text())}
+    assert found == {"curation/unpack.py"}
+
+
+def test_a_packed_data_set_leaves_its_pictures_alone(tmp_path):
+    arrays = {"train_images": np.zeros((2, 28, 28), np.uint8), "train_labels": np.array([[0], [1]], np.uint8)}
+    np.savez(tmp_path / "x.npz", **arrays)
+    with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
+        for name in CLIMBING:
+            archive.writestr(name, b"x")
+    unpack(tmp_path / "x.npz", tmp_path / "a" / "b" / "out")
+    pictures = {f"a/b/out/pictures/train-00000{i}.png" for i in (0, 1)}
+    assert places(tmp_path) == {"x.npz", "a", "a/b", "a/b/out", "a/b/out/pictures", "a/b/out/manifest.csv", *pictures}
+    assert not Path("/tmp/climbed").exists()
+
+
+def test_a_labeler_s_checkpoint_and_tokenizer_write_into_its_folder_alone(tmp_path):
+    file, *_ = published(tmp_path / "hub", "radbert")
+    with zipfile.ZipFile(file, "a") as archive:  # torch's files are zips, whose members lie in one folder
+        for name in CLIMBING:
+            archive.writestr(f"radbert/{name}", b"x")
+    settings = file.parent / "tokenizer_config.json"
+    content = json.loads(settings.read_text()) if settings.exists() else {}
+    templates = [{"name": name, "template": "x"} for name in ("default", *CLIMBING)]
+    settings.write_text(json.dumps(content | {"chat_template": templates}))
+    before = places(tmp_path)
+    code, _, err = fedtar_here("labeler", "import", file, "-o", tmp_path / "out" / "labeler")
+    assert code == 0, err
+    new = places(tmp_path) - before - {"out", "out/labeler"}
+    assert "out/labeler/labeler.json" in new and not any("/" in name.removeprefix("out/labeler/") for name in new)
+    assert not [name for name in new if "climbed" in name or name.endswith(".jinja")]
+
+
+@pytest.mark.parametrize("name", CLIMBING)
+def test_a_job_s_archive_is_refused_by_flare_whose_release_this_package_holds(name, tmp_path):
+    """Both ways by which a server and a site open jobs; another release of FLARE has to pass this first."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("job/meta.json", "{}")
+        archive.writestr(name, "x")
+    (place := tmp_path / "a" / "b").mkdir(parents=True)
+    with pytest.raises(ValueError, match="unsafe"):
+        unzip_all_from_bytes(packed.getvalue(), str(place))
+    with pytest.raises(ValueError, match="unsafe"):
+        unzip_single_file_from_bytes(packed.getvalue(), str(place), name)
+    assert places(tmp_path) == {"a", "a/b"}
+
+
+def test_a_job_s_archive_makes_no_link(tmp_path):
+    packed, link = io.BytesIO(), zipfile.ZipInfo("job/link")
+    link.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr(link, "/etc")
+    with pytest.raises(ValueError, match="symlink"):
+        unzip_all_from_bytes(packed.getvalue(), str(tmp_path))
+    assert not places(tmp_path)
