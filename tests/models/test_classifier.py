@@ -1,5 +1,9 @@
 """The classifier: what is frozen, what travels, slices, adapters, weights files."""
 
+import re
+import subprocess
+from argparse import Namespace
+
 import pytest
 import torch
 from batches import noise
@@ -103,13 +107,22 @@ def test_a_module_loaded_by_peft_gives_equal_logits(tmp_path):
     assert torch.equal(PeftModel.from_pretrained(base, tmp_path)(noise(3, 1)), model(noise(3, 1)))
 
 
-def test_weights_of_a_local_file_are_loaded_and_its_own_head_or_decoder_is_left_out(tmp_path):
+def test_weights_of_a_local_file_are_loaded_and_its_own_head_or_decoder_is_left_out(tmp_path, repository):
+    """Of a checkpoint in the published form, saved as safetensors by the command of the page."""
     from safetensors.torch import save_file
 
     other = build_classifier(VIT.replace(seed=5)).unload().encoder.backbone.state_dict()
-    path = tmp_path / "vit.safetensors"
+    path = tmp_path / "model.safetensors"
     more = ("head.weight", "decoder_embed.weight", "decoder_blocks.0.norm1.weight", "mask_token")  # as RETFound's
-    save_file({**other, **{name: torch.zeros(3, 32) for name in more}}, path)
+    published = {
+        "model": {**other, **{name: torch.zeros(3, 32) for name in more}},
+        "args": Namespace(lr=1e-3),
+        "epoch": 9,
+    }
+    torch.save(published, tmp_path / "RETFound_oct_weights.pth")
+    page = (repository / "docs" / "explanation" / "fedkei.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^```\n(python - RETFound.*?)^```", page, flags=re.M | re.S)
+    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
     loaded = build_classifier(VIT.replace(encoder_weights=str(path))).unload().encoder.backbone.state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in other.items())
     first = sorted(other)[0]
