@@ -63,8 +63,11 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory) -> Path:
-    """Folder of caches for tests that train on the same synthetic patients, which are then made once."""
-    return tmp_path_factory.mktemp("home")
+    """Folder of caches of all processes that test: synthetic patients that many tests train on are made once."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "home"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

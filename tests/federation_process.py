@@ -73,11 +73,14 @@ def free_port() -> int:
 class Federation:
     """Server and sites of a project file, provisioned below ``folder`` with a free port.
 
-    The project's server must be ``localhost``; ``sites`` has the content of site files by client; ``server_resources``
-    changes the server's ``servers`` entry, to have short time limits in a test.
+    The project's server must be ``localhost``; ``sites`` has the content of site files by client; ``home`` is the
+    folder of caches, its own by default; ``server_resources`` changes the server's ``servers`` entry, to have short
+    time limits in a test.
     """
 
-    def __init__(self, project: Path, folder: Path, sites: dict[str, str], **server_resources: Any):
+    def __init__(
+        self, project: Path, folder: Path, sites: dict[str, str], home: Path | None = None, **server_resources: Any
+    ):
         self.folder, self.mark = folder, uuid.uuid4().hex
         content = yaml.safe_load(project.read_text())
         content["participants"] = [p for p in content["participants"] if p["type"] != "client" or p["name"] in sites]
@@ -88,7 +91,7 @@ class Federation:
             **os.environ,
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(folder / "home"),
-            "FEDTAR_HOME": os.environ.get("FEDTAR_TEST_CACHE", str(folder / "cache")),
+            "FEDTAR_HOME": str(home or folder / "cache"),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",  # s; the kit's own 60 are looked at in test_kits
@@ -281,9 +284,9 @@ class Federation:
 
 
 @contextlib.contextmanager
-def running(project: Path, folder: Path, sites: dict[str, str]) -> Iterator[Federation]:
+def running(project: Path, folder: Path, sites: dict[str, str], home: Path | None = None) -> Iterator[Federation]:
     """A federation whose server and sites are up and registered; ended at the end."""
-    federation = Federation(project, folder, sites)
+    federation = Federation(project, folder, sites, home)
     try:
         federation.start("localhost")
         federation.start(*sites)

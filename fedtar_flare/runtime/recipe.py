@@ -218,7 +218,10 @@ class MethodRecipe(Recipe):
 
 
 class _Job(FedJob):
-    """A job whose folder is the same for equal recipes, exported or submitted: FLARE keeps filters' tasks as sets."""
+    """A job whose folder is the same for equal recipes, however it is submitted, so that an approval holds for it.
+
+    FLARE keeps filters' tasks as sets; ``nvflare job submit`` writes configurations anew, indented by two.
+    """
 
     def __init__(self, contract: Contract, **arguments: Any):
         super().__init__(**arguments)
@@ -226,9 +229,9 @@ class _Job(FedJob):
 
     def export_job(self, job_root: str) -> None:
         super().export_job(job_root)
-        file = Path(job_root) / self.name / "app" / "config" / "config_fed_client.json"
-        config = json.loads(file.read_text(encoding="utf-8"))
-        for key in ("task_data_filters", "task_result_filters"):
-            for entry in config.get(key, []):
-                entry["tasks"].sort(key=self._tasks.index)
-        file.write_text(json.dumps(config, indent=4), encoding="utf-8")
+        for file in (Path(job_root) / self.name / "app" / "config").glob("config_fed_*.json"):
+            config = json.loads(file.read_text(encoding="utf-8"))
+            for key in ("task_data_filters", "task_result_filters"):
+                for entry in config.get(key, []):
+                    entry["tasks"].sort(key=self._tasks.index)
+            file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -62,14 +62,15 @@ def test_the_script_of_a_job_holds_all_that_was_set(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [name for name in names() if name not in RUN_ELSEWHERE])
-def test_a_short_job_of_each_rival_runs(tmp_path, tmp_path_factory, name):
+def test_a_short_job_of_each_rival_runs(tmp_path, home, name):
+    """At one hospital, which is enough for the job; what two bring is asked of each method in its own tests."""
+    sites = 2 if name == "centralised" else 1
     recipe(name, method=partial(MethodRecipe, name)).export(str(tmp_path))
-    home = tmp_path_factory.mktemp("home")
-    process, results = run_simulator(tmp_path / name, tmp_path / "ws", "-n", "2", "-t", "2", home=home)
+    process, results = run_simulator(tmp_path / name, tmp_path / "ws", "-n", str(sites), "-t", str(sites), home=home)
     assert process.returncode == 0, process.stdout[-4000:]
     events = read_events(results)
     assert [event.status for event in of_kind(events, End)] == ["completed"]
     for step in of_kind(events, Step):
-        assert sorted(step.sites) == (["site-1"] if name == "centralised" else ["site-1", "site-2"])
+        assert sorted(step.sites) == ["site-1"]
         assert all(site.train_loss for site in step.sites.values())
     assert of_kind(events, Validation)[0].loss

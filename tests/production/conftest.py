@@ -7,11 +7,11 @@ from federation_process import SITES, recipe, running
 
 
 @pytest.fixture(scope="session")
-def federation(tmp_path_factory, repository):
+def federation(tmp_path_factory, repository, home):
     """A server and two sites, up and registered."""
     folder = tmp_path_factory.mktemp("federation")
     sites = dict.fromkeys(SITES, "source: synthetic\n")
-    with running(repository / "provisioning" / "project-localhost.yml", folder, sites) as federation:
+    with running(repository / "provisioning" / "project-localhost.yml", folder, sites, home) as federation:
         yield federation
 
 

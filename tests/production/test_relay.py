@@ -18,9 +18,10 @@ class Relayed(Federation):
     Args:
         project: the relay project.
         folder: everything is below it.
+        home: folder of caches.
     """
 
-    def __init__(self, project, folder):
+    def __init__(self, project, folder, home):
         content = yaml.safe_load(project.read_text())
         self.relay_port = free_port()
         for participant in content["participants"]:
@@ -33,7 +34,8 @@ class Relayed(Federation):
                 participant["name"] = name.replace("@hub.example.org", "@hub.org")
         folder.mkdir(parents=True)
         (folder / "local.yml").write_text(yaml.safe_dump(content, sort_keys=False))
-        super().__init__(folder / "local.yml", folder, dict.fromkeys((*BEHIND, STRAIGHT), "source: synthetic\n"))
+        sites = dict.fromkeys((*BEHIND, STRAIGHT), "source: synthetic\n")
+        super().__init__(folder / "local.yml", folder, sites, home)
 
     def peers(self, name):
         """Ports on this machine to which the processes of a kit are connected."""
@@ -49,10 +51,9 @@ class Relayed(Federation):
 
 
 @pytest.fixture(scope="module")
-def relayed(tmp_path_factory, repository):
-    running = Relayed(
-        repository / "provisioning" / "project-relay.yml", tmp_path_factory.mktemp("relay") / "federation"
-    )
+def relayed(tmp_path_factory, repository, home):
+    project = repository / "provisioning" / "project-relay.yml"
+    running = Relayed(project, tmp_path_factory.mktemp("relay") / "federation", home)
     try:
         running.start("localhost")
         running.start("relay-north")

@@ -32,14 +32,6 @@ def check_results(federation, job):
     assert [sorted(step.sites) for step in of_kind(events, Step)] == [sorted(SITES)] * 2
 
 
-def test_a_lead_without_the_right_to_bring_code_submits_the_job(federation, exported):
-    done = federation.command(
-        "--format", "json", "job", "submit", "-j", exported(), "--startup-kit", federation.kits / LEAD
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    check_begun(federation, json.loads(done.stdout)["data"]["job_id"])
-
-
 @contextlib.contextmanager
 def approved(federation, job):
     """Hospital B holds every job but this one, whose folder it was shown beforehand."""
@@ -55,14 +47,22 @@ def approved(federation, job):
         site_file.write_text(before)
 
 
-def test_from_the_admin_console_to_a_hospital_that_has_approved_the_job_s_folder(federation, exported):
+@pytest.mark.parametrize("way", ["admin console", "nvflare job submit"])
+def test_a_lead_without_the_right_to_bring_code_submits_to_a_hospital_that_has_approved_the_folder(
+    federation, exported, way
+):
     """What the hospital was shown beforehand is, but for the signatures, what FLARE puts there; or it would hold it."""
-    job = exported("from_console")
+    job, kit = exported("as_shown"), federation.kits / LEAD
     with approved(federation, job):
-        script = federation.kits / LEAD / "startup" / "fl_admin.sh"
-        done = federation.run("bash", script, input=f"{LEAD}\nsubmit_job {job}\nbye\n")
-        assert "Submitted job" in done.stdout, done.stdout + done.stderr
-        check_begun(federation, done.stdout.split("Submitted job:")[1].split()[0])
+        if way == "admin console":
+            done = federation.run("bash", kit / "startup" / "fl_admin.sh", input=f"{LEAD}\nsubmit_job {job}\nbye\n")
+            assert "Submitted job" in done.stdout, done.stdout + done.stderr
+            identity = done.stdout.split("Submitted job:")[1].split()[0]
+        else:
+            done = federation.command("--format", "json", "job", "submit", "-j", job, "--startup-kit", kit)
+            assert done.returncode == 0, done.stdout + done.stderr
+            identity = json.loads(done.stdout)["data"]["job_id"]
+        check_begun(federation, identity)
 
 
 def test_from_the_job_s_script_to_a_hospital_that_has_approved_its_production_form(federation, exported, tmp_path):
@@ -74,9 +74,9 @@ def test_from_the_job_s_script_to_a_hospital_that_has_approved_its_production_fo
         check_results(federation, out.split("fedtar watch ")[1].split()[0])
 
 
-def test_a_job_s_script_runs_server_and_hospitals_on_this_machine(tmp_path):
+def test_a_job_s_script_runs_server_and_hospitals_on_this_machine(tmp_path, home):
     recipe("alone").export(str(tmp_path))
-    places = {name: str(tmp_path / name) for name in ("HOME", "NVFLARE_POC_WORKSPACE", "FEDTAR_HOME")}
+    places = {name: str(tmp_path / name) for name in ("HOME", "NVFLARE_POC_WORKSPACE")} | {"FEDTAR_HOME": str(home)}
     Path(places["HOME"]).mkdir()
     code, out, err = run("python", tmp_path / "alone" / "job.py", "--env", "poc", "-n", 2, timeout=600, **places)
     assert code == 0, err
@@ -90,7 +90,7 @@ def test_a_job_with_code_of_its_own_is_refused(federation, exported):
     (job / "app" / "custom" / "mine.py").write_text("print('mine')\n")
     identity = federation.submit(job)
     assert federation.finished(identity) == "FINISHED:FAILED_TO_RUN"
-    assert "BYOC not permitted" in federation.detail(identity)
+    wait_for("the reason is told", lambda: "BYOC not permitted" in federation.detail(identity))
     assert not federation.run_folder(identity).exists()
 
 

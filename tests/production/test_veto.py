@@ -1,6 +1,7 @@
-"""A hospital's own say while a job runs: it pauses, the job goes on without it, and it takes part again."""
+"""What people see of a running job and do to it: an administrator watches; a hospital pauses and takes part again."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from command import fedtar
@@ -12,9 +13,26 @@ from fedtar_flare.record.log import of_kind, read_events
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 
 
-def test_a_site_pauses_and_joins_while_the_job_runs(federation, exported):
+def test_a_site_pauses_and_joins_while_the_job_runs_and_is_watched(federation, exported):
     job = exported("veto", rounds=4, training={"local_steps": 8, "batch_size": 4})
     identity, kit = federation.submit(job), federation.sites["hospital-b"]
+    lead = ("--kit", federation.kits / "lead@hub.org", "--json")
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(fedtar, "watch", identity, *lead, timeout=500)
+        check_pause(federation, identity, kit)
+        code, out, err = watching.result()
+    assert code == 0, out + err
+    check_seen([json.loads(line) for line in out.splitlines()], identity)
+
+    code, out, err = fedtar("status", *lead, "--limit", "1")
+    assert code == 0, err
+    assert [(entry["id"], entry["name"], entry["status"]) for entry in json.loads(out)] == [
+        (identity, "veto", "FINISHED:COMPLETED")
+    ]
+
+
+def check_pause(federation, identity, kit):
+    """The site is left out while it pauses, and the job completes with it."""
 
     def steps():
         return of_kind(federation.events(identity), Step)
@@ -37,3 +55,13 @@ def test_a_site_pauses_and_joins_while_the_job_runs(federation, exported):
     code, out, _ = fedtar("audit", kit, "--json")
     told = [entry for entry in json.loads(out)["entries"] if entry.get("status") == "abstain"]
     assert code == 0 and any("paused" in entry.get("reason", "") for entry in told)
+
+
+def check_seen(seen, identity):
+    """What ``fedtar watch`` printed."""
+    assert seen[-1]["status"] == "FINISHED:COMPLETED" and {entry["id"] for entry in seen} == {identity}
+    progress = [entry["progress"] for entry in seen if entry.get("progress") and entry["progress"]["task"]]
+    assert progress, seen
+    for entry in progress:
+        assert entry["task"] in ("handshake", "train", "close_round") and sorted(entry["sites"]) == sorted(SITES)
+        assert all(0 < alpha < 1 for alpha in entry["numbers"]["alpha"]) and entry["time_steps"] == 2

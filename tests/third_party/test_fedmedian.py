@@ -9,7 +9,7 @@ import torch
 import yaml
 from command import fedtar_here
 from federation import QuadraticSite, federation_of, pair
-from federation_process import Federation, wait_for
+from federation_process import SITES, Federation, wait_for
 
 from fedtar_flare import registry
 from fedtar_flare.provision.resume import resumed_job
@@ -92,7 +92,7 @@ def test_it_is_simulated_shown_on_the_page_and_compared(command, tmp_path):
 @pytest.mark.production
 @pytest.mark.timeout(900)
 def test_hospitals_that_allow_it_approve_it_run_it_over_mtls_and_resume_it(
-    command, path, repository, tmp_path, monkeypatch
+    command, path, repository, tmp_path, monkeypatch, home
 ):
     monkeypatch.setenv("PYTHONPATH", path)
     project = yaml.safe_load((repository / "provisioning" / "project-localhost.yml").read_text())
@@ -101,7 +101,7 @@ def test_hospitals_that_allow_it_approve_it_run_it_over_mtls_and_resume_it(
             builder.setdefault("args", {})["methods"] = ["fedmedian"]
     (tmp_path / "project.yml").write_text(yaml.safe_dump(project))
     site = "source: synthetic\npolicy: {approval: required}\n"
-    federation = Federation(tmp_path / "project.yml", tmp_path / "f", {"hospital-a": site, "hospital-b": site})
+    federation = Federation(tmp_path / "project.yml", tmp_path / "f", dict.fromkeys(SITES, site), home)
     job, later = tmp_path / "jobs" / "fedmedian", tmp_path / "later" / "fedmedian"
     command("export", *SETTINGS, "--no-byoc", "-o", job.parent)
     once = ("-r", "1", "--time-steps", "1", "--no-byoc", "-o", job.parent)
