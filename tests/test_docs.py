@@ -16,6 +16,7 @@ from fedtar_flare.data.sources.manifest import KNOWN
 from fedtar_flare.data.sources.reading import COMMON_OPTIONS
 from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.presets import papers
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.registry import contract_of, names
 from fedtar_flare.runtime.report_site import ReportSite
@@ -24,7 +25,7 @@ from fedtar_flare.runtime.server_strategy import ServerStrategy
 from fedtar_flare.settings import Settings, build
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.site_file import SiteConfig
-from fedtar_flare.suite.file import Suite
+from fedtar_flare.suite.file import Suite, shipped
 
 BASES = {base.__name__: base for base in (ServerStrategy, ReportSite, ReportLearner)}
 HERE = Path(__file__).parents[1]
@@ -59,6 +60,32 @@ def test_pages_show_a_suite_that_can_be_read_and_every_column_of_a_manifest(repo
     assert build(Suite, yaml.safe_load(example), "the page").arms
     rows = re.findall(r"^\| (`.+?) \|", read(repository, "docs/how-to/prepare-data.md"), flags=re.M)
     assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == list(KNOWN)
+
+
+def test_the_page_of_the_papers_tables_says_of_each_by_which_command_or_why_not(repository):
+    text = read(repository, "docs/how-to/real-tables.md")
+    compared = set(re.findall(r"`fedtar compare (\w+)[` ]", text))
+    assert (
+        {name for name in shipped() if re.match("fedtar_table|fedmrg_table|fedkei_", name)}
+        <= compared
+        <= set(shipped())
+    )
+    assert set(re.findall(r"`([\w-]+)`", " ".join(re.findall(r"^\| (`.*?) \|", text, flags=re.M)))) == set(papers())
+    for paper, items in PAPERS.items():
+        rows = re.findall(
+            r"^\| (.+?) \| (.+?) \| *(.*?) *\|$", text.split(f"\n## {paper}\n")[1].split("\n## ")[0], flags=re.M
+        )
+        named = [{word.rstrip("s") + " " + n for word, of in re.findall(r"(Tables?|Figures?) ([\w, ]+)", item)
+                  for n in re.split(", | ", of)} | {*item.split(", ")} for item, *_ in rows]  # fmt: skip
+        assert [item for item in items if not any(item in of for of in named)] == []
+        assert [row for row in rows if row[1] == "not available" and not row[2]] == [], "with its reason"
+
+
+PAPERS = {
+    "FedTAR": [f"Table {n}" for n in range(1, 6)] + [f"Figure {n}" for n in (1, 3, 4, 5, 6, 7)],
+    "FedMRG": [f"Table {n}" for n in ("I", "II", "III", "IV")] + ["Figure 5", "Figure 6", "WCL", "DCL", "Fed-Prefix"],
+    "FedKEI": ["Derm-FL", "CXR-FL", "OCT", "cost", "CC-CCII with VoCo", "ELCFS", "Figure 8"],
+}
 
 
 def test_the_method_page_has_ten_steps_and_names_hooks_and_files_that_exist(repository):

@@ -1,6 +1,7 @@
 """CheXbert and RadBERT, read from tiny checkpoints of the published form."""
 
 import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -113,10 +114,18 @@ def test_what_is_no_published_checkpoint_is_refused_by_name(tmp_path, fault):
     assert not (tmp_path / "labeler" / "labeler.json").exists()
 
 
-def test_a_site_file_names_a_labeler_that_is_there(tmp_path):
-    (tmp_path / "fedtar.yaml").write_text("source: synthetic\nlabeler: labeler\n")
+def test_a_site_file_names_a_labeler_that_is_there(tmp_path, monkeypatch, repository):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parts" / "sites").mkdir(parents=True)
+    site = tmp_path / "parts" / "sites" / "site-1.yaml"
+    site.write_text("source: synthetic\nlabeler: labeler\n")
     with pytest.raises(ConfigError, match="fedtar labeler import") as caught:
-        read_site_file(tmp_path / "fedtar.yaml")
+        read_site_file(site)
     assert str(tmp_path) not in caught.value.public
-    import_labeler(published(tmp_path / "hub", "radbert")[0], tmp_path / "labeler")
-    assert read_site_file(tmp_path / "fedtar.yaml").labeler == tmp_path / "labeler"
+    site.write_text("source: synthetic\n")
+    published(tmp_path / "bert-base-uncased", "chexbert")[0].rename(tmp_path / "chexbert.pth")
+    page = (repository / "docs/how-to/compare.md").read_text(encoding="utf-8")
+    command, then = re.search(r"^(fedtar labeler import .*)\n(sed .*)$", page, flags=re.M).groups()
+    assert fedtar_here(*command.split()[1:])[0] == 0
+    subprocess.run(["bash", "-c", then], check=True)
+    assert read_site_file(site).labeler == tmp_path / "chexbert"
