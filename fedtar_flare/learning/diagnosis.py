@@ -217,6 +217,7 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     found = labeler(settings["labeler"], settings.get("prompt_classes", "all"))
     if not found.findings:
         return
+    generator.require_parts(f"a labeler of findings ('{settings['labeler']}')")
     place = settings.get("prompt_place", "last")
     if place == "last":
         require_positions(len(found.findings), generator.max_length, generator.decoder.config.max_position_embeddings)

@@ -26,7 +26,7 @@ class FrozenStages:
     """
 
     def __init__(self, generator: ReportGenerator, limit: int = KEPT_BYTES):
-        stages = generator.encoder.stage_modules()
+        stages = generator.stage_modules()
         frozen = takewhile(lambda stage: not any(p.requires_grad for p in stage.parameters()), stages)
         self.depth = len(list(frozen))
         """How many stages are frozen; the last ones learn."""

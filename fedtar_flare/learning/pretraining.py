@@ -81,6 +81,7 @@ def pretrain(
     by a cosine to a twentieth. With ``batch_norm``, for an encoder that starts from random weights, its BatchNorm
     layers learn their statistics.
     """
+    model.require_parts("a warm start")
     if len(images) != len(reports):
         raise ConfigError(f"a warm start needs pairs: there are {len(images)} images and {len(reports)} reports")
     if not images and not texts:

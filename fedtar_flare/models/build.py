@@ -9,15 +9,23 @@ from fedtar_flare.models.decoder import decoder_tokenizer
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.sources import load_libraries
 from fedtar_flare.models.tokenizer import ReportTokenizer
+from fedtar_flare.models.vlm import VisionLanguageGenerator, vlm_tokenizer
 from fedtar_flare.models.weights import load_weights
 
 
 def build_tokenizer(config: ModelConfig) -> ReportTokenizer:
     """The tokenizer of a model; ConfigError where its file is missing or a named decoder's cannot be fetched."""
+    if config.family == "vlm":
+        return vlm_tokenizer(config)
     if config.tokenizer == "decoder":
         assert config.decoder_name is not None
         return decoder_tokenizer(config.decoder_name, config.max_length)
     return ReportTokenizer.load(asset(config.tokenizer, "tokenizer.json", "tokenizer"), config.max_length)
+
+
+def class_of(config: ModelConfig) -> type[ReportGenerator]:
+    """Of the family."""
+    return VisionLanguageGenerator if config.family == "vlm" else ReportGenerator
 
 
 def build_model(config: ModelConfig) -> ReportGenerator:
@@ -29,7 +37,7 @@ def build_model(config: ModelConfig) -> ReportGenerator:
     load_libraries()
     tokenizer = build_tokenizer(config)
     weights = None if config.weights in (None, RANDOM) else asset(config.weights, "model.safetensors", "weights")
-    model = ReportGenerator(config, tokenizer, load_pretrained=config.weights is None)
+    model = class_of(config)(config, tokenizer, load_pretrained=config.weights is None)
     if weights is not None:
         load_weights(model, weights)
         model.untrained = ()

@@ -1,8 +1,9 @@
 """Which report generator: a validated description, and presets.
 
 ``small`` is the shipped default (warm-started on generic phantoms), ``tiny`` has random weights for tests, ``timm``
-joins any timm encoder to any decoder of the GPT-2 family. The papers' models are part of :mod:`fedtar_flare.presets`; a
-site names their folders in its policy (``models``).
+joins any timm encoder to any decoder of the GPT-2 family, ``vlm-tiny`` is a random vision-language
+model. The papers' models are part of :mod:`fedtar_flare.presets`; a site names their folders in its policy
+(``models``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ CVT_TARGETS = (
     "encoder.*.dense",
     *DECODER_TARGETS,
 )
+VLM_TARGETS = tuple(
+    f"decoder.*language_model.*.{name}"
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+)
+"""Every linear layer of the language part; vision layers are picked by names of theirs."""
 TIMM_TARGETS = (*(f"encoder.*.blocks.*.{name}" for name in ("qkv", "proj", "fc1", "fc2")), *DECODER_TARGETS)
 MOST_LAYERS = 64
 """Of a decoder without a name, and of such a CvT in all: more take seconds to count before a site can decline them."""
@@ -81,6 +87,17 @@ class ModelConfig(ImageModelConfig):
     """A report generator. A named encoder or decoder brings its own sizes."""
 
     preset: str = Field(description="name of the preset that this started from")
+    family: Literal["parts", "vlm"] = Field(
+        "parts",
+        description="'parts': an image encoder and a decoder; 'vlm': a vision-language model of transformers "
+        "(AutoModelForImageTextToText) with its own processor and chat template, named by decoder_name",
+    )
+    prompt: str = Field(
+        "Write the report of this study.", min_length=1, max_length=2000, description="what a 'vlm' is asked"
+    )
+    slice_view: Literal["slices", "montage"] = Field(
+        "slices", description="how a 'vlm' is shown a CT: slice by slice, or all slices in one picture"
+    )
     encoder: Literal["cvt", "timm"] = Field("cvt", description="family of the image encoder")
     encoder_config: CvtSizes = Field(
         CvtSizes(embed_dim=(32, 64, 128), depth=(1, 2, 3), num_heads=(1, 2, 4), mlp_ratio=2.0),
@@ -91,7 +108,9 @@ class ModelConfig(ImageModelConfig):
     )
     queries: int = Field(4, ge=1, description="learned queries per slice (memory tokens that a slice gives)")
     decoder_name: str | None = Field(
-        None, description="hub name or local folder of the decoder; None: a GPT-2 of decoder_config"
+        None,
+        description="hub name or local folder of the decoder, or of a 'vlm'; None: a GPT-2 of decoder_config, "
+        "or a small random Qwen2-VL",
     )
     decoder: Literal["gpt2", "transformer", "r2gen", "prefix"] = Field(
         "gpt2",
@@ -99,7 +118,7 @@ class ModelConfig(ImageModelConfig):
         "with as many layers over the image's tokens; or any causal language model that reads the image as a prefix",
     )
     decoder_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of the weights of a frozen 'prefix' decoder: bfloat16 halves its memory"
+        "float32", description="of the weights of a frozen 'prefix' decoder or 'vlm': bfloat16 halves its memory"
     )
     decoder_config: GPT2Sizes = Field(
         GPT2Sizes(n_embd=128, n_layer=4, n_head=4, n_positions=192),
@@ -147,9 +166,14 @@ class ModelConfig(ImageModelConfig):
             yield "decoder_name", "a local folder or hub name of a causal language model, as decoder is 'prefix'"
         if self.of_paper and self.decoder_name:
             yield "decoder_name", f"none, as decoder is '{self.decoder}', which has no published weights of this form"
-        if self.decoder_dtype != "float32" and self.decoder != "prefix":
-            yield "decoder_dtype", "float32, unless decoder is 'prefix'"
-        if self.decoder_name is None:
+        if self.decoder_dtype != "float32" and self.decoder != "prefix" and self.family != "vlm":
+            yield "decoder_dtype", "float32, unless decoder is 'prefix' or family is 'vlm'"
+        if self.family == "vlm":
+            if self.encoder_name:
+                yield "encoder_name", "none, as family is 'vlm': decoder_name names the whole model"
+            if not self.decoder_name and self.weights != RANDOM:
+                yield "decoder_name", "a local folder or hub name, as family is 'vlm' (or weights 'random', for tests)"
+        if self.decoder_name is None and self.family != "vlm":
             if self.decoder_config["n_embd"] % self.decoder_config["n_head"]:
                 yield "decoder_config", "of an n_embd that is a multiple of n_head"
             if self.max_length > self.decoder_positions:
@@ -208,6 +232,16 @@ PRESETS: dict[str, dict[str, Any]] = {
         "tokenizer": "decoder",
         "max_length": 128,
         "lora_targets": TIMM_TARGETS,
+    },
+    "vlm-tiny": {
+        "family": "vlm",
+        "image_size": 32,
+        "slices": 4,
+        "slice_view": "montage",
+        "max_length": 96,
+        "num_beams": 2,
+        "weights": RANDOM,
+        "lora_targets": VLM_TARGETS,
     },
     **{name: paper.group("model") for name, paper in papers().items() if not paper.classifies},
 }

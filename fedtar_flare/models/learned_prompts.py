@@ -59,6 +59,7 @@ def extend(generator: ReportGenerator, prompts: int, every_layer: bool, seed: in
 
     Raises ConfigError where the states of a decoder that is not of the GPT-2 family would have to be replaced.
     """
+    generator.require_parts("peft.kind 'prompt' or 'prefix'")
     decoder: Any = generator.decoder
     if every_layer and isinstance(decoder, PrefixDecoder):
         raise ConfigError("prefix tuning is for decoders of the GPT-2 family: take prompts in the first layer alone")

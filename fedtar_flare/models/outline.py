@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedtar_flare.globs import matches
-from fedtar_flare.models.build import build_tokenizer
+from fedtar_flare.models.build import build_tokenizer, class_of
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.sources import load_libraries
@@ -65,7 +65,7 @@ def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lam
 
     tokenizer = build_tokenizer(config)
     with torch.device("meta"):
-        model = ReportGenerator(config, tokenizer, load_pretrained=False)
+        model = class_of(config)(config, tokenizer, load_pretrained=False)
     modules = {n: module for n, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))}
     output = model.decoder.get_output_embeddings()
     barred = {n for n, module in modules.items() if isinstance(module, nn.Embedding) or module is output}

@@ -77,6 +77,13 @@ class ReportGenerator(nn.Module):
         prefix = isinstance(self.decoder, PrefixDecoder)
         self._recomputed = RecomputedLayers(self.decoder.lm if prefix else self.decoder)
 
+    def stage_modules(self) -> Sequence[nn.Module]:
+        """Stages of the encoder, of which the first frozen ones see an image once."""
+        return self.encoder.stage_modules()
+
+    def require_parts(self, what: str) -> None:
+        """ConfigError where the model is no encoder with a decoder, which ``what`` needs."""
+
     def tokens(self, batch: ImageBatch) -> Tensor:
         """The encoder's tokens (B, S, N, C)."""
         tokens: Tensor = self.encoder(batch.images.flatten(0, 1))

@@ -17,12 +17,14 @@ from fedtar_flare.tensor_file import checksum
 Named = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 PATIENTS = "fedtar_patients"
-_TIED = "decoder.lm_head.weight"  # the same tensor as the token embedding; safetensors refuses two names for one
+_TIED, _WORDS = "decoder.lm_head.weight", "decoder.transformer.wte.weight"
+"""One tensor of a GPT-2 by two names, which safetensors refuses."""
 
 
 def own_state(model: nn.Module) -> dict[str, Tensor]:
     """The model's tensors, each once, sorted by name. They share memory with the model."""
-    return {name: tensor for name, tensor in sorted(model.state_dict().items()) if name != _TIED}
+    state = model.state_dict()
+    return {name: state[name] for name in sorted(state) if name != _TIED or _WORDS not in state}
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -120,7 +120,7 @@ def requirements(recipe: Any) -> dict[str, Any]:
             "memory_of_weights_bytes": 4 * sizes["parameters"] if sizes else None,
         },
         "computer": {
-            "gpu": "not needed" if model.preset in ("small", "tiny") else "strongly advised",
+            "gpu": "not needed" if model.preset in ("small", "tiny", "vlm-tiny") else "strongly advised",
             "python": "3.11 to 3.13",
         },
         "work": {

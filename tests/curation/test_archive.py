@@ -152,7 +152,7 @@ def test_what_cannot_stand_in_a_manifest_is_counted(tmp_path, tags, reason):
         ({"StudyDate": None, "AcquisitionDate": "20200202", "StudyTime": "0930"}, "2020-02-02 09:30:00", "", None),
         ({"StudyDate": None, "SeriesDate": "2020.02.03", "StudyTime": "07"}, "2020-02-03 07:00:00", "", None),
         ({"StudyTime": None, "SeriesTime": "07"}, "2020-01-31 07:00:00", "", None),
-        *(({"StudyTime": time}, "2020-01-31 00:00:00", "", "bad-time") for time in ("9:99", "70520")),
+        ({"StudyTime": "9:99"}, "2020-01-31 00:00:00", "", "bad-time"),
         ({"PatientAge": "old"}, "2020-01-31 10:15:00", "", "bad-age"),
         ({"PatientAge": "90+"}, "2020-01-31 10:15:00", "90", None),
         ({"PatientAge": "000Y"}, "2020-01-31 10:15:00", "", None),

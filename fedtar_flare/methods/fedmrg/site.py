@@ -59,6 +59,8 @@ class FedMRGSite(PooledSite):
     def check(self) -> None:
         """Refuse what FedMRG cannot do, and prompts for which the decoder has no room."""
         config, model = self.settings.fedmrg, self.settings.model
+        if model.family == "vlm":
+            raise ConfigError("FedMRG aligns features of an image encoder: it cannot be had with model.family 'vlm'")
         if self.settings.training.gradient_checkpointing:
             # the same bits, but where memory runs out within the second pass, what the first one made stays
             raise ConfigError("training.gradient_checkpointing: not with FedMRG; training.micro_batch saves memory too")

@@ -1,20 +1,22 @@
 """What a training step with patient adapters launches on a GPU, counted without one; and that torch can compile it."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from adapted_models import shake
+from batches import noise
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.models.adapters.lora import add_lora, target_names
-from fedtar_flare.models.config import preset
+from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.config import VLM_TARGETS, preset
 
 VIEWS = {
     "_unsafe_view", "alias", "as_strided", "detach", "expand", "permute", "select", "slice", "split",
@@ -70,9 +72,9 @@ def batch(length: int = 12) -> tuple[Tensor, Tensor]:
     return torch.randn(BATCH, 3, 32, 32, generator=generator), ids
 
 
-def with_patients(**sizes: Any) -> tuple[Any, PatientLoRA, tuple[Tensor, Tensor]]:
+def with_patients(base: nn.Module, targets: Sequence[str] = TARGETS) -> tuple[Any, PatientLoRA, tuple[Tensor, Tensor]]:
     """Our model, its patient part, and a batch of patients."""
-    model = add_lora(Writer(**sizes), targets=TARGETS, rank=RANK, alpha=128, seed=0)
+    model = add_lora(base, targets=targets, rank=RANK, alpha=128, seed=0)
     patient = PatientLoRA(model, PatientConfig(), rank=RANK, time_steps=STEPS, seed=0)
     return model, patient, (torch.full((BATCH, 16), 1 / 16), torch.ones(BATCH, dtype=torch.long))
 
@@ -89,17 +91,38 @@ def kernels(model: nn.Module, autocast: bool, context: Callable[[], AbstractCont
     return counted.made
 
 
+class Reader(nn.Module):
+    """The tiny vision-language model, eight layers deep."""
+
+    def __init__(self) -> None:
+        from transformers import AutoModelForImageTextToText
+
+        super().__init__()
+        config = preset("vlm-tiny")
+        self.model, self.tokenizer = build_model(config), build_tokenizer(config)
+        sizes = self.model.decoder.config
+        sizes.text_config.num_hidden_layers, sizes.text_config.layer_types = 8, ["full_attention"] * 8
+        self.model.decoder = AutoModelForImageTextToText.from_config(sizes).eval()
+
+    def forward(self, images: Tensor, ids: Tensor) -> Tensor:
+        seen = noise(BATCH, slices=1)
+        return self.model(seen, *self.tokenizer.batch(["No effusion."] * BATCH)).mean()
+
+
 @pytest.mark.parametrize("autocast", [True, False])
-def test_a_step_with_patient_adapters_launches_no_more_than_plain_peft(autocast: bool) -> None:
-    """0.73 times as many in autocast, and 0.91 without."""
+@pytest.mark.parametrize(("writer", "targets"), [(Writer, TARGETS), (Reader, [f"model.{t}" for t in VLM_TARGETS])])
+def test_a_step_with_patient_adapters_launches_no_more_than_plain_peft(
+    writer: type[nn.Module], targets: list[str], autocast: bool
+) -> None:
+    """0.67 times as many in autocast and 0.91 without; of a vision-language model 0.81 and 0.94."""
     from peft import LoraConfig, get_peft_model
 
-    writer = Writer()
-    config = LoraConfig(r=RANK, lora_alpha=128, target_modules=target_names(writer, TARGETS), lora_dropout=0.0)
-    plain = get_peft_model(writer, config)
-    model, patient, of = with_patients()
+    base = writer()
+    config = LoraConfig(r=RANK, lora_alpha=128, target_modules=target_names(base, targets), lora_dropout=0.0)
+    plain = get_peft_model(base, config)
+    model, patient, of = with_patients(writer(), targets)
     theirs, ours = kernels(plain, autocast, nullcontext), kernels(model, autocast, lambda: patient.adapt(*of))
-    assert theirs.total() > 3000 and theirs["bmm"] < ours["bmm"]
+    assert theirs.total() > 1000 and theirs["bmm"] < ours["bmm"]
     assert ours.total() <= theirs.total(), (theirs.most_common(9), ours.most_common(9))
 
 
@@ -109,7 +132,7 @@ def test_torch_compiles_a_step_as_one_graph_and_once_more_for_reports_of_other_l
     from torch._dynamo.testing import CompileCounter
 
     torch._dynamo.reset()
-    model, patient, (q, steps) = with_patients(depth=(1,), layers=1)
+    model, patient, (q, steps) = with_patients(Writer(depth=(1,), layers=1))
     shake(patient)
     counter = CompileCounter()
     compiled = torch.compile(model.get_base_model(), backend=counter, fullgraph=True)

@@ -1,0 +1,229 @@
+"""A vision-language model of transformers as report generator: whatever ``AutoModelForImageTextToText`` loads.
+
+It is given as its makers publish it: the model, its processor and its chat template. A report is the answer to a
+conversation: each visit before that is shown is an earlier turn, with its images, the days until now, and its report as
+the answer; the last turn has the present images and ``model.prompt``. Words of the report are tokens of their own after
+the prompt's, so that losses are of the report alone, and training and generation read the same prompt.
+
+Here the image, its place among the words and their positions are the model's own affair, while a ``prefix`` decoder
+gets the features of an encoder of ours as embeddings, with prompts that a method learns. So the two share tokenizer,
+losses, adapters and all that comes after them, but not the forward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.models.config import ASSETS, ModelConfig
+from fedtar_flare.models.prefix_decoder import DTYPES
+from fedtar_flare.models.report_generator import ReportGenerator, report_loss
+from fedtar_flare.models.sources import fetching, quiet_loading
+from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
+
+EARLIER = "An earlier study of this patient; days before the present one: {days}."
+"""What a visit before is called in its turn."""
+TINY = str(ASSETS / "vlm-tiny")
+"""Configuration and processor of a small Qwen2-VL, whose weights are random."""
+
+
+class VisionLanguageGenerator(ReportGenerator):
+    """A vision-language model (``decoder``) between the batches and the losses of a :class:`ReportGenerator`.
+
+    It has no encoder of its own kind, so nothing prompts it but words. Frozen vision layers see all images of a batch
+    at once; where LoRA adapts them per patient, each sample must show as many images as the others.
+    """
+
+    def __init__(self, config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool):
+        nn.Module.__init__(self)
+        self._processor = processor_of(config.decoder_name or TINY)
+        self._config = config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.decoder, untrained = _model(config, load_pretrained)
+        self.register_module("diagnosis", None)
+        self._recomputed = None
+        self.max_length, self.num_beams = config.max_length, config.num_beams
+        self.bos_id, self.eos_id, self.pad_id = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id
+        self.untrained = tuple(f"decoder.{name}" for name in untrained)
+
+    def stage_modules(self) -> Sequence[nn.Module]:
+        return ()
+
+    def require_parts(self, what: str) -> NoReturn:
+        raise ConfigError(f"{what} needs an encoder and a decoder: it cannot be had with model.family 'vlm'")
+
+    def tokens(self, batch: ImageBatch) -> Tensor:
+        """The images (B, S, 3, H, W) themselves; the model reads them in its own way."""
+        return batch.images
+
+    def forward(
+        self,
+        batch: ImageBatch,
+        input_ids: Tensor,
+        labels: Tensor,
+        tokens: Tensor | None = None,
+        prompts: Tensor | None = None,
+    ) -> Tensor:
+        """Mean token loss of each report, (B,), float32; the begin token is left to the chat template."""
+        inputs = self.inputs(batch)
+        shape, report, wanted = inputs["input_ids"].shape, input_ids[:, 1:], labels[:, 1:]
+        more = {"input_ids": report, "attention_mask": (wanted != IGNORED).long()}
+        for name, value in inputs.items():
+            if value.shape == shape:
+                inputs[name] = torch.cat([value, more.get(name, torch.zeros_like(report)).to(value)], dim=1)
+        with nullcontext() if self._recomputed is None else self._recomputed.checkpointing():
+            kept = report.shape[1] + 1  # the prompt's last token predicts the first word
+            logits = self.decoder(**inputs, logits_to_keep=kept, use_cache=False).logits
+        return report_loss(logits, labels)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        batch: ImageBatch,
+        num_beams: int | None = None,
+        max_length: int | None = None,
+        tokens: Tensor | None = None,
+        context: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
+    ) -> Tensor:
+        """Token ids (B, L) of the likeliest beam by the model's own ``generate``, the begin token first."""
+        from transformers.generation.configuration_utils import GenerationConfig
+
+        inputs, tokenizer = self.inputs(batch), self._processor.tokenizer
+        settings = GenerationConfig(
+            max_new_tokens=(max_length or self.max_length) - 1,
+            num_beams=num_beams or self.num_beams,
+            do_sample=False,
+            bos_token_id=self.bos_id,
+            eos_token_id=self.eos_id,
+            pad_token_id=self.pad_id,
+            suppress_tokens=[i for i in tokenizer.all_special_ids if i != self.eos_id],  # no mark is part of a report
+        )
+        ids = self.decoder.generate(**inputs, generation_config=settings)[:, inputs["input_ids"].shape[1] :]
+        return F.pad(ids, (1, 0), value=self.bos_id)
+
+    def inputs(self, batch: ImageBatch) -> dict[str, Tensor]:
+        """The model's inputs for B conversations until the answer, words padded on the left."""
+        turns, images = zip(*(self._conversation(batch, i) for i in range(len(batch.images))), strict=True)
+        if len(set(map(len, images))) > 1 and self._adapts_vision():
+            raise DataError(
+                "visits of one batch show different numbers of images, and LoRA adapts vision layers, which see the "
+                "images of all visits at once: leave them out of model.lora_targets, or images out of data.prior",
+                reason="adapter-batch",
+            )
+        texts = [self._processor.apply_chat_template(one, add_generation_prompt=True) for one in turns]
+        begin = self._processor.tokenizer.bos_token
+        found = self._processor(
+            text=texts,
+            images=list(images),
+            padding=True,
+            return_tensors="pt",
+            add_special_tokens=not (begin and texts[0].startswith(begin)),
+        )
+        kind, device = self.decoder.dtype, batch.images.device
+        return {n: v.to(device, kind if v.is_floating_point() else v.dtype) for n, v in found.items()}
+
+    def _conversation(self, batch: ImageBatch, row: int) -> tuple[list[dict[str, Any]], list[Tensor]]:
+        """Turns of one sample, and its images in the order of the turns."""
+        turns: list[dict[str, Any]] = []
+        said: list[dict[str, str]] = []
+        images: list[Tensor] = []
+        for days, seen, report in _visits(batch, row):
+            views = self._views(seen, row)
+            images += views
+            said += [{"type": "image"}] * len(views)
+            when = "" if days is None else EARLIER.format(days=max(1, round(days))) + " "
+            said.append({"type": "text", "text": when + self._config.prompt})
+            if report is not None:
+                answer = {"type": "text", "text": self._plain(report)}
+                turns += [{"role": "user", "content": said}, {"role": "assistant", "content": [answer]}]
+                said = []
+        return [*turns, {"role": "user", "content": said}], images
+
+    def _views(self, batch: ImageBatch | None, row: int) -> list[Tensor]:
+        """Images (3, H, W) that are shown of a visit: each slice by itself, or all in one montage."""
+        slices = [] if batch is None else list(batch.images[row][batch.slice_mask[row]].cpu())
+        if self._config.slice_view == "slices" or len(slices) < 2:
+            return slices
+        side = math.ceil(math.sqrt(len(slices)))
+        tiles = slices + [torch.zeros_like(slices[0])] * (side * math.ceil(len(slices) / side) - len(slices))
+        return [torch.cat([torch.cat(tiles[i : i + side], 2) for i in range(0, len(tiles), side)], 1)]
+
+    def _plain(self, text: str) -> str:
+        """A report of the past without what the processor would take for its own marks."""
+        tokenizer = self._processor.tokenizer
+        own = (getattr(self._processor, name, None) for name in ("image_token", "boi_token", "video_token"))
+        for mark in {*tokenizer.all_special_tokens, *own} - {None}:
+            text = text.replace(str(mark), " ")
+        return text
+
+    def _adapts_vision(self) -> bool:
+        words = ("language_model", "text_model", "lm_head")
+        return any(".lora_" in n and not any(w in n for w in words) for n, _ in self.decoder.named_parameters())
+
+
+def _visits(batch: ImageBatch, row: int) -> Iterator[tuple[float | None, ImageBatch | None, str | None]]:
+    """Days before, images and report of the visits that a sample shows, the present one last."""
+    if (prior := batch.prior) is not None:
+        shows = prior.images is not None and bool(prior.images.slice_mask[row].any())
+        report = None if prior.reports is None else prior.reports[row]
+        if shows or report is not None:
+            yield float(prior.days[row]), prior.images if shows else None, report
+    yield None, batch, None
+
+
+@lru_cache(maxsize=2)
+def processor_of(name: str) -> Any:
+    """The processor of a model; ConfigError where it cannot be fetched, or has no chat template."""
+    from transformers import AutoProcessor
+
+    with fetching("decoder", name), quiet_loading():
+        processor = AutoProcessor.from_pretrained(name)
+    if not getattr(processor, "chat_template", None) or not hasattr(processor, "image_processor"):
+        raise ConfigError(
+            f"decoder '{name}' has no processor of images with a chat template, by which a model is asked: take its "
+            "instruction-tuned form, or add a chat_template.jinja to its folder"
+        )
+    processor.tokenizer.padding_side = "left"
+    processor.tokenizer.pad_token = processor.tokenizer.pad_token or processor.tokenizer.eos_token
+    return processor
+
+
+def vlm_tokenizer(config: ModelConfig) -> ReportTokenizer:
+    """The tokenizer of the model's reports; they end with the mark that the chat template writes after an answer."""
+    from tokenizers import Tokenizer
+
+    processor = processor_of(config.decoder_name or TINY)
+    tokenizer = processor.tokenizer
+    turns = [{"role": role, "content": [{"type": "text", "text": "REPORT"}]} for role in ("user", "assistant")]
+    after = processor.apply_chat_template(turns).rpartition("REPORT")[2]
+    ends = [i for i in tokenizer.encode(after, add_special_tokens=False) if i in tokenizer.all_special_ids]
+    end = (ends or [tokenizer.eos_token_id])[0]
+    if end is None:
+        raise ConfigError(f"decoder '{config.decoder_name}': its tokenizer has no end token: a report would never end")
+    begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    own = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # it reads marks in reports as plain text
+    return ReportTokenizer(own, config.max_length, bos_id=begin, eos_id=end, pad_id=tokenizer.pad_token_id)
+
+
+def _model(config: ModelConfig, load_pretrained: bool) -> tuple[Any, tuple[str, ...]]:
+    """The model, and the names of its parameters that stayed random."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    name, dtype = config.decoder_name or TINY, DTYPES[config.decoder_dtype]
+    with fetching("decoder", name), quiet_loading():
+        if not load_pretrained:
+            made = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(name), dtype=dtype)
+            return made, tuple(key for key, _ in made.named_parameters())
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype, output_loading_info=True)
+        made, info = loaded
+    return made, tuple(key for key, _ in made.named_parameters() if key in info["missing_keys"])
