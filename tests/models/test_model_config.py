@@ -48,7 +48,7 @@ def test_a_wrong_setting_is_named_with_its_value(overrides: dict, said: str):
 
 
 def test_an_unknown_preset_lists_those_there_are():
-    with pytest.raises(ConfigError, match="'smal' is unknown: it must be one of tiny, small, timm, paper, paper-ct"):
+    with pytest.raises(ConfigError, match="'smal' is unknown: it must be one of tiny, small, timm, vlm-tiny, paper"):
         preset("smal")
 
 
