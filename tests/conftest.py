@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.append(str(REPOSITORY))  # for `tools` and the bench; last, since the installed package comes first
 
 LONGEST = (
+    "test_paper_tables.py",
     "test_faults.py",  # of those of production, and of the slow ones
     "test_first_command.py",
     "test_killed_methods.py",

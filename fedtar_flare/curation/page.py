@@ -1,5 +1,6 @@
 """``data-check.html``: one self-contained page of a site's data, with small pictures. It stays at the site."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +11,8 @@ from markupsafe import Markup
 from fedtar_flare.curation.check import EXAMPLES, SHARED_HELP, Check, spread
 from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.reporting.format import NOTHING, duration, whole
-from fedtar_flare.reporting.plots import Bar, Chart, ticks
+from fedtar_flare.metrics.report_labels import report_labels, rules_for
+from fedtar_flare.reporting.plots import SITE_COLOURS, Bar, Chart, Series, ticks
 from fedtar_flare.reporting.render import Tile, render
 
 STAYS = "This page shows patients' images and stays at this site. Do not send it, publish it or put it into a ticket."
@@ -40,7 +42,7 @@ def data_page(found: Check) -> str:
         shared_help=SHARED_HELP,
         unknown_ages=len(found.visits) - len(found.ages()),
         of_patients=_of_patients(found),
-        of_reports=[histogram("Reports by length", found.words(), "words", whole_numbers=True)],
+        of_reports=[histogram("Reports by length", found.words(), "words", whole_numbers=True), *_by_year(found)],
         of_images=_of_images(found),
         time_steps=1,
     )
@@ -81,6 +83,25 @@ def _of_patients(found: Check) -> list[Markup]:
         histogram("Pairs of visits by time between them", days, "days", whole_numbers=True),
         histogram("Visits by age", found.ages(), "years"),
     ]
+
+
+def _by_year(found: Check) -> list[Markup]:
+    """Shares of each year's reports that state a finding, the commonest findings (FedTAR, Fig. 1); of two years on."""
+    years = sorted({visit.acquired.year for visit in found.visits})
+    if len(years) < 2 or found.modality == "photograph":
+        return []
+    labels, stated = report_labels(rules_for(found.visits[0].modality)), Counter[tuple[str, int]]()
+    for visit in found.visits:
+        stated.update((name, visit.acquired.year) for name in labels(visit.report)[0])
+    reports, all_years = Counter(visit.acquired.year for visit in found.visits), Counter[str]()
+    for (name, _), n in stated.items():
+        all_years[name] += n
+    lines = []
+    for i, name in enumerate(sorted(all_years, key=lambda name: (-all_years[name], name))[:SITE_COLOURS]):
+        shares = [(year, stated[name, year], reports[year]) for year in years]
+        points = [(float(year), n / of, f"{name}, {year}: {n} of {of} reports") for year, n, of in shares]
+        lines.append(Series(name, points, index=i))
+    return [Chart("Findings that reports state, by year", lines, x_label="year", y_label="share of reports").figure()]
 
 
 def _of_images(found: Check) -> list[Markup]:

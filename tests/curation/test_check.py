@@ -5,6 +5,8 @@ import io
 import json
 import re
 from collections import Counter
+from dataclasses import replace
+from datetime import datetime
 from xml.etree import ElementTree
 
 import numpy as np
@@ -136,6 +138,20 @@ def test_the_page(radiographs):
     assert not re.search(r"\b(nan|inf|None\b(?!\.))", said) and "row-6" in said
     bars = sum(len(re.findall('class="bar"', ElementTree.tostring(f, "unicode"))) for f in tree.iter("figure"))
     assert bars >= 10
+
+
+def test_findings_by_year_are_shares_of_the_year_s_reports(radiographs):
+    found = check(radiographs, thumbnails=0)
+    assert "by year</figcaption>" not in data_page(found)  # of one year
+    said = {"Pleural effusion.": 2019, "Clear lungs. No pneumothorax.": 2019, "Effusion, cardiomegaly.": 2020}
+    first = found.visits[0]
+    visits = [
+        replace(first, acquired=datetime(year, 1, i), report=text) for i, (text, year) in enumerate(said.items(), 1)
+    ]
+    found.patients = [replace(found.patients[0], visits=tuple(visits))]
+    shown = re.findall(r"<title>(\D+, \d+: \d of \d) reports", data_page(found))
+    effusion = ["Pleural Effusion, 2019: 1 of 2", "Pleural Effusion, 2020: 1 of 1"]
+    assert shown == [*effusion, "Cardiomegaly, 2019: 0 of 2", "Cardiomegaly, 2020: 1 of 1"]
 
 
 def test_a_page_of_nothing_that_can_be_used(tmp_path):
