@@ -164,11 +164,12 @@ def leaving(contract: Contract) -> dict[str, Any]:
 def describe(needs: dict[str, Any]) -> str:
     """What :func:`requirements` gives, as text for people."""
     data, model, work, leaves = needs["data"], needs["model"], needs["work"], needs["leaves_the_site"]
+    material = f"over up to {data['time_steps']} time steps, with reports" if data["reports"] else "with labels"
     parts = "; ".join(f"{name} (licence: {licence})" for name, licence in model["parts"].items())
     lines = [
         f"Job {needs['job']}, fedtar_flare {needs['fedtar_flare']}. A site that joins needs:",
         "",
-        f"data: {data['studies']} of patients {_material(data)}, as a manifest with the columns "
+        f"data: {data['studies']} of patients {material}, as a manifest with the columns "
         f"{', '.join(data['columns'])}. It trains at a {data['unit']} where it has at least "
         f"{data['least_patients_per_split_and_step']} patients with training visits, and is passed over at the others.",
         *(f"images: the job adds to their preparation {json.dumps(spec)}" for spec in data["transforms"]),
@@ -192,10 +193,6 @@ def describe(needs: dict[str, Any]) -> str:
         *([f"CAUTION: {leaves['caution']}."] if leaves["caution"] else []),
     ]
     return "\n".join(textwrap.fill(line, 110, subsequent_indent="  ") for line in lines)
-
-
-def _material(data: dict[str, Any]) -> str:
-    return f"over up to {data['time_steps']} time steps, with reports" if data["reports"] else "with labels"
 
 
 def _task_lines(task: dict[str, Any]) -> list[str]:

@@ -1,5 +1,6 @@
 """Results of a run at the server: the record, the scores, the adapter, the page and the closing box."""
 
+import json
 import logging
 import platform
 import statistics
@@ -42,12 +43,15 @@ logger = logging.getLogger(__name__)
 
 MOST_FINDINGS = 100
 """In a site's scores."""
-_LIMITS = {name: score.most for name, score in SCORES.items()}
-_LIMITS |= {"n": MOST, "named": MOST, "recall": 1.0, "precision": 1.0}
+_OF_FINDING = {"n": MOST, "named": MOST, "recall": 1.0, "precision": 1.0}
+_LIMITS = {name: score.most for name, score in SCORES.items()} | _OF_FINDING
 
 
 def check_scores(reply: Reply, time_steps: int) -> None:
-    """Refuse scores that no site of a run of T steps can have, and malformed counts of left-out studies, by field."""
+    """Refuse scores that no site of a run of T steps can have, and malformed counts of left-out studies, by field.
+
+    In place of the scores as they came stand then :class:`SiteScores`, so that they are in memory once.
+    """
     for name in ("scores", "scores_generic"):
         sent = reply.payload.get(name) or {}
         try:
@@ -58,11 +62,13 @@ def check_scores(reply: Reply, time_steps: int) -> None:
         cells = (*scores.steps.values(), scores.all, scores.references, *of_findings)
         known = {*sent} <= {*SiteScores.model_fields} and {*scores.findings} <= {"known", "new", "stated"}
         steps = all(1 <= t <= time_steps for t in scores.steps)
-        if not (known and steps and len(of_findings) <= MOST_FINDINGS and {k for c in cells for k in c} <= {*_LIMITS}):
+        known &= {k for c in cells for k in c} <= {*_LIMITS} and {k for c in of_findings for k in c} <= {*_OF_FINDING}
+        if not (known and steps and len(of_findings) <= MOST_FINDINGS):
             raise ExchangeError(f"the field '{name}' holds more than the scores of {time_steps} time steps")
         for key, value in (pair for cell in cells for pair in cell.items()):
             if value is not None and not -1e-6 <= value <= _LIMITS[key] + 1e-6:
                 raise ExchangeError(f"the field '{name}' has a {key} that is not within 0 to {_LIMITS[key]:g}")
+        reply.payload[name] = scores if sent else {}
     skipped = reply.payload.get("skipped_studies") or {}
     if not all(isinstance(number, int) and number >= 0 for number in skipped.values()):
         raise ExchangeError("the field 'skipped_studies' is not numbers of studies by reason")
@@ -203,7 +209,7 @@ class Results:
                     self.scalar(f"{name}/{site}", cells.all.get(name), r)
         key = "final" if r >= self._first_round else "warm_start"
         if key == "final" or key not in self._metrics:
-            self._metrics[key] = scores
+            self._metrics[key] = json.dumps(scores, default=dict)  # as text they take a quarter of the memory
 
     def nothing_learnt(self) -> str:
         """A sentence with each site's last reason, where no site had anything to add at any step; else empty."""
@@ -251,12 +257,9 @@ class Results:
         from fedtar_flare.reporting.page import write_report
 
         self._examples()
-        best = self.best()
-        losses = [event.loss for event in self._validations]
-        write_json(
-            self.folder / METRICS_FILE,
-            self._metrics | {"validation_loss": losses, "best_round": best, "numbers": dict(numbers)},
-        )
+        of_rounds = {"validation_loss": [event.loss for event in self._validations], "best_round": self.best()}
+        scores = {key: json.loads(self._metrics[key]) for key in ("warm_start", "final") if key in self._metrics}
+        write_json(self.folder / METRICS_FILE, self._metrics | scores | of_rounds | {"numbers": dict(numbers)})
         run = read_run(self.folder)
         adapter = self.folder / "adapter"
         if adapter.is_dir():

@@ -96,6 +96,11 @@ ATTEMPTS = {
         payload(scores={"findings": {"new": {f"f{i}": {"n": 1} for i in range(101)}}}),
         "2 time steps",
     ),
+    "scores of reports for a finding": (
+        CLOSE_ROUND,
+        payload(scores={"findings": {"new": {"f": {"n": 1, "bleu_4": 0.5}}}}),
+        "2 time steps",
+    ),
     "ballast beside the scores": (CLOSE_ROUND, payload(scores={"ballast": {"x": [1.0] * 99}}), "2 time steps"),
     "a loss of nobody knows how many": (
         CLOSE_ROUND,

@@ -1,6 +1,8 @@
 """Many sites: the server's memory does not grow with them, and the order of their replies does not matter."""
 
+import json
 import random
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,12 +10,16 @@ from federation import LocalFederation
 from torch.profiler import ProfilerActivity, profile
 from trivial_site import VALUES, TrivialSite
 
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.record.events import Step
-from fedtar_flare.record.log import read_events
+from fedtar_flare.record.log import RunRecord, read_events
 from fedtar_flare.runtime import aggregation
 from fedtar_flare.runtime import controller as base_controller
 from fedtar_flare.runtime.aggregation import SpilledUpdates
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
+from fedtar_flare.runtime.results import MOST_FINDINGS, Results, check_scores
+from fedtar_flare.runtime.tasking import Answers
 from fedtar_flare.tensor_file import checksum
 
 FEW, MANY = 8, 63
@@ -85,6 +91,39 @@ def test_the_servers_memory_does_not_grow_with_the_sites(tmp_path, monkeypatch):
     assert not (tmp_path / "many" / "fedtar" / "updates").exists()  # nor does the disk keep them
     monkeypatch.setattr(base_controller, "SpilledUpdates", Hoard)
     assert peak_of_tensors(federation(tmp_path / "hoard", MANY)) > few + (MANY - FEW) * UPDATE  # and it sees a hoard
+
+
+def largest_scores(time_steps):
+    """The most that a site may send of one kind: every score of every step, and of as many findings as are taken."""
+    generator = random.Random(0)
+    cells = [{name: round(generator.random(), 2) for name in ("n", *SCORES)} for _ in range(time_steps + 2)]
+    shares = [{n: generator.random() for n in ("n", "named", "recall", "precision")} for _ in range(MOST_FINDINGS)]
+    findings = {"stated": {f"finding-{i}": cell for i, cell in enumerate(shares)}}
+    steps = {str(t): cell for t, cell in enumerate(cells[2:], 1)}
+    return json.dumps({"steps": steps, "all": cells[0], "references": cells[1], "findings": findings})
+
+
+def test_the_largest_scores_of_many_sites_are_kept_as_text(tmp_path):
+    """As Python's objects those of 200 sites took 114 MB between rounds."""
+    sent, sites = largest_scores(3), 60
+    results = Results(tmp_path, RunRecord(tmp_path))
+    tracemalloc.start()
+    try:
+        for r in range(3):
+            kept = tracemalloc.get_traced_memory()[0]
+            answers = Answers()
+            for i in range(sites):
+                reply = Reply("ok", r, 3, payload={name: json.loads(sent) for name in ("scores", "scores_generic")})
+                check_scores(reply, 3)
+                answers.replies[f"site-{i:03}"] = reply
+            results.evaluation(r, answers)
+            del answers, reply
+    finally:
+        after, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert after < 1.2 * 2 * sites * len(sent) and after - kept < 0.1 * sites * len(sent), "before, and after, training"
+    assert peak < 16 * sites * len(sent)
+    assert json.loads(results.progress()["metrics"]["final"])["site-000"] == json.loads(sent)
 
 
 def test_the_result_of_many_sites_does_not_depend_on_the_order_of_arrival(tmp_path):
