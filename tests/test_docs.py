@@ -3,14 +3,17 @@
 import json
 import math
 import re
+import shlex
 from dataclasses import fields
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 import yaml
 
 import fedtar_flare
+from fedtar_flare.cli.main import parser
 from fedtar_flare.data.sources import READERS
 from fedtar_flare.data.sources.manifest import KNOWN
 from fedtar_flare.data.sources.reading import COMMON_OPTIONS
@@ -60,6 +63,19 @@ def test_pages_show_a_suite_that_can_be_read_and_every_column_of_a_manifest(repo
     assert build(Suite, yaml.safe_load(example), "the page").arms
     rows = re.findall(r"^\| (`.+?) \|", read(repository, "docs/how-to/prepare-data.md"), flags=re.M)
     assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == list(KNOWN)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_that_a_page_shows_are_of_the_command_line(repository, page):
+    blocks = re.findall(r"^```(?:bash|console)?\n(.*?)^```", read(repository, page), flags=re.M | re.S)
+    for line in "".join(blocks).replace("\\\n", "").splitlines():
+        if found := re.match(r"(?:\$ )?(?:[A-Z_]+=\S+ )*fedtar (.+)", line):
+            lexer = shlex.shlex(found[1], posix=True, punctuation_chars="|>&;")
+            lexer.whitespace_split = True
+            try:
+                parser().parse_args([*takewhile(lambda word: word[0] not in "|>&;", lexer)])
+            except SystemExit as ended:
+                assert ended.code == 0, line
 
 
 def test_the_page_of_the_papers_tables_says_of_each_by_which_command_or_why_not(repository):
