@@ -38,7 +38,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see '{self.prog} --help')\n")
 
 
-PRESETS = "small (default), tiny, timm, vlm-tiny, or a paper's: paper and paper-ct (FedTAR), fedmrg-paper, r2gen, fedkei-paper"
+PRESETS = (
+    "small (default), tiny, timm, vlm-tiny, or a paper's: paper and paper-ct (FedTAR), fedmrg-paper, r2gen, "
+    "fedkei-paper"
+)
 """Help on ``--preset``."""
 
 

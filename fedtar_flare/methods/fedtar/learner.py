@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -116,7 +117,7 @@ class PatientLearner(ReportLearner):
         """
         with ExitStack() as stack:
             if personal and self.patient is not None and self._mixture is not None:
-                q = memberships(samples, self._mixture, self.cohort.key, self._median_age, self._profile_fields)
+                q = self._q(samples, self._mixture)
                 newest = self.newest_step or self.cohort.time_steps  # later ones have no e_t yet
                 steps = torch.tensor([min(sample.time_step, newest) for sample in samples])
                 stack.enter_context(self.patient.adapt(q, steps))
@@ -125,6 +126,18 @@ class PatientLearner(ReportLearner):
             if not personal and self._own_head is not None:
                 stack.enter_context(self._own_head.with_initial_head())
             yield
+
+    def _q(self, samples: Sequence[Sample], mixture: DemographicMixture) -> Tensor:
+        return memberships(samples, mixture, self.cohort.key, self._median_age, self._profile_fields)
+
+    def phi(self, samples: Sequence[Sample]) -> np.ndarray:
+        """phi (N, d), float32, of patients at their visits' ages and time step 1; for learners with a patient part."""
+        assert self.patient is not None and self._mixture is not None
+        weight = self.patient.projection.weight
+        with torch.no_grad():
+            q = self._q(samples, self._mixture).to(weight)
+            found = self.patient.embed(q, torch.ones(len(samples), dtype=torch.long, device=weight.device))
+        return found.float().cpu().numpy()
 
     def shared_optimizer(self, parameters: Sequence[nn.Parameter], epochs: float) -> torch.optim.Optimizer:
         """As of :class:`ReportLearner`, with a head that is shared at its own rate."""

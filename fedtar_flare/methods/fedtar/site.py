@@ -18,6 +18,7 @@ from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedtar.config import EMBEDDING_DIM
 from fedtar_flare.methods.fedtar.demographics import DemographicMixture, fit_mixture, training_median_age
 from fedtar_flare.methods.fedtar.learner import PatientLearner
+from fedtar_flare.methods.fedtar.phi_page import FEWEST, MOST, write_phi_page
 from fedtar_flare.methods.fedtar.release import MOST_SHARE, released_t_numbers, require_spread
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.protocol.exchange import Tensors
@@ -118,6 +119,18 @@ class PatientSite(ReportSite):
             "key": key_check(cohort.key),
         }
         state.write("mixture", arrays, about)
+
+    def evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
+        """After the last round also the site's own page of its patients' phi."""
+        payload = super().evaluate(learner, header, site, state)
+        first = {s.visit.patient_id: s for s in reversed(learner.cohort.samples("train"))}
+        samples = [*first.values()][:: -(-len(first) // MOST) or 1]
+        if not isinstance(learner, PatientLearner) or learner.patient is None or self.settings.patient.constant_q:
+            return payload
+        if payload and header.round == header.rounds and len(samples) >= FEWEST:
+            page = write_phi_page(state.folder, site.name, header.round, samples, learner.phi(samples))
+            self.executor.logger.info(f"t-SNE of phi, for this site alone: {page}")
+        return payload
 
 
 def read_mixture(state: SiteState) -> tuple[DemographicMixture, dict[str, Any]]:
