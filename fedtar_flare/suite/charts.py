@@ -33,7 +33,7 @@ def figures(results: Sequence[Done], arms: Sequence[Summary], reference: str) ->
         }
         return gaps([arm_series(name, labels, colours, points) for name, points in found.items() if points])
 
-    made = [_per_hospital(results, lines), _scores(lines), _validation(lines), *curves(by_arm, labels), _costs(arms)]
+    made = [*_per_hospital(results, lines), _scores(lines), _validation(lines), *curves(by_arm, labels), _costs(arms)]
     return [figure for figure in made if figure.charts]
 
 
@@ -88,22 +88,25 @@ def _collected(pairs: Iterable[tuple[float, Any]]) -> Points:
 Lines = Callable[[Callable[[dict[str, Any]], Iterable[tuple[float, float | None]]]], list[Series]]
 
 
-def _per_hospital(results: Sequence[Done], lines: Lines) -> Figure:
-    """CIDEr of each hospital (FedTAR, Fig. 4 and 5)."""
-    sites = sorted({site for one in results for site in one.result["sites"]})
+def _per_hospital(results: Sequence[Done], lines: Lines) -> list[Figure]:
+    """CIDEr of each hospital, of all visits and of those of each time step (FedTAR, Fig. 4 and 5)."""
+    told = [site for one in results for event in one.result["evaluations"] for site in event["sites"].items()]
+    sites, steps = sorted({name for name, _ in told}), sorted({int(t) for _, scores in told for t in scores["steps"]})
     scale = SCORES["cider"].scale
 
-    def of(result: dict[str, Any], site: str) -> list[tuple[float, float | None]]:
-        events = [event for event in result["evaluations"] if site in event["sites"]]
-        values = [(event["round"], event["sites"][site]["all"].get("cider")) for event in events]
-        return [(r, None if v is None else v * scale) for r, v in values]
+    def of(result: dict[str, Any], site: str, step: int) -> list[tuple[float, float | None]]:
+        events = [(event["round"], event["sites"][site]) for event in result["evaluations"] if site in event["sites"]]
+        cells = [(r, one["steps"].get(str(step), {}) if step else one["all"]) for r, one in events]
+        return [(r, None if (v := cell.get("cider")) is None or cell["n"] < 2 else v * scale) for r, cell in cells]
 
-    drawn = {site: lines(partial(of, site=site)) for site in sites[:MOST_CHARTS]}
-    charts = [
-        Chart(site, of_site, (), "round", "CIDEr × 100", size=SMALL) for site, of_site in drawn.items() if of_site
-    ]
-    about = "Test patients, with the patient adapter where there is one. Mean of seeds; the band is their range."
-    return Figure("cider_per_hospital", "CIDEr of each hospital over rounds", about, sharing_y(charts), OTHERS)
+    found = []
+    for step in (0, *(steps if len(steps) > 1 else ())):
+        drawn = {site: lines(partial(of, site=site, step=step)) for site in sites[:MOST_CHARTS]}
+        charts = [Chart(site, one, (), "round", "CIDEr × 100", size=SMALL) for site, one in drawn.items() if one]
+        name, which = (f"cider_of_step_{step}", f", step {step}") if step else ("cider_per_hospital", "")
+        about = "Test patients, with the patient adapter where there is one. Mean of seeds; the band is their range."
+        found.append(Figure(name, f"CIDEr of each hospital over rounds{which}", about, sharing_y(charts), OTHERS))
+    return found
 
 
 def _scores(lines: Lines) -> Figure:

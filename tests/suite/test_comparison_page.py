@@ -62,7 +62,7 @@ def test_the_page_has_the_tables_and_the_figures_of_the_paper(compared):
     assert (
         "When does joining pay?" not in titles and "FedTAR &lt;b&gt;" in text and "http://" not in text.split("<svg")[0]
     )
-    drawn = {"cider_per_hospital", "scores", "validation_loss", "alpha", "cost"}
+    drawn = {"cider_per_hospital", "cider_of_step_1", "cider_of_step_2", "scores", "validation_loss", "alpha", "cost"}
     assert {file.name for file in (folder / "figures").iterdir()} == {f"{name}.svg" for name in drawn}
     assert not re.search(r"#[0-9a-f]{6}", text.split("</style>")[1]), "colours follow the page's theme"
     for file in (folder / "figures").iterdir():
