@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 
 
 PRESETS = (
-    "small (default), tiny, timm, vlm-tiny, or a paper's: paper and paper-ct (FedTAR), fedmrg-paper, r2gen, "
+    "small (default), tiny, timm, vlm-tiny, medgemma, or a paper's: paper and paper-ct (FedTAR), fedmrg-paper, r2gen, "
     "fedkei-paper"
 )
 """Help on ``--preset``."""

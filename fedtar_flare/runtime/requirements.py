@@ -19,7 +19,9 @@ from fedtar_flare.version import __version__
 if TYPE_CHECKING:
     from fedtar_flare.models.report_generator import ReportGenerator
 
-LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"}
+LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"} | {
+    "google/medgemma-4b-it": "Health AI Developer Foundations terms of use"
+}
 """As their model cards state; for other models see theirs."""
 
 
