@@ -81,11 +81,7 @@ def test_commands_that_a_page_shows_are_of_the_command_line(repository, page):
 def test_the_page_of_the_papers_tables_says_of_each_by_which_command_or_why_not(repository):
     text = read(repository, "docs/how-to/real-tables.md")
     compared = set(re.findall(r"`fedtar compare (\w+)[` ]", text))
-    assert (
-        {name for name in shipped() if re.match("fedtar_table|fedmrg_table|fedkei_", name)}
-        <= compared
-        <= set(shipped())
-    )
+    assert {name for name in shipped() if re.match("fedtar_table|fedmrg_|fedkei_", name)} <= compared <= set(shipped())
     assert set(re.findall(r"`([\w-]+)`", " ".join(re.findall(r"^\| (`.*?) \|", text, flags=re.M)))) == set(papers())
     for paper, items in PAPERS.items():
         rows = re.findall(

@@ -62,6 +62,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("-j", "--workers", type=int, default=1, help="runs at the same time (default 1)")
     command.add_argument("--only", action="append", default=[], metavar="ARM", help="this arm alone; may be repeated")
     command.add_argument("--page", action="store_true", help="run nothing: write the page of what is done")
+    command.add_argument("-n", "--sites", type=int, help="the suite's first hospitals alone, so many (default: all)")
     add_repeated(command, "--against", "ARM", "compare with this arm, not the suite's references; may be repeated")
     of_drawn = "what the tables of every metric draw (default: as the suite says, else patients)"
     command.add_argument("--drawn", choices=("patients", "studies"), help=of_drawn)
@@ -171,8 +172,12 @@ def compare(arguments: argparse.Namespace) -> int:
 
     if arguments.workers < 1:
         raise ConfigError(f"--workers must be at least 1, not {arguments.workers}")
-    changed = {"references": tuple(arguments.against), "drawn": arguments.drawn}
-    suite = read_suite(arguments.suite).replace(**{name: value for name, value in changed.items() if value})
+    suite = read_suite(arguments.suite)
+    if arguments.sites is not None and not 1 <= arguments.sites <= len(suite.sites):
+        raise ConfigError(f"-n {arguments.sites}: the suite has {len(suite.sites)} hospitals")
+    first = suite.sites[: arguments.sites]
+    changed = {"references": tuple(arguments.against), "drawn": arguments.drawn, "sites": first}
+    suite = suite.replace(**{name: value for name, value in changed.items() if value})
     if odd := sorted(set(arguments.only) - set(suite.arms)):
         raise ConfigError(f"--only {odd[0]}: the suite's arms are {', '.join(suite.arms)}")
     planned = experiments(suite)

@@ -100,6 +100,7 @@ def no_process(monkeypatch):
         ("compare", "nowhere.yaml", "nowhere.yaml"),
         ("compare", "arms.yaml", "arm 'one': training: unknown setting 'lrr'"),
         ("compare", "quick --only nobody", "fedtar"),
+        ("compare", "quick -n 9", "-n 9: the suite has 3 hospitals"),
         ("settings", "fedtarr", "did you mean 'fedtar'?"),
         ("init", "-o arms.yaml", "arms.yaml is there already"),
         ("data check", "nowhere.csv", "nowhere.csv"),

@@ -19,7 +19,7 @@ from fedtar_flare.presets import papers
 from fedtar_flare.suite import file, run
 from fedtar_flare.suite.file import read_suite, shipped
 
-SUITES = [name for name in shipped() if name.startswith(("fedtar_table", "fedmrg_table", "fedkei_"))]
+SUITES = [name for name in shipped() if name.startswith(("fedtar_table", "fedmrg_", "fedkei_"))]
 LEAST = {
     "num_rounds": 1, "time_steps": 2, "training.local_steps": 1, "training.batch_size": 2, "training.micro_batch": 0,
     "training.epochs": 1, "model.image_size": 32, "model.slices": 2, "model.max_length": 24, "model.num_beams": 1,
@@ -63,7 +63,7 @@ def least(tiny, monkeypatch):
 
 
 def smallest(name):
-    """The suite at its first and its last hospital, with one seed: two arms, and those that no suite before it has.
+    """The suite at few hospitals with one seed: its first two arms, and those that no suite before it has.
 
     Arms with an encoder of their own, which is of full size, are left out.
     """
@@ -75,7 +75,8 @@ def smallest(name):
         new = arm.get("settings", {}) | {"method": arm["method"]} not in known and "encoder_name" not in str(arm)
         if len(arms) < 2 or new or f"--only {key} " in "".join(commands(name)):
             arms[key] = arm
-    return suite.replace(seeds=(0,), sites=(suite.sites[0], suite.sites[-1]), arms=arms)
+    few = {"fedkei_cxr": suite.sites, "fedmrg_figure5": suite.sites[:5]}
+    return suite.replace(seeds=(0,), sites=few.get(name, (suite.sites[0], suite.sites[-1])), arms=arms)
 
 
 def collections(place: Path, suite: str) -> None:
@@ -126,4 +127,5 @@ def test_the_commands_of_a_header_give_the_table(suite, places, least):
         said, (text, _) = printed[line], parsed(place / line.split(" -o ")[1] / "comparison.html")
         assert re.search(r"\d+ runs to be made", said) and ("reports to be written" in said) is ("kei" not in suite)
         only = re.findall(r"--only (\S+)", line) or (arms if line == compared[0] else [suite[:6]])
+        assert all(f"{number} hospitals" in text for number in re.findall(r" -n (\d+) ", line))
         assert all(arms[arm]["label"] in text for arm in only) and ("hospitals outside" in text) is bool(outside)
