@@ -217,12 +217,10 @@ class Figure:
         return write_text(folder / f"{self.name}.svg", fixed)
 
 
-def scatter(name: str, places: Iterable[Sequence[float]], index: int) -> Series:
-    """Points (x, y) without a line."""
-    found: list[Point] = []
-    for x, y in places:
-        found += [(float(x), float(y), name), (float(x), None, "")]
-    return Series(name, found, index=index)
+def scatter(name: str, points: Iterable[Point], index: int) -> Series:
+    """Points without a line."""
+    apart = [one for x, y, tip in points for one in ((x, y, tip), (x, None, ""))]
+    return Series(name, apart, index=index)
 
 
 def sharing_y(charts: Sequence[Chart], start: float = 0.0) -> list[Chart]:

@@ -10,7 +10,7 @@ from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask, Stream
 from fedtar_flare.methods.fedkei.mixing import KINDS
 from fedtar_flare.metrics.classification import best_epoch, epochs_to, lca
 from fedtar_flare.reporting.format import NOTHING, duration, number, size
-from fedtar_flare.reporting.plots import Chart, Guide, Series
+from fedtar_flare.reporting.plots import Chart, Guide, Point, Series, scatter
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, charts, table
@@ -117,6 +117,28 @@ def clusters(run: Run) -> Section | None:
     return Section("clusters", "Clusters", lead, table(head, rows, left={1, 3}), optimisation=True)
 
 
+def places(run: Run) -> Section | None:
+    """t-SNE of the modules before the last task, by cluster (FedKEI, Fig. 8)."""
+    found = [event for event in run.events(Mixed) if event.places]
+    if not found:
+        return None
+    learnt = {(step, site): _said(one.task) for step, site, one in _learnt(run)}
+    drawn = []
+    for kind, modules in found[-1].places.items():
+        of: dict[int, list[Point]] = {}
+        for one in modules:
+            tip = f"{one['site']}, {learnt.get((one['task'], one['site']), one['task'])}"
+            of.setdefault(one["cluster"], []).append((one["x"], one["y"], tip))
+        series = [scatter(f"centre {k + 1}", points, k) for k, points in sorted(of.items())]
+        axes = {"x_label": "t-SNE, first axis", "y_label": "second axis", "whole": False}
+        drawn.append(Chart(f"Modules: {kind}s", series, **axes))  # type: ignore[arg-type]
+    lead = (
+        f"All modules in the pool before task {found[-1].round}, a point each, in the colour of its centre. Near "
+        "points are modules with near weights; distances between groups and the axes themselves mean nothing."
+    )
+    return Section("places", "Modules in the plane", lead, charts(drawn, ""), optimisation=True)
+
+
 def cost(run: Run) -> Section | None:
     """Seconds and bytes of the start and of tuning, task by task."""
     mixed = {event.round: event for event in run.events(Mixed)}
@@ -171,7 +193,7 @@ def membership(run: Run) -> Section | None:
     return Section("membership", "What a module tells of its images", lead, charts([chart], "small"))
 
 
-SECTIONS = (tasks, curves, clusters, cost, membership)
+SECTIONS = (tasks, curves, clusters, places, cost, membership)
 
 
 def write_modules_page(state: SiteState, site: str) -> Path:

@@ -9,20 +9,17 @@ from fedtar_flare.data.cohort import Sample
 from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.reporting.plots import Chart, scatter
 from fedtar_flare.reporting.render import render
+from fedtar_flare.reporting.tsne import tsne
 
 PHI_PAGE = "phi.html"
-MOST, FEWEST = 500, 5
-"""Patients that are drawn, so that it takes a second or two; with fewer than the fewest there is no page."""
+MOST = 500
+"""Patients that are drawn, so that it takes a second or two."""
 AGES = ((0, 40, "under 40"), (40, 60, "40 to 59"), (60, 80, "60 to 79"), (80, 131, "80 and older"))
 
 
 def write_phi_page(folder: Path, site: str, round_: int, samples: Sequence[Sample], phi: np.ndarray) -> Path:
     """Write ``phi.html`` for its owner alone: a point for each of N patients, by ``phi`` (N, d); returns its path."""
-    from sklearn.manifold import TSNE
-
-    near = min(30.0, (len(phi) - 1) / 3)
-    places = TSNE(perplexity=near, init="random", random_state=0).fit_transform(phi.astype(np.float64))
-    places = 2 * (places - places.min(0)) / (np.ptp(places, 0) + 1e-12) - 1
+    places = tsne(phi)
     ages = [next((name for low, high, name in AGES if low <= (s.visit.age or -1) < high), "unknown") for s in samples]
     sexes = [{"F": "women", "M": "men"}.get(s.sex or "", "unknown") for s in samples]
     drawn = [
@@ -35,6 +32,6 @@ def write_phi_page(folder: Path, site: str, round_: int, samples: Sequence[Sampl
 
 
 def _chart(title: str, places: np.ndarray, groups: Sequence[str], colours: Mapping[str, int]) -> Chart:
-    of = {name: [place for place, group in zip(places, groups, strict=True) if group == name] for name in colours}
-    series = [scatter(name, found, colours[name]) for name, found in of.items() if found]
+    points = [(float(x), float(y), group) for (x, y), group in zip(places, groups, strict=True)]
+    series = [scatter(name, [one for one in points if one[2] == name], i) for name, i in colours.items()]
     return Chart(title, series, x_label="t-SNE, first axis", y_label="second axis", whole=False)

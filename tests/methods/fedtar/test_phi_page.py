@@ -25,9 +25,9 @@ def test_a_point_for_each_patient_in_the_groups_of_phi(tmp_path, monkeypatch):
     path = phi_page.write_phi_page(tmp_path, "site-1", 3, samples, apart)
     assert path.stat().st_mode & 0o077 == 0 and drawn[0].n == 40
     age, sex = drawn[0].figures
-    points = {one.name: np.array([p[:2] for p in one.points if p[1] is not None]) for one in sex.series}
+    points = {one.name: np.array([p[:2] for p in one.points if p[1] is not None]) for one in sex.drawn}
     assert {name: len(found) for name, found in points.items()} == {"women": 20, "men": 19, "unknown": 1}
-    assert [one.name for one in age.series] == ["under 40", "60 to 79", "unknown"]
+    assert [one.name for one in age.drawn] == ["under 40", "60 to 79", "unknown"]
     among = np.concatenate([points["women"], points["men"]])
     nearest = np.linalg.norm(among[:, None] - among[None], axis=2) + 9 * np.eye(39)
     assert all((i < 20) == (j < 20) for i, j in enumerate(nearest.argmin(1)))
