@@ -68,7 +68,8 @@ def check_scores(reply: Reply, time_steps: int) -> None:
         for key, value in (pair for cell in cells for pair in cell.items()):
             if value is not None and not -1e-6 <= value <= _LIMITS[key] + 1e-6:
                 raise ExchangeError(f"the field '{name}' has a {key} that is not within 0 to {_LIMITS[key]:g}")
-        reply.payload[name] = scores if sent else {}
+        if name in reply.payload:
+            reply.payload[name] = scores if sent else {}
     skipped = reply.payload.get("skipped_studies") or {}
     if not all(isinstance(number, int) and number >= 0 for number in skipped.values()):
         raise ExchangeError("the field 'skipped_studies' is not numbers of studies by reason")
