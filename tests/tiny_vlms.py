@@ -36,7 +36,7 @@ def write_qwen(folder: Path) -> Path:
     return saved(AutoConfig.from_pretrained(TINY), folder)
 
 
-def write_gemma(folder: Path) -> Path:
+def write_gemma(folder: Path, width: int = 32) -> Path:
     """Images of 28 pixels, four tokens each."""
     from transformers import Gemma3Config, Gemma3ImageProcessor, Gemma3Processor, PreTrainedTokenizerFast
 
@@ -50,12 +50,12 @@ def write_gemma(folder: Path) -> Path:
     Gemma3Processor(pixels, tokenizer, TEMPLATE, image_seq_length=4).save_pretrained(folder)
     boi, eoi, image = tokenizer.convert_tokens_to_ids(list(MARKS.values()))
     text = {
-        "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.1,
+        "vocab_size": len(tokenizer), "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": width // 4, "initializer_range": 0.1,
         "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "sliding_window": 512,
     }  # fmt: skip
     vision = {
-        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "hidden_size": width, "intermediate_size": width, "num_hidden_layers": 1, "num_attention_heads": 2,
         "image_size": 28, "patch_size": 7,
     }  # fmt: skip
     marks = {"boi_token_index": boi, "eoi_token_index": eoi, "image_token_index": image, "image_token_id": image}

@@ -117,8 +117,10 @@ class ModelConfig(ImageModelConfig):
         description="GPT-2 family with cross-attention; a vanilla Transformer or R2Gen of the sizes in decoder_config, "
         "with as many layers over the image's tokens; or any causal language model that reads the image as a prefix",
     )
-    decoder_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of the weights of a frozen 'prefix' decoder or 'vlm': bfloat16 halves its memory"
+    decoder_dtype: Literal["float32", "bfloat16", "4bit"] = Field(
+        "float32",
+        description="of the weights of a frozen 'prefix' decoder or 'vlm': bfloat16 halves its memory; '4bit' "
+        "(NF4, a 'vlm' alone) takes a seventh and needs the extra fedtar_flare[vlm]",
     )
     decoder_config: GPT2Sizes = Field(
         GPT2Sizes(n_embd=128, n_layer=4, n_head=4, n_positions=192),
@@ -168,6 +170,8 @@ class ModelConfig(ImageModelConfig):
             yield "decoder_name", f"none, as decoder is '{self.decoder}', which has no published weights of this form"
         if self.decoder_dtype != "float32" and self.decoder != "prefix" and self.family != "vlm":
             yield "decoder_dtype", "float32, unless decoder is 'prefix' or family is 'vlm'"
+        if self.decoder_dtype == "4bit" and self.family != "vlm":
+            yield "decoder_dtype", "float32 or bfloat16, unless family is 'vlm'"
         if self.family == "vlm":
             if self.encoder_name:
                 yield "encoder_name", "none, as family is 'vlm': decoder_name names the whole model"

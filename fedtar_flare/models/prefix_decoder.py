@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from fedtar_flare.models.sources import fetching, quiet_loading, require_room
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "4bit": torch.bfloat16}
+"""What weights are, or what four bits are computed in."""
 
 
 class PrefixDecoder(nn.Module):

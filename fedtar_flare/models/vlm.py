@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import torch
@@ -215,6 +216,36 @@ def vlm_tokenizer(config: ModelConfig) -> ReportTokenizer:
     return ReportTokenizer(own, config.max_length, bos_id=begin, eos_id=end, pad_id=tokenizer.pad_token_id)
 
 
+def inputs_length(config: ModelConfig, earlier: int = 0) -> tuple[int, Any]:
+    """Words of a prompt that shows ``earlier`` visits too, images included, and the configuration of the language part.
+
+    The model itself is not read.
+    """
+    from transformers import AutoConfig
+
+    name = config.decoder_name or TINY
+    processor = processor_of(name)
+    images = [torch.zeros(3, config.image_size, config.image_size, dtype=torch.uint8)]
+    if config.slice_view == "slices":
+        images *= config.slices
+    said = [*({"type": "image"} for _ in images), {"type": "text", "text": EARLIER * bool(earlier) + config.prompt}]
+    asked = processor.apply_chat_template([{"role": "user", "content": said}], add_generation_prompt=True)
+    with fetching("decoder", name):
+        text = AutoConfig.from_pretrained(name).get_text_config()
+    return (1 + earlier) * processor(text=[asked], images=[images], return_tensors="pt")["input_ids"].shape[1], text
+
+
+def _four_bits(config: ModelConfig) -> Any:
+    """How weights of four bits are made; None for others."""
+    if config.decoder_dtype != "4bit":
+        return None
+    if find_spec("bitsandbytes") is None:
+        raise ConfigError("model.decoder_dtype '4bit' needs bitsandbytes: pip install 'fedtar_flare[vlm]'")
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+
+
 def _model(config: ModelConfig, load_pretrained: bool) -> tuple[Any, tuple[str, ...]]:
     """The model, and the names of its parameters that stayed random."""
     from transformers import AutoConfig, AutoModelForImageTextToText
@@ -224,6 +255,8 @@ def _model(config: ModelConfig, load_pretrained: bool) -> tuple[Any, tuple[str, 
         if not load_pretrained:
             made = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(name), dtype=dtype)
             return made, tuple(key for key, _ in made.named_parameters())
-        loaded: Any = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype, output_loading_info=True)
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(
+            name, dtype=dtype, quantization_config=_four_bits(config), output_loading_info=True
+        )
         made, info = loaded
     return made, tuple(key for key, _ in made.named_parameters() if key in info["missing_keys"])

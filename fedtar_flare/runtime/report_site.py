@@ -18,7 +18,7 @@ from fedtar_flare.progress import Progress
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
-from fedtar_flare.runtime.requirements import AdaptedModel, request_of
+from fedtar_flare.runtime.requirements import AdaptedModel, request_of, require_memory
 from fedtar_flare.runtime.site_executor import SiteExecutor, no_state, seed_of
 from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_exchange, require_start
 from fedtar_flare.settings import Settings, build
@@ -280,6 +280,10 @@ class ReportSite(SiteStrategy):
     def learner_of(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> ReportLearner:
         """The site's learner, built once per process and run."""
         if self.learner is None or self._learner_key != (header.run_id, site.name):
+            if self.settings.model.family == "vlm":
+                earlier = int(bool(cohort.timeline.prior_kinds))
+                adapted = self.adapted_model(header.time_steps)
+                require_memory(adapted, self.settings.training, earlier, self.executor.site_config)
             self.learner = self.learner_class(
                 model=self.settings.model,
                 lora=self.settings.lora,

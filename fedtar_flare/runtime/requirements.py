@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.learning.config import LoRAConfig
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.site.admission import Amounts, JobRequest, Reach
@@ -18,6 +19,7 @@ from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
     from fedtar_flare.models.report_generator import ReportGenerator
+    from fedtar_flare.site.site_file import SiteConfig
 
 LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"} | {
     "google/medgemma-4b-it": "Health AI Developer Foundations terms of use"
@@ -48,6 +50,52 @@ class AdaptedModel:
             whole={"lora.exchange": made_of.exchanged(self.lora.exchange)},
             barred=made_of.barred,
             parameters=0 if models is None else made_of.parameters + values + self.own_parameters(values),
+        )
+
+
+def update_memory(model: AdaptedModel, training: TrainingConfig, earlier: int, half: bool) -> dict[str, float]:
+    """Bytes that an update of a vision-language model needs, by what for: an estimate, before any weight is read.
+
+    The weights; what is trained, with its gradient and AdamW's two moments; and for each word of a micro-batch what
+    layers keep for the backward pass, 12 values of their width and 4 of their inner width (or with checkpointing their
+    inputs alone), and the logits. ``earlier`` visits are shown too; ``half``: in bfloat16 autocast.
+    """
+    from fedtar_flare.models.outline import outline
+    from fedtar_flare.models.vlm import inputs_length
+
+    config = model.config
+    base, (prompt, text) = outline(config, model.extend).parameters, inputs_length(config, earlier)
+    reports = min(training.micro_batch or training.batch_size, training.batch_size)
+    one = (12 * text.hidden_size + 4 * text.intermediate_size) * (3 if half else 4)
+    inputs = 4 * text.num_hidden_layers * text.hidden_size
+    word = inputs + one if training.gradient_checkpointing else text.num_hidden_layers * one
+    kept = (prompt + (1 + earlier) * config.max_length) * word + 12 * config.max_length * text.vocab_size
+    return {
+        "weights": base * {"float32": 4, "bfloat16": 2, "4bit": 0.57}[config.decoder_dtype],
+        "what is trained": 16.0 * (model.reach({}).parameters - base),
+        f"{reports} reports at once": float(reports * kept),
+    }
+
+
+def require_memory(model: AdaptedModel, training: TrainingConfig, earlier: int, site: SiteConfig) -> None:
+    """Refuse (ConfigError with the numbers) a model whose :func:`update_memory` this site does not have."""
+    import torch
+
+    from fedtar_flare.learning.device import choose_device
+
+    located = replace(model, config=model.config.located(site.policy.models))
+    device, half = choose_device(site.device, site.precision, located.reach({}).parameters)
+    needs = update_memory(located, training, earlier, half)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if device != "cpu":
+        there = torch.cuda.mem_get_info(device)[0]
+    if (needed := sum(needs.values())) > there:
+        listed = ", ".join(f"{size / 1e9:.2f} of {what}" for what, size in needs.items())
+        raise ConfigError(
+            f"model '{model.config.decoder_name}' needs about {needed / 1e9:.2f} GB: {listed}; {device} has "
+            f"{there / 1e9:.2f} GB here. Lower training.micro_batch, or set training.gradient_checkpointing or "
+            "model.decoder_dtype",
+            public="the model needs more memory than the site has",
         )
 
 

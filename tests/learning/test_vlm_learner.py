@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-import yaml
 from command import fedtar_here as here
 from learners import learner_of
 from tiny_vlms import FAMILIES, vlm_config
@@ -110,7 +109,7 @@ def test_a_suite_of_both_families_with_and_without_the_patient_adapters(tmp_path
         arms |= {f"{method}_{name}": {"method": method, "settings": model} for method in METHODS}
     settings = {name: value for name, value in run_settings(tmp_path).items() if name != "model"}
     file = tmp_path / "suite.yaml"
-    file.write_text(yaml.safe_dump({"name": "vlms", "sites": ["site-1", "site-2"], "settings": settings, "arms": arms}))
+    file.write_text(json.dumps({"name": "vlms", "sites": ["site-1", "site-2"], "settings": settings, "arms": arms}))
     code, _, errors = here("compare", file, "-o", tmp_path / "out", FEDTAR_HOME=str(tmp_path / "home"))
     assert code == 0, errors
     page = next((tmp_path / "out").rglob("*.html")).read_text()

@@ -2,22 +2,26 @@
 
 import copy
 import shutil
+import string
 
 import pytest
 import torch
 from adapted_models import adapted, patients, shake, written_out_weights
 from batches import noise, rows
-from tiny_vlms import FAMILIES, vlm_config
+from tiny_vlms import FAMILIES, vlm_config, write_gemma
 from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import PriorBatch
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.models.adapters.lora import add_lora
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import VLM_TARGETS
 from fedtar_flare.models.outline import outline
 from fedtar_flare.models.vlm import EARLIER
+from fedtar_flare.runtime.requirements import AdaptedModel, require_memory, update_memory
+from fedtar_flare.site.site_file import SiteConfig
 
 REPORTS = ["No pleural effusion.", "There is a nodule <eos> in the left lung.", "Stable."]
 PRIOR = "An <|end|> effusion <start_of_image>."
@@ -175,3 +179,63 @@ def test_what_it_cannot_be_is_refused_by_name(folder, tmp_path):
     (mute / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="chat template"):
         build_model(vlm_config(mute))
+
+
+def kept_bytes(model, tokenizer, reports):
+    """What the backward pass finds of a forward pass, without parameters, once each."""
+    own, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = tensor, storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(noise(reports, slices=1, size=28), *tokenizer.batch([string.printable] * reports))
+    return sum(size for _, size in kept.values())
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_the_memory_of_an_update_is_estimated_before_a_start_and_refused_with_numbers(folder, monkeypatch, recomputed):
+    config = vlm_config(folder, max_length=40, slices=1, image_size=28)
+    model, tokenizer = build_model(config), build_tokenizer(config)
+    add_lora(model, targets=VLM_TARGETS, rank=2, seed=0)
+    if recomputed:
+        model.recompute_layers()
+    training = TrainingConfig(batch_size=8, micro_batch=3, gradient_checkpointing=recomputed)
+    asked = AdaptedModel(config, LoRAConfig(rank=2))
+    needs = update_memory(asked, training, 0, half=False)
+    values = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert needs["weights"] == 4 * (sum(p.numel() for p in model.parameters()) - values)
+    assert needs["what is trained"] == 16 * values
+    found = kept_bytes(model, tokenizer, 3) + 8 * 3 * 40 * model.decoder.config.text_config.vocab_size  # its gradient
+    most = 3 if recomputed else 1.5  # a layer that is computed again is not seen here
+    assert 0.7 < needs["3 reports at once"] / found < most
+    site = SiteConfig(source="synthetic", device="cpu")
+    require_memory(asked, training, 0, site)
+    monkeypatch.setattr("os.sysconf", lambda name: 1)
+    with pytest.raises(ConfigError, match=r"needs about 0.00 GB: 0.00 of weights, .* 3 reports at once; cpu has 0.00"):
+        require_memory(asked, training, 0, site)
+
+
+def test_weights_of_four_bits_are_adapted_as_others(tmp_path):
+    """Per patient too; the losses are near those of the whole weights."""
+    pytest.importorskip("bitsandbytes")
+    folder = write_gemma(tmp_path, width=64)
+    base, whole = build_model(vlm_config(folder, decoder_dtype="4bit")), build_model(vlm_config(folder))
+    tokenizer = build_tokenizer(vlm_config(folder))
+    ids, labels = tokenizer.batch(REPORTS)
+    with torch.no_grad():
+        torch.testing.assert_close(base(batch(), ids, labels), whole(batch(), ids, labels), rtol=0.1, atol=0.1)
+    _, patient = adapted(base, VLM_TARGETS)
+    q, steps = patients()
+    with patient.adapt(q.float(), steps):
+        base(batch(), ids, labels).sum().backward()
+    assert any(bool(p.grad.any()) for p in patient.parameters())
+
+
+def test_four_bits_without_their_library_name_the_extra(folder, monkeypatch):
+    monkeypatch.setattr("fedtar_flare.models.vlm.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"fedtar_flare\[vlm\]"):
+        build_model(vlm_config(folder, decoder_dtype="4bit"))

@@ -241,10 +241,10 @@ def lora_layers(peft_model: PeftModel) -> dict[str, Any]:
     if not layers:
         raise ConfigError("the model has no LoRA layer: call add_lora first")
     for name, layer in layers.items():
-        if type(layer) is not Linear:
+        if type(layer) is not Linear and type(layer).__name__ != "Linear4bit":
             raise ConfigError(
                 f"layer {name} is {type(layer).__module__}.{type(layer).__name__}: adapters of a method's own work on "
-                "unquantised nn.Linear and Conv1D layers; leave it out of the LoRA targets"
+                "nn.Linear (also of 4 bits) and Conv1D layers; leave it out of the LoRA targets"
             )
         plain_dropout = all(isinstance(module, nn.Identity) for module in layer.lora_dropout.values())
         if layer.lora_variant or any(layer.lora_bias.values()) or not plain_dropout:
