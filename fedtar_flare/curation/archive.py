@@ -54,7 +54,8 @@ class Index:
     studies: list[Study] = field(default_factory=list)  # by date, those that can stand in a manifest
     problems: list[DataError] = field(default_factory=list)  # one for each study that cannot, and for stray files
     notes: Counter[str] = field(default_factory=Counter)  # by reason, what was passed over within studies
-    owners: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # accession number to patients
+    # accession number to the patients who have it, each with its issuers, as far as they are named
+    owners: dict[str, dict[str, set[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
     files: int = 0  # number of all files
     dicom: int = 0  # and of DICOM files
 
@@ -98,7 +99,7 @@ def index_folder(
         raise DataError(f"{folder}: no DICOM file among {len(paths)} file(s)", reason="no-dicom")
     groups: dict[str, list[File]] = defaultdict(list)
     for file in files:
-        index.owners[file.accession].add(file.patient_id)
+        index.owners[file.accession][file.patient_id] |= {file.issuer} - {""}
         if file.study:
             groups[file.study].append(file)
         elif file.kind in IMAGES:

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtar_flare.data.sources.fields import sex_of
-from fedtar_flare.errors import DataError, collecting
+from fedtar_flare.errors import DataError, collecting, decoding
 from fedtar_flare.progress import Progress
 
 IMAGES = ("ct", "radiograph")
 KEYWORDS = """
     SOPClassUID SOPInstanceUID StudyInstanceUID SeriesInstanceUID PatientID PatientBirthDate PatientAge PatientSex
     AccessionNumber StudyDate StudyTime AcquisitionDate AcquisitionTime SeriesDate SeriesTime Modality ImageType
-    Rows SamplesPerPixel
-"""
+    Rows SamplesPerPixel IssuerOfAccessionNumberSequence"""
 CHUNK = 200
 """Files that a worker reads at a time."""
 
@@ -28,6 +27,7 @@ class File(NamedTuple):
     patient_id: str
     study: str
     accession: str
+    issuer: str  # of the accession number, in any form
     date: str  # without dots
     time: str  # without colons
     birth_date: str  # without dots
@@ -53,7 +53,7 @@ def read_headers(paths: list[str]) -> Read:
     from fedtar_flare.imaging.readers.dicom_files import is_companion, read_header, sources
     from fedtar_flare.imaging.readers.film_view import KEYWORDS as VIEW
 
-    tags = [Tag(keyword) for keyword in (KEYWORDS + VIEW).split()]
+    tags = [Tag(keyword) for keyword in f"{KEYWORDS} {VIEW}".split()]
     read = Read([], [], [], [])
     for path in paths:
         before = len(read.problems)
@@ -140,9 +140,11 @@ def _view(dataset: Any) -> str:
 
 def _file(header: Any) -> File:
     from fedtar_flare.imaging.readers.dicom_slices import CAPTURES, LOCALIZERS, SECONDARY_CAPTURE
-    from fedtar_flare.imaging.readers.dicom_tags import first, words
+    from fedtar_flare.imaging.readers.dicom_tags import first, text, words
 
     dataset = header.dataset
+    with decoding(f"{header.source.name}: who issued its accession number cannot be read", "bad-header"):
+        issuer = text(dataset, "IssuerOfAccessionNumberSequence")
     modality, image_type = first(dataset, "Modality"), set(words(dataset, "ImageType"))
     if not header.has_pixels:
         kind = "no-pixel-data"
@@ -170,6 +172,7 @@ def _file(header: Any) -> File:
         patient_id=said("PatientID"),
         study=first(dataset, "StudyInstanceUID"),
         accession=said("AccessionNumber"),
+        issuer=issuer,
         date=date.replace(".", ""),
         time=time.replace(":", ""),
         birth_date=first(dataset, "PatientBirthDate").replace(".", ""),

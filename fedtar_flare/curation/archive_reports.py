@@ -11,6 +11,7 @@ from fedtar_flare.data.sources.fields import date_of
 from fedtar_flare.data.sources.tables import own_table
 from fedtar_flare.errors import ConfigError, DataError, collecting
 
+FILE_NAME = re.compile(r'(?!\.{1,2}\Z)[^/\\:*?"<>|\0]+')
 KEYS = ("study_instance_uid", "accession_number", "patient_id", "study_date", "report")
 
 
@@ -44,12 +45,13 @@ def join_reports(index: Index, reports: Path | None) -> int:
     used: set[str] = set()
     for study in studies:
         with collecting(index.problems):
-            alone = len(index.owners[study.accession]) <= 1
+            patients, issuers = index.owners[study.accession], index.owners[study.accession][study.patient_id]
+            alone = len(patients) <= 1 and len(issuers) <= 1
             if reports is None:
                 study.report_file = _beside(study)
                 if not alone and study.report_file is not None and study.report_file.stem == study.accession:
                     raise _several(study, str(study.report_file))
-            own = _of(study, found, alone)
+            own = _of(study, found, alone, len(issuers) <= 1)
             if own:
                 study.report, study.report_file = _one(own, study)
             used |= {report.origin for report in own}
@@ -58,17 +60,18 @@ def join_reports(index: Index, reports: Path | None) -> int:
 
 
 def _several(study: Study, origin: str) -> DataError:
-    text = f"study {study.uid}: {origin} is of accession number {study.accession}, which several patients have"
-    return DataError(f"{text}; a column patient_id says whose it is", reason="ambiguous-accession-number")
+    text = f"study {study.uid}: {origin} is of accession number {study.accession} of several patients or issuers"
+    told = "a column patient_id, or of issuers study_instance_uid, says whose it is"
+    return DataError(f"{text}; {told}", reason="ambiguous-accession-number")
 
 
-def _of(study: Study, found: Found, alone: bool) -> list[Report]:
-    """The reports under the study's first key that has any; ``alone``: its accession number is one patient's."""
+def _of(study: Study, found: Found, alone: bool, alone_with_patient: bool) -> list[Report]:
+    """The reports under the first key that has any; the accession number is unique ``alone``, or with the patient."""
     day = study.acquired.date().isoformat()
     for key in (("uid", study.uid), ("accession", study.accession), ("day", study.patient_id, day)):
         own = found.get(key, []) if key[1] else []
         if own and key[0] == "accession" and not alone:
-            if not all(report.patient_id for report in own):
+            if not alone_with_patient or not all(report.patient_id for report in own):
                 raise _several(study, own[0].origin)
             own = [report for report in own if report.patient_id == study.patient_id]
         if any(report.patient_id not in ("", study.patient_id) for report in own):
@@ -90,18 +93,13 @@ def _one(reports: Sequence[Report], study: Study) -> tuple[str, Path | None]:
 
 
 def _beside(study: Study) -> Path | None:
-    names = [f"{name}.txt" for name in (study.accession, study.uid) if _is_name(name)]
+    names = [f"{name}.txt" for name in (study.accession, study.uid) if FILE_NAME.fullmatch(name)]
     folders = {path.parent for path in study.files}
     alone = [study.top, *(f for f in sorted(folders) if f.is_relative_to(study.top) and f != study.top)]
     between = [p for f in alone for p in f.parents if p.is_relative_to(study.top) and p not in alone]
     own = [folder / "report.txt" for folder in (*alone, *between)] if study.alone else []
     named = [folder / name for folder in (*alone, *between, *folders, study.top.parent) for name in names]
     return next((file for file in (*named, *own) if file.is_file()), None)
-
-
-def _is_name(name: str) -> bool:
-    """Whether an identifier can be the name of a file and nothing more."""
-    return bool(name) and name not in (".", "..") and not re.search(r'[/\\:*?"<>|\0]', name)
 
 
 def _from_folder(folder: Path) -> Found:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from command import fedtar_here
 from make_dicom import chest, put, slice_dataset, write_radiograph, write_series
+from pydicom.dataset import Dataset
+from pydicom.sequence import Sequence
 from refused import refused
 
 from fedtar_flare.curation.archive import index_folder, write_manifest
@@ -279,6 +281,19 @@ def test_a_report_under_an_accession_number_of_two_patients_is_nobodys(tmp_path,
     head = "accession_number,patient_id,report"
     join_reports(index, table(tmp_path / "r.csv", head, "A1,P,Yes.", "A1,Q,No."))
     assert {s.patient_id: s.report for s in index.studies} == {"P": "Yes.", "Q": "No."}
+
+
+def test_a_report_under_an_accession_number_of_two_issuers_needs_the_studys_uid(tmp_path):
+    for n in (1, 2):
+        issuer = Dataset()
+        issuer.LocalNamespaceEntityID = f"HOSPITAL {n}"
+        study(tmp_path / "d" / f"{n}", "P", f"1.2.{n}", IssuerOfAccessionNumberSequence=Sequence([issuer]))
+    given = {"accession_number,patient_id": "A1,P", "study_instance_uid,patient_id": "1.2.2,P"}
+    for (head, row), reasons in zip(given.items(), ({"ambiguous-accession-number": 2}, {}), strict=True):
+        index = index_folder(tmp_path / "d")
+        join_reports(index, table(tmp_path / "r.csv", f"{head},report", f"{row},Yes."))
+        assert index.rejected() == reasons
+    assert {s.uid: s.report for s in index.studies} == {"1.2.1": "", "1.2.2": "Yes."}
 
 
 def test_a_report_in_a_shared_folder_is_nobodys(tmp_path):

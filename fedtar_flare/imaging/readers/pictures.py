@@ -86,8 +86,7 @@ IN_WINDOW = 0.05
 """Share of the middle of a film that a window must show; a lower one is of other pixels, such as 127/255 of 12 bits."""
 KEYWORDS = """
     Modality ImageType PresentationLUTShape ModalityLUTSequence RescaleIntercept RescaleSlope RescaleType VOILUTSequence
-    VOILUTFunction WindowCenter WindowWidth
-"""
+    VOILUTFunction WindowCenter WindowWidth"""
 
 
 def read_radiograph(path: Path | str) -> np.ndarray:
@@ -120,7 +119,7 @@ def _read_dicom(path: Path) -> np.ndarray:
     from fedtar_flare.imaging.readers.film_view import KEYWORDS as VIEW
     from fedtar_flare.imaging.readers.film_view import view_of
 
-    header = read_header(Source(path), [*PIXEL_TAGS, *map(Tag, (KEYWORDS + VIEW).split())])
+    header = read_header(Source(path), [*PIXEL_TAGS, *map(Tag, f"{KEYWORDS} {VIEW}".split())])
     if header is None:
         raise DataError(f"{path}: neither a picture nor DICOM", reason="unreadable")
     dataset: Any = header.dataset
