@@ -112,6 +112,7 @@ class Sample:
     split: Split
     prepared: Path | None = None  # its model input, once :func:`.imaging.pipeline.prepare_cohort` has run
     prior_prepared: Path | None = None  # that of the visit before
+    before: "Sample | None" = None  # the visit before as a sample, where the timeline asks for more than one
 
     @property
     def days_since_prior(self) -> float | None:
@@ -170,15 +171,16 @@ class Cohort:
 
     def _samples_of(self, patient: Patient, prepared: Mapping[Visit, Path]) -> Iterator[Sample]:
         split = self._split(patient.patient_id)
-        earlier: list[Visit] = []
+        earlier: list[Sample] = []
         for visit, place in zip(patient.visits, patient.places(), strict=True):
             step = self.timeline.step_of(place, visit.acquired)
             prior = None
             if self.timeline.prior_kinds:  # of two visits at one moment, neither came before the other
-                prior = next((one for one in reversed(earlier) if one.acquired < visit.acquired), None)
-            before = None if prior is None else prepared.get(prior)
-            yield Sample(visit, prior, patient.sex, step, split, prepared.get(visit), before)
-            earlier.append(visit)
+                prior = next((one for one in reversed(earlier) if one.visit.acquired < visit.acquired), None)
+            last = (None, None) if prior is None else (prior.visit, prior.prepared)
+            more = prior if self.timeline.priors > 1 else None
+            earlier.append(Sample(visit, last[0], patient.sex, step, split, prepared.get(visit), last[1], more))
+            yield earlier[-1]
 
     @property
     def time_steps(self) -> int:

@@ -25,6 +25,7 @@ class Timeline:
     alignment: str = "visit"  # a patient's t-th visit by date, and all beyond T in step T; "period": calendar bins
     periods: tuple[datetime, ...] = ()  # T - 1 rising dates, each in the bin it begins
     prior: str = "none"  # of PRIORS
+    priors: int = 1  # how many earlier visits a sample includes
 
     def __post_init__(self) -> None:
         whole = isinstance(self.time_steps, int) and not isinstance(self.time_steps, bool)

@@ -19,11 +19,13 @@ class PriorBatch:
     input_ids: torch.Tensor | None = None  # int64 (B, L), tokens of the reports, padded on the right
     text_mask: torch.Tensor | None = None  # bool (B, L), False at padding
     reports: tuple[str | None, ...] | None = None  # what the tokens spell, None in a row that shows no report
+    earlier: "PriorBatch | None" = None  # what is shown of the visits before these
 
     def to(self, device: torch.device | str) -> "PriorBatch":
         images = None if self.images is None else self.images.to(device)
         ids, mask = (None if part is None else part.to(device) for part in (self.input_ids, self.text_mask))
-        return PriorBatch(self.days.to(device), images, ids, mask, self.reports)
+        earlier = None if self.earlier is None else self.earlier.to(device)
+        return PriorBatch(self.days.to(device), images, ids, mask, self.reports, earlier)
 
 
 @dataclass

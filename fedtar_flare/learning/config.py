@@ -100,6 +100,9 @@ class DataConfig(Settings):
         description="what the model sees of the patient's previous visit: 'none' (the paper), its report or image; "
         "'generated': the report in training, the model's own text when reports are written",
     )
+    priors: int = Field(
+        1, ge=1, le=8, description="how many earlier visits data.prior is about; more than the last one needs a 'vlm'"
+    )
     min_cell: int = Field(
         1, ge=1, description="fewest distinct patients of a split at a step to learn from it and to tell anything of it"
     )
@@ -142,4 +145,6 @@ class DataConfig(Settings):
 
     def timeline(self, time_steps: int) -> Timeline:
         """How visits become the time steps 1 to T; ConfigError where the periods do not bound T bins."""
-        return Timeline(time_steps, self.alignment, tuple(map(datetime.fromisoformat, self.periods)), self.prior)
+        return Timeline(
+            time_steps, self.alignment, tuple(map(datetime.fromisoformat, self.periods)), self.prior, self.priors
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -219,9 +220,16 @@ class SiteModel:
         return found if self.image_change is None else [self.image_change(one) for one in found]
 
     def prior(
-        self, samples: Sequence[Sample], training_seed: str | None = None, texts: Mapping[Visit, str] | None = None
+        self,
+        samples: Sequence[Sample],
+        training_seed: str | None = None,
+        texts: Mapping[Visit, str] | None = None,
+        skipped: int = 1,
     ) -> PriorBatch | None:
-        """What is shown of the visits before; ``texts`` by visit stand for their reports. None for nothing."""
+        """What is shown of the visits before; ``texts`` by visit stand for their reports. None for nothing.
+
+        ``skipped`` is how many visits later the reports are for which these are the visits before.
+        """
         kinds = shown(samples, self.cohort.timeline.prior_kinds)
         if training_seed is not None:
             kinds = masked(samples, kinds, self.prior_dropout, training_seed)
@@ -229,6 +237,9 @@ class SiteModel:
         batch = prior_batch(
             samples, kinds, self.tokenizer, texts=texts, training_seed=training_seed, transforms=changes
         )
+        if batch is not None and skipped < self.cohort.timeline.priors:
+            before = [sample.before or replace(sample, prior=None) for sample in samples]
+            batch.earlier = self.prior(before, training_seed, texts, skipped + 1)
         return None if batch is None else batch.to(self.device)
 
     def tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:

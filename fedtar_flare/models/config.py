@@ -168,10 +168,8 @@ class ModelConfig(ImageModelConfig):
             yield "decoder_name", "a local folder or hub name of a causal language model, as decoder is 'prefix'"
         if self.of_paper and self.decoder_name:
             yield "decoder_name", f"none, as decoder is '{self.decoder}', which has no published weights of this form"
-        if self.decoder_dtype != "float32" and self.decoder != "prefix" and self.family != "vlm":
-            yield "decoder_dtype", "float32, unless decoder is 'prefix' or family is 'vlm'"
-        if self.decoder_dtype == "4bit" and self.family != "vlm":
-            yield "decoder_dtype", "float32 or bfloat16, unless family is 'vlm'"
+        if self.decoder_dtype not in ("float32", self.decoder == "prefix" and "bfloat16") and self.family != "vlm":
+            yield "decoder_dtype", "float32, unless decoder is 'prefix' (or bfloat16) or family is 'vlm' (or 4bit)"
         if self.family == "vlm":
             if self.encoder_name:
                 yield "encoder_name", "none, as family is 'vlm': decoder_name names the whole model"

@@ -13,8 +13,9 @@ losses, adapters and all that comes after them, but not the forward pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, NoReturn
@@ -33,6 +34,8 @@ from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
 EARLIER = "An earlier study of this patient; days before the present one: {days}."
 """What a visit before is called in its turn."""
+_NF4: dict[str, Any] = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
+_LANGUAGE = re.compile(r"\b(language_model|text_model|lm_head)\b")
 TINY = str(ASSETS / "vlm-tiny")
 """Configuration and processor of a small Qwen2-VL, whose weights are random."""
 
@@ -40,8 +43,8 @@ TINY = str(ASSETS / "vlm-tiny")
 class VisionLanguageGenerator(ReportGenerator):
     """A vision-language model (``decoder``) between the batches and the losses of a :class:`ReportGenerator`.
 
-    It has no encoder of its own kind, so nothing prompts it but words. Frozen vision layers see all images of a batch
-    at once; where LoRA adapts them per patient, each sample must show as many images as the others.
+    It has no encoder of its own kind, so nothing prompts it but words. Where patient adapters act in vision layers,
+    which see all images of a batch at once, each sample must show as many images as the others (else DataError).
     """
 
     def __init__(self, config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool):
@@ -67,14 +70,7 @@ class VisionLanguageGenerator(ReportGenerator):
         """The images (B, S, 3, H, W) themselves; the model reads them in its own way."""
         return batch.images
 
-    def forward(
-        self,
-        batch: ImageBatch,
-        input_ids: Tensor,
-        labels: Tensor,
-        tokens: Tensor | None = None,
-        prompts: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, batch: ImageBatch, input_ids: Tensor, labels: Tensor, *_: Any, **__: Any) -> Tensor:
         """Mean token loss of each report, (B,), float32; the begin token is left to the chat template."""
         inputs = self.inputs(batch)
         shape, report, wanted = inputs["input_ids"].shape, input_ids[:, 1:], labels[:, 1:]
@@ -89,47 +85,34 @@ class VisionLanguageGenerator(ReportGenerator):
 
     @torch.no_grad()
     def generate(
-        self,
-        batch: ImageBatch,
-        num_beams: int | None = None,
-        max_length: int | None = None,
-        tokens: Tensor | None = None,
-        context: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
+        self, batch: ImageBatch, num_beams: int | None = None, max_length: int | None = None, *_: Any, **__: Any
     ) -> Tensor:
         """Token ids (B, L) of the likeliest beam by the model's own ``generate``, the begin token first."""
         from transformers.generation.configuration_utils import GenerationConfig
 
         inputs, tokenizer = self.inputs(batch), self._processor.tokenizer
-        settings = GenerationConfig(
-            max_new_tokens=(max_length or self.max_length) - 1,
-            num_beams=num_beams or self.num_beams,
-            do_sample=False,
-            bos_token_id=self.bos_id,
-            eos_token_id=self.eos_id,
-            pad_token_id=self.pad_id,
-            suppress_tokens=[i for i in tokenizer.all_special_ids if i != self.eos_id],  # no mark is part of a report
-        )
+        ends = {"bos_token_id": self.bos_id, "eos_token_id": self.eos_id, "pad_token_id": self.pad_id}
+        marks = [i for i in tokenizer.all_special_ids if i != self.eos_id]  # none is part of a report
+        sizes = {"max_new_tokens": (max_length or self.max_length) - 1, "num_beams": num_beams or self.num_beams}
+        settings = GenerationConfig(do_sample=False, suppress_tokens=marks, **sizes, **ends)
         ids = self.decoder.generate(**inputs, generation_config=settings)[:, inputs["input_ids"].shape[1] :]
         return F.pad(ids, (1, 0), value=self.bos_id)
 
     def inputs(self, batch: ImageBatch) -> dict[str, Tensor]:
         """The model's inputs for B conversations until the answer, words padded on the left."""
         turns, images = zip(*(self._conversation(batch, i) for i in range(len(batch.images))), strict=True)
-        if len(set(map(len, images))) > 1 and self._adapts_vision():
-            raise DataError(
-                "visits of one batch show different numbers of images, and LoRA adapts vision layers, which see the "
-                "images of all visits at once: leave them out of model.lora_targets, or images out of data.prior",
-                reason="adapter-batch",
+        if len(set(map(len, images))) > 1 and any(
+            "patient_batch" in part.__dict__ and not _LANGUAGE.search(name) for name, part in self.named_modules()
+        ):
+            text = (
+                "visits of one batch show different numbers of images, and patient adapters act in vision layers, "
+                "which see all at once: leave these out of model.lora_targets, or images out of data.prior"
             )
+            raise DataError(text, reason="adapter-batch")
         texts = [self._processor.apply_chat_template(one, add_generation_prompt=True) for one in turns]
         begin = self._processor.tokenizer.bos_token
-        found = self._processor(
-            text=texts,
-            images=list(images),
-            padding=True,
-            return_tensors="pt",
-            add_special_tokens=not (begin and texts[0].startswith(begin)),
-        )
+        words = {"padding": True, "add_special_tokens": not (begin and texts[0].startswith(begin))}
+        found = self._processor(text=texts, images=list(images), return_tensors="pt", **words)
         kind, device = self.decoder.dtype, batch.images.device
         return {n: v.to(device, kind if v.is_floating_point() else v.dtype) for n, v in found.items()}
 
@@ -167,19 +150,19 @@ class VisionLanguageGenerator(ReportGenerator):
             text = text.replace(str(mark), " ")
         return text
 
-    def _adapts_vision(self) -> bool:
-        words = ("language_model", "text_model", "lm_head")
-        return any(".lora_" in n and not any(w in n for w in words) for n, _ in self.decoder.named_parameters())
 
-
-def _visits(batch: ImageBatch, row: int) -> Iterator[tuple[float | None, ImageBatch | None, str | None]]:
+def _visits(batch: ImageBatch, row: int) -> list[tuple[float | None, ImageBatch | None, str | None]]:
     """Days before, images and report of the visits that a sample shows, the present one last."""
-    if (prior := batch.prior) is not None:
+    found: list[tuple[float | None, ImageBatch | None, str | None]] = [(None, batch, None)]
+    days, prior = 0.0, batch.prior
+    while prior is not None:
+        days += float(prior.days[row])
         shows = prior.images is not None and bool(prior.images.slice_mask[row].any())
         report = None if prior.reports is None else prior.reports[row]
         if shows or report is not None:
-            yield float(prior.days[row]), prior.images if shows else None, report
-    yield None, batch, None
+            found.insert(0, (days, prior.images if shows else None, report))
+        prior = prior.earlier
+    return found
 
 
 @lru_cache(maxsize=2)
@@ -230,33 +213,24 @@ def inputs_length(config: ModelConfig, earlier: int = 0) -> tuple[int, Any]:
         images *= config.slices
     said = [*({"type": "image"} for _ in images), {"type": "text", "text": EARLIER * bool(earlier) + config.prompt}]
     asked = processor.apply_chat_template([{"role": "user", "content": said}], add_generation_prompt=True)
-    with fetching("decoder", name):
-        text = AutoConfig.from_pretrained(name).get_text_config()
+    text = AutoConfig.from_pretrained(name).get_text_config()
     return (1 + earlier) * processor(text=[asked], images=[images], return_tensors="pt")["input_ids"].shape[1], text
-
-
-def _four_bits(config: ModelConfig) -> Any:
-    """How weights of four bits are made; None for others."""
-    if config.decoder_dtype != "4bit":
-        return None
-    if find_spec("bitsandbytes") is None:
-        raise ConfigError("model.decoder_dtype '4bit' needs bitsandbytes: pip install 'fedtar_flare[vlm]'")
-    from transformers import BitsAndBytesConfig
-
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
 
 
 def _model(config: ModelConfig, load_pretrained: bool) -> tuple[Any, tuple[str, ...]]:
     """The model, and the names of its parameters that stayed random."""
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers import AutoConfig, AutoModelForImageTextToText, BitsAndBytesConfig
 
     name, dtype = config.decoder_name or TINY, DTYPES[config.decoder_dtype]
     with fetching("decoder", name), quiet_loading():
         if not load_pretrained:
             made = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(name), dtype=dtype)
             return made, tuple(key for key, _ in made.named_parameters())
-        loaded: Any = AutoModelForImageTextToText.from_pretrained(
-            name, dtype=dtype, quantization_config=_four_bits(config), output_loading_info=True
-        )
+        more: dict[str, Any] = {"output_loading_info": True}
+        if config.decoder_dtype == "4bit":
+            if find_spec("bitsandbytes") is None:
+                raise ConfigError("model.decoder_dtype '4bit' needs bitsandbytes: pip install 'fedtar_flare[vlm]'")
+            more["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, **_NF4)
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype, **more)
         made, info = loaded
     return made, tuple(key for key, _ in made.named_parameters() if key in info["missing_keys"])

@@ -50,7 +50,10 @@ class ReportSite(SiteStrategy):
     def build_shared(self, preset: str, given: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Settings]:
         kinds: dict[str, type[Settings]] = {"lora": LoRAConfig, "training": TrainingConfig, "data": DataConfig}
         model = model_preset(preset, **(given["model"] or {}))
-        return {"model": model} | {name: build(kind, given[name], name) for name, kind in kinds.items()}
+        groups = {"model": model} | {name: build(kind, given[name], name) for name, kind in kinds.items()}
+        if (given["data"] or {}).get("priors", 1) > 1 and model.family != "vlm":
+            raise ConfigError("data.priors: more than the last visit is shown to a model.family of 'vlm' alone")
+        return groups
 
     # ------------------------------------------------------------------ what a method may change
     def load_libraries(self) -> None:
@@ -281,7 +284,7 @@ class ReportSite(SiteStrategy):
         """The site's learner, built once per process and run."""
         if self.learner is None or self._learner_key != (header.run_id, site.name):
             if self.settings.model.family == "vlm":
-                earlier = int(bool(cohort.timeline.prior_kinds))
+                earlier = cohort.timeline.priors if cohort.timeline.prior_kinds else 0
                 adapted = self.adapted_model(header.time_steps)
                 require_memory(adapted, self.settings.training, earlier, self.executor.site_config)
             self.learner = self.learner_class(

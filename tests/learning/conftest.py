@@ -20,8 +20,8 @@ def learner_of(cohort):
 def cohort_of(home):
     """Four patients of three visits, prepared, who show this of their visits before."""
 
-    def make(prior):
-        timeline = Timeline(3, prior=prior)
+    def make(prior, priors=1):
+        timeline = Timeline(3, prior=prior, priors=priors)
         made = synthetic_cohort("site-1", folder=home / "few", patients=4, timeline=timeline, seed=0)
         return prepare_cohort(made, learners.MODEL, home / "prepared")
 

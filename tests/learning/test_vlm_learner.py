@@ -14,6 +14,7 @@ from fedtar_flare.learning.patient_privacy import generator_of
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedpeft import PEFTConfig, PEFTLearner
 from fedtar_flare.methods.fedtar.learner import PatientLearner
+from fedtar_flare.models.vlm import EARLIER
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, read_examples
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.suite.engine import run_in_process
@@ -29,7 +30,26 @@ def folder(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cohort(cohort_of):
-    return cohort_of("report+image")
+    return cohort_of("report+image", 2)
+
+
+def test_two_visits_before_are_turns_with_their_own_images_reports_and_days(cohort, folder):
+    learner = learner_of(cohort, model=vlm_config(folder))
+    last = next(s for s in cohort.samples(None, 3) if s.before and s.before.prior)
+    samples = [last.before, last, last.before.before]
+    images = learner.images(samples)
+    turns, shown = learner.generator._conversation(images, 1)
+    days = [round((last.visit.acquired - v.acquired).total_seconds() / 86_400) for v in (last.before.prior, last.prior)]
+    texts = ["".join(part.get("text", "") for part in turn["content"]) for turn in turns]
+    assert [text.startswith(EARLIER.format(days=n)) for text, n in zip(texts[::2], days, strict=False)] == [True] * 2
+    assert texts[1::2] == [last.before.prior.report, last.prior.report] and len(turns) == 5
+    whole = torch.cat([images.images[row][images.slice_mask[row]] for row in (2, 0, 1)])
+    assert torch.equal(torch.stack(shown), whole)
+    assert [len(learner.generator._conversation(images, row)[0]) for row in (0, 2)] == [3, 1]
+    alone = [learner.report_losses([s], learner.images([s])) for s in samples]
+    torch.testing.assert_close(learner.report_losses(samples, images), torch.cat(alone))
+    with pytest.raises(ConfigError, match=r"data.priors: .* 'vlm' alone"):
+        MethodRecipe("fedavg", preset="tiny", data={"prior": "report", "priors": 2})
 
 
 def gradients(learner):

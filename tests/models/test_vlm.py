@@ -151,12 +151,16 @@ def test_patient_adapters_act_on_their_own_sample_as_written_out(folder, tokeniz
 
 
 def test_adapted_vision_layers_need_as_many_images_of_each(folder, tokenizer):
-    base = build_model(vlm_config(folder))
-    add_lora(base, targets=("decoder.*vis*.fc1",), rank=2, seed=0)
-    ids, labels = tokenizer.batch(REPORTS)
-    with pytest.raises(DataError, match="different numbers of images"):
-        base(batch(), ids, labels)
-    base(noise(3, there=(2, 2, 2), slices=2), ids, labels).sum().backward()
+    base = build_model(vlm_config(folder)).double()
+    _, patient = adapted(base, ("decoder.*vis*.fc1",))
+    shake(patient)
+    (q, steps), (ids, labels), alike = patients(), tokenizer.batch(REPORTS), noise(3, slices=2)
+    with patient.adapt(q, steps), torch.no_grad():
+        with pytest.raises(DataError, match="different numbers of images"):
+            base(batch(), ids, labels)
+        losses = base(alike, ids, labels)
+    with patient.adapt(q[1:2], steps[1:2]), torch.no_grad():
+        torch.testing.assert_close(base(rows(alike, 1), ids[1:2], labels[1:2]), losses[1:2])
 
 
 def test_its_outline_is_told_without_weights_and_bars_words_pixels_and_output(folder, model):
