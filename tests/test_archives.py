@@ -14,6 +14,9 @@ from nvflare.fuel.utils.zip_utils import unzip_all_from_bytes, unzip_single_file
 
 import fedtar_flare
 from fedtar_flare.curation.unpack import unpack
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.prefix_decoder import build_prefix_decoder
+from fedtar_flare.models.vlm import processor_of
 
 CLIMBING = ("../climbed", "../../climbed", "a/../../climbed", "/tmp/climbed", "..\\climbed")
 
@@ -59,6 +62,28 @@ def test_a_labeler_s_checkpoint_and_tokenizer_write_into_its_folder_alone(tmp_pa
     new = places(tmp_path) - before - {"out", "out/labeler"}
     assert "out/labeler/labeler.json" in new and not any("/" in name.removeprefix("out/labeler/") for name in new)
     assert not [name for name in new if "climbed" in name or name.endswith(".jinja")]
+
+
+@pytest.mark.parametrize("build", [lambda name: build_prefix_decoder(name, "float32", 9, 9, True), processor_of])
+def test_code_in_a_model_s_folder_is_not_run_and_nobody_is_asked(tmp_path, monkeypatch, build):
+    """transformers asked whoever sits at the terminal."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody is asked to run code"))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    names = ("AutoConfig", "AutoModelForCausalLM", "AutoProcessor", "AutoTokenizer")
+    content = json.dumps({"model_type": "foreign", "auto_map": dict.fromkeys(names, "code.Any")})
+    for name in ("config.json", "processor_config.json", "tokenizer_config.json", "preprocessor_config.json"):
+        (tmp_path / name).write_text(content)
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')\nclass Any: pass\n")
+    with pytest.raises(ConfigError):
+        build(str(tmp_path))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("text", ['{"text": "a"', "5", "[]", '{"text": 5, "reference": null, "personal": true}'])
+def test_kept_reports_that_were_changed_are_no_traceback(tmp_path, text):
+    (tmp_path / "report-scores-0001.jsonl").write_text(text)
+    code, _, err = fedtar_here("score", tmp_path, "--labeler", "chexpert-rules")
+    assert code == 2 and str(tmp_path) in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize("name", CLIMBING)

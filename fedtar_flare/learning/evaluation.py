@@ -191,12 +191,15 @@ def report_texts(folder: Path, round_: int | None = None, *, personal: bool = Tr
     """
     name = f"{REPORT_SCORES}{'*' if round_ is None else f'{round_:04d}'}.jsonl"
     places = [folder] if any(folder.glob(name)) else sorted({file.parent for file in folder.glob(f"*/{name}")})
-    rows = [
-        ({"site": place.name} if place != folder else {}) | json.loads(line)
-        for place in places
-        for line in max(place.glob(name)).read_text(encoding="utf-8").splitlines()
-    ]
-    if not rows or any(key not in rows[0] for key in TEXTS):
+    try:
+        rows = [
+            ({"site": place.name} if place != folder else {}) | json.loads(line)
+            for place in places
+            for line in max(place.glob(name)).read_text(encoding="utf-8").splitlines()
+        ]
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{folder}: {name} was changed or cut short ({error}); score the round again") from error
+    if not rows or not all(isinstance(row.get(key), str) for row in rows for key in TEXTS):
         of = "" if round_ is None else f" of round {round_}"
         raise ConfigError(
             f"{folder} holds no reports{of}: name a site's state of a run, <state>/<run id>/<site>, or a run of a "

@@ -11,6 +11,9 @@ from typing import Any
 
 from fedtar_flare.errors import ConfigError
 
+NO_CODE: dict[str, Any] = {"trust_remote_code": False}
+"""For transformers, which else asks whoever sits at the terminal whether to run the code of a model's folder."""
+
 
 @contextmanager
 def without_collecting() -> Iterator[None]:

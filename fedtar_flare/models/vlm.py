@@ -29,7 +29,7 @@ from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.config import ASSETS, ModelConfig
 from fedtar_flare.models.prefix_decoder import DTYPES
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
-from fedtar_flare.models.sources import fetching, quiet_loading
+from fedtar_flare.models.sources import NO_CODE, fetching, quiet_loading
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
 EARLIER = "An earlier study of this patient; days before the present one: {days}."
@@ -171,7 +171,7 @@ def processor_of(name: str) -> Any:
     from transformers import AutoProcessor
 
     with fetching("decoder", name), quiet_loading():
-        processor = AutoProcessor.from_pretrained(name)
+        processor = AutoProcessor.from_pretrained(name, **NO_CODE)
     if not getattr(processor, "chat_template", None) or not hasattr(processor, "image_processor"):
         raise ConfigError(
             f"decoder '{name}' has no processor of images with a chat template, by which a model is asked: take its "
@@ -213,7 +213,7 @@ def inputs_length(config: ModelConfig, earlier: int = 0) -> tuple[int, Any]:
         images *= config.slices
     said = [*({"type": "image"} for _ in images), {"type": "text", "text": EARLIER * bool(earlier) + config.prompt}]
     asked = processor.apply_chat_template([{"role": "user", "content": said}], add_generation_prompt=True)
-    text = AutoConfig.from_pretrained(name).get_text_config()
+    text = AutoConfig.from_pretrained(name, **NO_CODE).get_text_config()
     return (1 + earlier) * processor(text=[asked], images=[images], return_tensors="pt")["input_ids"].shape[1], text
 
 
@@ -224,9 +224,10 @@ def _model(config: ModelConfig, load_pretrained: bool) -> tuple[Any, tuple[str, 
     name, dtype = config.decoder_name or TINY, DTYPES[config.decoder_dtype]
     with fetching("decoder", name), quiet_loading():
         if not load_pretrained:
-            made = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(name), dtype=dtype)
+            described = AutoConfig.from_pretrained(name, **NO_CODE)
+            made = AutoModelForImageTextToText.from_config(described, dtype=dtype, **NO_CODE)
             return made, tuple(key for key, _ in made.named_parameters())
-        more: dict[str, Any] = {"output_loading_info": True}
+        more: dict[str, Any] = {"output_loading_info": True, **NO_CODE}
         if config.decoder_dtype == "4bit":
             if find_spec("bitsandbytes") is None:
                 raise ConfigError("model.decoder_dtype '4bit' needs bitsandbytes: pip install 'fedtar_flare[vlm]'")

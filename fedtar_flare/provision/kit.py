@@ -61,7 +61,8 @@ def complete(
     if not isinstance(components, list) or not isinstance(result.get("class_allow_list"), list):
         raise ConfigError("the resources have no 'components' or no 'class_allow_list': not made by FLARE 2.9")
     for path in extra_classes:
-        if not _is_class(path):
+        parts = path.split(".")
+        if len(parts) < 3 or not all(map(str.isidentifier, parts)) or not parts[-1][:1].isupper():
             raise ConfigError(f"'{path}' is not the full path of one class (package.module.Class); allow no packages")
     wanted = [*(SERVER_CLASSES if server else SITE_CLASSES), *extra_classes]
     result["class_list_enforcement_mode"] = "enforce"
@@ -182,11 +183,6 @@ def _wrapped(components: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if path == LAUNCHER:
         return {"launcher": arguments["launcher"]} if "launcher" in arguments else {}
     return {} if path in (None, PROCESS_CLIENT_LAUNCHER) else {"launcher": {"path": path, "args": arguments}}
-
-
-def _is_class(path: str) -> bool:
-    parts = path.split(".")
-    return len(parts) > 2 and all(part.isidentifier() for part in parts) and parts[-1][:1].isupper()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

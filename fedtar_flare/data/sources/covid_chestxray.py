@@ -61,13 +61,9 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
     for row in usable:
         with collecting(reading.problems):
             visit = _visit(row, path, only=radiographs[row["patientid"]] == 1)
-            reading.add(visit, sex_of(row["sex"]), _institution(home[visit.patient_id]))
+            named = (name for name in NAMED_SITES if name.lower() in home[visit.patient_id])  # the natural sites
+            reading.add(visit, sex_of(row["sex"]), next(named, "others"))
     return reading
-
-
-def _institution(location: str) -> str:
-    """The natural site of a patient: a named one, or ``others``."""
-    return next((name for name in NAMED_SITES if name.lower() in location), "others")
 
 
 def _check(row: Mapping[str, str], without_notes: bool) -> None:
