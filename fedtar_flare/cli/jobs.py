@@ -90,6 +90,18 @@ def add_commands(commands: Commands) -> None:
         "--force", action="store_true", help="although FLARE says that it runs (its server was killed)"
     )
 
+    command = add_command(
+        commands, continue_, "go on with a run: rounds on the next period's visits, as a job of its own"
+    )
+    command.add_argument("run_to_continue", metavar="RUN", help="id of an ended job, or results of a simulation")
+    place = command.add_mutually_exclusive_group(required=True)
+    place.add_argument("--kit", type=Path, help="of a real federation: kit of an admin user who may submit jobs")
+    place.add_argument("-w", "--workspace", type=Path, help="of a simulation: another workspace than the run's")
+    command.add_argument("-r", "--rounds", type=int, required=True, help="rounds of the new period")
+    from_help = "day on which it begins (with --kit: by default the day after RUN was submitted; else no new time step)"
+    command.add_argument("--from", dest="begins", metavar="DATE", help=from_help)
+    command.add_argument("--job", type=Path, help="folder of the job as it was submitted (default: downloaded)")
+
 
 def methods(arguments: argparse.Namespace) -> None:
     """List the methods that are installed here, with the package that brings each and where it is published.
@@ -223,6 +235,36 @@ def resume(arguments: argparse.Namespace) -> None:
     ended, kit = arguments.job_id, arguments.kit
     job_id = resume(ended, kit, job_folder=arguments.job, rounds=arguments.rounds, force=arguments.force)
     print(json.dumps({"job_id": job_id, "resumes": ended}) if arguments.json else job_id)
+
+
+def continue_(arguments: argparse.Namespace) -> None:
+    """Submit or simulate the job that goes on with a run when a period has passed, from its last whole round.
+
+    Weights, the method's state and what sites keep go on, and T grows by one. The new job is another one for a site's
+    approval. Each site first writes the reports of the new period's visits, which nothing was learnt from.
+    """
+    from fedtar_flare.provision.resume import continued, resume
+
+    run, rounds, begins = arguments.run_to_continue, arguments.rounds, arguments.begins
+    if rounds < 1:
+        raise ConfigError(f"--rounds must be at least 1, not {rounds}")
+    if arguments.kit:
+        ended = {"job_folder": arguments.job, "rounds": rounds, "period": True, "begins": begins}
+        job_id = resume(run, arguments.kit, **ended)
+        print(json.dumps({"job_id": job_id, "continues": run}) if arguments.json else job_id)
+        return
+    from fedtar_flare.reporting.page import REPORT_FILE
+    from fedtar_flare.reporting.run import read_run
+    from fedtar_flare.runtime.simulation import simulate
+
+    recipe = continued(Path(run), rounds, begins)
+    if Path(run).resolve().is_relative_to((arguments.workspace / recipe.name).resolve()):
+        raise ConfigError(f"--workspace {arguments.workspace} holds the run itself, which would be replaced")
+    with ProgressLine() as line:
+        sites = read_run(run).start.sites
+        results = simulate(recipe, sites, workspace=arguments.workspace, say=line, every=line.every)
+    page = results / REPORT_FILE
+    show(arguments, {"results": str(results), "report": str(page)}, f"report: {page}")
 
 
 def _add_job_options(command: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ GROUPS = {
     "use and prepare models": ("generate", "score", "labeler", "warmstart", "adapt"),
     "a site's data": ("init", "data"),
     "a site in a federation": ("doctor", "site", "audit"),
-    "admin of a federation": ("status", "watch", "resume"),
+    "admin of a federation": ("status", "watch", "resume", "continue"),
 }
 """Commands as the help shows them."""
 

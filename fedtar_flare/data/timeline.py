@@ -59,6 +59,15 @@ class Timeline:
         return min(place + 1, self.time_steps)
 
 
+def extends(before: str, now: str) -> list[str]:
+    """The bounds that a timeline adds to another one, both as text (``period`` and its ISO dates); else empty.
+
+    >>> extends("period 2019-04-01", "period 2019-04-01 2019-07-01")
+    ['2019-07-01']
+    """
+    return now.removeprefix(before).split() if before.startswith("period") and now.startswith(f"{before} ") else []
+
+
 def check_periods(rounds_per_period: int, num_rounds: int, time_steps: int, *, fresh: bool, resumed: bool) -> None:
     """ConfigError where visits cannot arrive so; ``fresh``: each period begins with the run's first weights."""
     most = rounds_per_period * (time_steps - 1)

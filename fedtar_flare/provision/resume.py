@@ -4,39 +4,55 @@ The server keeps each job's checkpoints in its kit (``fedtar_checkpoints/<job id
 job that names the old one continues after its last whole round, with the same run id, weights, state and optimiser.
 """
 
+import inspect
 import json
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json, write_json
+from fedtar_flare.learning.config import DataConfig
 from fedtar_flare.provision.status import FINISHED, open_session
-from fedtar_flare.site.approval import SIGNATURES
+from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.settings import build
+from fedtar_flare.site.approval import SIGNATURES, only
 
-SERVER_CONFIG = "config_fed_server.json"
+SERVER_CONFIG, CLIENT_CONFIG = "config_fed_server.json", "config_fed_client.json"
 
 
 def resume(
-    job_id: str, kit: Path, *, job_folder: Path | None = None, rounds: int | None = None, force: bool = False
+    job_id: str,
+    kit: Path,
+    *,
+    job_folder: Path | None = None,
+    rounds: int | None = None,
+    force: bool = False,
+    period: bool = False,
+    begins: str | None = None,
 ) -> str:
     """Submit the job that goes on with ``job_id``; returns the new job's id.
 
     ``kit`` is that of an admin user who may submit, ``job_folder`` the job as it was submitted (None: downloaded from
-    the server), ``rounds`` more rounds than the run had. ``force`` resumes although FLARE says that the job has not
-    ended: a killed server leaves its job at RUNNING for ever if its kit was made without this plugin's builder. It
-    needs ``job_folder``, since FLARE refuses downloads of a running job, and must not be used while the job really
-    runs: two jobs would write the same site state. Raises FedTARError where the job has not ended or the server
-    refuses, and ConfigError where the folder holds no job of this plugin.
+    the server), ``rounds`` more rounds than the run had. With ``period`` they are added to the run's, for a period of
+    visits that begins on the day ``begins`` (ISO 8601; None: the day after ``job_id`` was submitted). ``force`` resumes
+    although FLARE says that the job has not ended: a killed server leaves its job at RUNNING for ever if its kit was
+    made without this plugin's builder. It needs ``job_folder``, since FLARE refuses downloads of a running job, and
+    must not be used while the job really runs: two jobs would write the same site state. Raises FedTARError where the
+    job has not ended or the server refuses, and ConfigError where the folder holds no job of this plugin.
     """
     if force and job_folder is None:
         raise ConfigError("--force needs --job: FLARE gives nobody the files of a job that it takes for running")
     if not re.fullmatch(r"[0-9A-Za-z-]+", job_id):
         raise ConfigError(f"'{job_id}' is no id of a job; 'fedtar status' lists them")
     with open_session(kit) as session, tempfile.TemporaryDirectory() as folder:
-        status = str(session.get_job_meta(job_id).get("status"))
+        meta = session.get_job_meta(job_id)
+        status = str(meta.get("status"))
         if not status.startswith(FINISHED) and not force:
             raise FedTARError(
                 f"job {job_id} is {status}: abort it first (nvflare job abort), or, when its server was killed and it "
@@ -45,7 +61,10 @@ def resume(
         source = job_folder or _downloaded(session, job_id, Path(folder) / "download")
         job = Path(folder) / "job" / source.name
         shutil.copytree(source, job, ignore=shutil.ignore_patterns(*SIGNATURES))
-        resumed_job(job, job_id, rounds)
+        if period:
+            submitted = datetime.fromisoformat(str(meta["submit_time_iso"])).astimezone(UTC)
+            add_period(job, rounds or 1, begins or (submitted + timedelta(days=1)).date().isoformat())
+        resumed_job(job, job_id, None if period else rounds)
         return str(session.submit_job(str(job)))
 
 
@@ -67,6 +86,57 @@ def resumed_job(job: Path, job_id: str, rounds: int | None = None) -> None:
         write_json(file, config)
     if not changed:
         raise ConfigError(f"{job} holds no job of fedtar_flare (no workflow of it in {SERVER_CONFIG})")
+
+
+def add_period(job: Path, rounds: int, begins: str) -> None:
+    """Change an exported job in place so that it has more rounds, and a time step more for visits from a day on."""
+    defaults = {name: one.default for name, one in inspect.signature(FederatedController).parameters.items()}
+    for file in sorted(job.rglob(SERVER_CONFIG)):
+        config = read_json(file)
+        for workflow in config.get("workflows", []):
+            arguments = workflow.setdefault("args", {})
+            for name, more in (("num_rounds", rounds), ("time_steps", 1)):
+                arguments[name] = arguments.get(name, defaults[name]) + more
+        write_json(file, config)
+    for file in sorted(job.rglob(CLIENT_CONFIG)):
+        config = read_json(file)
+        for one in config.get("executors", []):
+            arguments = one["executor"].setdefault("args", {})
+            settings = arguments["settings"] = arguments.get("settings") or {}
+            settings["data"] = with_period(settings.get("data") or {}, begins)
+        write_json(file, config)
+
+
+def continued(results: Path, rounds: int, begins: str | None = None) -> MethodRecipe:
+    """The recipe that goes on with a simulated run, given its results folder, as :func:`resume` does with ``period``;
+    without ``begins`` there is no new time step.
+    """
+    config = results.resolve().parent / "app_server" / "config"
+    said = dict(only(config / SERVER_CONFIG, "workflows").get("args") or {})
+    site = only(config / CLIENT_CONFIG, "executors")["executor"].get("args") or {}
+    at_server, groups = said.pop("settings", None) or {}, dict(site.get("settings") or {})
+    defaults = {name: one.default for name, one in inspect.signature(FederatedController).parameters.items()}
+    common = {name: said.pop(name, defaults[name]) for name in ("num_rounds", "time_steps", "min_sites", "seed")}
+    if begins:
+        groups["data"] = with_period(groups.get("data") or {}, begins)
+        common["time_steps"] += 1
+    common |= {"num_rounds": common["num_rounds"] + rounds, "name": results.resolve().parents[2].name}
+    common |= {name: site[name] for name in ("preset", "torch_threads") if name in site}
+    said |= at_server.get("server", {}) | {"resume_from": str(results.resolve() / "checkpoint")}
+    said.pop("initial_checkpoint", None)
+    return MethodRecipe(said.pop("method"), server=said, **common, **groups)
+
+
+def with_period(data: Mapping[str, Any], begins: str) -> dict[str, Any]:
+    """The settings ``data`` with a period that begins on a day (ISO 8601); ConfigError where there can be none."""
+    if data.get("alignment") != "period":
+        raise ConfigError(
+            "time steps of this run are numbers of visits (data.alignment: visit), not periods: there is no next one. "
+            "'fedtar resume --rounds' goes on with the visits that have come since"
+        )
+    periods = [*data.get("periods", ()), begins]
+    build(DataConfig, {"alignment": "period", "periods": periods}, "data")
+    return {**data, "periods": periods}
 
 
 def _downloaded(session: Any, job_id: str, folder: Path) -> Path:

@@ -147,6 +147,16 @@ class Evaluation(Event):
     generic: dict[str, SiteScores] = {}
 
 
+class Ahead(Event):
+    """Scores by period and site of the reports that were written before anything was learnt from the period, of all
+    jobs of a run so far.
+    """
+
+    kind: ClassVar[str] = "ahead"
+    round: int
+    periods: dict[int, dict[str, Cell]] = {}
+
+
 class TaskOutcome(Part):
     """What one site learnt in a task of classification (a new class), on ``n`` test images; a method adds to it.
 
@@ -204,5 +214,5 @@ class End(Event):
     reason: str = ""
 
 
-SHARED = (Start, Joined, Step, Validation, Evaluation, Alarm, Late, End)
+SHARED = (Start, Joined, Step, Validation, Evaluation, Ahead, Alarm, Late, End)
 """Events of every method."""

@@ -4,13 +4,25 @@ What a run did not record, as it goes on or ended early, is empty or None; a mal
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.record.events import Alarm, Cell, End, Evaluation, Event, Late, SiteScores, Start, Step, Validation
+from fedtar_flare.record.events import (
+    Ahead,
+    Alarm,
+    Cell,
+    End,
+    Evaluation,
+    Event,
+    Late,
+    SiteScores,
+    Start,
+    Step,
+    Validation,
+)
 from fedtar_flare.record.log import ROUNDS_FILE, best_round, of_kind, read_events, scored_round
 from fedtar_flare.registry import method
 
@@ -37,6 +49,8 @@ class Run:
     """Of the method; its name where this version does not know it."""
     alarms: tuple[str, ...] = ()
     """Of the server."""
+    ahead: Mapping[int, Mapping[str, Cell]] = field(default_factory=dict)
+    """Known scores by period and site, of reports written before anything was learnt from the period."""
 
     def events(self, kind: type[Kind]) -> list[Kind]:
         """The method's own events of one kind; of a repeated round or step, the later one."""
@@ -130,6 +144,11 @@ def read_run(folder: Path | str) -> Run:
         own=tuple(read_events(folder, own)) if own else (),
         title=title,
         alarms=tuple(one.text for one in of_kind(events, Alarm)),
+        ahead={
+            t: {site: _cell(cell, start.min_cell) for site, cell in sorted(sites.items())}
+            for one in of_kind(events, Ahead)[-1:]
+            for t, sites in sorted(one.periods.items())
+        },
     )
 
 

@@ -9,7 +9,7 @@ from fedtar_flare.reporting.format import heading, score, shown, total, visits, 
 from fedtar_flare.reporting.plots import SMALL, Chart, Palette, Series, sharing_y
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
-from fedtar_flare.reporting.section import Section, charts, round_axis
+from fedtar_flare.reporting.section import Section, charts, round_axis, table
 
 MEAN = "mean of sites"
 KEY = ("bleu_4", "cider", "finding_f1_known", "finding_f1_new", "presence_f1", "chexpert_rules_f1", "ctrate_rules_f1")
@@ -133,6 +133,26 @@ def scores(run: Run) -> Section:
         curves=charts(_curves(run), "small"),
     )
     return Section("scores", "Scores", _lead(run), content)
+
+
+def ahead(run: Run) -> Section | None:
+    """A table of each site's scores over the run's periods, of reports written ahead of time; None without such."""
+    cells = [cell for sites in run.ahead.values() for cell in sites.values()]
+    names = [name for name, one in SCORES.items() if one.by_step and any(name in cell for cell in cells)]
+    if not names:
+        return None
+    rows = []
+    for site in sorted({site for sites in run.ahead.values() for site in sites}):
+        for t, sites in run.ahead.items():
+            if cell := sites.get(site):
+                n = int(cell["n"] or 0)
+                values = (score(name, cell.get(name), n) for name in names)
+                rows.append((f"{site}, period {t}", visits(n, run.start.min_cell), *values))
+    lead = (
+        "Each period's reports, written before anything was learnt from its visits: what a hospital gets from the "
+        "model on the day. Periods of earlier jobs of the run are among them."
+    )
+    return Section("ahead", "Ahead of time", lead, table(("", "n", *map(heading, names)), rows))
 
 
 def _lead(run: Run) -> str:

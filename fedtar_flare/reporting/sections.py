@@ -16,7 +16,7 @@ from fedtar_flare.reporting.participation import participation
 from fedtar_flare.reporting.plots import Bar, Chart, Palette, Series
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import SPLITS, Run
-from fedtar_flare.reporting.scores import scores
+from fedtar_flare.reporting.scores import ahead, scores
 from fedtar_flare.reporting.section import (
     MakeSection,
     Section,
@@ -199,7 +199,8 @@ def _folded(title: str, content: Markup) -> Markup:
 
 def sections(run: Run, own: Sequence[Section]) -> list[Section]:
     """All sections of a run that began: what came of it, how training went, and what one needs to repeat it."""
-    first, last = ((examples, alarm_section, finding_section, scores), (losses, movement)) if run.reports else ((), ())
+    of_reports = (examples, alarm_section, finding_section, scores, ahead)
+    first, last = (of_reports, (losses, movement)) if run.reports else ((), ())
     training = [one for one in (*own, *made(run, last)) if one.optimisation]
     titles = ", ".join(one.title.lower() for one in training)
     folded = _folded(f"Show {titles}", render("sections.html", sections=training, level=3))

@@ -114,14 +114,14 @@ class RunCheckpoints:
         for folder in self._own:
             folder.save(checkpoint, best=best)
 
-    def resumed(self, settings: Mapping[str, Any], may_differ: Collection[str]) -> tuple[Checkpoint, list[str]]:
+    def resumed(self, settings: Mapping[str, Any], may_grow: Collection[str]) -> tuple[Checkpoint, list[str]]:
         """The checkpoint to resume, and a line for each damaged one; FedTARError if there is none of such settings."""
         checkpoint, problems = self._source().last()
         before = checkpoint.info["settings"]
         differing = [
             f"{name}: {before.get(name)!r} then, {value!r} now"
             for name, value in settings.items()
-            if before.get(name) != value and name not in may_differ
+            if before.get(name) != value and not (name in may_grow and value > before[name])
         ]
         if differing:
             raise FedTARError(f"{self._resume_from} was made with other settings: " + "; ".join(differing))

@@ -133,7 +133,7 @@ class FederatedController(HandshakeController):
         self.evaluate_every, self.rounds_per_period, self.restart = evaluate_every, rounds_per_period, restart
         self.initial_checkpoint, self.resume_from = initial_checkpoint, resume_from
         self.update_norm_limit, self.keep_checkpoints = update_norm_limit, keep_checkpoints
-        self.seed, self.settings, self._shares = seed, settings, self.contract.shares
+        self.seed, self.settings, self._shares, self._steps_before = seed, settings, self.contract.shares, time_steps
         self.strategy = self.definition.server(self)
 
     # ------------------------------------------------------------------ a run
@@ -225,13 +225,13 @@ class FederatedController(HandshakeController):
 
         def accept(site: str, reply: Reply, tensors: Tensors) -> None:
             if "validation_loss" in reply.numbers:
-                reports = int(reply.numbers.get("reports", 0))
-                reply.numbers["reports"] = min(reports, max(1, sum(self.visits[site]["validation"])))
+                most = max(1, sum(self.visits[site]["validation"]))
+                reply.numbers["reports"] = min(int(reply.numbers.get("reports", 0)), most)
 
         header = self.header(r, self.time_steps, after=version(r, self.time_steps), evaluate=evaluate)
         answers = self.ask(CLOSE_ROUND, header, w, self.sites, accept)
         self.results.validation(r, answers, by_median=self.aggregation != "mean")
-        self.results.evaluation(r, answers)
+        self.results.evaluation(r, answers, self.ahead(r))
         return answers
 
     def check_content(self, reply: Reply) -> None:
@@ -269,9 +269,8 @@ class FederatedController(HandshakeController):
         resumed = self._resumed()
         self.run_id = resumed.info["run_id"] if resumed else f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
         self.first_round = resumed.round + 1 if resumed else 1
-        w = resumed.weights if resumed else None
-        if self.initial_checkpoint:
-            w = self._checkpoints.initial(self.initial_checkpoint)
+        initial = self._checkpoints.initial(self.initial_checkpoint) if self.initial_checkpoint else None
+        w = resumed.weights if resumed else initial
         self._members = set(resumed.info.get("members", ())) if resumed else set()
         w, answers = self.gather(w)
         expect_at_most(self.strategy.largest_message())
@@ -288,7 +287,7 @@ class FederatedController(HandshakeController):
         if not self.members:
             raise FedTARError("every site that takes part is named in server.unseen: there is nobody to train")
         self.strategy.on_start()
-        self.results.evaluation(self.first_round - 1, answers)
+        self.results.evaluation(self.first_round - 1, answers, self.ahead(self.first_round - 1))
         if resumed:
             best = self._checkpoints.carry_over(resumed, is_best=self.results.is_best(resumed.round))
             if best and self._shares:
@@ -300,8 +299,8 @@ class FederatedController(HandshakeController):
         """Settings that a resumed run must share."""
         names = ("method", "num_rounds", "time_steps", "weighting", "seed")
         fixed = {name: getattr(self, name) for name in names} | self.strategy.fixed_settings()
-        fixed |= {"aggregation": self.aggregation} if self.aggregation != "mean" else {}
-        more = {"rounds_per_period": self.rounds_per_period, "unseen": self.unseen}
+        more: dict[str, Any] = {"rounds_per_period": self.rounds_per_period, "unseen": self.unseen}
+        more["aggregation"] = self.aggregation != "mean" and self.aggregation
         return fixed | {name: value for name, value in more.items() if value}
 
     def _settings_of_sites(self) -> dict[str, Any]:
@@ -330,12 +329,13 @@ class FederatedController(HandshakeController):
         """The checkpoint to go on from, with the method's state restored; None in a fresh run."""
         if not self.resume_from:
             return None
-        checkpoint, problems = self._checkpoints.resumed(self.fixed_settings(), may_differ=("num_rounds",))
+        checkpoint, problems = self._checkpoints.resumed(self.fixed_settings(), ("num_rounds", "time_steps"))
         for problem in problems:
             self.warning(f"passed over: {problem}")
+        self._steps_before = checkpoint.info["settings"]["time_steps"]
         self.strategy.load_info(checkpoint.info.get("method"))
         self.strategy.load_state(checkpoint.method)
-        self.results.restore(checkpoint.info)
+        self.results.restore(checkpoint.info, comparable=self._steps_before == self.time_steps)
         return checkpoint
 
     # ------------------------------------------------------------------ record

@@ -38,6 +38,8 @@ class HandshakeController(TaskController):
     _agreed: Row
     _members: set[str]
     """Sites that took part before a resume."""
+    _steps_before: int
+    """T of the run that is resumed."""
 
     def __init__(self, min_sites: int, step_time_limit: int, handshake_time_limit: int, initial_site: str):
         super().__init__(min_sites=min_sites, step_time_limit=step_time_limit)
@@ -53,6 +55,12 @@ class HandshakeController(TaskController):
     @abstractmethod
     def header(self, r: int, t: int, after: str, evaluate: bool = False) -> TaskHeader:
         """The header of a task of round r, step t, for sites whose state is that of version ``after``."""
+
+    def ahead(self, r: int) -> range:
+        """The periods whose scores after round r are ahead of time: nothing was learnt from them until then."""
+        if n := self.rounds_per_period:
+            return range(-(-r // n) + 1, -(-r // n) + 1 + bool(r))
+        return range(self._steps_before + 1, self.time_steps + 1) if r == self.first_round - 1 else range(0)
 
     def gather(self, w: Tensors | None) -> tuple[Tensors, Answers]:
         """Greet all that are connected; the weights to start from (``w``, else one site's initial ones), the answers.
@@ -169,7 +177,7 @@ class HandshakeController(TaskController):
         self._remember(answers)
         self.sites = sorted({*self.sites, *answers.replies})
         self.results.joined(r, answers)
-        self.results.evaluation(r - 1, answers)
+        self.results.evaluation(r - 1, answers, self.ahead(r - 1))
 
 
 def agree(answers: Answers, min_sites: int, like: Row | None = None) -> Row:

@@ -273,7 +273,8 @@ class ReportSite(SiteStrategy):
 
     def _may_score(self, header: TaskHeader, weights: Tensors, state: SiteState, cohort: Cohort) -> bool:
         """Whether these are the weights that the scores after a round are of, at its end or when the run is resumed."""
-        question = f"scores after round {int(header.after[:4])}"
+        ahead = state.ahead(header)
+        question = f"scores ahead of step {ahead[0]}" if ahead else f"scores after round {int(header.after[:4])}"
         own = not self.executor.contract.task(CLOSE_ROUND).down  # none come down: scores are of what the site keeps
         if state.may_answer(question, "" if own else checksum(weights), cohort.digest()):
             return True
@@ -346,21 +347,25 @@ class ReportSite(SiteStrategy):
         """Scores of the patients that the task names. Those of single reports, and all texts, stay.
 
         Where visits arrive period by period, scores are of the next period's visits of all patients, ahead of time; the
-        site keeps those of test patients' earlier visits too.
+        site keeps those of test patients' earlier visits too. A job that adds periods begins with the scores of these
+        alone, of the patients that the task names.
         """
         from fedtar_flare.learning.evaluation import write_report_scores
         from fedtar_flare.reporting.examples import SiteExamples, choose, examples_of, write_examples
 
         whose: Split | None = "test" if header.score == "test" else None
         earlier: list[dict[str, Any]] = []
-        if header.arrived is None:
+        if ahead := state.ahead(header) if header.arrived is None else None:
+            learner.newest_step = ahead[0] - 1
+            scored = learner.evaluate(self.executor.min_cell, whose, ahead, generic=False)
+        elif header.arrived is None:
             scored = learner.evaluate(self.executor.min_cell, whose)
         else:
             scored = learner.evaluate(self.executor.min_cell, None, header.arrived + 1, generic=False)
             if header.round:  # what is forgotten at last, of what was known in its own time
                 steps = range(1, header.arrived + 1) if header.round == header.rounds else header.arrived
                 earlier = learner.evaluate(self.executor.min_cell, whose, steps, generic=False).rows
-        if self.executor.ranks.rank or (header.arrived is not None and not scored.samples):
+        if self.executor.ranks.rank or ((ahead or header.arrived is not None) and not scored.samples):
             return {}
         chosen = choose([sample.visit.patient_id for sample in scored.samples])
         examples = SiteExamples(

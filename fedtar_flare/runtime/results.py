@@ -4,7 +4,7 @@ import json
 import logging
 import platform
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.fields import MOST
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.record.events import (
+    Ahead,
+    Cell,
     Evaluation,
     Exchange,
     Joined,
@@ -94,6 +96,7 @@ class Results:
         self._adapter_config: dict[str, Any] = {}
         self._base_model: dict[str, Any] = {}
         self._validations: list[Validation] = []
+        self._ahead: dict[int, dict[str, Cell]] = {}
         self._metrics: dict[str, Any] = {}
         self._first_round = 1
         self._idle: dict[str, str] | None = {}  # why sites added nothing; None once one did
@@ -193,8 +196,8 @@ class Results:
         shown = "none (no validation patient)" if event.loss is None else f"{event.loss:.4f}"
         logger.info(f"round {r}: validation loss {shown}")
 
-    def evaluation(self, r: int, answers: Answers) -> None:
-        """Record the scores that came with the answers, if any."""
+    def evaluation(self, r: int, answers: Answers, ahead: Collection[int] = ()) -> None:
+        """Record the scores that came with the answers, if any; of the periods ``ahead`` for the whole run."""
         replies = sorted(answers.replies.items())
         scores, generic = (
             {site: reply.payload[name] for site, reply in replies if reply.payload.get(name)}
@@ -204,6 +207,11 @@ class Results:
             return
         event = Evaluation.model_validate({"round": r, "sites": scores, "generic": generic})
         self.record.write(event)
+        for t in ahead:
+            found = {site: cells.steps[t] for site, cells in event.sites.items() if cells.steps.get(t, {}).get("n")}
+            if found:
+                self._ahead[t] = self._ahead.get(t, {}) | found
+                self.record.write(Ahead(round=r, periods=self._ahead))
         for site, cells in event.sites.items():
             for name, score in SCORES.items():
                 if score.curve:
@@ -242,13 +250,18 @@ class Results:
 
     def progress(self) -> dict[str, Any]:
         """What a resumed run must know of the rounds before."""
-        return {"validations": [event.model_dump() for event in self._validations], "metrics": self._metrics}
+        validations = [event.model_dump() for event in self._validations]
+        return {"validations": validations, "metrics": self._metrics, "ahead": self._ahead}
 
-    def restore(self, info: Mapping[str, Any]) -> None:
-        """Restore what :meth:`progress` gave in the run that is resumed."""
-        self._validations = [Validation.model_validate(entry) for entry in info.get("validations", ())]
+    def restore(self, info: Mapping[str, Any], comparable: bool = True) -> None:
+        """Restore what :meth:`progress` gave in the run that is resumed; not ``comparable``: losses with visits of a
+        new period are not those of before.
+        """
+        entries = info.get("validations", ()) if comparable else ()
+        self._validations = [Validation.model_validate(entry) for entry in entries]
         self._idle = None  # of the rounds before it is not known
         self._metrics = dict(info.get("metrics", {}))
+        self._ahead = {int(t): sites for t, sites in info.get("ahead", {}).items()}
 
     def finish(self, numbers: Mapping[str, list[float]]) -> None:
         """Write metrics (with the method's ``numbers``), model card and page, and log the box, if a run began."""

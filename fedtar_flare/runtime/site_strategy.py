@@ -116,7 +116,8 @@ class SiteStrategy(ABC):
         schema = ExchangeSchema.of(shared, self.settings.lora.dtype_up)
         least, asked = self.executor.min_cell, self.executor.division(header.time_steps)
         if asked:
-            fix_cells(site.records, str(self.executor.site_config.path), asked | {"score": header.score})
+            newest = max(visit.acquired for visit in cohort.visits).isoformat()
+            fix_cells(site.records, str(self.executor.site_config.path), asked | {"score": header.score}, newest)
         about = {"data": self.settings.data.to_dict(), "seed": self.executor.seed}
         state.fix_run(header, self.executor.timeline(header.time_steps), schema, about)
         counts = cohort.counts(least)

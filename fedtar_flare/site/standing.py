@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedtar_flare.data.timeline import extends
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.files import PRIVATE, locked, read_json, write_json
 from fedtar_flare.site.admission import Declined
 
 RUNS, CELLS = "runs.json", "cells.json"
+_NEWEST = "newest"
 
 Division = Mapping[str, str]
 """What decides which visits share a cell and which cells are reported: ``time_steps``, ``timeline``, ``min_cell``, and
@@ -32,22 +34,32 @@ def bind_run(records: Path, job: str, run_id: str, resumes: bool) -> None:
         write_json(file, runs | {job: run_id}, PRIVATE)
 
 
-def fix_cells(records: Path, data: str, asked: Division) -> None:
-    """Fix how the data set ``data`` is divided, as the first job asks; :class:`Declined` where a later one differs."""
+def fix_cells(records: Path, data: str, asked: Division, newest: str = "") -> None:
+    """Fix how the data set ``data`` is divided, as the first job asks; :class:`Declined` where a later one differs.
+
+    ``newest`` is the moment (ISO 8601) of the newest visit that is counted, which no later period may begin before.
+    """
     with locked(file := records / CELLS):
         if differing := other_cells(records, data, asked):
             raise Declined(f"declined: {'; '.join(differing)}")
         cells = read_record(file)
-        write_json(file, cells | {data: {**cells.get(data, {}), **asked}}, PRIVATE)
+        before = cells.get(data, {})
+        kept = {_NEWEST: max(newest, before.get(_NEWEST, ""))} if newest else {}
+        write_json(file, cells | {data: {**before, **asked, **kept}}, PRIVATE)
 
 
 def other_cells(records: Path, data: str, asked: Division) -> list[str]:
     """What a job asks that does not fit how this data is divided already, as lines that may leave.
 
     The difference of two cells that are divided differently can be a single visit, and multiples of two smallest cells
-    tell a number exactly. A method that divides nothing by time asks for no time steps.
+    tell a number exactly. A method that divides nothing by time asks for no time steps. Periods may be added that begin
+    after every visit counted so far: no cell loses one.
     """
     fixed = {**asked, **read_record(records / CELLS).get(data, {})}
+    if added := extends(fixed.get("timeline", ""), asked.get("timeline", "")):
+        if fixed.get(_NEWEST, "9") >= added[0]:
+            return [f"a period from {added[0][:10]} on: it begins before visits that were counted already"]
+        fixed |= {name: asked[name] for name in ("timeline", "time_steps")}
     differing = [
         f"{name} {value:.80} (so far {fixed.get(name)!s:.80})"
         for name, value in asked.items()

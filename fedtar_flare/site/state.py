@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from fedtar_flare.data.timeline import extends
 from fedtar_flare.errors import DISK_FULL, ConfigError, DataError, ExchangeError
 from fedtar_flare.files import PRIVATE, locked, read_json, write_json
 from fedtar_flare.protocol.exchange import ExchangeSchema
@@ -132,16 +133,28 @@ class SiteState:
             self.check_run(header, timeline)
             if self.schema() not in (None, schema):
                 raise ExchangeError("the tensors that travel are others than at the run's first handshake")
-            fixed = {"time_steps": header.time_steps, "timeline": timeline, "score": header.score}
+            fixed: dict[str, Any] = {"time_steps": header.time_steps, "timeline": timeline, "score": header.score}
+            if (before := self._record(RUN).get("time_steps", header.time_steps)) < header.time_steps:
+                fixed["begun"] = [int(header.after[:4]), before + 1]
             self._write_run({**fixed, "schema": schema.to_dict(), **about})
 
     def check_run(self, header: TaskHeader, timeline: str) -> None:
-        """Refuse (:class:`ExchangeError`) other time steps, or reports to score, than those that the run began with."""
+        """Refuse (:class:`ExchangeError`) other time steps, or reports to score, than those that the run began with.
+
+        A handshake may add periods.
+        """
         run = self._record(RUN)
-        if run.get("time_steps", header.time_steps) != header.time_steps or run.get("timeline", timeline) != timeline:
+        steps, bounds = run.get("time_steps", header.time_steps), run.get("timeline", timeline)
+        grown = header.round == 0 and steps + len(extends(bounds, timeline)) == header.time_steps > steps
+        if not grown and (steps, bounds) != (header.time_steps, timeline):
             raise ExchangeError("the time steps are others than at the run's first handshake")
         if run.get("score", header.score) != header.score:
             raise ExchangeError("the reports to score are of others than at the run's first handshake")
+
+    def ahead(self, header: TaskHeader) -> range:
+        """In the handshake of a job that adds periods: those of which nothing was learnt yet; else empty."""
+        after, first = self._record(RUN).get("begun", (-1, 0))
+        return range(first, header.time_steps + 1 if header.round == 0 and after == int(header.after[:4]) else first)
 
     def about_run(self) -> dict[str, Any]:
         """``time_steps``, ``data`` and ``seed`` of the run; ConfigError where the site has no such run."""

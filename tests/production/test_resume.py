@@ -13,7 +13,7 @@ from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
-from fedtar_flare.provision.resume import resumed_job
+from fedtar_flare.provision.resume import add_period, resumed_job
 from fedtar_flare.provision.status import line
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 
@@ -175,3 +175,24 @@ def test_a_folder_that_is_no_admin_s_kit_is_named(tmp_path, command):
 def test_force_needs_the_job_s_folder(tmp_path):
     code, _, err = fedtar_here("resume", "x", "--kit", tmp_path, "--force")
     assert code == 2 and "--force needs --job" in err and "Traceback" not in err
+
+
+PERIODS = {"data": {"alignment": "period", "periods": ["2019-04-01"]}, "time_steps": 2}
+
+
+def test_the_next_period_is_a_job_with_another_bound_and_more_rounds_and_no_other_change(tmp_path):
+    job, whole = exported(tmp_path, num_rounds=4, **PERIODS), tmp_path / "whole"
+    add_period(job, 2, "2019-07-01")
+    longer = {"data": {"alignment": "period", "periods": ["2019-04-01", "2019-07-01"]}, "time_steps": 3}
+    expected = exported(whole, num_rounds=6, **longer)
+    for name in ("config_fed_server.json", "config_fed_client.json"):
+        one, other = (json.loads((place / "app" / "config" / name).read_text()) for place in (job, expected))
+        if name == "config_fed_server.json":
+            assert one["workflows"][0]["args"].pop("time_steps", 3) == 3  # the default, which is not written
+            other["workflows"][0]["args"].pop("time_steps", 3)
+        assert one == other
+    for wrong, reason in (("2019-07-02", "apart"), ("soon", "ISO")):
+        with pytest.raises(ConfigError, match=reason):
+            add_period(job, 1, wrong)
+    with pytest.raises(ConfigError, match="numbers of visits"):
+        add_period(exported(tmp_path / "by-visit"), 1, "2019-07-01")

@@ -22,7 +22,7 @@ from fedtar_flare.runtime.controller import FederatedController
 T = 4
 EMBEDDINGS = ("table", "age", "age+residual")
 FEW = {"synthetic_patients": 4}
-SCORES = {"steps": {}, "all": {"n": 5, "bleu_4": 0.5}, "findings": {}, "references": {}}
+SCORES = {"steps": {"2": {"n": 5, "bleu_4": 0.5}}, "all": {"n": 5, "bleu_4": 0.5}, "findings": {}, "references": {}}
 
 
 class ScoringSite(QuadraticSite):
@@ -65,7 +65,8 @@ def test_theorem_1_holds_over_periods_with_psi_carried_on(tmp_path_factory, form
     for a, b in itertools.pairwise(events["outer"]):
         if form == "sigmoid" and embedding == "age":  # a new period begins with the alpha that the newest one had
             assert b.alpha_before[-1] == pytest.approx(a.alpha_after[-1])
-    run(first := federation(folder / "two periods", sites(*there), num_rounds=2 * n, **given_))
+    grown = embedding != "table" and {"time_steps": T - 1}  # a table's new row is drawn with the others of a longer one
+    run(first := federation(folder / "two periods", sites(*there), num_rounds=2 * n, **given_ | (grown or {})))
     kept = str(first.results_folder / "checkpoint")
     run(then := federation(folder / "the third", sites(*there), num_rounds=3 * n, resume_from=kept, **given_))
     assert same_bits(last(controller), last(then)), "the next period may be a job of its own"
@@ -81,6 +82,7 @@ def test_scores_come_at_the_end_of_periods_and_from_a_late_site_before_it_learns
     assert scored == [(0, 2), (2, 2), (4, 2), (4, 1), (6, 3)], "the late one's, before it learns, by itself"
     assert "best by validation" not in (controller.results_folder / "report.html").read_text()
     assert [len(of_kind(events, kind)) for kind in (Joined, Step)] == [1, 2 * (1 + 2 + 3)]
+    assert read_run(controller.results_folder).ahead == {2: dict.fromkeys(("site-a", "site-b"), SCORES["steps"]["2"])}
     shown = read_run(controller.results_folder).shown
     assert controller.results.best() == shown.round == 6, "rounds that were validated on other visits are not compared"
     federation_of("fedavg")(tmp_path / "b", there, **given_, restart=True).run()
@@ -135,3 +137,27 @@ def test_a_hospital_and_a_method_without_reports_refuse_a_server_s_clock(tmp_pat
     assert reply.status == "error" and "simulations" in reply.reason
     with pytest.raises(ConfigError, match="writes no reports"):
         FederatedController("fedkei", num_rounds=1, time_steps=2, rounds_per_period=1)
+
+
+def test_a_job_that_adds_a_period_scores_its_visits_before_it_learns_and_only_once(home, tmp_path, monkeypatch):
+    write_site_files(tmp_path, home, monkeypatch)
+
+    def ask(task, steps, r, t, w=None, rounds=1, **more):
+        data = FEW | {"alignment": "period", "periods": ["2019-04-01", "2019-07-01"][: steps - 1]}
+        one = HospitalSite(tmp_path, method="fedtar", model={"max_length": 8, "num_beams": 1}, data=data)
+        return one.run(task, TaskHeader("fedtar", "run", r, t, rounds, steps, **more), w)
+
+    _, w = ask(HANDSHAKE, 2, 0, 0, after=version(0, 0), initial_site="site-1")
+    for t in (1, 2):
+        assert ask(TRAIN, 2, 1, t, w, after=version(1, t - 1))[0].status == "ok"
+        w = {name: value + 0.001 * t for name, value in w.items()}
+    assert ask(CLOSE_ROUND, 2, 1, 2, w, after=version(1, 2), evaluate=True)[0].payload["scores"]
+    again = {"after": version(1, 3), "evaluate": True, "member": True, "rounds": 2}
+    hello, _ = ask(HANDSHAKE, 3, 0, 0, w, **again)
+    assert hello.status == "ok", hello.reason
+    assert [t for t, cell in hello.payload["scores"]["steps"].items() if cell["n"]] == ["3"]
+    other = {name: value + 1 for name, value in w.items()}
+    assert "scores" not in ask(HANDSHAKE, 3, 0, 0, other, **again)[0].payload
+    reply, _ = ask(TRAIN, 3, 2, 1, w, after=version(2, 0), rounds=2)
+    assert reply.status == "ok", reply.reason
+    assert ask(TRAIN, 2, 2, 1, w, after=version(2, 0), rounds=2)[0].status == "error", "no way back"

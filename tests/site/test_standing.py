@@ -145,3 +145,14 @@ def test_a_file_that_was_cut_short_anywhere_is_noticed(kit):
     file.write_text(whole.replace(f"policy: {POLICY}\n", ""))
     with pytest.raises(ConfigError, match="must have a 'policy'"):
         read_site_file(file)
+
+
+def test_a_period_may_be_added_after_every_visit_that_was_counted_and_no_earlier(tmp_path):
+    asked = {"time_steps": "2", "timeline": "period 2019-04-01T00:00:00", "min_cell": "5"}
+    fix_cells(tmp_path, "a.csv", asked, "2019-06-30T12:00:00")
+    for day, allowed in (("2019-06-30", False), ("2019-07-01", True)):
+        more = asked | {"time_steps": "3", "timeline": f"{asked['timeline']} {day}T00:00:00"}
+        assert (other_cells(tmp_path, "a.csv", more) == []) is allowed
+    fix_cells(tmp_path, "a.csv", more, "2019-08-01T00:00:00")
+    assert other_cells(tmp_path, "a.csv", asked) and not other_cells(tmp_path, "a.csv", more)
+    assert other_cells(tmp_path, "a.csv", more | {"min_cell": "6"})

@@ -129,6 +129,13 @@ class TemporalResidualServer(ServerStrategy):
         return {**self.policy.state_dict(), **{f"outer.{k}": v for k, v in self.outer.state_tensors().items()}}
 
     def load_state(self, state: Tensors) -> None:
+        rows = self.run.time_steps  # a period that was added has the row of the newest before it
+        state = {
+            name: torch.cat([value, *[value[-1:]] * (rows - len(value))])
+            if name.endswith("embedding") and value.dim()
+            else value
+            for name, value in state.items()
+        }
         self.policy.load_state_dict({k: v for k, v in state.items() if not k.startswith("outer.")})
         self.outer.load_state_tensors({k.removeprefix("outer."): v for k, v in state.items() if k.startswith("outer.")})
 

@@ -187,14 +187,24 @@ class PatientLearner(ReportLearner):
         if self.personal_optimizer is None:
             return
         self.load_for_writing(state)
-        load_optimizer_state(self.personal_optimizer, self._own_parameters(), joined(state))
+        load_optimizer_state(self.personal_optimizer, self._own_parameters(), self._with_new_steps(joined(state)))
 
     def load_for_writing(self, state: Mapping[str, Tensor]) -> None:
         """The patient part, the head, and the shared factors as the site last trained them."""
         if self.patient is not None:
-            self.patient.load_state_dict(joined(_named(state, _PREFIX)))
+            self.patient.load_state_dict(self._with_new_steps(joined(_named(state, _PREFIX))))
         self.local = _named(state, _LOCAL) or None
         load_head(self.generator, state)
+
+    def _with_new_steps(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A state with an untrained e_t, 0, for each time step that the run has had added since."""
+        steps = self.cohort.time_steps
+        return {
+            name: nn.functional.pad(value, (0, 0, 0, steps - len(value)))
+            if name.endswith("time_embedding") and value.dim() and len(value) < steps
+            else value
+            for name, value in state.items()
+        }
 
     def describe(self) -> dict[str, Any]:
         extension = {} if self.findings is None else {"extension": self._extension}

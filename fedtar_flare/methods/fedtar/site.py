@@ -103,7 +103,12 @@ class PatientSite(ReportSite):
         if self.settings.diagnosis.shared and not self.settings.diagnosis.on:
             text = "diagnosis.shared: there is no head to share, since diagnosis.labeler is none for this site's data"
             raise ConfigError(text, public=text)
-        if not self.settings.patient.enabled or state.has("mixture"):
+        if not self.settings.patient.enabled:
+            return
+        if state.has("mixture"):
+            arrays, about = state.read("mixture")
+            if about["time_steps"] < header.time_steps:
+                state.write("mixture", arrays, about | {"time_steps": header.time_steps})
             return
         seed = seed_of(self.executor.chance(cohort), site.name, 0, 0, "mixture")
         mixture = fit_mixture(cohort, self.settings.patient, seed)
