@@ -107,7 +107,7 @@ def parse_yaml(text: str, where: str) -> Any:
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's takes an eighth of the time
     try:
         _check_events(yaml.parse(text, Loader=loader))
-        return yaml.load(text, Loader=loader)
+        return loader(text).get_single_data()
     except Exception as error:  # of a malformed date, number or tag PyYAML raises anything
         raise ConfigError(f"{where}: not readable as YAML ({error})") from error
 

@@ -258,7 +258,7 @@ def test_evaluation_with_and_without_the_personal_part(learner_of, cohort, tmp_p
     assert code == 0 and "studies won" in out and "RadBERT macro F1" in out and "BLEU-2" in out, err
     code, _, err = fedtar_here("score", state, "--labeler", "radbert")
     assert code == 2 and "kept no labels by radbert" in err
-    code, _, err = fedtar_here("score", tmp_path, "--labeler", "ctrate-rules")
+    code, _, err = fedtar_here("score", tmp_path / "hub", "--labeler", "ctrate-rules")
     assert code == 2 and "holds no reports" in err
     for scores, personal in ((evaluated.scores, True), (evaluated.scores_generic, False)):
         chosen = [row for row in rows if row["personal"] is personal]

@@ -204,7 +204,8 @@ FREE = {
     ModelConfig: {
         "preset": "a label", "image_statistics": "one of three", "encoder": "one of two families",
         "decoder": "one of two, and the second takes a name", "decoder_dtype": "one of two",
-        "pooling": "one of two", "seed": "a number",
+        "pooling": "one of two", "seed": "a number", "family": "one of two", "slice_view": "one of two",
+        "prompt": "at most 2,000 characters",
     },
     LoRAConfig: {"dtype_up": "one of two"},
     TrainingConfig: {
@@ -214,6 +215,7 @@ FREE = {
     },
     DataConfig: {
         "alignment": "one of two", "periods": "as many as time steps", "prior": "what is shown to the model",
+        "priors": "at most eight",
         "min_cell": "a site takes the larger one, its own or this", "synthetic_patients": "of no hospital",
         "replay_share": "only where periods arrive, which a real site refuses",
         "image_changes": "a real site refuses it", "transforms": "of a closed list, and a site names its own",

@@ -63,17 +63,17 @@ def least(tiny, monkeypatch):
 
 
 def smallest(name):
-    """The suite at few hospitals with one seed: its first two arms, and those that no suite before it has.
+    """The suite at few hospitals with one seed: its first two arms, and those that no suite after it has.
 
     Arms with an encoder of their own, which is of full size, are left out.
     """
     suite = read_suite(name)
-    before = [read_suite(other) for other in SUITES if other < name and other[:6] == name[:6]]
-    known = [arm.get("settings", {}) | {"method": arm["method"]} for other in before for arm in other.arms.values()]
+    after = [read_suite(other) for other in SUITES if other > name and other[:6] == name[:6]]
+    known = [arm.get("settings", {}) | {"method": arm["method"]} for other in after for arm in other.arms.values()]
     arms = {}
     for key, arm in suite.arms.items():
         new = arm.get("settings", {}) | {"method": arm["method"]} not in known and "encoder_name" not in str(arm)
-        if len(arms) < 2 or new or f"--only {key} " in "".join(commands(name)):
+        if len(arms) < 2 or new or key in suite.references or f"--only {key} " in "".join(commands(name)):
             arms[key] = arm
     few = {"fedkei_cxr": suite.sites, "fedmrg_figure5": suite.sites[:5]}
     return suite.replace(seeds=(0,), sites=few.get(name, (suite.sites[0], suite.sites[-1])), arms=arms)

@@ -12,6 +12,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.cli.main import main
 from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.imaging import pipeline
 from fedtar_flare.methods.fedkei.contract import ADAPT, CONTRACT, IMPORTANCE, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
 from fedtar_flare.methods.fedkei.outside import KNOWLEDGE_FILE, read_knowledge
@@ -168,19 +169,20 @@ def test_the_recipe_takes_as_many_tasks_as_are_listed_and_no_lora():
         MethodRecipe("fedkei", lora={"rank": 2})
 
 
-def test_a_hospital_outside_learns_from_what_the_run_left(run, tmp_path, capsys):
+def test_a_hospital_outside_learns_from_what_the_run_left(run, tmp_path, capsys, monkeypatch):
     site = tmp_path / "site-1.yaml"
     site.write_text("source: synthetic\n")
     arguments = ["--site-file", str(site), "--patients", "20", "--set", "training.epochs=2"]
     arguments += ["-o", str(tmp_path / "out")]
-    prepared = set((cache_home() / "prepared").rglob("*.npy"))
+    computed = []
+    monkeypatch.setattr(pipeline, "_compute", lambda *of: computed.append(of))
     assert list(read_knowledge(run.results / KNOWLEDGE_FILE).transforms) == SETTINGS["data"]["transforms"]
     tasks = ["--task", "effusion", "--task", "consolidation", "--base", "none", "--base", "cardiomegaly"]
     assert main(["adapt", str(run.results / KNOWLEDGE_FILE), *arguments, *tasks]) == 0
     said = capsys.readouterr().out
     assert "consolidation: AUC of test images" in said and "from the common start" in said
     result = json.loads((tmp_path / "out" / "adaptation.json").read_text())
-    assert set((cache_home() / "prepared").rglob("*.npy")) == prepared, "it sees what the run's site-1 saw"
+    assert not computed, "it sees what the run's site-1 saw"
     assert len(result["auc"]) == len(result["rand_auc"]) == 3 and result["knowledge"]["modules"] == 4
     module, _ = read_tensors(tmp_path / "out" / "module.safetensors")
     assert set(module) == set(read_knowledge(run.results / KNOWLEDGE_FILE).start)

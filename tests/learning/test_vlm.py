@@ -1,0 +1,295 @@
+"""Vision-language models of two families as report generators and in every learner's place; tiny random ones."""
+
+import copy
+import json
+import shutil
+import string
+
+import pytest
+import torch
+from adapted_models import adapted, patients, shake, written_out_weights
+from batches import noise, rows
+from command import fedtar_here as here
+from learners import learner_of
+from tiny_vlms import FAMILIES, vlm_config, write_gemma
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.imaging.batch import PriorBatch
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.learning.patient_privacy import generator_of
+from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
+from fedtar_flare.methods.fedpeft import PEFTConfig, PEFTLearner
+from fedtar_flare.methods.fedtar.learner import PatientLearner
+from fedtar_flare.models.adapters.lora import add_lora
+from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.config import VLM_TARGETS
+from fedtar_flare.models.outline import outline
+from fedtar_flare.models.vlm import EARLIER
+from fedtar_flare.reporting.examples import EXAMPLES_FILE, read_examples
+from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.runtime.requirements import AdaptedModel, require_memory, update_memory
+from fedtar_flare.site.site_file import SiteConfig
+from fedtar_flare.suite.engine import run_in_process
+from fedtar_flare.synthetic.cohort import synthetic_cohort
+
+REPORTS = ["No pleural effusion.", "There is a nodule <eos> in the left lung.", "Stable."]
+PRIOR = "An <|end|> effusion <start_of_image>."
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request, tmp_path_factory):
+    return FAMILIES[request.param](tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return build_model(vlm_config(folder))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return build_tokenizer(vlm_config(folder))
+
+
+@pytest.fixture(scope="module")
+def shown(cohort_of):
+    """Patients who show two visits before, with their images."""
+    return cohort_of("report+image", 2)
+
+
+def batch(*at):
+    """Three visits, of 2, 1 and 2 slices; the first shows image and report of the visit before, the last a report."""
+    made, before = (noise(3, there=there, slices=2, seed=sum(there)) for there in ((2, 1, 2), (1, 0, 0)))
+    days, reports, at = torch.tensor([90.0, 0.0, 3.4]), (PRIOR, None, "Clear."), at or (0, 1, 2)
+    made = rows(made, list(at))
+    images = rows(before, list(at)) if 0 in at else None
+    made.prior = PriorBatch(days[list(at)], images, reports=tuple(reports[i] for i in at))
+    return made
+
+
+def by_hand(model, tokenizer, i):
+    """Loss of one report in the conversation that processor and chat template make of all before it."""
+    turns, images = model._conversation(batch(), i)
+    asked = model._processor.apply_chat_template(turns, add_generation_prompt=True)
+    inputs = model._processor(text=[asked], images=[images], return_tensors="pt", add_special_tokens=False)
+    words, length = torch.tensor([tokenizer.encode(REPORTS[i])[1:]]), inputs["input_ids"].shape[1]
+    whole = {n: F.pad(v, (0, words.shape[1])) if v.shape == (1, length) else v for n, v in inputs.items()}
+    whole["input_ids"][:, length:], whole["attention_mask"][:, length:] = words, 1
+    return F.cross_entropy(model.decoder(**whole).logits[0, length - 1 : -1], words[0])
+
+
+def test_a_report_s_loss_is_its_own_whatever_the_batch(model, tokenizer):
+    with torch.no_grad():
+        losses = model(batch(), *tokenizer.batch(REPORTS))
+        reference = torch.stack([by_hand(model, tokenizer, i) for i in range(3)])
+        alone = torch.cat([model(batch(i), *tokenizer.batch([REPORTS[i]])) for i in range(3)])
+    torch.testing.assert_close(losses, reference)
+    torch.testing.assert_close(alone, losses)
+
+
+def test_no_report_of_the_past_spells_a_mark_and_a_montage_has_all_slices_in_rows(folder, model):
+    turns, images = model._conversation(batch(), 0)
+    marks = {"<|end|>", "<start_of_image>"} & {*model._processor.tokenizer.get_vocab()}
+    assert marks and not any(mark in turns[1]["content"][0]["text"] for mark in marks) and len(images) == 3
+    (whole,) = build_model(vlm_config(folder, slice_view="montage"))._views(noise(1, slices=3), 0)
+    a, b, c = noise(1, slices=3).images[0]
+    assert torch.equal(whole, torch.cat([torch.cat([a, b], 2), torch.cat([c, torch.zeros_like(c)], 2)], 1))
+
+
+@pytest.mark.parametrize("beams", [2, 3])
+def test_what_is_written_has_the_likelihood_that_its_loss_says_and_not_that_of_the_batch(model, tokenizer, beams):
+    """Also of several images, which beams must keep apart."""
+    written = model.generate(batch(), num_beams=beams, max_length=12).tolist()
+    alone = [model.generate(batch(i), beams, 12)[0].tolist() for i in range(3)]
+    assert list(map(tokenizer.decode, written)) == list(map(tokenizer.decode, alone))
+    found = model.decoder.generate(
+        **model.inputs(batch()), num_beams=beams, max_new_tokens=8, do_sample=False, eos_token_id=None,
+        suppress_tokens=model._processor.tokenizer.all_special_ids, pad_token_id=model.pad_id,
+        return_dict_in_generate=True, output_scores=True,
+    )  # fmt: skip
+    ids = F.pad(found.sequences[:, -8:], (1, 0))
+    with torch.no_grad():
+        torch.testing.assert_close(model(batch(), ids, ids), -found.sequences_scores, rtol=1e-4, atol=1e-4)
+
+
+def test_patient_adapters_act_on_their_own_sample_as_written_out(folder, tokenizer):
+    base = build_model(vlm_config(folder)).double()
+    plain = copy.deepcopy(base)
+    model, patient = adapted(base, VLM_TARGETS)
+    (q, steps), (ids, labels) = patients(), tokenizer.batch(REPORTS)
+    shake(model)
+    with torch.no_grad():
+        before = base(batch(), ids, labels)
+        with patient.adapt(q, steps):
+            assert torch.equal(base(batch(), ids, labels), before), "untrained, they change nothing"
+        shake(patient)
+        with patient.adapt(q, steps):
+            losses, drafts = base(batch(), ids, labels), base.generate(batch(), 2, 6).tolist()
+        assert torch.equal(base(batch(), ids, labels), before)
+        for i in range(3):
+            weights = written_out_weights(plain, model, patient, q[i], steps[i])
+            found = functional_call(plain, weights, (batch(i), ids[i : i + 1], labels[i : i + 1]))
+            torch.testing.assert_close(found[0], losses[i], rtol=1e-5, atol=1e-6)
+            with patient.adapt(q[i : i + 1], steps[i : i + 1]):
+                assert tokenizer.decode(base.generate(batch(i), 2, 6)[0].tolist()) == tokenizer.decode(drafts[i])
+    with patient.adapt(q, steps):
+        base(batch(), ids, labels)[1].backward()
+    assert patient.time_embedding.grad.any(1).nonzero().flatten().tolist() == [int(steps[1]) - 1], "its own step"
+    assert not any(p.requires_grad for n, p in base.named_parameters() if "vis" in n)
+
+
+def test_adapted_vision_layers_need_as_many_images_of_each(folder, tokenizer):
+    base = build_model(vlm_config(folder)).double()
+    _, patient = adapted(base, ("decoder.*vis*.fc1",))
+    shake(patient)
+    (q, steps), (ids, labels), alike = patients(), tokenizer.batch(REPORTS), noise(3, slices=2)
+    with patient.adapt(q, steps), torch.no_grad():
+        with pytest.raises(DataError, match="different numbers of images"):
+            base(batch(), ids, labels)
+        losses = base(alike, ids, labels)
+    with patient.adapt(q[1:2], steps[1:2]), torch.no_grad():
+        torch.testing.assert_close(base(rows(alike, 1), ids[1:2], labels[1:2]), losses[1:2])
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_size_and_memory_are_told_without_weights_and_what_is_too_large_is_refused(folder, monkeypatch, recomputed):
+    config = vlm_config(folder, max_length=40, slices=1, image_size=28)
+    model, tokenizer, known = build_model(config), build_tokenizer(config), outline(config)
+    assert known.parameters == sum(p.numel() for p in model.parameters())
+    assert {"decoder.lm_head", "decoder.model.language_model.embed_tokens"} <= known.barred
+    assert any("patch_embed" in name for name in known.barred) and len(known.targeted(VLM_TARGETS)) == 14
+    add_lora(model, targets=VLM_TARGETS, rank=2, seed=0)
+    if recomputed:
+        model.recompute_layers()
+    training = TrainingConfig(batch_size=8, micro_batch=3, gradient_checkpointing=recomputed)
+    asked, site = AdaptedModel(config, LoRAConfig(rank=2)), SiteConfig(source="synthetic", device="cpu")
+    weights, trained, kept = update_memory(asked, training, 0, half=False).values()
+    values = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert (weights, trained) == (4 * known.parameters, 16 * values)
+    own, found = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
+
+    def keep(tensor):
+        found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(noise(3, slices=1, size=28), *tokenizer.batch([string.printable] * 3))
+    logits = 8 * 3 * 40 * model.decoder.config.text_config.vocab_size  # and their gradient, which is made later
+    seen = logits + sum(storage.nbytes() for at, storage in found.items() if at not in own)
+    assert 0.7 < kept / seen < (3 if recomputed else 1.5), "a layer that is computed again is not seen"
+    require_memory(asked, training, 0, site)
+    monkeypatch.setattr("os.sysconf", lambda name: 1)
+    with pytest.raises(ConfigError, match=r"needs about 0.00 GB: 0.00 of weights, .* 3 reports at once; cpu has 0.00"):
+        require_memory(asked, training, 0, site)
+
+
+def test_weights_of_four_bits_are_adapted_per_patient_and_lose_little(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    config = vlm_config(write_gemma(tmp_path, width=64))
+    whole, four, told = build_model(config), build_model(config.replace(decoder_dtype="4bit")), build_tokenizer(config)
+    _, patient = adapted(four, VLM_TARGETS)
+    with patient.adapt(torch.full((3, 5), 0.2), torch.ones(3).long()):
+        losses = four(batch(), *told.batch(REPORTS))
+    losses.sum().backward()
+    assert any(bool(p.grad.any()) for p in patient.parameters())
+    torch.testing.assert_close(losses, whole(batch(), *told.batch(REPORTS)), rtol=0.1, atol=0.1)
+
+
+def test_what_it_cannot_be_is_refused_by_name(shown, folder, tmp_path, monkeypatch):
+    mute = shutil.copytree(folder, tmp_path / "mute")
+    (mute / "chat_template.jinja").unlink()
+    monkeypatch.setattr("fedtar_flare.models.vlm.find_spec", lambda name: None)
+    for wrong, match in (
+        ({"decoder_name": "nobody/vlm"}, "could not be fetched"), ({"decoder_name": str(mute)}, "chat template"),
+        ({"decoder_name": None}, "local folder or hub"), ({"encoder_name": "resnet18"}, "none, as family is 'vlm'"),
+        ({"decoder_dtype": "4bit"}, r"fedtar_flare\[vlm\]"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=match):
+            build_model(vlm_config(folder, **wrong))
+    own = {"diagnosis": DiagnosisConfig(labeler="chexpert-rules")}, {"peft": PEFTConfig(kind="prompt")}
+    for kind, settings in zip((PatientLearner, PEFTLearner), own, strict=True):
+        with pytest.raises(ConfigError, match=r"needs an encoder and a decoder: .*'vlm'"):
+            learner_of(shown, kind, model=vlm_config(folder), **settings)
+    with pytest.raises(ConfigError, match=r"data.priors: .* 'vlm' alone"):
+        MethodRecipe("fedavg", preset="tiny", data={"prior": "report", "priors": 2})
+
+
+def test_two_visits_before_are_turns_with_their_own_images_reports_and_days(shown, folder):
+    learner = learner_of(shown, model=vlm_config(folder))
+    last = next(s for s in shown.samples(None, 3) if s.before and s.before.prior)
+    samples = [last.before, last, last.before.before]
+    images = learner.images(samples)
+    turns, views = learner.generator._conversation(images, 1)
+    days = [round((last.visit.acquired - v.acquired).total_seconds() / 86_400) for v in (last.before.prior, last.prior)]
+    texts = ["".join(part.get("text", "") for part in turn["content"]) for turn in turns]
+    assert [text.startswith(EARLIER.format(days=n)) for text, n in zip(texts[::2], days, strict=False)] == [True] * 2
+    assert texts[1::2] == [last.before.prior.report, last.prior.report] and len(turns) == 5
+    whole = torch.cat([images.images[row][images.slice_mask[row]] for row in (2, 0, 1)])
+    assert torch.equal(torch.stack(views), whole)
+    assert [len(learner.generator._conversation(images, row)[0]) for row in (0, 2)] == [3, 1]
+
+
+def gradients(learner):
+    learner._random = generator_of(0, False)
+    loss = learner._accumulate(learner.cohort.samples("train")[:4], "s")
+    own = [*learner.shared_parameters.values(), *learner.personal_parameters()]
+    return loss, torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in own])
+
+
+def test_layers_computed_again_and_private_updates_give_the_gradient_and_a_resumed_site_goes_on(shown, folder):
+    settings = {"model": vlm_config(folder), "batch_size": 4, "lr": 0.01}
+    loss, plain = gradients(learner_of(shown, PatientLearner, **settings))
+    again = gradients(learner_of(shown, PatientLearner, gradient_checkpointing=True, **settings))
+    assert again[0] == loss and torch.equal(again[1], plain) and bool(plain.any())
+    quiet = {"noise_multiplier": 1e-30, "max_grad_norm": 1e9}
+    torch.testing.assert_close(gradients(learner_of(shown, PatientLearner, **settings, **quiet))[1], plain)
+    private = learner_of(shown, PatientLearner, **settings, noise_multiplier=1.0, local_steps=1).train(None, 0)
+    assert private.skipped_updates == 0 and any(bool(value.any()) for value in private.update.values())
+    first, second = (learner_of(shown, PatientLearner, **settings) for _ in range(2))
+    first.train(1, 7)
+    second.load_shared(first.shared())
+    second.load_private(first.private())
+    one, other = first.train(2, 8).update, second.train(2, 8).update
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def run_settings(folder, **others):
+    model = {"decoder_name": str(folder), "weights": None, "max_length": 12, "num_beams": 2}
+    return {
+        "preset": "vlm-tiny", "num_rounds": 1, "time_steps": 2, "model": model,
+        "training": {"local_steps": 4, "batch_size": 4, "lr": 0.01}, "data": {"synthetic_patients": 10}, **others,
+    }  # fmt: skip
+
+
+def test_a_draft_is_the_text_of_the_run_with_the_site_s_own_adapters(tmp_path, monkeypatch, folder):
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path))
+    recipe = MethodRecipe("fedtar", **run_settings(folder, server={"evaluate_every": 1}, patient={"lr": 0.1}))
+    adapter = run_in_process(recipe, 1, tmp_path / "run") / "adapter"
+    (examples,) = (tmp_path / "state").rglob(EXAMPLES_FILE)
+    made = synthetic_cohort("site-1", folder=tmp_path / "synthetic", patients=10, timeline=Timeline(2), seed=0)
+    texts = {True: [], False: []}
+    for sample in made.samples("test")[:2]:
+        known = ("--patient-id", sample.visit.patient_id, "--age", sample.visit.age, "--sex", sample.sex)
+        own = ("--state", examples.parent, "--time-step", sample.time_step, *known)
+        for personal, arguments in ((True, own), (False, ())):
+            code, out, err = here("generate", sample.visit.image, "--adapter", adapter, "--format", "json", *arguments)
+            assert code == 0, err
+            texts[personal].append(json.loads(out)["text"])
+    assert texts[True] == [example.draft for example in read_examples(examples).examples[:2]] != texts[False]
+
+
+@pytest.mark.slow
+def test_a_suite_of_both_families_with_and_without_the_patient_adapters(tmp_path):
+    settings, arms = run_settings(tmp_path), {}
+    for name, write in FAMILIES.items():
+        model = settings["model"] | {"decoder_name": str(write(tmp_path / name))}
+        for method in ("fedtar", "fedavg_patient", "local"):
+            arms[f"{method}_{name}"] = {"method": method, "settings": {"model": model}}
+    file = tmp_path / "suite.yaml"
+    file.write_text(json.dumps({"name": "vlms", "sites": ["site-1", "site-2"], "settings": settings, "arms": arms}))
+    code, _, errors = here("compare", file, "-o", tmp_path / "out", FEDTAR_HOME=str(tmp_path / "home"))
+    assert code == 0, errors
+    assert all(name in next((tmp_path / "out").rglob("*.html")).read_text() for name in arms)
