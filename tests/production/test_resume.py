@@ -1,6 +1,7 @@
 """Resume and status without a federation: the job that is submitted, the checkpoints that it finds, what is shown."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
-from fedtar_flare.provision.resume import add_period, resumed_job
+from fedtar_flare.provision.resume import add_period, continued, resumed_job
 from fedtar_flare.provision.status import line
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 
@@ -196,3 +197,16 @@ def test_the_next_period_is_a_job_with_another_bound_and_more_rounds_and_no_othe
             add_period(job, 1, wrong)
     with pytest.raises(ConfigError, match="numbers of visits"):
         add_period(exported(tmp_path / "by-visit"), 1, "2019-07-01")
+
+
+@pytest.mark.parametrize("begins", [None, "2019-07-01"])
+def test_a_simulation_goes_on_with_the_settings_that_it_had(tmp_path, begins):
+    said = {"num_rounds": 4, "seed": 3, "server": {"eta": 0.5}, "training": {"local_steps": 7}, **PERIODS}
+    results = tmp_path / "job" / "server" / "simulate_job" / "fedtar"
+    shutil.copytree(exported(tmp_path / "export", **said) / "app", results.parent / "app_server")
+    recipe = continued(results, 2, begins)
+    if begins:
+        said |= {"time_steps": 3, "data": PERIODS["data"] | {"periods": ["2019-04-01", begins]}}
+    server = {"eta": 0.5, "resume_from": str(results / "checkpoint")}
+    expected = FedTARRecipe(name="job", preset="tiny", **said | {"num_rounds": 6, "server": server})
+    assert recipe.name == "job" and recipe.resolved() == expected.resolved()
