@@ -50,8 +50,9 @@ def winsorised_mean(losses: Sequence[tuple[str, float]], least: int) -> float:
     """Mean of losses, given as (patient, loss), in which what fewer than ``least`` patients have is no extreme.
 
     A loss counts at most as the ``least``-th largest of the patients' largest ones, and at least as the ``least``-th
-    smallest of their smallest (of fewer than 2 ``least`` patients: as the median of either). So weights for which one
-    report's loss is huge, or not finite, do not show in the mean. With a ``least`` of 1 it is the plain mean.
+    smallest of their smallest (of fewer than 2 ``least`` patients: as the median of either, which hides what fewer than
+    half of them have). So weights for which one report's loss is huge, or not finite, do not show in the mean. With a
+    ``least`` of 1 it is the plain mean.
 
     >>> winsorised_mean([("a", 1.0), ("b", 2.0), ("c", 3.0), ("d", 1e9)], 2)
     2.5

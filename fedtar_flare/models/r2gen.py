@@ -61,7 +61,7 @@ class RelationalMemory(nn.Module):
 
     def resume(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Before a forward pass of the decoder: remember its cache."""
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))  # its name before and after transformers 5.24
         self._cache = getattr(cache, "self_attention_cache", cache)
 
     def forward(self, embeddings: Tensor) -> Tensor:

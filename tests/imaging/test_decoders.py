@@ -91,7 +91,7 @@ def test_a_flipped_bit_of_jpeg_ls_is_refused_or_of_few_voxels(tmp_path):
         changed[content.index(frame) + int(rng.integers(len(frame)))] ^= 1 << int(rng.integers(8))
         file.write_bytes(changed)
         try:
-            assert int((read_ct(tmp_path).hu != right).sum()) <= 8
+            assert int((read_ct(tmp_path).hu != right).sum()) <= 40, "a row of the slice"
         except DataError as error:
             assert error.reason in REFUSED, str(error)
 

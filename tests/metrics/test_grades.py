@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_registry import reports
 
 from fedtar_flare.metrics.grades import DEGREES, PARTS, grade, statements
 from fedtar_flare.metrics.registry import scores_of
@@ -13,7 +14,6 @@ from fedtar_flare.synthetic.reading import kind_labeler
 from fedtar_flare.synthetic.reports import State, write_report
 from fedtar_flare.synthetic.styles import GENERIC, STYLES
 from fedtar_flare.synthetic.vocabulary import FINDINGS, kind_of, side_of
-from tests.metrics.test_registry import reports
 
 KINDS = kind_labeler()
 WORDINGS = [*(wording for style in STYLES for wording in style), GENERIC]

@@ -84,7 +84,7 @@ def test_half_of_the_memory_in_bfloat16_and_a_loss_in_float32(folder):
     with torch.no_grad():
         half, full = (m(batch(), some_ids(), some_ids()) for m in (model, whole))
     assert half.dtype == torch.float32
-    torch.testing.assert_close(half, full, rtol=0.1, atol=0.3)
+    torch.testing.assert_close(half, full, rtol=0.25, atol=0.3)
 
 
 def test_its_outline_is_told_without_weights_and_bars_words_and_output(folder):
