@@ -95,7 +95,7 @@ class Bench:
             cohort=self.cohort,
             seed=0,
             device=self.device,
-            autocast=self.device == "cuda",
+            precision="bfloat16" if self.device == "cuda" else "float32",
         )
 
     def samples(self, size: int) -> list[Sample]:
