@@ -4,6 +4,8 @@ The server keeps each job's checkpoints in its kit (``fedtar_checkpoints/<job id
 job that names the old one continues after its last whole round, with the same run id, weights, state and optimiser.
 """
 
+from __future__ import annotations
+
 import inspect
 import json
 import re
@@ -12,16 +14,15 @@ import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json, write_json
-from fedtar_flare.learning.config import DataConfig
 from fedtar_flare.provision.status import FINISHED, open_session
-from fedtar_flare.runtime.controller import FederatedController
-from fedtar_flare.runtime.recipe import MethodRecipe
-from fedtar_flare.settings import build
 from fedtar_flare.site.approval import SIGNATURES, only
+
+if TYPE_CHECKING:
+    from fedtar_flare.runtime.recipe import MethodRecipe
 
 SERVER_CONFIG, CLIENT_CONFIG = "config_fed_server.json", "config_fed_client.json"
 
@@ -90,13 +91,12 @@ def resumed_job(job: Path, job_id: str, rounds: int | None = None) -> None:
 
 def add_period(job: Path, rounds: int, begins: str) -> None:
     """Change an exported job in place so that it has more rounds, and a time step more for visits from a day on."""
-    defaults = {name: one.default for name, one in inspect.signature(FederatedController).parameters.items()}
     for file in sorted(job.rglob(SERVER_CONFIG)):
         config = read_json(file)
         for workflow in config.get("workflows", []):
             arguments = workflow.setdefault("args", {})
             for name, more in (("num_rounds", rounds), ("time_steps", 1)):
-                arguments[name] = arguments.get(name, defaults[name]) + more
+                arguments[name] = arguments.get(name, _default(name)) + more
         write_json(file, config)
     for file in sorted(job.rglob(CLIENT_CONFIG)):
         config = read_json(file)
@@ -111,12 +111,13 @@ def continued(results: Path, rounds: int, begins: str | None = None) -> MethodRe
     """The recipe that goes on with a simulated run, given its results folder, as :func:`resume` does with ``period``;
     without ``begins`` there is no new time step.
     """
+    from fedtar_flare.runtime.recipe import MethodRecipe
+
     config = results.resolve().parent / "app_server" / "config"
     said = dict(only(config / SERVER_CONFIG, "workflows").get("args") or {})
     site = only(config / CLIENT_CONFIG, "executors")["executor"].get("args") or {}
     at_server, groups = said.pop("settings", None) or {}, dict(site.get("settings") or {})
-    defaults = {name: one.default for name, one in inspect.signature(FederatedController).parameters.items()}
-    common = {name: said.pop(name, defaults[name]) for name in ("num_rounds", "time_steps", "min_sites", "seed")}
+    common = {name: said.pop(name, _default(name)) for name in ("num_rounds", "time_steps", "min_sites", "seed")}
     if begins:
         groups["data"] = with_period(groups.get("data") or {}, begins)
         common["time_steps"] += 1
@@ -134,9 +135,19 @@ def with_period(data: Mapping[str, Any], begins: str) -> dict[str, Any]:
             "time steps of this run are numbers of visits (data.alignment: visit), not periods: there is no next one. "
             "'fedtar resume --rounds' goes on with the visits that have come since"
         )
+    from fedtar_flare.learning.config import DataConfig
+    from fedtar_flare.settings import build
+
     periods = [*data.get("periods", ()), begins]
     build(DataConfig, {"alignment": "period", "periods": periods}, "data")
     return {**data, "periods": periods}
+
+
+def _default(name: str) -> Any:
+    """Of an argument of the controller, which an exported job leaves out."""
+    from fedtar_flare.runtime.controller import FederatedController
+
+    return inspect.signature(FederatedController).parameters[name].default
 
 
 def _downloaded(session: Any, job_id: str, folder: Path) -> Path:

@@ -284,20 +284,18 @@ class ReportSite(SiteStrategy):
     def learner_of(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> ReportLearner:
         """The site's learner, built once per process and run."""
         if self.learner is None or self._learner_key != (header.run_id, site.name):
-            if self.settings.model.family == "vlm":
-                earlier = cohort.timeline.priors if cohort.timeline.prior_kinds else 0
-                adapted = self.adapted_model(header.time_steps)
-                require_memory(adapted, self.settings.training, earlier, self.executor.site_config)
+            config = self.executor.site_config
+            require_memory(self.adapted_model(header.time_steps), self.settings.training, cohort.timeline, config)
             self.learner = self.learner_class(
                 model=self.settings.model,
                 lora=self.settings.lora,
                 training=self.settings.training,
                 cohort=cohort,
                 seed=self.executor.seed,
-                device=self.executor.site_config.device,
-                precision=self.executor.site_config.precision,
+                device=config.device,
+                precision=config.precision,
                 checkpoint=site.stop_if_aborted,
-                places=self.executor.site_config.policy.models,
+                places=config.policy.models,
                 **self.learner_settings(header, state),
             )
             self._learner_key = (header.run_id, site.name)
@@ -346,9 +344,8 @@ class ReportSite(SiteStrategy):
     def evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
         """Scores of the patients that the task names. Those of single reports, and all texts, stay.
 
-        Where visits arrive period by period, scores are of the next period's visits of all patients, ahead of time; the
-        site keeps those of test patients' earlier visits too. A job that adds periods begins with the scores of these
-        alone, of the patients that the task names.
+        Where visits arrive period by period, scores are of the next period's visits of all patients, ahead of time, and
+        the site keeps those of test patients' earlier visits. A job that adds periods begins with these alone.
         """
         from fedtar_flare.learning.evaluation import write_report_scores
         from fedtar_flare.reporting.examples import SiteExamples, choose, examples_of, write_examples
@@ -378,8 +375,7 @@ class ReportSite(SiteStrategy):
         page = write_examples(state.folder, examples)
         write_report_scores(state.folder, header.round, [*scored.rows, *earlier])
         self.executor.logger.info(f"drafts, reference reports and images, for this site alone: {page}")
-        payload = {"scores": scored.scores}
-        return payload | ({"scores_generic": scored.scores_generic} if scored.scores_generic else {})
+        return {"scores": scored.scores} | ({"scores_generic": scored.scores_generic} if scored.scores_generic else {})
 
     def _load_broadcast(self, task: str, learner: ReportLearner, weights: Tensors) -> None:
         """Load what came down, which must be whole; nothing where the contract sends none."""

@@ -18,6 +18,7 @@ from fedtar_flare.site.admission import Amounts, JobRequest, Reach
 from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
+    from fedtar_flare.data.timeline import Timeline
     from fedtar_flare.models.report_generator import ReportGenerator
     from fedtar_flare.site.site_file import SiteConfig
 
@@ -77,15 +78,20 @@ def update_memory(model: AdaptedModel, training: TrainingConfig, earlier: int, h
     }
 
 
-def require_memory(model: AdaptedModel, training: TrainingConfig, earlier: int, site: SiteConfig) -> None:
-    """Refuse (ConfigError with the numbers) a model whose :func:`update_memory` this site does not have."""
+def require_memory(model: AdaptedModel, training: TrainingConfig, timeline: Timeline, site: SiteConfig) -> None:
+    """Refuse (ConfigError with the numbers) a model whose :func:`update_memory` this site does not have.
+
+    That of other families than ``vlm`` is not estimated.
+    """
+    if model.config.family != "vlm":
+        return
     import torch
 
     from fedtar_flare.learning.device import choose_device
 
     located = replace(model, config=model.config.located(site.policy.models))
     device, half = choose_device(site.device, site.precision, located.reach({}).parameters)
-    needs = update_memory(located, training, earlier, half)
+    needs = update_memory(located, training, timeline.priors if timeline.prior_kinds else 0, half)
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if device != "cpu":
         there = torch.cuda.mem_get_info(device)[0]

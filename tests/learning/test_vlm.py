@@ -180,10 +180,10 @@ def test_size_and_memory_are_told_without_weights_and_what_is_too_large_is_refus
     logits = 8 * 3 * 40 * model.decoder.config.text_config.vocab_size  # and their gradient, which is made later
     seen = logits + sum(storage.nbytes() for at, storage in found.items() if at not in own)
     assert 0.7 < kept / seen < (3 if recomputed else 1.5), "a layer that is computed again is not seen"
-    require_memory(asked, training, 0, site)
+    require_memory(asked, training, Timeline(1), site)
     monkeypatch.setattr("os.sysconf", lambda name: 1)
     with pytest.raises(ConfigError, match=r"needs about 0.00 GB: 0.00 of weights, .* 3 reports at once; cpu has 0.00"):
-        require_memory(asked, training, 0, site)
+        require_memory(asked, training, Timeline(1), site)
 
 
 def test_weights_of_four_bits_are_adapted_per_patient_and_lose_little(tmp_path):

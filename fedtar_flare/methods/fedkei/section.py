@@ -130,8 +130,7 @@ def places(run: Run) -> Section | None:
             tip = f"{one['site']}, {learnt.get((one['task'], one['site']), one['task'])}"
             of.setdefault(one["cluster"], []).append((one["x"], one["y"], tip))
         series = [scatter(f"centre {k + 1}", points, k) for k, points in sorted(of.items())]
-        axes = {"x_label": "t-SNE, first axis", "y_label": "second axis", "whole": False}
-        drawn.append(Chart(f"Modules: {kind}s", series, **axes))  # type: ignore[arg-type]
+        drawn.append(Chart(f"Modules: {kind}s", series, (), "t-SNE, first axis", "second axis", whole=False))
     lead = (
         f"All modules in the pool before task {found[-1].round}, a point each, in the colour of its centre. Near "
         "points are modules with near weights; distances between groups and the axes themselves mean nothing."

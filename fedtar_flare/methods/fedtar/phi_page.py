@@ -20,7 +20,8 @@ AGES = ((0, 40, "under 40"), (40, 60, "40 to 59"), (60, 80, "60 to 79"), (80, 13
 def write_phi_page(folder: Path, site: str, round_: int, samples: Sequence[Sample], phi: np.ndarray) -> Path:
     """Write ``phi.html`` for its owner alone: a point for each of N patients, by ``phi`` (N, d); returns its path."""
     places = tsne(phi)
-    ages = [next((name for low, high, name in AGES if low <= (s.visit.age or -1) < high), "unknown") for s in samples]
+    known = [-1 if sample.visit.age is None else sample.visit.age for sample in samples]
+    ages = [next((name for low, high, name in AGES if low <= age < high), "unknown") for age in known]
     sexes = [{"F": "women", "M": "men"}.get(s.sex or "", "unknown") for s in samples]
     drawn = [
         _chart("By age, years", places, ages, {name: i for i, (*_, name) in enumerate(AGES)} | {"unknown": 6}),

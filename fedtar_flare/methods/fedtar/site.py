@@ -18,12 +18,10 @@ from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedtar.config import EMBEDDING_DIM
 from fedtar_flare.methods.fedtar.demographics import DemographicMixture, fit_mixture, training_median_age
 from fedtar_flare.methods.fedtar.learner import PatientLearner
-from fedtar_flare.methods.fedtar.phi_page import MOST, write_phi_page
 from fedtar_flare.methods.fedtar.release import MOST_SHARE, released_t_numbers, require_spread
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import TaskHeader
-from fedtar_flare.reporting.tsne import FEWEST
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.site_executor import seed_of
@@ -128,6 +126,9 @@ class PatientSite(ReportSite):
 
     def evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
         """After the last round also the site's own page of its patients' phi."""
+        from fedtar_flare.methods.fedtar.phi_page import MOST, write_phi_page
+        from fedtar_flare.reporting.tsne import FEWEST
+
         payload = super().evaluate(learner, header, site, state)
         first = {s.visit.patient_id: s for s in reversed(learner.cohort.samples("train"))}
         samples = [*first.values()][:: -(-len(first) // MOST) or 1]

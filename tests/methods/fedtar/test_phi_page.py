@@ -13,7 +13,7 @@ from fedtar_flare.methods.fedtar import phi_page
 
 
 def test_a_point_for_each_patient_in_the_groups_of_phi(tmp_path, monkeypatch):
-    ages, sexes = [30.0, 70.0] * 20, ["F", "M"] * 20
+    ages, sexes = [0.0, 70.0] * 20, ["F", "M"] * 20
     visits = [Visit(f"P{i}", f"V{i}", datetime(2020, 1, 1), Path("x"), "r", "ct", age) for i, age in enumerate(ages)]
     samples = [Sample(visit, None, sex, 1, "train") for visit, sex in zip(visits, sexes, strict=True)]
     samples[-1] = replace(samples[-1], visit=replace(visits[-1], age=None), sex=None)
