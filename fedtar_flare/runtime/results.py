@@ -294,7 +294,8 @@ def box(run: Run, page: Path) -> str:
     adapter = run.folder / "adapter"
     places = {"report": page} | ({"adapter": adapter} if adapter.is_dir() else {})
     own = _of_sites(run.start.run_id, "*.html") if run.start.run_id else []
-    return closing_box(run, places | {f"page of {path.parent.name}": path for path in own})
+    named = {f"{'phi' if path.stem == 'phi' else 'page'} of {path.parent.name}": path for path in own}
+    return closing_box(run, places | named)
 
 
 def _of_sites(run_id: str, name: str) -> list[Path]:
