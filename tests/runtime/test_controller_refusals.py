@@ -160,7 +160,7 @@ def test_a_checkpoint_can_be_the_start(tmp_path):
         {"max_share": 0.0},
         {"settings": {"server": {"alpha_form": "linear"}}},
         {"settings": {"server": {"eta": -1.0}}},
-        {"settings": {"server": {"time_embedding": "age+residual"}}},
+        {"settings": {"server": {"time_embedding": "sinusoids"}}},
         {"min_sites": 0},
         {"step_time_limit": -1},
         {"evaluate_every": 0},

@@ -80,17 +80,12 @@ class AlphaConfig(Settings):
     initial_alpha: float = Field(
         0.7, gt=0, lt=1, description="start of every alpha_t under sigmoid; under softmax they start near 1/T"
     )
-    time_embedding: Literal["table", "age", "age+residual"] = Field(
+    time_embedding: Literal["table", "age"] = Field(
         "table",
         description="what alpha_t is made from: a learnable embedding of each step (the paper), or how many steps it "
-        "lies before the newest, so that a step that has never been has an alpha that earlier ones learnt; with "
-        "'age+residual' also its mean update's size and direction against the step before's (sigmoid alone)",
+        "lies before the newest, so that a step that has never been has an alpha that earlier ones learnt",
     )
     eta: float = Field(1e-2, gt=0, description="rate of the outer step, AdamW's")
-
-    def validation_errors(self) -> Iterator[tuple[str, str]]:
-        if self.time_embedding == "age+residual" and self.alpha_form != "sigmoid":
-            yield "time_embedding", "'age+residual' with alpha_form sigmoid alone: other forms know no step before all"
 
 
 class TemporalConfig(Settings):

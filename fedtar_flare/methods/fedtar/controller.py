@@ -15,7 +15,6 @@ from fedtar_flare.methods.fedtar.policy import (
     FIXED,
     AlphaPolicy,
     OuterOptimizer,
-    compared,
     floored_steps,
     hypergradient,
     pool_t_numbers,
@@ -53,12 +52,8 @@ class TemporalResidualServer(ServerStrategy):
         steps = self.steps(r)
         alphas = self.policy.alphas(len(steps)).detach()
         taken = torch.zeros(len(steps), dtype=torch.bool)
-        residuals, before = torch.zeros(len(steps), 2, dtype=torch.float64), None
         for t in steps:
             mean, _ = self.run.train(w, r, t)  # Eq. 6
-            if mean is not None and self.policy.residual_weight is not None:
-                residuals[t - 1], before = compared(mean, before), mean
-                alphas[t - 1] = self.policy.alphas(len(steps), residuals).detach()[t - 1]
             alpha, residual = float(alphas[t - 1]), 0.0
             if mean is not None:  # a step that nobody answered is skipped: w stays
                 w, residual = residual_step(w, mean, alpha if alpha >= ALPHA_FLOOR else 0.0)  # Eq. 7
@@ -67,12 +62,10 @@ class TemporalResidualServer(ServerStrategy):
             self.run.scalar(f"alpha/step {t}", alpha, r)
             self.run.scalar(f"norm of the residual/step {t}", residual, r)
         closing = self.run.close_round(w, r)
-        self._outer_step(closing, alphas, taken, residuals, r)  # Eq. 8
+        self._outer_step(closing, alphas, taken, r)  # Eq. 8
         return w
 
-    def _outer_step(
-        self, closing: Answers, alphas: torch.Tensor, taken: torch.Tensor, residuals: torch.Tensor, r: int
-    ) -> None:
+    def _outer_step(self, closing: Answers, alphas: torch.Tensor, taken: torch.Tensor, r: int) -> None:
         """psi <- psi - eta grad_psi L_val(w_T(psi)) from the sites' T numbers (first order, exact)."""
         start = time.monotonic()
         replies = dict(sorted(closing.replies.items()))
@@ -90,8 +83,8 @@ class TemporalResidualServer(ServerStrategy):
             every = torch.tensor([sent[site] for site in sorted(sent)], dtype=torch.float64)
             pooled = pool_t_numbers(sent, reports) if self.run.aggregation == "mean" else trimmed_mean(every, 0.5)
             gradient = hypergradient(pooled, alphas, taken)
-            gradient_norm, floored = self.outer.step(gradient, residuals), floored_steps(alphas, taken)
-        moved = self.policy.alphas(len(alphas), residuals).detach().tolist()
+            gradient_norm, floored = self.outer.step(gradient), floored_steps(alphas, taken)
+        moved = self.policy.alphas(len(alphas)).detach().tolist()
         self.run.record.write(
             Outer(
                 round=r,

@@ -58,8 +58,7 @@ def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, to
 class AlphaPolicy(nn.Module):
     """alpha_1..alpha_T from psi: a learnable table of time embeddings and one hidden ReLU layer (Eq. 8), in float64.
 
-    With ``time_embedding="age"``, sinusoids of a step's age stand for the table, which T outgrows (:func:`ages`);
-    with ``"age+residual"``, what :func:`compared` says of its mean update is added, by a map that starts at zero.
+    With ``time_embedding="age"``, sinusoids of a step's age stand for the table, which T outgrows (:func:`ages`).
     ``alpha_form`` is a ``softmax`` over the steps (the paper: the alphas of a round sum to one), or a ``sigmoid`` of
     each, which starts at ``initial_alpha`` in (0, 1); :data:`FIXED` forms do not depend on psi. ``embedding_dim`` is
     d_psi, the width of the time embeddings and of the hidden layer. The global random state is neither read nor
@@ -91,20 +90,13 @@ class AlphaPolicy(nn.Module):
         self.output_weight = draw(d, scale=0.01 / math.sqrt(d))  # small: the alphas start near equal
         start = math.log(initial_alpha / (1 - initial_alpha)) if alpha_form == "sigmoid" else 0.0
         self.output_bias = nn.Parameter(torch.tensor(start, dtype=torch.float64))
-        map_ = nn.Parameter(torch.zeros(2, d, dtype=torch.float64))
-        self.residual_weight = map_ if time_embedding == "age+residual" else None
 
-    def alphas(self, steps: int | None = None, residuals: torch.Tensor | None = None) -> torch.Tensor:
-        """alpha_1..alpha_T (T,), or of the first ``steps``; float64, differentiable in psi unless the form is fixed.
-
-        ``residuals`` (steps, 2) are of :func:`compared`, zeros where a step has not been.
-        """
+    def alphas(self, steps: int | None = None) -> torch.Tensor:
+        """alpha_1..alpha_T (T,), or of the first ``steps``; float64, differentiable in psi unless the form is fixed."""
         n = steps or self.time_steps
         if self.alpha_form in FIXED:
             return FIXED[self.alpha_form](torch.arange(1, n + 1, dtype=torch.float64))
         embedding = ages(n, self.embedding_dim) if self.embedding is None else self.embedding[:n]
-        if self.residual_weight is not None and residuals is not None:
-            embedding = embedding + residuals @ self.residual_weight
         hidden = torch.relu(embedding @ self.hidden_weight.T + self.hidden_bias)
         logits = hidden @ self.output_weight + self.output_bias
         return torch.softmax(logits, 0) if self.alpha_form == "softmax" else torch.sigmoid(logits)
@@ -118,19 +110,6 @@ def ages(steps: int, width: int) -> torch.Tensor:
     age = torch.arange(steps - 1, -1, -1, dtype=torch.float64)
     angles = age[:, None] * 100 ** -torch.linspace(0, 1, width // 2, dtype=torch.float64)
     return math.sqrt(2) * torch.cat([angles.sin(), angles.cos()], 1)
-
-
-def compared(mean: Tensors, before: Tensors | None) -> torch.Tensor:
-    """A step's mean update and the one of the step before it in the round: (2,), zeros without one.
-
-    The logarithm of how much longer it is, within -2 and 2, so that no site's update can say more, and their cosine.
-    """
-    if before is None:
-        return torch.zeros(2, dtype=torch.float64)
-    one, other = (torch.cat([part[name].double().flatten() for name in sorted(mean)]) for part in (mean, before))
-    tiny = torch.finfo(torch.float64).tiny
-    longer = ((one.norm() + tiny) / (other.norm() + tiny)).log().clamp(-2, 2)
-    return torch.stack([longer, torch.cosine_similarity(one, other, dim=0)])
 
 
 def t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
@@ -204,10 +183,10 @@ class OuterOptimizer:
         self._named = dict(policy.named_parameters())
         self._adamw = torch.optim.AdamW(self._named.values(), lr=eta)
 
-    def step(self, gradient: torch.Tensor, residuals: torch.Tensor | None = None) -> float:
+    def step(self, gradient: torch.Tensor) -> float:
         """psi <- psi - eta grad_psi L; ``gradient``: dL/dalpha (T,), or of the first steps. The norm of grad_psi L."""
         self._adamw.zero_grad()
-        self.policy.alphas(len(gradient), residuals).backward(gradient.double())
+        self.policy.alphas(len(gradient)).backward(gradient.double())
         norm = math.sqrt(math.fsum(float(p.grad.square().sum()) for p in self._named.values() if p.grad is not None))
         self._adamw.step()
         return norm

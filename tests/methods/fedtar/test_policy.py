@@ -12,7 +12,6 @@ from fedtar_flare.methods.fedtar.policy import (
     ALPHA_FLOOR,
     AlphaPolicy,
     OuterOptimizer,
-    compared,
     floored_steps,
     hypergradient,
     pool_t_numbers,
@@ -217,18 +216,6 @@ def test_by_age_a_step_that_has_never_been_has_the_alpha_that_the_newest_ones_le
     alphas = policy.alphas().tolist()
     assert alphas[2] > 0.7 > alphas[0]
     assert policy.alphas(9)[-3:].tolist() == pytest.approx(alphas)
-
-
-def test_a_mean_update_s_size_and_direction_count_once_psi_has_learnt_that_they_do():
-    policy = AlphaPolicy(2, alpha_form="sigmoid", time_embedding="age+residual")
-    first = {"a": torch.tensor([1.0, 0.0]), "b": torch.zeros(1)}
-    assert compared(first, None).tolist() == [0, 0]
-    assert compared({n: -100 * v for n, v in first.items()}, first).tolist() == [2, -1]
-    residuals = torch.stack([compared(first, None), compared(first, first)])
-    assert policy.alphas(2, residuals).equal(policy.alphas(2)) and residuals.tolist() == [[0, 0], [0, 1]]
-    OuterOptimizer(policy, eta=3e-2).step(torch.tensor([0.0, -1.0]), residuals)
-    (same, changed), (a, b) = policy.alphas(2, residuals).tolist(), policy.alphas(2).tolist()
-    assert same == pytest.approx(a) and changed > b
 
 
 @pytest.mark.parametrize("after", [0, 1, 4])
