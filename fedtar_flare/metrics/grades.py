@@ -12,32 +12,21 @@ from typing import Literal
 
 from fedtar_flare.metrics.labeler import Direction, Mention, RuleLabeler
 from fedtar_flare.metrics.qualifiers import nearest, qualifiers
-from fedtar_flare.metrics.sentences import Match, Phrasebook, listed, sentences
+from fedtar_flare.metrics.sentences import Match, Phrasebook, phrases, sentences
 from fedtar_flare.metrics.temporal import directions
 
 Part = Literal["side", "degree", "change"]
 PARTS: tuple[Part, ...] = ("side", "degree", "change")
 """What is graded of a finding that both texts state."""
 
-_SIDES = {
-    "right": "right, rt",
-    "left": "left, lt",
-    "right left": "bilateral, bilaterally, both, bibasilar, bibasal, biapical, bihilar",
-    "": "right|left heart|atri*|ventric*|anterior descending",
+DEGREES: Mapping[str, int] = {
+    word: level
+    for level, name in enumerate(("small", "moderate", "large"))
+    for word in phrases("names")[name][0].split("|")
 }
-_DEGREES = (
-    "small, mild, mildly, minimal, minimally, trace, slight, slightly, tiny, minor, minute, millimetric, subtle, scant",
-    "moderate, moderately, medium, intermediate",
-    """large, big, severe, severely, marked, markedly, extensive, extensively, massive, massively, huge, advanced,
-    considerable, substantial""",
-)
-DEGREES: Mapping[str, int] = {word: level for level, table in enumerate(_DEGREES) for word in listed(table)}
 """Words of degree in three levels: small, moderate and large."""
-_OF_CHANGE = "increase*|decrease*|improve*|improving|worse*|progress*|regress*|change|larger|smaller|reduc*|resol*"
-_NO_DEGREES = f"""
-    {"|".join(DEGREES)} {_OF_CHANGE}, {"|".join(DEGREES)} interval {_OF_CHANGE},
-    small|large bowel|airway*|vessel*, minor fissure*"""
-_SIDE_BOOK: Phrasebook[str] = Phrasebook((p, side) for side, table in _SIDES.items() for p in listed(table))
+_SIDES = {"right": "right", "left": "left", "both": "right left", "none": ""}
+_SIDE_BOOK: Phrasebook[str] = Phrasebook((p, _SIDES[side]) for side, ps in phrases("sides").items() for p in ps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +154,7 @@ def _degree_book(labeler: RuleLabeler) -> Phrasebook[str]:
     """All words of degree, each its own tag; of what looks like one and is none, the tag is empty."""
     own = chain.from_iterable(labeler.degrees.values())
     words = dict.fromkeys([*DEGREES, *chain.from_iterable(own)])
-    return Phrasebook([*((phrase, "") for phrase in listed(_NO_DEGREES)), *((word, word) for word in words)])
+    return Phrasebook([*((phrase, "") for phrase in phrases("degrees")["none"]), *((word, word) for word in words)])
 
 
 def _of_sentence(words: Sequence[str], mentions: Sequence[Mention], labeler: RuleLabeler) -> list[Statement]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from fedtar_flare.metrics.sentences import Match, Phrasebook, listed
+from fedtar_flare.metrics.sentences import Match, Phrasebook, phrases
 
 
 class Cue(Enum):
@@ -21,105 +21,14 @@ class Cue(Enum):
     NOTHING = 9  # looks like a denial and is none
 
 
-_OBSERVED = (
-    "observed|detected|seen|identified|noted|found|present|visualized|visualised|appreciated|demonstrated|evident"
-)
-_OBSERVED += "|distinguished|monitored|encountered|apparent|visible|shown|followed|selected|watched|traced|suggested"
-_OBSERVED += "|included|developed|occurred|recorded|described|determined|available|viewed|measured"
-_BE = "is|are|was|were|be|been"
-
-_CUES = {
-    Cue.DENIES_AFTER: f"""
-        no, not, without, none of, neither, nor, never, denies, denied, absence of, lack of, lacks, free of,
-        free from, clear of, negative for, devoid of, no evidence of, no sign|signs of, no longer, rather than,
-        resolution of, clearance of, clearing of, interval removal of, removal of, cleared of,
-        excludes|excluding, rules out, fails|failed to show|reveal|demonstrate, can not see,
-        {_BE} not, did|does|do not show|reveal|demonstrate|have, status post removal of, aside from, apart from,
-        instead of, nothing to suggest, no findings of|for, insufficient for""",
-    Cue.DENIES_BEFORE: f"""
-        not {_OBSERVED}, {_BE} not {_OBSERVED}, has|have not been {_OBSERVED}, {_BE} _ not {_OBSERVED},
-        not _ {_OBSERVED}, could|can not be {_OBSERVED}, cannot be {_OBSERVED}, {_BE} absent, absent, : none, : no,
-        : absent, : negative, none {_OBSERVED}, no longer {_OBSERVED}, {_BE} no longer {_OBSERVED}, has|have resolved,
-        has|have completely|fully|now|since|essentially|nearly|largely|almost resolved, completely|fully|now resolved,
-        has|have nearly|almost|now completely|fully resolved, resolved, {_BE} resolved, has|have disappeared|cleared,
-        {_BE} gone, disappeared, {_BE} ruled out, ruled out, {_BE} excluded, {_BE} negative, {_BE} unlikely, unlikely,
-        has|have been removed, {_BE} removed, removed, removal, {_BE} not significant, {_BE} nil, nil,
-        {_BE} not evident, {_BE} not included, not include*""",
-    Cue.DOUBTS_AFTER: """
-        may, might, could, can, possible, possibly, probable, probably, likely, presumed, presumably, perhaps, maybe,
-        potential, potentially, question of, question, questionable, query, suspicious for, suspicion of|for, suspected,
-        suspect, suspicious of, concern for, concerning for, concerns for, worrisome for, suggest, suggests,
-        suggesting, suggestive of, suggested, equivocal, indeterminate for, cannot exclude, can not exclude,
-        could not exclude, cannot rule out, can not rule out, not exclude, does not exclude, do not exclude,
-        without excluding, not excluding, to exclude, to rule out, rule out, r o, evaluate for, assess for,
-        appears to be, appear to be, seems to be, differential, vague, borderline, may not, might not, more likely,
-        less likely, not necessarily, uncertain, if clinical concern for, raises|raise|raising the possibility of,
-        correlate _ for, correlation _ for, correlate clinically for, difficult|hard to exclude,
-        cannot completely|entirely exclude, can not completely|entirely exclude, considerations include,
-        differential diagnosis|considerations|includes""",
-    Cue.DOUBTS_BEFORE: """
-        cannot be excluded, can not be excluded, could not be excluded, not excluded, is|are not excluded,
-        not be excluded, cannot be ruled out, can not be ruled out, not ruled out, is|are not ruled out,
-        not be ruled out, not be entirely|completely excluded, cannot be entirely|completely excluded,
-        cannot entirely|completely be excluded, is|are|remains possible, remain|remains a|in possibility,
-        is a possibility, is|are|was|were possible|probable|likely|suspected|questionable|questioned|considered,
-        possible, is|are not entirely|completely excluded, in the differential,
-        in the differential diagnosis, is|are in the differential, is|are in the differential diagnosis,
-        is|are difficult to exclude, hard to exclude,
-        difficult to exclude, should be considered, must be considered, may be considered, could be considered,
-        could be present, may be present, may be considered, is|are equivocal, suspected, if any|present,
-        is|are _ if any|present, is|are less likely, would|may be difficult to exclude, ?""",
-    Cue.DOUBTS_BOTH: "versus, vs, and or, or possibly, or less likely, or even",
-    Cue.ENDS: """
-        but, however, although, though, except, except for, while, whereas, yet, otherwise, nevertheless, nonetheless,
-        still, because, since, besides, with the exception of, other than, and there, there is|are|was|were,
-        and the, and is, and are, and has, and a, and an, in addition, when, where, if, despite, even though,
-        instead""",
-    Cue.ENDS_DENIAL: "secondary to, due to, related to, caused by, after, following, status post",
-    Cue.DOUBTS_ANEW: "which|that may|might|could, which|that is|are likely|probably|possibly|suspicious",
-    Cue.NOTHING: """
-        no change, no interval change, no significant change, no significant interval change, no appreciable change,
-        no substantial change, no definite change, no new change, no relevant change, no obvious change,
-        no other change, no major change, no short|short term change, no marked change, no overall change,
-        no difference, no significant difference, no interval difference, without change, without interval change,
-        without significant change, without significant interval change, without difference, not changed,
-        not significantly changed, not substantially changed, not appreciably changed, has|have not changed,
-        has|have not significantly|substantially|appreciably changed, is|are not changed, not clearly changed,
-        no increase, no interval increase, no significant increase, no decrease, no interval decrease,
-        no significant decrease, no improvement, no interval improvement, no significant improvement,
-        no worsening, no interval worsening, no enlargement of the known, no progression, no interval progression,
-        no regression, no resolution, has|have not increased, has|have not decreased, has|have not improved,
-        has|have not resolved, has|have not worsened, has|have not cleared, not increased, not decreased, not improved,
-        not resolved, not yet resolved, not cleared, not completely resolved, has not completely|fully resolved,
-        have not completely|fully resolved, incompletely resolved, partially resolved, not only, not just, no doubt,
-        not well seen|seen|evaluated|visualized|assessed|delineated, not removed, has not been removed, no mistake,
-        which|that was|were observed|seen|detected|noted|present in the previous|prior examination|study|ct|radiograph,
-        which|that was|were previously observed|seen|noted|present, previously observed|seen|noted|described,
-        without removal, can be seen, can be observed, could be seen, as far as can be observed|seen, may be seen,
-        not the only, as can be seen, no comparison, no prior, no previous, not optimally _ evaluated, removed and,
-        could not be evaluated|assessed, cannot be evaluated|assessed, can not be evaluated|assessed, not evaluated,
-        not be evaluated optimally, could not be evaluated optimally, no doubt, negative pressure,
-        not fully evaluated""",
-}
-_BOOK: Phrasebook[Cue] = Phrasebook((phrase, cue) for cue, table in _CUES.items() for phrase in listed(table))
-
+_WORDS = phrases("cues")
+_BOOK: Phrasebook[Cue] = Phrasebook((phrase, cue) for cue in Cue for phrase in _WORDS[cue.name.lower()])
 _VERBS = frozenset(
     ["is", "are", "was", "were", "has", "have", "had", "shows", "show", "remains", "remain", "demonstrates", "there"]
 )
-_PREDICATES = _VERBS | frozenset(_OBSERVED.split("|"))
-# after a comma these begin a statement of their own: "no pneumothorax, small effusion"
-_STATES = frozenset(
-    listed("""
-        small, mild, mildly, moderate, moderately, large, minimal, minimally, slight, slightly, severe,
-        severely, marked, markedly, stable, unchanged, persistent, new, increased, increasing, decreased,
-        decreasing, worsening, improved, improving, there, the, a, an, bilateral, right, left, known, again,
-        status, post, tiny, trace, extensive, diffuse, residual, interval""")
-)
-_BEHIND = frozenset(
-    listed("in, on, at, within, along, to, by, throughout, there, this, or, nor, with, for, from, over")
-)
-_BEHIND |= {",", "and", ":", "(", ")", "?"}
-"""What may stand behind a predicate; behind an adjective stands a noun."""
+_PREDICATES = _VERBS | frozenset(phrases("names")["observed"][0].split("|"))
+_STATES, _BEHIND = (frozenset(phrases("clauses")[name]) for name in ("states", "behind"))
+_BEHIND |= {",", ":", "(", ")", "?"}
 _ALTERNATIVES = frozenset({"or", "nor", "and/or"})
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import read_yaml
 
 Tag = TypeVar("Tag")
 
@@ -133,6 +135,13 @@ class Phrasebook(Generic[Tag]):
 def listed(table: str) -> tuple[str, ...]:
     """Phrases of a table, which separates them by commas."""
     return tuple(phrase for phrase in (" ".join(part.split()) for part in table.split(",")) if phrase)
+
+
+@cache
+def phrases(kind: str) -> dict[str, tuple[str, ...]]:
+    """The tables of one kind in ``phrases.yaml``, by name."""
+    file = read_yaml(Path(__file__).with_name("phrases.yaml"), "tables of phrases")
+    return {name: listed(table.format_map(file["names"])) for name, table in file[kind].items()}
 
 
 def _over(gap: int, behind: _Node[Tag], words: Sequence[str], i: int) -> list[tuple[_Node[Tag], int]]:

@@ -7,42 +7,13 @@ from typing import NamedTuple
 
 from fedtar_flare.metrics.labeler import Direction, Label, Mention, RuleLabeler
 from fedtar_flare.metrics.qualifiers import nearest, qualifiers
-from fedtar_flare.metrics.sentences import Phrasebook, listed, sentences
+from fedtar_flare.metrics.sentences import Phrasebook, phrases, sentences
 
 DIRECTIONS: tuple[Direction, ...] = ("new", "increased", "decreased", "unchanged", "resolved")
 
-_WORDS: dict[Direction | None, str] = {
-    "new": """
-        new, newly, development of, interval development, has|have developed, has|have appeared, now present,
-        interval appearance, new onset, has|have newly, not present before|previously, not seen before|previously""",
-    "increased": """
-        increased, increase, increases, increasing, larger, enlarging, bigger, worse, worsened, worsening, progressed,
-        progression, progressive, progressing, grown, growing, growth, more extensive, more pronounced than, greater,
-        has|have enlarged, deteriorated, deterioration""",
-    "decreased": """
-        decreased, decrease, decreases, decreasing, smaller, improved, improving, improvement, improves, less extensive,
-        less pronounced, lessened, reduced, reduction, regressed, regression, regressing, diminished, diminishing,
-        resolving, partial resolution, partially resolved, partially cleared, shrunk, clearing,
-        incompletely resolved""",
-    "unchanged": """
-        unchanged, stable, stability, static, no _ change, no _ changes, no _ difference, without _ change, not changed,
-        not _ changed, not increased, not decreased, not improved, not worsened, not resolved, not _ resolved,
-        no _ increase, no _ decrease, no _ improvement, no _ worsening, no _ progression, no _ regression, similar,
-        persistent, persists, persisting, persist, constant, not cleared, as before, as previously, the same,
-        not progressed, not regressed, not grown, not _ difference, not _ change""",
-    "resolved": """
-        resolved, resolution, has|have cleared, cleared, disappeared, no longer, gone, vanished,
-        not present|seen any more""",
-    None: """
-        no new, without new, nothing new, increased density, increase|increases in _ density, density increase*,
-        increased _ density,
-        increases in density, increased thickness, increase in thickness, thickness increase*, increased aeration,
-        increased signal, size increase of, increase in _ thickness, increased _ marking*, increased lucency,
-        stable chest, right|left greater|larger than, smaller|larger|greater|less|more|bigger than _ mm|cm,
-        the larger|smaller of|one, greater curvature, increase in _ cardiothoracic, increased cardiothoracic,
-        increased|decreased _ diameter|volume""",
-}
-_PHRASES = [(phrase, way) for way, table in _WORDS.items() for phrase in listed(table)]
+_PHRASES: list[tuple[str, Direction | None]] = [
+    (phrase, way) for way in (*DIRECTIONS, None) for phrase in phrases("changes")[way or "none"]
+]
 _BOOK: Phrasebook[Direction | None] = Phrasebook(_PHRASES)
 
 
