@@ -24,9 +24,12 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--age", type=float, help="years at this study (default: the DICOM header's)")
     command.add_argument("--sex", choices=("F", "M"), help="default: the DICOM header's")
     command.add_argument("--time-step", type=int, help="which of the patient's visits this is, from 1")
-    command.add_argument("--prior-image", type=Path, help="previous study, for an adapter trained with it")
-    command.add_argument("--prior-report", type=Path, help="text file with the previous report, likewise")
-    command.add_argument("--prior-days", type=float, help="days between the two studies (default: by DICOM dates)")
+    before: dict[str, Any] = {"action": "append", "default": []}
+    text = "previous study, for an adapter trained with it; again: the one before that (data.priors)"
+    command.add_argument("--prior-image", type=Path, help=text, **before)
+    command.add_argument("--prior-report", type=Path, help="text file with the previous report, likewise", **before)
+    text = "days between the two studies, likewise (default: by DICOM dates)"
+    command.add_argument("--prior-days", type=float, help=text, **before)
     command.add_argument("--modality", choices=("ct", "radiograph"), help="default: by what the study looks like")
     command.add_argument(
         "--format", choices=("text", "json", "sr"), default="text", help="sr: a DICOM SR (default text)"
@@ -115,9 +118,16 @@ def generate(arguments: argparse.Namespace) -> None:
 
     if arguments.format == "sr" and arguments.out is None:
         raise ConfigError("a DICOM SR is a file: name it with --out")
-    about = given(arguments, "patient_id", "age", "sex", "time_step", "prior_image", "prior_days")
-    if arguments.prior_report is not None:
-        about["prior_report"] = _text_of(arguments.prior_report)
+    priors = given(arguments, "prior_image", "prior_days")
+    priors |= {"prior_report": [_text_of(path) for path in arguments.prior_report]}
+    if len({len(values) for values in priors.values() if values}) > 1:
+        raise ConfigError("--prior-image, --prior-report and --prior-days: each as often as the others, or not at all")
+    own: dict[str, Any] = {}
+    for i in reversed(range(max(map(len, priors.values())))):
+        own |= {name: values[i] for name, values in priors.items() if values}
+        if i:  # the visit so many before the present one
+            own = {"before": study_of([*arguments.prior_image, *[arguments.study] * i][i - 1], None, **own)}
+    about = given(arguments, "patient_id", "age", "sex", "time_step") | own
     study = study_of(arguments.study, arguments.modality, **about)
     model = grouped(arguments.set, ("model",)).get("model", {})
     draft = load_generator(

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.learning.drafting import DISCLAIMER, Draft, headers
+from fedtar_flare.imaging.readers.dicom_tags import headers
+from fedtar_flare.learning.drafting import DISCLAIMER, Draft
 from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:

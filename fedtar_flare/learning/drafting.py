@@ -5,8 +5,7 @@ A base model other than the adapter's own is refused, since it would write fluen
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +21,7 @@ from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.pipeline import prepare
-from fedtar_flare.imaging.readers.dicom_tags import first
+from fedtar_flare.imaging.readers.dicom_tags import first, headers
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.prior import IMAGE, REPORT, show_reports
 from fedtar_flare.learning.site_model import SiteModel
@@ -60,6 +59,7 @@ class Study:
     prior_image: Path | None = None  # of the patient's previous visit, for an adapter that was trained with it
     prior_report: str | None = None
     prior_days: float | None = None  # between the two visits, above 0; needed with either
+    before: "Study | None" = None  # the previous visit, for what is shown of the one before it
 
     @property
     def prior(self) -> tuple[str, ...]:
@@ -216,8 +216,10 @@ class Drafter:
                 f"{self.time_steps}; a later one counts as {self.time_steps})"
             )
 
-    def _check_prior(self, study: Study) -> None:
-        trained = self.info.get("prior", "none")
+    def _check_prior(self, study: Study, shown: int = 1) -> None:
+        trained, most = self.info.get("prior", "none"), self.info.get("priors", 1)
+        if shown > most:
+            raise ConfigError(f"this adapter's run had data.priors={most}: no more previous visits can be shown")
         for kind in study.prior:
             if kind not in Timeline(1, prior=trained).prior_kinds:
                 raise ConfigError(
@@ -230,16 +232,23 @@ class Drafter:
         if days is not None and not (study.prior and 0 < days < math.inf):
             why = "it must be above 0" if study.prior else "it goes with --prior-image or --prior-report"
             raise ConfigError(f"--prior-days {days:g}: {why}")
+        if study.before is not None:
+            self._check_prior(study.before, shown + 1)
 
     def _images(self, study: Study) -> ImageBatch:
         batch = self._image(study)
-        if study.prior:
-            batch.prior = PriorBatch(torch.tensor([study.prior_days], dtype=torch.float32))
-            if study.prior_image is not None:
-                batch.prior.images = self._image(replace(study, image=study.prior_image))
-            if study.prior_report is not None:
-                show_reports(batch.prior, [study.prior_report], self.site_model.tokenizer)
+        batch.prior = self._prior(study)
         return batch.to(self.site_model.device)
+
+    def _prior(self, study: Study | None) -> PriorBatch | None:
+        if study is None or not study.prior:
+            return None
+        found = PriorBatch(torch.tensor([study.prior_days], dtype=torch.float32), earlier=self._prior(study.before))
+        if study.prior_image is not None:
+            found.images = self._image(replace(study, image=study.prior_image))
+        if study.prior_report is not None:
+            show_reports(found, [study.prior_report], self.site_model.tokenizer)
+        return found
 
     def _image(self, study: Study) -> ImageBatch:
         with tempfile.TemporaryDirectory() as cache:
@@ -382,14 +391,3 @@ def _moment(header: Any) -> datetime | None:
         return moment_of(first(header, "StudyDate"), first(header, "StudyTime"))
     except DataError:
         return None
-
-
-def headers(image: Path) -> Iterator[Any]:
-    """Headers of the study's readable DICOM files, in the order of their paths."""
-    from pydicom import dcmread
-    from pydicom.errors import InvalidDicomError
-
-    for path in sorted(image.rglob("*")) if image.is_dir() else [image]:
-        if path.is_file():
-            with suppress(InvalidDicomError, OSError):
-                yield dcmread(path, stop_before_pixels=True)

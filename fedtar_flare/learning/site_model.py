@@ -172,6 +172,7 @@ class SiteModel:
             "parameters": sum(p.numel() for n, p in self.model.named_parameters() if ".lora_" not in n),
             "fingerprint": self.fingerprint,
             "prior": self.cohort.timeline.prior,
+            **({"priors": many} if (many := self.cohort.timeline.priors) > 1 else {}),
             **({"transforms": [dict(spec) for spec in kept]} if (kept := deterministic(self.transforms)) else {}),
             "config": self._config.to_dict(),
         }

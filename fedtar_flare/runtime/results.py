@@ -110,6 +110,7 @@ class Results:
             "model": model.pop("config", {}),
             "fingerprint": model.get("fingerprint"),
             "prior": model.get("prior", "none"),
+            **({"priors": model["priors"]} if "priors" in model else {}),
             **({"transforms": model.pop("transforms")} if "transforms" in model else {}),
             **({"extension": model["extension"]} if model.get("extension") else {}),
         }

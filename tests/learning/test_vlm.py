@@ -265,20 +265,31 @@ def run_settings(folder, **others):
 
 
 def test_a_draft_is_the_text_of_the_run_with_the_site_s_own_adapters(tmp_path, monkeypatch, folder):
+    """Shown the same two visits before."""
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path))
-    recipe = MethodRecipe("fedtar", **run_settings(folder, server={"evaluate_every": 1}, patient={"lr": 0.1}))
-    adapter = run_in_process(recipe, 1, tmp_path / "run") / "adapter"
+    data = {"synthetic_patients": 10, "prior": "report+image", "priors": 2}
+    settings = run_settings(folder, time_steps=3, server={"evaluate_every": 1}, patient={"lr": 0.1}, data=data)
+    adapter = run_in_process(MethodRecipe("fedtar", **settings), 1, tmp_path / "run") / "adapter"
     (examples,) = (tmp_path / "state").rglob(EXAMPLES_FILE)
-    made = synthetic_cohort("site-1", folder=tmp_path / "synthetic", patients=10, timeline=Timeline(2), seed=0)
-    texts = {True: [], False: []}
-    for sample in made.samples("test")[:2]:
-        known = ("--patient-id", sample.visit.patient_id, "--age", sample.visit.age, "--sex", sample.sex)
-        own = ("--state", examples.parent, "--time-step", sample.time_step, *known)
-        for personal, arguments in ((True, own), (False, ())):
-            code, out, err = here("generate", sample.visit.image, "--adapter", adapter, "--format", "json", *arguments)
-            assert code == 0, err
-            texts[personal].append(json.loads(out)["text"])
-    assert texts[True] == [example.draft for example in read_examples(examples).examples[:2]] != texts[False]
+    timeline = Timeline(3, prior="report+image", priors=2)
+    made = synthetic_cohort("site-1", folder=tmp_path / "synthetic", patients=10, timeline=timeline, seed=0)
+    run = {example.reference: example.draft for example in read_examples(examples).examples}
+    sample = next(s for s in made.samples("test") if s.before and s.before.prior and s.visit.report in run)
+    before = []
+    for i, one in enumerate((sample, sample.before)):
+        (tmp_path / f"{i}.txt").write_text(one.prior.report)
+        before += ["--prior-image", one.prior.image, "--prior-report", tmp_path / f"{i}.txt"]
+        before += ["--prior-days", one.days_since_prior]
+    known = ("--patient-id", sample.visit.patient_id, "--age", sample.visit.age, "--sex", sample.sex)
+    own = (*before, "--state", examples.parent, "--time-step", sample.time_step, *known)
+
+    def drafted(*options):
+        code, out, err = here("generate", sample.visit.image, "--adapter", adapter, "--format", "json", *options)
+        return json.loads(out)["text"] if code == 0 else err
+
+    assert drafted(*own) == run[sample.visit.report]
+    assert len({drafted(*own), drafted(*own[6:]), drafted(*before), drafted(*before[:6])}) > 2, "one visit less matters"
+    assert "data.priors=2" in drafted(*before, *before[:6]) and "as often" in drafted(*before, *before[:2])
 
 
 @pytest.mark.slow

@@ -1,7 +1,10 @@
 """Values of single DICOM tags, checked; they bypass pydicom's conversion where that is slow (decimal strings)."""
 
 import math
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import overload
 
 from pydicom.dataset import Dataset
@@ -83,3 +86,14 @@ def positive(dataset: Dataset, keyword: str, name: str) -> int:
     if value is None or value < 1:
         raise DataError(f"{name}: {keyword} is missing or not positive", reason="bad-header")
     return value
+
+
+def headers(image: Path) -> Iterator[Dataset]:
+    """Headers of the study's readable DICOM files, in the order of their paths."""
+    from pydicom import dcmread
+    from pydicom.errors import InvalidDicomError
+
+    for path in sorted(image.rglob("*")) if image.is_dir() else [image]:
+        if path.is_file():
+            with suppress(InvalidDicomError, OSError):
+                yield dcmread(path, stop_before_pixels=True)
