@@ -2,13 +2,15 @@
 
 import argparse
 import json
+import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.cli.commands import PRESETS, Commands, add_command, add_group, add_repeated, given, grouped, show
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import write_json
+from fedtar_flare.files import clean, write_json
 
 
 def add_commands(commands: Commands) -> None:
@@ -50,6 +52,15 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--doubts", action="store_true", help="what a report doubts counts as positive too")
     command.add_argument("--round", type=int, help="default: the last one that was scored")
     command.add_argument("--shared", action="store_true", help="reports of the shared adapter alone")
+
+    command = add_command(commands, read, "a blinded reading of a run's drafts: its page, and what readers answered")
+    command.add_argument("state", type=Path, help=of_run)
+    command.add_argument("--answers", type=Path, nargs="+", metavar="FILE", help="a file of each reader: the table")
+    command.add_argument("--cases", type=int, default=50, help="most reports on the page, drawn at random (default 50)")
+    command.add_argument("--visit-ids", action="store_true", help="show each visit's id, to find its images by")
+    command.add_argument("--round", type=int, help="default: the last one that was scored")
+    command.add_argument("--shared", action="store_true", help="reports of the shared adapter alone")
+    command.add_argument("-o", "--out", type=Path, help="page to write (default: reading-ID.html in the state)")
 
     group = add_group(commands, "labeler", "neural labelers of reports, for clinical efficacy (CheXbert, RadBERT)")
     command = add_command(group, import_, "read a published checkpoint, and write the folder that a site file names")
@@ -202,6 +213,38 @@ def _labelled(arguments: argparse.Namespace, state: Path) -> tuple[str, list[dic
     for row in rows:
         row["labels"] = {by.labeler: [by.code(row["reference"]), by.code(row["text"])]}
     return by.labeler, rows
+
+
+def read(arguments: argparse.Namespace) -> None:
+    """Write a page on which readers judge a site's drafts beside their reference reports without knowing which is
+    which; or, with --answers, say what they answered: shares with 95 % intervals over patients, and agreement. The page
+    works offline. Page, key and answers have to stay at the hospital, and no minimum cell guards the numbers.
+    """
+    from fedtar_flare.reporting.reading import reading_results, write_reading
+
+    if not arguments.answers:
+        from fedtar_flare.learning.evaluation import report_texts
+
+        rows = report_texts(arguments.state, arguments.round, personal=not arguments.shared)
+        page = write_reading(arguments.state, rows, **given(arguments, "cases", "out", "visit_ids"))
+        text = f"{page}: open it in a browser; patients' reports, which have to stay at the hospital"
+        show(arguments, {"page": str(page), "cases": min(arguments.cases, len(rows))}, text)
+        return
+    found = reading_results(arguments.state, arguments.answers)
+    counts = ", ".join(f"{name} {count}" for name, count in found["answers"].items())
+    lines = [f"{found['cases']} cases of {found['patients']} patients; answers: {counts}"]
+    lines += [f"{'':<21}{'draft':<22}{'reference':<22}{'difference':<24}p"]
+    for name, one in found["scores"].items():
+        lines.append(
+            f"{name:<21}{''.join(f'{_interval(value):<22}' for value in one.values())}  {found['p'][name]:.3g}"
+        )
+    whose = f"{'Cohen' if len(found['answers']) == 2 else 'Fleiss'}'s kappa of {found['read_by_all']} cases"
+    lines += [f"agreement, {name}: {_interval(one)}, {whose}" for name, one in found["agreement"].items()]
+    show(arguments, clean(found), *lines)
+
+
+def _interval(values: Sequence[float]) -> str:
+    return "-" if math.isnan(values[0]) else "{:.2f} ({:.2f} to {:.2f})".format(*values)
 
 
 def import_(arguments: argparse.Namespace) -> None:

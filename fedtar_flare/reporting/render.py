@@ -12,6 +12,7 @@ from fedtar_flare.errors import plain
 from fedtar_flare.reporting.format import duration, number, score, significant, size, times, total, visits, whole
 from fedtar_flare.version import __version__
 
+TEMPLATES = Path(__file__).parent / "templates"
 _RAMPS = {"light": ("#c2650a", "#b8327c", "#3a37a8"), "dark": ("#ffd27a", "#f58bb0", "#8b8ff8")}
 
 _THEMES = {
@@ -67,7 +68,7 @@ def _markdown(value: Any) -> Markup:
 
 
 _ENVIRONMENT = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    loader=FileSystemLoader(TEMPLATES),
     autoescape=True,
     undefined=StrictUndefined,
     finalize=_printable,

@@ -17,6 +17,7 @@ from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.learning.evaluation import REPORT_SCORES
 from fedtar_flare.protocol.messages import RESERVED_RUNS
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_PAGE
+from fedtar_flare.reporting.reading import READING
 from fedtar_flare.site.audit import FOLDER
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.place import JOB_ID, Site, home
@@ -135,6 +136,7 @@ def _plan_patient(
     result.remove += [(entry, f"prepared image of patient {patient}") for entry in sorted(images)]
     kinds = dict.fromkeys((EXAMPLES_FILE, EXAMPLES_PAGE), "example page with reports and images")
     kinds["phi.html"] = "page with a point for each patient"
+    kinds[f"{READING}*"] = "page of a blinded reading, or its key"
     kinds |= dict.fromkeys((f"{REPORT_SCORES}*", f"{TASK_SCORES}*"), "scores of single reports or images, with ids")
     for folder in (folder for folders in runs.values() for folder in folders):
         result.remove += [(file, what) for name, what in kinds.items() for file in sorted(folder.glob(name))]
