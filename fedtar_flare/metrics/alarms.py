@@ -11,8 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from fedtar_flare.errors import DataError
-from fedtar_flare.metrics.language import clean
-from fedtar_flare.metrics.pairs import require_pairs
+from fedtar_flare.metrics.language import clean, require_pairs
 
 IDENTICAL_EXCESS = 0.25
 """How much larger the share of identical reports may be than among the references: normal studies do read alike."""

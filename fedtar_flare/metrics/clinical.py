@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from fedtar_flare.metrics.pairs import require_pairs
+from fedtar_flare.metrics.language import require_pairs
 
 
 def finding_f1(

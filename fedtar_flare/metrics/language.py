@@ -15,14 +15,13 @@ import operator
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtar_flare.errors import DataError
-from fedtar_flare.metrics.pairs import require_pairs
 
 _N = 4  # longest n-gram
 _ROUGE_BETA = 1.2
@@ -60,6 +59,17 @@ def clean(text: str) -> str:
     text = _FULL_STOP.sub(" . ", _LONE_HYPHEN.sub(" ", text))
     text = " ".join(text.split()) + " "
     return _FULL_STOPS.sub(". ", text).strip()
+
+
+def require_pairs(references: Sized, hypotheses: Sized) -> None:
+    """Raise DataError (``unequal-lengths``, ``no-reports``) unless each of some reports has its reference."""
+    if len(references) != len(hypotheses):
+        raise DataError(
+            f"{len(references)} reference(s) but {len(hypotheses)} generated report(s): they must go in pairs",
+            reason="unequal-lengths",
+        )
+    if not len(references):
+        raise DataError("there is no report to score", reason="no-reports")
 
 
 def language_scores(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, float]:

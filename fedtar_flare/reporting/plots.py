@@ -7,7 +7,7 @@ is for pooled values and means; ``faded`` is for what only gives the background.
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -215,12 +215,6 @@ class Figure:
         colours = dict(re.findall(r"(--[\w-]+):([^;]+);", theme("light", 12)))
         fixed = re.sub(r"var\((--[\w-]+)\)", lambda found: colours[found[1]], text)
         return write_text(folder / f"{self.name}.svg", fixed)
-
-
-def scatter(name: str, points: Iterable[Point], index: int) -> Series:
-    """Points without a line."""
-    apart = [one for x, y, tip in points for one in ((x, y, tip), (x, None, ""))]
-    return Series(name, apart, index=index)
 
 
 def sharing_y(charts: Sequence[Chart], start: float = 0.0) -> list[Chart]:

@@ -1,6 +1,10 @@
-"""Places in the plane of points with many dimensions, for figures."""
+"""Points with many dimensions in the plane, for figures."""
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+
+from fedtar_flare.reporting.plots import Chart, Series
 
 FEWEST = 5
 """Points from which on such a figure says something."""
@@ -14,3 +18,12 @@ def tsne(points: np.ndarray) -> np.ndarray:
     found = TSNE(perplexity=near, init="random", random_state=0).fit_transform(points.astype(np.float64))
     span = np.maximum(np.ptp(found, 0), 1e-12)
     return 2 * (found - found.min(0)) / span - 1
+
+
+def places(title: str, groups: Mapping[str, tuple[int, Sequence[tuple[float, float, str]]]]) -> Chart:
+    """A chart of places with their tooltips, by group, each with the number of its colour."""
+    series = [
+        Series(name, [one for x, y, tip in found for one in ((x, y, tip), (x, None, ""))], index=colour)
+        for name, (colour, found) in groups.items()
+    ]
+    return Chart(title, series, x_label="t-SNE, first axis", y_label="second axis", whole=False)

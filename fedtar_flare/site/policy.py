@@ -105,40 +105,25 @@ SHELL = ("shell_commands", "cat", "grep", "head", "ls", "pwd", "tail")
 CODE = ("byoc", "server-predeployed-flwr")
 
 _NEVER = {"shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none"}
-_ROLES: dict[str, dict[str, str]] = {
-    "project_admin": {
-        "submit_job": "any",
-        "clone_job": "n:submitter",
-        "manage_job": "any",
-        "download_job": "any",
-        "download_job_components": "any",
-        "view": "any",
-        "operate": "any",
-    },
-    "org_admin": {
-        "submit_job": "none",
-        "clone_job": "none",
-        "manage_job": "o:submitter",
-        "download_job": "o:submitter",
-        "view": "any",
-        "operate": "o:site",
-    },
-    "lead": {
-        "submit_job": "any",
-        "clone_job": "n:submitter",
-        "manage_job": "n:submitter",
-        "download_job": "n:submitter",
-        "download_job_components": "n:submitter",
-        "view": "any",
-        "operate": "none",
-    },
-    "member": {"submit_job": "none", "clone_job": "none", "view": "any", "operate": "none"},
+_RIGHTS = {
+    "submit_job": ("any", "none", "any", "none"),
+    "clone_job": ("n:submitter", "none", "n:submitter", "none"),
+    "manage_job": ("any", "o:submitter", "n:submitter", None),
+    "download_job": ("any", "o:submitter", "n:submitter", None),
+    "download_job_components": ("any", None, "n:submitter", None),
+    "view": ("any", "any", "any", "any"),
+    "operate": ("any", "o:site", "none", "none"),
 }
+"""What each of :data:`_ROLES` may; None: what FLARE says where a policy says nothing."""
+_ROLES = ("project_admin", "org_admin", "lead", "member")
 
 
 def rights(lead_byoc: bool = False) -> dict[str, Any]:
     """Content of ``local/authorization.json``; ``lead_byoc`` lets a lead bring code of their own."""
-    roles = {role: {**given, **_NEVER} for role, given in _ROLES.items()}
+    roles = {
+        role: {right: of_role[i] for right, of_role in _RIGHTS.items() if of_role[i]} | _NEVER
+        for i, role in enumerate(_ROLES)
+    }
     if lead_byoc:
         roles["lead"]["byoc"] = "any"
     return {"format_version": "1.0", "permissions": roles}

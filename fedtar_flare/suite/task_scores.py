@@ -82,7 +82,8 @@ class Run:
         found = np.full((len(MEASURES), max(draws, 1)), np.nan)
         if steps:
             for i, (_, read) in enumerate(MEASURES.values()):
-                found[i] = np.mean([_known_mean([read(curves) for curves in several]) for several in steps.values()], 0)
+                of_sites = (np.ma.masked_invalid([*map(read, several)]) for several in steps.values())
+                found[i] = np.mean([one.mean(0).filled(np.nan) for one in of_sites], 0)  # of sites that have a value
         self._scores[draws] = found
         return found
 
@@ -114,14 +115,6 @@ class Run:
                 epoch = epochs_to(mine[place], theirs[place][-1])
                 found.append(None if epoch is None else (epoch, self.tasks[place]["seconds"][epoch]))
         return found
-
-
-def _known_mean(values: Sequence[Array]) -> Array:
-    """Mean over sites of those that have a value, by draw; nan where none has."""
-    stacked = np.stack(values)
-    known = np.isfinite(stacked)
-    total = np.where(known, stacked, 0.0).sum(0)
-    return np.divide(total, known.sum(0), out=np.full(total.shape, np.nan), where=known.any(0))
 
 
 def values(runs: Sequence[Run]) -> dict[str, Score]:

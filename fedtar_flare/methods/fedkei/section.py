@@ -1,6 +1,7 @@
 """FedKEI's sections of the run page, and a site's own page of its modules."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -9,8 +10,9 @@ from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask, Stream
 from fedtar_flare.methods.fedkei.mixing import KINDS
 from fedtar_flare.metrics.classification import best_epoch, epochs_to, lca
+from fedtar_flare.reporting import tsne
 from fedtar_flare.reporting.format import NOTHING, duration, number, size
-from fedtar_flare.reporting.plots import Chart, Guide, Point, Series, scatter
+from fedtar_flare.reporting.plots import Chart, Guide, Series
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, charts, table
@@ -125,12 +127,12 @@ def places(run: Run) -> Section | None:
     learnt = {(step, site): _said(one.task) for step, site, one in _learnt(run)}
     drawn = []
     for kind, modules in found[-1].places.items():
-        of: dict[int, list[Point]] = {}
-        for one in modules:
+        of: dict[str, tuple[int, list[tuple[float, float, str]]]] = {}
+        for one in sorted(modules, key=itemgetter("cluster")):
             tip = f"{one['site']}, {learnt.get((one['task'], one['site']), one['task'])}"
-            of.setdefault(one["cluster"], []).append((one["x"], one["y"], tip))
-        series = [scatter(f"centre {k + 1}", points, k) for k, points in sorted(of.items())]
-        drawn.append(Chart(f"Modules: {kind}s", series, (), "t-SNE, first axis", "second axis", whole=False))
+            _, points = of.setdefault(f"centre {one['cluster'] + 1}", (one["cluster"], []))
+            points.append((one["x"], one["y"], tip))
+        drawn.append(tsne.places(f"Modules: {kind}s", of))
     lead = (
         f"All modules in the pool before task {found[-1].round}, a point each, in the colour of its centre. Near "
         "points are modules with near weights; distances between groups and the axes themselves mean nothing."

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,19 +17,17 @@ from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.models.volume_encoder import check_volumes
 
 
-class Examples(Protocol):
-    """One split of a task at a site."""
+class Examples:
+    """One split of a task at a site: labels (n,), int64, 1: the new disease; ids of patients (n,); prepared images."""
 
-    @property
-    def labels(self) -> Tensor:
-        """(n,) int64, 1: the new disease."""
-
-    @property
-    def patients(self) -> Sequence[str]:
-        """(n,) ids."""
+    def __init__(self, found: Labeled):
+        self._samples = found.samples
+        self.patients = [sample.visit.patient_id for sample in found.samples]
+        self.labels: Tensor = torch.tensor(found.labels, dtype=torch.int64)
 
     def batch(self, indices: Sequence[int]) -> ImageBatch:
         """These examples' images."""
+        return collate(images_of([self._samples[i] for i in indices]))
 
 
 @dataclass(frozen=True)
@@ -40,18 +37,6 @@ class TaskData:
     train: Examples
     validation: Examples
     test: Examples
-
-
-class PreparedExamples:
-    """A split's images from the cache of prepared studies."""
-
-    def __init__(self, found: Labeled):
-        self._samples = found.samples
-        self.patients = [sample.visit.patient_id for sample in found.samples]
-        self.labels: Tensor = torch.tensor(found.labels, dtype=torch.int64)
-
-    def batch(self, indices: Sequence[int]) -> ImageBatch:
-        return collate(images_of([self._samples[i] for i in indices]))
 
 
 @dataclass(frozen=True)
@@ -82,7 +67,7 @@ class SiteTask:
         validation = self.splits["validation"]
         if not enough(validation.patients(), self.least):
             validation = Labeled((), ())
-        return TaskData(*map(PreparedExamples, (self.splits["train"], validation, self.splits["test"])))
+        return TaskData(*map(Examples, (self.splits["train"], validation, self.splits["test"])))
 
     @property
     def samples(self) -> int:

@@ -1,15 +1,14 @@
 """A site's own page of its patients' phi: t-SNE, by age and by sex (FedTAR, Fig. 3). It stays at the site."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.files import PRIVATE, write_text
-from fedtar_flare.reporting.plots import Chart, scatter
 from fedtar_flare.reporting.render import render
-from fedtar_flare.reporting.tsne import tsne
+from fedtar_flare.reporting.tsne import places, tsne
 
 PHI_PAGE = "phi.html"
 MOST = 500
@@ -19,20 +18,14 @@ AGES = ((0, 40, "under 40"), (40, 60, "40 to 59"), (60, 80, "60 to 79"), (80, 13
 
 def write_phi_page(folder: Path, site: str, round_: int, samples: Sequence[Sample], phi: np.ndarray) -> Path:
     """Write ``phi.html`` for its owner alone: a point for each of N patients, by ``phi`` (N, d); returns its path."""
-    places = tsne(phi)
     known = [-1 if sample.visit.age is None else sample.visit.age for sample in samples]
     ages = [next((name for low, high, name in AGES if low <= age < high), "unknown") for age in known]
     sexes = [{"F": "women", "M": "men"}.get(s.sex or "", "unknown") for s in samples]
-    drawn = [
-        _chart("By age, years", places, ages, {name: i for i, (*_, name) in enumerate(AGES)} | {"unknown": 6}),
-        _chart("By sex", places, sexes, {"women": 0, "men": 1, "unknown": 6}),
-    ]
-    figures = [chart.figure() for chart in drawn]
+    at, figures = tsne(phi).tolist(), []
+    for title, kinds, of in (("By age, years", [name for *_, name in AGES], ages), ("By sex", ["women", "men"], sexes)):
+        colours = {**dict(zip(kinds, range(6), strict=False)), "unknown": 6}
+        points = [(x, y, kind) for (x, y), kind in zip(at, of, strict=True)]
+        groups = {kind: (i, [one for one in points if one[2] == kind]) for kind, i in colours.items()}
+        figures.append(places(title, groups).figure())
     text = render("phi_page.html", site=site, round=round_, n=len(phi), figures=figures, kind="", time_steps=1)
     return write_text(folder / PHI_PAGE, text, PRIVATE)
-
-
-def _chart(title: str, places: np.ndarray, groups: Sequence[str], colours: Mapping[str, int]) -> Chart:
-    points = [(float(x), float(y), group) for (x, y), group in zip(places, groups, strict=True)]
-    series = [scatter(name, [one for one in points if one[2] == name], i) for name, i in colours.items()]
-    return Chart(title, series, x_label="t-SNE, first axis", y_label="second axis", whole=False)

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.methods.fedtar import phi_page
+from fedtar_flare.reporting.plots import Chart
 
 
 def test_a_point_for_each_patient_in_the_groups_of_phi(tmp_path, monkeypatch):
@@ -21,7 +22,7 @@ def test_a_point_for_each_patient_in_the_groups_of_phi(tmp_path, monkeypatch):
     apart[::2] += 20  # the young women
     drawn = []
     monkeypatch.setattr(phi_page, "render", lambda name, **values: drawn.append(SimpleNamespace(**values)) or "page")
-    monkeypatch.setattr(phi_page.Chart, "figure", lambda chart: chart)
+    monkeypatch.setattr(Chart, "figure", lambda chart: chart)
     path = phi_page.write_phi_page(tmp_path, "site-1", 3, samples, apart)
     assert path.stat().st_mode & 0o077 == 0 and drawn[0].n == 40
     age, sex = drawn[0].figures
