@@ -120,10 +120,8 @@ _ROLES = ("project_admin", "org_admin", "lead", "member")
 
 def rights(lead_byoc: bool = False) -> dict[str, Any]:
     """Content of ``local/authorization.json``; ``lead_byoc`` lets a lead bring code of their own."""
-    roles = {
-        role: {right: of_role[i] for right, of_role in _RIGHTS.items() if of_role[i]} | _NEVER
-        for i, role in enumerate(_ROLES)
-    }
+    given = {role: {right: of[i] for right, of in _RIGHTS.items() if of[i]} for i, role in enumerate(_ROLES)}
+    roles = {role: {**own, **_NEVER} for role, own in given.items()}
     if lead_byoc:
         roles["lead"]["byoc"] = "any"
     return {"format_version": "1.0", "permissions": roles}
