@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.cli import simulated_data
+from fedtar_flare.cli import intake, simulated_data
 from fedtar_flare.cli.commands import (
     PRESETS,
     Commands,
@@ -33,7 +33,8 @@ GROUPS = ("model", "data")
 
 def add_commands(commands: Commands) -> None:
     """Add the group."""
-    group = add_group(commands, "data", "index, check, prepare, invent or divide data")
+    group = add_group(commands, "data", "bring, index, check, prepare, invent or divide data")
+    intake.add_commands(group)
     command = add_command(
         group,
         index,

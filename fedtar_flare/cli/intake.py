@@ -1,0 +1,51 @@
+"""``fedtar data pull`` and ``reports``: studies of a PACS, and reports of other systems, to what ``index`` reads."""
+
+import argparse
+from pathlib import Path
+
+from fedtar_flare.cli.commands import Commands, ProgressLine, add_command, given, show
+
+
+def add_commands(group: Commands) -> None:
+    """Add the commands."""
+    text = "Exit codes: 0 all studies are there, 1 some were left out or the PACS broke off, 2 wrong use."
+    command = add_command(group, pull, "bring studies from a PACS, by DICOMweb", epilog=text)
+    command.add_argument("--dicomweb", required=True, metavar="URL", help="of the service: https://HOST[:PORT]/PATH")
+    what = "CSV table whose columns are DICOM keywords, such as AccessionNumber, StudyDate, Modality; a row is a query"
+    command.add_argument("--query", type=Path, required=True, metavar="FILE", help=what)
+    command.add_argument("-o", "--out", type=Path, required=True, help="folder; 'fedtar data index' reads OUT/studies")
+    command.add_argument("--rate", type=float, default=20.0, help="megabytes a second at most (default 20)")
+    command.add_argument("--verify", action="store_true", help="compare the checksums of all files that are there")
+    add_login(command)
+
+
+def add_login(command: argparse.ArgumentParser) -> None:
+    """Add the options that let this site in at a PACS."""
+    for name, what in {
+        "token": "a bearer token (or 'Basic ...'); only its owner may read it",
+        "cert": "this client's certificate and key (PEM); likewise",
+        "ca": "certificates to trust in place of the public ones (PEM)",
+    }.items():
+        command.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"file with {what}")
+
+
+def pull(arguments: argparse.Namespace) -> int:
+    """Bring the studies that a query names, as the PACS stores them, one after the other. It may be stopped at any
+    time: the same command goes on, brings studies that have changed again, and deletes nothing.
+    """
+    from fedtar_flare.curation.pacs import Pacs
+    from fedtar_flare.curation.pull import pull, read_query
+    from fedtar_flare.data.sources.reading import by_reason
+
+    pacs = Pacs(arguments.dicomweb, **given(arguments, "token", "cert", "ca", "rate"))
+    with ProgressLine() as line:
+        query, verify = read_query(arguments.query), arguments.verify
+        done, problems = pull(pacs, query, arguments.out, verify=verify, say=line, every=line.every)
+    lines = [f"{arguments.out}: {done['asked']} studies asked for, {done['there']} there, {done['pulled']} pulled"]
+    lines[0] += f" ({done['again']} again; {done['files']} files, {done['bytes'] / 1e6:.1f} MB)"
+    left_out = by_reason(problems)
+    first = {problem.reason: problem for problem in reversed(problems)}
+    lines += [f"  left out, {reason}: {n}, such as: {first[reason]}" for reason, n in left_out.items()]
+    lines += [f"  {done['gone']} others are there: of another query, or no longer at the PACS"] if done["gone"] else []
+    show(arguments, {**done, "left_out": left_out}, *lines)
+    return int(bool(problems))

@@ -1,0 +1,178 @@
+"""A PACS by DICOMweb, through dicomweb-client. What it answers is bounded, and nothing of it is logged."""
+
+import io
+import logging
+import re
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from fedtar_flare.errors import ConfigError, DataError, FedTARError
+from fedtar_flare.imaging.limits import current
+
+ANSWER_BYTES, CHUNK, PAGE, REQUEST, VALUE = 64 << 20, 1 << 18, 200, 1 << 16, 1024
+"""Bytes of an answer, bytes read at a time, records of a page, bytes that a request counts as, letters of a value."""
+Record = dict[str, str]
+"""Values by keyword; several are separated by backslashes."""
+
+
+def is_uid(text: str) -> bool:
+    """Whether a text is a UID, and so no path."""
+    return len(text) <= 64 and re.fullmatch(r"[0-9]+(\.[0-9]+)*", text) is not None
+
+
+class Pacs:
+    """A client of one DICOMweb service, which asks no faster than ``rate`` (megabytes a second) and is never sent on.
+
+    ``token`` is a file with a bearer token (or ``Basic ...``), ``cert`` one with a client's certificate and key (PEM),
+    which only their owner may read; ``ca`` has certificates to trust in place of the public ones. Raises ConfigError.
+    Methods raise DataError for a bad answer, and FedTARError when it makes no sense to go on.
+    """
+
+    def __init__(self, url: str, token: Path | None, cert: Path | None, ca: Path | None, rate: float = 20.0):
+        try:
+            from dicomweb_client.web import DICOMwebClient
+            from requests import Session
+            from requests.adapters import HTTPAdapter
+            from urllib3 import Retry
+        except ImportError as error:
+            raise ConfigError("dicomweb-client is not installed: pip install 'fedtar_flare[pacs]'") from error
+        where = urlsplit(url)
+        if where.scheme not in ("http", "https") or not where.hostname or "@" in where.netloc or rate <= 0:
+            raise ConfigError("needs http(s)://HOST[:PORT]/PATH without a password in it, and a rate above 0")
+        if token and where.scheme == "http" and where.hostname not in ("localhost", "127.0.0.1", "::1"):
+            raise ConfigError(f"{where.netloc}: a token is sent over https:// alone")
+        for name in ("dicomweb_client", "urllib3", "pydicom"):  # their messages quote queries and values
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        self.host, self._rate, self._free, self._left = where.netloc, rate * 1e6, 0.0, ANSWER_BYTES
+        self._end = b""  # of the last answer
+        self._token, get, busy = token and _token(token), ["GET"], (429, 502, 503, 504)
+        again = Retry(
+            4, allowed_methods=get, status_forcelist=busy, backoff_factor=0.5, respect_retry_after_header=False
+        )
+        session = Session()
+        session.mount(f"{where.scheme}://", HTTPAdapter(max_retries=again))
+        session.trust_env = False  # no .netrc, no proxy, no certificates of the environment
+        session.headers["Accept-Encoding"], session.auth = "identity", self._prepared
+        session.cert, session.verify = str(_own(cert)) if cert else None, str(_own(ca, 0)) if ca else True
+        options = {"callback": self._bounded, "chunk_size": CHUNK, "permissive_uid": True, "timeout": 60}
+        self._client = DICOMwebClient(url.rstrip("/"), session, **options)
+        self._client.set_http_retry_params(retry=False)
+
+    def search(self, level: str, key: str, fields: Sequence[str], most: int, **of: Any) -> list[Record]:
+        """What the PACS says it has (QIDO-RS) of ``studies`` or ``instances``, each once, with ``key`` and ``fields``.
+
+        Page after page is asked for until one has nothing new: a server may ignore limit and offset.
+        """
+        found: dict[str, Record] = {}
+        offset, new, ask = 0, 1, getattr(self._client, f"search_for_{level}")
+        while new:
+            with self._asking():
+                self._left = ANSWER_BYTES
+                page = ask(limit=PAGE, offset=offset, fields=list(fields), **of)
+                records = {_value(one, key): {name: _value(one, name) for name in (key, *fields)} for one in page}
+            if not all(map(is_uid, records)):
+                raise DataError(f"{self.host} answers with a {key} that is none", reason="bad-uid")
+            new = len(records.keys() - found.keys())
+            found, offset = found | records, offset + len(page)
+            if len(found) > most:
+                raise DataError(f"{self.host} answers with more than {most}; ask for less at a time", reason="too-many")
+        return list(found.values())
+
+    def series(self, study: str, series: str) -> Iterator[tuple[Any, bytes]]:
+        """The instances of a series and their files (WADO-RS), compressed as the PACS stores them."""
+        with self._asking():
+            self._left, as_stored = current().file_bytes, (("application/dicom", "*"),)
+            for dataset in self._client.iter_series(study, series, media_types=as_stored):
+                dataset.save_as(file := io.BytesIO(), enforce_file_format=True)
+                yield dataset, file.getvalue()
+                self._left = current().file_bytes
+            if not self._end.rstrip().endswith(b"--"):
+                raise DataError(f"{self.host} broke off within a series", reason="bad-answer")
+
+    def store(self, dataset: Any) -> None:
+        """Store one instance (STOW-RS); DataError (``not-stored``) unless the PACS says that it did."""
+        dataset.preamble, self._left = b"\0" * 128, ANSWER_BYTES
+        with self._asking():
+            answer = self._client.store_instances([dataset], dataset.StudyInstanceUID)
+            stored = [one.ReferencedSOPInstanceUID for one in answer.get("ReferencedSOPSequence") or ()]
+        if dataset.SOPInstanceUID not in stored:
+            raise DataError(f"{self.host} did not store the instance", reason="not-stored")
+
+    def _prepared(self, request: Any) -> Any:
+        self._wait(REQUEST)
+        request.url = request.url.replace("%2A", "*").replace("%3F", "?")  # which Orthanc 1.10 does not decode
+        request.headers.update({"Authorization": self._token} if self._token else {})
+        return request
+
+    def _wait(self, count: int) -> None:
+        now = time.monotonic()
+        time.sleep(max(0.0, self._free - now))
+        self._free = max(now, self._free) + count / self._rate
+
+    def _bounded(self, response: Any, **_: Any) -> Any:
+        """The answer, read no faster and no further than it may be; one that sends the request on is refused."""
+        if response.is_redirect:
+            to = urlsplit(response.headers["location"])
+            text = f"{self.host} sends the request on to {to.scheme}://{to.netloc}, which is not followed"
+            raise FedTARError(f"{text}; if that is right, name that address")
+        read = response.iter_content
+
+        def iter_content(chunk_size: int = CHUNK, **options: Any) -> Iterator[bytes]:
+            for chunk in read(min(chunk_size, CHUNK), **options):
+                self._left, self._end = self._left - len(chunk), chunk[-16:] if len(chunk) > 9 else self._end + chunk
+                if self._left < 0:
+                    response.close()
+                    raise DataError(f"{self.host} sends more than a file or an answer may have", reason="too-large")
+                self._wait(len(chunk))
+                yield chunk
+
+        response.iter_content = iter_content
+        return response
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Errors say what to do and quote nothing: the libraries' texts hold queries and values."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        except (FedTARError, MemoryError):
+            raise
+        except Exception as error:
+            kind, code = type(error), getattr(getattr(error, "response", None), "status_code", None)
+            if code in (401, 403):
+                raise FedTARError(f"{self.host} refuses (HTTP {code}): look at token and certificate") from None
+            if code and code not in (429, 502, 503, 504):
+                raise DataError(f"{self.host} answers with HTTP {code}", reason=f"http-{code}") from None
+            if code or (kind.__module__ == "requests.exceptions" and kind.__name__ != "JSONDecodeError"):
+                text = f"{self.host} does not answer, or broke off ({code or kind.__name__}): look at address, network"
+                raise FedTARError(f"{text} and certificates; the same command goes on later") from None
+            text = f"{self.host} answers with something that is not DICOMweb ({kind.__name__})"
+            raise DataError(text, reason="bad-answer") from None
+
+
+def _own(path: Path, forbidden: int = 0o077) -> Path:
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such file")
+    if path.stat().st_mode & forbidden:
+        raise ConfigError(f"{path} holds a secret and can be read by others: chmod 600 {path}")
+    return path
+
+
+def _token(file: Path) -> str:
+    text = _own(file).read_text(encoding="utf-8", errors="replace").strip()
+    if not re.fullmatch(r"((Bearer|Basic) )?[\w.~+/=-]+", text, re.ASCII):
+        raise ConfigError(f"{file}: no bearer token in one line (nor 'Basic' and what follows it)")
+    return text if " " in text else f"Bearer {text}"
+
+
+def _value(record: Any, keyword: str) -> str:
+    from pydicom.datadict import tag_for_keyword
+
+    values = record.get(f"{tag_for_keyword(keyword):08X}", {}).get("Value") or []
+    return "\\".join(str(value or "") for value in values)[:VALUE].strip(" \0")
