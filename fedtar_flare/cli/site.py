@@ -93,6 +93,8 @@ def add_commands(commands: Commands) -> None:
 
     command = add_command(group, audit_model, "what a run's adapter remembers of this site's patients")
     command.add_argument("results", type=Path, metavar="run", help="folder of the run, or its adapter folder alone")
+    text = "also compare with N repetitions (2 or more) of this site's part of the run on random halves of its patients"
+    command.add_argument("--shadows", type=int, default=0, metavar="N", help=text)
     command.add_argument("--summary", type=Path, metavar="FOLDER", help="also write there, rounded, what may leave")
     add_repeated(command, "--set", "GROUP.NAME=VALUE", "a setting of the base model, such as model.weights=PATH")
     add_place(command)
@@ -227,6 +229,7 @@ def audit_model(arguments: argparse.Namespace) -> int:
         from fedtar_flare.files import write_json
         from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO
         from fedtar_flare.reporting.model_audit import SUMMARY, table
+        from fedtar_flare.runtime.shadows import train_shadow
         from fedtar_flare.site.model_audit import audit_model
 
     folder, site = arguments.results, _site(arguments)
@@ -235,10 +238,8 @@ def audit_model(arguments: argparse.Namespace) -> int:
     config = load_site_config(site.name, workspace=workspace, simulator=site.simulated)
     model = grouped(arguments.set, ("model",)).get("model", {})
     with ProgressLine() as line:
-        found, summary = audit_model(adapter, site, config, model, line)
+        found, summary = audit_model(adapter, site, config, model, line, arguments.shadows, train_shadow)
     lines = table(found)
-    if summary.held:
-        lines.append(f"ABOVE policy.max_membership_auc {config.policy.max_membership_auc:g}: ask to hold the release")
     if arguments.summary:
         arguments.summary.mkdir(parents=True, exist_ok=True)
         file = write_json(arguments.summary / SUMMARY.format(site=site.name), summary.to_dict())

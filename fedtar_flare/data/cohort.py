@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
 
-from fedtar_flare.data.minimum_cell import full_cells, round_to_cell, shown_count
+from fedtar_flare.data.minimum_cell import PLANTED, full_cells, round_to_cell, shown_count
 from fedtar_flare.data.splits import SPLITS, Split, split_of
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import DataError
@@ -113,6 +113,11 @@ class Sample:
     prepared: Path | None = None  # its model input, once :func:`.imaging.pipeline.prepare_cohort` has run
     prior_prepared: Path | None = None  # that of the visit before
     before: "Sample | None" = None  # the visit before as a sample, where the timeline asks for more than one
+
+    @property
+    def planted(self) -> bool:
+        """Whether the patient is made up."""
+        return self.visit.patient_id.startswith(PLANTED)
 
     @property
     def days_since_prior(self) -> float | None:
@@ -256,9 +261,21 @@ class Cohort:
 
     def joined_with(self, others: "Sequence[Cohort]") -> "Cohort":
         """A copy that also has the samples of other sites' cohorts, as they split and aligned them; for simulations."""
+        return self.also_with([sample for cohort in others for sample in cohort._samples])
+
+    def also_with(self, samples: Sequence[Sample]) -> "Cohort":
+        """A copy that also has these samples."""
         joined = copy.copy(self)
-        joined._samples = [sample for cohort in (self, *others) for sample in cohort._samples]
+        joined._samples = [*self._samples, *samples]
         return joined
+
+    def training_on(self, patients: Collection[str]) -> "Cohort":
+        """A copy that trains on these patients and tests on all others."""
+        there = copy.copy(self)
+        there._samples = [
+            replace(s, split="train" if s.visit.patient_id in patients else "test") for s in self._samples
+        ]
+        return there
 
     def counts(self, least: int = 1) -> dict[Split, list[int]]:
         """Visits per split and step, lists of length T, as they may leave the site (:mod:`.minimum_cell`)."""

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 Key = TypeVar("Key")
+PLANTED = "fedtar canary "
+"""How the ids of patients begin whom a site has made up (:mod:`fedtar_flare.learning.canaries`): no group has them."""
 
 
 def enough(patients: Iterable[str], least: int) -> bool:
@@ -19,7 +21,7 @@ def enough(patients: Iterable[str], least: int) -> bool:
     >>> enough(["a", "a", "b"], 2), enough(["a", "a"], 2), enough([], 0)
     (True, False, False)
     """
-    return len(set(patients)) >= max(1, least)
+    return sum(not patient.startswith(PLANTED) for patient in set(patients)) >= max(1, least)
 
 
 def round_to_cell(count: int, least: int) -> int:
@@ -57,7 +59,8 @@ def winsorised_mean(losses: Sequence[tuple[str, float]], least: int) -> float:
     >>> winsorised_mean([("a", 1.0), ("b", 2.0), ("c", 3.0), ("d", 1e9)], 2)
     2.5
     """
-    found = [(patient, loss if loss == loss else math.inf) for patient, loss in losses]
+    real = [one for one in losses if not one[0].startswith(PLANTED)] or losses
+    found = [(patient, loss if loss == loss else math.inf) for patient, loss in real]
     largest, smallest = dict(sorted(found, key=lambda one: one[1])), dict(sorted(found, key=lambda one: -one[1]))
     tail = min(least, (len(largest) + 1) // 2)
     low, high = sorted(smallest.values())[tail - 1], sorted(largest.values())[-tail]

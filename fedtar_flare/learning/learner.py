@@ -183,9 +183,9 @@ class ReportLearner(SiteModel):
             samples=len(samples),
             loss=self._told_loss([*chain(*read[: len(told)])], sum(told) / len(told)),
             skipped_updates=count - len(losses),
-            patients=len({samples[i].visit.patient_id for i in learnt}),
-            loss_patients=len({samples[i].visit.patient_id for i in behind}),
-            loss_visits=len(behind),
+            patients=len({samples[i].visit.patient_id for i in learnt if not samples[i].planted}),
+            loss_patients=len({samples[i].visit.patient_id for i in behind if not samples[i].planted}),
+            loss_visits=sum(not samples[i].planted for i in behind),
         )
 
     def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> Tensor:

@@ -1,6 +1,6 @@
 """An audit of an adapter (:mod:`fedtar_flare.site.model_audit`) as text, and what a site lets others know of it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +14,16 @@ SUMMARY = "model-audit-{site}.json"
 """File name of a site's summary, in the folder of the run."""
 STEP = 0.05
 """To which every share of a summary is rounded."""
+FALSE_ALARMS = 0.1
+"""Share of held-out patients who may be taken for training patients."""
 PARTS = ("warm start", "shared adapter", "with patient adapter", "as it writes at the site")
 MEASURES = {
     "membership_auc": "membership AUC",
     "loss_auc": "by loss alone",
     "rare_auc": "the same, rare findings",
+    "shadow_auc": "by shadow runs of this site alone",
+    "shadow_found": "found at 10 % false alarms",
+    "exposure": "exposure of canaries",
     "own_training": "own phrases, training",
     "own_held_out": "held-out",
     "other_training": "others' phrases, training",
@@ -58,15 +63,23 @@ def rounded(found: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], l
 
 def table(found: Mapping[str, Any]) -> list[str]:
     """The whole audit, for the site: its table, and below it the longest phrases."""
-    rows = [("", *MEASURES.values())]
-    rows += [(part, *_cells({name: _measure(one, name) for name in MEASURES})) for part, one in found["parts"].items()]
+    values = {part: {name: _measure(one, name) for name in MEASURES} for part, one in found["parts"].items()}
+    shown = [name for name in MEASURES if any(of_part[name] is not None for of_part in values.values())]
+    rows = [("", *(MEASURES[name] for name in shown))]
+    rows += [(part, *_cells(of_part, shown)) for part, of_part in values.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     for part, one in found["parts"].items():
         words = [str(one[group]["longest_other"]) for group in ("training", "held_out") if group in one]
         more = f"; longest phrase of another patient (training, held-out): {', '.join(words)} words" if words else ""
+        if interval := one.get("shadow_interval"):
+            more += f"; 95 % interval of those found at 10 % false alarms: {interval[0]:.2f} to {interval[1]:.2f}"
+        if bits := one.get("exposures"):
+            more += f"; bits of each canary's exposure: {', '.join(f'{value:.1f}' for value in bits)}"
+        if "written" in one:
+            more += f", {one['written'] or 'none'} written in drafts"
         lines.append(f"{part}: 95 % interval of the AUC +- {1.96 * one['standard_error']:.2f}{more}")
-    return lines
+    return lines + ["ABOVE the site's policy.max_membership_auc: ask to hold the release"] * found["held"]
 
 
 def read_summaries(folder: Path, run_id: str) -> list[AuditSummary]:
@@ -79,10 +92,10 @@ def read_summaries(folder: Path, run_id: str) -> list[AuditSummary]:
 def _measure(part: Mapping[str, Any], name: str) -> float | None:
     """One of :data:`MEASURES` in a part of an audit."""
     kind, _, group = name.partition("_")
-    value: float | None = part.get(group, {}).get(kind) if kind in ("own", "other") else part[name]
+    value: float | None = part.get(group, {}).get(kind) if kind in ("own", "other") else part.get(name)
     return value
 
 
-def _cells(found: Mapping[str, float | None]) -> Iterator[str]:
-    for name in MEASURES:
+def _cells(found: Mapping[str, float | None], names: Collection[str] = MEASURES) -> Iterator[str]:
+    for name in names:
         yield "-" if (value := found.get(name)) is None else f"{value:.2f}"

@@ -206,7 +206,13 @@ class ReportSite(SiteStrategy):
         seed = seed_of(self.executor.chance(cohort), site.name, header.round, header.step, TRAIN)
         if not self.charge(header, site, learner.draw_rate(visits), updates):
             return abstain(header, "the privacy budget of per-patient DP-SGD is spent"), None
+        if planted := self.executor.site_config.canaries:
+            from fedtar_flare.learning.canaries import canaries
+
+            self.executor.logger.info(f"trained on {planted} made-up patients too (canaries): for a trial, not for use")
+            learner.cohort = cohort.also_with(canaries(cohort, header.run_id, planted, learner.tokenizer, state.folder))
         result = learner.train(step, seed, self._on_update(header, site, updates), updates)
+        learner.cohort = cohort
         site.stop_if_aborted()
         if result.patients < least:
             return abstain(header, f"the updates were made from fewer than {least} patients"), None

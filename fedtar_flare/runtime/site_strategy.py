@@ -118,7 +118,10 @@ class SiteStrategy(ABC):
         if asked:
             newest = max(visit.acquired for visit in cohort.visits).isoformat()
             fix_cells(site.records, str(self.executor.site_config.path), asked | {"score": header.score}, newest)
-        about = {"data": self.settings.data.to_dict(), "seed": self.executor.seed}
+        executor = self.executor
+        about = {"data": self.settings.data.to_dict(), "seed": executor.seed, "canaries": executor.site_config.canaries}
+        job = {"method": executor.method, "preset": executor.preset, "settings": executor.settings or {}}
+        about["job"] = job | {"rounds": header.rounds, "rounds_per_period": header.rounds_per_period}
         state.fix_run(header, self.executor.timeline(header.time_steps), schema, about)
         counts = cohort.counts(least)
         if not self.divides_visits:

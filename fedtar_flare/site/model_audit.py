@@ -4,10 +4,14 @@ Membership is tested as by somebody with the adapter, the warm start and a patie
 the reports' mean token loss from the one to the other, which takes out how hard each report is (the loss difference of
 Carlini et al. 2022, *Membership inference attacks from first principles*). An AUC of 0.5 is chance. Where a
 run changes the style of reports, the fall says most about the start; the loss alone is then the better score, and both
-are given. They are lower bounds: an attacker with shadow models does better.
+are given. They are lower bounds: an attacker with shadow models may do better.
+
+With shadow runs it is that paper's offline attack (LiRA): each patient's loss is held against those of models that did
+not see the patient. The shadows are of this site alone, not of whole federations.
 """
 
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -20,9 +24,10 @@ import torch
 
 from fedtar_flare import registry
 from fedtar_flare.data.cohort import Sample
-from fedtar_flare.errors import DataError
+from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.files import PRIVATE, write_json
 from fedtar_flare.imaging.augment import change_of
+from fedtar_flare.learning.canaries import BITS, canaries, exposure
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.learning.drafting import Drafter, base_config
 from fedtar_flare.learning.labels import labeler_of
@@ -31,7 +36,7 @@ from fedtar_flare.learning.training import parts
 from fedtar_flare.metrics.language import clean
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
 from fedtar_flare.models.sources import fetching_only_if
-from fedtar_flare.reporting.model_audit import PARTS, AuditSummary, rounded
+from fedtar_flare.reporting.model_audit import FALSE_ALARMS, PARTS, AuditSummary, rounded
 from fedtar_flare.settings import build
 from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.site.place import Site
@@ -42,6 +47,8 @@ WORDS = 8
 """Length of the phrases that are counted."""
 RARE = 0.1
 """A finding is rare that at most this share of the site's patients has."""
+FEWEST = 10
+"""Training, and held-out, patients that shadow runs need: one false alarm in so many is :data:`FALSE_ALARMS`."""
 
 Texts = Sequence[tuple[str, str]]
 """Patient and text."""
@@ -87,8 +94,32 @@ def membership_auc(scores: Mapping[str, float], members: AbstractSet[str]) -> tu
     return a, math.sqrt(max(0.0, spread) / (mine.size * others.size))
 
 
+def likelihood_scores(losses: Mapping[str, float], outside: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """How far each patient's loss is below the mean of those ``outside``, of models that did not see the patient.
+
+    With one deviation for all patients, as that paper advises for few shadow models, this orders them by likelihood.
+    """
+    return {who: fmean(one[who] for one in outside if who in one) - loss for who, loss in losses.items()}
+
+
+def found_at(scores: Mapping[str, float], members: AbstractSet[str]) -> tuple[float, tuple[float, float]]:
+    """Share of ``members`` above all but :data:`FALSE_ALARMS` of the others, and its 95 % interval."""
+    from scipy.stats import binomtest
+
+    others = sorted((score for patient, score in scores.items() if patient not in members), reverse=True)
+    above = [score > others[int(FALSE_ALARMS * len(others))] for patient, score in scores.items() if patient in members]
+    low, high = binomtest(sum(above), len(above)).proportion_ci(method="wilson")
+    return fmean(above), (float(low), float(high))
+
+
 def audit_model(
-    adapter: Path, site: Site, config: SiteConfig, model: Mapping[str, Any], say: Callable[[str], object]
+    adapter: Path,
+    site: Site,
+    config: SiteConfig,
+    model: Mapping[str, Any],
+    say: Callable[[str], object],
+    shadows: int = 0,
+    shadow: Callable[..., SiteModel] | None = None,
 ) -> tuple[dict[str, Any], AuditSummary]:
     """Audit an adapter on the patients of a site that took part in its run.
 
@@ -100,6 +131,9 @@ def audit_model(
         Settings of the base model to override, as for :func:`fedtar_flare.learning.drafting.load_generator`.
     say : callable
         Takes lines of progress.
+    shadows : int
+        Shadow runs to compare with, of random halves of the patients; 0: none. ``shadow`` makes them
+        (:func:`fedtar_flare.runtime.shadows.train_shadow`).
 
     Returns
     -------
@@ -107,7 +141,9 @@ def audit_model(
         For the site alone, also in ``model-audit.json`` in its state of the run: numbers of ``patients``, and of each
         part ``membership_auc``, its ``standard_error``, ``loss_auc`` (by the loss alone), ``rare_auc`` (this among
         patients with a rare finding), and for drafts of ``training`` and ``held_out`` patients what
-        :func:`verbatim` gives.
+        :func:`verbatim` gives; with shadow runs ``shadow_auc``, ``shadow_found`` and ``shadow_interval``
+        (:func:`found_at`); with canaries ``exposures`` in bits, their mean as a share of the most, and how many were
+        ``written`` in drafts.
     summary : AuditSummary
         What may be told to others.
 
@@ -116,8 +152,10 @@ def audit_model(
     ConfigError
         The site took no part in the run; or as of :class:`~fedtar_flare.learning.drafting.Drafter`.
     DataError
-        There is no training or no held-out patient.
+        There is no training or no held-out patient, or too few for shadow runs.
     """
+    if shadows and shadows < 2:
+        raise ConfigError(f"--shadows {shadows}: 2 or more, so that each patient was not seen by at least one")
     info = read_adapter_info(adapter)
     state = SiteState(site.state_root(config.state_dir), str(info["run_id"]), site.name)
     about, base = state.about_run(), base_config(info, model)
@@ -148,12 +186,25 @@ def audit_model(
     samples = [sample for group in groups.values() for sample in group]
     reports = [(sample.visit.patient_id, sample.visit.report) for sample in samples]
     rare = _with_rare_finding(samples)
+    planted = canaries(cohort, str(info["run_id"]), about.get("canaries", 0), trained.tokenizer, state.folder)
+    outside: list[dict[str, dict[str, float]]] = []
+    if shadows and shadow is not None:
+        if min(map(len, ids.values())) < FEWEST:
+            counts_ = " and ".join(f"{len(group)} {name.replace('_', '-')}" for name, group in ids.items())
+            raise DataError(f"--shadows: site {site.name} has {counts_} patients; it takes {FEWEST} of each")
+        for half in _halves(sorted(set().union(*ids.values())), shadows, f"{about['seed']} {info['run_id']}"):
+            say(f"shadow run {len(outside) + 1} of {shadows}")
+            one = shadow(cohort.training_on(half), about, int(info["round"]), site=site, config=config, model=model)
+            unseen, losses = [sample for sample in samples if sample.visit.patient_id not in half], {}
+            for name, (_, personal, one.writes, _) in zip(PARTS[1:], chosen[1:], strict=False):
+                losses[name], _ = _read(one, unseen, personal, False)
+            outside.append(losses)
     reference: dict[str, float] = {}
     found: dict[str, Any] = {}
     for name, (one, personal, one.writes, writes) in zip(PARTS, chosen, strict=False):
         say(f"auditing: {name}")
         read = {group: _read(one, of_group, personal, writes) for group, of_group in groups.items()}
-        loss = {patient: fmean(values) for losses, _ in read.values() for patient, values in losses.items()}
+        loss = {patient: value for losses_, _ in read.values() for patient, value in losses_.items()}
         score = {patient: reference.get(patient, 0.0) - value for patient, value in loss.items()}
         reference = reference or loss
         auc, error = membership_auc(score, ids["training"])
@@ -162,10 +213,22 @@ def audit_model(
         found[name] = {"membership_auc": auc, "standard_error": error, "loss_auc": alone, "rare_auc": among}
         if writes:
             found[name] |= {group: verbatim(texts, reports, ids["training"]) for group, (_, texts) in read.items()}
+        if outside and name != PARTS[0]:
+            scores = likelihood_scores(loss, [losses[name] for losses in outside])
+            found[name]["shadow_auc"] = membership_auc(scores, ids["training"])[0]
+            found[name] |= zip(("shadow_found", "shadow_interval"), found_at(scores, ids["training"]), strict=True)
+        if planted:
+            bits = [exposure(one, canary, personal) for canary in planted]
+            found[name] |= {"exposures": bits, "exposure": fmean(bits) / BITS}
+        if planted and writes:
+            texts = (_read(one, planted, personal, writes)[1], *(texts for _, texts in read.values()))
+            drafts = "\n".join(clean(text) for group in texts for _, text in group)
+            found[name]["written"] = sum(clean(canary.visit.report) in drafts for canary in planted)
     about = {"site": site.name, "run_id": str(info["run_id"]), "round": int(info["round"])}
     counts = {name: {"all": len(group), "rare": len(group & rare)} for name, group in ids.items()}
     bound = config.policy.max_membership_auc
-    worst = max(found[name][by] for name in list(found)[1:] for by in ("membership_auc", "loss_auc"))
+    kinds = ("membership_auc", "loss_auc", *(["shadow_auc"] if outside else []))
+    worst = max(found[name][by] for name in list(found)[1:] for by in kinds)
     summary = AuditSummary(held=bound is not None and worst > bound, parts=rounded(found, counts, least), **about)
     found = about | {"patients": counts, "parts": found, "held": summary.held}
     write_json(state.folder / "model-audit.json", found, PRIVATE)
@@ -175,8 +238,8 @@ def audit_model(
 @torch.no_grad()
 def _read(
     model: SiteModel, samples: Sequence[Sample], personal: bool, writes: bool
-) -> tuple[dict[str, list[float]], list[tuple[str, str]]]:
-    """Losses by patient, and drafts."""
+) -> tuple[dict[str, float], list[tuple[str, str]]]:
+    """Mean losses by patient, and drafts."""
     losses: dict[str, list[float]] = {}
     texts: list[tuple[str, str]] = []
     for batch in parts(samples, EVALUATION_BATCH):
@@ -185,7 +248,14 @@ def _read(
             losses.setdefault(patient, []).append(loss)
         if writes:
             texts += zip(ids, model.generate(batch, images, personal), strict=True)
-    return losses, texts
+    return {patient: fmean(values) for patient, values in losses.items()}, texts
+
+
+def _halves(patients: Sequence[str], count: int, seed: str) -> Iterator[set[str]]:
+    """Random halves, every other one the rest of the one before: of an even number, half lack each patient."""
+    for i in range(count):
+        order = random.Random(f"{seed} {i // 2}").sample(patients, len(patients))
+        yield set(order[i % 2 :: 2])
 
 
 def _with_rare_finding(samples: Sequence[Sample]) -> set[str]:

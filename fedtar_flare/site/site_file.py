@@ -49,6 +49,9 @@ class SiteConfig(Settings):
         "among the scores that leave",
     )
     exclude: Path | None = Field(None, description="text file of ids, one a line, of patients who withdrew")
+    canaries: int = Field(
+        0, ge=0, le=16, description="made-up patients to train on too, for a trial: an audit tells what is remembered"
+    )
     retention_days: int | None = Field(
         None,
         ge=1,

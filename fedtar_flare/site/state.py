@@ -125,7 +125,8 @@ class SiteState:
         """Fix the time steps, whose reports are scored and what is exchanged, at the first handshake;
         :class:`ExchangeError` where they change.
 
-        ``about`` is what :meth:`about_run` gives besides: ``data`` (settings) and ``seed``.
+        ``about`` is what :meth:`about_run` gives besides: ``data`` (settings) and ``seed``; for an audit also
+        ``canaries`` and ``job`` (method, preset, settings, rounds).
 
         Numbers of the same patients in other cells would tell those of the cells that are left blank.
         """

@@ -201,6 +201,8 @@ def test_a_site_audits_what_the_adapter_remembers_and_tells_rounded_numbers_alon
     values = [value for part in told["parts"].values() for value in part.values() if value is not None]
     assert values and all(value == round(round(value * 20) / 20, 2) for value in values)
     assert "longest" not in json.dumps(told) and not told["held"]
+    code, _, err = here(*audit, "--shadows", 2, **home)
+    assert code == 1 and "it takes 10 of each" in err and "Traceback" not in err
     file = place / "hospitals" / "sites" / "north.yaml"
     before = file.read_text()
     file.write_text(before + "policy: {max_membership_auc: 0.0}\n")

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import roc_auc_score, roc_curve
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.reporting.model_audit import MEASURES, AuditSummary, rounded
-from fedtar_flare.site.model_audit import WORDS, membership_auc, verbatim
+from fedtar_flare.site.model_audit import WORDS, _halves, found_at, likelihood_scores, membership_auc, verbatim
 
 COMMON = "no effusion and no sign of pneumothorax in either lung today"
 OWN = {name: " ".join(f"{name}{i}" for i in range(13)) for name in "abc"}
@@ -22,6 +22,22 @@ def test_the_auc_is_scikit_learn_s(scores, data):
     assert found is not None and found[1] >= 0
     assert found[0] == pytest.approx(roc_auc_score([i in members for i in range(len(scores))], scores))
     assert membership_auc({"a": 1.0}, {"a"}) == (None, None)
+    fpr, tpr, _ = roc_curve([i in members for i in range(len(scores))], scores, drop_intermediate=False)
+    share, (low, high) = found_at({str(i): float(s) for i, s in enumerate(scores)}, {str(i) for i in members})
+    assert share == pytest.approx(tpr[fpr <= 0.1].max()) and low - 1e-9 <= share <= high + 1e-9
+
+
+def test_models_that_did_not_see_a_patient_tell_how_hard_the_report_is():
+    """Reports differ more from each other than training changes their loss."""
+    names, drawn = [str(i) for i in range(200)], np.random.default_rng(0)
+    hard = dict(zip(names, drawn.normal(0, 3, 200), strict=True))
+    members = set(names[:100])
+    seen = [*_halves(names, 6, "seed")]
+    assert all(sum(name not in half for half in seen) == 3 and len(half) == 100 for name in names for half in seen)
+    outside = [{name: hard[name] + drawn.normal(0, 0.3) for name in names if name not in half} for half in seen]
+    losses = {name: hard[name] + drawn.normal(0, 0.3) - (name in members) for name in names}
+    alone = membership_auc({name: -loss for name, loss in losses.items()}, members)[0]
+    assert alone < 0.7 < 0.95 < membership_auc(likelihood_scores(losses, outside), members)[0]
 
 
 def test_phrases_of_one_patient_alone_are_found_and_what_all_say_is_not():

@@ -1,0 +1,56 @@
+"""Shadow runs: a site's part of a run, trained again without federation, on patients of one's choice."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+from fedtar_flare.data.cohort import Cohort
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.learning.site_model import SiteModel
+from fedtar_flare.models.sources import fetching_only_if
+from fedtar_flare.protocol.messages import OK, TaskHeader, version
+from fedtar_flare.protocol.tasks import ADAPTER, HANDSHAKE, PARAMETERS, TRAIN
+from fedtar_flare.runtime.report_site import ReportSite
+from fedtar_flare.runtime.site_executor import SiteExecutor
+from fedtar_flare.site.place import Site
+from fedtar_flare.site.site_file import SiteConfig
+from fedtar_flare.site.state import SiteState
+
+
+def train_shadow(
+    cohort: Cohort, run: Mapping[str, Any], rounds: int, *, site: Site, config: SiteConfig, model: Mapping[str, Any]
+) -> SiteModel:
+    """The model that a run's training tasks of so many rounds give at this site alone, from the run's start on.
+
+    It learns from the prepared ``cohort``; each task's update is added whole. ``run`` is what the site's state says of
+    it (:meth:`~fedtar_flare.site.state.SiteState.about_run`), ``model`` overrides settings of the base model. No budget
+    is charged, and nothing is kept. Raises ConfigError where the run cannot be repeated so, DataError where no task has
+    enough patients.
+    """
+    if (job := run.get("job")) is None or job["rounds_per_period"]:
+        raise ConfigError("--shadows: a run of an earlier release, or whose visits arrived by periods, is not repeated")
+    settings = job["settings"] | {"model": {**job["settings"].get("model", {}), **model}}
+    executor = SiteExecutor(job["method"], job["preset"], settings, run["seed"])
+    strategy, down = executor.strategy, executor.contract.task(TRAIN).down
+    if not isinstance(strategy, ReportSite) or not {*down} <= {ADAPTER.name, PARAMETERS.name}:
+        raise ConfigError(f"--shadows: method '{job['method']}' needs more of a server than an adapter")
+    executor.site_config, executor.scalars_to = config.replace(canaries=0), lambda *_: None
+    strategy.at_source(config.source)
+    handlers, trained, after = strategy.handlers(), False, version(0, 0)
+    asked = {"method": job["method"], "run_id": "shadow", "rounds": max(rounds, job["rounds"])}
+    asked["time_steps"] = run["time_steps"]
+    with TemporaryDirectory() as folder, fetching_only_if(asked=False):
+        state, own = SiteState(folder, "shadow", site.name), {"records": Path(folder), "stop_if_aborted": lambda: None}
+        place: Any = SimpleNamespace(name=site.name, simulated=site.simulated, workspace=site.workspace, **own)
+        begin = TaskHeader(**asked, round=0, step=0, after=after, initial_site=site.name)
+        weights = handlers[HANDSHAKE](begin, {}, place, state, cohort)[1] or {}
+        for round_, step in ((r, t) for r in range(1, rounds + 1) for t in range(1, run["time_steps"] + 1)):
+            header = TaskHeader(**asked, round=round_, step=step, after=after)
+            reply, update = handlers[TRAIN](header, weights if down else {}, place, state, cohort)
+            weights = {name: value + update[name] for name, value in weights.items()} if update else weights
+            trained, after = trained or reply.status == OK, version(round_, step)
+    if not trained or strategy.learner is None:
+        raise DataError(f"--shadows: half of the patients of site {site.name} are too few for the run's updates")
+    return strategy.learner
