@@ -80,6 +80,13 @@ def console_commands(page: Path) -> list[str]:
     return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
 
 
+def page_command(page: Path, begins: str, **words: object) -> list[object]:
+    """The arguments of the one ``fedtar`` command in a page's text that begins so, with words of it replaced."""
+    commands = re.findall(r"`fedtar ([^`]+)`", page.read_text(encoding="utf-8"))
+    (command,) = (one for one in commands if one.startswith(begins))
+    return [words.get(word, word) for word in command.split()]
+
+
 def run_simulator(job: Path, workspace: Path, *arguments: str, home: Path, timeout: float = 900, **environment: str):
     """Run a job folder with ``nvflare simulator``; returns the finished process and the folder of its results."""
     command = ["nvflare", "simulator", job, "-w", workspace, *arguments]

@@ -86,6 +86,8 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--kit", type=Path, required=True, help="kit of an admin user who may submit jobs")
     command.add_argument("--job", type=Path, help="folder of the job as it was submitted (default: downloaded)")
     command.add_argument("-r", "--rounds", type=int, help="more rounds than the run had")
+    fewer = "fewest sites from now on, such as after a hospital has left for good (default: the run's)"
+    command.add_argument("--min-sites", type=int, help=fewer)
     command.add_argument(
         "--force", action="store_true", help="although FLARE says that it runs (its server was killed)"
     )
@@ -98,9 +100,10 @@ def add_commands(commands: Commands) -> None:
     place.add_argument("--kit", type=Path, help="of a real federation: kit of an admin user who may submit jobs")
     place.add_argument("-w", "--workspace", type=Path, help="of a simulation: another workspace than the run's")
     command.add_argument("-r", "--rounds", type=int, required=True, help="rounds of the new period")
-    from_help = "day on which it begins (with --kit: by default the day after RUN was submitted; else no new time step)"
+    from_help = "day on which it begins (with --kit: by default the day after RUN ended; else no new time step)"
     command.add_argument("--from", dest="begins", metavar="DATE", help=from_help)
     command.add_argument("--job", type=Path, help="folder of the job as it was submitted (default: downloaded)")
+    command.add_argument("--min-sites", type=int, help=f"with --kit: {fewer}")
 
 
 def methods(arguments: argparse.Namespace) -> None:
@@ -233,7 +236,8 @@ def resume(arguments: argparse.Namespace) -> None:
     from fedtar_flare.provision.resume import resume
 
     ended, kit = arguments.job_id, arguments.kit
-    job_id = resume(ended, kit, job_folder=arguments.job, rounds=arguments.rounds, force=arguments.force)
+    given = {"job_folder": arguments.job, "rounds": arguments.rounds, "min_sites": arguments.min_sites}
+    job_id = resume(ended, kit, force=arguments.force, **given)
     print(json.dumps({"job_id": job_id, "resumes": ended}) if arguments.json else job_id)
 
 
@@ -249,8 +253,8 @@ def continue_(arguments: argparse.Namespace) -> None:
     if rounds < 1:
         raise ConfigError(f"--rounds must be at least 1, not {rounds}")
     if arguments.kit:
-        ended = {"job_folder": arguments.job, "rounds": rounds, "period": True, "begins": begins}
-        job_id = resume(run, arguments.kit, **ended)
+        given = {"job_folder": arguments.job, "rounds": rounds, "min_sites": arguments.min_sites}
+        job_id = resume(run, arguments.kit, period=True, begins=begins, **given)
         print(json.dumps({"job_id": job_id, "continues": run}) if arguments.json else job_id)
         return
     from fedtar_flare.reporting.page import REPORT_FILE

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedtar_flare.runtime.recipe import MethodRecipe
 
 SERVER_CONFIG, CLIENT_CONFIG = "config_fed_server.json", "config_fed_client.json"
+_DURATION = re.compile(r"(?:(\d+) days?, )?(\d+):(\d+):(\d+)")
 
 
 def resume(
@@ -36,16 +37,18 @@ def resume(
     force: bool = False,
     period: bool = False,
     begins: str | None = None,
+    min_sites: int | None = None,
 ) -> str:
     """Submit the job that goes on with ``job_id``; returns the new job's id.
 
     ``kit`` is that of an admin user who may submit, ``job_folder`` the job as it was submitted (None: downloaded from
     the server), ``rounds`` more rounds than the run had. With ``period`` they are added to the run's, for a period of
-    visits that begins on the day ``begins`` (ISO 8601; None: the day after ``job_id`` was submitted). ``force`` resumes
-    although FLARE says that the job has not ended: a killed server leaves its job at RUNNING for ever if its kit was
-    made without this plugin's builder. It needs ``job_folder``, since FLARE refuses downloads of a running job, and
-    must not be used while the job really runs: two jobs would write the same site state. Raises FedTARError where the
-    job has not ended or the server refuses, and ConfigError where the folder holds no job of this plugin.
+    visits that begins on the day ``begins`` (ISO 8601; None: the day after ``job_id`` ended). ``min_sites`` takes the
+    place of the run's. ``force`` resumes although FLARE says that the job has not ended: a killed server leaves its job
+    at RUNNING for ever if its kit was made without this plugin's builder. It needs ``job_folder``, since FLARE refuses
+    downloads of a running job, and must not be used while the job really runs: two jobs would write the same site
+    state. Raises FedTARError where the job has not ended or the server refuses, and ConfigError where the folder holds
+    no job of this plugin.
     """
     if force and job_folder is None:
         raise ConfigError("--force needs --job: FLARE gives nobody the files of a job that it takes for running")
@@ -63,15 +66,31 @@ def resume(
         job = Path(folder) / "job" / source.name
         shutil.copytree(source, job, ignore=shutil.ignore_patterns(*SIGNATURES))
         if period:
-            submitted = datetime.fromisoformat(str(meta["submit_time_iso"])).astimezone(UTC)
-            add_period(job, rounds or 1, begins or (submitted + timedelta(days=1)).date().isoformat())
-        resumed_job(job, job_id, None if period else rounds)
+            add_period(job, rounds or 1, begins or _day_after(meta))
+        resumed_job(job, job_id, None if period else rounds, min_sites)
         return str(session.submit_job(str(job)))
 
 
-def resumed_job(job: Path, job_id: str, rounds: int | None = None) -> None:
+def _day_after(meta: Mapping[str, Any]) -> str:
+    """The day (UTC) after a job ended, by its start and duration as FLARE tells them; ConfigError before it has come:
+    visits of the day count in the period before, and what came while the job ran may have been learnt from.
+    """
+    began = datetime.fromisoformat(str(meta.get("start_time") or meta["submit_time_iso"])).astimezone(UTC)
+    lasted = _DURATION.match(str(meta.get("duration")))
+    days, hours, minutes, seconds = (int(number or 0) for number in lasted.groups()) if lasted else (0, 0, 0, 0)
+    day = (began + timedelta(days + 1, seconds, minutes=minutes, hours=hours)).date()
+    if day > datetime.now(UTC).date():
+        raise ConfigError(f"the new period would begin on {day}, the day after the job ended, which has not come")
+    return day.isoformat()
+
+
+def resumed_job(job: Path, job_id: str, rounds: int | None = None, min_sites: int | None = None) -> None:
     """Change an exported job in place so that it goes on with ``job_id``, with no fewer rounds than it had."""
     changed = 0
+    if min_sites is not None:
+        if min_sites < 1:
+            raise ConfigError(f"min_sites must be at least 1, not {min_sites}")
+        write_json(job / "meta.json", read_json(job / "meta.json") | {"min_clients": min_sites})
     for file in sorted(job.rglob(SERVER_CONFIG)):
         config = read_json(file)
         for workflow in config.get("workflows", []):
@@ -82,7 +101,8 @@ def resumed_job(job: Path, job_id: str, rounds: int | None = None) -> None:
             before = int(arguments.get("num_rounds", 1))
             if rounds is not None and rounds < before:
                 raise ConfigError(f"rounds must be at least the run's own {before}, not {rounds}")
-            arguments |= {"resume_from": job_id} | ({} if rounds is None else {"num_rounds": rounds})
+            changes = {"resume_from": job_id, "num_rounds": rounds, "min_sites": min_sites}
+            arguments |= {name: value for name, value in changes.items() if value is not None}
             changed += 1
         write_json(file, config)
     if not changed:

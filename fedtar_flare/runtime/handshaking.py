@@ -171,13 +171,13 @@ class HandshakeController(TaskController):
         waiting = [s for s in self.live_sites() if s not in {*self.sites, *self._silent, *self.results.turned_away}]
         if r == self.first_round or not waiting:
             return
-        arrives = self.rounds_per_period > 0  # then it scores what it would be helped with if it took part already
-        answers = self._greet(waiting, w, "", {}, evaluate=arrives, before=r)
+        new = self.ahead(r - 1) or self.ahead(self.first_round - 1)  # scored as with a site that took part already
+        answers = self._greet(waiting, w, "", {}, evaluate=len(new) > 0, before=r)
         agree(answers, 0, self._agreed)
         self._remember(answers)
         self.sites = sorted({*self.sites, *answers.replies})
         self.results.joined(r, answers)
-        self.results.evaluation(r - 1, answers, self.ahead(r - 1))
+        self.results.evaluation(r - 1, answers, new)
 
 
 def agree(answers: Answers, min_sites: int, like: Row | None = None) -> Row:

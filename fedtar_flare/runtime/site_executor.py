@@ -38,7 +38,7 @@ from fedtar_flare.site.approval import SERVER_CONFIG, Participation, only, parti
 from fedtar_flare.site.guard import not_allowed
 from fedtar_flare.site.place import Site, TaskAborted, hush_simulator
 from fedtar_flare.site.site_file import SiteConfig
-from fedtar_flare.site.standing import bind_run
+from fedtar_flare.site.standing import bind_run, fix_cells
 from fedtar_flare.site.state import SiteState, StateOfAnother
 
 register_tensors()
@@ -152,6 +152,13 @@ class SiteExecutor(Executor):
             return {}
         by_time = {"time_steps": str(time_steps), "timeline": self.timeline(time_steps)}
         return (by_time if self.strategy.divides_visits else {}) | {"min_cell": str(self.min_cell)}
+
+    def divide(self, header: TaskHeader, site: Site, cohort: Cohort) -> None:
+        """Hold a task to the site's one division of its data, and note which visit is the newest that counts."""
+        if asked := self.division(header.time_steps):
+            newest = max((visit.acquired.isoformat() for visit in cohort.visits), default="")
+            asked |= {"score": header.score}
+            fix_cells(site.records, str(self.site_config.path), asked, newest, begins=header.round == 0)
 
     # ------------------------------------------------------------------ a task, from FLARE to its answer
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
@@ -303,7 +310,10 @@ class SiteExecutor(Executor):
         self.contract.check_place(task, header.round, state.answered())
         state.require_left(task, header)
         state.check_run(header, self.timeline(header.time_steps))
-        return state, self.patients(self.site_config, site.name, header, site.workspace)
+        cohort = self.patients(self.site_config, site.name, header, site.workspace)
+        if task != HANDSHAKE:  # whose own time is when the run is agreed on; visits may have come since
+            self.divide(header, site, cohort)
+        return state, cohort
 
     def _admit(self, header: TaskHeader, site: Site) -> None:
         """Raise Declined for a job that is not approved where it must be, then for one beyond the site's bounds, for

@@ -18,7 +18,6 @@ from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.settings import RunSettings, Settings, build
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.place import Site
-from fedtar_flare.site.standing import fix_cells
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.tensor_file import near_checksums
 from fedtar_flare.version import __version__
@@ -114,11 +113,8 @@ class SiteStrategy(ABC):
     def agreement(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort, shared: Tensors) -> Reply:
         """Fix what the run exchanges and its time steps; the reply that every handshake begins with."""
         schema = ExchangeSchema.of(shared, self.settings.lora.dtype_up)
-        least, asked = self.executor.min_cell, self.executor.division(header.time_steps)
-        if asked:
-            newest = max(visit.acquired for visit in cohort.visits).isoformat()
-            fix_cells(site.records, str(self.executor.site_config.path), asked | {"score": header.score}, newest)
-        executor = self.executor
+        least, executor = self.executor.min_cell, self.executor
+        executor.divide(header, site, cohort)
         about = {"data": self.settings.data.to_dict(), "seed": executor.seed, "canaries": executor.site_config.canaries}
         job = {"method": executor.method, "preset": executor.preset, "settings": executor.settings or {}}
         about["job"] = job | {"rounds": header.rounds, "rounds_per_period": header.rounds_per_period}

@@ -169,6 +169,7 @@ class TaskController(ModelController):
             raise FedTARError(
                 f"task '{task}' of {place(header)}: {answers.count} site(s) took part, min_sites is {least}. "
                 + "; ".join(f"{site}: {why}" for site, why in sorted(problems))
+                + " (--min-sites lets a run go on with fewer)"
             )
         return answers
 

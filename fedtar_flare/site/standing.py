@@ -13,7 +13,9 @@ from fedtar_flare.files import PRIVATE, locked, read_json, write_json
 from fedtar_flare.site.admission import Declined
 
 RUNS, CELLS = "runs.json", "cells.json"
-_NEWEST = "newest"
+_NEWEST, _REFUSED = "newest", "refused"
+MAX_REFUSED = 3
+"""First days of a next period that are told to be too early: each tells that the newest visit came later."""
 
 Division = Mapping[str, str]
 """What decides which visits share a cell and which cells are reported: ``time_steps``, ``timeline``, ``min_cell``, and
@@ -34,18 +36,28 @@ def bind_run(records: Path, job: str, run_id: str, resumes: bool) -> None:
         write_json(file, runs | {job: run_id}, PRIVATE)
 
 
-def fix_cells(records: Path, data: str, asked: Division, newest: str = "") -> None:
+def fix_cells(records: Path, data: str, asked: Division, newest: str = "", *, begins: bool = True) -> None:
     """Fix how the data set ``data`` is divided, as the first job asks; :class:`Declined` where a later one differs.
 
-    ``newest`` is the moment (ISO 8601) of the newest visit that is counted, which no later period may begin before.
+    ``newest`` is the moment (ISO 8601) of the newest visit that is counted, which no later period may begin before. A
+    run that goes on (not ``begins``) fixes nothing where the site has released its cells.
     """
     with locked(file := records / CELLS):
-        if differing := other_cells(records, data, asked):
-            raise Declined(f"declined: {'; '.join(differing)}")
         cells = read_record(file)
         before = cells.get(data, {})
+        if not (before or begins):
+            return
+        if differing := other_cells(records, data, asked):
+            added, refused = extends(before.get("timeline", ""), asked.get("timeline", "")), before.get(_REFUSED, [])
+            if added and added[0] not in refused and len(refused) < MAX_REFUSED:
+                write_json(file, cells | {data: {**before, _REFUSED: [*refused, added[0]]}}, PRIVATE)
+            raise Declined(f"declined: {'; '.join(differing)}")
         kept = {_NEWEST: max(newest, before.get(_NEWEST, ""))} if newest else {}
-        write_json(file, cells | {data: {**before, **asked, **kept}}, PRIVATE)
+        now = {**before, **asked, **kept}
+        if now.get("timeline") != before.get("timeline"):
+            now.pop(_REFUSED, None)
+        if now != before:
+            write_json(file, cells | {data: now}, PRIVATE)
 
 
 def other_cells(records: Path, data: str, asked: Division) -> list[str]:
@@ -57,6 +69,8 @@ def other_cells(records: Path, data: str, asked: Division) -> list[str]:
     """
     fixed = {**asked, **read_record(records / CELLS).get(data, {})}
     if added := extends(fixed.get("timeline", ""), asked.get("timeline", "")):
+        if len(refused := fixed.get(_REFUSED, ())) >= MAX_REFUSED and added[0] not in refused:
+            return [f"a period after {len(refused)} refused ones: until the site runs 'fedtar site cells --release'"]
         if fixed.get(_NEWEST, "9") >= added[0]:
             return [f"a period from {added[0][:10]} on: it begins before visits that were counted already"]
         fixed |= {name: asked[name] for name in ("timeline", "time_steps")}

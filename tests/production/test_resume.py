@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from datetime import UTC, datetime
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
-from fedtar_flare.provision.resume import add_period, continued, resumed_job
+from fedtar_flare.provision.resume import _day_after, add_period, continued, resumed_job
 from fedtar_flare.provision.status import line
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 
@@ -179,6 +180,35 @@ def test_force_needs_the_job_s_folder(tmp_path):
 
 
 PERIODS = {"data": {"alignment": "period", "periods": ["2019-04-01"]}, "time_steps": 2}
+
+
+def test_a_run_goes_on_without_a_hospital_that_left_where_the_lead_says_so_and_with_it_when_it_is_back(tmp_path):
+    local(tmp_path, "job-1", num_rounds=1, time_steps=1, min_sites=2).run()
+    gone = local(tmp_path, "job-2", num_rounds=2, min_sites=2, resume_from="job-1")
+    b = gone.local_sites.pop("b")
+    assert "1 site(s) took part, min_sites is 2" in (reason := failure(gone)) and "--min-sites" in reason
+    fewer = local(tmp_path, "job-3", num_rounds=2, resume_from="job-1")
+    fewer.local_sites.pop("b")
+    fewer.run()
+    back = local(tmp_path, "job-4", num_rounds=3, resume_from="job-3")
+    back.run()
+    assert not fewer.panics + back.panics and not b.received
+    assert [sorted(f.sites) for f in (fewer, back)] == [["a"], ["a", "b"]]
+    job = exported(tmp_path / "export", num_rounds=2, min_sites=2)
+    resumed_job(job, "job-1", min_sites=1)
+    (workflow,) = json.loads((job / "app" / "config" / "config_fed_server.json").read_text())["workflows"]
+    assert (workflow["args"]["min_sites"], json.loads((job / "meta.json").read_text())["min_clients"]) == (1, 1)
+    with pytest.raises(ConfigError, match="at least 1"):
+        resumed_job(job, "job-1", min_sites=0)
+
+
+@pytest.mark.parametrize("lasted", ["3:05:00.25", "N/A", "2 days, 3:55:00"])
+def test_the_next_period_begins_on_the_day_after_the_job_ended(lasted):
+    meta = {"submit_time_iso": None, "start_time": "2026-02-28T23:00:00+00:00", "duration": lasted}
+    day = {"3": "2026-03-02", "N": "2026-03-01", "2": "2026-03-04"}[lasted[0]]
+    assert _day_after(meta) == day
+    with pytest.raises(ConfigError, match="has not come"):
+        _day_after(meta | {"start_time": datetime.now(UTC).isoformat(), "duration": "0:00:01"})
 
 
 def test_the_next_period_is_a_job_with_another_bound_and_more_rounds_and_no_other_change(tmp_path):

@@ -130,6 +130,18 @@ def test_what_lies_in_the_future_changes_nothing_but_the_scores_of_it(home, tmp_
     assert [[t for t, cell in one.items() if cell["n"]] for one in scored] == [["1"], ["2"], ["3"]]
 
 
+@pytest.mark.parametrize("site", ["site-b", "site-c"])
+def test_a_site_that_comes_late_to_a_job_of_a_new_period_is_scored_before_it_learns(tmp_path, site):
+    """One that took part before, such as a hospital that has just approved the job, and one that never did."""
+    before = {name: QuadraticSite(name, [pair(1)], validation=pair(2)) for name in ("site-a", "site-b")}
+    (first := federation_of("fedavg")(tmp_path / "a", before, time_steps=1, num_rounds=1)).run()
+    given_ = {"num_rounds": 3, "joins": {site: 3}, "resume_from": str(first.results_folder / "checkpoint")}
+    then = federation_of("fedavg")(tmp_path / "b", sites("site-a", site), time_steps=2, **given_)
+    then.run()
+    assert read_run(then.results_folder).ahead == {2: dict.fromkeys(("site-a", site), SCORES["steps"]["2"])}
+    assert [len(step.sites) for step in of_kind(read_events(then.results_folder), Step)] == [1, 1, 2, 2]
+
+
 def test_a_hospital_and_a_method_without_reports_refuse_a_server_s_clock(tmp_path):
     reply, _ = HospitalSite(tmp_path, "hospital", simulated=False).handshake(rounds_per_period=1)
     assert reply.status == "error" and "simulations" in reply.reason

@@ -1,0 +1,114 @@
+"""Two periods of one run over mTLS: studies arrive, the server is killed between them, and a hospital joins."""
+
+import json
+
+import numpy as np
+import pytest
+from command import fedtar, fedtar_here, page_command
+from federation_process import SITES, wait_for
+from kits import whole
+from make_dicom import write_radiograph
+
+from fedtar_flare.data.splits import SPLITS, split_of
+from fedtar_flare.methods.fedtar.events import EVENTS, Alphas, Outer
+from fedtar_flare.record.events import SHARED, Evaluation, Start, Step
+from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.reporting.run import read_run
+
+pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+A, B = SITES
+LEAD, KEY = "lead@hub.org", "ab" * 32
+FIRST = {"data": {"alignment": "period", "periods": ["2019-04-01"], "synthetic_patients": 12}}
+POLICY = "{approval: required, min_patients: 1, min_local_steps: 1, min_batch_size: 1}"
+
+
+def patients(split):
+    """Two of a split by hospital A's key."""
+    return [name for name in map("P{}".format, range(40)) if split_of(name, bytes.fromhex(KEY)) == split][:2]
+
+
+@pytest.fixture
+def arrive(tmp_path):
+    """Radiographs of a day, one of each patient, come into a hospital's folder, and their reports into its list."""
+    folder, reports = tmp_path / "pacs", tmp_path / "reports.csv"
+    folder.mkdir()
+    reports.write_text("accession_number,report\n")
+    drawn = np.random.default_rng(0)
+
+    def arrive(day, *names):
+        for name in names:
+            uid, accession = f"1.2.{day}.{name[1:]}", f"{name}-{day}"
+            tags = {"StudyInstanceUID": uid, "SeriesInstanceUID": f"{uid}.1", "SOPInstanceUID": f"{uid}.1.1"}
+            tags |= {"PatientID": name, "AccessionNumber": accession, "StudyDate": day, "StudyTime": "101500"}
+            write_radiograph(folder / f"{accession}.dcm", drawn.integers(0, 4096, (64, 64)), **tags)
+            reports.write_text(f"{reports.read_text()}{accession},The lungs are clear.\n")
+
+    return arrive
+
+
+@pytest.fixture
+def hospital_a(federation, tmp_path):
+    """Hospital A has the table of its DICOM folder, and approves every job."""
+    local = federation.sites[A] / "local"
+    before = (local / "fedtar.yaml").read_text()
+    (local / "fedtar.yaml").write_text(whole(f"source: manifest\npath: {tmp_path / 'table.csv'}\npolicy: {POLICY}\n"))
+    (local / "fedtar.key").write_text(KEY)
+    (local / "fedtar.key").chmod(0o600)
+    yield federation.sites[A]
+    (local / "fedtar.key").unlink()
+    (local / "fedtar.yaml").write_text(before)
+
+
+def test_a_study_that_came_between_two_periods_is_first_written_about_and_then_learnt_from(
+    federation, exported, repository, arrive, hospital_a, tmp_path
+):
+    """As docs/how-to/run-for-years.md has it. Hospital B misses the first period; A has approved that alone."""
+
+    def does(begins, **words):
+        """What one of the page's commands prints."""
+        return passing(*page_command(repository / "docs/how-to/run-for-years.md", begins, **words))
+
+    def passing(*command):
+        code, out, err = (fedtar if command[0] == "continue" else fedtar_here)(*command)
+        assert code == 0, out + err
+        return out.strip()
+
+    table = {"FOLDER": tmp_path / "pacs", "REPORTS": tmp_path / "reports.csv", "TABLE": tmp_path / "table.csv"}
+    everybody = [name for split in SPLITS for name in patients(split)]
+    arrive("20190110", *everybody)
+    arrive("20190510", *everybody)
+    does("data index", **table)
+    passing("site", "approve", job := exported("years", **FIRST), "--kit", hospital_a)
+    passing("site", "pause", "--kit", federation.sites[B])
+    first = federation.submit(job)
+    (start,) = of_kind(read_events(federation.completed(first)), Start)
+    assert start.counts == {A: {split: [2, 2] for split in SPLITS}}
+
+    federation.kill_site("localhost")
+    federation.start("localhost")
+    wait_for("the sites found the server again", lambda: set(SITES) <= federation.connected(), 300)
+    arrive("20190810", patients("train")[0], *patients("test"))
+    does("data index", **table)
+    lead = {"JOB": first, "KIT": federation.kits / LEAD, "ROUNDS": 1, "DATE": "2019-07-01"}
+    held = does("continue JOB", **lead)
+    assert federation.finished(held) != "FINISHED:COMPLETED"
+    assert f"{A}: held: not approved" in (federation.folder / "localhost.out").read_text(errors="replace")
+    assert "not approved here" in does("site describe", JOB=held, KIT=hospital_a)
+    does("site approve", JOB=held, KIT=hospital_a)
+    passing("site", "join", "--kit", federation.sites[B])
+
+    results = federation.completed(does("continue JOB", **lead))
+    events = read_events(results, (*SHARED, *EVENTS))
+    (again,), (alphas,), (outer,) = (of_kind(events, kind) for kind in (Start, Alphas, Outer))
+    assert (again.run_id, again.first_round, again.time_steps) == (start.run_id, 2, 3)
+    assert again.counts[A] == {"train": [2, 2, 1], "validation": [2, 2, 0], "test": [2, 2, 2]}
+    assert [[step.round, step.step, *step.sites] for step in of_kind(events, Step)] == [[2, t, A, B] for t in (1, 2, 3)]
+    assert len(outer.alpha_after) == 3 and alphas.alpha[2] == alphas.alpha[1] != alphas.alpha[0]
+    ahead, (before, after) = read_run(results).ahead, of_kind(events, Evaluation)
+    assert list(ahead) == [3] and sorted(ahead[3]) == list(SITES) and ahead[3][A]["n"] == 2
+    assert all(cell["token_loss"] == before.sites[site].steps[3]["token_loss"] for site, cell in ahead[3].items())
+    assert [t for t, cell in before.sites[A].steps.items() if cell["n"]] == [3], "and nothing else is told again"
+    assert [cell["n"] for cell in after.sites[A].steps.values()] == [2, 2, 2]
+    assert all(f"{site}, period 3" in (results / "report.html").read_text() for site in SITES)
+    entries = json.loads(passing("audit", hospital_a, "--json"))["entries"]
+    assert not [entry for entry in entries if entry["job"] == held and entry.get("tensors")]
