@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.cli.commands import PRESETS, Commands, add_command, add_group, add_repeated, given, grouped, show
+from fedtar_flare.cli.intake import add_login
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import clean, write_json
 
@@ -37,6 +38,10 @@ def add_commands(commands: Commands) -> None:
         "--format", choices=("text", "json", "sr"), default="text", help="sr: a DICOM SR (default text)"
     )
     command.add_argument("-o", "--out", type=Path, help="file to write (default: standard output; needed for sr)")
+    command.add_argument(
+        "--stow", metavar="URL", help="DICOMweb service of the PACS that has the study, to store the SR"
+    )
+    add_login(command)
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<i> (default auto)")
     command.add_argument("--online", action="store_true", help="parts of the model may be fetched from the hub")
     of_model = "a setting of the base model to override, such as model.weights=PATH; may be repeated"
@@ -129,6 +134,8 @@ def generate(arguments: argparse.Namespace) -> None:
 
     if arguments.format == "sr" and arguments.out is None:
         raise ConfigError("a DICOM SR is a file: name it with --out")
+    if arguments.stow and arguments.format != "sr":
+        raise ConfigError("--stow stores a DICOM SR: choose --format sr")
     priors = given(arguments, "prior_image", "prior_days")
     priors |= {"prior_report": [_text_of(path) for path in arguments.prior_report]}
     if len({len(values) for values in priors.values() if values}) > 1:
@@ -145,7 +152,13 @@ def generate(arguments: argparse.Namespace) -> None:
         arguments.adapter, model=model, **given(arguments, "state", "key", "device", "online")
     ).draft(study)
     if arguments.format == "sr":
-        structured_report(draft, arguments.study).save_as(arguments.out)
+        report = structured_report(draft, arguments.study)
+        report.save_as(arguments.out)
+        if arguments.stow:
+            from fedtar_flare.curation.pacs import Pacs
+
+            new = Pacs(arguments.stow, **given(arguments, "token", "cert", "ca")).store(report)
+            print(f"{'stored' if new else 'there already'}: {report.SOPInstanceUID}", file=sys.stderr)
     else:
         text = json.dumps(draft.to_dict(), indent=2) if arguments.format == "json" else draft.to_text()
         if not arguments.out:

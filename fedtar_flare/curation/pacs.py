@@ -11,11 +11,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from requests import JSONDecodeError, RequestException, Session
+from requests.adapters import HTTPAdapter
+from urllib3 import Retry
+
 from fedtar_flare.errors import ConfigError, DataError, FedTARError
 from fedtar_flare.imaging.limits import current
 
 ANSWER_BYTES, CHUNK, PAGE, REQUEST, VALUE = 64 << 20, 1 << 18, 200, 1 << 16, 1024
 """Bytes of an answer, bytes read at a time, records of a page, bytes that a request counts as, letters of a value."""
+BUSY, REFUSED, MOST = (429, 502, 503, 504), (401, 403), 100_000
+"""Codes of HTTP, and how many studies, or instances of a study, an answer may have."""
 Record = dict[str, str]
 """Values by keyword; several are separated by backslashes."""
 
@@ -36,9 +42,6 @@ class Pacs:
     def __init__(self, url: str, token: Path | None, cert: Path | None, ca: Path | None, rate: float = 20.0):
         try:
             from dicomweb_client.web import DICOMwebClient
-            from requests import Session
-            from requests.adapters import HTTPAdapter
-            from urllib3 import Retry
         except ImportError as error:
             raise ConfigError("dicomweb-client is not installed: pip install 'fedtar_flare[pacs]'") from error
         where = urlsplit(url)
@@ -46,24 +49,25 @@ class Pacs:
             raise ConfigError("needs http(s)://HOST[:PORT]/PATH without a password in it, and a rate above 0")
         if token and where.scheme == "http" and where.hostname not in ("localhost", "127.0.0.1", "::1"):
             raise ConfigError(f"{where.netloc}: a token is sent over https:// alone")
+        self.host, self._rate, self._free, self._left, self._end = where.netloc, rate * 1e6, 0.0, ANSWER_BYTES, b""
+        self._token = Path(_own(token)).read_text(encoding="utf-8", errors="replace").strip() if token else ""
+        if token and not re.fullmatch(r"((Bearer|Basic) )?[\w.~+/=-]+", self._token, re.ASCII):
+            raise ConfigError(f"{token}: no bearer token in one line (nor 'Basic' and what follows it)")
         for name in ("dicomweb_client", "urllib3", "pydicom"):  # their messages quote queries and values
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-        self.host, self._rate, self._free, self._left = where.netloc, rate * 1e6, 0.0, ANSWER_BYTES
-        self._end = b""  # of the last answer
-        self._token, get, busy = token and _token(token), ["GET"], (429, 502, 503, 504)
+        session, get = Session(), ["GET"]
         again = Retry(
-            4, allowed_methods=get, status_forcelist=busy, backoff_factor=0.5, respect_retry_after_header=False
+            4, allowed_methods=get, status_forcelist=BUSY, backoff_factor=0.5, respect_retry_after_header=False
         )
-        session = Session()
         session.mount(f"{where.scheme}://", HTTPAdapter(max_retries=again))
         session.trust_env = False  # no .netrc, no proxy, no certificates of the environment
         session.headers["Accept-Encoding"], session.auth = "identity", self._prepared
-        session.cert, session.verify = str(_own(cert)) if cert else None, str(_own(ca, 0)) if ca else True
-        options = {"callback": self._bounded, "chunk_size": CHUNK, "permissive_uid": True, "timeout": 60}
-        self._client = DICOMwebClient(url.rstrip("/"), session, **options)
+        session.cert, session.verify = _own(cert) if cert else None, _own(ca, 0) if ca else True
+        options: dict[str, Any] = {"chunk_size": CHUNK, "permissive_uid": True, "timeout": 60}
+        self._client = DICOMwebClient(url.rstrip("/"), session, callback=self._bounded, **options)
         self._client.set_http_retry_params(retry=False)
 
-    def search(self, level: str, key: str, fields: Sequence[str], most: int, **of: Any) -> list[Record]:
+    def search(self, level: str, key: str, fields: Sequence[str], most: int = MOST, **of: Any) -> list[Record]:
         """What the PACS says it has (QIDO-RS) of ``studies`` or ``instances``, each once, with ``key`` and ``fields``.
 
         Page after page is asked for until one has nothing new: a server may ignore limit and offset.
@@ -94,19 +98,32 @@ class Pacs:
             if not self._end.rstrip().endswith(b"--"):
                 raise DataError(f"{self.host} broke off within a series", reason="bad-answer")
 
-    def store(self, dataset: Any) -> None:
-        """Store one instance (STOW-RS); DataError (``not-stored``) unless the PACS says that it did."""
+    def store(self, dataset: Any) -> bool:
+        """Store one instance beside its study (STOW-RS), never over another; returns False where it is there already.
+
+        DataError: ``no-study`` unless the PACS has that study of that patient, ``not-stored`` unless it says it did.
+        """
+        study, sop = dataset.StudyInstanceUID, dataset.SOPInstanceUID
+        there = self.search("studies", "StudyInstanceUID", ["PatientID"], 1, search_filters={"StudyInstanceUID": study})
+        if there != [{"StudyInstanceUID": study, "PatientID": dataset.PatientID}]:
+            raise DataError(f"{self.host} has no such study of this patient; nothing was sent", reason="no-study")
+        if sop in (
+            one["SOPInstanceUID"] for one in self.search("instances", "SOPInstanceUID", [], study_instance_uid=study)
+        ):
+            return False
         dataset.preamble, self._left = b"\0" * 128, ANSWER_BYTES
         with self._asking():
-            answer = self._client.store_instances([dataset], dataset.StudyInstanceUID)
+            answer = self._client.store_instances([dataset], study)
             stored = [one.ReferencedSOPInstanceUID for one in answer.get("ReferencedSOPSequence") or ()]
-        if dataset.SOPInstanceUID not in stored:
-            raise DataError(f"{self.host} did not store the instance", reason="not-stored")
+        if sop not in stored:
+            raise DataError(f"{self.host} did not store the draft", reason="not-stored")
+        return True
 
     def _prepared(self, request: Any) -> Any:
         self._wait(REQUEST)
         request.url = request.url.replace("%2A", "*").replace("%3F", "?")  # which Orthanc 1.10 does not decode
-        request.headers.update({"Authorization": self._token} if self._token else {})
+        if self._token:
+            request.headers["Authorization"] = self._token if " " in self._token else f"Bearer {self._token}"
         return request
 
     def _wait(self, count: int) -> None:
@@ -124,7 +141,7 @@ class Pacs:
 
         def iter_content(chunk_size: int = CHUNK, **options: Any) -> Iterator[bytes]:
             for chunk in read(min(chunk_size, CHUNK), **options):
-                self._left, self._end = self._left - len(chunk), chunk[-16:] if len(chunk) > 9 else self._end + chunk
+                self._left, self._end = self._left - len(chunk), (self._end + chunk)[-9:]
                 if self._left < 0:
                     response.close()
                     raise DataError(f"{self.host} sends more than a file or an answer may have", reason="too-large")
@@ -144,31 +161,21 @@ class Pacs:
         except (FedTARError, MemoryError):
             raise
         except Exception as error:
-            kind, code = type(error), getattr(getattr(error, "response", None), "status_code", None)
-            if code in (401, 403):
-                raise FedTARError(f"{self.host} refuses (HTTP {code}): look at token and certificate") from None
-            if code and code not in (429, 502, 503, 504):
+            kind, code = type(error).__name__, getattr(getattr(error, "response", None), "status_code", 0)
+            if isinstance(error, JSONDecodeError) or not isinstance(error, RequestException):
+                text = f"{self.host} answers with something that is not DICOMweb ({kind})"
+                raise DataError(text, reason="bad-answer") from None
+            if code and code not in BUSY + REFUSED:
                 raise DataError(f"{self.host} answers with HTTP {code}", reason=f"http-{code}") from None
-            if code or (kind.__module__ == "requests.exceptions" and kind.__name__ != "JSONDecodeError"):
-                text = f"{self.host} does not answer, or broke off ({code or kind.__name__}): look at address, network"
-                raise FedTARError(f"{text} and certificates; the same command goes on later") from None
-            text = f"{self.host} answers with something that is not DICOMweb ({kind.__name__})"
-            raise DataError(text, reason="bad-answer") from None
+            text = f"{self.host} does not answer, or refuses ({f'HTTP {code}' if code else kind}): look at address,"
+            raise FedTARError(f"{text} network, token and certificates; the same command goes on later") from None
 
 
-def _own(path: Path, forbidden: int = 0o077) -> Path:
-    if not path.is_file():
-        raise ConfigError(f"{path}: there is no such file")
-    if path.stat().st_mode & forbidden:
-        raise ConfigError(f"{path} holds a secret and can be read by others: chmod 600 {path}")
-    return path
-
-
-def _token(file: Path) -> str:
-    text = _own(file).read_text(encoding="utf-8", errors="replace").strip()
-    if not re.fullmatch(r"((Bearer|Basic) )?[\w.~+/=-]+", text, re.ASCII):
-        raise ConfigError(f"{file}: no bearer token in one line (nor 'Basic' and what follows it)")
-    return text if " " in text else f"Bearer {text}"
+def _own(path: Path, forbidden: int = 0o077) -> str:
+    if not path.is_file() or path.stat().st_mode & forbidden:
+        text = "holds a secret and can be read by others: chmod 600" if path.is_file() else "there is no such file:"
+        raise ConfigError(f"{path}: {text} {path}")
+    return str(path)
 
 
 def _value(record: Any, keyword: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.curation.pacs import Pacs, Record, is_uid
+from fedtar_flare.curation.pacs import MOST, Pacs, Record, is_uid
 from fedtar_flare.data.sources.tables import own_table
 from fedtar_flare.errors import ConfigError, DataError, collecting, within
 from fedtar_flare.files import PRIVATE, locked, read_json, write_bytes, write_json
@@ -23,8 +23,6 @@ from fedtar_flare.progress import Progress
 STUDY = ["AccessionNumber", "PatientID", "PatientBirthDate", "PatientSex", "StudyDate", "StudyDescription",
          "ModalitiesInStudy", "StudyInstanceUID"]  # fmt: skip
 SERIES = ["SeriesInstanceUID", "Modality", "SeriesDescription", "SeriesNumber", "BodyPartExamined"]
-MOST = 100_000
-"""Studies of a query, and instances of a study."""
 
 
 def read_query(table: Path) -> list[Record]:
@@ -61,7 +59,7 @@ def pull(
         progress = Progress("study", len(wanted), say, every)
         for number, (uid, (study, rows)) in enumerate(sorted(wanted.items()), start=1):
             with collecting(problems), within(f"study {uid}"):
-                listed = pacs.search("instances", "SOPInstanceUID", SERIES, MOST, study_instance_uid=uid)
+                listed = pacs.search("instances", "SOPInstanceUID", SERIES, study_instance_uid=uid)
                 listed = [one for one in listed if any(_fits(row, one, SERIES) for row in rows)]
                 now = [sorted(study.items()), sorted((i["SeriesInstanceUID"], i["SOPInstanceUID"]) for i in listed)]
                 mark, record = _digest(json.dumps(now).encode()), folder / "finished" / f"{uid}.json"

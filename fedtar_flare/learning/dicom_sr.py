@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def structured_report(draft: Draft, image: Path) -> Dataset:
-    """An Enhanced SR (TID-free: a container with text items) that refers to the DICOM study in ``image``.
+    """An Enhanced SR (TID-free: a container with text items) that refers to the DICOM study in ``image``; the same
+    draft has the same UIDs, so that none is stored twice.
 
     Raises ConfigError where highdicom is not installed, or the study is not DICOM.
     """
@@ -27,17 +28,20 @@ def structured_report(draft: Draft, image: Path) -> Dataset:
             RelationshipTypeValues,
             TextContentItem,
         )
-        from highdicom.uid import UID
     except ImportError as error:
         raise ConfigError(
             "a DICOM SR is written through highdicom, which is not installed: pip install 'fedtar_flare[sr]'"
         ) from error
     from pydicom.sr.codedict import codes
     from pydicom.sr.coding import Code
+    from pydicom.uid import generate_uid
 
     evidence = list(headers(image))
     if not evidence:
         raise ConfigError(f"{image} holds no DICOM file: a DICOM SR belongs to a DICOM study; choose text or json")
+    needed = ("PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate", "StudyTime")
+    for name in needed:  # by highdicom; files without identity may lack them
+        setattr(evidence[0], name, evidence[0].get(name))
     root = ContainerContentItem(name=Code("18748-4", "LN", "Diagnostic imaging report"), is_content_continuous=False)
     notice = f"{DISCLAIMER}. {draft.model}, adapter of run {draft.run_id}, round {draft.round}"
     root.ContentSequence = ContentSequence(
@@ -46,12 +50,13 @@ def structured_report(draft: Draft, image: Path) -> Dataset:
             for name, value in ((codes.DCM.Comment, notice), (Code("121070", "DCM", "Findings"), draft.text))
         ]
     )
+    which = [str(evidence[0].StudyInstanceUID), draft.run_id, str(draft.round), str(draft.personal), draft.text]
     return EnhancedSR(
         evidence=evidence,
         content=root,
-        series_instance_uid=UID(),
+        series_instance_uid=generate_uid(entropy_srcs=["series", *which]),
         series_number=9900,
-        sop_instance_uid=UID(),
+        sop_instance_uid=generate_uid(entropy_srcs=which),
         instance_number=1,
         manufacturer="fedtar_flare",
         manufacturer_model_name=f"fedtar_flare {__version__}",

@@ -147,6 +147,7 @@ def test_generate_writes_a_structured_report_that_says_draft(results, a_study, t
         (["--set", "model.sede=5"], "seed"),
         (["--adapter", "nowhere"], "adapter_model.safetensors"),
         (["--format", "sr"], "--out"),
+        (["--stow", "http://127.0.0.1"], "--format sr"),
     ],
 )
 def test_generate_refuses_what_cannot_be_right(results, a_study, change, word):

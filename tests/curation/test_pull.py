@@ -3,6 +3,8 @@
 import json
 import subprocess
 import threading
+import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 
@@ -14,8 +16,12 @@ from federation_process import wait_for
 from make_dicom import JPEGLSLossless, compress, put, slice_dataset
 from orthanc import orthanc, rest
 from pydicom.datadict import dictionary_VR, tag_for_keyword
+from refused import refused
 
+from fedtar_flare.curation.pacs import Pacs
 from fedtar_flare.imaging.limits import Limits, applied
+from fedtar_flare.learning.dicom_sr import structured_report
+from fedtar_flare.learning.drafting import Draft
 
 NAME = "Geheimnis^Erika"
 
@@ -98,6 +104,28 @@ def test_only_what_the_query_names_comes_compressed_as_it_is_stored(pacs, argume
     rest(f"{pacs}/instances", instance(10, 2))
     _, done, _ = pulled(command)
     assert (done["again"], done["there"]) == (1, 2)
+
+
+def test_a_draft_is_stored_beside_its_study_once_and_never_over_another(pacs, tmp_path):
+    images = {n: tmp_path / f"{n}.dcm" for n in (5, 6)}
+    for n, file in images.items():
+        edit = put(PatientID="P6") if n == 5 else put()  # whose study 5 is at the PACS says another
+        file.write_bytes(instance(n, edit=edit))
+    draft, client = (
+        Draft("No effusion.", "run", 1, "model", False, "2024-01-31"),
+        Pacs(f"{pacs}/dicom-web", *[None] * 3),
+    )
+    before = set(rest(f"{pacs}/instances"))
+    for new, text in ((True, "No effusion."), (False, "No effusion."), (True, "Effusion.")):
+        report = structured_report(replace(draft, text=text, created=str(time.time())), images[6])
+        assert client.store(report) is new
+    with refused("no-study"):
+        client.store(structured_report(draft, images[5]))
+    added = [rest(f"{pacs}/instances/{one}/simplified-tags") for one in set(rest(f"{pacs}/instances")) - before]
+    assert {(one["Modality"], one["PreliminaryFlag"], one["PatientID"]) for one in added} == {
+        ("SR", "PRELIMINARY", "P6")
+    }
+    assert len(added) == 2 == len({one["SOPInstanceUID"] for one in added})
 
 
 class Liar(BaseHTTPRequestHandler):
