@@ -9,6 +9,8 @@ predicts. Their embeddings T are a tensor of its own, no part of the vocabulary:
 ``memory``
     among the image's tokens, T (D, K, E), which the decoder reads by cross-attention, where it has learnt to look for
     findings. All begin near zero.
+``text``
+    in words, in what a vision-language model is asked.
 ``none``
     nowhere: the branch learns to predict, and the decoder is not prompted.
 """
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.learning.comparison import FIXED_RMS, UNKNOWN, Comparison, changes_of
+from fedtar_flare.learning.comparison import FIXED_RMS, NEW, RESOLVED, UNKNOWN, Comparison, changes_of
 from fedtar_flare.learning.labels import POSITIVE, labeler
 from fedtar_flare.learning.plain_words import completed, is_none
 from fedtar_flare.models.config import ASSETS
@@ -107,13 +109,14 @@ class DiagnosisBranch(nn.Module):
         super().__init__()
         self.findings, self.place = findings, place
         self.comparison: Comparison | None = None
+        self.names: tuple[str, ...] = ()
         generator = torch.Generator().manual_seed(seed)
         self.head: nn.Module
         if head == "mean":
             self.head = MeanHead(findings, classes, channels, slices, generator)
         else:
             self.head = AttentionHead(findings, classes, channels, generator)
-        if place == "memory":
+        if place in ("memory", "text"):
             start = NOISE * torch.randn(findings, classes, words.shape[1], generator=generator).to(words.device)
         else:
             noise = torch.randn(classes, words.shape[1], generator=generator)
@@ -138,12 +141,28 @@ class DiagnosisBranch(nn.Module):
         return classes, self.comparison.before(seen.prior, before)
 
     def prompts_of(self, classes: Tensor, before: Tensor | None = None) -> Tensor:
-        """Prompts (B, D, E) of classes (B, D), compared with those before where they are given."""
+        """Prompts (B, D, E) of classes (B, D), compared with those before where they are given.
+
+        In the place ``text``, the classes (B, D, 2) now and before themselves, which :meth:`in_words` reads.
+        """
+        if self.place == "text":
+            nothing = torch.full_like(classes, UNKNOWN)
+            return torch.stack([classes, nothing if self.comparison is None or before is None else before], dim=-1)
         if self.place in ("last", "none"):
             return F.embedding(classes, self.embeddings)
         if self.comparison is not None and before is not None:
             return self.comparison.prompts(self.embeddings, classes, before)
         return self.embeddings[torch.arange(self.findings, device=classes.device), classes]
+
+    def in_words(self, prompts: Tensor) -> list[str]:
+        """Prompts (B, D, 2) of the place ``text`` in words: what is there, new or gone."""
+        said = []
+        for now, change in zip(prompts[..., 0].tolist(), changes_of(*prompts.unbind(-1)).tolist(), strict=True):
+            rows = list(zip((name.replace("_", " ") for name in self.names), now, change, strict=True))
+            there = [name + " (new)" * (new == NEW) for name, own, new in rows if own == POSITIVE]
+            gone = [name for name, _, new in rows if new == RESOLVED]
+            said.append(f"Findings: {', '.join(there) or 'none'}." + f" Gone: {', '.join(gone)}." * bool(gone))
+        return said
 
 
 class PromptedFindings(NamedTuple):
@@ -217,14 +236,13 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     found = labeler(settings["labeler"], settings.get("prompt_classes", "all"))
     if not found.findings:
         return
-    generator.require_parts(f"a labeler of findings ('{settings['labeler']}')")
     place = settings.get("prompt_place", "last")
     if place == "last":
         require_positions(len(found.findings), generator.max_length, generator.decoder.config.max_position_embeddings)
     branch = DiagnosisBranch(
         len(found.findings),
         len(found.classes),
-        generator.encoder.width,
+        generator.channels,
         settings["slices"],
         generator.decoder.get_input_embeddings().weight.detach(),
         settings["seed"],
@@ -238,7 +256,7 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     if settings.get("changes"):
         comparison = Comparison(found, branch.embeddings.shape[2], settings["seed"])
         branch.comparison = comparison.to(branch.embeddings.device)
-    generator.diagnosis = branch
+    branch.names, generator.diagnosis = found.findings, branch
     candidates, complete = settings.get("candidates", 1), settings.get("complete", False)
     if candidates > 1 or complete:
         generator.choice = FindingsChoice(branch, found.label, candidates, found.findings if complete else ())

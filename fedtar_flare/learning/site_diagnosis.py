@@ -123,7 +123,7 @@ class DiagnosisConfig(Settings):
         return {
             "labeler": self.labeler,
             "prompt_classes": "positive",
-            "prompt_place": "memory",
+            "prompt_place": "text" if model.family == "vlm" else "memory",
             "head": "attention",
             "head_weights": "small" if fits else None,
             "fixed_prompts": True,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedtar_flare.imaging.batch import PriorBatch
 
-Place = Literal["last", "begin", "memory", "none"]
+Place = Literal["last", "begin", "memory", "text", "none"]
 
 
 class Seen(NamedTuple):
@@ -24,7 +24,7 @@ class Prompter(Protocol):
 
     ``place`` of the prompts: ``begin``, before the report, at the begin token's position, whose weight in the decoder's
     attention they share; ``last``, before the report, at the decoder's last positions, with a weight of their own;
-    ``memory``, among the image's tokens; or ``none``: the decoder reads none.
+    ``memory``, among the image's tokens; ``text``, in words (a vision-language model); or ``none``: it reads none.
     """
 
     place: Place

@@ -20,6 +20,9 @@ from fedtar_flare.models.r2gen import image_layers
 from fedtar_flare.models.recomputation import RecomputedLayers
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
+Search = Callable[[list[int] | None, int, int], Tensor]
+"""Given rows (None: all), beams and how many are wanted: token ids (B, wanted, L) of the likeliest beams, in order."""
+
 
 def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean token loss of each report, shape (B,), float32.
@@ -80,6 +83,11 @@ class ReportGenerator(nn.Module):
     def stage_modules(self) -> Sequence[nn.Module]:
         """Stages of the encoder, of which the first frozen ones see an image once."""
         return self.encoder.stage_modules()
+
+    @property
+    def channels(self) -> int:
+        """C of :meth:`tokens`."""
+        return int(self.encoder.width)
 
     def require_parts(self, what: str) -> None:
         """ConfigError where the model is no encoder with a decoder, which ``what`` needs."""
@@ -208,11 +216,9 @@ class ReportGenerator(nn.Module):
         for alone.
         """
         tokens = self.tokens(batch) if tokens is None else tokens
-        before = self.prior_tokens(batch)
-        memory, mask = self.memory(batch, tokens, before)
-        memory, mask, prompts = self._placed(memory, mask, self.prompts(batch, tokens, before))
-        length = max_length or self.max_length
-        ids = self._search(memory, mask, prompts, num_beams or self.num_beams, 1, length)[:, 0]
+        before, length = self.prior_tokens(batch), max_length or self.max_length
+        search = self._search(batch, tokens, before, self.prompts(batch, tokens, before), length)
+        ids = search(None, num_beams or self.num_beams, 1)[:, 0]
         if self.choice is None:
             return ids
         prompted = self.choice.prompted(Seen(tokens, batch.slice_mask, batch.prior, before))
@@ -221,8 +227,7 @@ class ReportGenerator(nn.Module):
         again = [i for i, differing in enumerate(wrong) if differing]
         if again and many > 1:
             with nullcontext() if context is None else context(again):
-                own = None if prompts is None else prompts[again]
-                found = self._search(memory[again], mask[again], own, many, many, length)
+                found = search(again, many, many)
             ids = F.pad(ids, (0, max(0, found.shape[2] - ids.shape[1])), value=self.pad_id)
             for i, beams in zip(again, found, strict=True):
                 differing, best = min((self._differing(beam, prompted[i]), k) for k, beam in enumerate(beams))
@@ -243,13 +248,24 @@ class ReportGenerator(nn.Module):
         return self.choice.differing(self._text_of(ids.tolist()), prompted)
 
     def _search(
-        self, memory: Tensor, mask: Tensor, prompts: Tensor | None, beams: int, wanted: int, length: int
-    ) -> Tensor:
-        """Token ids (B, wanted, L) of the likeliest beams, the likeliest first."""
+        self, batch: ImageBatch, tokens: Tensor, before: Tensor | None, prompts: Tensor | None, length: int
+    ) -> Search:
+        """A beam search for reports of at most this length."""
+        memory, mask, prompts = self._placed(*self.memory(batch, tokens, before), prompts)
+
+        def search(rows: list[int] | None, beams: int, wanted: int) -> Tensor:
+            read = (memory, mask) if rows is None else (memory[rows], mask[rows])
+            own = prompts if prompts is None or rows is None else prompts[rows]
+            start = torch.full((len(read[0]), 1), self.bos_id, dtype=torch.int64, device=memory.device)
+            found = self._text.write(*read, start, own, self._settings(beams, wanted, length))
+            return found.view(len(start), wanted, -1)
+
+        return search
+
+    def _settings(self, beams: int, wanted: int, length: int, **others: Any) -> Any:
         from transformers.generation.configuration_utils import GenerationConfig
 
-        start = torch.full((memory.shape[0], 1), self.bos_id, dtype=torch.int64, device=memory.device)
-        settings = GenerationConfig(
+        return GenerationConfig(
             max_new_tokens=length - 1,
             num_beams=beams,
             num_return_sequences=wanted,
@@ -257,5 +273,5 @@ class ReportGenerator(nn.Module):
             bos_token_id=self.bos_id,
             eos_token_id=self.eos_id,
             pad_token_id=self.pad_id,
+            **others,
         )
-        return self._text.write(memory, mask, start, prompts, settings).view(len(start), wanted, -1)

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any, NoReturn
 
 import torch
@@ -28,7 +29,7 @@ from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.config import ASSETS, ModelConfig
 from fedtar_flare.models.prefix_decoder import DTYPES
-from fedtar_flare.models.report_generator import ReportGenerator, report_loss
+from fedtar_flare.models.report_generator import ReportGenerator, Search, report_loss
 from fedtar_flare.models.sources import NO_CODE, fetching, quiet_loading
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
@@ -43,8 +44,9 @@ TINY = str(ASSETS / "vlm-tiny")
 class VisionLanguageGenerator(ReportGenerator):
     """A vision-language model (``decoder``) between the batches and the losses of a :class:`ReportGenerator`.
 
-    It has no encoder of its own kind, so nothing prompts it but words. Where patient adapters act in vision layers,
-    which see all images of a batch at once, each sample must show as many images as the others (else DataError).
+    It has no encoder of its own kind, so nothing prompts it but words, those of :attr:`diagnosis` too. Where
+    patient adapters act in vision layers, which see all images of a batch at once, each sample must show as many images
+    as the others (else DataError).
     """
 
     def __init__(self, config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool):
@@ -58,6 +60,7 @@ class VisionLanguageGenerator(ReportGenerator):
         self._recomputed = None
         self.max_length, self.num_beams = config.max_length, config.num_beams
         self.bos_id, self.eos_id, self.pad_id = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id
+        self._text_of, self._ids_of = tokenizer.decode, tokenizer.encode
         self.untrained = tuple(f"decoder.{name}" for name in untrained)
 
     def stage_modules(self) -> Sequence[nn.Module]:
@@ -66,13 +69,29 @@ class VisionLanguageGenerator(ReportGenerator):
     def require_parts(self, what: str) -> NoReturn:
         raise ConfigError(f"{what} needs an encoder and a decoder: it cannot be had with model.family 'vlm'")
 
-    def tokens(self, batch: ImageBatch) -> Tensor:
-        """The images (B, S, 3, H, W) themselves; the model reads them in its own way."""
-        return batch.images
+    @property
+    def channels(self) -> int:
+        return int(self.decoder.config.get_text_config().hidden_size)
 
-    def forward(self, batch: ImageBatch, input_ids: Tensor, labels: Tensor, *_: Any, **__: Any) -> Tensor:
+    @torch.no_grad()
+    def tokens(self, batch: ImageBatch) -> Tensor:
+        """What the vision layers give of each slice by itself, (B, S, N, C), where findings are read off it; else the
+        images themselves, which the model reads in its own way.
+        """
+        if self.diagnosis is None:
+            return batch.images
+        found = self._processor.image_processor(list(batch.images.flatten(0, 1)), return_tensors="pt")
+        known = signature(self.decoder.get_image_features).parameters
+        inputs = self._moved({name: value for name, value in found.items() if name in known}, batch)
+        features = self.decoder.get_image_features(**inputs, return_dict=True).pooler_output
+        return torch.stack(list(features)).unflatten(0, batch.images.shape[:2])
+
+    def forward(self, batch: ImageBatch, input_ids: Tensor, labels: Tensor, *_: Any, **read: Any) -> Tensor:
         """Mean token loss of each report, (B,), float32; the begin token is left to the chat template."""
-        inputs = self.inputs(batch)
+        if (prompts := read.get("prompts")) is None and self.diagnosis is not None:
+            tokens = read["tokens"] if "tokens" in read else self.tokens(batch)
+            prompts = self.prompts(batch, tokens, self.prior_tokens(batch))
+        inputs = self.inputs(batch, prompts)
         shape, report, wanted = inputs["input_ids"].shape, input_ids[:, 1:], labels[:, 1:]
         more = {"input_ids": report, "attention_mask": (wanted != IGNORED).long()}
         for name, value in inputs.items():
@@ -83,24 +102,29 @@ class VisionLanguageGenerator(ReportGenerator):
             logits = self.decoder(**inputs, logits_to_keep=kept, use_cache=False).logits
         return report_loss(logits, labels)
 
-    @torch.no_grad()
-    def generate(
-        self, batch: ImageBatch, num_beams: int | None = None, max_length: int | None = None, *_: Any, **__: Any
-    ) -> Tensor:
-        """Token ids (B, L) of the likeliest beam by the model's own ``generate``, the begin token first."""
-        from transformers.generation.configuration_utils import GenerationConfig
+    def _search(
+        self, batch: ImageBatch, tokens: Tensor, before: Tensor | None, prompts: Tensor | None, length: int
+    ) -> Search:
+        marks = [i for i in self._processor.tokenizer.all_special_ids if i != self.eos_id]  # none is part of a report
 
-        inputs, tokenizer = self.inputs(batch), self._processor.tokenizer
-        ends = {"bos_token_id": self.bos_id, "eos_token_id": self.eos_id, "pad_token_id": self.pad_id}
-        marks = [i for i in tokenizer.all_special_ids if i != self.eos_id]  # none is part of a report
-        sizes = {"max_new_tokens": (max_length or self.max_length) - 1, "num_beams": num_beams or self.num_beams}
-        settings = GenerationConfig(do_sample=False, suppress_tokens=marks, **sizes, **ends)
-        ids = self.decoder.generate(**inputs, generation_config=settings)[:, inputs["input_ids"].shape[1] :]
-        return F.pad(ids, (1, 0), value=self.bos_id)
+        def search(rows: list[int] | None, beams: int, wanted: int) -> Tensor:
+            settings = self._settings(beams, wanted, length, suppress_tokens=marks)
+            inputs = self.inputs(batch, prompts, rows)
+            ids = self.decoder.generate(**inputs, generation_config=settings)[:, inputs["input_ids"].shape[1] :]
+            return F.pad(ids, (1, 0), value=self.bos_id).unflatten(0, (-1, wanted))
 
-    def inputs(self, batch: ImageBatch) -> dict[str, Tensor]:
-        """The model's inputs for B conversations until the answer, words padded on the left."""
-        turns, images = zip(*(self._conversation(batch, i) for i in range(len(batch.images))), strict=True)
+        return search
+
+    def inputs(
+        self, batch: ImageBatch, prompts: Tensor | None = None, rows: Sequence[int] | None = None
+    ) -> dict[str, Tensor]:
+        """The model's inputs for B conversations until the answer (or those of some rows), words padded on the left.
+
+        ``prompts`` are findings, as :attr:`diagnosis` has them, for the last turn.
+        """
+        told = [""] * len(batch.images) if prompts is None else self.diagnosis.in_words(prompts)
+        wanted = range(len(batch.images)) if rows is None else rows
+        turns, images = zip(*(self._conversation(batch, i, told[i]) for i in wanted), strict=True)
         if len(set(map(len, images))) > 1 and any(
             "patient_batch" in part.__dict__ and not _LANGUAGE.search(name) for name, part in self.named_modules()
         ):
@@ -112,11 +136,14 @@ class VisionLanguageGenerator(ReportGenerator):
         texts = [self._processor.apply_chat_template(one, add_generation_prompt=True) for one in turns]
         begin = self._processor.tokenizer.bos_token
         words = {"padding": True, "add_special_tokens": not (begin and texts[0].startswith(begin))}
-        found = self._processor(text=texts, images=list(images), return_tensors="pt", **words)
+        return self._moved(self._processor(text=texts, images=list(images), return_tensors="pt", **words), batch)
+
+    def _moved(self, found: Mapping[str, Tensor], batch: ImageBatch) -> dict[str, Tensor]:
+        """What a processor made, where and as the model takes it."""
         kind, device = self.decoder.dtype, batch.images.device
         return {n: v.to(device, kind if v.is_floating_point() else v.dtype) for n, v in found.items()}
 
-    def _conversation(self, batch: ImageBatch, row: int) -> tuple[list[dict[str, Any]], list[Tensor]]:
+    def _conversation(self, batch: ImageBatch, row: int, told: str = "") -> tuple[list[dict[str, Any]], list[Tensor]]:
         """Turns of one sample, and its images in the order of the turns."""
         turns: list[dict[str, Any]] = []
         said: list[dict[str, str]] = []
@@ -131,6 +158,7 @@ class VisionLanguageGenerator(ReportGenerator):
                 answer = {"type": "text", "text": self._plain(report)}
                 turns += [{"role": "user", "content": said}, {"role": "assistant", "content": [answer]}]
                 said = []
+        said[-1]["text"] = f"{said[-1]['text']} {told}".strip()
         return [*turns, {"role": "user", "content": said}], images
 
     def _views(self, batch: ImageBatch | None, row: int) -> list[Tensor]:

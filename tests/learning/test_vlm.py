@@ -19,15 +19,16 @@ from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.learning.labels import POSITIVE, labeler
 from fedtar_flare.learning.patient_privacy import generator_of
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedpeft import PEFTConfig, PEFTLearner
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.models.adapters.lora import add_lora
 from fedtar_flare.models.build import build_model, build_tokenizer
-from fedtar_flare.models.config import VLM_TARGETS
+from fedtar_flare.models.config import VLM_TARGETS, ModelConfig
 from fedtar_flare.models.outline import outline
-from fedtar_flare.models.vlm import EARLIER
+from fedtar_flare.models.vlm import EARLIER, VisionLanguageGenerator
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, read_examples
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.requirements import AdaptedModel, require_memory, update_memory
@@ -36,6 +37,7 @@ from fedtar_flare.suite.engine import run_in_process
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 REPORTS = ["No pleural effusion.", "There is a nodule <eos> in the left lung.", "Stable."]
+PROMPT = ModelConfig.model_fields["prompt"].default
 PRIOR = "An <|end|> effusion <start_of_image>."
 
 
@@ -209,10 +211,8 @@ def test_what_it_cannot_be_is_refused_by_name(shown, folder, tmp_path, monkeypat
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=match):
             build_model(vlm_config(folder, **wrong))
-    own = {"diagnosis": DiagnosisConfig(labeler="chexpert-rules")}, {"peft": PEFTConfig(kind="prompt")}
-    for kind, settings in zip((PatientLearner, PEFTLearner), own, strict=True):
-        with pytest.raises(ConfigError, match=r"needs an encoder and a decoder: .*'vlm'"):
-            learner_of(shown, kind, model=vlm_config(folder), **settings)
+    with pytest.raises(ConfigError, match=r"needs an encoder and a decoder: .*'vlm'"):
+        learner_of(shown, PEFTLearner, model=vlm_config(folder), peft=PEFTConfig(kind="prompt"))
     with pytest.raises(ConfigError, match=r"data.priors: .* 'vlm' alone"):
         MethodRecipe("fedavg", preset="tiny", data={"prior": "report", "priors": 2})
 
@@ -230,6 +230,35 @@ def test_two_visits_before_are_turns_with_their_own_images_reports_and_days(show
     whole = torch.cat([images.images[row][images.slice_mask[row]] for row in (2, 0, 1)])
     assert torch.equal(torch.stack(views), whole)
     assert [len(learner.generator._conversation(images, row)[0]) for row in (0, 2)] == [3, 1]
+
+
+def test_findings_stand_in_what_is_asked_by_the_report_in_training_and_by_the_head_in_a_draft(shown, folder):
+    """As if the question of a model without a head had the same words."""
+
+    def asked(words):
+        plain = learner_of(shown, PatientLearner, model=vlm_config(folder, prompt=f"{PROMPT} {words}"))
+        plain.load_for_writing(learner.private())
+        return plain
+
+    told = DiagnosisConfig(labeler="synthetic", candidates=3, complete=True)  # of what no beam says, with no room
+    learner = learner_of(shown, PatientLearner, model=vlm_config(folder), diagnosis=told)
+    shake(learner.patient)
+    branch, samples = learner.generator.diagnosis, [s for s in shown.samples("train") if s.prior][:3]
+    found = branch.in_words(learner.findings.prompts(samples, learner.images(samples).prior))
+    news = [[name for name, what in labeler("synthetic").changes(s.visit.report) if what == "new"] for s in samples]
+    pairs = zip(news, found, strict=True)
+    assert any(news) and all(f"{n.replace('_', ' ')} (new)" in words for own, words in pairs for n in own)
+    alone, (words, *_) = learner.images(samples[:1], prior=False), branch.in_words(learner.findings.prompts(samples))
+    learner.training_losses(samples[:1], alone, "s").sum().backward()
+    assert bool(branch.head.weight.grad.any())
+    assert bool(learner.patient.time_embedding.grad.any())
+    with torch.no_grad():
+        loss = learner.training_losses(samples[:1], alone, "s")
+        torch.testing.assert_close(loss, asked(words).report_losses(samples[:1], alone))
+        branch.head.bias[2, POSITIVE], name = 1, branch.names[2].replace("_", " ")
+        plain, read = asked(f"Findings: {name}."), learner.report_losses(samples[:1], alone)
+        torch.testing.assert_close(read, plain.report_losses(samples[:1], alone))
+        assert read != loss and learner.write(samples[0], alone) == plain.write(samples[0], alone)
 
 
 def gradients(learner):
@@ -288,7 +317,14 @@ def test_a_draft_is_the_text_of_the_run_with_the_site_s_own_adapters(tmp_path, m
         return json.loads(out)["text"] if code == 0 else err
 
     assert drafted(*own) == run[sample.visit.report]
-    assert len({drafted(*own), drafted(*own[6:]), drafted(*before), drafted(*before[:6])}) > 2, "one visit less matters"
+    turns, converse = [], VisionLanguageGenerator._conversation
+
+    def count(*arguments):
+        turns.append(len((made := converse(*arguments))[0]))
+        return made
+
+    monkeypatch.setattr(VisionLanguageGenerator, "_conversation", count)
+    assert drafted(*own[:6], *own[12:]) != "" != drafted(*before) and turns == [3, 5]
     assert "data.priors=2" in drafted(*before, *before[:6]) and "as often" in drafted(*before, *before[:2])
 
 
