@@ -38,15 +38,16 @@ def canaries(cohort: Cohort, run_id: str, count: int, tokenizer: ReportTokenizer
 
     Raises ConfigError where the tokenizer has too few words, DataError where the disk is full.
     """
-    shape, words = images_of(cohort.samples(None)[:1])[0], _words(tokenizer)
-    samples = []
+    [shown], words, samples = images_of(cohort.samples(None)[:1]), _words(tokenizer), []
+    slices = shown.image
     for i in range(count):
         name = f"{PLANTED}{i + 1}"
         drawn = random.Random(hmac.digest(cohort.key, f"{name} of {run_id}".encode(), "sha256"))
         file = folder / f"{name.replace(' ', '-')}.npy"
-        image = _noise(shape.image.shape, drawn.getrandbits(64))
+        noise = torch.rand(len(slices), 1, 8, 8, generator=torch.Generator().manual_seed(drawn.getrandbits(63)))
         if cache.load(file) is None:
-            cache.store(file, image, shape.position_mm)
+            smooth = torch.nn.functional.interpolate(255 * noise, slices.shape[2:], mode="bilinear")
+            cache.store(file, np.broadcast_to(smooth.numpy(), slices.shape), shown.position_mm)
         report = _phrase(words, drawn)
         visit = Visit(name, name, datetime(1900, 1, 1), file, report, cohort.modality, findings=frozenset())
         samples.append(Sample(visit, None, None, i % cohort.time_steps + 1, "train", prepared=file))
@@ -78,10 +79,3 @@ def _words(tokenizer: ReportTokenizer) -> Sequence[str]:
 
 def _phrase(words: Sequence[str], drawn: random.Random) -> str:
     return f"{FRAME} {' '.join(drawn.choices(words, k=WORDS))}."
-
-
-def _noise(shape: Sequence[int], seed: int) -> np.ndarray:
-    """An image (S, 3, H, W) of smooth grey noise."""
-    coarse = torch.from_numpy(np.random.default_rng(seed).uniform(0, 255, (shape[0], 1, 8, 8)))
-    smooth = torch.nn.functional.interpolate(coarse, tuple(shape[2:]), mode="bilinear")
-    return np.repeat(smooth.numpy().astype(np.uint8), shape[1], axis=1)

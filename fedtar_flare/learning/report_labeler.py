@@ -26,6 +26,8 @@ from fedtar_flare.tensor_file import checksum
 
 LONGEST, BATCH = 512, 32
 """Tokens of a report, and reports of a batch."""
+MOST_LAYERS, MOST_VALUES = 64, 1e9
+"""Of an encoder; BERT large has 24 layers and 0.34e9 values."""
 ABOUT = "labeler.json"
 
 
@@ -102,6 +104,10 @@ def _built(kind: str, folder: Path) -> tuple[LabelerModel, Any]:
         if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
             raise OSError("no tokenizer.json, vocab.txt or vocab.json")  # transformers would make an empty tokenizer
         tokenizer, config = (auto.from_pretrained(folder, **local) for auto in (AutoTokenizer, AutoConfig))
+        wide, rows = config.hidden_size, config.vocab_size + config.max_position_embeddings + config.type_vocab_size
+        size = config.num_hidden_layers * wide * (4 * wide + 2 * config.intermediate_size) + rows * wide
+        if config.num_hidden_layers > MOST_LAYERS or size > MOST_VALUES:  # before any is made
+            raise ValueError(f"an encoder of {config.num_hidden_layers} layers, {size:.1e} values")
         if len(tokenizer) > config.vocab_size:
             raise ValueError(f"{len(tokenizer)} tokens of the tokenizer, {config.vocab_size} of the model")
         with torch.random.fork_rng(devices=[]):  # for weights that are replaced: training shall not notice

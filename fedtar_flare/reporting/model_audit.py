@@ -14,8 +14,6 @@ SUMMARY = "model-audit-{site}.json"
 """File name of a site's summary, in the folder of the run."""
 STEP = 0.05
 """To which every share of a summary is rounded."""
-FALSE_ALARMS = 0.1
-"""Share of held-out patients who may be taken for training patients."""
 PARTS = ("warm start", "shared adapter", "with patient adapter", "as it writes at the site")
 MEASURES = {
     "membership_auc": "membership AUC",

@@ -340,7 +340,7 @@ class SiteExecutor(Executor):
         for name, asked in (("num_rounds", header.rounds), ("time_steps", header.time_steps)):
             if asked != (own := said.get(name, defaults[name].default)):
                 raise ExchangeError(f"the server asks for {name} {asked}; the job's own files say {own!r:.40}")
-        bind_run(site.records, site.job, header.run_id, resumes=bool(said.get("resume_from")))
+        bind_run(site.records, site.job, header.run_id, resumes=str(said.get("resume_from") or ""))
 
     def _is_made_by(self, arguments: Mapping[str, Any]) -> bool:
         """Whether an executor of these arguments does what this one does."""

@@ -36,7 +36,7 @@ from fedtar_flare.learning.training import parts
 from fedtar_flare.metrics.language import clean
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
 from fedtar_flare.models.sources import fetching_only_if
-from fedtar_flare.reporting.model_audit import FALSE_ALARMS, PARTS, AuditSummary, rounded
+from fedtar_flare.reporting.model_audit import PARTS, AuditSummary, rounded
 from fedtar_flare.settings import build
 from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.site.place import Site
@@ -48,7 +48,7 @@ WORDS = 8
 RARE = 0.1
 """A finding is rare that at most this share of the site's patients has."""
 FEWEST = 10
-"""Training, and held-out, patients that shadow runs need: one false alarm in so many is :data:`FALSE_ALARMS`."""
+"""Training, and held-out, patients that shadow runs need; one held-out patient in so many may be a false alarm."""
 
 Texts = Sequence[tuple[str, str]]
 """Patient and text."""
@@ -103,11 +103,11 @@ def likelihood_scores(losses: Mapping[str, float], outside: Sequence[Mapping[str
 
 
 def found_at(scores: Mapping[str, float], members: AbstractSet[str]) -> tuple[float, tuple[float, float]]:
-    """Share of ``members`` above all but :data:`FALSE_ALARMS` of the others, and its 95 % interval."""
+    """Share of ``members`` above all but one in :data:`FEWEST` of the others, and its 95 % interval (Wilson 1927)."""
     from scipy.stats import binomtest
 
     others = sorted((score for patient, score in scores.items() if patient not in members), reverse=True)
-    above = [score > others[int(FALSE_ALARMS * len(others))] for patient, score in scores.items() if patient in members]
+    above = [score > others[len(others) // FEWEST] for patient, score in scores.items() if patient in members]
     low, high = binomtest(sum(above), len(above)).proportion_ci(method="wilson")
     return fmean(above), (float(low), float(high))
 

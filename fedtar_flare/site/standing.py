@@ -22,16 +22,17 @@ Division = Mapping[str, str]
 ``score``: of whom (scores of everybody and of the test patients tell those of the others by subtraction)."""
 
 
-def bind_run(records: Path, job: str, run_id: str, resumes: bool) -> None:
+def bind_run(records: Path, job: str, run_id: str, resumes: str) -> None:
     """Bind a job to its run at first use; :class:`ExchangeError` for a second run of a job, or a run of another job.
 
-    A job that ``resumes`` another goes on with that one's run.
+    A job that ``resumes`` another, by id, goes on with that one's run; the site may have missed that one.
     """
     with locked(file := records / RUNS):
         runs = read_record(file)
         if runs.get(job, run_id) != run_id:
             raise ExchangeError("the job has begun another run at this site; a job has one")
-        if job not in runs and run_id in runs.values() and not resumes:
+        missed = run_id if resumes or run_id not in runs.values() else ""
+        if job not in runs and runs.get(resumes, missed) != run_id:
             raise ExchangeError("the run is that of another job, which this one does not resume")
         write_json(file, runs | {job: run_id}, PRIVATE)
 

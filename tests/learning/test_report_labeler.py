@@ -101,6 +101,14 @@ REFUSED = {
         lambda file: (file.parent / "config.json").write_text('{"model_type": "bert", "vocab_size": 3}'),
         "10 tokens of the tokenizer",
     ),
+    "too deep": (
+        lambda file: (file.parent / "config.json").write_text('{"model_type": "bert", "num_hidden_layers": 200000000}'),
+        "200000000 layers",
+    ),
+    "too wide": (
+        lambda file: (file.parent / "config.json").write_text('{"model_type": "bert", "intermediate_size": 99999999}'),
+        "12 layers, 1.8e",
+    ),
 }
 
 

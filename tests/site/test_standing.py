@@ -59,9 +59,15 @@ def test_a_job_has_one_run_and_another_job_gets_it_by_resuming_alone(asked, kit)
     assert "has begun another run" in asked("run-b")
     assert "another job, which this one does not resume" in asked("run-a", job="job-2")
     assert asked("run-a", job="job-3", says={"resume_from": "job-1"}) == ""
+    assert asked("run-x", job="job-4") == "" == asked("run-x", job="job-5", says={"resume_from": "one it missed"})
+    for run in ("run-x", "run-y"):
+        assert "does not resume" in asked(run, job="job-6", says={"resume_from": "job-1"})
     assert "has begun another run" in asked("run-c", job="job-3", says={"resume_from": "job-1"})
     [record] = kit.parent.rglob(RUNS)
-    assert read_record(record) == {"job-1": "run-a", "job-3": "run-a"} and record.stat().st_mode & 0o077 == 0
+    assert (
+        read_record(record) == {"job-1": "run-a", "job-3": "run-a", "job-4": "run-x", "job-5": "run-x"}
+        and record.stat().st_mode & 0o077 == 0
+    )
     record.write_text("{")
     assert asked("run-a") == "the site's record of its jobs cannot be read"
 
