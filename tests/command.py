@@ -58,19 +58,10 @@ def walk(page: Path, folder: Path, timeout: float = 1800, **environment: str) ->
     ``folder`` is made. The first command that fails ends the walk.
     """
     folder.mkdir()
-    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    printed = {}
+    printed, options = {}, {"timeout": timeout, "cwd": folder, "stderr": subprocess.STDOUT}
     for command in console_commands(page):
-        process = subprocess.Popen(
-            ["bash", "-c", command], cwd=folder, text=True, start_new_session=True,
-            env={**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", **environment},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        try:
-            printed[command], _ = process.communicate(timeout=timeout)
-        finally:
-            end_session(process.pid)
-        assert process.returncode == 0, f"{command}\n{printed[command][-3000:]}"
+        code, printed[command], _ = run("/bin/bash", "-c", command, **options, **environment)
+        assert code == 0, f"{command}\n{printed[command][-3000:]}"
     return printed
 
 

@@ -3,6 +3,8 @@
 import json
 from types import SimpleNamespace
 
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsData
+from nvflare.apis.dxo import from_shareable
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -27,6 +29,23 @@ def shareable(tensors, kind, meta):
     return FLModelUtils.to_shareable(model)
 
 
+class Engine:
+    """What an executor asks of FLARE's engine; keeps the scalars that it streams."""
+
+    def __init__(self, workspace):
+        self.get_workspace = lambda: workspace
+        self.streamed = []
+
+    def new_context(self):
+        context = FLContext()
+        context.get_engine = lambda: self
+        return context
+
+    def fire_event(self, event_type, fl_ctx):
+        if event_type == ANALYTIC_EVENT_TYPE:
+            self.streamed.append(AnalyticsData.from_dxo(from_shareable(fl_ctx.get_prop(FLContextKey.EVENT_DATA))))
+
+
 def context(
     workspace, task="train", run_id="run", simulated=False, name="site-1", header=None, job="job-1", sent=None, app=None
 ):
@@ -42,7 +61,7 @@ def context(
     task_data = shareable(sent, ParamsType.FULL, header.to_meta())
     ctx.set_prop(FLContextKey.TASK_DATA, task_data, private=True, sticky=False)
     place = SimpleNamespace(get_root_dir=lambda: str(workspace), get_app_dir=lambda job: str(app))
-    engine = SimpleNamespace(get_workspace=lambda: place, fire_event=lambda *a: None)
+    engine = Engine(place)
     ctx.get_engine = lambda: engine
     return ctx
 

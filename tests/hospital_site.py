@@ -1,14 +1,8 @@
 """One site's executor by itself: its tasks through ``execute`` and the outbound guard, as in the plain simulator."""
 
-from types import SimpleNamespace
-
-from flare_context import write_workflow
-from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsData
-from nvflare.apis.dxo import from_shareable
-from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
-from nvflare.apis.fl_context import FLContext
+from flare_context import context, write_workflow
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.signal import Signal
-from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.methods.fedtar.executor import PatientAdaptiveExecutor
@@ -28,23 +22,6 @@ def executor_of(method, preset="small", seed=0, torch_threads=1, **settings):
     executor = kind(method, preset, settings, seed, torch_threads)
     assert executor.strategy, "wrong settings are refused here, as in a recipe"
     return executor
-
-
-class Engine:
-    """What an executor asks of FLARE's engine; keeps the scalars that it streams."""
-
-    def __init__(self, workspace):
-        self.get_workspace = lambda: workspace
-        self.streamed = []
-
-    def new_context(self):
-        context = FLContext()
-        context.get_engine = lambda: self
-        return context
-
-    def fire_event(self, event_type, fl_ctx):
-        if event_type == ANALYTIC_EVENT_TYPE:
-            self.streamed.append(AnalyticsData.from_dxo(from_shareable(fl_ctx.get_prop(FLContextKey.EVENT_DATA))))
 
 
 class HospitalSite:
@@ -68,19 +45,10 @@ class HospitalSite:
     def run(self, task, header, weights=None):
         if self.fresh:
             self.executor = executor_of(self.method, **self.settings)
-        ctx = FLContext()
-        ctx.set_prop("__identity_name__", self.name, private=False, sticky=False)
-        ctx.set_prop(ReservedKey.RUN_NUM, self.job, private=False, sticky=False)
-        ctx.set_prop(FLContextKey.SIMULATE_MODE, self.simulated, private=True, sticky=False)
-        workspace = SimpleNamespace(get_root_dir=lambda: str(self.workspace), get_app_dir=lambda job: str(self.app))
-        engine = Engine(workspace)
-        self.streamed = engine.streamed
-        ctx.get_engine = lambda: engine
-        sent = {"params": weights, "params_type": ParamsType.FULL} if weights else {"metrics": {}}
-        shareable = FLModelUtils.to_shareable(FLModel(**sent, meta=header.to_meta()))
-        ctx.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
-        ctx.set_prop(FLContextKey.TASK_DATA, shareable, private=True, sticky=False)
-        answer = self.executor.execute(task, shareable, ctx, self.signal)
+        about = {"simulated": self.simulated, "name": self.name, "job": self.job, "app": self.app}
+        ctx = context(self.workspace, task, header=header, sent=weights, **about)
+        self.streamed = ctx.get_engine().streamed
+        answer = self.executor.execute(task, ctx.get_prop(FLContextKey.TASK_DATA), ctx, self.signal)
         if answer.get_return_code() not in (None, ReturnCode.OK):
             return answer.get_return_code(), None
         # the guard of a site that lets pass what the method exchanges whole of the base model

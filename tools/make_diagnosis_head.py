@@ -89,7 +89,7 @@ class Phantoms:
 
 
 class FixedPrompts(nn.Module):
-    """A :class:`~fedtar_flare.models.prompting.Prompter` of ``prompts`` (B, D, E), whatever the image."""
+    """A prompter (:data:`~fedtar_flare.models.prompting.Place`) of ``prompts`` (B, D, E), whatever the image."""
 
     place = "memory"
 

@@ -44,7 +44,6 @@ def add_commands(commands: Commands) -> None:
             "fedtar data partition mimic_cxr mimic-cxr-jpg --option reports=../mimic-cxr --by random -n 4 --out parts"
         ),
     )
-    command.set_defaults(wrong_use=command.error)
     command.add_argument("source", help="manifest, mimic_cxr, ct_rate, iu_xray, chexpert_plus or covid_chestxray")
     command.add_argument("path", type=Path, help="the table or folder of the source")
     command.add_argument(
@@ -100,10 +99,6 @@ def partition(arguments: argparse.Namespace) -> None:
     """
     from fedtar_flare.curation.partition import partition_source
 
-    if arguments.by == "institution" and arguments.sites is not None:
-        arguments.wrong_use("-n does not go with --by institution: the institutions are the sites")
-    if arguments.by != "institution" and arguments.sites is None:
-        arguments.wrong_use(f"--by {arguments.by} needs -n, the number of sites")
     how = ("by", "sites", "seed", "time_steps", "concentration", "classes", "labels", "relative")
     options = pairs(arguments.option, "--option")
     sites, left_out = partition_source(

@@ -171,7 +171,8 @@ def partition_source(
     if by not in WAYS:
         raise ConfigError(f"by '{by}' is not one of {', '.join(WAYS)}")
     if (by == "institution") != (sites is None):
-        raise ConfigError(f"by {by}: " + ("the institutions are the sites" if sites else "how many sites?"))
+        wrong = "needs -n, the number of sites" if sites is None else "the institutions are the sites, without -n"
+        raise ConfigError(f"by {by}: {wrong}")
     if time_steps < 1:
         raise ConfigError(f"time_steps must be at least 1, not {time_steps}")
     if source == "synthetic":

@@ -248,10 +248,9 @@ class HUWindowsd(_Changes):
 
     def change(self, out: dict[Hashable, Any], key: Hashable) -> None:
         places = np.ascontiguousarray(to_int16(np.asarray(out[key]))).view(np.uint16)
-        out[key] = np.stack([self._channels(plane.astype(np.intp)) for plane in places])
-
-    def _channels(self, places: np.ndarray) -> np.ndarray:
-        return np.stack([table.take(places, mode="clip") for table in self._tables])  # clip: no check of each place
+        planes = (plane.astype(np.intp) for plane in places)
+        # clip: no check of each place
+        out[key] = np.stack([np.stack([table.take(one, mode="clip") for table in self._tables]) for one in planes])
 
 
 class SquareResized(_Changes):

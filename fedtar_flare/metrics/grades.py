@@ -92,7 +92,7 @@ def grade(generated: str, reference: str, labeler: RuleLabeler) -> tuple[Grade, 
             Grade(
                 finding,
                 "right" if there and said else "missed" if there else "invented",
-                _side(said, there) if said else None,
+                set(_all("side", there)) == set(_all("side", said)) if said and _all("side", there) else None,
                 _agreed("degree", said, there, labeler) if said else None,
                 _agreed("change", said, there, labeler) if said else None,
                 {part: both for part, both in words.items() if any(both)},
@@ -116,11 +116,6 @@ def _all(part: Part, said: Sequence[Statement]) -> list[str]:
 def _words(part: Part, said: Sequence[Statement]) -> str:
     words = _all(part, said)
     return "both" if part == "side" and len(words) == 2 else ", ".join(words)
-
-
-def _side(said: Sequence[Statement], there: Sequence[Statement]) -> bool | None:
-    sides = _all("side", there)
-    return set(sides) == set(_all("side", said)) if sides else None
 
 
 def _agreed(part: Part, said: Sequence[Statement], there: Sequence[Statement], labeler: RuleLabeler) -> bool | None:

@@ -20,7 +20,7 @@ NOISE = 0.02
 
 
 class LearnedPrompts(nn.Module):
-    """A :class:`~fedtar_flare.models.prompting.Prompter` that looks at no image: the same words for all.
+    """A prompter (:data:`~fedtar_flare.models.prompting.Place`) that looks at no image: the same words for all.
 
     They stand next to the begin token, begin as copies of it, and share its weight in the decoder's attention, so that
     they change little before they have learnt. ``begin`` (E,) is the begin token's embedding, ``prompts`` their number

@@ -8,6 +8,12 @@ from torch import Tensor
 from fedtar_flare.imaging.batch import PriorBatch
 
 Place = Literal["last", "begin", "memory", "text", "none"]
+"""Of the prompts of a prompter: a part with ``place`` and ``prompts(seen)``, embeddings (B, D, E) for the decoder.
+
+``begin``: before the report, at the begin token's position, whose weight in the decoder's attention they share;
+``last``: before the report, at the decoder's last positions, with a weight of their own; ``memory``: among the image's
+tokens; ``text``: in words (a vision-language model); ``none``: the decoder reads none.
+"""
 
 
 class Seen(NamedTuple):
@@ -17,20 +23,6 @@ class Seen(NamedTuple):
     slice_mask: Tensor  # (B, S)
     prior: PriorBatch | None = None
     prior_tokens: Tensor | None = None  # (B, S', N, C), of the images before
-
-
-class Prompter(Protocol):
-    """A part that a method adds: reads the image's tokens and prompts the decoder, by embeddings.
-
-    ``place`` of the prompts: ``begin``, before the report, at the begin token's position, whose weight in the decoder's
-    attention they share; ``last``, before the report, at the decoder's last positions, with a weight of their own;
-    ``memory``, among the image's tokens; ``text``, in words (a vision-language model); or ``none``: it reads none.
-    """
-
-    place: Place
-
-    def prompts(self, seen: Seen) -> Tensor:
-        """Embeddings (B, D, E) that the decoder reads."""
 
 
 class Choice(Protocol):

@@ -7,7 +7,7 @@ left: layers checkpoint wherever a gradient is wanted, and are run again with th
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ class RecomputedLayers:
         old, new = (f"{kind}_checkpointing_enable" for kind in ("gradient", "activation"))
         try:
             getattr(language_model, new if hasattr(language_model, new) else old)(
-                {"use_reentrant": False, "context_fn": self._contexts}
+                {"use_reentrant": False, "context_fn": lambda: (self._in_own_mode(), _with_states(self._states))}
             )
         except ValueError as error:
             raise ConfigError(f"{_SETTING}: {error}; set it to false for this decoder") from error
@@ -70,10 +70,6 @@ class RecomputedLayers:
         finally:
             _set_modes(self._layers, self._modes)
             self._states = ()
-
-    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """What a layer's two passes run in; called before each first one."""
-        return self._in_own_mode(), _with_states(self._states)
 
     @contextmanager
     def _in_own_mode(self) -> Iterator[None]:

@@ -42,8 +42,8 @@ class ReportGenerator(nn.Module):
 
     Repeated rows keep the batch's order: slice row i belongs to sample ``i // S``, beam row i to ``i // beams``.
     ``max_length`` and ``num_beams`` are defaults of :meth:`generate`; ``untrained`` names the parameters without
-    pre-trained weights. ``diagnosis`` is None, or a :class:`~fedtar_flare.models.prompting.Prompter` that a method
-    sets; so is ``choice``, a :class:`Choice`, without which the likeliest beam is the report.
+    pre-trained weights. ``diagnosis`` is None, or a prompter (:data:`~fedtar_flare.models.prompting.Place`) that a
+    method sets; so is ``choice``, a :class:`Choice`, without which the likeliest beam is the report.
     """
 
     diagnosis: Any

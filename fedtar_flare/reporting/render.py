@@ -58,11 +58,6 @@ def theme(name: str, steps: int) -> Markup:
     return Markup(_THEMES[name] + "".join(ramp))
 
 
-def _printable(value: Any) -> Any:
-    """Strip control characters from outside text before it is escaped."""
-    return value if isinstance(value, Markup) else plain(value)
-
-
 def _markdown(value: Any) -> Markup:
     return value if isinstance(value, Markup) else Markup(re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", plain(value)))
 
@@ -71,7 +66,7 @@ _ENVIRONMENT = Environment(
     loader=FileSystemLoader(TEMPLATES),
     autoescape=True,
     undefined=StrictUndefined,
-    finalize=_printable,
+    finalize=lambda value: value if isinstance(value, Markup) else plain(value),  # no control characters from outside
     trim_blocks=True,
     lstrip_blocks=True,
     keep_trailing_newline=False,

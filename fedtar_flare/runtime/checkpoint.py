@@ -110,7 +110,9 @@ class RunCheckpoints:
 
     def save(self, checkpoint: Checkpoint, *, best: bool) -> None:
         """Write a checkpoint to every place."""
-        self._claim()
+        for folder in self._own[1:]:  # whose they are is said before the first of them is there
+            if not (file := folder.folder / _SUBMITTER).is_file():
+                write_json(file, {"submitter": self._submitter}, PRIVATE)
         for folder in self._own:
             folder.save(checkpoint, best=best)
 
@@ -154,12 +156,6 @@ class RunCheckpoints:
                 "ended before its first round did, was somebody else's, or never was"
             )
         return CheckpointFolder(folder)
-
-    def _claim(self) -> None:
-        """Say whose the checkpoints in the kit are, before the first of them is there."""
-        for folder in self._own[1:]:
-            if not (file := folder.folder / _SUBMITTER).is_file():
-                write_json(file, {"submitter": self._submitter}, PRIVATE)
 
 
 def load(path: Path) -> Checkpoint:

@@ -271,7 +271,10 @@ class Results:
         from fedtar_flare.reporting.model_card import write_model_card
         from fedtar_flare.reporting.page import write_report
 
-        self._examples()
+        for path in _of_sites(self._metrics["run_id"], EXAMPLES_FILE):  # which a simulation keeps on this machine
+            examples = read_examples(path)
+            if examples.synthetic:
+                write_json(self.folder / EXAMPLES_FOLDER / f"{examples.site}.json", asdict(examples))
         of_rounds = {"validation_loss": [event.loss for event in self._validations], "best_round": self.best()}
         scores = {key: json.loads(self._metrics[key]) for key in ("warm_start", "final") if key in self._metrics}
         write_json(self.folder / METRICS_FILE, self._metrics | scores | of_rounds | {"numbers": dict(numbers)})
@@ -281,13 +284,6 @@ class Results:
             write_model_card(run, adapter)
         page = write_report(self.folder)
         logger.info("\n" + box(run, page))
-
-    def _examples(self) -> None:
-        """Copy reports generated at synthetic sites, which a simulation keeps on this machine, for the page."""
-        for path in _of_sites(self._metrics["run_id"], EXAMPLES_FILE):
-            examples = read_examples(path)
-            if examples.synthetic:
-                write_json(self.folder / EXAMPLES_FOLDER / f"{examples.site}.json", asdict(examples))
 
 
 def box(run: Run, page: Path) -> str:

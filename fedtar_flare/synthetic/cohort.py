@@ -62,7 +62,8 @@ def synthetic_cohort(
         "periods": [date.isoformat() for date in timeline.periods],
         "options": options.to_dict(),
     }
-    place = folder / _name(settings)
+    key = hashlib.sha256(json.dumps([_code_version(), settings], sort_keys=True).encode()).hexdigest()[:16]
+    place = folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', site)[:40]}-{key}"
     index = _read(place / INDEX)
     if index is None:
         _make(place, settings, timeline, options)
@@ -74,11 +75,6 @@ def synthetic_cohort(
         key=synthetic_key(seed, site),
         timeline=timeline,
     )
-
-
-def _name(settings: Mapping[str, Any]) -> str:
-    key = hashlib.sha256(json.dumps([_code_version(), settings], sort_keys=True).encode()).hexdigest()[:16]
-    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', settings['site'])[:40]}-{key}"
 
 
 @functools.cache

@@ -36,7 +36,7 @@ def test_divide_and_say_so(manifest, tmp_path):
     "arguments, said",
     [
         (("--by", "random"), "needs -n"),
-        (("--by", "institution", "-n", 2), "does not go with"),
+        (("--by", "institution", "-n", 2), "the institutions are the sites"),
         (("--by", "chance", "-n", 2), "'chance' is unknown"),
         (("--by", "random", "-n", 2, "--option", "same_day"), "NAME=VALUE"),
         (("--by", "random", "-n", 2, "--option", "same_dy=merge"), "did you mean 'same_day'"),

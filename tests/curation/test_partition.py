@@ -109,7 +109,7 @@ def test_institutions():
     "settings, said",
     [
         ({"by": "site"}, "by 'site'"),
-        ({"by": "random"}, "how many sites"),
+        ({"by": "random"}, "needs -n"),
         ({"by": "institution", "sites": 2}, "institutions are the sites"),
         ({"by": "random", "sites": 0}, "at least 1"),
         ({"by": "random", "sites": 99}, "cannot fill 99 sites"),

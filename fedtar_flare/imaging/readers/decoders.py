@@ -90,7 +90,9 @@ def decoded(
     """
     name, size = source.name, (layout.rows, layout.columns)
     with decoding(f"{name}: the pixels cannot be read", "undecodable"), source.open() as file:
-        dataset = read_partial(file, stop_when=_after_pixels, specific_tags=PIXEL_TAGS, force=True)
+        dataset = read_partial(
+            file, stop_when=lambda tag, *_: int(tag) > PIXEL_DATA, specific_tags=PIXEL_TAGS, force=True
+        )
     native = not syntax.is_encapsulated
     frame_bytes = layout.rows * layout.columns * layout.bits_allocated // 8
     if "PixelData" not in dataset or (native and len(dataset.PixelData) < (max(frames) + 1) * frame_bytes):
@@ -107,11 +109,6 @@ def decoded(
                 raise ValueError(f"{values.shape} values, not the announced size")
         unused = 8 * values.itemsize - layout.bits_stored
         yield (values << unused) >> unused if masked and syntax in CODECS and unused > 0 else values
-
-
-def _after_pixels(tag: BaseTag, vr: str | None, length: int) -> bool:
-    """Whether an element lies behind the pixels, where nothing is read."""
-    return int(tag) > PIXEL_DATA
 
 
 def _decompressed(dataset: Dataset, syntax: uid.UID, layout: Layout, frame: int) -> np.ndarray:

@@ -136,7 +136,7 @@ class TaskLearner(TaskModel):
                 self.mean_loss(self.vectors(module), data.validation) for module in (theta, self.start)
             )
         guarded = self.settings.safeguard == "validation"
-        fell_back = guarded and _worse(mixture_loss, start_loss)
+        fell_back = guarded and start_loss is not None and not cast(float, mixture_loss) <= start_loss  # also NaN
         before = seconds["alpha"] + (seconds["safeguard"] if guarded else 0)
         self.load(self.start if fell_back else theta)
 
@@ -335,8 +335,3 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     began = time.monotonic()
     yield
     seconds[phase] = seconds.get(phase, 0.0) + time.monotonic() - began
-
-
-def _worse(loss: float | None, than: float | None) -> bool:
-    """Whether a loss is higher, or not a number."""
-    return loss is not None and than is not None and not loss <= than

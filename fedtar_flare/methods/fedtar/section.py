@@ -14,7 +14,8 @@ from fedtar_flare.reporting.section import Section, charts, left_out, place, rou
 
 def alpha(run: Run) -> Section:
     """Alpha over rounds and steps with the bounds of its form, and one row per outer step."""
-    alphas = _alphas(run)
+    alphas = [(one.first_round - 1, one.alpha) for one in run.events(Alphas)[:1]]
+    alphas += [(one.round, one.alpha_after) for one in run.events(Outer)]
     kind = run.start.settings.get("alpha_form")
     steps, sigmoid = run.start.time_steps, kind == "sigmoid"
     bounds = "between 0 and 1, sum 1 (softmax)"
@@ -90,12 +91,6 @@ def residual(run: Run) -> Section:
 
 
 SECTIONS = (alpha, residual)
-
-
-def _alphas(run: Run) -> list[tuple[int, list[float]]]:
-    """(round, alphas after it), beginning with the initial ones."""
-    start = [(one.first_round - 1, one.alpha) for one in run.events(Alphas)[:1]]
-    return start + [(one.round, one.alpha_after) for one in run.events(Outer)]
 
 
 def _line(alphas: list[tuple[int, list[float]]], t: int, since_start: bool = False) -> Series:

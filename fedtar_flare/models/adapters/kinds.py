@@ -187,13 +187,8 @@ def take_linear(model: nn.Module, targets: Sequence[str]) -> None:
         layer = model.get_submodule(name)
         if isinstance(layer, Conv1D):
             parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, _linear(layer))
-
-
-def _linear(layer: Any) -> nn.Linear:
-    inputs, outputs = layer.weight.shape
-    with torch.device("meta"):
-        made = nn.Linear(inputs, outputs)
-    made.weight = nn.Parameter(layer.weight.detach().T.contiguous(), requires_grad=False)
-    made.bias = layer.bias
-    return made
+            with torch.device("meta"):
+                made = nn.Linear(*layer.weight.shape)
+            made.weight = nn.Parameter(layer.weight.detach().T.contiguous(), requires_grad=False)
+            made.bias = layer.bias
+            setattr(model.get_submodule(parent), own, made)

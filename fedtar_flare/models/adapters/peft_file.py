@@ -77,6 +77,8 @@ def write_adapter(
     ``info`` is for :func:`read_adapter_info` (JSON). An empty ``adapter_config`` is that of extras without an adapter.
     Raises ConfigError for a kind that reports are not written with, ExchangeError for a state that does not fit it.
     """
+    from safetensors.torch import save
+
     if adapter_config and adapter_config.get("peft_type") not in _KINDS:
         raise ConfigError(
             f"adapter_config['peft_type'] is {adapter_config.get('peft_type')!r}: it must be one of "
@@ -96,12 +98,17 @@ def write_adapter(
         raise ExchangeError(
             f"the state to be written has the adapters {', '.join(sorted(adapters))}: a folder holds one"
         )
-    factors = {_file_name(name): tensor for name, tensor in state.items() if adapter_of(name)}
+    factors = {
+        f"{match[1]}.weight" if (match := _FACTOR.fullmatch(name)) else name: tensor  # there a set has no name
+        for name, tensor in state.items()
+        if adapter_of(name)
+    }
     extra = {name: tensor for name, tensor in state.items() if adapter_of(name) is None}
     folder = Path(folder)
     for name, tensors in ((ADAPTER_WEIGHTS, factors), (EXTRA_WEIGHTS, extra)):
         if tensors:
-            _write_tensors(folder / name, tensors)
+            whole = {key: tensor.detach().cpu().contiguous() for key, tensor in sorted(tensors.items())}
+            write_bytes(folder / name, save(whole, metadata={"format": "pt"}))
         else:
             (folder / name).unlink(missing_ok=True)
     if adapter_config:
@@ -166,12 +173,6 @@ def read_adapter_config(folder: Path | str) -> dict[str, Any]:
         raise ConfigError(f"{file} is missing or damaged ({error})") from error
 
 
-def _file_name(name: str) -> str:
-    """A travelling tensor's name in PEFT's file, where a set has no name."""
-    match = _FACTOR.fullmatch(name)
-    return f"{match[1]}.weight" if match else name
-
-
 def _read_tensors(file: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -184,10 +185,3 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
     if strange := [name for name, tensor in state.items() if not tensor.isfinite().all()]:
         raise ConfigError(f"{file}: {min(strange)} holds values that are no number; the training has failed")
     return state
-
-
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    from safetensors.torch import save
-
-    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
-    write_bytes(path, save(whole, metadata={"format": "pt"}))

@@ -52,7 +52,11 @@ def allow_list(kit: Path) -> list[Finding]:
     except ConfigError as error:
         return [Finding(FAIL, "allow-list", str(error), "correct the file, or provision the kit again")]
     allowed = [str(entry) for entry in content.get("class_allow_list") or []]
-    missing = [path for path in SITE_CLASSES if not any(_allows(entry, path) for entry in allowed)]
+    missing = [
+        path
+        for path in SITE_CLASSES
+        if not any(entry == path or (entry.endswith(".") and path.startswith(entry)) for entry in allowed)
+    ]
     if missing:
         text = f"{RESOURCES}: {', '.join(missing)} may not be built here"
         return [Finding(FAIL, "allow-list", text, f"run '{COMPLETE}'")]
@@ -244,7 +248,3 @@ def modes(kit: Path, config: SiteConfig | None) -> list[Finding]:
         if folder.stat().st_mode & 0o077
     ]
     return findings or [Finding(OK, "file modes", "kit and state belong to this account alone")]
-
-
-def _allows(entry: str, path: str) -> bool:
-    return entry == path or (entry.endswith(".") and path.startswith(entry))
