@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-from fedtar_flare.errors import ConfigError
-
 
 @dataclass(frozen=True)
 class Scanner:
-    """Geometry and image character of one scanner; :class:`ConfigError` for what cannot be."""
+    """Geometry and image character of one scanner."""
 
     slices: int = 24
     matrix: int = 80  # rows and columns of a slice
@@ -17,10 +15,6 @@ class Scanner:
     offset_hu: float = 0.0  # calibration error of every voxel
     contrast_hu: float = 140.0  # attenuation of blood
     kernel: str = "STANDARD"  # its name in DICOM
-
-    def __post_init__(self) -> None:
-        if min(self.slices, self.matrix) < 2 or min(self.spacing_mm) <= 0 or not 0 <= self.smoothing <= 0.3:
-            raise ConfigError(f"impossible scanner: {self}")
 
 
 # (smoothing, noise): sharp and noisy to soft and smooth

@@ -113,9 +113,3 @@ def test_scanners_differ():
 def test_unknown_finding_or_size_is_refused(findings):
     with pytest.raises(ConfigError, match="unknown"):
         draw(findings)
-
-
-@pytest.mark.parametrize("wrong", [{"slices": 1}, {"spacing_mm": (1.0, 0.0, 1.0)}, {"smoothing": 0.5}])
-def test_impossible_scanner_is_refused(wrong):
-    with pytest.raises(ConfigError, match="impossible scanner"):
-        Scanner(**wrong)
