@@ -2,9 +2,7 @@
 
 import argparse
 import json
-import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -233,31 +231,23 @@ def read(arguments: argparse.Namespace) -> None:
     which; or, with --answers, say what they answered: shares with 95 % intervals over patients, and agreement. The page
     works offline. Page, key and answers have to stay at the hospital, and no minimum cell guards the numbers.
     """
+    from fedtar_flare.learning.evaluation import report_texts
     from fedtar_flare.reporting.reading import reading_results, write_reading
 
     if not arguments.answers:
-        from fedtar_flare.learning.evaluation import report_texts
-
         rows = report_texts(arguments.state, arguments.round, personal=not arguments.shared)
         page = write_reading(arguments.state, rows, **given(arguments, "cases", "out", "visit_ids"))
-        text = f"{page}: open it in a browser; patients' reports, which have to stay at the hospital"
-        show(arguments, {"page": str(page), "cases": min(arguments.cases, len(rows))}, text)
-        return
-    found = reading_results(arguments.state, arguments.answers)
+        return show(arguments, {"page": str(page)}, f"{page}: to be opened in a browser, and to stay at the hospital")
+    found, cell = reading_results(arguments.state, arguments.answers), "{:.2f} ({:.2f} to {:.2f})".format
     counts = ", ".join(f"{name} {count}" for name, count in found["answers"].items())
-    lines = [f"{found['cases']} cases of {found['patients']} patients; answers: {counts}"]
-    lines += [f"{'':<21}{'draft':<22}{'reference':<22}{'difference':<24}p"]
+    head = f"{'':<21}{'draft':<22}{'reference':<22}{'difference':<24}p"
+    lines = [f"{found['cases']} cases of {found['patients']} patients; answers: {counts}", head]
     for name, one in found["scores"].items():
-        lines.append(
-            f"{name:<21}{''.join(f'{_interval(value):<22}' for value in one.values())}  {found['p'][name]:.3g}"
-        )
+        cells = [f"{cell(*value):<22}" for value in one.values()]
+        lines.append(f"{name:<21}{''.join(cells)}  {found['p'][name]:.3g}")
     whose = f"{'Cohen' if len(found['answers']) == 2 else 'Fleiss'}'s kappa of {found['read_by_all']} cases"
-    lines += [f"agreement, {name}: {_interval(one)}, {whose}" for name, one in found["agreement"].items()]
+    lines += [f"agreement, {name}: {cell(*one)}, {whose}" for name, one in found["agreement"].items()]
     show(arguments, clean(found), *lines)
-
-
-def _interval(values: Sequence[float]) -> str:
-    return "-" if math.isnan(values[0]) else "{:.2f} ({:.2f} to {:.2f})".format(*values)
 
 
 def import_(arguments: argparse.Namespace) -> None:

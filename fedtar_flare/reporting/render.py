@@ -12,7 +12,6 @@ from fedtar_flare.errors import plain
 from fedtar_flare.reporting.format import duration, number, score, significant, size, times, total, visits, whole
 from fedtar_flare.version import __version__
 
-TEMPLATES = Path(__file__).parent / "templates"
 _RAMPS = {"light": ("#c2650a", "#b8327c", "#3a37a8"), "dark": ("#ffd27a", "#f58bb0", "#8b8ff8")}
 
 _THEMES = {
@@ -63,7 +62,7 @@ def _markdown(value: Any) -> Markup:
 
 
 _ENVIRONMENT = Environment(
-    loader=FileSystemLoader(TEMPLATES),
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
     undefined=StrictUndefined,
     finalize=lambda value: value if isinstance(value, Markup) else plain(value),  # no control characters from outside

@@ -355,6 +355,7 @@ class ReportSite(SiteStrategy):
         """
         from fedtar_flare.learning.evaluation import write_report_scores
         from fedtar_flare.reporting.examples import SiteExamples, choose, examples_of, write_examples
+        from fedtar_flare.reporting.groups import scores_by_group
 
         whose: Split | None = "test" if header.score == "test" else None
         earlier: list[dict[str, Any]] = []
@@ -377,8 +378,11 @@ class ReportSite(SiteStrategy):
             synthetic=self.executor.site_config.source == "synthetic",
             modality=learner.cohort.modality,
             examples=examples_of(scored, chosen, learner.prepared([scored.samples[i] for i in chosen])),
+            groups=scores_by_group(scored.samples, scored.rows[: len(scored.samples)], self.executor.min_cell),
         )
         page = write_examples(state.folder, examples)
+        if any(group.behind for group in examples.groups):
+            self.executor.logger.warning(f"the drafts of a group of patients fall behind all others': {page}")
         write_report_scores(state.folder, header.round, [*scored.rows, *earlier])
         self.executor.logger.info(f"drafts, reference reports and images, for this site alone: {page}")
         return {"scores": scored.scores} | ({"scores_generic": scored.scores_generic} if scored.scores_generic else {})

@@ -7,20 +7,18 @@ import numpy as np
 
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.files import PRIVATE, write_text
+from fedtar_flare.reporting.groups import AGES, age_of, sex_of
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.tsne import places, tsne
 
 PHI_PAGE = "phi.html"
 MOST = 500
 """Patients that are drawn, so that it takes a second or two."""
-AGES = ((0, 40, "under 40"), (40, 60, "40 to 59"), (60, 80, "60 to 79"), (80, 131, "80 and older"))
 
 
 def write_phi_page(folder: Path, site: str, round_: int, samples: Sequence[Sample], phi: np.ndarray) -> Path:
     """Write ``phi.html`` for its owner alone: a point for each of N patients, by ``phi`` (N, d); returns its path."""
-    known = [-1 if sample.visit.age is None else sample.visit.age for sample in samples]
-    ages = [next((name for low, high, name in AGES if low <= age < high), "unknown") for age in known]
-    sexes = [{"F": "women", "M": "men"}.get(s.sex or "", "unknown") for s in samples]
+    ages, sexes = [age_of(sample) for sample in samples], [sex_of(sample) for sample in samples]
     at, figures = tsne(phi).tolist(), []
     for title, kinds, of in (("By age, years", [name for *_, name in AGES], ages), ("By sex", ["women", "men"], sexes)):
         colours = {**dict(zip(kinds, range(6), strict=False)), "unknown": 6}

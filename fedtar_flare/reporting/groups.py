@@ -1,0 +1,80 @@
+"""Scores of a site's reports by group of patients, for its own page: whom do the drafts serve worse than all others?"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from fedtar_flare.data.cohort import Sample
+from fedtar_flare.imaging.readers.dicom_tags import first, headers
+from fedtar_flare.metrics.label_scores import label_counts
+from fedtar_flare.metrics.report_labels import classes_of, rules_for
+from fedtar_flare.metrics.significance import against_others, holm, label_score, mean_score
+
+AGES = ((0, 40, "under 40"), (40, 60, "40 to 59"), (60, 80, "60 to 79"), (80, 131, "80 and older"))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupScore:
+    """A group's score and that of all other patients."""
+
+    kind: str
+    group: str
+    patients: int
+    score: str  # its name in the registry
+    value: float
+    others: float
+    p: float  # of the difference, corrected after Holm
+
+    @property
+    def behind(self) -> bool:
+        """Whether it is lower beyond chance."""
+        return self.value < self.others and self.p < 0.05
+
+
+def sex_of(sample: Sample) -> str:
+    """Women, men or unknown."""
+    return {"F": "women", "M": "men"}.get(sample.sex or "", "unknown")
+
+
+def age_of(sample: Sample) -> str:
+    """The band of the age at the visit."""
+    age = -1 if sample.visit.age is None else sample.visit.age
+    return next((name for low, high, name in AGES if low <= age < high), "unknown")
+
+
+def scanner_of(sample: Sample) -> str:
+    """The maker by the visit's first DICOM file."""
+    with suppress(Exception):  # of broken bytes pydicom raises anything, and no round should fail of it
+        return first(next(headers(sample.visit.image)), "Manufacturer").upper() or "unknown"
+    return "unknown"
+
+
+def scores_by_group(samples: Sequence[Sample], rows: Sequence[Mapping[str, Any]], least: int) -> tuple[GroupScore, ...]:
+    """Scores of the samples' ``rows`` (:func:`.report_rows`), by what patients were at their first of these visits.
+
+    Left out is a group that, or whose others, are fewer than ``least`` patients or have no such score.
+    """
+    if not samples:
+        return ()
+    patients, rules = [row["patient_id"] for row in rows], rules_for(samples[0].visit.modality)
+    counts = label_counts(classes_of(rules), [row["labels"][rules] for row in rows])
+    scores = {
+        "rouge_l": mean_score(patients, [row["rouge_l"] for row in rows]),
+        f"{rules.replace('-', '_')}_f1": label_score(patients, counts, "micro", "f1"),
+    }
+    begins = {sample.visit.patient_id: sample for sample in reversed(samples)}
+    found = []
+    for kind, name_of in {"sex": sex_of, "age": age_of, "scanner": scanner_of}.items():
+        group_of = {patient: name_of(sample) for patient, sample in begins.items()}
+        for group, (score, sums) in product(sorted(set(group_of.values())), scores.items()):
+            members = np.array([group_of[patient] == group for patient in sums.patients])
+            if min(members.sum(), (~members).sum()) >= least:
+                value, others = (float(sums.score(sums.sums[who].sum(0)[None])[0]) for who in (members, ~members))
+                p = against_others(sums, members)
+                found.append(GroupScore(kind, group, int(members.sum()), score, value, others, p))
+    corrected = holm({str(i): one.p for i, one in enumerate(found) if np.isfinite(one.p)})
+    return tuple(replace(found[int(i)], p=value) for i, value in corrected.items())
