@@ -203,17 +203,13 @@ class FedMRGLearner(ReportLearner):
         if seen is not None:
             found["diagnosis"] = diagnosis_losses(seen, classes)
             losses = losses + found["diagnosis"]
-        if settings.contrast_weight and self._encoder_learns:
+        if settings.contrast_weight and any(p.requires_grad for p in self.generator.encoder.parameters()):
             found["contrast"] = self._contrast(samples, features(tokens, images.slice_mask))
             losses = losses + settings.contrast_weight * found["contrast"]
         for name, values in found.items():
             kept = self._parts.setdefault(name, {})
             kept |= {s.visit: value for s, value in zip(samples, values.tolist(), strict=True)}
         return losses
-
-    @property
-    def _encoder_learns(self) -> bool:
-        return any(parameter.requires_grad for parameter in self.generator.encoder.parameters())
 
     @contextmanager
     def _autocasting(self) -> Iterator[None]:

@@ -168,16 +168,12 @@ def bounds(kit: Path | None, config: SiteConfig) -> list[Finding]:
     if policy.approval == "none":
         findings.append(Finding(OK, "approval", "a job within these bounds needs no approval"))
     elif kit is not None:
-        findings.append(_approvals(kit))
+        try:
+            text = f"required; {len(approvals(state_of(kit)))} job(s) approved ('fedtar site approve --list')"
+            findings.append(Finding(OK, "approval", text))
+        except FedTARError as error:
+            findings.append(Finding(FAIL, "approval", str(error), "delete the file, and approve the job again"))
     return findings
-
-
-def _approvals(kit: Path) -> Finding:
-    try:
-        number = len(approvals(state_of(kit)))
-    except FedTARError as error:
-        return Finding(FAIL, "approval", str(error), "delete the file, and approve the job again")
-    return Finding(OK, "approval", f"required; {number} job(s) approved ('fedtar site approve --list')")
 
 
 def participation(kit: Path) -> Finding:
