@@ -25,10 +25,12 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--age", type=float, help="years at this study (default: the DICOM header's)")
     command.add_argument("--sex", choices=("F", "M"), help="default: the DICOM header's")
     command.add_argument("--time-step", type=int, help="which of the patient's visits this is, from 1")
+    command.add_argument("--lateral", type=Path, help="the radiograph's lateral view, for model.lateral")
     before: dict[str, Any] = {"action": "append", "default": []}
     text = "previous study, for an adapter trained with it; again: the one before that (data.priors)"
     command.add_argument("--prior-image", type=Path, help=text, **before)
     command.add_argument("--prior-report", type=Path, help="text file with the previous report, likewise", **before)
+    command.add_argument("--prior-lateral", type=Path, help="its lateral view, likewise", **before)
     text = "days between the two studies, likewise (default: by DICOM dates)"
     command.add_argument("--prior-days", type=float, help=text, **before)
     command.add_argument("--modality", choices=("ct", "radiograph"), help="default: by what the study looks like")
@@ -134,16 +136,16 @@ def generate(arguments: argparse.Namespace) -> None:
         raise ConfigError("a DICOM SR is a file: name it with --out")
     if arguments.stow and arguments.format != "sr":
         raise ConfigError("--stow stores a DICOM SR: choose --format sr")
-    priors = given(arguments, "prior_image", "prior_days")
+    priors = given(arguments, "prior_image", "prior_lateral", "prior_days")
     priors |= {"prior_report": [_text_of(path) for path in arguments.prior_report]}
     if len({len(values) for values in priors.values() if values}) > 1:
-        raise ConfigError("--prior-image, --prior-report and --prior-days: each as often as the others, or not at all")
+        raise ConfigError("--prior-image, --prior-report and the like: each as often as the others, or not at all")
     own: dict[str, Any] = {}
     for i in reversed(range(max(map(len, priors.values())))):
         own |= {name: values[i] for name, values in priors.items() if values}
         if i:  # the visit so many before the present one
             own = {"before": study_of([*arguments.prior_image, *[arguments.study] * i][i - 1], None, **own)}
-    about = given(arguments, "patient_id", "age", "sex", "time_step") | own
+    about = given(arguments, "patient_id", "age", "sex", "time_step", "lateral") | own
     study = study_of(arguments.study, arguments.modality, **about)
     model = grouped(arguments.set, ("model",)).get("model", {})
     draft = load_generator(

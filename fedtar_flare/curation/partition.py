@@ -204,7 +204,8 @@ def _write(
     folder, site_file = out / name, out / "sites" / f"{name}.yaml"
     folder.mkdir(parents=True)
     steps = [0] * time_steps
-    all_labeled = all(visit.labels is not None for patient in patients for visit in patient.visits)
+    visits = [visit for patient in patients for visit in patient.visits]
+    all_labeled = all(visit.labels is not None for visit in visits)
     rows: list[dict[str, object]] = []
     for patient in patients:
         for i, visit in enumerate(patient.visits):
@@ -223,6 +224,9 @@ def _write(
             )
             if reading.splits:
                 rows[-1]["split"] = reading.splits.get(patient.patient_id, "")
+            if any(one.lateral for one in visits):
+                other = visit.lateral and visit.lateral.absolute()
+                rows[-1]["lateral"] = os.path.relpath(other, folder.absolute()) if other and relative else other or ""
             if all_labeled:
                 rows[-1]["labels"] = labels_text(visit.labels or frozenset(), visit.uncertain)
     write_rows(folder / "manifest.csv", rows)

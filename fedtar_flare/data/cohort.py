@@ -44,6 +44,7 @@ class Visit:
     changes: frozenset[tuple[str, str]] | None = None  # the same: finding and direction since the visit before
     labels: frozenset[str] | None = None  # what the image shows, for classification; empty: nothing, None: not known
     uncertain: frozenset[str] = frozenset()  # of which nobody is sure
+    lateral: Path | None = None  # another radiograph of the study, the lateral view
 
     def __post_init__(self) -> None:
         where = f"patient {self.patient_id}, visit {self.visit_id}"

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from fedtar_flare.imaging.transforms import InputSize
 
 logger = logging.getLogger(__name__)
+SIDES = ("frontal", "lateral")
+"""Of the films of a study, in this order."""
 NOT_REMEMBERED = (
     "no-image", "no-permission", "unsupported-transfer-syntax", "too-large", "too-slow", "transform-failed"
 )  # fmt: skip
@@ -47,7 +49,7 @@ def prepare(visit: Visit, size: InputSize, cache_dir: Path, transforms: Sequence
     Several processes may prepare the same visit at once. Raises :class:`DataError` when the study cannot be used.
     """
     entry = entry_of(visit, size, cache_dir, transforms)
-    return _look_up(entry) or _compute(visit.image, visit.modality, size, transforms, entry)
+    return _look_up(entry) or _compute(films_of(visit, size), visit.modality, size, transforms, entry)
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def prepare_visits(
 
         preparation(missing[0].modality, size, transforms)  # refused once, not for each study
     common = {"size": Size(size.image_size, size.slices), "transforms": deterministic(transforms), "limits": limits}
-    items = [{"image": v.image, "modality": v.modality, "entry": entries[v], **common} for v in missing]
+    items = [{"films": films_of(v, size), "modality": v.modality, "entry": entries[v], **common} for v in missing]
     progress = Progress("preparing images: study", len(items), say, every)
     for done, (i, outcome) in enumerate(each(prepare_task, items, count, limits.seconds_per_study), start=1):
         if isinstance(outcome, DataError):
@@ -115,6 +117,7 @@ def prepare_visits(
     log_left_out([errors[visit] for visit in visits if visit in errors])
     compared, fine = entries, Size(max(SIDE, size.image_size), max(SLICES, size.slices))
     coarse = size.image_size < SIDE or (size.slices < SLICES and any(visit.modality == "ct" for visit in visits))
+    coarse = coarse or getattr(size, "lateral", False)
     if deterministic(transforms) or coarse:  # a job's choices must not decide who is alike
         compared = prepare_visits(visits, fine, cache_dir, limits=limits, workers=workers, say=say, every=every).entries
     return Preparation(entries, errors, sum(visit not in errors for visit in missing), compared)
@@ -146,18 +149,25 @@ def entry_of(visit: Visit, size: InputSize, cache_dir: Path, transforms: Sequenc
     settings: dict[str, Any] = {"modality": visit.modality, "image_size": size.image_size}
     if visit.modality == "ct":
         settings["slices"] = size.slices
+    if lateral := films_of(visit, size)[1:]:
+        settings["lateral"] = cache.file_identity(*lateral)
     if added := deterministic(transforms):
         settings["transforms"] = [dict(spec) for spec in added]
     return cache.entry_path(cache_dir, cache.file_identity(visit.image), settings)
 
 
+def films_of(visit: Visit, size: InputSize) -> list[Path]:
+    """What is read of a visit: its image, and the lateral view where a model is shown it (``ModelConfig.lateral``)."""
+    return [visit.image, *([visit.lateral] if visit.lateral and getattr(size, "lateral", False) else [])]
+
+
 def prepare_task(
-    image: Path, modality: Modality, size: InputSize, transforms: Sequence[Spec], entry: Path, limits: Limits
+    films: list[Path], modality: Modality, size: InputSize, transforms: Sequence[Spec], entry: Path, limits: Limits
 ) -> None:
     """Prepare one image into the cache (a worker's task); raises what :func:`prepare` raises."""
     if cache.load(entry) is None:  # another site may have been first
         with applied(limits):
-            _compute(image, modality, size, transforms, entry)
+            _compute(films, modality, size, transforms, entry)
 
 
 def _look_up(entry: Path) -> Prepared | None:
@@ -167,9 +177,12 @@ def _look_up(entry: Path) -> Prepared | None:
     return found
 
 
-def _compute(image: Path, modality: Modality, size: InputSize, transforms: Sequence[Spec], entry: Path) -> Prepared:
+def _compute(
+    films: list[Path], modality: Modality, size: InputSize, transforms: Sequence[Spec], entry: Path
+) -> Prepared:
     try:
-        picture, position_mm = _run(image, modality, size, transforms)
+        made = [_run(film, modality, size, transforms, view) for film, view in zip(films, SIDES, strict=False)]
+        picture, position_mm = map(np.concatenate, zip(*made, strict=True))
     except DataError as error:
         if error.reason not in NOT_REMEMBERED:
             cache.store_refusal(entry, error)
@@ -178,13 +191,15 @@ def _compute(image: Path, modality: Modality, size: InputSize, transforms: Seque
     return cache.load(entry) or Prepared(picture, position_mm)  # a mount may be lost meanwhile
 
 
-def _run(image: Path, modality: Modality, size: InputSize, transforms: Sequence[Spec]) -> tuple[np.ndarray, np.ndarray]:
+def _run(
+    image: Path, modality: Modality, size: InputSize, transforms: Sequence[Spec], view: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Picture and positions of a study, by the ``Compose``; an error is the one that it wraps."""
     from fedtar_flare.imaging.transforms import preparation
 
     compose = preparation(modality, size, transforms)
     try:
-        made: Any = compose({"image": str(image)})
+        made: Any = compose({"image": str(image), "view": view})
     except RuntimeError as error:
         cause: BaseException = error
         while not isinstance(cause, DataError | MemoryError) and cause.__cause__ is not None:

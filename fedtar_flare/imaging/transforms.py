@@ -138,9 +138,11 @@ class ReadStudyd(_Changes):
                 logger.warning("%s: %s: %s", out[key], note.reason, note.text)
             hu = torch.from_numpy(volume.hu).permute(2, 1, 0)[None]  # a view
             out[key] = MetaTensor(hu, affine=torch.from_numpy(volume.affine), meta={"space": "RAS"})
+        elif self.modality == "photograph":
+            out[key] = MetaTensor(torch.from_numpy(read_photograph(out[key])))
         else:
-            pixels = read_photograph(out[key]) if self.modality == "photograph" else read_radiograph(out[key])[None]
-            out[key] = MetaTensor(torch.from_numpy(pixels))
+            pixels = read_radiograph(out[key], out.get("view", "frontal"))
+            out[key] = MetaTensor(torch.from_numpy(pixels[None]))
 
 
 class VoxelLimitd(_Changes):

@@ -59,6 +59,8 @@ class Study:
     prior_image: Path | None = None  # of the patient's previous visit, for an adapter that was trained with it
     prior_report: str | None = None
     prior_days: float | None = None  # between the two visits, above 0; needed with either
+    lateral: Path | None = None  # of a radiograph, for a model that is shown both views (ModelConfig.lateral)
+    prior_lateral: Path | None = None
     before: "Study | None" = None  # the previous visit, for what is shown of the one before it
 
     @property
@@ -192,6 +194,8 @@ class Drafter:
         """
         if not isinstance(study, Study):
             study = study_of(Path(study), **patient)
+        if (study.lateral or study.prior_lateral) and not self._config.lateral:
+            raise ConfigError("this adapter's run had model.lateral=False: draft without --lateral and --prior-lateral")
         self._check_prior(study)
         if self.personal and self.site_model.knows_patients:
             self._check_patient(study)
@@ -245,7 +249,7 @@ class Drafter:
             return None
         found = PriorBatch(torch.tensor([study.prior_days], dtype=torch.float32), earlier=self._prior(study.before))
         if study.prior_image is not None:
-            found.images = self._image(replace(study, image=study.prior_image))
+            found.images = self._image(replace(study, image=study.prior_image, lateral=study.prior_lateral))
         if study.prior_report is not None:
             show_reports(found, [study.prior_report], self.site_model.tokenizer)
         return found
@@ -345,6 +349,7 @@ def visit_of(study: Study) -> Visit:
         report=_UNWRITTEN,
         modality=study.modality,
         age=study.age,
+        lateral=study.lateral,
     )
 
 

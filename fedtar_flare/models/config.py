@@ -98,6 +98,9 @@ class ModelConfig(ImageModelConfig):
     slice_view: Literal["slices", "montage"] = Field(
         "slices", description="how a 'vlm' is shown a CT: slice by slice, or all slices in one picture"
     )
+    lateral: bool = Field(
+        False, description="show a 'vlm' the lateral view of a radiograph too, where the data names one (slices: 1)"
+    )
     encoder: Literal["cvt", "timm"] = Field("cvt", description="family of the image encoder")
     encoder_config: CvtSizes = Field(
         CvtSizes(embed_dim=(32, 64, 128), depth=(1, 2, 3), num_heads=(1, 2, 4), mlp_ratio=2.0),
@@ -170,6 +173,8 @@ class ModelConfig(ImageModelConfig):
             yield "decoder_name", f"none, as decoder is '{self.decoder}', which has no published weights of this form"
         if self.decoder_dtype not in ("float32", self.decoder == "prefix" and "bfloat16") and self.family != "vlm":
             yield "decoder_dtype", "float32, unless decoder is 'prefix' (or bfloat16) or family is 'vlm' (or 4bit)"
+        if self.lateral and (self.family != "vlm" or self.slices > 1):
+            yield "lateral", "false, unless family is 'vlm' and slices 1"
         if self.family == "vlm":
             if self.encoder_name:
                 yield "encoder_name", "none, as family is 'vlm': decoder_name names the whole model"

@@ -35,6 +35,8 @@ from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
 EARLIER = "An earlier study of this patient; days before the present one: {days}."
 """What a visit before is called in its turn."""
+VIEWS = ("frontal:", "lateral:")
+"""What stands before each image of a film with its lateral view."""
 _NF4: dict[str, Any] = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
 _LANGUAGE = re.compile(r"\b(language_model|text_model|lm_head)\b")
 TINY = str(ASSETS / "vlm-tiny")
@@ -80,7 +82,7 @@ class VisionLanguageGenerator(ReportGenerator):
         """
         if self.diagnosis is None:
             return batch.images
-        found = self._processor.image_processor(list(batch.images.flatten(0, 1)), return_tensors="pt")
+        found = self._processor.image_processor(self._pictures(batch.images.flatten(0, 1)), return_tensors="pt")
         known = signature(self.decoder.get_image_features).parameters
         inputs = self._moved({name: value for name, value in found.items() if name in known}, batch)
         features = self.decoder.get_image_features(**inputs, return_dict=True).pooler_output
@@ -151,7 +153,8 @@ class VisionLanguageGenerator(ReportGenerator):
         for days, seen, report in _visits(batch, row):
             views = self._views(seen, row)
             images += views
-            said += [{"type": "image"}] * len(views)
+            for name in VIEWS if self._config.lateral and len(views) > 1 else [""] * len(views):
+                said += [{"type": "text", "text": name}, {"type": "image"}] if name else [{"type": "image"}]
             when = "" if days is None else EARLIER.format(days=max(1, round(days))) + " "
             said.append({"type": "text", "text": when + self._config.prompt})
             if report is not None:
@@ -161,10 +164,16 @@ class VisionLanguageGenerator(ReportGenerator):
         said[-1]["text"] = f"{said[-1]['text']} {told}".strip()
         return [*turns, {"role": "user", "content": said}], images
 
+    def _pictures(self, images: Tensor) -> list[Tensor]:
+        """As the processor takes them: where they are, unless it works by Pillow."""
+        from transformers.image_processing_backends import TorchvisionBackend
+
+        return list(images if isinstance(self._processor.image_processor, TorchvisionBackend) else images.cpu())
+
     def _views(self, batch: ImageBatch | None, row: int) -> list[Tensor]:
         """Images (3, H, W) that are shown of a visit: each slice by itself, or all in one montage."""
-        slices = [] if batch is None else list(batch.images[row][batch.slice_mask[row]].cpu())
-        if self._config.slice_view == "slices" or len(slices) < 2:
+        slices = [] if batch is None else self._pictures(batch.images[row][batch.slice_mask[row]])
+        if self._config.slice_view == "slices" or self._config.lateral or len(slices) < 2:
             return slices
         side = math.ceil(math.sqrt(len(slices)))
         tiles = slices + [torch.zeros_like(slices[0])] * (side * math.ceil(len(slices) / side) - len(slices))
@@ -238,7 +247,7 @@ def inputs_length(config: ModelConfig, earlier: int = 0) -> tuple[int, Any]:
     processor = processor_of(name)
     images = [torch.zeros(3, config.image_size, config.image_size, dtype=torch.uint8)]
     if config.slice_view == "slices":
-        images *= config.slices
+        images *= config.slices + config.lateral
     said = [*({"type": "image"} for _ in images), {"type": "text", "text": EARLIER * bool(earlier) + config.prompt}]
     asked = processor.apply_chat_template([{"role": "user", "content": said}], add_generation_prompt=True)
     text = AutoConfig.from_pretrained(name, **NO_CODE).get_text_config()

@@ -128,7 +128,7 @@ def request_of(
         learning_rate=learning_rate,
         decay=decay,
         rank={"lora.rank": lora.rank},
-        pixels={"pixels of a study": config.slices * config.image_size**2},
+        pixels={"pixels of a study": (config.slices + config.lateral) * config.image_size**2},
         tokens={
             "model.max_length": config.max_length,
             "model.decoder_positions": config.decoder_positions,

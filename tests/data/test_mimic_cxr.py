@@ -100,6 +100,8 @@ def test_one_radiograph_of_a_study_by_the_stated_rule(collection, radiographs, c
     for order in (radiographs, radiographs[::-1]):
         (patient,) = read(collection(*order)).patients()
         assert [v.image.stem for v in patient.visits] == [chosen]
+    (patient,) = read(collection(*radiographs, image_row("1", view="LATERAL"), image_row("0", view="LL"))).patients()
+    assert patient.visits[0].lateral.name == "0.jpg" and patient.visits[0].image.stem == chosen
 
 
 def test_every_view_is_a_visit_where_that_is_asked_for_and_patients_of_few_visits_are_left_out(collection):

@@ -3,6 +3,7 @@
 import struct
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 
 import broken as mk
 import numpy as np
@@ -17,13 +18,17 @@ from pydicom.sequence import Sequence
 from refused import refused
 
 from fedtar_flare.curation.archive import index_folder
+from fedtar_flare.curation.partition import partition_source
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.fields import date_of
+from fedtar_flare.data.sources.manifest import read_manifest, write_rows
 from fedtar_flare.errors import DataError
-from fedtar_flare.imaging.pipeline import Size, prepare
+from fedtar_flare.imaging.cache import file_identity, files_of
+from fedtar_flare.imaging.pipeline import Size, entry_of, prepare, prepare_visits
 from fedtar_flare.imaging.readers import bounded
 from fedtar_flare.imaging.readers.pictures import read_photograph, read_radiograph, stretch
 from fedtar_flare.learning.drafting import study_of
+from fedtar_flare.models.config import preset
 
 GREY = mk.GREY
 GREY16 = GREY.astype(np.uint16) << 4
@@ -374,3 +379,28 @@ def test_model_input_is_in_colour_and_apart_from_that_of_a_radiograph(tmp_path):
     top = photograph[0, :, 4].astype(int)  # the first rows are the margin of a wide picture
     assert abs(top[2, 8] - 90) <= 1 and top[1, 15] > top[1, 0] + 150
     assert seen["photograph"].position_mm.tolist() == [0.0]
+
+
+def test_a_lateral_view_is_a_second_picture_where_a_model_is_shown_it_and_stays_with_its_study(tmp_path):
+    for name in ("side", "same"):
+        (tmp_path / name).mkdir()
+    front, side = radiograph()(tmp_path), radiograph(GREY16[::-1], ViewPosition="LL")(tmp_path / "side")
+    same = radiograph(GREY16[::-1])(tmp_path / "same")
+    table, size = tmp_path / "manifest.csv", preset("vlm-tiny", lateral=True, slices=1)
+    write_rows(table, [{"patient_id": "a", "study_datetime": "2020-01-01", "image": front.name, "report": "Clear.",
+                        "lateral": "side/f.dcm"}])  # fmt: skip
+    (visit,) = read_manifest(table).patients()[0].visits
+    both, one = prepare(visit, size, tmp_path), prepare(visit, Size(32, 1), tmp_path)
+    assert both.image.shape == (2, 3, 32, 32) and np.array_equal(both.image[:1], one.image)
+    assert np.array_equal(both.image[1:], prepare(replace(visit, image=same), Size(32, 1), tmp_path).image)
+    assert len([f for f in files_of(tmp_path, file_identity(front)) if f.suffix == ".npy"]) == 2, "purged together"
+    for wrong, reason in (
+        (replace(visit, lateral=front), "frontal-view"),
+        (replace(visit, image=side), "lateral-view"),
+    ):
+        (refusal,) = prepare_visits([wrong], size, tmp_path).errors.values()
+        assert refusal.reason == reason
+    found = prepare_visits([visit], size, tmp_path)
+    assert found.entries != found.compared == {visit: entry_of(visit, Size(32, 3), tmp_path)}
+    ((site,), _) = partition_source("manifest", table, tmp_path / "out", by="random", sites=1)
+    assert read_manifest(site.manifest).patients()[0].visits[0].lateral == side

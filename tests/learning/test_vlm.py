@@ -4,12 +4,14 @@ import copy
 import json
 import shutil
 import string
+from dataclasses import replace
 
 import pytest
 import torch
 from adapted_models import adapted, patients, shake, written_out_weights
 from batches import noise, rows
 from command import fedtar_here as here
+from kits import write_noise
 from learners import learner_of
 from tiny_vlms import FAMILIES, vlm_config, write_gemma
 from torch.func import functional_call
@@ -294,10 +296,11 @@ def run_settings(folder, **others):
 
 
 def test_a_draft_is_the_text_of_the_run_with_the_site_s_own_adapters(tmp_path, monkeypatch, folder):
-    """Shown the same two visits before."""
+    """Shown the same two visits before; of films, both views."""
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path))
     data = {"synthetic_patients": 10, "prior": "report+image", "priors": 2}
     settings = run_settings(folder, time_steps=3, server={"evaluate_every": 1}, patient={"lr": 0.1}, data=data)
+    settings["model"] |= {"slices": 1, "lateral": True}
     adapter = run_in_process(MethodRecipe("fedtar", **settings), 1, tmp_path / "run") / "adapter"
     (examples,) = (tmp_path / "state").rglob(EXAMPLES_FILE)
     timeline = Timeline(3, prior="report+image", priors=2)
@@ -320,11 +323,17 @@ def test_a_draft_is_the_text_of_the_run_with_the_site_s_own_adapters(tmp_path, m
     turns, converse = [], VisionLanguageGenerator._conversation
 
     def count(*arguments):
-        turns.append(len((made := converse(*arguments))[0]))
+        made = converse(*arguments)
+        turns.append(["".join(part.get("text", "+") for part in one["content"]) for one in made[0]])
         return made
 
     monkeypatch.setattr(VisionLanguageGenerator, "_conversation", count)
-    assert drafted(*own[:6], *own[12:]) != "" != drafted(*before) and turns == [3, 5]
+    assert drafted(*own[:6], *own[12:]) != "" != drafted(*before) and list(map(len, turns)) == [3, 5]
+    films = [write_noise(tmp_path / f"{i}.png", i) for i in range(4)]
+    sample, report = replace(sample, visit=replace(sample.visit, image=films[0])), tmp_path / "0.txt"
+    shown = ("--lateral", films[1], "--prior-image", films[2], "--prior-lateral", films[3], "--prior-days", 9)
+    assert drafted(*shown, "--prior-report", report) and [t.count("frontal:+lateral:+") for t in turns[2]] == [1, 0, 1]
+    assert "each as often" in drafted(*shown, *shown[2:4])
     assert "data.priors=2" in drafted(*before, *before[:6]) and "as often" in drafted(*before, *before[:2])
 
 

@@ -205,7 +205,7 @@ FREE = {
         "preset": "a label", "image_statistics": "one of three", "encoder": "one of two families",
         "decoder": "one of two, and the second takes a name", "decoder_dtype": "one of two",
         "pooling": "one of two", "seed": "a number", "family": "one of two", "slice_view": "one of two",
-        "prompt": "at most 2,000 characters",
+        "prompt": "at most 2,000 characters", "lateral": "yes or no",
     },
     LoRAConfig: {"dtype_up": "one of two"},
     TrainingConfig: {

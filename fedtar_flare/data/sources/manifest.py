@@ -8,6 +8,7 @@
 | ``report`` or ``report_path`` | the text, or a UTF-8 file with it |
 | ``age`` or ``birth_date`` | optional: years at the study, or date of birth |
 | ``sex`` | optional: F or M; anything else is unknown |
+| ``lateral`` | optional: the lateral view of a radiograph, a file as ``image`` |
 | ``labels`` | for classification: ``effusion;?nodule`` (``?``: unsure), empty for nothing; reports are then optional |
 | ``split`` | optional: train, validation or test, one for all studies of a patient; else the keyed hash decides |
 | ``institution`` | optional: where the patient belongs, for dividing a table into sites |
@@ -40,7 +41,7 @@ OPTIONS = ("modality",)
 REQUIRED = ("patient_id", "study_datetime", "image")
 REPORTS = ("report", "report_path")
 LABELS = "labels"
-KNOWN = (*REQUIRED, *REPORTS, "age", "birth_date", "sex", LABELS, "split", "institution")
+KNOWN = (*REQUIRED, *REPORTS, "age", "birth_date", "sex", LABELS, "split", "institution", "lateral")
 MODALITIES: dict[str, Modality] = {
     "ct": "ct",
     **dict.fromkeys(("radiograph", "film", "cxr", "xray"), "radiograph"),
@@ -113,7 +114,8 @@ def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path,
     if not text.strip() and labels is None:
         raise DataError(f"{where} '{column}': the report is empty", reason="empty-report")
     with within(f"{where} '{LABELS}'"):
-        known: dict[str, Any] = {"age": age, "labels": labels, "uncertain": uncertain}
+        lateral = folder / Path(row["lateral"]).expanduser() if row.get("lateral") else None
+        known: dict[str, Any] = {"age": age, "labels": labels, "uncertain": uncertain, "lateral": lateral}
         return Visit(row["patient_id"], f"row-{number}", acquired, image, text.strip(), modality, **known)
 
 

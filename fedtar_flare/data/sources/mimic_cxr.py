@@ -5,7 +5,8 @@ PhysioNet's layout: ``files/p10/p10000032/s50414267/<dicom_id>.jpg`` and ``mimic
 dates per patient (into 2100 to 2200) but keeps their order and distances.
 
 Each study is one visit. Its image is a frontal radiograph: PA before AP, then the earliest, the largest, the first by
-name, so that the choice never varies. With ``views: all`` each of its radiographs is a visit, laterals too.
+name, so that the choice never varies; the study's first lateral one by name goes with it. With ``views: all`` each of
+its radiographs is a visit, laterals too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fedtar_flare.errors import ConfigError, DataError, collecting, within
 
 OPTIONS = ("reports", "patients", "split", "labels", "views")
 COLUMNS = ("dicom_id", "subject_id", "study_id", "ViewPosition", "StudyDate", "StudyTime")
-FRONTAL = ("PA", "AP")
+FRONTAL, LATERAL = ("PA", "AP"), ("LATERAL", "LL")
 SPLITS = ("train", "validate", "test")
 Person = tuple[float | None, int, Sex | None]
 """Age in the anchor year, the anchor year, sex."""
@@ -48,6 +49,7 @@ def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Read
     metadata = find_table(path, ("mimic-cxr-*-metadata.csv", "mimic-cxr-*-metadata.csv.gz"), "the table of images")
     all_views = every_view(options, "mimic_cxr")
     studies: dict[tuple[str, str], list[Row | None]] = {}  # the preferred frontal radiograph of each, or all
+    laterals: dict[tuple[str, str], str] = {}
     for row in rows_of(metadata, COLUMNS, ("Rows", "Columns")):
         if wanted is None or row["dicom_id"] in wanted:
             found = studies.setdefault((row["subject_id"], row["study_id"]), [] if all_views else [None])
@@ -55,11 +57,16 @@ def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Read
                 found.append(row)
             elif row["ViewPosition"].upper() in FRONTAL:
                 found[0] = row if found[0] is None else min(row, found[0], key=_preference)
+            elif row["ViewPosition"].upper() in LATERAL:
+                key, name = (row["subject_id"], row["study_id"]), row["dicom_id"]
+                laterals[key] = min(name, laterals.get(key, name))
     for (subject, study), image_row in ((key, row) for key, rows in studies.items() for row in rows):
         with collecting(reading.problems):
             visit, sex = _study(path, reports, subject, study, image_row, people.get(subject))
             if all_views:
                 visit = replace(visit, visit_id=f"{visit.visit_id}-{visit.image.stem}")
+            if (lateral := laterals.get((subject, study))) is not None:
+                visit = replace(visit, lateral=visit.image.with_stem(lateral))
             sure, unsure = labels.get((subject, study), (None, frozenset[str]()))
             reading.add(replace(visit, labels=sure, uncertain=unsure), sex)
             if image_row is not None and (split := official.get(image_row["dicom_id"])):

@@ -89,14 +89,14 @@ KEYWORDS = """
     VOILUTFunction WindowCenter WindowWidth"""
 
 
-def read_radiograph(path: Path | str) -> np.ndarray:
-    """Read one radiograph (PNG, JPEG, BMP, TIFF, or DICOM CR/DX) as uint8 (height, width).
+def read_radiograph(path: Path | str, side: str = "frontal") -> np.ndarray:
+    """Read one radiograph (PNG, JPEG, BMP, TIFF, or DICOM CR/DX of this ``side``) as uint8 (height, width).
 
     Raises :class:`DataError` with a reason for each kind of trouble (``docs/reference/image-readers.md``).
     """
     path = Path(path)
     check_there(path)
-    radiograph = _read_picture(path) if path.suffix.lower() in PICTURES else _read_dicom(path)
+    radiograph = _read_picture(path) if path.suffix.lower() in PICTURES else _read_dicom(path, side)
     check_content(path, radiograph, "radiograph")
     return radiograph
 
@@ -108,7 +108,7 @@ def _read_picture(path: Path) -> np.ndarray:
         return np.array(picture.convert("L"))
 
 
-def _read_dicom(path: Path) -> np.ndarray:
+def _read_dicom(path: Path, side: str) -> np.ndarray:
     from pydicom.pixels import apply_modality_lut, apply_voi_lut
     from pydicom.tag import Tag
 
@@ -127,8 +127,8 @@ def _read_dicom(path: Path) -> np.ndarray:
         raise DataError(f"{path}: modality '{modality}' is not CR or DX", reason="not-a-radiograph")
     if CAPTURES & set(words(dataset, "ImageType")):
         raise DataError(f"{path}: a screenshot of a radiograph", reason="secondary-capture")
-    if (view := view_of(dataset, str(path))).side == "lateral":
-        raise DataError(f"{path}: a lateral view ({', '.join(view.told_by)})", reason="lateral-view")
+    if (view := view_of(dataset, str(path))).side != side:
+        raise DataError(f"{path}: a {view.side} view ({', '.join(view.told_by)})", reason=f"{view.side}-view")
     if not header.has_pixels:
         raise DataError(f"{path}: no pixel data", reason="no-pixel-data")
     if (meaning := first(dataset, "PhotometricInterpretation")) not in GREY:
