@@ -209,10 +209,10 @@ def report_texts(folder: Path, round_: int | None = None, *, personal: bool = Tr
     return [row for row in rows if row["personal"] == personal or len(kinds) == 1]
 
 
-def write_report_scores(folder: Path, round_: int, rows: Iterable[Mapping[str, Any]]) -> Path:
+def write_report_scores(folder: Path, number: int, rows: Iterable[Mapping[str, Any]], of: str = REPORT_SCORES) -> Path:
     """Write the rows as ``report-scores-<round>.jsonl``, atomically, readable by the owner alone.
 
     They name patients: ``folder`` is the site's state of the run, which never leaves the site.
     """
-    path = folder / f"{REPORT_SCORES}{round_:04d}.jsonl"
+    path = folder / f"{of}{number:04d}.jsonl"
     return write_text(path, "".join(f"{json.dumps(row)}\n" for row in rows), PRIVATE)

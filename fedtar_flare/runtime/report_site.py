@@ -190,11 +190,9 @@ class ReportSite(SiteStrategy):
         self.on_broadcast(header, state, weights)
         step, least = self.visits_of(header), self.executor.min_cell
         if not cohort.samples("train", step, least):
-            where = (
-                "at all" if step is None else f"at step {step}" if isinstance(step, int) else f"up to step {max(step)}"
-            )
+            at = "at all" if step is None else f"at step {step}" if isinstance(step, int) else f"up to step {max(step)}"
             few = "no training visit" if least == 1 else f"fewer than {least} patients with a training visit"
-            return abstain(header, f"{few} {where}"), None
+            return abstain(header, f"{few} {at}"), None
         settings, visits = self.settings.training, len(cohort.samples("train", step, least))
         updates = settings.updates_of(visits, self.executor.site_config.policy.min_local_steps)
         if updates * settings.batch_size < least:
@@ -262,9 +260,8 @@ class ReportSite(SiteStrategy):
         numbers: dict[str, float] = {}
         validated = learner.validate() if header.score == "test" else None  # a site outside chooses no round
         if validated is not None:
-            reports = sum(learner.cohort.counts(learner.min_cell)["validation"])
-            loss = round_loss(validated.loss, validated.reports, learner.min_cell)
-            numbers |= {"validation_loss": loss, "reports": float(reports)}
+            numbers["reports"] = float(sum(learner.cohort.counts(learner.min_cell)["validation"]))
+            numbers["validation_loss"] = round_loss(validated.loss, validated.reports, learner.min_cell)
         more, payload = self.close(header, state, weights, validated)
         self.personalise(header, site, state, learner)
         if header.evaluate and self._may_score(header, weights, state, cohort):
@@ -356,6 +353,7 @@ class ReportSite(SiteStrategy):
         from fedtar_flare.learning.evaluation import write_report_scores
         from fedtar_flare.reporting.examples import SiteExamples, choose, examples_of, write_examples
         from fedtar_flare.reporting.groups import scores_by_group
+        from fedtar_flare.reporting.periods import write_periods
 
         whose: Split | None = "test" if header.score == "test" else None
         earlier: list[dict[str, Any]] = []
@@ -369,22 +367,21 @@ class ReportSite(SiteStrategy):
             if header.round:  # what is forgotten at last, of what was known in its own time
                 steps = range(1, header.arrived + 1) if header.round == header.rounds else header.arrived
                 earlier = learner.evaluate(self.executor.min_cell, whose, steps, generic=False).rows
-        if self.executor.ranks.rank or ((ahead or header.arrived is not None) and not scored.samples):
+        by_period = ahead or header.arrived is not None
+        if self.executor.ranks.rank or (by_period and not scored.samples):
             return {}
         chosen = choose([sample.visit.patient_id for sample in scored.samples])
-        examples = SiteExamples(
-            site=site.name,
-            round=header.round,
-            synthetic=self.executor.site_config.source == "synthetic",
-            modality=learner.cohort.modality,
-            examples=examples_of(scored, chosen, learner.prepared([scored.samples[i] for i in chosen])),
-            groups=scores_by_group(scored.samples, scored.rows[: len(scored.samples)], self.executor.min_cell),
-        )
-        page = write_examples(state.folder, examples)
-        if any(group.behind for group in examples.groups):
-            self.executor.logger.warning(f"the drafts of a group of patients fall behind all others': {page}")
+        synthetic, modality = self.executor.site_config.source == "synthetic", learner.cohort.modality
+        shown = examples_of(scored, chosen, learner.prepared([scored.samples[i] for i in chosen]))
+        groups = scores_by_group(scored.samples, scored.rows[: len(scored.samples)], self.executor.min_cell)
+        examples = SiteExamples(site.name, header.round, synthetic, modality, shown, groups)
+        pages = [write_examples(state.folder, examples)]
+        if any(group.behind for group in groups):
+            self.executor.logger.warning(f"the drafts of a group of patients fall behind all others': {pages[0]}")
         write_report_scores(state.folder, header.round, [*scored.rows, *earlier])
-        self.executor.logger.info(f"drafts, reference reports and images, for this site alone: {page}")
+        if by_period:
+            pages.append(write_periods(state.folder, learner, scored.rows))
+        self.executor.logger.info(f"for this site alone: {', '.join(map(str, pages))}")
         return {"scores": scored.scores} | ({"scores_generic": scored.scores_generic} if scored.scores_generic else {})
 
     def _load_broadcast(self, task: str, learner: ReportLearner, weights: Tensors) -> None:

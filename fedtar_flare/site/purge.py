@@ -135,9 +135,10 @@ def _plan_patient(
             images.update(files_of(prepared, file_identity(visit.image)))
     result.remove += [(entry, f"prepared image of patient {patient}") for entry in sorted(images)]
     kinds = dict.fromkeys((EXAMPLES_FILE, EXAMPLES_PAGE), "example page with reports and images")
-    kinds["phi.html"] = "page with a point for each patient"
+    kinds |= {"phi.html": "page with a point for each patient", "periods.html": "page of its patients' numbers"}
     kinds[f"{READING}*"] = "page of a blinded reading, or its key"
-    kinds |= dict.fromkeys((f"{REPORT_SCORES}*", f"{TASK_SCORES}*"), "scores of single reports or images, with ids")
+    scores = (f"{REPORT_SCORES}*", "ahead-*", f"{TASK_SCORES}*")
+    kinds |= dict.fromkeys(scores, "scores of single reports or images, with ids")
     for folder in (folder for folders in runs.values() for folder in folders):
         result.remove += [(file, what) for name, what in kinds.items() for file in sorted(folder.glob(name))]
     result.remove += [(file, "labels of reports, by digest") for file in sorted(prepared.glob("labels-*.json"))]

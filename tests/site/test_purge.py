@@ -24,6 +24,7 @@ from fedtar_flare.site.site_file import read_site_file
 from fedtar_flare.site.state import SiteState
 
 RUNS = ("20260101-000000-aaaa", "20260202-000000-bbbb")
+PAGES = ("examples.html", "periods.html", "ahead-0002.jsonl")
 
 
 @pytest.fixture
@@ -35,7 +36,8 @@ def kit(tmp_path, monkeypatch):
     (kit / "fedtar_state" / "audit").mkdir(parents=True)
     for run in RUNS:
         SiteState(kit / "fedtar_state", run, "hospital-a").save("0001-01", {}, {})
-        (kit / "fedtar_state" / run / "hospital-a" / "examples.html").write_text("report")
+        for name in PAGES:
+            (kit / "fedtar_state" / run / "hospital-a" / name).write_text("report")
     (kit / "fedtar_state" / "audit" / "job.jsonl").write_text("{}\n")
     (kit / "fedtar_state" / "privacy_ledger.json").write_text("{}")
     for size in (32, 40):
@@ -63,7 +65,7 @@ def test_one_run_goes_and_all_else_stays(kit):
     assert files(kit) == before
     steps.carry_out()
     gone = before - files(kit)
-    assert gone == {f"fedtar_state/{RUNS[0]}/hospital-a/{name}" for name in ("0001-01.safetensors", "examples.html")}
+    assert gone == {f"fedtar_state/{RUNS[0]}/hospital-a/{name}" for name in ("0001-01.safetensors", *PAGES)}
     assert not (kit / "fedtar_state" / RUNS[0]).exists()
 
 
@@ -75,7 +77,7 @@ def test_one_patients_images_and_what_was_computed_from_them_go_in_every_size_an
     gone = {Path(name) for name in before - files(kit)}
     images, computed = ({(*p.name.split("."),)[:2] for p in gone if p.suffix == end} for end in (".npy", ".computed"))
     assert len(images) == 2 and computed == images
-    pages = {f"fedtar_state/{run}/hospital-a/examples.html" for run in RUNS}
+    pages = {f"fedtar_state/{run}/hospital-a/{name}" for run in RUNS for name in PAGES}
     assert {str(path) for path in gone if path.suffix not in (".npy", ".computed")} == pages
     for visit in visits(kit):
         there = [entry_of(visit, Size(size, 16), kit / "cache" / "prepared").is_file() for size in (32, 40)]

@@ -1,0 +1,97 @@
+"""Whether a site's scores of the newest period fell beyond chance, and what of its visits changed; both stay there."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from fedtar_flare.metrics.language import clean
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.metrics.report_sums import SUMS, Row, SumsOf, mean_of
+from fedtar_flare.metrics.significance import Interval, PatientSums, compare, holm, over_seeds
+
+CHANCE = 0.05
+"""Below this corrected p, a fall or a change is beyond chance."""
+WATCHED = ("bleu_4", "token_loss", "finding_f1", "chexpert_rules_f1", "ctrate_rules_f1")
+"""Scores that are tested, as far as reports have them."""
+Fall = tuple[str, int, Interval, float]
+"""A score, an earlier period, the newest one's score less that one's, and corrected p: 1 where it did not fall."""
+Change = tuple[str, Mapping[int, Interval], float, float]
+"""A measure, its mean by period, the newest one's z, and p corrected for the measures of its kind."""
+
+
+def falls(rows: Sequence[Row]) -> list[Fall]:
+    """The newest period's scores against those of the four before, by p; ``rows`` are of single reports.
+
+    A permutation test exchanges each patient's reports between both periods; Holm corrects for scores and periods.
+    """
+    steps, tests = sorted({row["time_step"] for row in rows}), {}
+    for t, name in ((t, name) for t in steps[-5:-1] for name in WATCHED):
+        now, then = (SUMS[name]([row for row in rows if row["time_step"] == step]) for step in (steps[-1], t))
+        if now is not None and then is not None:
+            everyone = sorted({*now.patients, *then.patients})
+            test = compare([_among(everyone, now)], [_among(everyone, then)])
+            fell = (test.difference.value < 0) == bool(SCORES[name].higher_is_better) and test.p <= 1
+            tests[f"{name} {t}"] = name, t, test.difference, test.p if fell else 1.0
+    corrected = holm({key: one[-1] for key, one in tests.items()})
+    return sorted(((*one[:3], corrected[key]) for key, one in tests.items()), key=lambda one: one[-1])
+
+
+def _among(everyone: Sequence[str], one: PatientSums) -> PatientSums:
+    """The same over more patients, who have no report."""
+    sums = dict.fromkeys(everyone, np.zeros(one.sums.shape[1])) | dict(zip(one.patients, one.sums, strict=True))
+    return PatientSums(tuple(everyone), np.array([*sums.values()]), one.score)
+
+
+def changes(rows: Sequence[Row], names: Sequence[str], rising: bool = False) -> list[Change]:
+    """Measures that rows of visits have by name, what moved most first; with ``rising``, only a rise counts.
+
+    z: the newest period's mean less the earlier ones', in units of how far these lie apart, or of chance if it is more.
+    """
+    steps = sorted({row["time_step"] for row in rows})
+    own = [np.array([[row[n] for n in names] for row in rows if row["time_step"] == t], np.float64) for t in steps]
+    if len(own) < 2 or not names:
+        return []
+    means, n = np.array([one.mean(axis=0) for one in own]), [len(one) for one in own]
+    within = np.sum([len(one) * one.var(axis=0) for one in own], axis=0) / max(1, len(rows) - len(own))
+    between = means[:-1].var(axis=0, ddof=1) if len(own) > 2 else 0.0
+    spread = np.sqrt(np.maximum(between, within / n[-1]) + within / sum(n[:-1]))
+    moved = means[-1] - np.average(means[:-1], axis=0, weights=n[:-1])
+    z = np.divide(np.maximum(moved, 0.0) if rising else moved, spread, out=np.zeros_like(moved), where=spread > 0)
+    p = np.minimum(1.0, 2 * norm.sf(np.abs(z)) * len(names))
+    found = [(one, by_period(rows, mean_of(one)), float(z[k]), float(p[k])) for k, one in enumerate(names)]
+    return sorted(found, key=lambda one: -abs(one[2]))
+
+
+def by_period(rows: Sequence[Row], sums: SumsOf, scale: float = 1.0) -> dict[int, Interval]:
+    """By period the score of rows, times ``scale``, with its interval over patients, where it is defined."""
+    steps = sorted({row["time_step"] for row in rows})
+    parts = {t: sums([row for row in rows if row["time_step"] == t]) for t in steps}
+    found = {t: over_seeds([one], replicates=1_000) for t, one in parts.items() if one is not None}
+    return {t: Interval(*(scale * end for end in one)) for t, one in found.items() if np.isfinite(one.value)}
+
+
+def likely_cause(kinds: Mapping[str, Sequence[Change]]) -> str:
+    """The kind that moved most beyond chance, Holm-corrected for the kinds; empty where none did."""
+    p = holm({kind: found[0][3] for kind, found in kinds.items() if found})
+    beyond = sorted((p[kind], -abs(kinds[kind][0][2]), kind) for kind in p if p[kind] < CHANCE)
+    return beyond[0][2] if beyond else ""
+
+
+def unseen_phrases(texts: Sequence[str], periods: Sequence[int]) -> list[float]:
+    """Percent of each text's phrases of four words that no other period has, but for the newest."""
+    words, holders = [clean(text).split() for text in texts], dict[tuple[str, ...], set[int]]()
+    phrases = [{tuple(own[i : i + 4]) for i in range(len(own) - 3)} for own in words]
+    for one, t in ((one, t) for own, t in zip(phrases, periods, strict=True) for one in own):
+        holders.setdefault(one, set()).add(t)
+    pairs = [(own, {t, max(periods)}) for own, t in zip(phrases, periods, strict=True)]
+    return [100 * sum(holders[one] <= known for one in own) / max(1, len(own)) for own, known in pairs]
+
+
+def image_measures(image: NDArray[np.uint8]) -> dict[str, float]:
+    """Of a prepared image (S, C, H, W): mean and standard deviation of pixels, and mean absolute first and second
+    difference of neighbours in a row."""
+    x = image.astype(np.float32)
+    edges, grain = (float(np.abs(np.diff(x, n)).mean()) for n in (1, 2))
+    return {"brightness": float(x.mean()), "contrast": float(x.std()), "sharpness": edges, "grain": grain}

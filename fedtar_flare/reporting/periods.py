@@ -1,0 +1,69 @@
+"""A site's own page over periods: scores ahead of time, what changed, and an alarm. It stays at the site."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedtar_flare.files import PRIVATE, write_text
+from fedtar_flare.learning.evaluation import write_report_scores
+from fedtar_flare.learning.labels import labeler_of
+from fedtar_flare.learning.site_model import SiteModel
+from fedtar_flare.metrics import drift
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.metrics.report_sums import SUMS, Row
+from fedtar_flare.metrics.significance import Interval
+from fedtar_flare.reporting.format import heading
+from fedtar_flare.reporting.plots import SMALL, Chart, Series
+from fedtar_flare.reporting.render import render
+from fedtar_flare.reporting.section import charts
+
+AHEAD, PERIODS_PAGE = "ahead-", "periods.html"
+"""How the files begin that hold scores of single reports, written ahead of time; and the page."""
+MOST = 200
+"""Visits of a period that are looked at, the first by keyed hash of the patient."""
+DRAWN = ("wording", "% of a report", 1), ("images", "grey levels of 255", 1), ("prevalence", "% of visits", 4)
+"""Kinds, the unit of their measures, and how many are drawn."""
+
+
+def write_periods(folder: Path, model: SiteModel, rows: Sequence[Row]) -> Path:
+    """Keep ``rows`` of reports that were written ahead of time, and write the page of all periods until then, for its
+    owner alone; returns its path. Rows of patients who withdrew are left out."""
+    newest, patients = max(row["time_step"] for row in rows), {one.patient_id for one in model.cohort.patients}
+    write_report_scores(folder, newest, rows, AHEAD)
+    lines = [line for file in folder.glob(f"{AHEAD}*.jsonl") for line in file.read_text().splitlines()]
+    known = [row for row in map(json.loads, lines) if row["time_step"] <= newest and row["patient_id"] in patients]
+    samples = [sample for t in range(1, newest + 1) for sample in model.cohort.samples(None, t)[:MOST]]
+    reports, steps = [sample.visit.report for sample in samples], [sample.time_step for sample in samples]
+    stated = [*map(labeler_of([sample.visit for sample in samples]).stated, reports)]
+    names = sorted(frozenset().union(*stated))
+    visits = []
+    for sample, new, found in zip(samples, drift.unseen_phrases(reports, steps), stated, strict=True):
+        image = drift.image_measures(model.prepared([sample])[0].image)
+        measures = {"new phrases": new, **image, **{name: 100 * (name in found) for name in names}}
+        visits.append({"patient_id": sample.visit.patient_id, "time_step": sample.time_step, **measures})
+    of_kinds = {"wording": ["new phrases"], "images": [*image], "prevalence": names}
+    kinds = {kind: drift.changes(visits, of, rising=kind == "wording") for kind, of in of_kinds.items()}
+    moved = [_chart(kind, unit, {name: by for name, by, *_ in kinds[kind][:n]}) for kind, unit, n in DRAWN]
+    scores = {name: drift.by_period(known, SUMS[name], SCORES[name].scale) for name in drift.WATCHED}
+    scored = [_chart(*heading(n).partition(", ")[::2], {SCORES[n].label: found}) for n, found in scores.items()]
+    page = render(
+        "periods.html",
+        cohort=model.cohort,
+        tests=drift.falls(known),
+        cause=drift.likely_cause(kinds),
+        charts=[charts([one for one in drawn if one.drawn], "small") for drawn in (scored, moved)],
+        newest=newest,
+        limits={"p": drift.CHANCE, "visits": MOST},
+        kinds=kinds,
+        registry=SCORES,
+        time_steps=1,
+    )
+    return write_text(folder / PERIODS_PAGE, page, PRIVATE)
+
+
+def _chart(title: str, unit: str, measures: Mapping[str, Mapping[int, Interval]]) -> Chart:
+    tip, series = "{}, period {}: {:.3g} ({:.3g} to {:.3g})", []
+    for i, (name, found) in enumerate(measures.items()):
+        points = [(t, one.value, tip.format(name, t, *one)) for t, one in found.items()]
+        series.append(Series(name.replace("_", " "), points, index=i, band=[(t, *one[1:]) for t, one in found.items()]))
+    return Chart(title, series, (), "period", unit, size=SMALL)

@@ -1,0 +1,92 @@
+"""A site's page over periods: planted changes are found and named, and what a fall and a new phrase are."""
+
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from scipy.stats import permutation_test
+
+from fedtar_flare.data.cohort import Cohort, Patient, Visit
+from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.imaging.cache import Prepared
+from fedtar_flare.learning.evaluation import report_rows
+from fedtar_flare.metrics import drift
+from fedtar_flare.reporting.periods import write_periods
+from fedtar_flare.synthetic.build import report_of
+from fedtar_flare.synthetic.course import CohortOptions, plan_patient, stream, wording_share
+from fedtar_flare.synthetic.phantom import draw_anatomy, render
+from fedtar_flare.synthetic.scanner import site_scanner
+from fedtar_flare.synthetic.vocabulary import FINDINGS
+
+T = 4
+LINE = Timeline(T, "period", tuple(datetime(2019, month, 1) for month in (4, 7, 10)))
+SAID = {"template": "cause: wording", "scanner": "cause: images", "epidemic": "cause: prevalence", "none": "No score"}
+
+
+def hospital(change, seed=0):
+    """A cohort with a change in its last period, its images (noise where that matters not), and drafts by who knows
+    what was before.
+    """
+    drawn, patients, images, drafts = change in ("scanner", "none"), [], {}, {}
+    options = CohortOptions(change=change, change_step=T, change_group="everyone")
+    for number in range(24 if drawn else 72):  # so many, for a fall by one finding
+        one = plan_patient("site-1", 1, number, timeline=LINE, seed=seed, options=options)
+        anatomy, visits = draw_anatomy(stream(seed, number)), []
+        for visit in one.visits:
+            late = visit.time_step == T
+            sizes = {name: state.size for name, state in visit.findings.items()}
+            scanner, noise = site_scanner(1 + (change == "scanner" and late)), stream(seed, number, visit.visit_id)
+            hu = render(anatomy, sizes, scanner, noise) if drawn else noise.normal(0, 100, (2, 8, 8))
+            pixels = np.clip((hu + 1000) / 6, 0, 255).astype(np.uint8)
+            images[visit.visit_id] = Prepared(pixels[:, None], np.zeros(len(pixels)))
+            blind = FINDINGS if change == "scanner" and late else ("cavity",)
+            seen = {name: state for name, state in visit.findings.items() if name not in blind}
+            drafts[visit.visit_id] = report_of(one, replace(visit, findings=seen), 0.0, 1, options)
+            report = report_of(one, visit, wording_share(options, visit.time_step, T), 1, options)
+            facts = {"findings": frozenset(sizes), "changes": frozenset()}
+            visits.append(Visit(one.patient_id, visit.visit_id, visit.acquired, Path("x"), report, "ct", **facts))
+        patients.append(Patient(one.patient_id, one.sex, tuple(visits)))
+    return Cohort("site-1", patients, key=bytes(16), timeline=LINE), images, drafts
+
+
+def written(folder, cohort, images, drafts):
+    """The page after each period."""
+    model = SimpleNamespace(cohort=cohort, prepared=lambda samples: [images[one.visit.visit_id] for one in samples])
+    for t in range(2, T + 1):
+        samples = cohort.samples(None, t)
+        texts = [drafts[sample.visit.visit_id] for sample in samples]
+        yield write_periods(folder, model, report_rows(samples, texts, [1.0] * len(texts), personal=True)).read_text()
+
+
+@pytest.mark.parametrize("change", SAID)
+def test_a_planted_change_raises_the_alarm_with_its_cause(tmp_path, change):
+    cohort, images, drafts = hospital(change)
+    first, second, last = written(tmp_path, cohort, images, drafts)
+    assert "first one that was scored" in first and "No score of period 3 fell" in second
+    assert ("Alarm" in last) is (change != "none") and SAID[change] in last
+    assert len(ElementTree.fromstring(last)) and not any(one.patient_id in last for one in cohort.patients)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+    gone = cohort.patients[0].patient_id
+    cohort = cohort.leaving_out(lambda visit: "excluded" if visit.patient_id == gone else None)
+    assert next(written(tmp_path, cohort, images, drafts)) != first, "neither who withdrew counts, nor what came later"
+
+
+def test_a_fall_is_a_permutation_test_corrected_for_scores_and_periods(monkeypatch):
+    monkeypatch.setattr(drift, "WATCHED", ("token_loss",))
+    losses = np.random.default_rng(0).normal([1, 0.6, 1.5], 0.5, (10, 3))
+    rows = [{"patient_id": i, "time_step": t, "token_loss": losses[i, t]} for i in range(10) for t in range(3)]
+    exact = {"permutation_type": "samples", "n_resamples": np.inf}
+    p = [permutation_test(losses.T[[t, 2]], lambda a, b: np.mean(a - b), **exact).pvalue for t in (0, 1)]
+    (_, first, difference, low), (_, second, _, high) = drift.falls(rows)
+    assert (first, low) == (1, pytest.approx(2 * p[1])) and (second, high) == (0, pytest.approx(max(p[0], 2 * p[1])))
+    assert difference.low < np.mean(losses[:, 2] - losses[:, 1]) < difference.high
+    assert {p for *_, p in drift.falls([{**row, "token_loss": -row["token_loss"]} for row in rows])} == {1.0}, "it rose"
+
+
+def test_new_phrases_are_those_that_no_other_period_before_the_newest_has():
+    texts = ["a b c d e", "a b c d", "b c d e f", "x a b c d e f", "b c d e g"]
+    assert drift.unseen_phrases(texts, [1, 1, 2, 3, 3]) == [50.0, 100.0, 50.0, 25.0, 50.0]
