@@ -55,9 +55,9 @@ def fedtar(
 def walk(page: Path, folder: Path, timeout: float = 1800, **environment: str) -> dict[str, str]:
     """What each command printed that stands after ``$`` in a page's console blocks: all are run in order, by a shell.
 
-    ``folder`` is made. The first command that fails ends the walk.
+    ``folder`` is made where it is not there. The first command that fails ends the walk.
     """
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     printed, options = {}, {"timeout": timeout, "cwd": folder, "stderr": subprocess.STDOUT}
     for command in console_commands(page):
         code, printed[command], _ = run("/bin/bash", "-c", command, **options, **environment)

@@ -35,65 +35,43 @@ def add_commands(commands: Commands) -> None:
     """Add the group."""
     group = add_group(commands, "data", "bring, index, check, prepare, invent or divide data")
     intake.add_commands(group)
-    command = add_command(
-        group,
-        index,
-        "make a manifest of a DICOM export folder and a table of reports",
-        epilog="Exit codes: 0 a manifest was written, 1 none could be, 2 wrong use. Then: fedtar data check MANIFEST.",
-    )
+    codes = "Exit codes: 0 a manifest was written, 1 none could be, 2 wrong use. Then: fedtar data check MANIFEST."
+    what = "make a manifest of a DICOM export folder and a table of reports"
+    command = add_command(group, index, what, epilog=codes)
     command.add_argument("folder", type=Path, help="the export: CT series, or CR and DX radiographs")
-    command.add_argument(
-        "--reports",
-        type=Path,
-        help=(
-            "CSV table with the column 'report' and one of 'study_instance_uid', 'accession_number', or 'patient_id' "
-            "with 'study_date'; or a folder with <AccessionNumber>.txt or <StudyInstanceUID>.txt (default: report.txt "
-            "or <AccessionNumber>.txt beside each study)"
-        ),
+    which = (
+        "CSV table with the column 'report' and one of 'study_instance_uid', 'accession_number', or 'patient_id' "
+        "with 'study_date'; or a folder with <AccessionNumber>.txt or <StudyInstanceUID>.txt (default: report.txt "
+        "or <AccessionNumber>.txt beside each study)"
     )
+    command.add_argument("--reports", type=Path, help=which)
     command.add_argument("-o", "--out", type=Path, default=Path("manifest.csv"), help="default manifest.csv")
-    command.add_argument(
-        "--modality", choices=("ct", "radiograph"), help="take only these (default: what most studies are)"
-    )
-    command.add_argument(
-        "--links",
-        type=Path,
-        metavar="DIR",
-        help="where several studies lie in one folder, give each a folder of symbolic links in DIR (else left out)",
-    )
+    only = "take only these (default: what most studies are)"
+    command.add_argument("--modality", choices=("ct", "radiograph"), help=only)
+    links = "where several studies lie in one folder, give each a folder of symbolic links in DIR (else left out)"
+    command.add_argument("--links", type=Path, metavar="DIR", help=links)
     command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor, at most 4)")
 
-    command = add_command(
-        group,
-        check,
-        "open everything that a manifest or site file names, and say what cannot be used and why",
-        epilog=(
-            "Exit codes: 0 everything can be used, 1 something was rejected or patients share a picture, 2 wrong use."
-        ),
-    )
+    codes = "Exit codes: 0 everything can be used, 1 something was rejected or patients share a picture, 2 wrong use."
+    what = "open everything that a manifest or site file names, and say what cannot be used and why"
+    command = add_command(group, check, what, epilog=codes)
     command.add_argument("target", type=Path, help="manifest.csv, its folder, or a site file such as fedtar.yaml")
     command.add_argument("-o", "--out", type=Path, default=Path("data-check.html"), help="default data-check.html")
     command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor, at most 4)")
     command.add_argument("--thumbnails", type=int, default=24, help="studies that are shown (default 24; 0: none)")
 
-    command = add_command(
-        group,
-        prepare,
-        "prepare a site's images before a run, so that the run begins at once",
-        epilog="Exit codes: 0 something can be used, 1 nothing can, 2 wrong use.",
-    )
+    codes = "Exit codes: 0 something can be used, 1 nothing can, 2 wrong use."
+    what = "prepare a site's images before a run, so that the run begins at once"
+    command = add_command(group, prepare, what, epilog=codes)
     command.add_argument("--site", help="name of the site (default: of the kit's folder, or of the site file)")
     _add_job(command, GROUPS, needs_place=True)
     command.add_argument("--time-steps", type=int, default=3, help="of the job; for synthetic data (default 3)")
     command.add_argument("--seed", type=int, default=0, help="of the job; for synthetic data (default 0)")
     command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor, at most 4)")
 
-    command = add_command(
-        group,
-        transforms,
-        "show how images become model input, transform by transform",
-        epilog="Exit codes: 0 shown, 1 the site declines a transform or the study is refused, 2 wrong use.",
-    )
+    codes = "Exit codes: 0 shown, 1 the site declines a transform or the study is refused, 2 wrong use."
+    what = "show how images become model input, transform by transform"
+    command = add_command(group, transforms, what, epilog=codes)
     _add_job(command, (*GROUPS, "training"), needs_place=False)
 
     command = add_command(group, unpack, "write packed, labelled pictures (MedMNIST's .npz) as pictures and a manifest")

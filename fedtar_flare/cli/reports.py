@@ -34,9 +34,8 @@ def add_commands(commands: Commands) -> None:
     text = "days between the two studies, likewise (default: by DICOM dates)"
     command.add_argument("--prior-days", type=float, help=text, **before)
     command.add_argument("--modality", choices=("ct", "radiograph"), help="default: by what the study looks like")
-    command.add_argument(
-        "--format", choices=("text", "json", "sr"), default="text", help="sr: a DICOM SR (default text)"
-    )
+    form = "sr: a DICOM SR, fhir: a DiagnosticReport of FHIR R4 (default text)"
+    command.add_argument("--format", choices=("text", "json", "sr", "fhir"), default="text", help=form)
     command.add_argument("-o", "--out", type=Path, help="file to write (default: standard output; needed for sr)")
     command.add_argument(
         "--stow", metavar="URL", help="DICOMweb service of the PACS that has the study, to store the SR"
@@ -131,6 +130,7 @@ def generate(arguments: argparse.Namespace) -> None:
     with without_collecting():
         from fedtar_flare.learning.dicom_sr import structured_report
         from fedtar_flare.learning.drafting import DISCLAIMER, load_generator, study_of
+        from fedtar_flare.learning.fhir_report import diagnostic_report
 
     if arguments.format == "sr" and arguments.out is None:
         raise ConfigError("a DICOM SR is a file: name it with --out")
@@ -160,7 +160,8 @@ def generate(arguments: argparse.Namespace) -> None:
             new = Pacs(arguments.stow, **given(arguments, "token", "cert", "ca")).store(report)
             print(f"{'stored' if new else 'there already'}: {report.SOPInstanceUID}", file=sys.stderr)
     else:
-        text = json.dumps(draft.to_dict(), indent=2) if arguments.format == "json" else draft.to_text()
+        data = diagnostic_report(draft, arguments.study) if arguments.format == "fhir" else draft.to_dict()
+        text = draft.to_text() if arguments.format == "text" else json.dumps(data, indent=2)
         if not arguments.out:
             print(text)
             return

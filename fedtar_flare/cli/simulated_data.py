@@ -10,56 +10,38 @@ def add_commands(commands: Commands) -> None:
     """Add the commands."""
     command = add_command(commands, synth, "write a synthetic longitudinal CT cohort with a planted truth")
     add_sites(command)
-    command.add_argument(
-        "-o", "--out", type=Path, default=Path("hospitals"), help="folder; a site there is refused (default hospitals)"
-    )
+    where = "folder; a site there is refused (default hospitals)"
+    command.add_argument("-o", "--out", type=Path, default=Path("hospitals"), help=where)
     command.add_argument("--patients", type=int, default=48, help="patients of each site (default 48)")
     command.add_argument("--time-steps", type=int, default=3, help="time steps (default 3)")
     command.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
-    command.add_argument(
-        "--change",
-        choices=("none", "early", "late"),
-        default="late",
-        help="when wording and case mix change: never, from step 2, or late (default late)",
-    )
-    command.add_argument(
-        "--change-group", choices=("women", "everyone"), default="women", help="who gets other words (default women)"
-    )
-    command.add_argument(
-        "--untidy",
-        type=float,
-        default=0.0,
-        help="share of patients with two studies on one day, and share without an age (default 0)",
-    )
+    when = "when wording and case mix change: never, from step 2, or late (default late)"
+    command.add_argument("--change", choices=("none", "early", "late"), default="late", help=when)
+    who = "who gets other words (default women)"
+    command.add_argument("--change-group", choices=("women", "everyone"), default="women", help=who)
+    share = "share of patients with two studies on one day, and share without an age (default 0)"
+    command.add_argument("--untidy", type=float, default=0.0, help=share)
     command.add_argument("--no-effects", action="store_true", help="leave out the effects of age and sex")
     command.add_argument("--no-new-findings", action="store_true", help="leave out what the warm start has not seen")
     command.add_argument("--one-scanner", action="store_true", help="the same scanner everywhere")
 
-    command = add_command(
-        commands,
-        partition,
-        "divide one collection into the sites of a simulated federation",
-        epilog=(
-            "Examples: fedtar data partition covid_chestxray covid --by institution --out parts; "
-            "fedtar data partition mimic_cxr mimic-cxr-jpg --option reports=../mimic-cxr --by random -n 4 --out parts"
-        ),
+    examples = (
+        "Examples: fedtar data partition covid_chestxray covid --by institution --out parts; "
+        "fedtar data partition mimic_cxr mimic-cxr-jpg --option reports=../mimic-cxr --by random -n 4 --out parts"
     )
+    what = "divide one collection into the sites of a simulated federation"
+    command = add_command(commands, partition, what, epilog=examples)
     command.add_argument("source", help="manifest, mimic_cxr, ct_rate, iu_xray, chexpert_plus or covid_chestxray")
     command.add_argument("path", type=Path, help="the table or folder of the source")
-    command.add_argument(
-        "--by",
-        required=True,
-        choices=("institution", "random", "clusters", "dirichlet"),
-        help="institution: as the source tells it; random: equal sizes; clusters: like reports together; dirichlet: "
-        "every class of patients spread unevenly",
-    )
+    how = "institution: as the source tells it; random: equal sizes; clusters: like reports together; dirichlet: "
+    how += "every class of patients spread unevenly"
+    command.add_argument("--by", required=True, choices=("institution", "random", "clusters", "dirichlet"), help=how)
     command.add_argument("-o", "--out", type=Path, required=True, help="folder to write into; a site there is refused")
     command.add_argument("-n", "--sites", type=int, help="number of sites (not for institution)")
     command.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     command.add_argument("--time-steps", type=int, default=3, help="time steps of the printed counts (default 3)")
-    command.add_argument(
-        "--concentration", type=float, default=0.5, help="of dirichlet; less is more unlike (default 0.5)"
-    )
+    unlike = "of dirichlet; less is more unlike (default 0.5)"
+    command.add_argument("--concentration", type=float, default=0.5, help=unlike)
     command.add_argument("--classes", type=int, default=10, help="of dirichlet: clusters of reports (default 10)")
     command.add_argument("--labels", type=Path, help="of dirichlet: CSV of patient_id and label, not clusters")
     option = "an option of the source, as under 'options' in a site file (repeatable): --option same_day=merge"

@@ -14,9 +14,15 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 
+def identity(draft: Draft, study: str) -> str:
+    """The UID of a draft: the same draft of the same study and run has the same, so that none is stored twice."""
+    from pydicom.uid import generate_uid
+
+    return generate_uid(entropy_srcs=[study, draft.run_id, str(draft.round), str(draft.personal), draft.text])
+
+
 def structured_report(draft: Draft, image: Path) -> Dataset:
-    """An Enhanced SR (TID-free: a container with text items) that refers to the DICOM study in ``image``; the same
-    draft has the same UIDs, so that none is stored twice.
+    """An Enhanced SR (TID-free: a container with text items) that refers to the DICOM study in ``image``.
 
     Raises ConfigError where highdicom is not installed, or the study is not DICOM.
     """
@@ -34,7 +40,6 @@ def structured_report(draft: Draft, image: Path) -> Dataset:
         ) from error
     from pydicom.sr.codedict import codes
     from pydicom.sr.coding import Code
-    from pydicom.uid import generate_uid
 
     evidence = list(headers(image))
     if not evidence:
@@ -50,13 +55,13 @@ def structured_report(draft: Draft, image: Path) -> Dataset:
             for name, value in ((codes.DCM.Comment, notice), (Code("121070", "DCM", "Findings"), draft.text))
         ]
     )
-    which = [str(evidence[0].StudyInstanceUID), draft.run_id, str(draft.round), str(draft.personal), draft.text]
+    uid = evidence[0].StudyInstanceUID
     return EnhancedSR(
         evidence=evidence,
         content=root,
-        series_instance_uid=generate_uid(entropy_srcs=["series", *which]),
+        series_instance_uid=identity(draft, f"series of {uid}"),
         series_number=9900,
-        sop_instance_uid=generate_uid(entropy_srcs=which),
+        sop_instance_uid=identity(draft, uid),
         instance_number=1,
         manufacturer="fedtar_flare",
         manufacturer_model_name=f"fedtar_flare {__version__}",

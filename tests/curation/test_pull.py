@@ -1,16 +1,18 @@
 """Studies of a PACS to a folder: a real Orthanc, and one that lies."""
 
 import json
+import ssl
 import subprocess
 import threading
 import time
-from dataclasses import replace
+from base64 import b64decode
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 
 import numpy as np
 import pydicom
 import pytest
+import trustme
 from command import BIN, fedtar_here
 from federation_process import wait_for
 from make_dicom import JPEGLSLossless, compress, put, slice_dataset
@@ -22,6 +24,7 @@ from fedtar_flare.curation.pacs import Pacs
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.learning.dicom_sr import structured_report
 from fedtar_flare.learning.drafting import Draft
+from fedtar_flare.learning.fhir_report import diagnostic_report
 
 NAME = "Geheimnis^Erika"
 
@@ -37,26 +40,17 @@ def instance(n, i=0, edit=lambda ds: None):
     return file.getvalue()
 
 
-def fill(url, numbers):
-    for n in numbers:
-        for i in range(2):
-            rest(f"{url}/instances", instance(n, i))
-
-
 @pytest.fixture(scope="module")
 def pacs(tmp_path_factory):
     with orthanc(tmp_path_factory.mktemp("pacs") / "orthanc") as url:
-        fill(url, range(12))
+        for n in range(24):
+            rest(f"{url}/instances", instance(n // 2, n % 2))
         yield url
 
 
-@pytest.fixture
-def arguments(tmp_path):
-    def of(url, *rows, more=()):
-        (query := tmp_path / "query.csv").write_text("\n".join(rows))
-        return ["data", "pull", "--dicomweb", url, "--query", query, "-o", tmp_path / "out", "--rate", 1000, *more]
-
-    return of
+def arguments(tmp_path, url, *rows):
+    (query := tmp_path / "query.csv").write_text("\n".join(rows))
+    return ["data", "pull", "--dicomweb", url, "--query", query, "-o", tmp_path / "out", "--rate", 1000]
 
 
 def pulled(command):
@@ -65,9 +59,11 @@ def pulled(command):
 
 
 @pytest.mark.slow
-def test_a_killed_pull_goes_on_where_it_stopped_and_a_changed_study_is_noticed(pacs, arguments, tmp_path):
-    fill(pacs, range(12, 200))
-    folder, command = tmp_path / "out", arguments(f"{pacs}/dicom-web", "StudyDate,Modality", "20240101-20241231,CT")
+def test_a_killed_pull_goes_on_where_it_stopped_and_a_changed_study_is_noticed(pacs, tmp_path):
+    for n in range(24, 400):
+        rest(f"{pacs}/instances", instance(n // 2, n % 2))
+    rows, folder = ("StudyDate,Modality", "20240101-20241231,CT"), tmp_path / "out"
+    command = arguments(tmp_path, f"{pacs}/dicom-web", *rows)
     process = subprocess.Popen([BIN / "fedtar", *map(str, command)], stderr=subprocess.PIPE)
     wait_for("20 studies", lambda: process.poll() is not None or len(list(folder.glob("finished/*.json"))) >= 20)
     process.kill()
@@ -91,11 +87,11 @@ def test_a_killed_pull_goes_on_where_it_stopped_and_a_changed_study_is_noticed(p
     assert (code, done["pulled"], done["there"], len(list(folder.glob("studies/*/*/*.dcm")))) == (0, 0, 200, 401)
 
 
-def test_only_what_the_query_names_comes_compressed_as_it_is_stored(pacs, arguments, tmp_path):
+def test_only_what_the_query_names_comes_compressed_as_it_is_stored(pacs, tmp_path):
     series = put(SeriesInstanceUID="1.2.826.3.2", SOPInstanceUID="1.2.826.3.2.1", Modality="SR")
     rest(f"{pacs}/instances", instance(3, 5, lambda ds: [series(ds), compress(ds, JPEGLSLossless)]))
     rows = "A003;P3;SR", "A00?;P4;", "A01*;P10;CT", "A005;P6;"
-    command = arguments(f"{pacs}/dicom-web/", "AccessionNumber;PatientID;Modality", *rows)
+    command = arguments(tmp_path, f"{pacs}/dicom-web/", "AccessionNumber;PatientID;Modality", *rows)
     code, done, _ = pulled(command)
     assert (code, done["asked"], done["files"]) == (0, 3, 5)
     there = {file.name: file for file in (tmp_path / "out").glob("studies/*/*/*.dcm")}
@@ -107,25 +103,24 @@ def test_only_what_the_query_names_comes_compressed_as_it_is_stored(pacs, argume
 
 
 def test_a_draft_is_stored_beside_its_study_once_and_never_over_another(pacs, tmp_path):
-    images = {n: tmp_path / f"{n}.dcm" for n in (5, 6)}
-    for n, file in images.items():
-        edit = put(PatientID="P6") if n == 5 else put()  # whose study 5 is at the PACS says another
-        file.write_bytes(instance(n, edit=edit))
-    draft, client = (
-        Draft("No effusion.", "run", 1, "model", False, "2024-01-31"),
-        Pacs(f"{pacs}/dicom-web", *[None] * 3),
-    )
-    before = set(rest(f"{pacs}/instances"))
-    for new, text in ((True, "No effusion."), (False, "No effusion."), (True, "Effusion.")):
-        report = structured_report(replace(draft, text=text, created=str(time.time())), images[6])
-        assert client.store(report) is new
+    (image := tmp_path / "6.dcm").write_bytes(instance(6))
+    (other := tmp_path / "5.dcm").write_bytes(instance(5, edit=put(PatientID="P6")))  # P5 at the PACS
+    client, before = Pacs(f"{pacs}/dicom-web", None, None, None), set(rest(f"{pacs}/instances"))
+    for text, new in (("Clear.", True), ("Clear.", False), ("Effusion.", True)):
+        draft = Draft(text, "run", 1, "model", False, created=str(time.time()))
+        assert client.store(structured_report(draft, image)) is new
     with refused("no-study"):
-        client.store(structured_report(draft, images[5]))
+        client.store(structured_report(draft, other))
+    as_fhir, study = diagnostic_report(draft, image), {"system": "urn:dicom:uid", "value": "urn:oid:1.2.826.6"}
+    assert as_fhir["status"] == "preliminary" and as_fhir["meta"]["security"][0]["code"] == "AIAST"
+    assert as_fhir["subject"]["identifier"]["value"] == "P6" and as_fhir["imagingStudy"] == [{"identifier": study}]
+    assert as_fhir["identifier"][0]["value"] == f"urn:oid:{structured_report(draft, image).SOPInstanceUID}"
+    assert b64decode(as_fhir["presentedForm"][0]["data"]).decode() == draft.to_text()
     added = [rest(f"{pacs}/instances/{one}/simplified-tags") for one in set(rest(f"{pacs}/instances")) - before]
     assert {(one["Modality"], one["PreliminaryFlag"], one["PatientID"]) for one in added} == {
         ("SR", "PRELIMINARY", "P6")
     }
-    assert len(added) == 2 == len({one["SOPInstanceUID"] for one in added})
+    assert len(added) == len({one["SOPInstanceUID"] for one in added}) == 2
 
 
 class Liar(BaseHTTPRequestHandler):
@@ -148,11 +143,23 @@ class Liar(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def liar():
+def liar(tmp_path):
+    """It speaks TLS, and only with who has a certificate of its authority: ``login``."""
     pytest.importorskip("dicomweb_client", reason="of the extra 'pacs'")
+    authority, context = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.configure_trust(context)
+    authority.issue_cert("localhost").configure_cert(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    files = {name: tmp_path / name for name in ("ca", "cert", "token")}
+    authority.cert_pem.write_to_path(files["ca"])
+    authority.issue_cert("client").private_key_and_cert_chain_pem.write_to_path(files["cert"])
+    files["token"].write_text("abc.def\n")
+    for file in files.values():
+        file.chmod(0o600)
     with ThreadingHTTPServer(("127.0.0.1", 0), Liar) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
         server.seen, server.daemon_threads, server.handle_error = [], True, lambda *_: None
-        server.url = f"http://127.0.0.1:{server.server_port}/web"
+        server.url, server.login = f"https://localhost:{server.server_port}/web", files
         server.answers = {"studies": [record(**STUDY)], "instances": LISTED, "series": parts(instance(7))}
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -199,12 +206,11 @@ CUT = (*parts()[:2], [parts(instance(7))[2][0][:-40]])
         ({"studies": (401, {}, [])}, "HTTP 401"),
     ],
 )
-def test_a_pacs_that_lies_is_refused_and_leaves_no_study(liar, arguments, tmp_path, change, reason, caplog, recwarn):
+def test_a_pacs_that_lies_is_refused_and_leaves_no_study(liar, tmp_path, change, reason, caplog, recwarn):
     liar.answers |= change
-    (token := tmp_path / "token").write_text("abc.def")
-    token.chmod(0o600)
+    login = [word for name, file in liar.login.items() for word in (f"--{name}", file)]
     with applied(Limits(file_bytes=1 << 20)):
-        code, done, err = pulled(arguments(liar.url, "PatientID", "P7", more=["--token", token]))
+        code, done, err = pulled([*arguments(tmp_path, liar.url, "PatientID", "P7"), *login])
     text = f"{err}{json.dumps(done)}{caplog.text}{[str(one.message) for one in recwarn]}"
     assert code == 1 and reason in text
     assert not any(word in text for word in (NAME, "P7", "abc.def", "Traceback"))
@@ -213,18 +219,16 @@ def test_a_pacs_that_lies_is_refused_and_leaves_no_study(liar, arguments, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("url", "mode", "rows", "word"),
+    ("url", "mode", "column", "word"),
     [
-        ("http://127.0.0.1/web", 0o644, ("PatientID", "P7"), "chmod 600"),
-        ("http://pacs.example/web", 0o600, ("PatientID", "P7"), "https"),
-        ("https://me:secret@pacs.example/web", 0o600, ("PatientID", "P7"), "without a password"),
-        ("http://127.0.0.1/web", 0o600, ("PatientName", "P7"), "PatientName"),
-        ("http://127.0.0.1/web", 0o600, ("PatientID,Modality", ",CT"), "names no study"),
+        ("https://localhost/web", 0o640, "PatientID", "chmod 600"),
+        ("http://pacs.example/web", 0o600, "PatientID", "https"),
+        ("https://me:passw0rd@pacs.example/web", 0o600, "PatientID", "without a password"),
+        ("https://localhost/web", 0o600, "PatientName", "PatientName"),
+        ("https://localhost/web", 0o600, "Modality", "names no study"),
     ],
 )
-def test_what_would_give_away_a_secret_or_ask_for_everything_is_refused(arguments, tmp_path, url, mode, rows, word):
-    pytest.importorskip("dicomweb_client", reason="of the extra 'pacs'")
-    (token := tmp_path / "token").write_text("abc.def\n")
-    token.chmod(mode)
-    code, _, err = pulled(arguments(url, *rows, more=["--token", token]))
-    assert code == 2 and word in err and "secret" not in err.replace("holds a secret", "")
+def test_what_would_give_away_a_secret_or_ask_for_everything_is_refused(liar, tmp_path, url, mode, column, word):
+    liar.login["token"].chmod(mode)
+    code, _, err = pulled([*arguments(tmp_path, url, column, "P7"), "--token", liar.login["token"]])
+    assert code == 2 and word in err and "passw0rd" not in err
