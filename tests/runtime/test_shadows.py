@@ -6,17 +6,12 @@ import torch
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import write_text
 from fedtar_flare.learning.canaries import canaries
-from fedtar_flare.learning.config import DataConfig
-from fedtar_flare.learning.drafting import base_config
 from fedtar_flare.models.adapters.peft_file import read_adapter, read_adapter_info
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.shadows import train_shadow
-from fedtar_flare.settings import build
-from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.site.model_audit import audit_model
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.site_file import load_site_config
-from fedtar_flare.site.state import SiteState
 from fedtar_flare.suite.engine import run_in_process
 
 
@@ -30,30 +25,28 @@ def test_on_the_run_s_own_patients_a_shadow_is_the_run_and_an_audit_compares_wit
     recipe = MethodRecipe("fedavg", preset="tiny", num_rounds=1, time_steps=2, **settings)
     adapter = run_in_process(recipe, ["north"], tmp_path / "run") / "adapter"
     site, config = Site.outside_of_jobs(tmp_path, "north"), load_site_config("north", workspace=None, simulator=True)
-    info, end = read_adapter_info(adapter), read_adapter(adapter)
-    state = SiteState(site.state_root(None), info["run_id"], "north")
-    about, before = state.about_run(), sorted(state.folder.parent.rglob("*"))
-    data, model = build(DataConfig, about["data"], "data"), base_config(info, {})
-    cohort, _ = prepare_site(config, "north", model=model, data=data, time_steps=2, seed=about["seed"])
+    given = []
 
-    def shadow(patients, **job):
-        run = {**about, "job": about["job"] | job}
-        return train_shadow(patients, run, info["round"], site=site, config=config, model={})
+    def shadow(cohort, run, rounds, **others):
+        given.append((cohort, run, rounds, others))
+        return train_shadow(cohort, run, rounds, **others)
 
-    without = shadow(cohort)
-    planted = canaries(cohort, info["run_id"], 2, without.tokenizer, state.folder)
-    whole = shadow(cohort.also_with(planted)).shared()
-    assert all(torch.allclose(whole[name], value, atol=1e-7) for name, value in end.items())
-    assert not all(torch.allclose(without.shared()[name], value, atol=1e-4) for name, value in end.items())
-    assert before == sorted(state.folder.parent.rglob("*")), "a shadow run leaves nothing"
-    with pytest.raises(ConfigError, match="scaffold"):
-        shadow(cohort, method="scaffold")
-
-    found, summary = audit_model(adapter, site, config, {}, print, 2, train_shadow)
+    found, summary = audit_model(adapter, site, config, {}, print, 2, shadow)
     start, shared = found["parts"].values()
     low, high = shared["shadow_interval"]
     assert low <= shared["shadow_found"] <= high and "shadow_auc" not in start
     assert 0 <= shared["shadow_auc"] <= 1 and shared["written"] == 0 and len(shared["exposures"]) == 2
     assert {"shadow_auc", "shadow_found", "exposure"} < set(summary.parts["shared adapter"])
     with pytest.raises(ConfigError, match="--shadows 1: 2 or more"):
-        audit_model(adapter, site, config, {}, print, 1, train_shadow)
+        audit_model(adapter, site, config, {}, print, 1, shadow)
+
+    (half, run, rounds, others), before = given[0], sorted((tmp_path / "home").rglob("*"))
+    whole = half.training_on({p.patient_id for p in half.patients if half._split(p.patient_id) == "train"})
+    without = train_shadow(whole, run, rounds, **others)
+    planted = canaries(whole, read_adapter_info(adapter)["run_id"], 2, without.tokenizer, tmp_path)
+    same, end = train_shadow(whole.also_with(planted), run, rounds, **others).shared(), read_adapter(adapter)
+    assert all(torch.allclose(same[name], value, atol=1e-7) for name, value in end.items())
+    assert not all(torch.allclose(without.shared()[name], value, atol=1e-4) for name, value in end.items())
+    assert before == sorted((tmp_path / "home").rglob("*")), "a shadow run leaves nothing"
+    with pytest.raises(ConfigError, match="scaffold"):
+        train_shadow(whole, {**run, "job": run["job"] | {"method": "scaffold"}}, 1, **others)
