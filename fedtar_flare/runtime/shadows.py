@@ -31,7 +31,7 @@ def train_shadow(
     """
     if (job := run.get("job")) is None or job["rounds_per_period"]:
         raise ConfigError("--shadows: a run of an earlier release, or whose visits arrived by periods, is not repeated")
-    settings = job["settings"] | {"model": {**job["settings"].get("model", {}), **model}}
+    settings = job["settings"] | {"model": {**(job["settings"].get("model") or {}), **model}}
     executor = SiteExecutor(job["method"], job["preset"], settings, run["seed"])
     strategy, down = executor.strategy, executor.contract.task(TRAIN).down
     if not isinstance(strategy, ReportSite) or not {*down} <= {ADAPTER.name, PARAMETERS.name}:
