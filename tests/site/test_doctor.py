@@ -1,6 +1,7 @@
 """The doctor: a healthy kit passes, and each fault is found, named and given a cure."""
 
 import json
+import re
 import socket
 import ssl
 import threading
@@ -303,7 +304,7 @@ def test_the_command(kit):
     assert code == 2 and "startup kit" in err
 
 
-def test_each_check_is_a_number_for_monitoring_and_no_text_goes_with_it(kit, tmp_path):
+def test_each_check_is_a_number_for_monitoring_and_no_text_goes_with_it(kit, tmp_path, repository):
     (kit / "local" / "authorization.json").write_text("{}")
     file = tmp_path / "fedtar.prom"
     code, out, _ = fedtar_here("doctor", "--kit", kit, "--json", "--prometheus", file)
@@ -318,3 +319,5 @@ def test_each_check_is_a_number_for_monitoring_and_no_text_goes_with_it(kit, tmp
     assert str(tmp_path) not in file.read_text()
     names = {line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")}
     assert names == {line.split(" ")[2] for line in lines if line.startswith("# TYPE")}
+    panels = json.loads((repository / "provisioning" / "grafana.json").read_text())["panels"]
+    assert names == {name for one in panels for name in re.findall(r"fedtar_\w+", one["targets"][0]["expr"])}
