@@ -98,9 +98,7 @@ class ModelConfig(ImageModelConfig):
     slice_view: Literal["slices", "montage"] = Field(
         "slices", description="how a 'vlm' is shown a CT: slice by slice, or all slices in one picture"
     )
-    lateral: bool = Field(
-        False, description="show a 'vlm' the lateral view of a radiograph too, where the data names one (slices: 1)"
-    )
+    lateral: bool = Field(False, description="show a 'vlm' a radiograph's lateral view too, where the data has one")
     encoder: Literal["cvt", "timm"] = Field("cvt", description="family of the image encoder")
     encoder_config: CvtSizes = Field(
         CvtSizes(embed_dim=(32, 64, 128), depth=(1, 2, 3), num_heads=(1, 2, 4), mlp_ratio=2.0),

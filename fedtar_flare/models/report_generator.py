@@ -20,9 +20,6 @@ from fedtar_flare.models.r2gen import image_layers
 from fedtar_flare.models.recomputation import RecomputedLayers
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
-Search = Callable[[list[int] | None, int, int], Tensor]
-"""Given rows (None: all), beams and how many are wanted: token ids (B, wanted, L) of the likeliest beams, in order."""
-
 
 def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean token loss of each report, shape (B,), float32.
@@ -49,12 +46,14 @@ class ReportGenerator(nn.Module):
     diagnosis: Any
     image_layers: Any
     choice: Choice | None = None
+    channels: int  # C of :meth:`tokens`
 
     def __init__(self, config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.encoder, encoder_untrained = build_encoder(config, load_pretrained)
+            self.channels = self.encoder.width
             pooled = config.pooling == "attention"
             self.pooling = SliceAttentionPooling(self.encoder.width, config.queries) if pooled else NoPooling()
             decoder, decoder_untrained = build_decoder(config, tokenizer.vocab_size, load_pretrained)
@@ -83,11 +82,6 @@ class ReportGenerator(nn.Module):
     def stage_modules(self) -> Sequence[nn.Module]:
         """Stages of the encoder, of which the first frozen ones see an image once."""
         return self.encoder.stage_modules()
-
-    @property
-    def channels(self) -> int:
-        """C of :meth:`tokens`."""
-        return int(self.encoder.width)
 
     def require_parts(self, what: str) -> None:
         """ConfigError where the model is no encoder with a decoder, which ``what`` needs."""
@@ -249,8 +243,10 @@ class ReportGenerator(nn.Module):
 
     def _search(
         self, batch: ImageBatch, tokens: Tensor, before: Tensor | None, prompts: Tensor | None, length: int
-    ) -> Search:
-        """A beam search for reports of at most this length."""
+    ) -> Callable[[list[int] | None, int, int], Tensor]:
+        """A beam search for reports of at most this length; of rows (None: all), among so many beams, as many as wanted
+        of the likeliest: token ids (B, wanted, L).
+        """
         memory, mask, prompts = self._placed(*self.memory(batch, tokens, before), prompts)
 
         def search(rows: list[int] | None, beams: int, wanted: int) -> Tensor:

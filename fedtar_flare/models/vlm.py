@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from importlib.util import find_spec
@@ -29,7 +29,7 @@ from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.config import ASSETS, ModelConfig
 from fedtar_flare.models.prefix_decoder import DTYPES
-from fedtar_flare.models.report_generator import ReportGenerator, Search, report_loss
+from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 from fedtar_flare.models.sources import NO_CODE, fetching, quiet_loading
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
@@ -58,6 +58,7 @@ class VisionLanguageGenerator(ReportGenerator):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.decoder, untrained = _model(config, load_pretrained)
+        self.channels = self.decoder.config.get_text_config().hidden_size
         self.register_module("diagnosis", None)
         self._recomputed = None
         self.max_length, self.num_beams = config.max_length, config.num_beams
@@ -70,10 +71,6 @@ class VisionLanguageGenerator(ReportGenerator):
 
     def require_parts(self, what: str) -> NoReturn:
         raise ConfigError(f"{what} needs an encoder and a decoder: it cannot be had with model.family 'vlm'")
-
-    @property
-    def channels(self) -> int:
-        return int(self.decoder.config.get_text_config().hidden_size)
 
     @torch.no_grad()
     def tokens(self, batch: ImageBatch) -> Tensor:
@@ -106,7 +103,7 @@ class VisionLanguageGenerator(ReportGenerator):
 
     def _search(
         self, batch: ImageBatch, tokens: Tensor, before: Tensor | None, prompts: Tensor | None, length: int
-    ) -> Search:
+    ) -> Callable[[list[int] | None, int, int], Tensor]:
         marks = [i for i in self._processor.tokenizer.all_special_ids if i != self.eos_id]  # none is part of a report
 
         def search(rows: list[int] | None, beams: int, wanted: int) -> Tensor:
