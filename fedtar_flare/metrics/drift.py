@@ -27,7 +27,7 @@ def falls(rows: Sequence[Row]) -> list[Fall]:
     A permutation test exchanges each patient's reports between both periods; Holm corrects for scores and periods.
     """
     steps, tests = sorted({row["time_step"] for row in rows}), {}
-    for t, name in ((t, name) for t in steps[-5:-1] for name in WATCHED):
+    for t, name in ((t, name) for t in steps[-2:-6:-1] for name in WATCHED):
         now, then = (SUMS[name]([row for row in rows if row["time_step"] == step]) for step in (steps[-1], t))
         if now is not None and then is not None:
             everyone = sorted({*now.patients, *then.patients})

@@ -33,10 +33,8 @@ def mean_of(name: str) -> SumsOf:
 
 def _bleu(n: int) -> SumsOf:
     def bleu(rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
-        if not rows:
-            return None
         columns = {name: np.asarray([row[name] for row in rows]) for name in LanguageStatistics.__dataclass_fields__}
-        return bleu_score(_drawn(rows, units), LanguageStatistics(**columns), n)
+        return bleu_score(_drawn(rows, units), LanguageStatistics(**columns), n) if rows else None
 
     return bleu
 
@@ -46,12 +44,10 @@ def finding_f1(there: str, named: str, names: Collection[str] | None = None) -> 
 
     def f1(rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
         known = [row for row in rows if row.get(there) is not None]
-        if not known:
-            return None
         sides = [[{tuple(x) if isinstance(x, list) else x for x in row[k]} for row in known] for k in (there, named)]
         truth, found = ([one if names is None else one & set(names) for one in side] for side in sides)
-        hits = [len(a & b) for a, b in zip(truth, found, strict=True)]
-        return f1_score(_drawn(known, units), hits, [len(one) for one in found], [len(one) for one in truth])
+        counts = np.array([(len(a & b), len(b), len(a)) for a, b in zip(truth, found, strict=True)]).T
+        return f1_score(_drawn(known, units), *counts) if known else None
 
     return f1
 
@@ -72,9 +68,7 @@ def _labels(labeler: str, average: Average, metric: Metric, uncertain: bool = Fa
 
 SUMS: dict[str, SumsOf] = {
     **{f"bleu_{n}": _bleu(n) for n in (1, 2, 3, 4)},
-    "rouge_l": mean_of("rouge_l"),
-    "cider": mean_of("cider"),
-    "token_loss": mean_of("token_loss"),
+    **{name: mean_of(name) for name in ("rouge_l", "cider", "token_loss")},
     "finding_f1": finding_f1("findings", "findings_in_text"),
     "finding_change_micro_f1": finding_f1("changes", "changes_in_text"),
     "chexpert_rules_f1": _labels("chexpert-rules", "micro", "f1"),

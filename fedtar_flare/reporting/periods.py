@@ -1,6 +1,7 @@
 """A site's own page over periods: scores ahead of time, what changed, and an alarm. It stays at the site."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from fedtar_flare.reporting.plots import SMALL, Chart, Series
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.section import charts
 
+logger = logging.getLogger(__name__)
 AHEAD, PERIODS_PAGE = "ahead-", "periods.html"
 """How the files begin that hold scores of single reports, written ahead of time; and the page."""
 MOST = 200
 """Visits of a period that are looked at, the first by keyed hash of the patient."""
-DRAWN = ("wording", "% of a report", 1), ("images", "grey levels of 255", 1), ("prevalence", "% of visits", 4)
+DRAWN = ("wording", "% of a report", 1), ("images", "grey levels of 255", 1), ("prevalence", "% of visits", 3)
 """Kinds, the unit of their measures, and how many are drawn."""
 
 
@@ -43,13 +45,16 @@ def write_periods(folder: Path, model: SiteModel, rows: Sequence[Row]) -> Path:
         visits.append({"patient_id": sample.visit.patient_id, "time_step": sample.time_step, **measures})
     of_kinds = {"wording": ["new phrases"], "images": [*image], "prevalence": names}
     kinds = {kind: drift.changes(visits, of, rising=kind == "wording") for kind, of in of_kinds.items()}
-    moved = [_chart(kind, unit, {name: by for name, by, *_ in kinds[kind][:n]}) for kind, unit, n in DRAWN]
+    tops = [(kind, unit, {name: by for name, by, *_ in kinds[kind][:n]}) for kind, unit, n in DRAWN]
+    moved = [_chart(f"{kind}: {', '.join(top).replace('_', ' ')}", unit, top) for kind, unit, top in tops]
     scores = {name: drift.by_period(known, SUMS[name], SCORES[name].scale) for name in drift.WATCHED}
     scored = [_chart(*heading(n).partition(", ")[::2], {SCORES[n].label: found}) for n, found in scores.items()]
+    if (tests := drift.falls(known)) and tests[0][3] < drift.CHANCE:
+        logger.warning("scores of period %d fell beyond chance: see %s", newest, folder / PERIODS_PAGE)
     page = render(
         "periods.html",
         cohort=model.cohort,
-        tests=drift.falls(known),
+        tests=tests,
         cause=drift.likely_cause(kinds),
         charts=[charts([one for one in drawn if one.drawn], "small") for drawn in (scored, moved)],
         newest=newest,
@@ -66,4 +71,6 @@ def _chart(title: str, unit: str, measures: Mapping[str, Mapping[int, Interval]]
     for i, (name, found) in enumerate(measures.items()):
         points = [(t, one.value, tip.format(name, t, *one)) for t, one in found.items()]
         series.append(Series(name.replace("_", " "), points, index=i, band=[(t, *one[1:]) for t, one in found.items()]))
-    return Chart(title, series, (), "period", unit, size=SMALL)
+    ends = [end for one in series for _, *band in one.band for end in band] or [0.0]
+    y_range = (0.95 * min(ends), 1.05 * max(ends)) if min(ends) > max(ends) / 2 else None  # changes of what never is 0
+    return Chart(title, series, (), "period", unit, y_range, size=SMALL)

@@ -137,8 +137,7 @@ def _plan_patient(
     kinds = dict.fromkeys((EXAMPLES_FILE, EXAMPLES_PAGE), "example page with reports and images")
     kinds |= {"phi.html": "page with a point for each patient", "periods.html": "page of its patients' numbers"}
     kinds[f"{READING}*"] = "page of a blinded reading, or its key"
-    scores = (f"{REPORT_SCORES}*", "ahead-*", f"{TASK_SCORES}*")
-    kinds |= dict.fromkeys(scores, "scores of single reports or images, with ids")
+    kinds |= dict.fromkeys((f"{REPORT_SCORES}*", "ahead-*", f"{TASK_SCORES}*"), "scores of reports or images, with ids")
     for folder in (folder for folders in runs.values() for folder in folders):
         result.remove += [(file, what) for name, what in kinds.items() for file in sorted(folder.glob(name))]
     result.remove += [(file, "labels of reports, by digest") for file in sorted(prepared.glob("labels-*.json"))]
