@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from fedtar_flare.cli.commands import Commands, ProgressLine, add_command, given, show
+from fedtar_flare.errors import FedTARError
 
 
 def add_commands(group: Commands) -> None:
@@ -40,7 +41,11 @@ def pull(arguments: argparse.Namespace) -> int:
     pacs = Pacs(arguments.dicomweb, **given(arguments, "token", "cert", "ca", "rate"))
     with ProgressLine() as line:
         query, verify = read_query(arguments.query), arguments.verify
-        done, problems = pull(pacs, query, arguments.out, verify=verify, say=line, every=line.every)
+        try:
+            done, problems = pull(pacs, query, arguments.out, verify=verify, say=line, every=line.every)
+        except OSError as error:
+            text = f"{arguments.out} cannot be written ({error.strerror}); the same command goes on later"
+            raise FedTARError(text) from error
     lines = [f"{arguments.out}: {done['asked']} studies asked for, {done['there']} there, {done['pulled']} pulled"]
     lines[0] += f" ({done['again']} again; {done['files']} files, {done['bytes'] / 1e6:.1f} MB)"
     left_out = by_reason(problems)
