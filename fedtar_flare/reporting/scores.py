@@ -149,8 +149,8 @@ def ahead(run: Run) -> Section | None:
                 values = (score(name, cell.get(name), n) for name in names)
                 rows.append((f"{site}, period {t}", visits(n, run.start.min_cell), *values))
     lead = (
-        "Each period's reports, written before anything was learnt from its visits: what a hospital gets from the "
-        "model on the day. Periods of earlier jobs of the run are among them."
+        "Each period's reports, written before anything was learnt from its visits, in earlier jobs of the run too. "
+        "What changed at a site, with an alarm, is on its own page (periods.html in its state) and stays there."
     )
     return Section("ahead", "Ahead of time", lead, table(("", "n", *map(heading, names)), rows))
 
