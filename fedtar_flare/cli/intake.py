@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from fedtar_flare.cli.commands import Commands, ProgressLine, add_command, given, show
-from fedtar_flare.errors import FedTARError
+from fedtar_flare.errors import ConfigError, DataError, FedTARError
 
 
 def add_commands(group: Commands) -> None:
@@ -18,6 +18,18 @@ def add_commands(group: Commands) -> None:
     command.add_argument("--rate", type=float, default=20.0, help="megabytes a second at most (default 20)")
     command.add_argument("--verify", action="store_true", help="compare the checksums of all files that are there")
     add_login(command)
+
+    text = (
+        "Exit codes: 0 the table was written, 1 no report counts, 2 wrong use. Then: fedtar data index --reports OUT."
+    )
+    command = add_command(group, reports, "make a table of reports from FHIR, HL7 v2, DICOM SR or OMOP", epilog=text)
+    command.add_argument("source", type=Path, help="a file, or a folder of .json, .ndjson, .csv, HL7 and DICOM files")
+    command.add_argument("-o", "--out", type=Path, default=Path("reports.csv"), help="default reports.csv")
+    where = "HL7 field (default IPC-1, else OBR-18, else OBR-3) or OMOP column (default none: patient and day)"
+    command.add_argument("--accession", default="", help=f"where the accession number is: {where}")
+    command.add_argument(
+        "--charset", default="ASCII", help="of HL7 messages without MSH-18, such as 8859/1 (default ASCII)"
+    )
 
 
 def add_login(command: argparse.ArgumentParser) -> None:
@@ -54,3 +66,22 @@ def pull(arguments: argparse.Namespace) -> int:
     lines += [f"  {done['gone']} others are there: of another query, or no longer at the PACS"] if done["gone"] else []
     show(arguments, {**done, "left_out": left_out}, *lines)
     return int(bool(problems))
+
+
+def reports(arguments: argparse.Namespace) -> None:
+    """Read the reports of other systems, and write those that count by the standard's own status: final, amended,
+    corrected or appended; the newest of each; none that was withdrawn. How many others there are is said by reason.
+    """
+    try:
+        from fedtar_flare.curation.report_sources import collect
+    except ImportError as error:
+        raise ConfigError("hl7 is not installed: pip install 'fedtar_flare[pacs]'") from error
+    from fedtar_flare.data.sources.manifest import write_rows
+
+    rows, left_out = collect(arguments.source, **given(arguments, "accession", "charset"))
+    lines = [f"  left out, {reason}: {n}" for reason, n in sorted(left_out.items())]
+    if not rows:
+        raise DataError("\n".join(["no report counts", *lines]), reason="no-report")
+    write_rows(arguments.out, rows)
+    data = {"reports": len(rows), "left_out": dict(left_out), "table": str(arguments.out)}
+    show(arguments, data, f"{arguments.out}: {len(rows)} reports", *lines)

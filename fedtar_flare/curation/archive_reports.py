@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from fedtar_flare.curation.archive import Index, Study
 from fedtar_flare.data.sources.fields import date_of
+from fedtar_flare.data.sources.manifest import as_meant
 from fedtar_flare.data.sources.tables import own_table
 from fedtar_flare.errors import ConfigError, DataError, collecting
 
@@ -145,4 +146,4 @@ def _rows(table: Path, problems: list[DataError]) -> Iterator[tuple[int, dict[st
         if len(columns) < len(names):
             raise ConfigError(f"{table}: two columns mean the same (there is: {', '.join(names)})")
         for number, row in opened.rows(problems, str(table)):
-            yield number, {names[name]: value for name, value in row.items()}
+            yield number, {names[name]: as_meant(value) for name, value in row.items()}

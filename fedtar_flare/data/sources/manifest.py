@@ -158,10 +158,10 @@ def _rows(table: Path, problems: list[DataError]) -> Iterator[tuple[int, Row]]:
     with own_table(table, "the manifest") as opened:
         _check_columns(opened.columns, table)
         for number, row in opened.rows(problems, str(table)):
-            yield number, {name: _as_meant(cell) for name, cell in row.items()}
+            yield number, {name: as_meant(cell) for name, cell in row.items()}
 
 
-def _as_meant(cell: str) -> str:
+def as_meant(cell: str) -> str:
     """A cell without the mark that :func:`write_rows` puts before what begins like a formula."""
     return cell[1:].strip() if cell.startswith("'") and _FORMULA.match(cell[1:]) else cell
 

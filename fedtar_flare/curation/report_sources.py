@@ -1,0 +1,211 @@
+"""Reports of other systems to the table that ``fedtar data index`` joins: FHIR R4, HL7 v2, DICOM SR, OMOP.
+
+What a standard's status calls final, amended, corrected or appended counts; of several states of a report the newest,
+unless that says that the report was withdrawn. All else is counted by reason.
+"""
+
+import base64
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import hl7
+
+from fedtar_flare.data.sources.tables import own_table
+from fedtar_flare.errors import DataError, collecting, decoding
+
+KEPT = ("final", "amended", "corrected", "appended", "F", "C", "COMPLETE VERIFIED FINAL")
+"""Of FHIR's DiagnosticReport.status, HL7's table 0123, and DICOM's completion, verification and preliminary flag."""
+WITHDRAWN = ("cancelled", "entered-in-error", "X")
+IMAGING = {"", "RAD", "CT", "CUS", "NMR", "NMS", "OUS", "RUS", "RX", "VUS", "XRC", "LP29684-5"}
+"""Sections of HL7's table 0074, and LOINC's radiology: reports of others may have the same accession numbers."""
+CHARSETS = {"ASCII": "ascii", "UNICODE UTF-8": "utf-8", "GB 18030-2000": "gb18030", "BIG-5": "big5",
+            **{f"8859/{n}": f"iso8859-{n}" for n in (*range(1, 10), 15)}}  # fmt: skip
+"""Of HL7's table 0211."""
+TEXT_SR = ("1.2.840.10008.5.1.4.1.1.88.11", "1.2.840.10008.5.1.4.1.1.88.22")
+DICOM_STUDY = ("113014", "110180")
+"""OBX-3 of a result that is the StudyInstanceUID."""
+ACCESSION = ("IPC-1", "OBR-18", "OBR-3")
+COLUMNS = ("patient_id", "accession_number", "issuer", "study_instance_uid", "study_date", "report")
+Report = dict[str, str]
+"""One state of a report: its ``COLUMNS`` as far as they are said, ``status``, and ``issued``, which sorts."""
+
+
+def collect(source: Path, accession: str = "", charset: str = "ASCII") -> tuple[list[Report], Counter[str]]:
+    """The reports that count of a file, or of all below a folder, and by reason how many states and files do not.
+
+    ``accession``: field of HL7 (default: IPC-1, else OBR-18, else OBR-3) or column of OMOP's note table that has the
+    accession number; ``charset``: of HL7 messages that do not say theirs.
+    """
+    found: list[Report] = []
+    problems: list[DataError] = []
+    resources: dict[str, Any] = {}
+    reports: list[Any] = []
+    for file in filter(Path.is_file, sorted(source.rglob("*")) if source.is_dir() else [source]):
+        with collecting(problems), decoding(str(file)), file.open("rb") as opened:
+            if (head := opened.read(132))[128:] == b"DICM":
+                found += _sr(file)
+            elif file.suffix == ".csv":
+                found += _omop(file, accession, problems)
+            elif file.suffix in (".json", ".ndjson"):
+                text = (head + opened.read()).decode("utf-8-sig")
+                for one in map(json.loads, filter(str.strip, text.split("\n")) if file.suffix == ".ndjson" else [text]):
+                    for entry in one.get("entry", [{"resource": one}]):
+                        inner = entry.get("resource") or {"resourceType": ""}
+                        names = f"{inner['resourceType']}/{inner.get('id')}", entry.get("fullUrl") or "none"
+                        resources |= dict.fromkeys(names, inner)
+                        reports += [inner] if inner["resourceType"] == "DiagnosticReport" else []
+            else:
+                messages = re.split(rb"(?:^|(?<=[\r\n\x0b]))(?=MSH\|)", head + opened.read())[1:]
+                for message in messages or [b""]:
+                    with collecting(problems), decoding(str(file), "bad-message"):
+                        found += _hl7(message, accession, charset)
+    for one in reports:
+        with collecting(problems), decoding(str(source), "bad-resource"):
+            found.append(_fhir(one, resources))
+    kept, counts = _newest(found)
+    return kept, counts + Counter(problem.reason for problem in problems)
+
+
+def _newest(found: Iterable[Report]) -> tuple[list[Report], Counter[str]]:
+    states, kept, counts = defaultdict(list), [], Counter[str]()
+    for number, one in enumerate(found):
+        whose = one.get("accession_number") or one.get("study_instance_uid") or (one.get("study_date") and str(number))
+        if one.get("section", "") not in IMAGING:
+            counts["other-section"] += 1
+        elif one["status"] not in KEPT + WITHDRAWN:
+            counts[f"status-{one['status']}"] += 1
+        elif not whose or not one["patient_id"]:
+            counts["no-patient-id" if whose else "no-accession-number"] += 1
+        else:
+            states[one["patient_id"], one.get("issuer"), whose].append(one)
+    for several in states.values():
+        newest = max(one["issued"] for one in several)
+        last = [one for one in several if one["issued"] == newest]
+        counts["superseded"] += len(several) - len(last)
+        if any(one["status"] in WITHDRAWN for one in last):
+            counts["withdrawn"] += 1
+        elif len({one["report"] for one in last}) > 1 or not last[0]["report"].strip():
+            counts["no-text" if not last[0]["report"].strip() else "two-at-once"] += 1
+        else:
+            kept.append({name: last[0].get(name, "") for name in COLUMNS})
+    return kept, +counts
+
+
+def _when(text: str) -> str:
+    """A date and time of any of the standards in a form that sorts: in UTC, where it says its zone."""
+    when = datetime.fromisoformat(re.sub(r"^(\d{8})(?=\d)", r"\1T", text.strip()))
+    return when.replace(tzinfo=when.tzinfo or UTC).astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def _fhir(one: Any, resources: dict[str, Any]) -> Report:
+    inside = {f"#{inner['id']}": inner for inner in one.get("contained", ())}
+
+    def identifiers(reference: Any) -> list[Any]:
+        name = reference.get("reference", "")
+        there = inside.get(name) or resources.get(name) or resources.get("/".join(name.split("/")[-2:])) or reference
+        return there["identifier"] if isinstance(there.get("identifier"), list) else [there.get("identifier", {})]
+
+    def typed(said: list[Any], code: str) -> list[Any]:
+        return [i for i in said if any(c.get("code") == code for c in i.get("type", {}).get("coding", ()))]
+
+    said = [i for r in (one, *one.get("basedOn", ()), *one.get("imagingStudy", ())) for i in identifiers(r)]
+    owners = identifiers(one["subject"])
+    owners = typed(owners, "MR") or owners
+    number: dict[str, str] = next(iter(typed(said, "ACSN")), {})
+    texts = [base64.b64decode(form["data"]).decode("utf-8") for form in one.get("presentedForm", ())
+             if form.get("contentType", "").startswith("text/plain") and "data" in form]  # fmt: skip
+    studies = [i["value"].removeprefix("urn:oid:") for i in said if i.get("system") == "urn:dicom:uid"]
+    sections = {c.get("code") for kind in one.get("category", ()) for c in kind.get("coding", ())}
+    state = {
+        "section": "" if not sections or sections & IMAGING else "other",
+        "status": one["status"],
+        "issued": _when(one.get("issued") or one.get("meta", {}).get("lastUpdated") or one["effectiveDateTime"]),
+        "patient_id": owners[0].get("value", "") if len(owners) == 1 else "",
+        "accession_number": number.get("value", ""),
+        "issuer": number.get("system", ""),
+        "study_instance_uid": studies[0] if len(studies) == 1 else "",
+        "report": "\n".join(texts) or one.get("conclusion", ""),
+    }
+    if not all(isinstance(value, str) for value in state.values()):
+        raise DataError("not text where the standard has text", reason="bad-resource")
+    return state
+
+
+def _hl7(content: bytes, accession: str, charset: str) -> Iterator[Report]:
+    head = [*re.split(rb"[\r\n]", content)[0].split(b"|"), *[b""] * 18]
+    name = head[17].decode("ascii") or charset  # MSH-18
+    if not head[8].startswith(b"ORU"):
+        raise DataError("MSH-9 is not ORU", reason="no-report")
+    if name not in CHARSETS:
+        raise DataError(f"character set '{name}'", reason="bad-charset")
+    header, *patients = re.sub("\r?\n", "\r", content.decode(CHARSETS[name])).strip("\r\x0b\x1c").split("\rPID|")
+    for patient, *orders in (one.split("\rOBR|") for one in patients):
+        yield from (_order(f"{header}\rPID|{patient}\rOBR|{order}", accession) for order in orders)
+
+
+def _order(text: str, accession: str) -> Report:
+    message = hl7.parse(text)
+    segments = {str(one[0]): one for one in reversed(message)}
+    pid, results = segments["PID"], [one for one in message if str(one[0]) == "OBX"]
+
+    def at(segment: Any, field: int, component: int = 1, repetition: int = 0) -> str:
+        value = str(segment[field]) if len(segment) > field else ""
+        return str(message.unescape([*value.split("~")[repetition].split("^"), *[""] * 5][component - 1]))
+
+    owners = [(at(pid, 3, 1, n), at(pid, 3, 5, n)) for n in range(str(pid[3]).count("~") + 1)]
+    owners = [owner for owner in owners if owner[1] == "MR"] or owners
+    places = [place.split("-") for place in ([accession] if accession else ACCESSION)]
+    said = [[at(segments[name], int(field), n) for n in (1, 2)] for name, field in places if name in segments]
+    number, issuer = next((one for one in said if one[0]), ("", ""))
+    studies = [one for one in results if at(one, 3) in DICOM_STUDY]
+    texts = [one for one in results if at(one, 2) in ("TX", "FT", "ST") and at(one, 11) not in ("D", "W", "X")]
+    lines = [part for one in texts if one not in studies for part in str(one[5]).split("~")]
+    return {
+        "section": at(segments["OBR"], 24),
+        "status": at(segments["OBR"], 25),
+        "issued": _when(at(segments["OBR"], 22) or at(segments["MSH"], 7)),
+        "patient_id": owners[0][0] if len(owners) == 1 else "",
+        "accession_number": number,
+        "issuer": issuer,
+        "study_instance_uid": at(studies[0], 5) if studies else "",
+        "report": "\n".join(map(message.unescape, lines)).replace("\r", "\n"),
+    }
+
+
+def _sr(file: Path) -> Iterator[Report]:
+    from pydicom import dcmread
+
+    def lines(items: Iterable[Any]) -> Iterator[str]:
+        for item in items:
+            heading = item.ConceptNameCodeSequence[0].CodeMeaning if "ConceptNameCodeSequence" in item else ""
+            yield ": ".join(filter(None, (heading, item.get("TextValue", ""))))
+            yield from lines(item.get("ContentSequence", ()))
+
+    ds = dcmread(file, stop_before_pixels=True)
+    if ds.get("Modality") == "SR" and ds.SOPClassUID not in TEXT_SR:
+        raise DataError("no text report", reason="other-sr")
+    if ds.get("Modality") == "SR":
+        issuer = (ds.get("IssuerOfAccessionNumberSequence") or [{}])[0]
+        yield {
+            "status": " ".join(
+                ds.get(f"{name}Flag", "FINAL") for name in ("Completion", "Verification", "Preliminary")
+            ),
+            "issued": _when(ds.ContentDate + ds.ContentTime),
+            "patient_id": str(ds.PatientID),
+            "accession_number": ds.get("AccessionNumber", ""),
+            "issuer": issuer.get("UniversalEntityID") or issuer.get("LocalNamespaceEntityID") or "",
+            "study_instance_uid": ds.StudyInstanceUID,
+            "report": "\n".join(filter(None, lines(ds.get("ContentSequence", ())))),
+        }
+
+
+def _omop(file: Path, accession: str, problems: list[DataError]) -> Iterator[Report]:
+    with own_table(file, "the table of notes") as opened:
+        for _, row in opened.rows(problems, str(file)):
+            said = {"patient_id": row["person_id"], "study_date": row["note_date"], "report": row["note_text"]}
+            yield said | {"status": "final", "issued": row["note_date"], "accession_number": row.get(accession, "")}

@@ -1,0 +1,147 @@
+"""Reports of FHIR, HL7 v2, DICOM SR and OMOP to one table, and joined with studies."""
+
+import base64
+import csv
+import json
+
+import pytest
+from command import fedtar_here
+from make_dicom import put
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian
+
+from fedtar_flare.curation.archive_reports import _from_table
+
+pytest.importorskip("hl7", reason="of the extra 'pacs'")
+TEXT = "Größere Ergüsse bds.\n- Neu: Knoten 3 mm."
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(files, *more):
+        (folder := tmp_path / "source").mkdir()
+        for name, content in files.items():
+            (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        code, out, err = fedtar_here("data", "reports", folder, "-o", tmp_path / "reports.csv", "--json", *more)
+        assert code == 0, err
+        assert "Erg" not in out + err and "P1" not in out + err
+        with (tmp_path / "reports.csv").open(encoding="utf-8", newline="") as table:
+            return list(csv.DictReader(table)), json.loads(out)["left_out"]
+
+    return read
+
+
+def oru(
+    status="F",
+    text=TEXT,
+    when="20240131120000+0100",
+    charset="UNICODE UTF-8",
+    pid="P1^^^H^MR~X^^^H^NI",
+    number="A1^RIS",
+):
+    lines = "".join(f"OBX|{n}|TX|||{line}||||||F\r" for n, line in enumerate(text.split("\n"), 1))
+    return (
+        f"MSH|^~\\&|R|H|F|H|{when}||ORU^R01|1|P|2.5||||||{charset}\rPID|1||{pid}\rOBR|1||{number}||||||||||||||||||"
+        f"|{when}||RAD|{status}\r{lines}OBX|9|ED|||PDF^AAAA||||||F\r"
+    )
+
+
+def acsn(number, system="urn:oid:1.2.3"):
+    return {"type": {"coding": [{"code": "ACSN"}]}, "system": system, "value": number}
+
+
+def fhir(number, status="final", issued="2024-01-31T12:00:00Z", text=TEXT, **more):
+    form = {"contentType": "text/plain; charset=UTF-8", "data": base64.b64encode(text.encode()).decode()}
+    said = {"resourceType": "DiagnosticReport", "id": f"{number}{status}{issued}", "status": status, "issued": issued}
+    return said | {"subject": {"reference": "Patient/1"}, "identifier": [acsn(number)], "presentedForm": [form]} | more
+
+
+PATIENT = {"resourceType": "Patient", "id": "1", "identifier": [
+    {"type": {"coding": [{"code": "MR"}]}, "value": "P1"}, {"value": "insurance"}]}  # fmt: skip
+
+
+def bundle(*resources):
+    return json.dumps({"resourceType": "Bundle", "entry": [{"resource": one} for one in resources]})
+
+
+def test_fhir_the_newest_final_state_counts_and_the_rest_by_reason(read):
+    uid = {
+        "resourceType": "ImagingStudy",
+        "id": "7",
+        "identifier": [{"system": "urn:dicom:uid", "value": "urn:oid:1.2.7"}],
+    }
+    order = {"resourceType": "ServiceRequest", "id": "8", "identifier": [acsn("A8")]}
+    linked = fhir("x", identifier=[], imagingStudy=[{"reference": "ImagingStudy/7"}])
+    ordered = fhir("y", identifier=[], basedOn=[{"reference": "http://h/fhir/ServiceRequest/8"}])
+    march, laboratory, other = "2024-03-01T00:00:00Z", [{"coding": [{"code": "LAB"}]}], [acsn("A1", "urn:x")]
+    states = [
+        fhir("A1", "preliminary", march), fhir("A1", text="old"), fhir("A1", "amended", "2024-01-31T14:00:00+01:00"),
+        fhir("A2"), fhir("A2", "entered-in-error", march), fhir("A3", text=""), fhir("A4", identifier=other),
+        fhir("A5", issued="yesterday"), {"resourceType": "DiagnosticReport", "id": "none", "status": "final"},
+        fhir("A6", text="one"), fhir("A6", "corrected", text="two"), fhir("A1", issued=march, category=laboratory),
+        fhir("A9", subject={"reference": "Patient/unknown"}),
+    ]  # fmt: skip
+    files = {"a.json": bundle(PATIENT, uid, order, linked, ordered), "b.ndjson": "\n".join(map(json.dumps, states))}
+    rows, left_out = read(files)
+    assert sorted((row["accession_number"], row["issuer"], row["study_instance_uid"]) for row in rows) == [
+        ("", "", "1.2.7"), ("A1", "urn:oid:1.2.3", ""), ("A1", "urn:x", ""), ("A8", "urn:oid:1.2.3", "")]  # fmt: skip
+    assert {(row["patient_id"], row["report"]) for row in rows} == {("P1", TEXT)}
+    reasons = {
+        "superseded": 2,
+        "bad-resource": 2,
+        "status-preliminary": 1,
+        "withdrawn": 1,
+        "no-text": 1,
+        "two-at-once": 1,
+    }
+    assert left_out == reasons | {"other-section": 1, "no-patient-id": 1}
+
+
+def test_hl7_by_its_own_character_set_patient_and_status(read):
+    two = oru(pid="P2", number="A2^RIS") + oru(pid="P3", number="A3^RIS", text="Klar.").split("\r", 1)[1]
+    files = {
+        "1.hl7": b"\x0b" + oru(text="alt", when="202401310900").encode() + b"\x1c\r",
+        "2.hl7": oru("C", charset="8859/1").encode("latin-1"),
+        "3.hl7": oru("P", number="A9^RIS") + oru(number=""),
+        "4.hl7": two.replace("\r", "\n"),
+        "5.hl7": oru(charset=""),
+        "6.hl7": oru().replace("ORU^R01", "ADT^A01"),
+    }
+    rows, left_out = read(files)
+    assert sorted((row["patient_id"], row["accession_number"], row["issuer"], row["report"]) for row in rows) == [
+        ("P1", "A1", "RIS", TEXT), ("P2", "A2", "RIS", TEXT), ("P3", "A3", "RIS", "Klar.")]  # fmt: skip
+    assert left_out == {"status-P": 1, "superseded": 1, "bad-message": 1, "no-accession-number": 1, "no-report": 1}
+
+
+def item(name, text="", *items):
+    ds, code = Dataset(), Dataset()
+    code.CodeMeaning, ds.ConceptNameCodeSequence, ds.ContentSequence = name, [code], list(items)
+    if text:
+        ds.TextValue = text
+    return ds
+
+
+def sr(path, flags="COMPLETE VERIFIED FINAL", **changes):
+    ds = item("Report", "", item("Findings", "", item("Lung", TEXT)))
+    ds.file_meta = FileMetaDataset()
+    ds.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    ds.SOPClassUID = ds.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.88.11"
+    ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = "1.2.9"
+    ds.CompletionFlag, ds.VerificationFlag, ds.PreliminaryFlag = flags.split()
+    whose = {"PatientID": "P1", "AccessionNumber": "A1", "StudyInstanceUID": "1.2.1"} | changes
+    put(SpecificCharacterSet="ISO_IR 100", Modality="SR", ContentDate="20240131", ContentTime="1200", **whose)(ds)
+    ds.save_as(path, enforce_file_format=True)
+    return path.read_bytes()
+
+
+def test_dicom_sr_and_omop(read, tmp_path):
+    note = "note_id,person_id,note_date,note_text\n1,P2,2024-01-31,- Klar.\n"
+    draft, dose = "PARTIAL UNVERIFIED PRELIMINARY", {"SOPClassUID": "1.2.840.10008.5.1.4.1.1.88.67"}
+    files = {"a": sr(tmp_path / "a"), "b": sr(tmp_path / "b", draft), "c": sr(tmp_path / "c", **dose), "note.csv": note}
+    rows, left_out = read(files)
+    assert [(r["patient_id"], r["study_instance_uid"], r["study_date"]) for r in rows] == [
+        ("P1", "1.2.1", ""), ("P2", "", "2024-01-31")]  # fmt: skip
+    table = tmp_path / "reports.csv"
+    assert [report.content for report in _from_table(table, [])["day", "P2", "2024-01-31"]] == ["- Klar."]
+    assert rows[0]["report"] == f"Findings\nLung: {TEXT}"
+    assert left_out == {f"status-{draft}": 1, "other-sr": 1}
