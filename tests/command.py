@@ -71,11 +71,10 @@ def console_commands(page: Path) -> list[str]:
     return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
 
 
-def page_command(page: Path, begins: str, **words: object) -> list[object]:
-    """The arguments of the one ``fedtar`` command in a page's text that begins so, with words of it replaced."""
-    commands = re.findall(r"`fedtar ([^`]+)`", page.read_text(encoding="utf-8"))
-    (command,) = (one for one in commands if one.startswith(begins))
-    return [words.get(word, word) for word in command.split()]
+def page_commands(page: Path, **words: object) -> dict[str, list[object]]:
+    """Arguments of the ``fedtar`` commands in a page's text, by the first two; ``words`` of them are replaced."""
+    commands = [one.split() for one in re.findall(r"`fedtar ([^`]+)`", page.read_text(encoding="utf-8"))]
+    return {" ".join(command[:2]): [words.get(word, word) for word in command] for command in commands}
 
 
 def run_simulator(job: Path, workspace: Path, *arguments: str, home: Path, timeout: float = 900, **environment: str):

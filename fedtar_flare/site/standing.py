@@ -4,6 +4,7 @@ Both stand in the site's own folder, beside its audit, and belong to no single r
 """
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def other_cells(records: Path, data: str, asked: Division) -> list[str]:
 
     The difference of two cells that are divided differently can be a single visit, and multiples of two smallest cells
     tell a number exactly. A method that divides nothing by time asks for no time steps. Periods may be added that begin
-    after every visit counted so far: no cell loses one.
+    after every visit counted so far, so that no cell loses one, and not after tomorrow, unless all dates are shifted.
     """
     fixed = {**asked, **read_record(records / CELLS).get(data, {})}
     if added := extends(fixed.get("timeline", ""), asked.get("timeline", "")):
@@ -74,6 +75,8 @@ def other_cells(records: Path, data: str, asked: Division) -> list[str]:
             return [f"a period after {len(refused)} refused ones: until the site runs 'fedtar site cells --release'"]
         if fixed.get(_NEWEST, "9") >= added[0]:
             return [f"a period from {added[0][:10]} on: it begins before visits that were counted already"]
+        if added[-1] > (datetime.now() + timedelta(days=1)).isoformat() > fixed[_NEWEST]:
+            return [f"a period from {added[-1][:10]} on: that day has not come"]
         fixed |= {name: asked[name] for name in ("timeline", "time_steps")}
     differing = [
         f"{name} {value:.80} (so far {fixed.get(name)!s:.80})"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 import torch
 from command import fedtar_here
-from federation import LocalFederation, QuadraticSite, pair
+from federation import LocalFederation, QuadraticSite, last, pair, same_bits
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
@@ -44,9 +44,13 @@ def test_a_run_goes_on_by_the_id_of_its_job_though_the_run_folder_is_gone(tmp_pa
     assert all(torch.equal(a.method[name], b.method[name]) for name in a.method)
 
 
+@pytest.mark.parametrize("periods_before", [1, 2])
 @pytest.mark.parametrize("died_before_the_best_was_written", [False, True])
-def test_a_resumed_run_that_dies_at_once_can_be_resumed_again(tmp_path, died_before_the_best_was_written):
-    first = local(tmp_path, "job-1", num_rounds=2)
+def test_a_resumed_run_that_dies_at_once_can_be_resumed_again(
+    tmp_path, died_before_the_best_was_written, periods_before
+):
+    """Also one that a period was added to."""
+    first = local(tmp_path, "job-1", num_rounds=2, time_steps=periods_before)
     first.run()
     if died_before_the_best_was_written:
         assert first.results.best() == 2
@@ -62,6 +66,9 @@ def test_a_resumed_run_that_dies_at_once_can_be_resumed_again(tmp_path, died_bef
     third = local(tmp_path, "job-3", resume_from="job-2")
     third.run()
     assert not third.panics and third.first_round == 3
+    whole = local(tmp_path, "job-4", resume_from="job-1")
+    whole.run()
+    assert same_bits(last(third), last(whole))
 
 
 def failure(federation):
@@ -127,17 +134,20 @@ def exported(folder, **settings):
 def test_the_resuming_job_is_the_same_job_but_for_what_it_starts_from(tmp_path):
     job = exported(tmp_path, num_rounds=4, server={"initial_checkpoint": "start.safetensors"})
     before = {path: path.read_text() for path in job.rglob("*.json")}
-    resumed_job(job, "job-1", rounds=6)
+    resumed_job(job, "job-1", rounds=6, min_sites=2)
     changed = [path.name for path, text in before.items() if path.read_text() != text]
-    assert changed == ["config_fed_server.json"]
+    assert sorted(changed) == ["config_fed_server.json", "meta.json"]
+    assert json.loads((job / "meta.json").read_text())["min_clients"] == 2
     (workflow,) = json.loads((job / "app" / "config" / "config_fed_server.json").read_text())["workflows"]
-    assert workflow["args"] == {"method": "fedtar", "num_rounds": 6, "resume_from": "job-1"}
+    assert workflow["args"] == {"method": "fedtar", "num_rounds": 6, "resume_from": "job-1", "min_sites": 2}
     assert TemporalResidualController(**workflow["args"]).resume_from == "job-1"
 
 
 def test_fewer_rounds_and_foreign_jobs_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="at least"):
         resumed_job(exported(tmp_path, num_rounds=4), "job-1", rounds=2)
+    with pytest.raises(ConfigError, match="at least 1"):
+        resumed_job(tmp_path / "job", "job-1", min_sites=0)
     (tmp_path / "foreign").mkdir()
     with pytest.raises(ConfigError, match="no job of fedtar_flare"):
         resumed_job(tmp_path / "foreign", "job-1")
@@ -194,12 +204,6 @@ def test_a_run_goes_on_without_a_hospital_that_left_where_the_lead_says_so_and_w
     back.run()
     assert not fewer.panics + back.panics and not b.received
     assert [sorted(f.sites) for f in (fewer, back)] == [["a"], ["a", "b"]]
-    job = exported(tmp_path / "export", num_rounds=2, min_sites=2)
-    resumed_job(job, "job-1", min_sites=1)
-    (workflow,) = json.loads((job / "app" / "config" / "config_fed_server.json").read_text())["workflows"]
-    assert (workflow["args"]["min_sites"], json.loads((job / "meta.json").read_text())["min_clients"]) == (1, 1)
-    with pytest.raises(ConfigError, match="at least 1"):
-        resumed_job(job, "job-1", min_sites=0)
 
 
 @pytest.mark.parametrize("lasted", ["3:05:00.25", "N/A", "2 days, 3:55:00"])

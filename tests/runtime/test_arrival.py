@@ -167,6 +167,7 @@ def test_a_job_that_adds_a_period_scores_its_visits_before_it_learns_and_only_on
     assert hello.status == "ok", hello.reason
     assert [t for t, cell in hello.payload["scores"]["steps"].items() if cell["n"]] == ["3"]
     assert "period 3 is the first one" in (tmp_path / "state/run/site-1/periods.html").read_text().lower()
+    assert ask(HANDSHAKE, 3, 0, 0, w, **again)[0].payload["scores"] == hello.payload["scores"], "resumed after a kill"
     other = {name: value + 1 for name, value in w.items()}
     assert "scores" not in ask(HANDSHAKE, 3, 0, 0, other, **again)[0].payload
     reply, _ = ask(TRAIN, 3, 2, 1, w, after=version(2, 0), rounds=2)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 import pytest
 from command import fedtar_here
@@ -153,41 +154,50 @@ def test_a_file_that_was_cut_short_anywhere_is_noticed(kit):
         read_site_file(file)
 
 
+PERIODS = {"time_steps": "2", "timeline": "period 2019-04-01T00:00:00", "min_cell": "5"}
+
+
+def with_period(day, **changes):
+    return PERIODS | {"time_steps": "3", "timeline": f"{PERIODS['timeline']} {day}T00:00:00"} | changes
+
+
 def test_a_period_may_be_added_after_every_visit_that_was_counted_and_no_earlier(tmp_path):
-    asked = {"time_steps": "2", "timeline": "period 2019-04-01T00:00:00", "min_cell": "5"}
-    fix_cells(tmp_path, "a.csv", asked, "2019-06-30T12:00:00")
-    for day, allowed in (("2019-06-30", False), ("2019-07-01", True)):
-        more = asked | {"time_steps": "3", "timeline": f"{asked['timeline']} {day}T00:00:00"}
-        assert (other_cells(tmp_path, "a.csv", more) == []) is allowed
-    fix_cells(tmp_path, "a.csv", asked, "2019-07-01T08:00:00", begins=False)  # came while the run went on
-    assert other_cells(tmp_path, "a.csv", more)
-    more |= {"timeline": more["timeline"].replace("07-01", "07-02")}
+    fix_cells(tmp_path, "a.csv", PERIODS, "2019-06-30T12:00:00")
+    assert other_cells(tmp_path, "a.csv", with_period("2019-06-30"))
+    assert not other_cells(tmp_path, "a.csv", with_period("2019-07-01"))
+    fix_cells(tmp_path, "a.csv", PERIODS, "2019-07-01T08:00:00", begins=False)  # came while the run went on
+    assert other_cells(tmp_path, "a.csv", with_period("2019-07-01"))
+    more = with_period("2019-07-02")
     fix_cells(tmp_path, "a.csv", more, "2019-08-01T00:00:00")
-    assert other_cells(tmp_path, "a.csv", asked) and not other_cells(tmp_path, "a.csv", more)
+    assert other_cells(tmp_path, "a.csv", PERIODS) and not other_cells(tmp_path, "a.csv", more)
     assert other_cells(tmp_path, "a.csv", more | {"min_cell": "6"})
     with pytest.raises(Declined):
-        fix_cells(tmp_path, "a.csv", asked, begins=False)  # a run that divides otherwise goes no further
+        fix_cells(tmp_path, "a.csv", PERIODS, begins=False)  # a run that divides otherwise goes no further
     (tmp_path / CELLS).unlink()  # released: the run that goes on does not choose, the next job does
     fix_cells(tmp_path, "a.csv", more, begins=False)
-    fix_cells(tmp_path, "a.csv", asked)
+    fix_cells(tmp_path, "a.csv", PERIODS)
 
 
 def test_the_newest_visit_is_not_found_by_trying_days(tmp_path):
     """Each refusal tells a day: three are told, whatever else the job asks, and the same day again tells nothing."""
-    asked = {"time_steps": "2", "timeline": "period 2019-04-01T00:00:00", "min_cell": "5"}
-    fix_cells(tmp_path, "a.csv", asked, "2019-09-20T12:00:00")
 
     def refusal(day, **changes):
         with pytest.raises(Declined) as refused:
-            fix_cells(tmp_path, "a.csv", period(day) | changes)
+            fix_cells(tmp_path, "a.csv", with_period(day, **changes))
         return str(refused.value)
 
-    def period(day):
-        return asked | {"time_steps": "3", "timeline": f"{asked['timeline']} {day}T00:00:00"}
-
+    fix_cells(tmp_path, "a.csv", PERIODS, "2019-09-20T12:00:00")
     assert "before visits" in refusal("2019-07-01") and "before visits" in refusal("2019-09-01")
     assert "min_cell" in refusal("2019-10-01", min_cell="6")
-    assert refusal("2019-09-15").replace("15", "25") == refusal("2019-09-25")
+    assert refusal("2019-09-15") == refusal("2019-09-25")
     assert "before visits" in refusal("2019-09-01")
-    fix_cells(tmp_path, "a.csv", period("2019-10-01"), "2019-11-20T12:00:00")
-    assert "refused" not in read_record(tmp_path / CELLS)["a.csv"]
+    fix_cells(tmp_path, "a.csv", with_period("2019-10-01"))
+
+
+@pytest.mark.parametrize(
+    ("newest", "days", "allowed"), [("2019", 1, True), ("2019", 2, False), ("2190", 200_000, True)]
+)
+def test_a_period_that_has_not_come_binds_nobody_unless_dates_are_shifted(tmp_path, newest, days, allowed):
+    fix_cells(tmp_path, "a.csv", PERIODS, newest)
+    day = datetime.now().date() + timedelta(days=days)
+    assert (other_cells(tmp_path, "a.csv", with_period(day)) == []) is allowed
