@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pydicom
 import pytest
-from command import fedtar
+from command import fedtar, page_commands
 from command import fedtar_here as here
 from labelers import published
 from PIL import Image
@@ -22,6 +22,7 @@ from fedtar_flare.learning.report_labeler import import_labeler
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
 from fedtar_flare.record.events import Start
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.reporting.run import read_run
 from fedtar_flare.runtime import simulation
 
 
@@ -61,7 +62,8 @@ def results(place, hospitals):
     """One run on them, through their site files."""
     code, out, err = fedtar(
         "simulate", "-n", "north,south", "-r", 1, "--time-steps", 2, "--preset", "tiny", "--local-steps", 2, "--json",
-        "-w", place / "ws", FEDTAR_HOME=str(place / "home"), FEDTAR_SITES=str(place / "hospitals" / "sites"),
+        "-w", place / "ws", "--set", "data.alignment=period", "--set", "data.periods=['2019-04-01']",
+        FEDTAR_HOME=str(place / "home"), FEDTAR_SITES=str(place / "hospitals" / "sites"),
     )  # fmt: skip
     assert code == 0, err[-3000:]
     return Path(json.loads(out.strip().splitlines()[-1])["results"])
@@ -226,6 +228,19 @@ def test_export_for_production_and_its_description(tmp_path):
     assert (job / "meta.json").is_file() and not list(job.rglob("custom"))
     out = passing("export", "--describe", "--preset", "paper", "--rounds", 5)
     assert all(word in out for word in ("distilgpt2", "Apache-2.0", "GPU", "images, reports", "t_numbers"))
+
+
+@pytest.mark.slow
+def test_the_run_goes_on_with_the_next_period(place, results, repository, tmp_path):
+    words = {"RESULTS": results, "WORKSPACE": tmp_path, "ROUNDS": 1}
+    command = page_commands(repository / "docs" / "how-to" / "run-for-years.md", **words)["continue RESULTS"]
+    sites = {"FEDTAR_HOME": str(place / "home"), "FEDTAR_SITES": str(place / "hospitals" / "sites")}
+    code, out, err = fedtar(*command, "--from", "2019-07-01", "--json", **sites)
+    assert code == 0, err[-3000:]
+    after = read_run(json.loads(out.splitlines()[-1])["results"])
+    assert [(step.round, step.step) for step in after.steps] == [(2, 1), (2, 2), (2, 3)]
+    assert {site for step in after.steps for site in step.sites} == {"north", "south"}
+    assert list(after.ahead) == [3] and after.start.run_id == read_run(results).start.run_id
 
 
 def test_the_description_s_sizes_are_those_of_a_run(results):
