@@ -41,7 +41,7 @@ OPTIONS = ("modality",)
 REQUIRED = ("patient_id", "study_datetime", "image")
 REPORTS = ("report", "report_path")
 LABELS = "labels"
-KNOWN = (*REQUIRED, *REPORTS, "age", "birth_date", "sex", "lateral", LABELS, "split", "institution")
+KNOWN = (*REQUIRED, *REPORTS, "age", "birth_date", "sex", LABELS, "split", "institution", "lateral")
 MODALITIES: dict[str, Modality] = {
     "ct": "ct",
     **dict.fromkeys(("radiograph", "film", "cxr", "xray"), "radiograph"),
