@@ -18,7 +18,7 @@ from fedtar_flare.progress import Progress
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
-from fedtar_flare.runtime.requirements import AdaptedModel, request_of, require_memory
+from fedtar_flare.runtime.requirements import AdaptedModel, image_change_of, request_of, require_memory
 from fedtar_flare.runtime.site_executor import SiteExecutor, no_state, seed_of
 from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_exchange, require_start
 from fedtar_flare.settings import Settings, build
@@ -31,7 +31,6 @@ from fedtar_flare.tensor_file import checksum
 
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort, Split
-    from fedtar_flare.imaging.cache import Prepared
     from fedtar_flare.learning.learner import Validated
     from fedtar_flare.models.report_generator import ReportGenerator
 
@@ -309,25 +308,12 @@ class ReportSite(SiteStrategy):
         self.learner.cohort = cohort  # a visit added or withdrawn since counts from this task on
         self.learner.checkpoint = site.stop_if_aborted
         self.learner.report_labeler = labeler_of_site(self.executor.site_config)
-        self.learner.image_change = self._image_change(site)
+        self.learner.image_change = image_change_of(site, self.settings.data.image_changes, self.executor.seed)
         self.learner.transforms = self.settings.data.transforms
         self.learner.newest_step = None if header.arrived is None else max(1, header.arrived)
         rounds = header.rounds_per_period or header.rounds
         self.learner.rate = self.settings.training.rate_of((max(1, header.round) - 1) % rounds + 1, rounds)
         return self.learner
-
-    def _image_change(self, site: Site) -> Callable[[Prepared], Prepared] | None:
-        """What makes a simulated site's images its own; :class:`ConfigError` where a real site is asked for it."""
-        if not (strength := self.settings.data.image_changes):
-            return None
-        if not site.simulated:
-            raise ConfigError(
-                "data.image_changes changes images at random, for simulations: between hospitals, leave it out",
-                public="data.image_changes is for simulations",
-            )
-        from fedtar_flare.imaging.augment import change_of
-
-        return change_of(site.name, self.executor.seed, strength)
 
     def _on_update(self, header: TaskHeader, site: Site, count: int) -> Callable[[int, float], None]:
         """What runs after each of ``count`` updates: a progress line, and the loss to TensorBoard where allowed."""

@@ -19,7 +19,9 @@ from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
     from fedtar_flare.data.timeline import Timeline
+    from fedtar_flare.imaging.cache import Prepared
     from fedtar_flare.models.report_generator import ReportGenerator
+    from fedtar_flare.site.place import Site
     from fedtar_flare.site.site_file import SiteConfig
 
 LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"} | {
@@ -281,3 +283,17 @@ def _sizes(adapted: AdaptedModel, extra: int) -> dict[str, int]:
         return {}
     whole = extra + sum(model.tensors[name] for name in model.exchanged(lora.exchange))
     return {"parameters": model.parameters, "exchanged": model.lora_values(config.lora_targets, lora.rank) + whole}
+
+
+def image_change_of(site: Site, strength: float, seed: int) -> Callable[[Prepared], Prepared] | None:
+    """What makes a simulated site's images its own; :class:`ConfigError` where a real site is asked for it."""
+    if not strength:
+        return None
+    if not site.simulated:
+        raise ConfigError(
+            "data.image_changes changes images at random, for simulations: between hospitals, leave it out",
+            public="data.image_changes is for simulations",
+        )
+    from fedtar_flare.imaging.augment import change_of
+
+    return change_of(site.name, seed, strength)
