@@ -323,7 +323,8 @@ def test_storage_lies_in_the_kit(tmp_path, monkeypatch, build):
 def test_the_container_files_name_what_is_there(provisioned, repository):
     """No engine here: the sources that are copied, the command and the mounts are looked up."""
     lines = (repository / "provisioning" / "Dockerfile").read_text().splitlines()
-    copied = [source for line in lines if line.startswith("COPY ") for source in line.split()[1:-1]]
+    copies = [line for line in lines if line.startswith("COPY ") and "--from=" not in line]
+    copied = [source for line in copies for source in line.split()[1:-1]]
     assert copied and all((repository / source).exists() for source in copied)
     (command,) = (json.loads(line.removeprefix("CMD ")) for line in lines if line.startswith("CMD "))
     script = provisioned["project.yml"] / "hospital-1" / Path(command[1]).relative_to("/kit")
@@ -331,4 +332,4 @@ def test_the_container_files_name_what_is_there(provisioned, repository):
     service = yaml.safe_load((repository / "provisioning" / "compose.yml").read_text())["services"]["hospital"]
     mounts = {entry.split(":")[1]: entry.split(":")[2:] for entry in service["volumes"]}
     (volumes,) = (json.loads(line.removeprefix("VOLUME ")) for line in lines if line.startswith("VOLUME "))
-    assert set(volumes) <= set(mounts) and mounts["/data"] == ["ro"] and mounts["/kit"] == []
+    assert set(volumes) <= set(mounts) and mounts["/data"] == mounts["/kit/startup"] == mounts["/kit/local"] == ["ro"]
