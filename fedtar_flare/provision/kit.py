@@ -54,7 +54,8 @@ def complete(
 
     The settings are those of :class:`~fedtar_flare.provision.builder.KitBuilder`, with ``gpu_memory`` in GiB each;
     ``byoc``: whether a site starts jobs with code of their own; ``sites``: of the project (a server refuses jobs for
-    others; empty: any). :class:`ConfigError` for resources that are not FLARE's, or a class path that is a package.
+    others; empty: those that it has, else any). :class:`ConfigError` for resources that are not FLARE's, or a class
+    path that is a package.
     """
     result = deepcopy(dict(resources))
     components = result.get("components")
@@ -71,7 +72,8 @@ def complete(
     if server:
         result["snapshot_persistor"]["args"]["storage"] = {"path": STORAGE, "args": {"folder": "storage/snapshots"}}
         _set(components, "login_alarm", path=LOGINS, args={})
-        jobs = {"folder": "storage/jobs", "job_store_id": "job_store"} | ({"sites": list(sites)} if sites else {})
+        known = sites or next((one["args"].get("sites", ()) for one in components if one.get("path") == JOBS), ())
+        jobs = {"folder": "storage/jobs", "job_store_id": "job_store"} | ({"sites": list(known)} if known else {})
         _set(components, "job_manager", path=JOBS, args=jobs)
     else:
         result["allow_log_streaming"] = False  # a site's log may name files and rows
@@ -107,13 +109,15 @@ def site_policy(
 
 
 def prepare_start(startup: Path, *, server: bool) -> bool:
-    """Add our lines to a kit's start script; returns whether anything changed.
+    """Add our lines to a kit's start script, where it has one; returns whether anything changed.
 
     What the process writes is for its own account alone: logs name files and rows. And a server ends a job soon after
     its run did, even if a site was lost: FLARE 2.9 keeps such a job at RUNNING until the lost site's heartbeat is 10
     minutes old, and reads the limit only from the environment. An administrator's own value takes precedence.
     """
     script, name = startup / "sub_start.sh", "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT"
+    if not script.is_file():  # ``nvflare deploy prepare`` for containers removes it
+        return False
     lines = {"umask 077": "umask 077"} | ({name: f"export {name}=${{{name}:-{OUTCOME_SECONDS}}}"} if server else {})
     first, _, rest = script.read_text(encoding="utf-8").partition("\n")
     missing = [line for mark, line in lines.items() if mark not in rest]

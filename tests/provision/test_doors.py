@@ -11,17 +11,13 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.sec.audit import Auditor, AuditService
-from nvflare.fuel.utils.component_builder import ComponentBuilder
 from nvflare.private.admin_defs import Message
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
-from nvflare.tool.deploy.deploy_common import _patch_resources
 
-from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.files import read_json, write_json
+from fedtar_flare.errors import FedTARError
 from fedtar_flare.provision.doors import ANSWERED
-from fedtar_flare.provision.kit import LAUNCHER, complete
 from fedtar_flare.provision.launcher import SupervisedProcessLauncher
 
 REAL = "0f3d1c1e-8a52-4d4e-9c11-2f6a0c3d5b7e"
@@ -123,36 +119,6 @@ def test_a_job_with_code_is_not_started_whatever_role_signed_it(tmp_path):
     Launcher(byoc=True).launch_job({"job_id": REAL, "byoc": True}, context).wait()
     Launcher().launch_job({"job_id": REAL}, context).wait()
     assert len(started) == 2
-
-
-@pytest.mark.parametrize(
-    ("launcher", "needed"),
-    [
-        ("docker_launcher.ClientDockerJobLauncher", {}),
-        ("k8s_launcher.ClientK8sJobLauncher", {"config_file_path": None}),
-    ],
-)
-def test_another_launcher_of_flare_s_starts_jobs_behind_ours(tmp_path, site, monkeypatch, launcher, needed):
-    """As FLARE's tool puts it into a kit, as ours completes that, and as FLARE then builds and asks it."""
-    kit, path = Path(_kit(tmp_path)), f"nvflare.app_opt.job_launcher.{launcher}"
-    default = kit / "local" / "resources.json.default"
-    write_json(default, {"components": [{"id": "process_launcher", "path": LAUNCHER}], "class_allow_list": []})
-    _patch_resources(kit, launcher.partition(".")[0], path, {"timeout": 7} | needed)
-    whole = complete(read_json(default), server=False)
-    assert complete(whole, server=False) == whole
-    (entry,) = [one for one in whole["components"] if "launcher" in one["id"]]
-    assert entry["path"] == LAUNCHER and "PassthroughResourceManager" in str(whole["components"])
-    builder = type("Builder", (ComponentBuilder,), {"get_module_scanner": lambda self: None})()
-    ours, context = builder.build_component(entry), FLContext()
-    for event in (EventType.SYSTEM_BOOTSTRAP, EventType.BEFORE_JOB_LAUNCH):
-        ours.handle_event(event, context)
-    assert context.get_prop(FLContextKey.JOB_LAUNCHER) == [ours], "FLARE refuses a site with two"
-    monkeypatch.setattr(type(ours.launcher), "launch_job", lambda self, meta, context: self.timeout)
-    assert ours.launch_job({"job_id": REAL}, context) == 7
-    with pytest.raises(FedTARError, match="code of its own"):
-        ours.launch_job({"job_id": REAL, "byoc": True}, context)
-    with pytest.raises(ConfigError, match="launcher must be"):
-        SupervisedProcessLauncher(launcher={"path": path})
 
 
 def _kit(folder: Path) -> str:

@@ -1,0 +1,75 @@
+"""``nvflare deploy prepare`` on our kits: FLARE's launchers of containers and clusters start jobs behind our own."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.utils.component_builder import ComponentBuilder
+from test_kits import BIN, provision
+
+from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.provision import kit as kits
+from fedtar_flare.provision.launcher import SupervisedProcessLauncher
+from fedtar_flare.site.doctor.policy import rights, shell
+
+pytestmark = pytest.mark.production
+
+IMAGE, JOB = {"docker_image": "fedtar:0.1.0"}, {"job_id": "0f3d1c1e-8a52-4d4e-9c11-2f6a0c3d5b7e"}
+RUNTIMES = {
+    "docker": {"parent": IMAGE},
+    "k8s": {"parent": IMAGE},
+    "slurm": {"job_launcher": {"sandbox": "none", "python_path": sys.executable}},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, repository):
+    return provision(repository / "provisioning" / "project-localhost.yml", tmp_path_factory.mktemp("ws"))
+
+
+def prepared(kit, folder, runtime):
+    """The kit for that runtime, as provisioning/README.md says: FLARE's tool, then ours."""
+    (folder / "config.yml").write_text(yaml.safe_dump({"runtime": runtime} | RUNTIMES[runtime]))
+    out = folder / kit.name
+    tool = [BIN / "nvflare", "deploy", "prepare", kit, "--output", out, "--config", folder / "config.yml"]
+    for command in (tool, [sys.executable, "-m", "fedtar_flare.provision.kit", out]):
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_site_s_jobs_are_started_by_flare_s_launcher_behind_our_own(place, tmp_path, monkeypatch, runtime):
+    kit = prepared(place / "hospital-a", tmp_path, runtime)
+    whole = json.loads((kit / "local" / "resources.json").read_text())
+    assert kits.complete(whole, server=False) == whole and "PassthroughResourceManager" in str(whole["components"])
+    assert {finding.status for finding in (shell(kit), rights(kit))} == {"OK"}
+    (entry,) = [one for one in whole["components"] if "launcher" in one["id"]]
+    assert entry["path"] == kits.LAUNCHER
+    builder = type("Builder", (ComponentBuilder,), {"get_module_scanner": lambda self: None})()
+    ours, context = builder.build_component(entry), FLContext()
+    assert runtime in type(ours.launcher).__name__.lower()
+    monkeypatch.setattr(type(ours.launcher), "handle_event", lambda *_: None)  # nor is there a cluster to ask
+    for event in (EventType.SYSTEM_BOOTSTRAP, EventType.BEFORE_JOB_LAUNCH):
+        ours.handle_event(event, context)
+    assert context.get_prop(FLContextKey.JOB_LAUNCHER) == [ours], "FLARE refuses a site with two"
+    monkeypatch.setattr(type(ours.launcher), "launch_job", lambda self, meta, context: "started")
+    assert ours.launch_job(JOB, context) == "started"
+    with pytest.raises(FedTARError, match="code of its own"):
+        ours.launch_job(JOB | {"byoc": True}, context)
+    with pytest.raises(ConfigError, match="launcher must be"):
+        SupervisedProcessLauncher(launcher={"path": "a.launcher.Spec"})
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_server_keeps_its_watch_over_jobs_logins_and_storage(place, tmp_path, runtime):
+    kit = prepared(place / "localhost", tmp_path, runtime)
+    found = {one["id"]: one for one in json.loads((kit / "local" / "resources.json").read_text())["components"]}
+    assert found["job_manager"]["path"] == kits.JOBS and found["login_alarm"]["path"] == kits.LOGINS
+    jobs = found["job_manager"]["args"]
+    assert jobs["folder"] == "storage/jobs" and jobs["sites"] == ["hospital-a", "hospital-b", "hospital-c"]
