@@ -42,6 +42,12 @@ class TrainingConfig(Settings):
         description="passes through a task's training visits, in place of local_steps: 0.02 learns from 2 % of them. A "
         "site makes at least its policy's min_local_steps updates",
     )
+    seconds: float = Field(
+        0.0,
+        ge=0,
+        description="time for a task's updates: as many of local_steps as fit are made, at least its policy's "
+        "min_local_steps; 0: all. The mean counts a site as if it had made all (FedNova)",
+    )
     batch_size: int = Field(8, ge=1, le=1024, description="reports per update")
     micro_batch: int = Field(
         0, ge=0, description="reports in memory at once, gradients added up over the batch; 0: the whole batch"
@@ -68,6 +74,11 @@ class TrainingConfig(Settings):
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         if self.noise_multiplier is not None and not self.max_grad_norm:
             yield "max_grad_norm", "above 0 with noise_multiplier, whose noise is in proportion to it"
+        if self.seconds and (self.local_epochs is not None or self.noise_multiplier is not None):
+            yield (
+                "seconds",
+                "0 with local_epochs or noise_multiplier: how many updates were made would tell of patients",
+            )
 
     def updates_of(self, visits: int, least: int = 1) -> int:
         """Updates of a task with so many training visits; ``least`` is the site's own bound on them.

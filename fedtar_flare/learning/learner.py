@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain
@@ -24,6 +25,7 @@ from fedtar_flare.models.adapters.lora import shared_parameters
 
 logger = logging.getLogger(__name__)
 Read = list[tuple[list[str], Tensor]]
+clock = time.monotonic
 
 
 class ReportLearner(SiteModel):
@@ -118,6 +120,7 @@ class ReportLearner(SiteModel):
         seed: int,
         on_update: Callable[[int, float], None] = lambda number, loss: None,
         updates: int | None = None,
+        least: int = 1,
     ) -> Trained:
         """Local updates of the shared and the personal part on the visits of a time step.
 
@@ -133,6 +136,8 @@ class ReportLearner(SiteModel):
             Called after each update that was made with its number (from 1, skipped ones counted) and loss.
         updates : int, optional
             How many; None: as ``training`` says.
+        least : int
+            How many are made even if ``training.seconds`` is up.
 
         Raises
         ------
@@ -156,7 +161,11 @@ class ReportLearner(SiteModel):
             self._random = generator_of(seed, self.fresh_noise)
             names = [sample.visit.patient_id for sample in samples]
             drawn = poisson_batches(names, self.draw_rate(len(samples)), count, self._random)
+        begin, made = clock(), 0
         for number, chosen in enumerate(drawn, start=1):
+            if number > max(1, least) and not self._fits(number, clock() - begin):
+                break
+            made = number
             self.checkpoint()
             loss = self.local_update([samples[i] for i in chosen], f"{seed}/{number - 1}", optimizer, start)
             if loss is None:
@@ -169,7 +178,7 @@ class ReportLearner(SiteModel):
         self._clear_gradients()
         if not losses:
             raise DataError(
-                f"none of the {count} local updates had a finite loss and gradient; the learning rate is too high or "
+                f"none of the {made} local updates had a finite loss and gradient; the learning rate is too high or "
                 "the weights that came down are damaged",
                 reason="non-finite-gradient",
             )
@@ -182,11 +191,19 @@ class ReportLearner(SiteModel):
             update,
             samples=len(samples),
             loss=self._told_loss([*chain(*read[: len(told)])], sum(told) / len(told)),
-            skipped_updates=count - len(losses),
+            updates=made,
+            skipped_updates=made - len(losses),
             patients=len({samples[i].visit.patient_id for i in learnt if not samples[i].planted}),
             loss_patients=len({samples[i].visit.patient_id for i in behind if not samples[i].planted}),
             loss_visits=sum(not samples[i].planted for i in behind),
         )
+
+    def _fits(self, number: int, spent: float) -> bool:
+        """Whether update ``number`` is likely to end within ``training.seconds``, the updates before it having taken
+        ``spent``; the first of several processes says so for all.
+        """
+        limit = self.training.seconds
+        return not limit or bool(self.ranks.gather(spent * number <= limit * (number - 1))[0])
 
     def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> Tensor:
         """Loss (float64) and gradient of a batch's mean report loss over all ranks, in parts that fit in memory."""

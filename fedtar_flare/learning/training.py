@@ -26,6 +26,7 @@ class Trained:
     update: dict[str, Tensor]  # w_k - w_{t-1} by name, float32
     samples: int  # n_k, training visits of this site at this step
     loss: float  # mean token loss over the local updates (:attr:`ReportLearner.updates_told`)
+    updates: int = 0  # made or skipped: all that were planned, unless ``training.seconds`` is up
     skipped_updates: int = 0  # left out because their loss or gradient was not finite
     patients: int = 0  # distinct ones that the updates were made from
     loss_patients: int = 0  # distinct patients and visits behind the loss

@@ -67,6 +67,8 @@ train = Task(
     fields=(
         Field("samples", "count", "visits that were trained on", least=1, public=True, required=True),
         loss_field("train_loss", "mean token loss over the local updates, to about its standard error"),
+        Field("updates", "count", "local updates made, in a job with training.seconds", least=1, public=True),
+        Field("planned_updates", "count", "training.local_steps, likewise", least=1, public=True),
         Field("skipped_updates", "count", "local updates left out because their gradient was not finite"),
         PRIVACY,
         SECONDS,

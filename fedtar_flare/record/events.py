@@ -69,10 +69,15 @@ class Joined(Event):
 
 
 class SiteUpdate(Part):
-    """What one site sent at one step; losses are mean token losses, seconds the task's own."""
+    """What one site sent at one step; losses are mean token losses, seconds the task's own.
+
+    ``updates`` of ``planned_updates`` is known in a job with ``training.seconds``.
+    """
 
     samples: int = 0
     train_loss: float | None = None
+    updates: int | None = None
+    planned_updates: int | None = None
     skipped_updates: int = 0
     seconds: float | None = None
     bytes_up: int = 0

@@ -55,6 +55,8 @@ def _cell(run: Run, step: Step, site: str, most: int) -> Attendance:
         known = update.samples >= min_cell  # the colour shows the number too
         number = visits(update.samples, min_cell)
         tip = f"{where}: {number} visits, {duration(update.seconds)}"
+        if update.planned_updates:
+            tip += f", {update.updates} of {update.planned_updates} updates"
         return Attendance("took", number, tip, 0.1 + (0.35 * update.samples / max(1, most) if known else 0))
     for kind, (sign, word) in _ABSENCES.items():
         if site in getattr(step, kind):
@@ -72,6 +74,17 @@ def _reasons(run: Run) -> list[str]:
                 given.setdefault((site, reason), []).append(step)
         notes += [f"{sign} {site}, {word}: {reason} ({_places(steps)})" for (site, reason), steps in given.items()]
     skipped = [step for step in run.steps if step.skipped]
+    made = {
+        site: [step.sites[site] for step in run.steps if site in step.sites and step.sites[site].planned_updates]
+        for site in run.start.sites
+    }
+    told = (
+        f"{site} {sum(u.updates or 0 for u in sent)} of {sum(u.planned_updates or 0 for u in sent)}"
+        for site, sent in made.items()
+        if sent
+    )
+    if text := ", ".join(told):
+        notes.append(f"Local updates made in the time that tasks had (training.seconds): {text}")
     return [*notes, *([f"Skipped, as nobody sent an update: {_places(skipped)}"] if skipped else [])]
 
 

@@ -4,6 +4,11 @@
 (ICML 2018), Algorithm 1, by coordinate; every site counts the same. ``norm_bounded_mean``: Sun et al., "Can You Really
 Backdoor Federated Learning?" (2019), ``sum_k c_k d_k min(1, M / |d_k|)``, with M the median of the step's norms as in
 Andrew et al., "Differentially Private Learning with Adaptive Clipping" (NeurIPS 2021).
+
+Where sites make as many of their updates as time allows (``training.seconds``), normalised averaging: Wang et al.,
+"Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization" (FedNova, NeurIPS 2020), Eq. 10:
+``tau sum_k c_k (w_k - w) / tau_k`` with ``tau = sum_k c_k tau_k``. Weighted by c_k as they are, the sum would be that
+of an objective in which a site counts by c_k tau_k.
 """
 
 import functools
@@ -16,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.files import PRIVATE
 from fedtar_flare.protocol.contract import Contract
 
@@ -46,6 +51,22 @@ def aggregation_weights(counts: Mapping[str, int], weighting: str = "samples") -
     raw = {site: size(counts[site]) for site in sorted(counts)}
     total = math.fsum(raw.values())
     return {site: value / total for site, value in raw.items()}
+
+
+def work_of(numbers: Mapping[str, float]) -> float:
+    """tau_k: the share of its planned updates that a site says it has made, in (0, 1]; 1 where it does not say.
+
+    Raises ExchangeError for more than were planned.
+    """
+    made, planned = (numbers.get(name, 1.0) for name in ("updates", "planned_updates"))
+    if made > planned:
+        raise ExchangeError(f"it says that it made {made:g} of {planned:g} planned updates")
+    return made / planned
+
+
+def rescaled(tensors: Tensors, names: Iterable[str], factor: float) -> dict[str, torch.Tensor]:
+    """The tensors, those of ``names`` times a factor; with 1 bit for bit as they are."""
+    return dict(tensors) | ({name: tensors[name] * factor for name in names} if factor != 1 else {})
 
 
 def with_ceiling(shares: Mapping[str, float], most: float) -> dict[str, float]:

@@ -6,7 +6,6 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,21 @@ from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, TRAIN
 from fedtar_flare.record.events import End
 from fedtar_flare.record.log import RunRecord
-from fedtar_flare.runtime.aggregation import MAJORITY, WEIGHTINGS, SpilledUpdates, check_aggregation, with_ceiling
+from fedtar_flare.runtime.aggregation import (
+    MAJORITY,
+    WEIGHTINGS,
+    SpilledUpdates,
+    check_aggregation,
+    rescaled,
+    with_ceiling,
+    work_of,
+)
 from fedtar_flare.runtime.alarms import alarms
 from fedtar_flare.runtime.checkpoint import SIMULATED_JOB, Checkpoint, RunCheckpoints
 from fedtar_flare.runtime.handshaking import HandshakeController
 from fedtar_flare.runtime.results import Results, check_scores
 from fedtar_flare.runtime.scalars import send_scalar
-from fedtar_flare.runtime.tasking import Answers, OnReply, RunAborted, now
+from fedtar_flare.runtime.tasking import Answers, RunAborted, now
 from fedtar_flare.site.place import check_workspace, hush_simulator
 
 logger = logging.getLogger(__name__)
@@ -170,10 +177,13 @@ class FederatedController(HandshakeController):
             self._wire.check_tensors(TRAIN, update, shapes, sends="difference", dtypes=dtypes)
             rows = {name: value.float() for name, value in update.items() if self.contract.is_collected(name)}
             update = {name: value.float() for name, value in update.items() if name not in rows}
+            work[site] = work_of(reply.numbers)
+            update = rescaled(update, w, 1 / work[site])
             check_update_size(update, w, self.update_norm_limit)
             self.strategy.collect(site, rows)
             updates.add(site, update)
 
+        work: dict[str, float] = {}
         averaged = [name for name in shapes if not self.contract.is_collected(name)]
         by_rows = [name for name in averaged if shapes[name] and self.contract.is_by_rows(name)]
         with SpilledUpdates(self.results_folder / "updates", averaged, by_rows) as updates:
@@ -182,7 +192,10 @@ class FederatedController(HandshakeController):
             counts = {}
             for site, reply in answers.replies.items():  # a site weighs no more than the visits it announced
                 counts[site] = min(int(reply.numbers["samples"]), max(1, visits(self.visits[site]["train"])))
-            mean = self.strategy.combine(updates, self.shares_of(counts)) if counts and self._shares else None
+            shares = self.shares_of(counts) if counts and self._shares else {}
+            mean = self.strategy.combine(updates, shares) if shares else None
+        if mean and any(work[site] < 1 for site in shares):
+            mean = rescaled(mean, w, math.fsum(shares[site] * work[site] for site in shares))
         norm = euclidean_norm({name: mean[name] for name in w}) if mean else None
         self.results.step(r, t, answers, norm)
         return mean, answers
@@ -194,30 +207,6 @@ class FederatedController(HandshakeController):
         for site in (site for site in found if shares[site] > self.max_share and found[site] < shares[site]):
             self.raise_alarm(f"{site} would have had more than max_share, {self.max_share:.0%}, of a mean of the sites")
         return found
-
-    @property
-    def members(self) -> list[str]:
-        """The sites that take part and are not named in ``unseen``."""
-        return [site for site in self.sites if site not in (self.unseen or ())]
-
-    def ask(
-        self,
-        task: str,
-        header: TaskHeader,
-        weights: Tensors | None,
-        sites: Sequence[str],
-        on_reply: OnReply,
-        time_limit: int | None = None,
-        min_sites: int | None = None,
-    ) -> Answers:
-        """As :class:`TaskController`; unseen sites are asked after the members, for scores of all of their patients."""
-        unseen = [site for site in sites if site in (self.unseen or ())]
-        members = [site for site in sites if site not in unseen]
-        answers = super().ask(task, header, weights, members, on_reply, time_limit, min_sites)
-        if unseen and (task != CLOSE_ROUND or header.evaluate):
-            everyone = replace(header, score="all")
-            answers.add(super().ask(task, everyone, weights, unseen, on_reply, time_limit, min_sites=0))
-        return answers
 
     def close_round(self, w: Tensors, r: int) -> Answers:
         """Ask for the validation loss at w, what the method adds, and scores when due."""

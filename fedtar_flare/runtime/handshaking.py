@@ -3,7 +3,7 @@
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from typing import Any
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError, plain
 from fedtar_flare.protocol.exchange import MASTER_DTYPE, ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, compatible, version
-from fedtar_flare.protocol.tasks import HANDSHAKE
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE
 from fedtar_flare.record.events import Alarm
 from fedtar_flare.runtime.aggregation import PLAUSIBLE, plausible
 from fedtar_flare.runtime.alarms import raise_alarm
 from fedtar_flare.runtime.results import Results
-from fedtar_flare.runtime.tasking import Answers, TaskController, now
+from fedtar_flare.runtime.tasking import Answers, OnReply, TaskController, now
 from fedtar_flare.tensor_file import near, near_checksums
 from fedtar_flare.version import __version__
 
@@ -35,6 +35,7 @@ class HandshakeController(TaskController):
     first_round: int
     time_steps: int
     rounds_per_period: int
+    unseen: list[str] | None
     _agreed: Row
     _members: set[str]
     """Sites that took part before a resume."""
@@ -61,6 +62,30 @@ class HandshakeController(TaskController):
         if n := self.rounds_per_period:
             return range(-(-r // n) + 1, -(-r // n) + 1 + bool(r))
         return range(self._steps_before + 1, self.time_steps + 1) if r == self.first_round - 1 else range(0)
+
+    @property
+    def members(self) -> list[str]:
+        """The sites that take part and are not named in ``unseen``."""
+        return [site for site in self.sites if site not in (self.unseen or ())]
+
+    def ask(
+        self,
+        task: str,
+        header: TaskHeader,
+        weights: Tensors | None,
+        sites: Sequence[str],
+        on_reply: OnReply,
+        time_limit: int | None = None,
+        min_sites: int | None = None,
+    ) -> Answers:
+        """As :class:`TaskController`; unseen sites are asked after the members, for scores of all of their patients."""
+        unseen = [site for site in sites if site in (self.unseen or ())]
+        members = [site for site in sites if site not in unseen]
+        answers = super().ask(task, header, weights, members, on_reply, time_limit, min_sites)
+        if unseen and (task != CLOSE_ROUND or header.evaluate):
+            everyone = replace(header, score="all")
+            answers.add(super().ask(task, everyone, weights, unseen, on_reply, time_limit, min_sites=0))
+        return answers
 
     def gather(self, w: Tensors | None) -> tuple[Tensors, Answers]:
         """Greet all that are connected; the weights to start from (``w``, else one site's initial ones), the answers.

@@ -85,6 +85,7 @@ class ReportSite(SiteStrategy):
         training = self.settings.training
         share = f"{100 * (training.local_epochs or 0):g} % of its training visits in"
         much = f"{training.local_steps} updates" if training.local_epochs is None else f"{share} updates"
+        much = f"as many as fit into {training.seconds:g} s of {much}" if training.seconds else much
         return f"{much} of {training.batch_size} reports a training task"
 
     def adapted_model(self, time_steps: int) -> AdaptedModel:
@@ -193,7 +194,8 @@ class ReportSite(SiteStrategy):
             few = "no training visit" if least == 1 else f"fewer than {least} patients with a training visit"
             return abstain(header, f"{few} {at}"), None
         settings, visits = self.settings.training, len(cohort.samples("train", step, least))
-        updates = settings.updates_of(visits, self.executor.site_config.policy.min_local_steps)
+        fewest = self.executor.site_config.policy.min_local_steps
+        updates = settings.updates_of(visits, fewest)
         if updates * settings.batch_size < least:
             return abstain(header, f"the task's updates would be made from fewer than {least} patients"), None
         learner = self.learner_of(header, site, state, cohort)
@@ -208,7 +210,7 @@ class ReportSite(SiteStrategy):
 
             self.executor.logger.info(f"trained on {planted} made-up patients too (canaries): for a trial, not for use")
             learner.cohort = cohort.also_with(canaries(cohort, header.run_id, planted, learner.tokenizer, state.folder))
-        result = learner.train(step, seed, self._on_update(header, site, updates), updates)
+        result = learner.train(step, seed, self._on_update(header, site, updates), updates, fewest)
         learner.cohort = cohort
         site.stop_if_aborted()
         if result.patients < least:
@@ -217,6 +219,8 @@ class ReportSite(SiteStrategy):
         counts = cohort.counts(least)["train"]
         steps = range(1, len(counts) + 1) if step is None else [step] if isinstance(step, int) else step
         numbers = {"samples": float(sum(counts[t - 1] for t in steps))}
+        if settings.seconds:
+            numbers |= {"updates": float(result.updates), "planned_updates": float(updates)}
         if settings.noise_multiplier is None and result.loss_patients >= least:  # no noise covers it
             numbers["train_loss"] = round_loss(result.loss, result.loss_visits, least)
         if settings.noise_multiplier is None and least == 1:  # one visit can spoil an update

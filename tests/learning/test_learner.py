@@ -280,3 +280,19 @@ def test_an_untrained_personal_part_is_scored_once_and_scores_as_if_it_were_twic
     for mine, other in zip(found.rows, twice.rows, strict=True):
         assert mine["token_loss"] == pytest.approx(other["token_loss"], rel=1e-5)
         assert {**mine, "token_loss": 0} == {**other, "token_loss": 0}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "least", "made"), [(0.0, 1, 6), (7.9, 1, 3), (0.5, 1, 1), (0.5, 4, 4), (1e9, 1, 6), (12.0, 1, 6)]
+)
+def test_a_task_makes_as_many_updates_as_fit_and_they_are_those_of_a_shorter_task(
+    learner_of, monkeypatch, seconds, least, made
+):
+    now = [0.0]
+    monkeypatch.setattr("fedtar_flare.learning.learner.clock", lambda: now[0])
+    timed = learner_of(PatientLearner, local_steps=6, seconds=seconds)
+    told = timed.train(1, 11, lambda number, loss: now.append(now.pop() + 2), least=least)  # an update takes two
+    whole = learner_of(PatientLearner, local_steps=6).train(1, 11, updates=made)
+    assert told.updates == whole.updates == made and told.skipped_updates == 0
+    assert all(torch.equal(told.update[name], value) for name, value in whole.update.items())
+    assert (told.patients, told.loss) == (whole.patients, whole.loss)
