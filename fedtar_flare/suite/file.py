@@ -94,7 +94,7 @@ def shipped() -> dict[str, Path]:
 def read_suite(suite: Path | str) -> Suite:
     """A suite, by its file or a shipped one's name; raises :class:`ConfigError` naming it and what does not fit."""
     path = Path(suite)
-    if not path.suffix and not path.exists():
+    if not path.suffix and not path.is_file():
         if str(suite) not in shipped():
             raise ConfigError(f"there is no suite '{suite}': write a suite file, or one of {', '.join(shipped())}")
         path = shipped()[str(suite)]

@@ -17,7 +17,11 @@ SMALL = {"name": "s", "sites": ["site-1", "site-2", "site-3"], "settings": {"pre
 
 
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
-def test_every_recipe_of_a_shipped_suite_can_be_built_and_its_documents_say_how_many_runs_it_has(path, repository):
+def test_every_recipe_of_a_shipped_suite_can_be_built_and_its_documents_say_how_many_runs_it_has(
+    path, repository, tmp_path, monkeypatch
+):
+    (tmp_path / path.stem).mkdir()  # the folder of its results
+    monkeypatch.chdir(tmp_path)
     suite = read_suite(path.stem)
     assert suite == read_suite(path)
     planned = experiments(suite)
