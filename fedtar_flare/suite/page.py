@@ -52,7 +52,8 @@ def page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
     kinds, over_time = families(results), of_periods(results)
     if over_time:
         shown += period_figures(over_time)
-        main = [*main[:-2], period_table(over_time)]  # nothing is scored without the patient adapter
+        others = [tables.scenarios(gains(results, name), labels.get(name, name)) for name in suite.compared_with[1:]]
+        main = [*main[:-2], period_table(over_time), *others]  # nothing is scored without the patient adapter
     costs = [
         [arm.label, str(len(arm.scored)), duration(arm.seconds), size(arm.bytes) if arm.bytes else NOTHING]
         for arm in arms

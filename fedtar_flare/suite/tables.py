@@ -102,12 +102,12 @@ def left_out(results: Sequence[Done], sites: Sequence[str], reference: str) -> T
 def scenarios(found: Sequence[Gain], alone: str) -> Table:
     """Gains in the scenarios without lists."""
     about = (
-        f"Gain over '{alone}' at the hospitals that a scenario names, or at all, with 95 % intervals over patients and "
-        "seeds. A hospital that joins late begins late alone, too, so that both make the same number of updates."
+        "At the hospitals that a scenario names, or at all, with 95 % intervals over patients and seeds. A hospital "
     )
+    about += "that joins late begins late alone, too, so that both make the same number of updates."
     heads = ["scenario", "seeds", *(SCORES[n].label for n in COMPARED)]
     rows = [[f"{several[0].scenario}: {several[0].label}", *_gains(several)] for several in _points(found, lists=False)]
-    return Table("Other hospitals", about, heads, rows)
+    return Table(f"Gain over '{alone}'", about, heads, rows)
 
 
 def grid(found: Sequence[Gain]) -> Table:

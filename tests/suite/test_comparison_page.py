@@ -234,7 +234,7 @@ def test_reports_are_compared_where_they_were_written_ahead_of_time():
 
 def test_where_visits_arrive_the_page_shows_scores_by_period_what_is_kept_and_what_is_named_at_first(tmp_path):
     about = {"compared": ["site-2"], "joins": {"site-2": 2}, "cohort": {"change": "epidemic", "change_step": 3}}
-    suite, planned = made(tmp_path, scenarios={"spreads": about})
+    suite, planned = made(tmp_path, scenarios={"spreads": about}, references=["local", "fedtar"])
     assert {one.variant.compared for one in planned} == {("site-2",)}
     for one in planned:
         result = json.loads(result_file(tmp_path, one).read_text())
@@ -255,6 +255,10 @@ def test_where_visits_arrive_the_page_shows_scores_by_period_what_is_kept_and_wh
     assert places == [{("site-2", 1, 2)}, {("site-2", 1, 1)}], "after the last period, and after their own"
     assert [site for (site, _), _ in _first_named(first)] == ["site-2"] * 6
     text, root = parsed(page.write_page(tmp_path, suite, planned))
-    assert "Ahead of time" in [heading.text for heading in root.iter("h2")] and "best by validation" not in text
+    titles = [heading.text for level in ("h2", "h3") for heading in root.iter(level)]
+    assert {"Ahead of time", *(f"Gain over '{suite.arms[name].get('label', name)}'" for name in suite.references)} <= {
+        *titles
+    }
+    assert "best by validation" not in text
     files = {file.name for file in (tmp_path / "figures").iterdir()}
     assert files >= {"ahead_bleu_4.svg", "ahead_finding_f1_new.svg", "alpha.svg"}
