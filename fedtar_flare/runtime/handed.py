@@ -1,9 +1,8 @@
-"""A task handed to another process on this machine: what goes to and fro.
+"""A task handed to the processes that train together (:mod:`fedtar_flare.runtime.process_group`): what goes to and fro.
 
-The copies of the simulator's template (:mod:`fedtar_flare.runtime.forked`) and the processes that train together
-(:mod:`fedtar_flare.runtime.process_group`) speak this. The other end (:mod:`fedtar_flare.runtime.worker`) builds the
-executor from the job's configuration and does the task; logs and points of curves come back while it works, and at its
-end the answer or the error. All of it is JSON and safetensors: nothing is unpickled.
+The other end (:mod:`fedtar_flare.runtime.worker`) builds the executor from the job's configuration and does the task;
+logs and points of curves come back while it works, and at its end the answer or the error. All of it is JSON and
+safetensors: nothing is unpickled.
 """
 
 import json
@@ -107,11 +106,11 @@ def take(said: dict[str, Any], tensors: Tensors | None, scalar: Scalar) -> Answe
 
 
 class HandedSite(Site):
-    """A site without FLARE's engine."""
+    """A site without FLARE's engine; the processes end with a task that is aborted or takes too long."""
 
-    def __init__(self, abort_signal: Any, *, name: str, simulated: bool, job: str, workspace: str, app: str):
+    def __init__(self, *, name: str, simulated: bool, job: str, workspace: str, app: str):
         self.name, self.simulated, self.job, self.workspace = name, simulated, job, Path(workspace)
-        self._app, self._abort_signal = Path(app), abort_signal
+        self._app, self._abort_signal = Path(app), None
         self._start, self._most_seconds = time.monotonic(), float("inf")
 
     @property

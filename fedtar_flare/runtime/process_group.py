@@ -92,7 +92,7 @@ class ProcessGroup:
         with ours, theirs, self._words(rank).open("wb") as words:
             arguments = [theirs.fileno(), rank, self.size, self.device, self._folder.name]
             process = subprocess.Popen(
-                [sys.executable, "-P", "-W", "ignore", "-m", WORKER, "rank", *map(str, arguments)],
+                [sys.executable, "-P", "-W", "ignore", "-m", WORKER, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=words,

@@ -55,15 +55,6 @@ class ReportSite(SiteStrategy):
         return groups
 
     # ------------------------------------------------------------------ what a method may change
-    def load_libraries(self) -> None:
-        """The model's, the learner's and those that score its reports."""
-        from fedtar_flare.learning import device, evaluation  # noqa: F401
-        from fedtar_flare.models.sources import load_libraries
-        from fedtar_flare.reporting import examples  # noqa: F401
-        from fedtar_flare.site import cohort, site_file  # noqa: F401
-
-        load_libraries()
-
     @property
     def learner_class(self) -> type[ReportLearner]:
         """Class of the site's learner."""

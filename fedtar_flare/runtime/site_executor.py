@@ -3,7 +3,6 @@
 import hashlib
 import hmac
 import inspect
-import os
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
@@ -28,7 +27,6 @@ from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.exchange import Tensors, check_inbound, register_tensors
 from fedtar_flare.protocol.messages import ABSTAIN, LEFT, Reply, TaskHeader, abstain, failure, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
-from fedtar_flare.runtime import forked
 from fedtar_flare.runtime.process_group import ProcessGroup
 from fedtar_flare.runtime.scalars import send_scalar
 from fedtar_flare.settings import RunSettings, digest
@@ -36,7 +34,7 @@ from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
 from fedtar_flare.site.approval import SERVER_CONFIG, Participation, only, participation, require_approval
 from fedtar_flare.site.guard import not_allowed
-from fedtar_flare.site.place import Site, TaskAborted, hush_simulator
+from fedtar_flare.site.place import Site, TaskAborted, hush_simulator, sites_at_once
 from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.standing import bind_run, fix_cells
 from fedtar_flare.site.state import SiteState, StateOfAnother
@@ -182,7 +180,7 @@ class SiteExecutor(Executor):
             check_inbound(model.params)
             reply, tensors = _veto(header, site), None
             if reply is None:
-                reply, tensors = self.carry_out(task_name, header, model.params or {}, site, fl_ctx, abort_signal)
+                reply, tensors = self.carry_out(task_name, header, model.params or {}, site, fl_ctx)
                 if late := _veto(header, site):  # the site changed its mind while the task ran
                     reply, tensors = late, None
         except TaskAborted:
@@ -198,17 +196,12 @@ class SiteExecutor(Executor):
         return FLModelUtils.to_shareable(FLModel(params=dict(tensors), params_type=kind, meta=reply.to_meta()))
 
     def carry_out(
-        self, task: str, header: TaskHeader, weights: Tensors, site: Site, fl_ctx: FLContext, abort_signal: Signal
+        self, task: str, header: TaskHeader, weights: Tensors, site: Site, fl_ctx: FLContext
     ) -> tuple[Reply, Tensors | None]:
-        """:meth:`perform` here, in as many processes as the site file says, or in a copy of the template."""
-        scalar = partial(self.send_scalar, site)
+        """:meth:`perform` here, or in as many processes as the site file says."""
         if group := self._group_of(site):
-            return group.perform(task, header, weights, site, scalar)
-        if site.simulated and forked.is_swapped(fl_ctx) and forked.may_fork(self):
-            connection = forked.connect(site.app, os.getppid())
-            if connection is not None:
-                return forked.perform(connection, task, header, weights, site, abort_signal, scalar)
-        self.side_by_side = forked.at_once(fl_ctx) if site.simulated else 1
+            return group.perform(task, header, weights, site, partial(self.send_scalar, site))
+        self.side_by_side = sites_at_once(fl_ctx) if site.simulated else 1
         return self.perform(task, header, weights, site)
 
     def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
@@ -259,10 +252,6 @@ class SiteExecutor(Executor):
         return f"unexpected {type(error).__name__} (see the site's own log)"
 
     # ------------------------------------------------------------------ several processes
-    def load_libraries(self) -> None:
-        """Import what a task needs besides this class; called before a process is copied for each task."""
-        self.strategy.load_libraries()
-
     def require_sharing(self) -> None:
         """Raise :class:`ConfigError` where several processes cannot do the tasks together."""
         if not self.strategy.shares_batches():

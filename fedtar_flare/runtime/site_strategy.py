@@ -78,9 +78,6 @@ class SiteStrategy(ABC):
     def check(self) -> None:
         """Raise :class:`ConfigError` where settings do not fit each other."""
 
-    def load_libraries(self) -> None:
-        """Import what a task needs."""
-
     def shares_batches(self) -> bool:
         """Whether several processes can do the tasks together."""
         return False

@@ -118,6 +118,16 @@ def hush_simulator() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
+def sites_at_once(fl_ctx: FLContext) -> int:
+    """How many of the simulator's sites share this machine's processors at a time."""
+    from nvflare.apis.fl_constant import FLContextKey
+    from nvflare.apis.job_def import JobMetaKey
+
+    arguments = getattr(getattr(fl_ctx.get_engine(), "client", None), "args", None)
+    sites = len((fl_ctx.get_prop(FLContextKey.JOB_META) or {}).get(JobMetaKey.JOB_CLIENTS.value, ()))
+    return max(1, min(sites, getattr(arguments, "threads", None) or sites))
+
+
 def home() -> Path:
     """``$FEDTAR_HOME``, else ``~/.cache/fedtar_flare``: caches and simulated site state."""
     return Path(os.environ.get("FEDTAR_HOME") or Path.home() / ".cache" / "fedtar_flare")

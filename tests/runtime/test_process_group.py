@@ -1,5 +1,6 @@
 """A site whose file says ``processes: 2``: its tasks give what one process gives, and no process is left behind."""
 
+import json
 import os
 import shutil
 import signal
@@ -14,15 +15,18 @@ from federation_process import wait_for
 from flare_context import put_app
 from hospital_site import HospitalSite, executor_of, write_site_files
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 
-from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.errors import ConfigError, DataError, ExchangeError, FedTARError
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.registry import names
+from fedtar_flare.runtime import handed
 from fedtar_flare.runtime.process_group import ProcessGroup
+from fedtar_flare.site.place import TaskAborted, sites_at_once
 from fedtar_flare.site.state import StateOfAnother
+from fedtar_flare.tensor_file import StateError
 
 NOBODY = SimpleNamespace(
     name="site-1", simulated=True, job="", workspace=Path(), app=Path("nowhere"), stop_if_aborted=lambda: None
@@ -177,3 +181,38 @@ def test_what_another_process_keeps_is_not_written(tmp_path):
     assert state.may_answer("scores", "x") and state.may_answer("scores", "y")
     state.remove(version(1, 1))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("rank is -1"),
+        DataError("patient-7: no pixels", reason="no-pixel-data"),
+        ExchangeError("the tensor 'x' is not known"),
+        FedTARError("in full", public="in public"),
+        StateError("state.safetensors: damaged"),
+        TaskAborted("left"),
+        OSError(28, "No space left on device", "file"),
+        ZeroDivisionError("division by zero"),
+    ],
+)
+def test_an_error_says_the_same_on_the_other_side(error):
+    error.add_note("where it happened")
+    other = handed.error_of(json.loads(json.dumps(handed.words_of(error))))
+    assert str(other) == str(error) and other.__notes__ == error.__notes__
+    for name in ("public", "reason", "errno"):
+        assert getattr(other, name, None) == getattr(error, name, None)
+    for kind in (FedTARError, ConfigError, DataError, ExchangeError, TaskAborted, OSError):
+        assert isinstance(other, kind) is isinstance(error, kind)
+    if not isinstance(error, FedTARError):
+        assert type(other).__name__ == type(error).__name__  # the executor tells the server this name alone
+
+
+@pytest.mark.parametrize(("threads", "at_once"), [(1, 1), (2, 2), (None, 2)])
+def test_how_many_simulated_sites_work_at_a_time(threads, at_once):
+    simulator = FLContext()
+    engine = SimpleNamespace(client=SimpleNamespace(args=SimpleNamespace(threads=threads)))
+    simulator.get_engine = lambda: engine
+    clients = [{"name": "site-1"}, {"name": "site-2"}]
+    simulator.set_prop(FLContextKey.JOB_META, {"job_clients": clients}, private=True, sticky=False)
+    assert sites_at_once(simulator) == at_once and sites_at_once(FLContext()) == 1

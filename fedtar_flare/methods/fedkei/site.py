@@ -79,10 +79,6 @@ class FedKEISite(SiteStrategy):
             raise ConfigError(f"data: transforms: {changing[0]} is random, and fedkei trains on images as prepared")
 
     # ------------------------------------------------------------------ what the job asks of a site
-    def load_libraries(self) -> None:
-        """The learner's."""
-        from fedtar_flare.methods.fedkei import learner  # noqa: F401
-
     def adapted_model(self, time_steps: int) -> AdaptedModel:
         """The report generator with the classifier's encoder: its outline tells which layers an adapter reaches.
 
