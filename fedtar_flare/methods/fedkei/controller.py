@@ -204,6 +204,7 @@ class FedKEIServer(ServerStrategy):
                 round=r,
                 modules=modules,
                 clusters=mixture.report(),
+                places=mixture.places(),
                 probed={site: int(reply.numbers["samples"]) for site, reply in sorted(probed.replies.items())},
                 clustering_seconds=round(mixture.seconds, 3),
                 probe_seconds=max(probed.seconds.values(), default=0.0),

@@ -20,13 +20,15 @@ class Stream(Event):
 class Mixed(TaskBegun):
     """The mixture of a task: how many modules the pool held, and its clusters as :meth:`.mixture.Mixture.report` says.
 
-    ``probed``: site to the images behind its gradient; ``probe_seconds``: until the last answer to PROBE;
-    ``probe_took``: site to the seconds of its own work for it; ``left``: sites whose modules left the pool with them.
+    ``places``: by kind, the modules in the plane as :meth:`.mixture.Mixture.places` says; ``probed``: site to the
+    images behind its gradient; ``probe_seconds``: until the last answer to PROBE; ``probe_took``: site to the seconds
+    of its own work for it; ``left``: sites whose modules left the pool with them.
     """
 
     kind: ClassVar[str] = "mixed"
     modules: int = 0
     clusters: list[dict[str, Any]] = []
+    places: dict[str, list[dict[str, Any]]] = {}
     probed: dict[str, int] = {}
     clustering_seconds: float = 0.0
     probe_seconds: float = 0.0

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtar_flare.methods.fedkei.clustering import gram, kmeans, merge_small, squared_distances
+from fedtar_flare.methods.fedkei.clustering import coordinates, gram, kmeans, merge_small, squared_distances
 from fedtar_flare.methods.fedkei.config import FedKEIConfig
 from fedtar_flare.methods.fedkei.mixing import Kind, initial_beta, mix, outer_step
 from fedtar_flare.methods.fedkei.plans import Plan
 from fedtar_flare.methods.fedkei.pool import Module, Pool
+from fedtar_flare.reporting.tsne import FEWEST, tsne
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,20 @@ class Mixture:
             for kind, part in parts.items()
             for k in range(part.beta.shape[1])
         ]
+
+    def places(self) -> dict[str, list[dict[str, Any]]]:
+        """By kind, modules in the plane by t-SNE of their distances: ``{"site", "task", "cluster", "x", "y"}`` each.
+
+        Empty for the common start alone, and for fewer modules than such a figure needs.
+        """
+        return {
+            kind: [
+                {"site": m.site, "task": m.task, "cluster": k, "x": round(float(x), 3), "y": round(float(y), 3)}
+                for m, k, (x, y) in zip(p.modules, p.assignment, tsne(coordinates(gram(p.matrix)).numpy()), strict=True)
+            ]
+            for kind, p in (self.parts or {}).items()
+            if len(p.modules) >= FEWEST
+        }
 
 
 def mixture_of(plan: Plan, pool: Pool, task: int, settings: FedKEIConfig) -> Mixture:

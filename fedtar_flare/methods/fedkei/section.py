@@ -1,6 +1,7 @@
 """FedKEI's sections of the run page, and a site's own page of its modules."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -9,6 +10,7 @@ from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask, Stream
 from fedtar_flare.methods.fedkei.mixing import KINDS
 from fedtar_flare.metrics.classification import best_epoch, epochs_to, lca
+from fedtar_flare.reporting import tsne
 from fedtar_flare.reporting.format import NOTHING, duration, number, size
 from fedtar_flare.reporting.plots import Chart, Guide, Series
 from fedtar_flare.reporting.render import render
@@ -117,6 +119,27 @@ def clusters(run: Run) -> Section | None:
     return Section("clusters", "Clusters", lead, table(head, rows, left={1, 3}), optimisation=True)
 
 
+def places(run: Run) -> Section | None:
+    """t-SNE of the modules before the last task, by cluster (FedKEI, Fig. 8)."""
+    found = [event for event in run.events(Mixed) if event.places]
+    if not found:
+        return None
+    learnt = {(step, site): _said(one.task) for step, site, one in _learnt(run)}
+    drawn = []
+    for kind, modules in found[-1].places.items():
+        of: dict[str, tuple[int, list[tuple[float, float, str]]]] = {}
+        for one in sorted(modules, key=itemgetter("cluster")):
+            tip = f"{one['site']}, {learnt.get((one['task'], one['site']), one['task'])}"
+            _, points = of.setdefault(f"centre {one['cluster'] + 1}", (one["cluster"], []))
+            points.append((one["x"], one["y"], tip))
+        drawn.append(tsne.places(f"Modules: {kind}s", of))
+    lead = (
+        f"All modules in the pool before task {found[-1].round}, a point each, in the colour of its centre. Near "
+        "points are modules with near weights; distances between groups and the axes themselves mean nothing."
+    )
+    return Section("places", "Modules in the plane", lead, charts(drawn, ""), optimisation=True)
+
+
 def cost(run: Run) -> Section | None:
     """Seconds and bytes of the start and of tuning, task by task."""
     mixed = {event.round: event for event in run.events(Mixed)}
@@ -171,7 +194,7 @@ def membership(run: Run) -> Section | None:
     return Section("membership", "What a module tells of its images", lead, charts([chart], "small"))
 
 
-SECTIONS = (tasks, curves, clusters, cost, membership)
+SECTIONS = (tasks, curves, clusters, places, cost, membership)
 
 
 def write_modules_page(state: SiteState, site: str) -> Path:

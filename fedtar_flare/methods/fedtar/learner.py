@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -128,6 +129,15 @@ class PatientLearner(ReportLearner):
 
     def _q(self, samples: Sequence[Sample], mixture: DemographicMixture) -> Tensor:
         return memberships(samples, mixture, self.cohort.key, self._median_age, self._profile_fields)
+
+    def phi(self, samples: Sequence[Sample]) -> np.ndarray:
+        """phi (N, d), float32, of patients at their visits' ages and time step 1; for learners with a patient part."""
+        assert self.patient is not None and self._mixture is not None
+        weight = self.patient.projection.weight
+        with torch.no_grad():
+            q = self._q(samples, self._mixture).to(weight)
+            found = self.patient.embed(q, torch.ones(len(samples), dtype=torch.long, device=weight.device))
+        return found.float().cpu().numpy()
 
     def shared_optimizer(self, parameters: Sequence[nn.Parameter], epochs: float) -> torch.optim.Optimizer:
         """As of :class:`ReportLearner`, with a head that is shared at its own rate."""

@@ -124,6 +124,21 @@ class PatientSite(ReportSite):
         }
         state.write("mixture", arrays, about)
 
+    def evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
+        """After the last round also the site's own page of its patients' phi."""
+        from fedtar_flare.methods.fedtar.phi_page import MOST, write_phi_page
+        from fedtar_flare.reporting.tsne import FEWEST
+
+        payload = super().evaluate(learner, header, site, state)
+        first = {s.visit.patient_id: s for s in reversed(learner.cohort.samples("train"))}
+        samples = [*first.values()][:: -(-len(first) // MOST) or 1]
+        if not isinstance(learner, PatientLearner) or learner.patient is None or self.settings.patient.constant_q:
+            return payload
+        if payload and header.round == header.rounds and len(samples) >= FEWEST:
+            page = write_phi_page(state.folder, site.name, header.round, samples, learner.phi(samples))
+            self.executor.logger.info(f"t-SNE of phi, for this site alone: {page}")
+        return payload
+
 
 def read_mixture(state: SiteState) -> tuple[DemographicMixture, dict[str, Any]]:
     """The mixture that the handshake fitted, and what it kept about the site."""

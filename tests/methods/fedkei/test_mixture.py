@@ -1,12 +1,15 @@
 """The pool, and the plans' mixtures of it: identities to the bit, edges, reports."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fedtar_flare.errors import ExchangeError
+from fedtar_flare.methods.fedkei import section
 from fedtar_flare.methods.fedkei.config import FedKEIConfig
+from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask
 from fedtar_flare.methods.fedkei.mixture import mixture_of, similarity
 from fedtar_flare.methods.fedkei.plans import PLANS, plan
 from fedtar_flare.methods.fedkei.pool import Pool
@@ -53,6 +56,22 @@ def owners(modules):
 def gradients_like(centres, seed=0):
     g = torch.Generator().manual_seed(seed)
     return {name: torch.randn(value.shape, generator=g) for name, value in centres.items()}
+
+
+def test_modules_with_near_weights_are_near_in_the_plane_and_named_by_their_disease():
+    pool = pool_of([(f"site-{i}", t) for t in (1, 2) for i in range(1, 6)])
+    found = mixed("fedkei", pool, clusters=2).places()
+    assert list(found) == ["adapter", "head"]
+    for modules in found.values():
+        assert [(m["site"], m["task"]) for m in modules] == owners(pool.modules)
+        plane = torch.tensor([[m["x"], m["y"]] for m in modules])
+        nearest = (torch.cdist(plane, plane) + 9 * torch.eye(10)).argmin(1).tolist()
+        assert [modules[k]["task"] for k in nearest] == [m["task"] for m in modules]
+        assert len({(m["task"], m["cluster"]) for m in modules}) == 2
+    assert mixed("fedkei", pool_of(PAIRS[:4])).places() == {} == mixed("rand", pool).places()
+    events = {Mixed: [Mixed(round=3, places=found)], Learnt: [Learnt(round=1, sites={"site-1": SiteTask(task="mass")})]}
+    page = section.places(SimpleNamespace(events=events.get)).content
+    assert page.count("<title>site-1, mass</title>") == 2 and page.count("<title>") == 20
 
 
 def test_modules_are_ordered_by_task_and_site_whenever_they_came_and_a_site_takes_its_own_along():
