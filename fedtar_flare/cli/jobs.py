@@ -72,6 +72,10 @@ def add_commands(commands: Commands) -> None:
     command = add_command(commands, report, "make the page of a run, also of one that was killed or downloaded")
     command.add_argument("run_folder", type=Path, help="results of a run, a workspace, or a downloaded job's folder")
 
+    command = add_command(commands, health, "whether a site or the server is ready, or alive: for probes")
+    command.add_argument("kit", type=Path, nargs="?", default=Path(), help="its startup kit (default: this folder)")
+    command.add_argument("--live", action="store_true", help="alive is enough")
+
     command = add_command(commands, status, "round, step, losses and sites of the jobs of a real federation")
     command.add_argument("job_id", nargs="?", help="one job; without it the newest ones")
     command.add_argument("--kit", type=Path, required=True, help="folder of the admin user's kit")
@@ -206,6 +210,18 @@ def compare(arguments: argparse.Namespace) -> int:
     for line in failed:
         print(f"failed: {line}")
     return 1 if failed or page is None else 0
+
+
+def health(arguments: argparse.Namespace) -> int:
+    """Say whether the site or server of a kit is ready; exit code 1 if it is not. A site is ready while the server
+    answers its heartbeats, and alive while its process goes on sending them, also to a server that is away. A server
+    is either while it takes a TLS connection at its port. Ask on the machine on which it runs.
+    """
+    from fedtar_flare.provision.health import look
+
+    well, text = look(arguments.kit, arguments.live)
+    show(arguments, {"healthy": well, "reason": text}, text)
+    return int(not well)
 
 
 def status(arguments: argparse.Namespace) -> None:

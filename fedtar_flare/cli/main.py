@@ -14,7 +14,7 @@ GROUPS = {
     "run a federation on this machine": ("simulate", "compare", "methods", "settings", "export", "report"),
     "use and prepare models": ("generate", "score", "read", "labeler", "warmstart", "adapt"),
     "a site's data": ("init", "data"),
-    "a site in a federation": ("doctor", "site", "audit"),
+    "a site in a federation": ("doctor", "site", "audit", "health"),
     "admin of a federation": ("status", "watch", "resume", "continue"),
 }
 """Commands as the help shows them."""

@@ -22,6 +22,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.provision.doors import close_doors, keep_files_private
+from fedtar_flare.provision.health import Pulse
 from fedtar_flare.provision.retention import Retention
 
 
@@ -97,8 +98,9 @@ class SupervisedProcessLauncher(ClientProcessJobLauncher):
 
     A job that brings code is not started, whoever signed it, unless ``byoc``: the policy alone would let in whoever
     holds the project's root key, from which FLARE takes every role. As the one component of ours in every site's
-    process it also closes the site's doors when that starts, and sees to its retention. Containers, pods and cluster
-    jobs of another launcher (``nvflare deploy prepare``) are not started again: that is for their own runtime to do.
+    process it also closes the site's doors when that starts, writes down its health, and sees to its retention.
+    Containers, pods and cluster jobs of another launcher (``nvflare deploy prepare``) are not started again: that is
+    for their own runtime to do.
     """
 
     def __init__(
@@ -112,12 +114,15 @@ class SupervisedProcessLauncher(ClientProcessJobLauncher):
         if launcher is not None and not isinstance(launcher, JobLauncherSpec):
             raise ConfigError(f"launcher must be a job launcher, as {{path: ..., args: ...}}, not {launcher!r}")
         self.max_restarts, self.window, self.byoc, self.launcher = max_restarts, window, byoc, launcher
-        self._retention = Retention()
+        self._retention, self._pulse = Retention(), Pulse()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             keep_files_private()
             close_doors(ClientRequestProcessors.request_processors)
+            self._pulse.start(fl_ctx)
+        if event_type == EventType.BEFORE_CLIENT_HEARTBEAT:
+            self._pulse.beat()
         if event_type == EventType.AFTER_CLIENT_HEARTBEAT:
             self._retention(Path(str(fl_ctx.get_prop(FLContextKey.WORKSPACE_ROOT))))
         if self.launcher is not None and event_type != EventType.BEFORE_JOB_LAUNCH:  # where it would put itself forward

@@ -4,7 +4,7 @@ import json
 from datetime import datetime, timedelta
 
 import pytest
-from command import fedtar
+from command import fedtar, fedtar_here
 from federation_process import SITES, recipe, wait_for
 from killing import (
     LEAD,
@@ -98,9 +98,17 @@ def test_a_site_that_is_lost_as_a_whole_is_skipped_and_can_come_back(federation,
     limit = {"server": {"step_time_limit": 80}}  # waited out once here, so a shorter one
     identity = federation.submit(job("site_lost", **limit))
     in_step(federation, identity, "hospital-b", 1, 2)
+    kit = federation.sites["hospital-b"]
+    assert healthy(kit) and healthy(federation.server)
     federation.kill_site("hospital-b")
+    assert not healthy(kit, "--live") and healthy(federation.sites["hospital-a"])
     check_went_on_without(federation, identity, "hospital-b")
     federation.start("hospital-b")  # the tests after this one have it again
+    wait_for("a probe finds it ready again", lambda: healthy(kit))
+
+
+def healthy(kit, *options):
+    return fedtar_here("health", kit, *options)[0] == 0
 
 
 def test_a_site_whose_clock_is_a_day_ahead_changes_nothing(federation, job, quiet):
@@ -132,6 +140,7 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
         federation.session(LEAD).abort_job(identity)
     else:
         federation.kill_site("localhost")
+        assert not healthy(federation.server) and healthy(federation.sites["hospital-a"], "--live")
         federation.start("localhost")
         wait_for("the sites found the server again", lambda: set(SITES) <= federation.connected(), 300)
     assert federation.finished(identity) == ENDS[end]

@@ -1,5 +1,6 @@
 """The systemd unit and the container's files, without starting either (``provisioning/try_image.sh`` does)."""
 
+import json
 import re
 import shlex
 import shutil
@@ -55,7 +56,8 @@ def dockerfile(repository):
 
 def test_the_image_starts_from_a_fixed_base_and_does_not_run_as_root(dockerfile):
     names = [name for name, _ in dockerfile]
-    assert set(names) <= {"ARG", "FROM", "RUN", "COPY", "USER", "ENV", "VOLUME", "ENTRYPOINT", "CMD"}  # no ADD
+    built, started = {"ARG", "FROM", "RUN", "COPY", "USER", "ENV", "VOLUME"}, {"HEALTHCHECK", "ENTRYPOINT", "CMD"}
+    assert set(names) <= built | started  # no ADD
     assert re.fullmatch(r"BASE=python:3\.1[1-3]-slim-\w+", dockerfile[0][1])
     assert [rest for name, rest in dockerfile if name == "FROM"] == ["${BASE} AS build", "${BASE}"]
     for name, rest in dockerfile:
@@ -75,6 +77,9 @@ def test_the_hospital_s_container_can_do_little_beside_its_work(repository, dock
     assert service["user"].split(":")[0] != "0" and service["cap_drop"] == ["ALL"] and service["read_only"] is True
     assert service["security_opt"] == ["no-new-privileges:true"] and service["mem_limit"] and service["pids_limit"]
     assert not {"privileged", "network_mode", "pid", "ports", "cap_add", "env_file", "devices"} & set(service)
+    probes = [next(rest for name, rest in dockerfile if name == "HEALTHCHECK").partition(" CMD ")[2]]
+    probes += [json.dumps(service["healthcheck"]["test"][1:])]
+    assert probes == ['["fedtar", "health", "/kit"]'] * 2
     uid = re.search(r"--uid (\d+)", next(rest for _, rest in dockerfile if "useradd" in rest)).group(1)
     assert service["user"] == f"{uid}:{uid}"
     volumes = {target: (source, *mode) for source, target, *mode in (v.split(":") for v in service["volumes"])}

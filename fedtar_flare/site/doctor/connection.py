@@ -51,13 +51,14 @@ def valid_until(kit: Path) -> dict[str, datetime]:
 
 
 def server(kit: Path, seconds: float = 10.0) -> Finding:
-    """A TLS handshake with the server, using the kit's certificates, and nothing more."""
+    """A TLS handshake with the server, using the kit's certificates, and nothing more; a server's kit asks itself."""
     startup = kit / "startup"
-    file = startup / "fed_client.json"
+    who = "server" if (startup / "fed_server.json").is_file() else "client"
+    file = startup / f"fed_{who}.json"
     try:
         target = json.loads(file.read_text(encoding="utf-8"))["servers"][0]
         host, _, port = target["service"]["target"].rpartition(":")
-        address = host, int(port)
+        address = "127.0.0.1" if who == "server" else host, int(port)
         identity = target.get("identity") or host
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         return Finding(FAIL, "server", f"{file} names no server ({type(error).__name__})", RENEW)
@@ -71,7 +72,7 @@ def server(kit: Path, seconds: float = 10.0) -> Finding:
         try:
             context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
             context.check_hostname = False  # FLARE's servers go by the name in the project, checked below by its chain
-            context.load_cert_chain(startup / "client.crt", startup / "client.key")
+            context.load_cert_chain(startup / f"{who}.crt", startup / f"{who}.key")
             context.set_alpn_protocols(["h2"])
             with context.wrap_socket(plain, server_hostname=identity) as secure:
                 return Finding(OK, "server", f"{where} answers, {secure.version()} with the kit's certificates")

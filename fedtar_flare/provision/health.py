@@ -1,0 +1,83 @@
+"""Whether a site or a server is alive and ready, as probes of containers and clusters ask (``fedtar health KIT``).
+
+A site listens at no port, so its process writes down that its heartbeat goes on; a server is asked for a connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import read_json, write_json
+
+if TYPE_CHECKING:  # a probe waits for no import of FLARE's
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.fuel.f3.message import Message
+
+FILE = "fedtar_health.json"
+STALLED, UNANSWERED = 180.0, 60.0
+"""Seconds since the last heartbeat, and since the last that was answered. FLARE sends one every 10 s and waits 30 s."""
+
+
+class Pulse:
+    """Writes :data:`FILE` in the kit, from a site's own process: its id, and monotonic seconds of its heartbeat."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, float | None] = {"beat": None, "answered": None}
+
+    def start(self, fl_ctx: FLContext) -> None:
+        """The site starts; it has not registered yet."""
+        from nvflare.fuel.f3.cellnet.defs import CellChannel
+        from nvflare.private.defs import CellChannelTopic
+
+        if (engine := fl_ctx.get_engine()) is not None:
+            topic = CellChannelTopic.HEART_BEAT
+            engine.get_cell().add_incoming_reply_filter(CellChannel.SERVER_MAIN, topic, self._answer)
+            self._write()
+
+    def beat(self) -> None:
+        """A heartbeat is about to be sent."""
+        self._write("beat")
+
+    def _answer(self, reply: Message) -> None:
+        from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+
+        if reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK:
+            self._write("answered")
+
+    def _write(self, *now: str) -> None:
+        self._times |= dict.fromkeys(now, time.monotonic())
+        with contextlib.suppress(OSError):  # a full disk: what is not written does not look healthy
+            write_json(Path.cwd() / FILE, {"pid": os.getpid(), **self._times})  # a site works in its kit
+
+
+def look(kit: Path, live: bool = False) -> tuple[bool, str]:
+    """Whether the server or site of this kit is ready, or at least ``live``, and why. ConfigError if it is no kit."""
+    if (kit / "startup" / "fed_server.json").is_file():
+        from fedtar_flare.site.doctor.connection import server
+
+        finding = server(kit)
+        return finding.status == "OK", finding.text
+    if not (kit / "startup" / "fed_client.json").is_file():
+        raise ConfigError(f"{kit} is no kit of a FLARE server or site: startup/fed_client.json is not there")
+    if not (kit / FILE).is_file():
+        return False, "the site has not started"
+    seen = read_json(kit / FILE)
+    ages = {name: time.monotonic() - seen[name] for name in ("beat", "answered") if seen.get(name) is not None}
+    if not _runs(int(seen["pid"])):
+        return False, "the site's process has ended"
+    if not 0 <= ages.get("beat", 0) <= STALLED:
+        return False, f"no heartbeat for {STALLED:g} s"
+    answered = 0 <= ages.get("answered", -1) <= UNANSWERED
+    return answered or live, "the server answers" if answered else f"no answer of the server for {UNANSWERED:g} s"
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"  # a zombie has ended
+    except OSError:
+        return False

@@ -1,0 +1,44 @@
+"""What a probe is told of a site, at each time of its life; ``test_faults`` has a server, and what is killed."""
+
+from types import SimpleNamespace
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.message import Message
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+
+from fedtar_flare.cli.main import main
+from fedtar_flare.provision import health
+from fedtar_flare.provision.launcher import SupervisedProcessLauncher
+
+
+def asked(kit, *options):
+    return main(["health", str(kit), *options])
+
+
+def test_a_site_is_alive_while_its_heart_beats_and_ready_while_the_server_answers(tmp_path, monkeypatch):
+    now, filters, launcher, context = [1000.0], [], SupervisedProcessLauncher(), FLContext()
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "fed_client.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ClientRequestProcessors, "request_processors", [])
+    monkeypatch.setattr(health.time, "monotonic", lambda: now[0])
+    cell = SimpleNamespace(add_incoming_reply_filter=lambda channel, topic, cb: filters.append(cb))
+    context.set_prop(ReservedKey.ENGINE, SimpleNamespace(get_cell=lambda: cell), private=True, sticky=False)
+    context.set_prop(FLContextKey.WORKSPACE_ROOT, str(tmp_path), private=True, sticky=False)
+    assert (asked(tmp_path), asked(tmp_path, "--live")) == (1, 1)
+    launcher.handle_event(EventType.SYSTEM_BOOTSTRAP, context)
+    now[0] += 10 * health.STALLED  # the server is away: it has not registered for half an hour
+    assert (asked(tmp_path), asked(tmp_path, "--live")) == (1, 0)
+    for code, after, ready, live in (
+        (ReturnCode.OK, 0, 0, 0),
+        (ReturnCode.OK, health.UNANSWERED, 0, 0),
+        (ReturnCode.UNAUTHENTICATED, 1, 1, 0),  # its name is disabled
+        (ReturnCode.OK, health.STALLED + 1, 1, 1),
+    ):
+        launcher.handle_event(EventType.BEFORE_CLIENT_HEARTBEAT, context)
+        filters[0](Message({MessageHeaderKey.RETURN_CODE: code}))
+        now[0] += after
+        assert (asked(tmp_path), asked(tmp_path, "--live")) == (ready, live), (code, after)
