@@ -1,8 +1,10 @@
 """``nvflare deploy prepare`` on our kits: FLARE's launchers of containers and clusters start jobs behind our own."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -19,11 +21,12 @@ from fedtar_flare.site.doctor.policy import rights, shell
 
 pytestmark = pytest.mark.production
 
+PAGE = Path(__file__).parents[2] / "docs/how-to/clusters.md"
 IMAGE, JOB = {"docker_image": "fedtar:0.1.0"}, {"job_id": "0f3d1c1e-8a52-4d4e-9c11-2f6a0c3d5b7e"}
 RUNTIMES = {
     "docker": {"parent": IMAGE},
     "k8s": {"parent": IMAGE},
-    "slurm": {"job_launcher": {"sandbox": "none", "python_path": sys.executable}},
+    "slurm": yaml.safe_load(re.search(r"```yaml\n# slurm.yaml\n(.*?)```", PAGE.read_text(), re.S)[1]),
 }
 
 
