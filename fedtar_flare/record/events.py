@@ -71,7 +71,8 @@ class Joined(Event):
 class SiteUpdate(Part):
     """What one site sent at one step; losses are mean token losses, seconds the task's own.
 
-    ``updates`` of ``planned_updates`` is known in a job with ``training.seconds``.
+    ``updates`` of ``planned_updates`` is known in a job with ``training.seconds``;
+    ``late``: of so many rounds before.
     """
 
     samples: int = 0
@@ -81,6 +82,7 @@ class SiteUpdate(Part):
     skipped_updates: int = 0
     seconds: float | None = None
     bytes_up: int = 0
+    late: int = 0
 
 
 class Step(Event):

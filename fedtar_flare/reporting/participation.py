@@ -57,6 +57,7 @@ def _cell(run: Run, step: Step, site: str, most: int) -> Attendance:
         tip = f"{where}: {number} visits, {duration(update.seconds)}"
         if update.planned_updates:
             tip += f", {update.updates} of {update.planned_updates} updates"
+        tip += f", of {update.late} rounds before: it counts 1 / {1 + update.late}" if update.late else ""
         return Attendance("took", number, tip, 0.1 + (0.35 * update.samples / max(1, most) if known else 0))
     for kind, (sign, word) in _ABSENCES.items():
         if site in getattr(step, kind):
@@ -74,17 +75,11 @@ def _reasons(run: Run) -> list[str]:
                 given.setdefault((site, reason), []).append(step)
         notes += [f"{sign} {site}, {word}: {reason} ({_places(steps)})" for (site, reason), steps in given.items()]
     skipped = [step for step in run.steps if step.skipped]
-    made = {
-        site: [step.sites[site] for step in run.steps if site in step.sites and step.sites[site].planned_updates]
-        for site in run.start.sites
-    }
-    told = (
-        f"{site} {sum(u.updates or 0 for u in sent)} of {sum(u.planned_updates or 0 for u in sent)}"
-        for site, sent in made.items()
-        if sent
-    )
-    if text := ", ".join(told):
-        notes.append(f"Local updates made in the time that tasks had (training.seconds): {text}")
+    for site in run.start.sites:
+        sent = [step.sites[site] for step in run.steps if site in step.sites]
+        if planned := sum(update.planned_updates or 0 for update in sent):
+            made = sum(update.updates or 0 for update in sent)
+            notes.append(f"{site} made {made} of {planned} local updates in the time that it had (training.seconds)")
     return [*notes, *([f"Skipped, as nobody sent an update: {_places(skipped)}"] if skipped else [])]
 
 

@@ -61,6 +61,9 @@ class FederatedController(HandshakeController):
         Fewer sites taking part in a task stop the job.
     step_time_limit : int
         Seconds a site has for one task; 0 waits for ever.
+    wait_seconds : float
+        Above 0, a round goes on so long after a training task was sent, if ``min_sites`` have answered; a late answer
+        enters the same step of a later round, at 1 / (1 + rounds late) of its size.
     handshake_time_limit : int
         The same for the handshake, in which a site prepares its data; a site that misses it joins at the round after
         its answer.
@@ -101,6 +104,7 @@ class FederatedController(HandshakeController):
         max_share: float = 0.7,
         min_sites: int = 1,
         step_time_limit: int = 3600,
+        wait_seconds: float = 0,
         handshake_time_limit: int = 7200,
         evaluate_every: int = 1,
         rounds_per_period: int = 0,
@@ -117,7 +121,9 @@ class FederatedController(HandshakeController):
         _in_simulator()
         self.method, self.definition = method, registry.method(method)
         self.contract = self.definition.contract
-        super().__init__(min_sites, step_time_limit, handshake_time_limit, initial_site)
+        super().__init__(min_sites, step_time_limit, wait_seconds, handshake_time_limit, initial_site)
+        if wait_seconds and TRAIN not in self.contract.task_names:
+            raise ConfigError(f"wait_seconds: method '{method}' waits for every site")
         whole = {"num_rounds": num_rounds, "time_steps": time_steps, "evaluate_every": evaluate_every}
         for name, value in (whole | {"keep_checkpoints": keep_checkpoints}).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -178,7 +184,7 @@ class FederatedController(HandshakeController):
             rows = {name: value.float() for name, value in update.items() if self.contract.is_collected(name)}
             update = {name: value.float() for name, value in update.items() if name not in rows}
             work[site] = work_of(reply.numbers)
-            update = rescaled(update, w, 1 / work[site])
+            update = rescaled(update, w, 1 / (work[site] * (1 + r - reply.round)))  # a late one counts less
             check_update_size(update, w, self.update_norm_limit)
             self.strategy.collect(site, rows)
             updates.add(site, update)
@@ -189,6 +195,7 @@ class FederatedController(HandshakeController):
         with SpilledUpdates(self.results_folder / "updates", averaged, by_rows) as updates:
             header = self.header(r, t, after=version(r, t - 1))
             answers = self.ask(TRAIN, header, down, self.strategy.trainers(), accept)
+            self.take_late(answers, header, accept)
             counts = {}
             for site, reply in answers.replies.items():  # a site weighs no more than the visits it announced
                 counts[site] = min(int(reply.numbers["samples"]), max(1, visits(self.visits[site]["train"])))

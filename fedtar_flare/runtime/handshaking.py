@@ -42,8 +42,10 @@ class HandshakeController(TaskController):
     _steps_before: int
     """T of the run that is resumed."""
 
-    def __init__(self, min_sites: int, step_time_limit: int, handshake_time_limit: int, initial_site: str):
-        super().__init__(min_sites=min_sites, step_time_limit=step_time_limit)
+    def __init__(
+        self, min_sites: int, step_time_limit: int, wait_seconds: float, handshake_time_limit: int, initial_site: str
+    ):
+        super().__init__(min_sites=min_sites, step_time_limit=step_time_limit, wait_seconds=wait_seconds)
         if handshake_time_limit < 0:
             raise ConfigError(f"handshake_time_limit must be 0 (none) or seconds, not {handshake_time_limit}")
         self.handshake_time_limit, self.initial_site = handshake_time_limit, initial_site

@@ -150,7 +150,9 @@ class Results:
     def step(self, r: int, t: int, answers: Answers, update_norm: float | None) -> None:
         """Record one exchange of updates: who sent what."""
         sites = {
-            site: SiteUpdate.model_validate({**reply.numbers, "bytes_up": answers.bytes_up[site]})
+            site: SiteUpdate.model_validate(
+                {**reply.numbers, "bytes_up": answers.bytes_up[site], "late": r - reply.round}
+            )
             for site, reply in sorted(answers.replies.items())
         }
         self.record.write(

@@ -21,6 +21,7 @@ from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.exchange import Tensors, register_tensors
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Reply, TaskHeader
+from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.record.events import Late
 from fedtar_flare.record.log import STATS_GROUP, RunRecord
 
@@ -28,6 +29,7 @@ register_tensors()
 
 POLL_SECONDS = 0.02
 """Interval at which standing tasks and the abort signal are checked."""
+BEHIND = "still at work; its answer may enter a later round"
 CLOSE, ROOM, WASTEFUL = 0.8, 3.0, 20.0
 """A slowest answer above CLOSE times the limit is nearly lost, ROOM times it is safe; WASTEFUL times it costs time."""
 
@@ -79,22 +81,30 @@ class TaskController(ModelController):
 
     A malformed answer of any kind is refused and recorded; a fault of the server itself (a full disk) stops the job. A
     site that missed a time limit is not waited for again until it has answered something.
+
+    With ``wait_seconds`` a training task goes on without its slow sites. It stays open for them, since FLARE's client
+    drops the answer to a closed one; they get no other task meanwhile, and :meth:`take_late` adds what they answer.
     """
 
     contract: Contract
     record: RunRecord
 
-    def __init__(self, min_sites: int = 1, step_time_limit: int = 3600):
+    def __init__(self, min_sites: int = 1, step_time_limit: int = 3600, wait_seconds: float = 0):
         super().__init__(persistor_id="", ignore_result_error=True, task_check_period=POLL_SECONDS)
         if min_sites < 1:
             raise ConfigError(f"min_sites must be at least 1, not {min_sites}")
         if step_time_limit < 0:
             raise ConfigError(f"step_time_limit must be 0 (none) or a number of seconds, not {step_time_limit}")
-        self.min_sites = min_sites
+        if not 0 <= wait_seconds < math.inf:
+            raise ConfigError(f"wait_seconds must be 0 (off) or a number of seconds, not {wait_seconds}")
+        self.min_sites, self.wait_seconds = min_sites, wait_seconds
         self.step_time_limit = step_time_limit
         self._lock = threading.Lock()
         self._answers = Answers(closed=True)
         self._silent: set[str] = set()
+        self._behind: dict[str, float] = {}
+        """Sites at work on a training task that went on without them, and when its time limit is up."""
+        self._kept: dict[str, tuple[TaskHeader, FLModel]] = {}
         self._slowest: dict[str, float] = {}
         self._advised: set[tuple[str, bool]] = set()
         self._open_task: tuple[str, TaskHeader, float, list[str]] | None = None
@@ -124,10 +134,16 @@ class TaskController(ModelController):
         """
         limit = self.step_time_limit if time_limit is None else time_limit
         too_late = f"no answer within {limit} s"
+        least = self.min_sites if min_sites is None else min_sites
+        of_all = task != TRAIN and header.round == header.rounds  # the last scores
+        while (behind := self._at_work()) and (of_all or len({*sites} & {*self.live_sites()} - behind) < least):
+            self.stop_if_aborted()
+            time.sleep(POLL_SECONDS)
         start = time.monotonic()
         live = set(self.live_sites())
         answers = Answers(absent={site: "disconnected" for site in sites if site not in live})
-        targets = [site for site in sites if site in live]
+        answers.absent |= {site: BEHIND for site in sites if site in behind}
+        targets = [site for site in sites if site not in answers.absent]
         with self._lock:
             self._answers = answers
             self._open_task = (task, header, start, targets)
@@ -145,8 +161,11 @@ class TaskController(ModelController):
             )
             while self.get_num_standing_tasks():
                 self.stop_if_aborted()
+                if self._goes_on(answers, task, targets, time.monotonic() - start, limit):
+                    break
                 if self._fault is not None or (limit and self._only_silent_left(answers, targets)):
                     self.cancel_all_tasks()
+                    self._behind.clear()
                 time.sleep(POLL_SECONDS)
         self.stop_if_aborted()
         with self._lock:
@@ -159,11 +178,14 @@ class TaskController(ModelController):
                     continue
                 if self.get_client_disconnect_time(site):
                     answers.absent[site] = "disconnected while it had the task"
+                elif task == TRAIN and self.wait_seconds and not 0 < limit <= time.monotonic() - start:
+                    answers.absent[site] = BEHIND
+                    self._behind[site] = start + (limit or math.inf)
+                    continue
                 else:
                     answers.absent[site] = "still silent; not waited for again" if site in self._silent else too_late
                 self._silent.add(site)
         self._advise(task, answers, limit, missed=sum(why == too_late for why in answers.absent.values()))
-        least = self.min_sites if min_sites is None else min_sites
         if answers.count < least:
             problems = [*answers.absent.items(), *((s, f"refused: {why}") for s, why in answers.refused.items())]
             raise FedTARError(
@@ -187,6 +209,31 @@ class TaskController(ModelController):
         if self.abort_signal.triggered:
             raise RunAborted
 
+    def _at_work(self) -> set[str]:
+        """Sites that have an earlier training task still."""
+        with self._lock:
+            now_ = time.monotonic()
+            gone = [s for s, end in self._behind.items() if now_ > end or self.get_client_disconnect_time(s)]
+            for site in gone:
+                del self._behind[site]
+            return set(self._behind)
+
+    def _goes_on(self, answers: Answers, task: str, targets: Sequence[str], spent: float, limit: float) -> bool:
+        """Whether a task ends though FLARE has open ones: all have answered, or ``wait_seconds`` are up for others."""
+        with self._lock:
+            open_ = [s for s in targets if s not in answers.known and not self.get_client_disconnect_time(s)]
+            late = task == TRAIN and 0 < self.wait_seconds < spent and answers.count >= self.min_sites
+            return late or (bool(self._behind) and (not open_ or 0 < limit < spent))
+
+    def take_late(self, answers: Answers, header: TaskHeader, on_reply: OnReply) -> None:
+        """Add what sites without an answer of their own have answered late to this step of an earlier round."""
+        for site, (asked, model) in sorted(self._kept.items()):
+            if asked.step == header.step and asked.round < header.round:
+                del self._kept[site]
+                if site not in {*answers.replies, *answers.abstained}:
+                    answers.absent.pop(site, None)
+                    self._account(answers, TRAIN, asked, site, model, on_reply)
+
     def _only_silent_left(self, answers: Answers, targets: Sequence[str]) -> bool:
         with self._lock:
             waiting = [site for site in targets if site not in answers.known]
@@ -199,23 +246,31 @@ class TaskController(ModelController):
         site = str(model.meta.get("client_name"))
         with self._lock:
             if answers.closed:
+                if self._behind.pop(site, None) is not None:
+                    self._kept[site] = header, model
                 self._late(site, task)
                 return False
             answers.seconds[site] = round(time.monotonic() - start, 3)
-            try:
-                self._sort(answers, task, header, site, model, on_reply)
-            except ExchangeError as error:
-                answers.refused[site] = str(error)
-            except OSError as error:  # the server's own fault, not the site's: ask() raises it
-                self._fault = error
-                return False
-            except Exception as error:
-                self.exception(f"{place(header)}: the answer of {site} could not be read: {error}")
-                answers.refused[site] = f"its answer is malformed ({type(error).__name__})"
-            for problems, word in ((answers.refused, "refused"), (answers.absent, "no answer from")):
-                if site in problems:
-                    self.warning(f"{place(header)}: {word} {site}: {problems[site]}")
-            return site in answers.replies
+            return self._account(answers, task, header, site, model, on_reply)
+
+    def _account(
+        self, answers: Answers, task: str, header: TaskHeader, site: str, model: FLModel, on_reply: OnReply
+    ) -> bool:
+        """Sort an answer, or refuse it; whether it was accepted."""
+        try:
+            self._sort(answers, task, header, site, model, on_reply)
+        except ExchangeError as error:
+            answers.refused[site] = str(error)
+        except OSError as error:  # the server's own fault, not the site's: ask() raises it
+            self._fault = error
+            return False
+        except Exception as error:
+            self.exception(f"{place(header)}: the answer of {site} could not be read: {error}")
+            answers.refused[site] = f"its answer is malformed ({type(error).__name__})"
+        for problems, word in ((answers.refused, "refused"), (answers.absent, "no answer from")):
+            if site in problems:
+                self.warning(f"{place(header)}: {word} {site}: {problems[site]}")
+        return site in answers.replies
 
     def _sort(
         self, answers: Answers, task: str, header: TaskHeader, site: str, model: FLModel, on_reply: OnReply
@@ -249,6 +304,7 @@ class TaskController(ModelController):
         code = result.get_return_code()
         if not is_unknown_task and code not in (None, ReturnCode.OK):
             with self._lock:
+                self._behind.pop(client_name, None)
                 if not self._answers.closed and client_name not in self._answers.known:
                     self._answers.absent[client_name] = f"the site's FLARE answered {code} (see the site's own log)"
         return super()._accept_train_result(client_name, result, fl_ctx, is_unknown_task)
@@ -262,7 +318,8 @@ class TaskController(ModelController):
 
     def _late(self, site: str, task: str) -> None:
         """Record a late answer; the site is waited for again from now on."""
-        self.warning(f"a late answer of {site} to task '{task}' was dropped")
+        does = "waits for the next round" if site in self._kept else "was dropped"
+        self.warning(f"a late answer of {site} to task '{task}' {does}")
         self._silent.discard(site)
         if getattr(self, "record", None) is not None:
             self.record.write(Late(time=now(), site=site, task=task))

@@ -3,14 +3,16 @@
 import pytest
 import torch
 from federation import NAMES, QuadraticSite, Spoilt, federation_of, last, pair, same_bits
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning.config import TrainingConfig
-from fedtar_flare.protocol.tasks import TRAIN
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.reporting.participation import participation
 from fedtar_flare.reporting.run import read_run
+from fedtar_flare.runtime.controller import FederatedController
 
 PLANNED = 12
 
@@ -52,41 +54,35 @@ def test_sites_that_make_parts_of_their_updates_are_averaged_as_fednova_has_it(t
 
 
 def test_the_control_variates_of_scaffold_are_means_already_and_are_not_rescaled(tmp_path):
+    def ones(order, reply, tensors):
+        return reply, tensors | {f"control.{name}": torch.ones_like(value) for name, value in tensors.items()}
+
     def with_control(updates):
-        def spoil(order, reply, tensors):
-            reply.numbers.update({"updates": updates, "planned_updates": PLANNED} if updates else {})
-            change = {f"control.{name}": torch.ones_like(value) for name, value in tensors.items()}
-            return reply, {n: value * (updates or PLANNED) / PLANNED for n, value in tensors.items()} | change
+        site = working("site-a", updates, [pair(1)])
+        return Spoilt("site-a", lambda *answer: ones(answer[0], *site.spoil(*answer)), TRAIN, [pair(1)])
 
-        return Spoilt("site-a", spoil, TRAIN, [pair(1)])
-
-    part, whole = (ended(tmp_path / str(n), [with_control(n)], "scaffold", rounds=1)[0] for n in (3, None))
-    assert last(part).round == 1 and all(value.any() for value in whole.strategy.control.values())
-    for name, value in whole.strategy.control.items():
-        torch.testing.assert_close(part.strategy.control[name], value)
+    runs = [ended(tmp_path / str(n), [with_control(n)], "scaffold", rounds=1)[0] for n in (3, PLANNED)]
+    part, whole = (run.strategy.control for run in runs)
+    assert part and all(torch.equal(value, whole[name]) and value.any() for name, value in part.items())
 
 
 def test_a_site_gains_nothing_by_a_lie_about_its_updates(tmp_path):
     """More than planned are refused; fewer than made are a longer update, within the same limit; no share moves."""
     honest = [working(f"site-{n}", PLANNED, [pair(n)], samples=2) for n in range(2)]
 
-    def claiming(updates, planned=PLANNED):
+    def lying(updates, planned=PLANNED, times=1.0):
         def lie(order, reply, tensors):
             reply.numbers.update(updates=updates, planned_updates=planned)
-            return reply, tensors
+            return reply, {name: times * value for name, value in tensors.items()}
 
-        return Spoilt("site-9", lie, TRAIN, [pair(9)])
+        site = Spoilt("site-9", lie, TRAIN, [pair(9)])
+        return ended(tmp_path / f"{updates}-{planned}-{times}", [*honest, site], rounds=1)
 
-    _, steps = ended(tmp_path / "more", [*honest, claiming(PLANNED + 1)], rounds=1)
-    assert "13 of 12 planned updates" in steps[0].refused["site-9"]
-    _, steps = ended(tmp_path / "fewer", [*honest, claiming(1, 10**6)], rounds=1)
-    assert "times that of the weights" in steps[0].refused["site-9"]
-    controller, steps = ended(tmp_path / "ever", [*honest, claiming(1)], rounds=1)
-    lengthened = Spoilt("site-9", lambda o, r, x: (r, {n: v * PLANNED for n, v in x.items()}), TRAIN, [pair(9)])
-    other, _ = ended(tmp_path / "longer", [*honest, lengthened], rounds=1)
-    start = honest[0].start()
-    for name in NAMES:  # the same direction, and a shorter step
-        moved, without = (last(run).weights[name] - start[name] for run in (controller, other))
+    assert "13 of 12 planned updates" in lying(PLANNED + 1)[1][0].refused["site-9"]
+    assert "times that of the weights" in lying(1, 10**6)[1][0].refused["site-9"]
+    start, few, longer = honest[0].start(), last(lying(1)[0]), last(lying(PLANNED, times=PLANNED)[0])
+    for name in NAMES:  # the same direction as of an update that it made longer itself, and a shorter step
+        moved, without = few.weights[name] - start[name], longer.weights[name] - start[name]
         torch.testing.assert_close(moved, without * (2 / 3 + 1 / 3 / PLANNED), rtol=1e-4, atol=1e-6)
 
 
@@ -94,10 +90,70 @@ def test_the_page_says_how_many_updates_each_site_made(tmp_path):
     sites = [working("site-a", 12, [pair(1)]), working("site-b", 3, [pair(2)])]
     controller, _ = ended(tmp_path, sites)
     page = participation(read_run(controller.results_folder)).content
-    assert "site-a 24 of 24, site-b 6 of 24" in page and "3 of 12 updates" in page
+    assert "site-b made 6 of 24 local updates" in page and "3 of 12 updates" in page
 
 
 @pytest.mark.parametrize("other", [{"local_epochs": 1.0}, {"noise_multiplier": 1.0}])
 def test_how_many_updates_fit_never_tells_how_many_visits_or_whom_dp_sgd_drew(other):
     with pytest.raises((ConfigError, ValueError), match="seconds"):
         TrainingConfig(seconds=5.0, **other)
+
+
+def slowed(controller, site, until):
+    """The site's first answer to a training task comes as the (task, round) ``until`` is sent out."""
+    send, deliver, held = controller.send_model, controller.deliver, []
+
+    def delivered(name, task, message):
+        answer = deliver(name, task, message)
+        if (name, task) != (site, TRAIN) or held:
+            return answer
+        held.append(FLModelUtils.from_shareable(answer))
+        held[0].meta["client_name"] = site
+        return None
+
+    def sent(task_name, data, callback, **kwargs):
+        if (task_name, data.current_round) == until:
+            held.pop(1)(held[0])
+        send(task_name=task_name, data=data, callback=callback, **kwargs)
+        if len(held) == 1 and task_name == TRAIN and data.current_round == 1:
+            held.append(callback)
+
+    controller.send_model, controller.deliver = sent, delivered
+
+
+def three_rounds(folder, until):
+    sites = {name: QuadraticSite(name, [pair(n)], samples=n + 1) for n, name in enumerate(("a", "b", "slow"))}
+    settings = {"num_rounds": 3, "time_steps": 1, "wait_seconds": 0.01, "max_share": 1.0}
+    controller = federation_of("fedavg")(folder, sites, **settings)
+    slowed(controller, "slow", until)
+    controller.run()
+    return controller, of_kind(read_events(controller.results_folder), Step), sites
+
+
+def test_a_late_answer_enters_a_later_round_at_less_weight_and_holds_nobody(tmp_path):
+    controller, steps, sites = three_rounds(tmp_path, (TRAIN, 3))
+    assert [sorted(step.sites) for step in steps] == [["a", "b"], ["a", "b"], ["a", "b", "slow"]]
+    assert [step.sites[name].late for step in steps[2:] for name in sorted(step.sites)] == [0, 0, 2]
+    assert all("still at work" in step.absent["slow"] for step in steps[:2]) and not steps[2].absent
+    asked = [(task, r) for task, site, r, _ in controller.sent if site == "slow"]
+    assert asked == [(HANDSHAKE, 0), (TRAIN, 1), (CLOSE_ROUND, 3)], "it is asked for nothing while it works"
+    w = start = sites["a"].start()
+    for r in (1, 2, 3):
+        parts = {1: {n: -0.5 * (w[n] - g) for n, g in zip(NAMES, sites["a"].targets[0], strict=True)}}
+        parts[2] = {n: -0.5 * (w[n] - g) for n, g in zip(NAMES, sites["b"].targets[0], strict=True)}
+        if r == 3:  # what it answered to the start, at 1 / (1 + 2)
+            parts[3] = {n: -0.5 * (start[n] - g) / 3 for n, g in zip(NAMES, sites["slow"].targets[0], strict=True)}
+        w = {n: w[n] + sum(k * part[n] for k, part in parts.items()) / sum(parts) for n in NAMES}
+    assert all(torch.allclose(last(controller).weights[n], w[n], atol=1e-6) for n in NAMES)
+    assert "of 2 rounds before: it counts 1 / 3" in participation(read_run(controller.results_folder)).content
+
+
+def test_a_site_counts_once_in_a_mean_by_its_own_answer(tmp_path):
+    _, steps, _ = three_rounds(tmp_path, (CLOSE_ROUND, 1))
+    assert [step.sites["slow"].late for step in steps[1:]] == [0, 0] and "slow" in steps[0].absent
+
+
+def test_wait_seconds_is_for_methods_whose_sites_train_together(tmp_path):
+    for method, seconds in (("fedkei", 5), ("fedavg", -1)):
+        with pytest.raises(ConfigError, match="wait_seconds"):
+            FederatedController(method, wait_seconds=seconds)
