@@ -70,7 +70,7 @@ class Late:
         if task_name == TRAIN and r in self.held:
             self.held[r][0](self.held.pop(r)[1])
         self.send(run, task_name=task_name, data=data, callback=callback, **given)
-        if (due := r + PACE - 1) in self.held:
+        if task_name == TRAIN and (due := r + PACE - 1) in self.held:
             self.held[due][0] = callback
 
     def delivered(self, run: InThisProcess, site: str, task: str, message: Any) -> Any:

@@ -246,7 +246,7 @@ class TaskController(ModelController):
         site = str(model.meta.get("client_name"))
         with self._lock:
             if answers.closed:
-                if self._behind.pop(site, None) is not None:
+                if task == TRAIN and self._behind.pop(site, None) is not None:
                     self._kept[site] = header, model
                 self._late(site, task)
                 return False
