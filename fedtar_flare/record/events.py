@@ -203,7 +203,7 @@ class Alarm(Event):
 
 
 class Late(Event):
-    """An answer that came after its task was closed; it was dropped."""
+    """An answer that came when its step was over: dropped, unless ``wait_seconds`` lets it enter a later round."""
 
     kind: ClassVar[str] = "late"
     time: str = ""

@@ -223,7 +223,7 @@ class TaskController(ModelController):
         with self._lock:
             open_ = [s for s in targets if s not in answers.known and not self.get_client_disconnect_time(s)]
             late = task == TRAIN and 0 < self.wait_seconds < spent and answers.count >= self.min_sites
-            return late or (bool(self._behind) and (not open_ or 0 < limit < spent))
+            return late or (self.wait_seconds > 0 and (not open_ or 0 < limit < spent))
 
     def take_late(self, answers: Answers, header: TaskHeader, on_reply: OnReply) -> None:
         """Add what sites without an answer of their own have answered late to this step of an earlier round."""

@@ -48,6 +48,16 @@ def test_a_share_of_the_visits_is_learnt_from_and_never_in_fewer_updates_than_th
         assert state_of(tmp_path).precision == "bfloat16", "drafts are written in it"
 
 
+def test_a_task_without_time_has_the_updates_that_the_site_asks_for_and_says_so(hospital, tmp_path):
+    site, _, w = hospital(method="fedavg", training={"seconds": 1e-9, "local_steps": 6, "batch_size": 4})
+    for least in (1, 4):
+        site_file = f"source: synthetic\nstate_dir: {tmp_path / 'state'}\npolicy: {{min_local_steps: {least}}}\n"
+        (tmp_path / "sites" / "site-1.yaml").write_text(site_file)
+        told = site.train(w, 1, 1)[0].numbers
+        assert (told["updates"], told["planned_updates"], len(site.streamed)) == (least, 6, least)
+    assert "as many as fit" in site.executor.strategy.work()
+
+
 def test_the_proximal_gradient_is_autograd_s_of_the_proximal_term(hospital):
     site, _, w = hospital(method="fedprox", fresh=False, proximal={"mu": 0.3})
     site.train(w, 1, 1)
