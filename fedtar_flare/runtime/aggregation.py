@@ -54,9 +54,9 @@ def aggregation_weights(counts: Mapping[str, int], weighting: str = "samples") -
 
 
 def work_of(numbers: Mapping[str, float]) -> float:
-    """tau_k: the share of its planned updates that a site says it has made, in (0, 1]; 1 where it does not say.
+    """tau_k in (0, 1], the share of its planned updates that a site says it made; 1 where it does not say.
 
-    Raises ExchangeError for more than were planned.
+    ExchangeError for more than were planned.
     """
     made, planned = (numbers.get(name, 1.0) for name in ("updates", "planned_updates"))
     if made > planned:

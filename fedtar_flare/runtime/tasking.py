@@ -212,10 +212,8 @@ class TaskController(ModelController):
     def _at_work(self) -> set[str]:
         """Sites that have an earlier training task still."""
         with self._lock:
-            now_ = time.monotonic()
-            gone = [s for s, end in self._behind.items() if now_ > end or self.get_client_disconnect_time(s)]
-            for site in gone:
-                del self._behind[site]
+            left = {s: end for s, end in self._behind.items() if time.monotonic() <= end}
+            self._behind = {s: end for s, end in left.items() if not self.get_client_disconnect_time(s)}
             return set(self._behind)
 
     def _goes_on(self, answers: Answers, task: str, targets: Sequence[str], spent: float, limit: float) -> bool:

@@ -17,20 +17,20 @@ from fedtar_flare.runtime.controller import FederatedController
 PLANNED = 12
 
 
-def working(name, updates, targets, samples=1, planned=PLANNED):
-    """A site whose update is as large as the updates that it says it made."""
+def working(name, updates, targets, samples=1, planned=PLANNED, times=None):
+    """A site that says how many of its updates it made; what it sends is ``times`` all of them, by default as said."""
+    times = updates / planned if times is None else times
 
     def part(order, reply, tensors):
         reply.numbers.update(updates=updates, planned_updates=planned)
-        return reply, {n: value * min(1.0, updates / planned) for n, value in tensors.items()}
+        return reply, {name: times * value for name, value in tensors.items()}
 
     return Spoilt(name, part, TRAIN, targets, samples)
 
 
-def ended(folder, sites, method="fedavg", rounds=2, **settings):
-    controller = federation_of(method)(
-        folder, {site.name: site for site in sites}, num_rounds=rounds, time_steps=1, **settings
-    )
+def ended(folder, sites, method="fedavg", num_rounds=1, **settings):
+    settings |= {"num_rounds": num_rounds, "time_steps": 1}
+    controller = federation_of(method)(folder, {site.name: site for site in sites}, **settings)
     controller.run()
     return controller, of_kind(read_events(controller.results_folder), Step)
 
@@ -42,9 +42,9 @@ def test_sites_that_make_parts_of_their_updates_are_averaged_as_fednova_has_it(t
     targets, samples = [[pair(n)] for n in range(3)], [1, 4, 2]
     sites = [working(f"site-{n}", made[n], targets[n], samples[n]) for n in range(3)]
     settings = {"aggregation": aggregation, "min_sites": 3, "max_share": 1.0}
-    controller, _ = ended(tmp_path / "part", sites, rounds=1, **settings)
+    controller, _ = ended(tmp_path / "part", sites, **settings)
     full = [QuadraticSite(f"site-{n}", targets[n], samples[n], validation=pair(10)) for n in range(3)]
-    whole, _ = ended(tmp_path / "whole", full, rounds=1, **settings)
+    whole, _ = ended(tmp_path / "whole", full, **settings)
     start, share = full[0].start(), sum(p / 7 * m / PLANNED for p, m in zip(samples, made, strict=True))
     if made == (PLANNED,) * 3:
         assert same_bits(last(controller), last(whole)), "nobody was slow: to the bit as without training.seconds"
@@ -61,7 +61,7 @@ def test_the_control_variates_of_scaffold_are_means_already_and_are_not_rescaled
         site = working("site-a", updates, [pair(1)])
         return Spoilt("site-a", lambda *answer: ones(answer[0], *site.spoil(*answer)), TRAIN, [pair(1)])
 
-    runs = [ended(tmp_path / str(n), [with_control(n)], "scaffold", rounds=1)[0] for n in (3, PLANNED)]
+    runs = [ended(tmp_path / str(n), [with_control(n)], "scaffold")[0] for n in (3, PLANNED)]
     part, whole = (run.strategy.control for run in runs)
     assert part and all(torch.equal(value, whole[name]) and value.any() for name, value in part.items())
 
@@ -71,12 +71,8 @@ def test_a_site_gains_nothing_by_a_lie_about_its_updates(tmp_path):
     honest = [working(f"site-{n}", PLANNED, [pair(n)], samples=2) for n in range(2)]
 
     def lying(updates, planned=PLANNED, times=1.0):
-        def lie(order, reply, tensors):
-            reply.numbers.update(updates=updates, planned_updates=planned)
-            return reply, {name: times * value for name, value in tensors.items()}
-
-        site = Spoilt("site-9", lie, TRAIN, [pair(9)])
-        return ended(tmp_path / f"{updates}-{planned}-{times}", [*honest, site], rounds=1)
+        site = working("site-9", updates, [pair(9)], 2, planned, times)
+        return ended(tmp_path / f"{updates}-{planned}-{times}", [*honest, site])
 
     assert "13 of 12 planned updates" in lying(PLANNED + 1)[1][0].refused["site-9"]
     assert "times that of the weights" in lying(1, 10**6)[1][0].refused["site-9"]
@@ -88,7 +84,7 @@ def test_a_site_gains_nothing_by_a_lie_about_its_updates(tmp_path):
 
 def test_the_page_says_how_many_updates_each_site_made(tmp_path):
     sites = [working("site-a", 12, [pair(1)]), working("site-b", 3, [pair(2)])]
-    controller, _ = ended(tmp_path, sites)
+    controller, _ = ended(tmp_path, sites, num_rounds=2)
     page = participation(read_run(controller.results_folder)).content
     assert "site-b made 6 of 24 local updates" in page and "3 of 12 updates" in page
 
@@ -122,9 +118,9 @@ def slowed(controller, site, until):
 
 
 def three_rounds(folder, until):
-    sites = {name: QuadraticSite(name, [pair(n)], samples=n + 1) for n, name in enumerate(("a", "b", "slow"))}
+    sites = [QuadraticSite(name, [pair(n)], samples=n + 1) for n, name in enumerate(("a", "b", "slow"))]
     settings = {"num_rounds": 3, "time_steps": 1, "wait_seconds": 0.01, "max_share": 1.0}
-    controller = federation_of("fedavg")(folder, sites, **settings)
+    controller = federation_of("fedavg")(folder, {site.name: site for site in sites}, **settings)
     slowed(controller, "slow", until)
     controller.run()
     return controller, of_kind(read_events(controller.results_folder), Step), sites
@@ -137,14 +133,11 @@ def test_a_late_answer_enters_a_later_round_at_less_weight_and_holds_nobody(tmp_
     assert all("still at work" in step.absent["slow"] for step in steps[:2]) and not steps[2].absent
     asked = [(task, r) for task, site, r, _ in controller.sent if site == "slow"]
     assert asked == [(HANDSHAKE, 0), (TRAIN, 1), (CLOSE_ROUND, 3)], "it is asked for nothing while it works"
-    w = start = sites["a"].start()
-    for r in (1, 2, 3):
-        parts = {1: {n: -0.5 * (w[n] - g) for n, g in zip(NAMES, sites["a"].targets[0], strict=True)}}
-        parts[2] = {n: -0.5 * (w[n] - g) for n, g in zip(NAMES, sites["b"].targets[0], strict=True)}
-        if r == 3:  # what it answered to the start, at 1 / (1 + 2)
-            parts[3] = {n: -0.5 * (start[n] - g) / 3 for n, g in zip(NAMES, sites["slow"].targets[0], strict=True)}
-        w = {n: w[n] + sum(k * part[n] for k, part in parts.items()) / sum(parts) for n in NAMES}
-    assert all(torch.allclose(last(controller).weights[n], w[n], atol=1e-6) for n in NAMES)
+    start = w = torch.stack([*sites[0].start().values()])
+    a, b, slow = (torch.stack(site.targets[0]) for site in sites)
+    for late in (0, 0, 1 / 3):  # what it answered to the start, at 1 / (1 + 2)
+        w = w + 0.5 * ((a - w) + 2 * (b - w) + 3 * late * (slow - start)) / (6 if late else 3)
+    torch.testing.assert_close(torch.stack([last(controller).weights[name] for name in NAMES]), w)
     assert "of 2 rounds before: it counts 1 / 3" in participation(read_run(controller.results_folder)).content
 
 
