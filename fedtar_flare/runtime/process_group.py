@@ -8,34 +8,60 @@ the model are paid for once. No job can ask for them, or say what is started.
 
 They are not started by ``torchrun``, whose rendezvous listens on every network interface of the machine and unpickles
 what it is sent, and whose processes stay when it is killed. Here orders and answers go through a pair of sockets that
-one process inherits; the processes find each other through a file in a folder of this account alone, and talk over the
-loopback interface; and a process ends when its pipe does, so none outlives the executor's, however that ends.
+one process inherits, as JSON and safetensors, so that nothing is unpickled; the processes find each other through a
+file in a folder of this account alone, and talk over the loopback interface; and a process ends when its pipe does, so
+none outlives the executor's, however that ends.
 """
 
+import json
+import logging
 import math
+import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load, save
+
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.learning.ranks import LostRank
 from fedtar_flare.protocol.exchange import Tensors
-from fedtar_flare.protocol.messages import TaskHeader
-from fedtar_flare.runtime import handed
-from fedtar_flare.runtime.handed import DONE, OPENED, POLL_SECONDS, RAISED, Answer, Scalar, order_of, receive
+from fedtar_flare.protocol.messages import Reply, TaskHeader
 from fedtar_flare.site.place import Site
 
 WORKER = "fedtar_flare.runtime.worker"
+POLL_SECONDS = 0.1
+"""Interval at which whoever waits for an answer looks at the abort signal."""
 GRACE_SECONDS = 5.0
 """Seconds for a process to end when asked, and to wait for one that another process has lost."""
+LOG, SCALAR, OPENED, DONE, FAILED, LOST = "log", "scalar", "opened", "done", "failed", "lost"
+"""What a process says of a task: the last three once, at its end; before it, the first one, that the site is open."""
+
+Scalar = Callable[[str, float, int], None]
+"""Takes a point of a curve (tag, value, step) that a process would send to the server."""
+Answer = tuple[Reply, Tensors | None]
+
+
+def send(connection: Connection, content: Mapping[str, Any], tensors: Tensors | None = None) -> None:
+    """Send JSON-able content, and tensors where there are any (None stays None)."""
+    connection.send_bytes(json.dumps({"content": content, "tensors": tensors is not None}).encode())
+    if tensors is not None:
+        connection.send_bytes(save({name: value.contiguous() for name, value in tensors.items()}))
+
+
+def receive(connection: Connection) -> tuple[dict[str, Any], dict[str, torch.Tensor] | None]:
+    """What :func:`send` has sent. Raises EOFError, OSError when the other end is gone."""
+    message = json.loads(connection.recv_bytes())
+    return message["content"], load(connection.recv_bytes()) if message["tensors"] else None
 
 
 class ProcessGroup:
@@ -59,13 +85,16 @@ class ProcessGroup:
         return bool(self._processes) and all(process.poll() is None for process in self._processes)
 
     def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site, scalar: Scalar) -> Answer:
-        """As ``executor.perform(task, header, weights, site)``; raises what that raises, on whichever rank.
+        """As ``executor.perform(task, header, weights, site)``.
 
-        Also what ``site.stop_if_aborted`` raises, and FedTARError where a process ended, or lost another. After
-        anything that is raised the group is closed.
+        Raises FedTARError with the words of what that raises, on whichever rank, or where a process ended, or lost
+        another; and what ``site.stop_if_aborted`` raises. After anything that is raised the group is closed.
         """
+        place = {"name": site.name, "simulated": site.simulated, "job": site.job}
+        place |= {"workspace": str(site.workspace), "app": str(site.app)}
+        order = {"task": task, "header": asdict(header), "site": place, "folder": str(Path.cwd())}
         try:
-            return self._perform(order_of(task, header, site), weights, site, scalar)
+            return self._perform(order, weights, site, scalar)
         except BaseException:
             self.close()
             raise
@@ -89,6 +118,7 @@ class ProcessGroup:
     # ------------------------------------------------------------------ pieces
     def _start(self, rank: int) -> None:
         ours, theirs = socket.socketpair()
+        packages = filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")))
         with ours, theirs, self._words(rank).open("wb") as words:
             arguments = [theirs.fileno(), rank, self.size, self.device, self._folder.name]
             process = subprocess.Popen(
@@ -97,7 +127,7 @@ class ProcessGroup:
                 stdout=subprocess.DEVNULL,
                 stderr=words,
                 pass_fds=[theirs.fileno()],
-                env=handed.environment(),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(packages)},
             )
             self._processes.append(process)
             self._connections.append(Connection(ours.detach()))
@@ -108,8 +138,8 @@ class ProcessGroup:
 
     def _perform(self, order: dict[str, Any], weights: Tensors, site: Site, scalar: Scalar) -> Answer:
         rank_of = {connection: rank for rank, connection in enumerate(self._connections)}
-        answers: dict[int, Answer] = {}
-        lost: Exception | None = None
+        answer: Answer | None = None
+        lost: FedTARError | None = None
         end = math.inf
         working = self._ask([0], order, weights)
         while working and time.monotonic() < end:
@@ -121,26 +151,35 @@ class ProcessGroup:
                     said, tensors = receive(connection)
                 except (EOFError, OSError) as error:
                     raise self._ended(rank) from error
-                kind = said["kind"]
-                if kind in (DONE, RAISED):
-                    working.remove(rank)
-                if kind == OPENED:
+                kind = said.pop("kind")
+                if kind == LOG and (logger := logging.getLogger(said["name"])).isEnabledFor(said["levelno"]):
+                    logger.handle(logging.makeLogRecord(said))
+                elif kind == SCALAR:
+                    scalar(said["tag"], said["value"], said["step"])
+                elif kind == OPENED:
                     working |= self._ask(range(1, self.size), order, weights)
-                elif kind == RAISED and said["types"][0] == LostRank.__name__:
+                elif kind == FAILED:
+                    raise FedTARError(said["text"], public=said["public"])
+                elif kind == LOST:
                     # another has ended, or stands still: which one, and why, is soon known from itself, if ever
-                    lost, end = handed.error_of(said), min(end, time.monotonic() + GRACE_SECONDS)
-                elif (answer := handed.take(said, tensors, scalar)) is not None:
-                    answers[rank] = answer
+                    working.remove(rank)
+                    lost = FedTARError(said["text"], public=said["public"])
+                    end = min(end, time.monotonic() + GRACE_SECONDS)
+                elif kind == DONE:
+                    working.remove(rank)
+                    if rank == 0:
+                        answer = Reply(**said["reply"]), tensors
         if lost is not None:
             raise lost
-        return answers[0]
+        assert answer is not None
+        return answer
 
     def _ask(self, ranks: Iterable[int], order: dict[str, Any], weights: Tensors) -> set[int]:
         """Hand the task to these ranks, and return them."""
         asked = set(ranks)
         for rank in asked:
             try:
-                handed.send(self._connections[rank], order, weights)
+                send(self._connections[rank], order, weights)
             except OSError as error:
                 raise self._ended(rank) from error
         return asked

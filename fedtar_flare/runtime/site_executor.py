@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import inspect
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
@@ -186,7 +187,9 @@ class SiteExecutor(Executor):
         except TaskAborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
-            reply, tensors = failure(header, self._public_reason(task_name, error)), None
+            text, public = reasons(error)
+            self.logger.error(f"task '{task_name}': {text}")  # the logger alone: FLARE's log_error fires events
+            reply, tensors = failure(header, public), None
         if reply.status == ABSTAIN:
             self.logger.info(f"task '{task_name}': no update from here: {reply.reason}")
         reply.numbers["seconds"] = round(time.monotonic() - start, 3)
@@ -239,17 +242,6 @@ class SiteExecutor(Executor):
         with site.engine.new_context() as context:
             audit.require_writable(site, context)  # the listener that sends it may come before the audit's
             send_scalar(self, context, tag, value, step)
-
-    def _public_reason(self, task: str, error: Exception) -> str:
-        """Log an error, and return what the server may know of it."""
-        if isinstance(error, FedTARError):
-            self.logger.error(f"task '{task}': {error}")  # the logger alone: FLARE's log_error fires events
-            return error.public
-        if isinstance(error, OSError) and error.errno in FULL:
-            self.logger.error(f"task '{task}': {error}. Free the disk; nothing was trained")
-            return DISK_FULL
-        self.logger.exception(f"task '{task}' failed: {error}")
-        return f"unexpected {type(error).__name__} (see the site's own log)"
 
     # ------------------------------------------------------------------ several processes
     def require_sharing(self) -> None:
@@ -358,6 +350,16 @@ class SiteExecutor(Executor):
         if isinstance(self.resolved.model, ModelConfig):
             refuse_known_tests(cohort, self.resolved.model.located(config.policy.models).weights)
         return cohort
+
+
+def reasons(error: Exception) -> tuple[str, str]:
+    """What a site's own log says of an error, and what the server may know of it."""
+    if isinstance(error, FedTARError):
+        return str(error), error.public
+    if isinstance(error, OSError) and error.errno in FULL:
+        return f"{error}. Free the disk; nothing was trained", DISK_FULL
+    public = f"unexpected {type(error).__name__} (see the site's own log)"
+    return "".join(traceback.format_exception(error)), public
 
 
 def _veto(header: TaskHeader, site: Site) -> Reply | None:

@@ -4,10 +4,12 @@
 """
 
 import logging
+import math
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -16,12 +18,26 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
-from fedtar_flare.learning.ranks import Ranks, join
+from fedtar_flare.learning.ranks import LostRank, Ranks, join
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.runtime.deployed import executor_of
-from fedtar_flare.runtime.handed import DONE, LOG, OPENED, RAISED, SCALAR, HandedSite, receive, send, words_of
-from fedtar_flare.runtime.site_executor import SiteExecutor
+from fedtar_flare.runtime.process_group import DONE, FAILED, LOG, LOST, OPENED, SCALAR, receive, send
+from fedtar_flare.runtime.site_executor import SiteExecutor, reasons
+from fedtar_flare.site.place import Site
+
+
+class HandedSite(Site):
+    """A site without FLARE's engine; the processes end with a task that is aborted or takes too long."""
+
+    def __init__(self, *, name: str, simulated: bool, job: str, workspace: str, app: str):
+        self.name, self.simulated, self.job, self.workspace = name, simulated, job, Path(workspace)
+        self._app, self._abort_signal = Path(app), None
+        self._start, self._most_seconds = time.monotonic(), math.inf
+
+    @property
+    def app(self) -> Path:
+        return self._app
 
 
 class Worker:
@@ -44,8 +60,8 @@ class Worker:
             header = TaskHeader(**order["header"])
             reply, tensors = self._executor_of(site.app).perform(order["task"], header, weights, site)
         except Exception as error:
-            error.add_note("".join(traceback.format_exception(error)))
-            self.say(RAISED, words_of(error))
+            text, public = reasons(error)
+            self.say(LOST if isinstance(error, LostRank) else FAILED, {"text": text, "public": public})
         else:
             self.say(DONE, {"reply": asdict(reply)}, None if self._ranks.rank else tensors)
 
