@@ -1,14 +1,13 @@
 """Ours and a rival on the CPU, in turn, in one process, each repetition giving one ratio.
 
-Most comparisons first check that both give the same numbers. Seconds are the processor's for this process, so that what
+The means are first checked to be the same numbers. Seconds are the processor's for this process, so that what
 runs beside it counts little.
 """
 
 import gc
-import random
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,25 +15,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
-from fedtar_flare.metrics.language import clean, language_scores
 from fedtar_flare.models.adapters.lora import add_lora
-from fedtar_flare.models.build import build_model
-from fedtar_flare.models.config import preset
 from fedtar_flare.runtime.aggregation import SpilledUpdates
-from tools.corpus import text_corpus
 
 Cases = tuple[Callable[[], Any], Callable[[], Any]]
 Measured = Mapping[str, list[float]]
 """``ours`` and ``theirs`` by repetition; the two of a repetition were measured one after the other."""
 WIDTH, LENGTH, RANK, LAYERS, COMPONENTS, STEPS = 768, 128, 4, 2, 16, 4
-VALUES, REPORTS = 77_568, 5000
+VALUES = 77_568
 
 
 @dataclass(frozen=True)
@@ -114,39 +107,6 @@ def training_step(quick: bool, folder: Path, samples: int, rival: str) -> Cases:
     return lambda: passed([slice(None)]), lambda: passed(theirs[rival])
 
 
-def moved(parameters: Iterable[nn.Parameter]) -> None:
-    """Parameters off their start, where adapters change nothing."""
-    with torch.no_grad():
-        for i, parameter in enumerate(parameters):
-            parameter.add_(0.002 * noise(tuple(parameter.shape), i))
-
-
-def generation(quick: bool, folder: Path) -> Cases:
-    """32 reports of 60 tokens, 4 beams, with patient LoRA; images of noise."""
-    count, length = (2, 6) if quick else (32, 60)
-    config = preset("tiny" if quick else "small")
-    model = add_lora(build_model(config), targets=config.lora_targets, rank=4, alpha=128, seed=0)
-    moved(parameter for parameter in model.parameters() if parameter.requires_grad)
-    patient = PatientLoRA(model, PatientConfig(), time_steps=3, seed=0)
-    moved(patient.parameters())
-    base = model.get_base_model()
-    base.eos_id = base.pad_id = base.bos_id
-    head = base.decoder.lm_head
-    bias = torch.zeros(head.out_features)
-    bias[base.bos_id] = -1e4  # never the end, so that both write as many tokens
-    head.bias = nn.Parameter(bias)
-    pixels = torch.randint(256, (count, config.slices, 3, config.image_size, config.image_size), dtype=torch.uint8)
-    position = torch.arange(config.slices).mul(20.0).repeat(count, 1)
-    batch = ImageBatch(pixels, position, torch.ones(count, config.slices, dtype=torch.bool))
-    q, step = torch.softmax(noise((count, 16), 2), 1), torch.arange(count) % 3 + 1
-
-    def write(personal: bool) -> None:
-        with patient.adapt(q, step) if personal else nullcontext():
-            assert base.generate(batch, num_beams=4, max_length=length).shape == (count, length)
-
-    return lambda: write(True), lambda: write(False)
-
-
 def mean(quick: bool, folder: Path, updates: int) -> Cases:
     """Mean of adapters by the server, float64 and the same bits in any order of arrival; theirs is neither."""
     from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
@@ -175,36 +135,6 @@ def mean(quick: bool, folder: Path, updates: int) -> Cases:
     return ours, theirs
 
 
-def _reports(count: int) -> tuple[list[str], list[str]]:
-    """References of the warm start's words, and as generated ones the same with a tenth of the words changed."""
-    draw = random.Random(0)
-    references = text_corpus(count, 0)
-    words = sorted({word for text in references for word in text.split()})
-    return references, [
-        " ".join(draw.choice(words) if draw.random() < 0.1 else word for word in text.split()) for text in references
-    ]
-
-
-def scores(quick: bool, folder: Path) -> Cases:
-    """BLEU-1 to 4, ROUGE-L and CIDEr of 5,000 reports."""
-    from pycocoevalcap.bleu.bleu import Bleu
-    from pycocoevalcap.cider.cider import Cider
-    from pycocoevalcap.rouge.rouge import Rouge
-
-    texts = _reports(20 if quick else REPORTS)
-    truth, said = ({i: [clean(text)] for i, text in enumerate(side)} for side in texts)
-
-    def theirs() -> list[float]:
-        bleu = Bleu(4).compute_score(truth, said, verbose=0)[0]
-        return [*bleu, Rouge().compute_score(truth, said)[0], Cider().compute_score(truth, said)[0]]
-
-    def ours() -> list[float]:
-        return list(language_scores(*texts).values())
-
-    np.testing.assert_allclose(ours(), theirs(), rtol=1e-9)
-    return ours, theirs
-
-
 def comparisons() -> dict[str, Comparison]:
     """All, by name."""
     rows = {}
@@ -215,8 +145,4 @@ def comparisons() -> dict[str, Comparison]:
     for n in (5, 50):
         what, make = f"mean of {n} updates of {VALUES:,} values in 128 tensors", partial(mean, updates=n)
         rows[f"mean-{n}"] = Comparison(what, "FLARE's WeightedAggregationHelper", 1.0, make, repetitions=15)
-    what = "BLEU-1 to 4, ROUGE-L and CIDEr of 5,000 reports (ours cleans the texts too)"
-    rows["scores"] = Comparison(what, "pycocoevalcap", -3.0, scores, repetitions=3)
-    what = "32 reports of 60 tokens, 4 beams, with patient LoRA"
-    rows["generation"] = Comparison(what, "without it", 1.1, generation)
     return rows
