@@ -1,4 +1,4 @@
-"""Gradient checkpointing: every method's losses and gradients bit for bit, fewer tensors kept, generation as it was."""
+"""Gradient checkpointing: each method's losses and gradients bit for bit, fewer tensors kept, generation as it was."""
 
 from contextlib import nullcontext
 
@@ -11,16 +11,12 @@ from tiny_llama import write_llama
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.learner import ReportLearner
-from fedtar_flare.methods.fedmrg.config import FedMRGConfig
-from fedtar_flare.methods.fedmrg.dual_adapter import copy_broadcast
-from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
 from fedtar_flare.methods.fedpeft import PEFTConfig, PEFTLearner
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.models.adapters.lora import lora_layers
 
 ROWS = 4
-FEDMRG = FedMRGConfig(l2g_weight=0.5, g2l_weight=0.5, contrast_weight=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +34,12 @@ def learner_of(cohort):
     def make(recomputed, kind=ReportLearner, *, model=None, **settings):
         torch.set_num_threads(1)
         model = MODEL.replace(**(model or {}))
-        own = {PatientLearner: {"patient": PatientConfig(patients_per_component=1)}, FedMRGLearner: {"fedmrg": FEDMRG}}
-        settings = own.get(kind, {}) | {"gradient_checkpointing": recomputed} | settings
-        learner = learners.learner_of(cohort, kind, model=model, **settings)
+        own = {"patient": PatientConfig(patients_per_component=1)} if kind is PatientLearner else {}
+        learner = learners.learner_of(cohort, kind, model=model, gradient_checkpointing=recomputed, **own, **settings)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for parameter in trained(learner):
                 parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
-        if kind is FedMRGLearner:
-            copy_broadcast(learner.model)
         return learner
 
     return make
@@ -68,15 +61,6 @@ def one_pass(learner):
     return loss, [None if p.grad is None else p.grad.clone() for p in trained(learner)]
 
 
-def passes(learner):
-    """Of every half of an update, where it has halves."""
-    found = []
-    for half in ("generic", "specialised") if isinstance(learner, FedMRGLearner) else ("whole",):
-        learner._half, learner._parts = half, {}
-        found.append(one_pass(learner))
-    return found
-
-
 def recomputing(learner):
     learner.generator.recompute_layers()
     return learner
@@ -84,12 +68,11 @@ def recomputing(learner):
 
 def require_equal_with_and_without(learner):
     """The same losses and gradients, bit for bit."""
-    expected, found = passes(learner), passes(recomputing(learner))
-    for (loss, gradients), (other_loss, others) in zip(expected, found, strict=True):
-        assert loss == other_loss and any(g is not None and bool(g.any()) for g in gradients)
-        for one, other in zip(gradients, others, strict=True):
-            assert (one is None) == (other is None)
-            assert one is None or torch.equal(one, other)
+    (loss, gradients), (other_loss, others) = one_pass(learner), one_pass(recomputing(learner))
+    assert loss == other_loss and any(g is not None and bool(g.any()) for g in gradients)
+    for one, other in zip(gradients, others, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.equal(one, other)
 
 
 def calls_of(learner):
@@ -112,14 +95,12 @@ CASES = {
     "FedTAR": {"kind": PatientLearner},
     "FedTAR, in parts": {"kind": PatientLearner, "micro_batch": 3},
     "FedTAR, bfloat16": {"kind": PatientLearner, "precision": "bfloat16"},
-    "FedMRG": {"kind": FedMRGLearner, "exchange": ("encoder.*", "pooling.*", "projection.*", "diagnosis.*")},
-    "FedMRG, bfloat16, in parts": {"kind": FedMRGLearner, "precision": "bfloat16", "micro_batch": 3},
     **{
         f"FedPEFT, {kind}": {"kind": PEFTLearner, "peft": PEFTConfig(kind=kind)} for kind in ("adalora", "vera", "loha")
     },
     "FedPEFT, words in every layer": {"kind": PEFTLearner, "peft": PEFTConfig(kind="prefix"), "exchange": (PROMPTS,)},
 }
-QUICK = ("FedAvg, further parameters whole", "FedTAR, in parts", "FedTAR, bfloat16", "FedMRG")
+QUICK = ("FedAvg, further parameters whole", "FedTAR, in parts", "FedTAR, bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -129,9 +110,8 @@ def test_losses_and_gradients_are_the_same_bits(learner_of, case):
     require_equal_with_and_without(learner_of(False, **case))
 
 
-@pytest.mark.parametrize("kind", [PatientLearner, pytest.param(FedMRGLearner, marks=pytest.mark.slow)])
-def test_a_decoder_that_reads_the_image_as_a_prefix_too(learner_of, llama, kind):
-    learner = learner_of(False, kind, model={**llama, "decoder_dtype": "bfloat16"})
+def test_a_decoder_that_reads_the_image_as_a_prefix_too(learner_of, llama):
+    learner = learner_of(False, PatientLearner, model={**llama, "decoder_dtype": "bfloat16"})
     calls = calls_of(learner)
     require_equal_with_and_without(learner)
     assert (False, True) in calls
@@ -144,13 +124,24 @@ def test_the_adapters_of_the_first_pass_are_needed_in_the_second(learner_of, mon
         require_equal_with_and_without(learner_of(False, PatientLearner))
 
 
+def test_adapters_that_a_method_has_switched_for_a_pass_are_switched_in_the_second(learner_of):
+    learner = learner_of(False, exchange=("*crossattention*weight",))
+    losses = learner.training_losses
+
+    def without_adapters(*given):
+        with learner.model.disable_adapter():
+            return losses(*given)
+
+    learner.training_losses = without_adapters
+    require_equal_with_and_without(learner)
+
+
 def test_layers_run_twice_in_training_once_elsewhere_and_never_with_dropout_of_training(learner_of):
-    learner = learner_of(True, FedMRGLearner)
+    learner = learner_of(True, PatientLearner)
     calls, layers = calls_of(learner), MODEL.decoder_config["n_layer"]
     modes = [module.training for module in learner.model.modules()]
-    learner._half, learner._parts = "generic", {}
     one_pass(learner)
-    assert calls == [(False, False)] * 2 * layers + [(False, True)] * layers, "student, teacher, student again"
+    assert calls == [(False, False)] * layers + [(False, True)] * layers
     assert [module.training for module in learner.model.modules()] == modes
     calls.clear()
     learner.evaluate(1)
@@ -189,7 +180,7 @@ def test_one_more_layer_keeps_its_input_and_its_patients_factors(learner_of):
 
 def test_memory_that_runs_out_in_the_recomputation_is_answered_by_halves(learner_of):
     learner = learner_of(False, PatientLearner)
-    expected = passes(learner)
+    expected = one_pass(learner)
     sizes, most = [], 2
 
     def limited(module, args):
@@ -199,7 +190,7 @@ def test_memory_that_runs_out_in_the_recomputation_is_answered_by_halves(learner
                 raise torch.OutOfMemoryError("CUDA out of memory (injected)")
 
     learner.generator.decoder.transformer.h[0].ln_2.register_forward_pre_hook(limited)
-    torch.testing.assert_close(passes(recomputing(learner)), expected, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(one_pass(recomputing(learner)), expected, rtol=1e-3, atol=1e-5)
     assert sizes[:3] == [ROWS, 2, 2] and max(sizes[1:]) == 2
     most = 0
     with pytest.raises(DataError, match="does not hold one report"):
