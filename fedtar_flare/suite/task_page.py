@@ -29,7 +29,8 @@ def task_page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]
     arms = dict(sorted(arms.items(), key=lambda pair: -_lca(pair[1])))
     labels = {one.experiment.name: one.result["label"] for one in results}
     first = suite.compared_with[0]
-    figures = [figure for figure in (_curves(arms, labels, first), _cost_curves(arms, labels, first)) if figure.charts]
+    curves = _curves(arms, labels, first)
+    figures = [curves] if curves.charts else []
     against = [_differences(arms, labels, name) for name in suite.compared_with]
     tables = [_scores(arms, labels), *against, _diseases(arms, labels), _cost(arms, labels, first)]
     text = render(
@@ -151,26 +152,6 @@ def _curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figure:
             charts.append(Chart(name.replace("_", " "), lines, (), "epoch", "AUC", size=SMALL))
     about = "Test images; epoch 0 is the start itself. Mean of hospitals and seeds; the band is the range of the seeds."
     return Figure("learning_curves", "Learning curves", about, sharing_y(charts, 0.5), OTHERS)
-
-
-def _cost_curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figure:
-    """AUC over the seconds that a hospital has spent on a task, its start among them."""
-    colours = _colours(arms, reference)
-    lines = []
-    for arm, runs in arms.items():
-        found = [(run.tasks[p]["seconds"], run.curves()[p]) for run in runs for p in run.compared()]
-        if found:
-            many = min(len(curve) for _, curve in found)
-            x, y = ([fmean(one[i][e] for one in found) for e in range(many)] for i in (0, 1))
-            lines.append(arm_series(arm, labels, colours, {at: [value] for at, value in zip(x, y, strict=True)}))
-    chart = Chart("Tasks after the first", lines, (), "seconds of a hospital and task", "AUC", whole=False)
-    about = (
-        "Mean of hospitals, tasks and seeds, epoch by epoch. The first point of a line is its start, after the seconds "
-        "that the start took; scoring is left out."
-    )
-    return Figure(
-        "seconds", "AUC over seconds that include the start", about, sharing_y([chart], 0.5) if lines else [], OTHERS
-    )
 
 
 def _colours(arms: Arms, reference: str) -> dict[str, int]:

@@ -52,7 +52,7 @@ def alpha(run: Run) -> Section:
 
 
 def residual(run: Run) -> Section:
-    """Norms of the step taken at each time step, and of the gradient of psi in each round."""
+    """Norms of the step taken at each time step."""
     crosses = skipped_steps(run)
     skipped = {(one.round, one.step) for one in run.steps if one.skipped}
     name = "step taken, alpha times the mean update"
@@ -64,30 +64,17 @@ def residual(run: Run) -> Section:
         )
         for one in run.events(Residual)
     ]
-    gradient = [
-        (one.round, one.psi_grad_norm, f"round {one.round}: {significant(one.psi_grad_norm)}")
-        for one in run.events(Outer)
-    ]
-    figures = [
-        Chart(
-            "Step taken, Euclidean norm over the shared adapter",
-            [Series(name, taken, "site", 1)],
-            x_label="round (a point per time step)",
-            y_label="norm",
-            x_range=round_axis(run),
-            crosses=crosses,
-        ),
-        Chart(
-            "Gradient of the validation loss in psi, Euclidean norm",
-            [Series("gradient", gradient, "site", 2)],
-            x_label="round",
-            y_label="norm",
-            x_range=round_axis(run),
-        ),
-    ]
+    figure = Chart(
+        "Step taken, Euclidean norm over the shared adapter",
+        [Series(name, taken, "site", 1)],
+        x_label="round (a point per time step)",
+        y_label="norm",
+        x_range=round_axis(run),
+        crosses=crosses,
+    )
     lead = "Alpha times the sites' mean update (Eq. 6) enters the shared adapter as the step's residual (Eq. 7)."
     lead += " A cross on the axis is a step that was skipped." if crosses else ""
-    return Section("residual", "Residual steps", lead, charts(figures), optimisation=True)
+    return Section("residual", "Residual steps", lead, charts([figure]), optimisation=True)
 
 
 SECTIONS = (alpha, residual)
