@@ -77,12 +77,6 @@ def test_the_proximal_gradient_is_autograd_s_of_the_proximal_term(hospital):
     assert any(value.abs().max() > 1e-3 for value in proximal.values())
 
 
-@pytest.mark.parametrize("mu", [-1, float("inf"), "much"])
-def test_a_weight_that_cannot_be_fails_when_built(mu):
-    with pytest.raises(ConfigError, match="mu"):
-        executor_of("fedprox", proximal={"mu": mu})
-
-
 def with_control(w, value):
     return w | {f"control.{name}": torch.full_like(tensor, value) for name, tensor in w.items()}
 

@@ -9,13 +9,11 @@ import torch
 from federation import NAMES, QuadraticSite, federation_of, last, pair, same_bits
 from scipy.optimize import minimize
 
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.drfa import onto_simplex
 from fedtar_flare.protocol.messages import abstain, ok
 from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
 from fedtar_flare.record.events import End, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.runtime.controller import FederatedController
 
 T, ROUNDS = 2, 4
 
@@ -367,13 +365,3 @@ def test_a_server_is_not_resumed_with_other_settings_nor_by_another_method(tmp_p
     other = kind(tmp_path / "b", sites(), time_steps=T, resume_from=checkpoint, **settings)
     other.run()
     assert problem in other.panics[0]
-
-
-@pytest.mark.parametrize(
-    ("method", "name", "value"),
-    [("fedadam", "server_lr", 0.0), ("fedadam", "tau", 0.0), ("fedadam", "beta1", 1.0), ("fedadam", "beta2", -0.1),
-     ("drfa", "lambda_lr", -1.0)],
-)  # fmt: skip
-def test_server_settings_that_cannot_be_fail_when_built(method, name, value):
-    with pytest.raises(ConfigError, match=name):
-        FederatedController(method, settings={"server": {name: value}})

@@ -192,11 +192,9 @@ def test_augmentation_changes_training_and_repeats_itself_and_leaves_validation_
 
 @pytest.mark.parametrize(
     ("bad", "word"),
-    [({"preset": "smal"}, "small"), ({"training": {"lrr": 1}}, "lr"), ({"training": {"lr": -1.0}}, "lr"),
-     ({"training": {"lr": float("inf")}}, "lr"), ({"training": {"local_steps": 2.5}}, "local_steps"),
-     ({"lora": {"rank": 0}}, "rank"), ({"lora": {"dtype_up": "float16"}}, "dtype_up"),
+    [({"preset": "smal"}, "small"), ({"training": {"lrr": 1}}, "lr"), ({"lora": {"rank": 0}}, "rank"),
      ({"patient": {"profile": ["sex"]}}, "profile"), ({"patient": {"scal": 1.0}}, "did you mean 'scale'"),
-     ({"data": {"alignment": "month"}}, "alignment"), ({"data": {"periods": ["2020-01-01", "2019-01-01"]}}, "periods")],
+     ({"data": {"periods": ["2020-01-01", "2019-01-01"]}}, "periods")],
 )  # fmt: skip
 def test_bad_settings_fail_when_built_and_name_the_right_one(bad, word):
     for build in (partial(executor_of, "fedtar"), FedTARRecipe):
@@ -207,9 +205,6 @@ def test_bad_settings_fail_when_built_and_name_the_right_one(bad, word):
 @pytest.mark.parametrize(
     ("build", "wrong", "word"),
     [(FedTARRecipe, {"server": {"etta": 1}}, "etta"), (FedTARRecipe, {"server": {"eta": 0.0}}, "eta"),
-     (FedTARRecipe, {"server": {"eta": float("inf")}}, "eta"),
-     (FedTARRecipe, {"server": {"alpha_form": "tanh"}}, "alpha_form"),
-     (FedTARRecipe, {"server": {"initial_alpha": 1.0}}, "initial_alpha"),
      (FedTARRecipe, {"patients": {"scale": 1.0}}, "patients"),
      (partial(executor_of, "fedtar"), {"torch_threads": 0}, "torch_threads")],
 )  # fmt: skip
