@@ -49,6 +49,7 @@ class Method:
     )
     extend: Callable[[Any, Any], None] | None = None
     """Adds to a base model what the adapter needs besides itself, given the learner's description of it."""
+    mixes_ranks: bool = False  # whether sites' adapters may have ranks of their own, and ``lora.mean`` another form
     reports: bool = True  # whether it writes reports; else it classifies images
     simulation_only: bool = False  # whether no hospital may run it
     rounds: Callable[[Mapping[str, Any]], tuple[int, int]] | None = None
@@ -59,7 +60,10 @@ class Method:
         return self.contract.method
 
     def derive(self, name: str, title: str, *, contract: Mapping[str, Any] | None = None, **changes: Any) -> Method:
-        """A method that differs from this one in name, title, these fields of its contract and these of its own."""
+        """A method that differs from this one in name, title, these fields of its contract and these of its own, which
+        say with another server whether it ``mixes_ranks``.
+        """
+        changes.setdefault("mixes_ranks", self.mixes_ranks and "server" not in changes)
         contract_ = replace(self.contract, method=name, title=title, **(contract or {}))
         return replace(self, contract=contract_, **changes)
 

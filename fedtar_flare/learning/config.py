@@ -26,6 +26,17 @@ class LoRAConfig(Settings):
         (), description="further parameters that are trained and exchanged whole: names with '*' for any text"
     )
     dtype_up: Literal["float32", "bfloat16"] = Field("float32", description="number format of updates")
+    mean: Literal["factors", "product", "ffa"] = Field(
+        "factors",
+        description="of the sites' adapters, whose rank a site file may lower (lora_rank): of A and B, padded with "
+        "zeros; of the products B A, brought back to the rank by a truncated SVD; or 'ffa', of B alone, A being frozen",
+    )
+
+    def at_most(self, rank: int | None) -> "LoRAConfig":
+        """With a site's own rank, where that is lower, and the same scale s."""
+        if rank is None or rank >= self.rank:
+            return self
+        return self.replace(rank=rank, alpha=self.alpha * rank / self.rank)
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         if problem := problem_of(self.exchange):

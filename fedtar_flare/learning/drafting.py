@@ -30,6 +30,7 @@ from fedtar_flare.models.adapters.lora import load_shared_state
 from fedtar_flare.models.adapters.peft_file import (
     DEFAULT_ADAPTER,
     adapter_of,
+    at_most,
     read_adapter,
     read_adapter_config,
     read_adapter_info,
@@ -142,6 +143,7 @@ class Drafter:
         self.time_steps = kept.time_steps
         timeline = Timeline(kept.time_steps, prior=self.info.get("prior", "none"))
         nobody = Patient(_UNKNOWN, None, (visit_of(Study(adapter, "ct")),))
+        self._rank = kept.settings["lora"].rank if "lora" in kept.settings else None
         arguments: dict[str, Any] = {"lora": LoRAConfig(), "training": TrainingConfig(), "seed": 0, **kept.settings}
         with fetching_only_if(online):
             self.site_model: SiteModel = kept.learner(
@@ -170,7 +172,7 @@ class Drafter:
         name = self.info.get("adapter", DEFAULT_ADAPTER)
         weights = read_adapter(self._adapter, name)
         extra = [name for name in weights if adapter_of(name) is None]
-        config = read_adapter_config(self._adapter)
+        config, weights = at_most(self._rank, read_adapter_config(self._adapter), weights)
         model = add_like(base, config, targets=self._config.lora_targets, extra=extra, name=name)
         load_shared_state(model, weights, name)
         return model

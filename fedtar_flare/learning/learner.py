@@ -22,6 +22,7 @@ from fedtar_flare.learning.patient_privacy import add_private_gradients, generat
 from fedtar_flare.learning.site_model import SiteModel
 from fedtar_flare.learning.training import Trained, Validated, adamw, batches, limit_norm, parts, retry_smaller_batch
 from fedtar_flare.models.adapters.lora import shared_parameters
+from fedtar_flare.protocol.lora_ranks import factor
 
 logger = logging.getLogger(__name__)
 Read = list[tuple[list[str], Tensor]]
@@ -184,7 +185,7 @@ class ReportLearner(SiteModel):
             )
         end = self.shared()
         self.ranks.require_equal(end | self.private())
-        update = {name: end[name] - start[name] for name in start}
+        update = {name: end[name] - start[name] for name in self.shared_parameters}
         told = losses[: self.updates_told]
         learnt, behind = (set(chain(*part)) for part in (seen, seen[: self.updates_told]))
         return Trained(
@@ -266,8 +267,9 @@ class ReportLearner(SiteModel):
 
     @cached_property
     def shared_parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained and travels, by the name under which it does."""
-        return shared_parameters(self.model, self.adapter)
+        """What is trained and travels, by the name under which it does; with ``lora.mean`` 'ffa' without A."""
+        found = shared_parameters(self.model, self.adapter)
+        return {name: p for name, p in found.items() if factor(name) != "A"} if self.lora.mean == "ffa" else found
 
     def validate(self) -> Validated | None:
         """Loss and gradient in w over the validation patients' visits, with the personal part; None without any."""

@@ -26,13 +26,21 @@ from fedtar_flare.learning.frozen import KEPT_BYTES, FrozenStages
 from fedtar_flare.learning.prior import PRIOR_DROPOUT, masked, prior_batch, shown, turns
 from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.learning.training import augmented, retry_smaller_batch
-from fedtar_flare.models.adapters.lora import adapter_config, add_lora, extra_names, load_shared_state, shared_state
+from fedtar_flare.models.adapters.lora import (
+    adapter_config,
+    add_lora,
+    extra_names,
+    load_shared_state,
+    shared_state,
+    whole_start,
+)
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER
 from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.weights import fingerprint
 from fedtar_flare.progress import Progress
+from fedtar_flare.protocol.lora_ranks import lowered
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -54,7 +62,8 @@ class SiteModel:
     (:func:`~fedtar_flare.learning.device.choose_device`). ``checkpoint`` is
     called between batches and raises to stop an aborted job. ``places`` says where the parts lie that ``model`` names
     (``ModelConfig.located``). ``restored`` makes of the base model one with an adapter that a run left, instead of a
-    new one. Raises ConfigError where the model cannot be built, or parts of it would stay at random values.
+    new one. ``lora_rank`` is the site's own, of at most ``lora.rank``: :meth:`shared` then has the first so many ranks.
+    Raises ConfigError where the model cannot be built, or parts of it would stay at random values.
     """
 
     adapter: ClassVar[str] = DEFAULT_ADAPTER
@@ -87,7 +96,9 @@ class SiteModel:
         checkpoint: Callable[[], None] = lambda: None,
         places: Mapping[str, Path | None] | None = None,
         restored: Callable[[ReportGenerator], PeftModel] | None = None,
+        lora_rank: int | None = None,
     ):
+        self.lora, self.lora_rank = lora, lora_rank or lora.rank
         self.cohort, self.training = cohort, training
         self.checkpoint = checkpoint
         self._config = model
@@ -123,6 +134,7 @@ class SiteModel:
             seed=seed,
             extra=lora.exchange,
             adapter=self.adapter,
+            own_rank=self.lora_rank,
         )
 
     @property
@@ -184,7 +196,12 @@ class SiteModel:
 
     def load_shared(self, weights: Mapping[str, Tensor]) -> None:
         """Load the shared part; raises :class:`ExchangeError` naming a tensor that does not fit."""
-        load_shared_state(self.model, weights, self.adapter)
+        here = weights if self.lora_rank == self.lora.rank else lowered(weights, self.lora_rank)
+        load_shared_state(self.model, here, self.adapter)
+
+    def exchanged(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The shared part at the job's rank, after ``weights`` came down or, without them, as the seed gives it."""
+        return self.shared() if self.lora_rank == self.lora.rank else dict(weights) or whole_start(self.model)
 
     def load_private(self, state: Mapping[str, Tensor]) -> None:
         """Load what the site keeps between tasks."""

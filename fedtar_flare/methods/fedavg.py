@@ -11,6 +11,7 @@ from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, close_round, handshake, train
 from fedtar_flare.registry import Method
+from fedtar_flare.runtime.lora_mean import ProductMean
 from fedtar_flare.runtime.recipe import PRESETS
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.server_strategy import ServerStrategy
@@ -35,6 +36,8 @@ class FedAvgServer(ServerStrategy):
 
     def merge(self, w: Tensors, mean: Tensors, answers: Answers) -> Tensors:
         """The weights after an exchange, given the mean of the sites' differences (float64)."""
+        if isinstance(mean, ProductMean):
+            return mean.step(w)[0]
         return {name: (w[name].double() + mean[name]).float() for name in sorted(w)}
 
     def trained_visits(self, r: int, t: int) -> Callable[[list[int]], int]:
@@ -62,4 +65,5 @@ METHOD = Method(
     site=PooledSite,
     paper="https://arxiv.org/abs/1602.05629",
     presets=PRESETS,
+    mixes_ranks=True,
 )

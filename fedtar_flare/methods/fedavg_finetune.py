@@ -16,12 +16,14 @@ from pydantic import Field
 
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.drafting import Kept
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import Trained, Validated
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import PooledSite
 from fedtar_flare.models.adapters.lora import swapped_weights
+from fedtar_flare.protocol.lora_ranks import pairs
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.runtime.site_executor import seed_of
 from fedtar_flare.settings import Settings
@@ -111,7 +113,8 @@ def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> Kept:
             f"{folder} holds no fine-tuned adapter: the run did not end, or the site had too few training visits. "
             "Draft with the shared adapter alone (without --state)"
         )
-    return Kept(FineTuneLearner, {"finetune": FineTuneConfig()}, weights, precision=state.precision)
+    lora = LoRAConfig(rank=len(weights[pairs(weights)[0][0]]))
+    return Kept(FineTuneLearner, {"finetune": FineTuneConfig(), "lora": lora}, weights, precision=state.precision)
 
 
 METHOD = FEDAVG.derive(

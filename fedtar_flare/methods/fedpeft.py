@@ -208,5 +208,6 @@ METHOD = FEDAVG.derive(
     learner=PEFTLearner,
     settings={"peft": PEFTConfig},
     extend=extend,
+    mixes_ranks=False,
     paper="",
 )

@@ -48,6 +48,10 @@ handshake = Task(
             required=True,
         ),
         Field("min_cell", "count", "fewest distinct patients of a reported cell", least=1, most=1_000, public=True),
+        Field(
+            "rank", "count", "rank of the shared adapter at the site, where it is below the job's", least=1, public=True
+        ),
+        Field("lora_mean", "word", "which mean of the adapters the job asks for, if not of the factors", public=True),
         Field("skipped_studies", "tree", "studies that could not be read, by reason", length=5_000, least=0),
         Field("adapter_config", "settings", "PEFT's own configuration of the adapter", length=8_000, public=True),
         Field("model", "settings", "sizes and settings of the base model", length=8_000, public=True),

@@ -89,13 +89,15 @@ class Step(Event):
     """One exchange of updates; every site that was asked is in exactly one of the four dictionaries.
 
     ``update_norm`` is the Euclidean norm of the mean update (None where nothing is averaged), ``seconds`` the time
-    until the last answer; ``skipped``: nobody had anything to add, and the weights stay.
+    until the last answer; ``skipped``: nobody had anything to add, and the weights stay. ``lora_gap`` is
+    ``||mean(B A) - mean(B) mean(A)|| / ||mean(B A)||`` of the sites' low-rank factors (None without any).
     """
 
     kind: ClassVar[str] = "step"
     round: int
     step: int
     update_norm: float | None = None
+    lora_gap: float | None = None
     skipped: bool = False
     sites: dict[str, SiteUpdate] = {}
     abstained: dict[str, str] = {}

@@ -33,7 +33,7 @@ from fedtar_flare.settings import build
 
 NEEDED = re.compile(
     r"(.+\.)?(method|preset|seed|num_rounds|time_steps|weighting|aggregation|synthetic_patients|local_steps|local_epochs|batch_size|"
-    r"lr|server_lr|schedule|eta|mu|epochs|rank|alpha)"
+    r"lr|server_lr|schedule|eta|mu|epochs|rank|alpha|mean)"
 )
 """Names of settings that decide about a run's numbers."""
 
@@ -124,7 +124,18 @@ def movement(run: Run) -> Section | None:
     )
     lead = "The mean of the sites' updates at each step, over all tensors that travel."
     lead += " A cross on the axis is a step that was skipped." if crosses else ""
-    return Section("movement", "Movement", lead, charts([figure]), optimisation=True)
+    gaps = [
+        (place(run, one.round, one.step), one.lora_gap, f"{step_name(one)}: {significant(one.lora_gap)}")
+        for one in run.steps
+    ]
+    figures = [figure]
+    if any(value for _, value, _ in gaps):
+        lead += " Gap: ‖mean(BA) - mean(B) mean(A)‖ / ‖mean(BA)‖ of the sites' low-rank factors, over all layers."
+        title, x = "Gap between the means of LoRA's factors and products", "round (a point per time step)"
+        figures.append(
+            Chart(title, [Series("gap", gaps, "site", 1)], x_label=x, y_label="share", x_range=round_axis(run))
+        )
+    return Section("movement", "Movement", lead, charts(figures), optimisation=True)
 
 
 def exchange(run: Run) -> Section:

@@ -66,7 +66,7 @@ def work_of(numbers: Mapping[str, float]) -> float:
 
 def rescaled(tensors: Tensors, names: Iterable[str], factor: float) -> dict[str, torch.Tensor]:
     """The tensors, those of ``names`` times a factor; with 1 bit for bit as they are."""
-    return dict(tensors) | ({name: tensors[name] * factor for name in names} if factor != 1 else {})
+    return dict(tensors) | ({name: tensors[name] * factor for name in names if name in tensors} if factor != 1 else {})
 
 
 def with_ceiling(shares: Mapping[str, float], most: float) -> dict[str, float]:
@@ -224,6 +224,14 @@ class SpilledUpdates:
         total = torch.cat([reduce(torch.stack([part.double() for part in parts])) for parts in blocks])
         parts = zip(self.names, self._shapes, total.split(sizes), strict=True)
         return {name: part.view(shape) for name, shape, part in parts}
+
+    def of(self, name: str) -> dict[str, torch.Tensor]:
+        """One tensor of every site's update, float64; of those on disk, no more is read."""
+        sizes, place = [shape.numel() for shape in self._shapes], self.names.index(name)
+        files = self._files.items()
+        flat = {site: torch.from_file(str(path), size=sum(sizes), dtype=dtype) for site, (path, dtype) in files}
+        flat |= self._kept
+        return {site: one.split(sizes)[place].view(self._shapes[place]).double() for site, one in flat.items()}
 
     def _blocks(self, site: str, size: int | None = None) -> Iterator[torch.Tensor]:
         """A site's update, flat, in blocks; of one on disk, a block at a time is in memory, until the next is read."""

@@ -17,6 +17,7 @@ from fedtar_flare.data.timeline import check_periods
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.files import read_json
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors, check_update_size, euclidean_norm, expect_at_most
+from fedtar_flare.protocol.lora_ranks import padded, sent_shapes
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, TRAIN
 from fedtar_flare.record.events import End
@@ -33,6 +34,7 @@ from fedtar_flare.runtime.aggregation import (
 from fedtar_flare.runtime.alarms import alarms
 from fedtar_flare.runtime.checkpoint import SIMULATED_JOB, Checkpoint, RunCheckpoints
 from fedtar_flare.runtime.handshaking import HandshakeController
+from fedtar_flare.runtime.lora_mean import ProductMean, gap
 from fedtar_flare.runtime.results import Results, check_scores
 from fedtar_flare.runtime.scalars import send_scalar
 from fedtar_flare.runtime.tasking import Answers, RunAborted, now
@@ -180,14 +182,15 @@ class FederatedController(HandshakeController):
         def accept(site: str, reply: Reply, update: Tensors) -> None:
             if not self._shares:
                 return
-            self._wire.check_tensors(TRAIN, update, shapes, sends="difference", dtypes=dtypes)
+            agreed = sent_shapes(shapes, self.lora_ranks[site], frozen_a=self.lora_mean == "ffa")
+            self._wire.check_tensors(TRAIN, update, agreed, sends="difference", dtypes=dtypes)
             rows = {name: value.float() for name, value in update.items() if self.contract.is_collected(name)}
             update = {name: value.float() for name, value in update.items() if name not in rows}
             work[site] = work_of(reply.numbers)
             update = rescaled(update, w, 1 / (work[site] * (1 + r - reply.round)))  # a late one counts less
             check_update_size(update, w, self.update_norm_limit)
             self.strategy.collect(site, rows)
-            updates.add(site, update)
+            updates.add(site, update if agreed == shapes else padded(update, {name: down[name] for name in averaged}))
 
         work: dict[str, float] = {}
         averaged = [name for name in shapes if not self.contract.is_collected(name)]
@@ -200,11 +203,12 @@ class FederatedController(HandshakeController):
             for site, reply in answers.replies.items():  # a site weighs no more than the visits it announced
                 counts[site] = min(int(reply.numbers["samples"]), max(1, visits(self.visits[site]["train"])))
             shares = self.shares_of(counts) if counts and self._shares else {}
-            mean = self.strategy.combine(updates, shares) if shares else None
-        if mean and any(work[site] < 1 for site in shares):
-            mean = rescaled(mean, w, math.fsum(shares[site] * work[site] for site in shares))
-        norm = euclidean_norm({name: mean[name] for name in w}) if mean else None
-        self.results.step(r, t, answers, norm)
+            tau = math.fsum(shares[s] * work[s] for s in shares) if any(work[s] < 1 for s in shares) else 1.0
+            mean = rescaled(self.strategy.combine(updates, shares), w, tau) if shares else None
+            norm = euclidean_norm({name: mean[name] for name in w}) if mean else None
+            if mean and self.lora_mean == "product":
+                mean = ProductMean(mean, w, updates, shares, tau)
+            self.results.step(r, t, answers, norm, gap(w, updates, shares))
         return mean, answers
 
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:

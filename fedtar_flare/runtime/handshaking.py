@@ -15,6 +15,7 @@ from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE
 from fedtar_flare.record.events import Alarm
 from fedtar_flare.runtime.aggregation import PLAUSIBLE, plausible
 from fedtar_flare.runtime.alarms import raise_alarm
+from fedtar_flare.runtime.lora_mean import check_form
 from fedtar_flare.runtime.results import Results
 from fedtar_flare.runtime.tasking import Answers, OnReply, TaskController, now
 from fedtar_flare.tensor_file import near, near_checksums
@@ -36,6 +37,7 @@ class HandshakeController(TaskController):
     time_steps: int
     rounds_per_period: int
     unseen: list[str] | None
+    aggregation: str
     _agreed: Row
     _members: set[str]
     """Sites that took part before a resume."""
@@ -54,6 +56,9 @@ class HandshakeController(TaskController):
         self._announced: dict[str, Any] = {}
         self._alarms: list[str] = []
         self.described: dict[str, Any] = {}
+        self.lora_mean = "factors"
+        self.lora_ranks: dict[str, int] = {}
+        """Of the sites' adapters, where it is below the job's; else 0."""
 
     @abstractmethod
     def header(self, r: int, t: int, after: str, evaluate: bool = False) -> TaskHeader:
@@ -105,6 +110,8 @@ class HandshakeController(TaskController):
         self._agreed = agree(answers, self.min_sites)
         self.sites = sorted(answers.replies)
         self.schema = ExchangeSchema.from_dict(answers.replies[self.sites[0]].payload["schema"])
+        self.lora_mean = answers.replies[self.sites[0]].payload.get("lora_mean", "factors")
+        check_form(self.lora_mean, self.aggregation, self.wait_seconds)
         w = w if w is not None else self._common_start(source, initial, answers)
         self.schema.check(w)
         self._remember(answers)
@@ -135,6 +142,7 @@ class HandshakeController(TaskController):
         for site, reply in answers.replies.items():
             self._announced[site] = {split: list(steps) for split, steps in reply.payload["counts"].items()}
             self.described[site] = reply.payload.get("model") or {}
+            self.lora_ranks[site] = int(reply.numbers.get("rank", 0))
         self.visits = plausible(self._announced)
         for site, reply in answers.replies.items():
             reply.payload["counts"] = self.visits[site]
@@ -171,6 +179,8 @@ class HandshakeController(TaskController):
 
         def accept(site: str, reply: Reply, tensors: Tensors) -> None:
             schema = ExchangeSchema.from_dict(reply.payload.get("schema"))
+            if "rank" in reply.numbers and self.aggregation != "mean":
+                raise ExchangeError(f"its lora_rank is its own, for which aggregation '{self.aggregation}' has no form")
             if tensors and site != source:
                 raise ExchangeError("it sent weights that nobody had asked it for")
             if site == source:

@@ -20,6 +20,7 @@ from fedtar_flare.models.config import DECODER_TARGETS
 from fedtar_flare.presets import PaperPreset, papers
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.lora_mean import check_form
 from fedtar_flare.runtime.scalars import add_tensorboard
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.settings import check_names
@@ -152,6 +153,7 @@ class MethodRecipe(Recipe):
         executor_class: type[SiteExecutor] = self.definition.executor or SiteExecutor
         self.executor = executor_class(method, preset, settings or None, seed, torch_threads)
         self.executor.resolved.data.timeline(steps)  # periods and T must fit: said here, not at a hospital
+        check_form(self.executor.resolved.lora.mean, self.controller.aggregation, self.controller.wait_seconds)
         tasks = list(self.contract.task_names)
         job.to_clients(self.executor, tasks=tasks)
         extra_names = list(self.executor.resolved.lora.exchange)

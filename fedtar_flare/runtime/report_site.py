@@ -81,7 +81,7 @@ class ReportSite(SiteStrategy):
 
     def adapted_model(self, time_steps: int) -> AdaptedModel:
         """The report generator; a method adds what it trains for itself."""
-        return AdaptedModel(self.settings.model, self.settings.lora, self.extend)
+        return AdaptedModel(self.settings.model, self.lora_here, self.extend)
 
     def own_rates(self) -> dict[str, float]:
         """Learning rates of what the method trains for itself, by setting."""
@@ -164,7 +164,7 @@ class ReportSite(SiteStrategy):
         if state.latest(header.after) is None:
             self.save_private(state, version(0, 0), learner, header)
         self.executor.let_others_begin()
-        shared = learner.shared()
+        shared = learner.exchanged(weights)
         reply = self.agreement(header, site, state, cohort, shared)
         config = learner.adapter_config()
         reply.payload.update(adapter_config=config, model=sealed(learner.describe(), config))
@@ -293,6 +293,7 @@ class ReportSite(SiteStrategy):
                 precision=config.precision,
                 checkpoint=site.stop_if_aborted,
                 places=config.policy.models,
+                lora_rank=self.lora_here.rank,
                 **self.learner_settings(header, state),
             )
             self._learner_key = (header.run_id, site.name)

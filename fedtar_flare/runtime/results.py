@@ -147,7 +147,7 @@ class Results:
         self.record.write(Joined(round=r, sites=sorted(counts), counts=counts, absent=answers.absent | answers.refused))
         logger.info(f"round {r}: joined: {', '.join(sorted(counts)) or 'nobody'}")
 
-    def step(self, r: int, t: int, answers: Answers, update_norm: float | None) -> None:
+    def step(self, r: int, t: int, answers: Answers, update_norm: float | None, lora_gap: float | None = None) -> None:
         """Record one exchange of updates: who sent what."""
         sites = {
             site: SiteUpdate.model_validate(
@@ -160,6 +160,7 @@ class Results:
                 round=r,
                 step=t,
                 update_norm=update_norm,
+                lora_gap=lora_gap,
                 skipped=not sites,
                 sites=sites,
                 abstained=answers.abstained,

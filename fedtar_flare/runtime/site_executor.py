@@ -281,6 +281,7 @@ class SiteExecutor(Executor):
 
         self.site_config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
         self.strategy.at_source(self.site_config.source)
+        self.strategy.own_rank = self.site_config.lora_rank
         self._admit(header, site)
         kind = StateOfAnother if self.ranks.rank else SiteState
         state = kind(site.state_root(self.site_config.state_dir), header.run_id, site.name)

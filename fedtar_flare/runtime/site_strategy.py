@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fedtar_flare.data.minimum_cell import shown_count
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.imaging.transform_list import names_of
+from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.exchange import ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import MAX_ROUNDS, MAX_STEPS, Reply, TaskHeader, ok, version
@@ -45,6 +46,8 @@ class SiteStrategy(ABC):
     """Whether visits are counted, trained on or scored by time step; if not, all count at the first one."""
     columns: ClassVar[tuple[str, ...]] = ("report or report_path", "age or birth_date", "sex")
     """What a table of studies needs besides patient, date and image."""
+    own_rank: int | None = None
+    """Greatest rank of an adapter here, as the site file says; None: the job's."""
 
     def __init__(self, executor: SiteExecutor):
         self.executor = executor
@@ -55,12 +58,27 @@ class SiteStrategy(ABC):
         shared = self.build_shared(executor.preset, {group: given.get(group) for group in self.shared_groups})
         self.given = RunSettings(**shared, **{name: build(kind, given.get(name), name) for name, kind in own.items()})
         self.settings: RunSettings
+        if (form := self.given.lora.mean) != "factors":
+            self._require_mixing(f"lora.mean: {form}")
         self.at_source("synthetic")
         self.check()
 
     def at_source(self, source: str) -> None:
         """Take the settings as they are where a site's data comes from this source."""
         self.settings = self.resolve(self.given, source)
+
+    @property
+    def lora_here(self) -> LoRAConfig:
+        """The adapter here: the job's, or of the site's own rank; ConfigError where the method has one rank alone."""
+        here: LoRAConfig = self.settings.lora.at_most(self.own_rank)
+        if here.rank < self.settings.lora.rank:
+            self._require_mixing(f"lora_rank: the site file has {here.rank}, the job {self.settings.lora.rank}")
+        return here
+
+    def _require_mixing(self, what: str) -> None:
+        if not self.executor.definition.mixes_ranks:
+            text = f"{what}: method '{self.executor.method}' averages factors of one rank alone"
+            raise ConfigError(text, public=text)
 
     def request(self, rounds: int, time_steps: int) -> JobRequest:
         """What the job asks of a site: what the method does, and the transforms that any job may add."""
@@ -129,7 +147,10 @@ class SiteStrategy(ABC):
             "skipped_studies": cohort.left_out(least),
             **({"start": near_checksums(shared)} if header.initial_site else {}),  # no weights came down
         }
-        return ok(header, {"min_cell": float(least)}, payload)
+        if (form := self.settings.lora.mean) != "factors":
+            payload["lora_mean"] = form
+        lower = self.lora_here.rank < self.settings.lora.rank
+        return ok(header, {"min_cell": float(least)} | ({"rank": float(self.lora_here.rank)} if lower else {}), payload)
 
 
 def require_start(header: TaskHeader, weights: Tensors, state: SiteState) -> None:

@@ -25,6 +25,7 @@ from fedtar_flare.globs import problem_of
 from fedtar_flare.protocol.contract import Contract, Sends
 from fedtar_flare.protocol.exchange import ExchangeSchema, register_tensors
 from fedtar_flare.protocol.fields import MAX_TEXT, check_error
+from fedtar_flare.protocol.lora_ranks import shapes_as_sent
 from fedtar_flare.protocol.messages import ERROR, HEADER, MAX_ROUNDS, WORD, Reply, TaskHeader
 from fedtar_flare.registry import caution_of, contract_of
 from fedtar_flare.site.audit import REFUSED_PROP
@@ -137,7 +138,8 @@ class OutboundGuard(Filter):
         sends = SENDS[dxo.data_kind]
         if sends == "initial" and inbound.header.initial_site != site:
             raise ExchangeError("initial weights were not asked of this site")
-        contract.check_tensors(task, dxo.data, schema if sends == "initial" else inbound.shapes, sends=sends)
+        agreed = schema if sends == "initial" else shapes_as_sent(inbound.shapes, dxo.data)
+        contract.check_tensors(task, dxo.data, agreed, sends=sends)
         if (values := sum(value.numel() for value in dxo.data.values())) > self.max_values:
             raise ExchangeError(f"{values} values in one message; the limit is {self.max_values}")
 

@@ -42,6 +42,12 @@ class SiteConfig(Settings):
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="number format of the computation: auto, float32 or bfloat16"
     )
+    lora_rank: int | None = Field(
+        None,
+        ge=1,
+        description="greatest rank of the adapter here: of a job with a larger lora.rank, the site has the first so "
+        "many rows of A and columns of B, and its patients' adapters have this rank; default: the job's",
+    )
     processes: int = Field(1, ge=1, le=64, description="how many processes do a task together, each with a GPU if any")
     labeler: Path | None = Field(
         None,

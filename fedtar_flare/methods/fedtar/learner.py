@@ -74,7 +74,7 @@ class PatientLearner(ReportLearner):
         groups = []
         if patient.enabled:
             steps = self.cohort.time_steps
-            self.patient = PatientLoRA(self.model, patient, rank=lora.rank, time_steps=steps, seed=seed)
+            self.patient = PatientLoRA(self.model, patient, rank=self.lora_rank, time_steps=steps, seed=seed)
             groups.append({"params": list(self.patient.parameters()), "lr": patient.lr})
         if self._own_head is not None:
             groups.append({"params": list(self._own_head.parameters.values()), "lr": self._diagnosis.rate})

@@ -116,4 +116,5 @@ METHOD = Method(
     sections=SECTIONS,
     kept=kept,
     extend=extend,
+    mixes_ranks=True,
 )

@@ -20,6 +20,7 @@ from torch import nn
 
 from fedtar_flare.errors import ExchangeError
 from fedtar_flare.protocol.exchange import Tensors
+from fedtar_flare.runtime.lora_mean import ProductMean
 
 ALPHA_FLOOR = 1e-5
 """A step whose alpha_t is below this leaves w as it is, and its gradient is 0.
@@ -42,8 +43,10 @@ def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, to
     Takes the master w_{t-1}, float32, and ``wbar_t - w_{t-1}`` (Eq. 6), by the same names and shapes. Gives w_t,
     rounded once, and ``||w_t - w_{t-1}||`` of the master: alpha_t times that of the mean (Theorem 2) up to float32's
     rounding. Where the two differ clearly, part of the step is lost. Raises :class:`ExchangeError`, which names the
-    tensor that is not finite after the step.
+    tensor that is not finite after the step. Of a mean of products, it is their step (:class:`ProductMean`).
     """
+    if isinstance(mean, ProductMean):
+        return mean.step(w, alpha)
     moved: dict[str, torch.Tensor] = {}
     squares = []
     for name in sorted(w):

@@ -46,11 +46,13 @@ def require_spread(before: Tensors, after: Tensors) -> None:
 
 def released_t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
     """T numbers (:func:`.policy.t_numbers`) to the nearest multiple of their resolution, which is rounded down to a
-    power of two, so that it tells the gradient's norm no finer than by a factor of two.
+    power of two, so that it tells the gradient's norm no finer than by a factor of two. Raises :class:`ExchangeError`
+    as :func:`require_spread`, which here is of what the site sees of the broadcasts.
     """
     numbers, length = t_numbers(gradient, broadcasts), euclidean_norm(gradient)
     released = []
     for number, (before, after) in zip(numbers, pairwise(broadcasts), strict=True):
+        require_spread(before, after)
         most = length * euclidean_norm({name: after[name].double() - before[name].double() for name in gradient})
         if not most:
             released.append(0.0)

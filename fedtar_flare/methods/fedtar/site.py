@@ -22,6 +22,7 @@ from fedtar_flare.methods.fedtar.release import MOST_SHARE, released_t_numbers, 
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import TaskHeader
+from fedtar_flare.runtime.lora_mean import aligned
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.site_executor import seed_of
@@ -105,6 +106,9 @@ class PatientSite(ReportSite):
             return
         if state.has("mixture"):
             arrays, about = state.read("mixture")
+            if about["rank"] != self.lora_here.rank:
+                text = f"the site file's lora_rank was another at the run's first handshake: {about['rank']}"
+                raise ConfigError(text, public=text)
             if about["time_steps"] < header.time_steps:
                 state.write("mixture", arrays, about | {"time_steps": header.time_steps})
             return
@@ -116,7 +120,7 @@ class PatientSite(ReportSite):
         about = {  # what it takes to use this site's state later, without the job
             "median_age": training_median_age(cohort),
             "patient": self.settings.patient.to_dict(),
-            "rank": self.settings.lora.rank,
+            "rank": self.lora_here.rank,
             "time_steps": header.time_steps,
             "seed": self.executor.seed,
             "site": cohort.site,
@@ -181,13 +185,14 @@ class FedTARSite(PatientSite):
         """
         if validated is None:
             return {}, {}
-        received = self._received(header, state)
-        values = sum(value.numel() for value in weights.values())
+        received, form = self._received(header, state), self.settings.lora.mean
+        values = sum(value.numel() for value in validated.gradient.values())
         whole = len(received) == (header.arrived or header.time_steps)
         trained = any(name.startswith(f"{header.round:04d}-") for name in state.versions())
         if not whole or not trained or header.round * header.time_steps > MOST_SHARE * values:
             return {}, {"t_numbers": None}
-        return {}, {"t_numbers": released_t_numbers(validated.gradient, [*received, dict(weights)])}
+        gradient, path = aligned(form, self.lora_here.rank, validated.gradient, [*received, dict(weights)])
+        return {}, {"t_numbers": released_t_numbers(gradient, path)}
 
     def closed_from(self, header: TaskHeader, state: SiteState, weights: Tensors) -> str:
         """The T numbers follow from all broadcasts of the round, which must differ in many values."""

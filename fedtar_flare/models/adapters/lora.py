@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 _EXTRAS = "exchanged_extras"  # attribute of the PEFT model: by adapter, the extras by name
+_WHOLE = "whole_adapter"  # and of one whose rank is its own: PEFT's configuration and A of what travels
 _ADAPTER_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _FACTOR = re.compile(r"(base_model\.model\..+\.lora_[AB])\.([a-z0-9_]+)\.weight")  # as named_parameters() names it
 
@@ -40,6 +41,7 @@ def add_lora(
     seed: int,
     extra: Sequence[str] = (),
     adapter: str = DEFAULT_ADAPTER,
+    own_rank: int | None = None,
 ) -> PeftModel:
     """Add a named set of LoRA factors to ``model`` (changed in place).
 
@@ -60,6 +62,8 @@ def add_lora(
         the first set. Buffers are never exchanged.
     adapter : str
         The set's name: at most 32 lower-case letters, digits and underscores.
+    own_rank : int, optional
+        Another rank than what travels has: of that, these factors are the first so many ranks.
 
     Raises
     ------
@@ -79,9 +83,10 @@ def add_lora(
     names = target_names(adapted.get_base_model() if adapted else model, targets)
     extras = {name: model.get_parameter(name) for name in extra_names(model, extra)}
     scale = int(alpha) if alpha == int(alpha) else alpha  # PEFT declares an integer and divides by the rank
+    here = own_rank or rank
     config = LoraConfig(
-        r=rank,
-        lora_alpha=scale,  # type: ignore[arg-type]
+        r=here,
+        lora_alpha=scale if here == rank else alpha * here / rank,  # type: ignore[arg-type]
         target_modules=names,
         lora_dropout=0.0,
         bias="none",
@@ -94,15 +99,26 @@ def add_lora(
         peft_model = adapted or get_peft_model(model, config, adapter_name=adapter)
         if adapted:
             adapted.add_adapter(adapter, config)
-    generator = torch.Generator().manual_seed(seed)
+    generator, starts = torch.Generator().manual_seed(seed), {}
     with torch.no_grad():
         for name in names:
             weight = peft_model.get_base_model().get_parameter(f"{name}.lora_A.{adapter}.weight")
-            weight.copy_((torch.rand(weight.shape, generator=generator) * 2 - 1) / math.sqrt(weight.shape[1]))
+            start = (torch.rand(rank, weight.shape[1], generator=generator) * 2 - 1) / math.sqrt(weight.shape[1])
+            weight.copy_(start[:here])
+            starts[wire_name(f"base_model.model.{name}.lora_A", adapter)] = start
+    if here != rank:
+        setattr(peft_model, _WHOLE, ({"r": rank, "lora_alpha": scale}, starts))
     for parameter, was_trained in trained.items():
         parameter.requires_grad_(was_trained)
     keep_extras(peft_model, adapter, extras)
     return peft_model
+
+
+def whole_start(peft_model: PeftModel) -> dict[str, Tensor]:
+    """What travels at the start, where the model has another rank, made by :func:`add_lora`; extras as they are."""
+    state, (config, starts) = shared_state(peft_model), getattr(peft_model, _WHOLE)
+    ends = {b: torch.zeros(len(state[b]), config["r"]) for b in (a.replace("lora_A", "lora_B") for a in starts)}
+    return state | starts | ends
 
 
 def keep_extras(peft_model: PeftModel, adapter: str, extras: Mapping[str, nn.Parameter]) -> None:
@@ -220,10 +236,11 @@ def load_shared_state(peft_model: PeftModel, state: Mapping[str, Tensor], adapte
 def adapter_config(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, Any]:
     """PEFT's ``adapter_config.json`` as JSON primitives, so that a process without PEFT can write an adapter folder.
 
-    Without what is PEFT's default here, and without the site's own path of the base model.
+    Without what is PEFT's default here, without the site's own path of the base model, and of the rank that travels.
     """
     _require_adapter(peft_model, adapter)
     every = peft_model.peft_config[adapter].to_dict() | {"inference_mode": True}
+    every |= getattr(peft_model, _WHOLE, ({},))[0]
     config = {name: value for name, value in every.items() if name in KNOWN_SETTINGS}
     return json.loads(json.dumps(config, default=sorted))  # sets become sorted lists, enums their values
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.files import write_bytes, write_text
 from fedtar_flare.globs import matches
+from fedtar_flare.protocol.lora_ranks import lowered
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -171,6 +172,15 @@ def read_adapter_config(folder: Path | str) -> dict[str, Any]:
         return dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{file} is missing or damaged ({error})") from error
+
+
+def at_most(
+    rank: int | None, config: dict[str, Any], weights: dict[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """PEFT's configuration and the weights of no more than the first ``rank`` ranks, at the same scale."""
+    if rank is None or rank >= (whole := config.get("r", 0)):
+        return config, weights
+    return {**config, "r": rank, "lora_alpha": config["lora_alpha"] * rank / whole}, lowered(weights, rank)
 
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:

@@ -31,10 +31,16 @@ def run(cohort, tmp_path_factory):
     return left_by(cohort, tmp_path_factory.mktemp("run"))
 
 
-def left_by(cohort, place, diagnosis=None, precision="float32", **patient_settings):
+def left_by(cohort, place, diagnosis=None, precision="float32", lora_rank=None, **patient_settings):
     patient, median = PatientConfig(patients_per_component=1, **patient_settings), training_median_age(cohort)
     mixture = fit_mixture(cohort, patient, 5)
-    more = {"patient": patient, "mixture": mixture, "diagnosis": diagnosis, "precision": precision}
+    more = {
+        "patient": patient,
+        "mixture": mixture,
+        "diagnosis": diagnosis,
+        "precision": precision,
+        "lora_rank": lora_rank,
+    }
     learner = learner_of(cohort, PatientLearner, seed=SEED, **more)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -44,8 +50,8 @@ def left_by(cohort, place, diagnosis=None, precision="float32", **patient_settin
         learner.local = {n: v + 0.05 * torch.randn(v.shape, generator=generator) for n, v in learner.shared().items()}
     state = SiteState(place / "state", "run-1", "site-1")
     about = {
-        "median_age": median, "patient": patient.to_dict(), "rank": 4, "time_steps": T, "seed": SEED, "site": "site-1",
-        "key": key_check(cohort.key),
+        "median_age": median, "patient": patient.to_dict(), "rank": learner.lora_rank, "time_steps": T, "seed": SEED,
+        "site": "site-1", "key": key_check(cohort.key),
     }  # fmt: skip
     arrays = {name: torch.from_numpy(np.atleast_1d(value)) for name, value in mixture.state().items()}
     state.write("mixture", arrays, about)
@@ -54,7 +60,7 @@ def left_by(cohort, place, diagnosis=None, precision="float32", **patient_settin
     info = {"run_id": "run-1", "round": ROUND, "model": MODEL.to_dict(), "fingerprint": learner.fingerprint}
     if extension := learner.describe().get("extension"):
         info |= {"method": "fedtar", "extension": extension}
-    write_adapter(place / "adapter", learner.shared(), learner.adapter_config(), info)
+    write_adapter(place / "adapter", learner.exchanged({}), learner.adapter_config(), info)
     sample = cohort.samples("test")[0]
     study = Study(
         sample.visit.image, "ct", sample.visit.patient_id, sample.visit.age, sample.sex, time_step=sample.time_step
@@ -109,8 +115,9 @@ def test_a_draft_is_told_the_findings_by_the_site_s_own_head_and_without_its_sta
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_a_draft_is_written_beside_the_adapter_as_the_site_trained_it_where_it_kept_that(cohort, tmp_path):
-    run = left_by(cohort, tmp_path, local_adapter=True)
+@pytest.mark.parametrize("rank", [None, 2])
+def test_a_draft_is_written_beside_the_adapter_as_the_site_trained_it_where_it_kept_that(cohort, tmp_path, rank):
+    run = left_by(cohort, tmp_path, local_adapter=True, lora_rank=rank)
     shared, images = run.learner.shared(), run.learner.images([run.sample])
     beside_the_server_s = run.learner.generate([run.sample], images)[0]
     run.learner.load_shared(run.learner.local)
