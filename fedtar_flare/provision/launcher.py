@@ -1,8 +1,9 @@
-"""A launcher that starts a job process again when a signal ended it.
+"""A launcher that starts a job process again when a signal, or the cluster, ended it.
 
 FLARE 2.9 fails the whole job, for all sites, when one site's job process dies of a signal (out of memory, an operator's
-kill), whatever ``min_clients`` says. Here the site starts it again and the server sends the open task once more, which
-names the state version that it starts from, so the numbers stay the same. A site whose process keeps dying leaves.
+kill) or Slurm loses it, whatever ``min_clients`` says. Here the site starts it again and the server sends the open task
+once more, which names the state version that it starts from, so the numbers stay the same. A site whose process keeps
+dying leaves.
 """
 
 import threading
@@ -18,6 +19,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobLauncherSpec, JobReturnCode
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
+from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 from fedtar_flare.errors import ConfigError, FedTARError
@@ -27,7 +29,7 @@ from fedtar_flare.provision.retention import Retention
 
 
 class SupervisedHandle(JobHandleSpec):
-    """Handle of a job process that ``launch`` starts again when a signal ends it.
+    """Handle of a job process that ``launch`` starts again when a signal ends it, or its launcher says it was lost.
 
     A process that dies more than ``max_restarts`` times within ``window`` seconds is in a crash loop. ``say`` takes a
     line for the log; ``clock`` tells monotonic seconds.
@@ -35,7 +37,7 @@ class SupervisedHandle(JobHandleSpec):
 
     def __init__(
         self,
-        launch: Callable[[], ProcessHandle],
+        launch: Callable[[], JobHandleSpec],
         max_restarts: int,
         window: float,
         say: Callable[[str], object],
@@ -56,19 +58,19 @@ class SupervisedHandle(JobHandleSpec):
             self._handle.terminate()
 
     def poll(self) -> int:
-        """FLARE's return code; death by a signal is UNKNOWN, which does not fail the other sites' job."""
-        return JobReturnCode.UNKNOWN if self._killed() else int(self._handle.poll())
+        """FLARE's return code; a lost process is UNKNOWN, which does not fail the other sites' job."""
+        return JobReturnCode.UNKNOWN if self._lost() else int(self._handle.poll())
 
     def wait(self) -> None:
         """Return when the process has ended by itself, was terminated, or is in a crash loop."""
         while True:
             self._handle.wait()
             with self._lock:
-                if not self._killed() or self._stopped or self._in_crash_loop():
+                if not (how := self._lost()) or self._stopped or self._in_crash_loop():
                     return
                 self._restarts.append(self._clock())
                 self._say(
-                    f"the job process was ended by signal {-self._exit_code()}: started again "
+                    f"the job process {how}: started again "
                     f"({len(self._restarts)} of at most {self._max_restarts} times in {self._window:g} s)"
                 )
                 self._handle = self._launch()
@@ -79,18 +81,18 @@ class SupervisedHandle(JobHandleSpec):
         if len(self._restarts) < self._max_restarts:
             return False
         self._say(
-            f"the job process was ended by signal {-self._exit_code()} again after {self._max_restarts} restarts in "
+            f"the job process {self._lost()} again after {self._max_restarts} restarts in "
             f"{self._window:g} s: this site leaves the job, which goes on with the others. Look at the job's log for "
             "the cause (out of memory?)"
         )
         return True
 
-    def _exit_code(self) -> int:
-        """Negative for a signal, as in Python's subprocess; 0 while it runs."""
-        return self._handle.adapter.poll() or 0
-
-    def _killed(self) -> bool:
-        return self._exit_code() < 0
+    def _lost(self) -> str:
+        """How the process was lost; empty while it runs and where it ended by itself."""
+        if isinstance(self._handle, ProcessHandle):
+            code = self._handle.adapter.poll() or 0  # negative for a signal, as in Python's subprocess
+            return f"was ended by signal {-code}" if code < 0 else ""
+        return "was lost by its cluster" if self._handle.poll() == ProcessExitCode.INFRASTRUCTURE_ERROR else ""
 
 
 class SupervisedProcessLauncher(ClientProcessJobLauncher):
@@ -99,8 +101,8 @@ class SupervisedProcessLauncher(ClientProcessJobLauncher):
     A job that brings code is not started, whoever signed it, unless ``byoc``: the policy alone would let in whoever
     holds the project's root key, from which FLARE takes every role. As the one component of ours in every site's
     process it also closes the site's doors when that starts, writes down its health, and sees to its retention.
-    Containers, pods and cluster jobs of another launcher (``nvflare deploy prepare``) are not started again: that is
-    for their own runtime to do.
+    Jobs of another launcher (``nvflare deploy prepare``) are started again where it tells that they were lost, as that
+    of Slurm does.
     """
 
     def __init__(
@@ -132,7 +134,5 @@ class SupervisedProcessLauncher(ClientProcessJobLauncher):
     def launch_job(self, job_meta: dict, fl_ctx: FLContext) -> JobHandleSpec:
         if job_meta.get(AppValidationKey.BYOC) and not self.byoc:
             raise FedTARError("the job brings code of its own, which this site does not run")
-        if self.launcher is not None:
-            return self.launcher.launch_job(job_meta, fl_ctx)
-        start = super().launch_job
+        start = super().launch_job if self.launcher is None else self.launcher.launch_job
         return SupervisedHandle(lambda: start(job_meta, fl_ctx), self.max_restarts, self.window, self.logger.warning)

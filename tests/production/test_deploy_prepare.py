@@ -5,12 +5,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.fuel.utils.component_builder import ComponentBuilder
 from test_kits import BIN, provision
 
@@ -61,8 +63,16 @@ def test_a_site_s_jobs_are_started_by_flare_s_launcher_behind_our_own(place, tmp
     for event in (EventType.SYSTEM_BOOTSTRAP, EventType.BEFORE_JOB_LAUNCH):
         ours.handle_event(event, context)
     assert context.get_prop(FLContextKey.JOB_LAUNCHER) == [ours], "FLARE refuses a site with two"
-    monkeypatch.setattr(type(ours.launcher), "launch_job", lambda self, meta, context: "started")
-    assert ours.launch_job(JOB, context) == "started"
+    codes = [ProcessExitCode.INFRASTRUCTURE_ERROR, 0]  # lost, as Slurm's launcher says; then it ends by itself
+
+    def ended(self, meta, context):
+        code = codes.pop(0)
+        return SimpleNamespace(wait=lambda: None, poll=lambda: code)
+
+    monkeypatch.setattr(type(ours.launcher), "launch_job", ended)
+    handle = ours.launch_job(JOB, context)
+    handle.wait()
+    assert handle.poll() == 0 and not codes, "it was started again"
     with pytest.raises(FedTARError, match="code of its own"):
         ours.launch_job(JOB | {"byoc": True}, context)
     with pytest.raises(ConfigError, match="launcher must be"):

@@ -63,3 +63,4 @@ def test_a_site_in_slurm_takes_part_once_and_comes_back_at_the_end_of_its_time(t
         assert (kit / job / "log.txt").stat().st_mode & 0o077 == 0 and (tmp_path / "state").is_dir()
         slurm("scancel", "--batch", "--signal=USR1", first)
         wait_for("it is in the queue again", lambda: "Restarts=1" in slurm("scontrol", "show", "job", first), 60)
+        assert fedtar_here("health", kit, "--live")[0] == 1, "and no process of it is left"
