@@ -22,7 +22,7 @@ echo "built in $((SECONDS - started)) s"
 container=$(b from --pull-never fedtar)
 root=$(b mount "$container")
 echo "size, MB: $(du -sm --one-file-system "$root" | cut -f1)"
-echo "packages in /opt/fedtar/sbom.json: $(grep -c '"metadata_version"' "$root/opt/fedtar/sbom.json")"
+echo "packages in /opt/fedtar/sbom.json: $(grep -c '"type": "library"' "$root/opt/fedtar/sbom.json")"
 
 mkdir -p "$work"/hospital/{workspace,state,cache}
 cp provisioning/project-localhost.yml "$work/hospital/"
