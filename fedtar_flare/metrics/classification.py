@@ -58,13 +58,10 @@ def auc_of_draws(labels: Sequence[int], scores: Array, places: Sequence[int], dr
     return found
 
 
-def lca(curve: Curve, *, with_start: bool = False) -> float | None:
-    """Area under the learning curve: mean AUC over e = 1..E, or (``with_start``, LCA0) over e = 0..E.
-
-    None where the curve is not defined at some epoch.
-    """
-    counted = [value for value in curve[0 if with_start else 1 :] if value is not None]
-    return float(np.mean(counted)) if counted and len(counted) == len(curve) - (not with_start) else None
+def lca(curve: Curve) -> float | None:
+    """Area under the learning curve: mean AUC over e = 1..E; None where the curve is not defined at some epoch."""
+    counted = [value for value in curve[1:] if value is not None]
+    return float(np.mean(counted)) if counted and len(counted) == len(curve) - 1 else None
 
 
 def epochs_to(curve: Curve, target: float) -> int | None:

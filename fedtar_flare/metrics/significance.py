@@ -169,30 +169,23 @@ class Comparison(NamedTuple):
     replicates_won: float
 
 
-def compare(
-    a: Sequence[PatientSums],
-    b: Sequence[PatientSums],
-    *,
-    replicates: int = REPLICATES,
-    seed: int = SEED,
-    higher_is_better: bool = True,
-) -> Comparison:
+def compare(a: Sequence[PatientSums], b: Sequence[PatientSums], *, higher_is_better: bool = True) -> Comparison:
     """Compare two systems on the same patients, seed by seed: each replicate draws the same patients for both.
 
     The interval is :func:`over_seeds`'; all else is of the patients of all seeds together.
     ``p`` is that of a paired permutation test: under the null hypothesis each patient's results may be exchanged
-    between the systems. All 2^P exchanges are tried where they are no more than ``replicates``; else as many random
-    ones, with p = (1 + at least as extreme) / (1 + replicates). ``higher_is_better`` decides which system wins a
+    between the systems. All 2^P exchanges are tried where they are no more than :data:`REPLICATES`; else as many random
+    ones, with p = (1 + at least as extreme) / (1 + tried). ``higher_is_better`` decides which system wins a
     patient or a replicate. DataError as :func:`over_seeds` raises it.
     """
-    value, drawn = _over_seeds(a, b, replicates, seed)
+    value, drawn = _over_seeds(a, b, REPLICATES)
     one, other = _pooled(a), _pooled(b)
 
     def won(gains: Array) -> float:
         gains = np.nan_to_num(gains) * (1 if higher_is_better else -1)
         return float(((gains > 0) + 0.5 * (gains == 0)).mean())
 
-    p = _permutation_p(one, other, one.value() - other.value(), replicates, seed)
+    p = _permutation_p(one, other, one.value() - other.value())
     return Comparison(_interval(value, drawn), p, won(one.of_each() - other.of_each()), won(drawn))
 
 
@@ -202,13 +195,13 @@ def _pooled(runs: Sequence[PatientSums]) -> PatientSums:
     return PatientSums(names, np.concatenate([run.sums for run in runs]), runs[0].score)
 
 
-def _permutation_p(a: PatientSums, b: PatientSums, observed: float, replicates: int, seed: int) -> float:
+def _permutation_p(a: PatientSums, b: PatientSums, observed: float) -> float:
     if not np.isfinite(observed):
         return float("nan")
-    exact = len(a) < 63 and 2 ** len(a) <= replicates
+    exact = len(a) < 63 and 2 ** len(a) <= REPLICATES
     change = b.sums - a.sums
     at_least, count = 0, 0
-    for swaps in _all_swaps(len(a)) if exact else _random_swaps(len(a), replicates, seed):
+    for swaps in _all_swaps(len(a)) if exact else _random_swaps(len(a)):
         moved = swaps @ change
         differences = a.score(a.sums.sum(axis=0) + moved) - b.score(b.sums.sum(axis=0) - moved)
         # an exchange that leaves a score undefined counts as extreme, so p is never too small
@@ -244,11 +237,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def over_seeds(
-    runs: Sequence[PatientSums],
-    against: Sequence[PatientSums] | None = None,
-    *,
-    replicates: int = REPLICATES,
-    seed: int = SEED,
+    runs: Sequence[PatientSums], against: Sequence[PatientSums] | None = None, *, replicates: int = REPLICATES
 ) -> Interval:
     """Mean score over seeds, or mean difference to the runs ``against`` (seed by seed), with a hierarchical interval.
 
@@ -256,11 +245,11 @@ def over_seeds(
     the draw: patients that are hard are hard for all. Otherwise each drawn seed draws patients of its own. DataError:
     ``no-reports`` without any run; ``unequal-lengths`` or ``unequal-patients`` for runs not in pairs.
     """
-    return _interval(*_over_seeds(runs, against, replicates, seed))
+    return _interval(*_over_seeds(runs, against, replicates))
 
 
 def _over_seeds(
-    runs: Sequence[PatientSums], against: Sequence[PatientSums] | None, replicates: int, seed: int
+    runs: Sequence[PatientSums], against: Sequence[PatientSums] | None, replicates: int
 ) -> tuple[float, Array]:
     """The value, and that of each replicate (R,)."""
     if not runs:
@@ -272,14 +261,14 @@ def _over_seeds(
         raise DataError("both systems must have reported on the same patients", reason="unequal-patients")
     value = float(np.mean([run.value() - (other.value() if other else 0.0) for run, other in pairs]))
     shared = all(run.patients == runs[0].patients for run in runs)
-    chosen = np.random.default_rng((seed, 1)).integers(len(runs), size=(replicates, len(runs)))
+    chosen = np.random.default_rng((SEED, 1)).integers(len(runs), size=(replicates, len(runs)))
     totals = np.zeros(replicates)
     for s, (run, other) in enumerate(pairs):
         if shared:
-            totals += (chosen == s).sum(axis=1) * _replicates(run, other, replicates, (seed, 2))
+            totals += (chosen == s).sum(axis=1) * _replicates(run, other, replicates, (SEED, 2))
             continue
         for slot in range(len(runs)):
-            drawn = _replicates(run, other, replicates, (seed, 3, slot, s))
+            drawn = _replicates(run, other, replicates, (SEED, 3, slot, s))
             totals += np.where(chosen[:, slot] == s, drawn, 0.0)
     return value, totals / len(runs)
 
@@ -301,9 +290,9 @@ def _draws(patients: int, replicates: int, seed: Any) -> Iterator[Array]:
         yield np.bincount(drawn.ravel(), minlength=rows * patients).reshape(rows, patients).astype(np.float64)
 
 
-def _random_swaps(patients: int, replicates: int, seed: int) -> Iterator[Array]:
-    generator = np.random.default_rng((seed, 4))
-    for rows in _parts(patients, replicates):
+def _random_swaps(patients: int) -> Iterator[Array]:
+    generator = np.random.default_rng((SEED, 4))
+    for rows in _parts(patients, REPLICATES):
         yield generator.integers(2, size=(rows, patients)).astype(np.float64)
 
 

@@ -112,8 +112,8 @@ class Chart:
     """(x, tooltip) of events marked on the x axis."""
     whole: bool = True
     """Only whole numbers are marked on the x axis."""
-    log: Literal["", "x", "xy"] = ""
-    """Logarithmic axes; x is then marked at the points."""
+    log: bool = False
+    """A logarithmic x axis, marked at the points."""
     size: tuple[int, int] = (420, 240)
     """In px; the drawing scales with the page."""
 
@@ -154,11 +154,9 @@ class Chart:
     def _lines(self, place: Markup) -> Markup:
         xs = [x for one in self.drawn for x, _, _ in one.points] + [x for x, _ in self.crosses]
         x_low, x_high = self.x_range or (min(xs), max(xs))
-        small, logs = self.size[0] <= NARROW, self.log == "xy"
-        values = [value for value in self.values() if value > 0 or not logs]
-        y_low, y_high = self.y_range or ((min(values) / 1.5, max(values) * 1.5) if logs else _padded(values))
-        labels = {v: f"{v:g}" for v in _powers(y_low, y_high)} if logs else None
-        labels = labels or _tick_labels(ticks(y_low, y_high, 4 if small else 5))
+        small = self.size[0] <= NARROW
+        y_low, y_high = self.y_range or _padded(self.values())
+        labels = _tick_labels(ticks(y_low, y_high, 4 if small else 5))
         left = 22 + _LETTER * max(map(len, labels.values()), default=0)
         right = _RIGHT + _LETTER * max((len(guide.name) for guide in self.guides if guide.y < y_high), default=0)
         high = x_high if x_high > x_low else x_low + 1
@@ -249,15 +247,14 @@ class _Frame:
     height: int
     left: float
     right: float
-    log: str
+    log: bool
 
     def x(self, value: float) -> float:
         low, high, at = (math.log(v) if self.log else v for v in (self.x_low, self.x_high, value))
         return round(self.left + (self.width - self.left - self.right) * (at - low) / (high - low), 1)
 
     def y(self, value: float) -> float:
-        low, high, at = (math.log(v) if self.log == "xy" else v for v in (self.y_low, self.y_high, value))
-        return round(_TOP + (self.height - _TOP - _BOTTOM) * (high - at) / (high - low), 1)
+        return round(_TOP + (self.height - _TOP - _BOTTOM) * (self.y_high - value) / (self.y_high - self.y_low), 1)
 
     def path(self, one: Series) -> str:
         """The line through the points, broken where a value is missing; empty where no two values are neighbours."""
@@ -280,13 +277,6 @@ class _Frame:
         ends = {x: (low, high) for x, low, high in one.band}
         alone = [run[0][0] for run in one.runs if len(run) == 1 and run[0][0] in ends]
         return "".join(f"M{self.x(x)} {self.y(ends[x][0])}V{self.y(ends[x][1])}" for x in alone)
-
-
-def _powers(low: float, high: float) -> list[float]:
-    """Powers of ten within the bounds, and three times each where they are few."""
-    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1, 3) if len(exponents) < 5 else (1,)
-    return [factor * 10.0**k for k in exponents for factor in factors if low <= factor * 10.0**k <= high]
 
 
 def _padded(values: Sequence[float]) -> tuple[float, float]:

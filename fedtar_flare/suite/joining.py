@@ -96,7 +96,7 @@ def _figure(found: Sequence[Gain], name: str) -> Figure:
             )
         unit, guides = f"gain{' × 100' if scale == 100 else ''}", [Guide(0.0, "alone")]
         axes = ("patients per hospital", unit)
-        charts.append(Chart(_title(dict(point)), lines, (), *axes, guides=guides, log="x", size=SMALL))
+        charts.append(Chart(_title(dict(point)), lines, (), *axes, guides=guides, log=True, size=SMALL))
     about = (
         "Above the dashed line a hospital does better in the federation than alone. Test patients of the hospitals "
         "that are in every chart; the band is the 95 % interval over patients and seeds."

@@ -39,9 +39,9 @@ def test_a_drawn_patient_counts_as_often_as_it_was_drawn(seed):
 
 def test_areas_under_curves_and_epochs():
     curve = (0.5, 0.6, 0.8, 0.8)
-    assert lca(curve) == pytest.approx(2.2 / 3) and lca(curve, with_start=True) == pytest.approx(0.675)
+    assert lca(curve) == pytest.approx(2.2 / 3)
     assert lca((0.5, None, 0.7)) is None and lca((None, 0.7)) == pytest.approx(0.7)
-    assert lca((None, 0.7), with_start=True) is None and lca((0.5,)) is None and lca(()) is None
+    assert lca((0.7, None)) is None and lca((0.5,)) is None and lca(()) is None
     assert epochs_to(curve, 0.8) == 2 and epochs_to(curve, 0.9) is None and epochs_to((None, 0.9), 0.5) == 1
     assert best_epoch(curve) == 2 and best_epoch((None, None)) is None
 

@@ -99,11 +99,9 @@ def test_bars_have_names_words_and_intervals_and_fit_in():
     assert len(ends) == 4 and all(float(re.split("[MH ]", end)[-1]) < width for end in ends)
 
 
-def test_logarithmic_axes_are_marked_at_the_points_and_at_powers_of_ten():
+def test_a_logarithmic_axis_is_marked_at_the_points():
     line = Series("a", [(12, 0.5, ""), (24, 40.0, ""), (120, 3000.0, "")])
-    drawn = ElementTree.fromstring(Chart("t", [line], x_label="x", y_label="y", log="xy").figure())
-    words = [text.text for text in drawn.iter("text")]
-    assert words[:4] == ["1", "10", "100", "1000"] and words[4:7] == ["12", "24", "120"]
+    drawn = ElementTree.fromstring(Chart("t", [line], x_label="x", y_label="y", log=True).figure())
     places = [float(e.get("x")) for e in drawn.iter("text") if e.text in ("12", "24", "120")]
     assert places[2] - places[1] > 2 * (places[1] - places[0]), "24 is a doubling, 120 five times that"
 
