@@ -15,15 +15,9 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--patients", type=int, default=48, help="patients of each site (default 48)")
     command.add_argument("--time-steps", type=int, default=3, help="time steps (default 3)")
     command.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
-    when = "when wording and case mix change: never, from step 2, or late (default late)"
-    command.add_argument("--change", choices=("none", "early", "late"), default="late", help=when)
-    who = "who gets other words (default women)"
-    command.add_argument("--change-group", choices=("women", "everyone"), default="women", help=who)
-    share = "share of patients with two studies on one day, and share without an age (default 0)"
-    command.add_argument("--untidy", type=float, default=0.0, help=share)
-    command.add_argument("--no-effects", action="store_true", help="leave out the effects of age and sex")
-    command.add_argument("--no-new-findings", action="store_true", help="leave out what the warm start has not seen")
-    command.add_argument("--one-scanner", action="store_true", help="the same scanner everywhere")
+    option = "an option of the cohort, such as change, effects, untidy or own_words, as under 'cohort' in a suite "
+    option += "(repeatable): --option change=early"
+    add_repeated(command, "--option", "NAME=VALUE", option)
 
     examples = (
         "Examples: fedtar data partition covid_chestxray covid --by institution --out parts; "
@@ -55,15 +49,11 @@ def synth(arguments: argparse.Namespace) -> None:
     """
     from fedtar_flare.data.timeline import Timeline
     from fedtar_flare.runtime.simulation import site_names
+    from fedtar_flare.settings import build
     from fedtar_flare.synthetic.course import CohortOptions
     from fedtar_flare.synthetic.sites import write_sites
 
-    options = CohortOptions(
-        effects=not arguments.no_effects,
-        scanner_differences=not arguments.one_scanner,
-        new_findings=not arguments.no_new_findings,
-        **given(arguments, "change", "change_group", "untidy"),
-    )
+    options = build(CohortOptions, pairs(arguments.option, "--option"), "--option")
     names, timeline = site_names(arguments.sites), Timeline(arguments.time_steps)
     size = given(arguments, "patients", "seed")
     written = write_sites(arguments.out, names, timeline=timeline, options=options, **size)
