@@ -139,15 +139,15 @@ def layer_paths(peft_model: Any) -> list[str]:
     return sorted(name.removeprefix("base_model.model.").removesuffix(end) for name in names)
 
 
-def _of_layers(peft_model: Any, patient: PatientLoRA) -> dict[tuple[str, str, str], Tensor]:
-    """The rows of the hypernetworks by layer, half (a or b) and kind (weight or bias)."""
+def of_layers(peft_model: Any, patient: PatientLoRA, *values: Tensor) -> dict[tuple[str, str, str], Tensor]:
+    """The rows of the hypernetworks by layer, half (a or b) and kind; ``values`` may stand for weight and bias."""
     shared = dict(peft_model.named_parameters())
     keys = [(path, half) for half in "ab" for path in layer_paths(peft_model)]
     sides = [(f"base_model.model.{path}.lora_{half.upper()}.default.weight", half == "a") for path, half in keys]
     sizes = [patient.rank * shared[name].shape[int(second)] for name, second in sides]
     return {
         (*key, kind): rows
-        for kind, own in zip(("weight", "bias"), patient.hypernetworks.parameters(), strict=True)
+        for kind, own in zip(("weight", "bias"), values or patient.hypernetworks.parameters(), strict=True)
         for key, rows in zip(keys, own.split(sizes), strict=True)
     }
 
@@ -164,7 +164,7 @@ def written_out_weights(
     if "time_embedding" in own:
         phi = phi + own["time_embedding"][int(step) - 1]
     rank, weights = patient.rank, {}
-    rows = _of_layers(peft_model, patient)
+    rows = of_layers(peft_model, patient)
     for path in layer_paths(peft_model):
         lora = f"base_model.model.{path}.lora_"
         down, up = shared[f"{lora}A.default.weight"], shared[f"{lora}B.default.weight"]

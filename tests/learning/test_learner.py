@@ -9,6 +9,7 @@ import learners
 import numpy as np
 import pytest
 import torch
+from adapted_models import of_layers
 from command import fedtar_here
 from labelers import published
 from learners import MODEL
@@ -115,6 +116,21 @@ def test_drfa_tells_the_loss_of_the_first_update_alone_and_of_whom_it_is(learner
     trained = learner_of(DRFALearner).train(1, 11, losses.__setitem__)
     assert trained.loss == losses[1] and len(losses) == 3
     assert 0 < trained.loss_patients <= trained.loss_visits <= 4 < trained.patients
+
+
+def test_the_private_part_that_earlier_releases_wrote_goes_on_too(learner_of):
+    learner, again = learner_of(PatientLearner), learner_of(PatientLearner)
+    learner.train(1, 1)
+    state = learner.private()
+    earlier = {name: value for name, value in state.items() if "hypernetworks" not in name}
+    for begin in ("patient", "adamw/exp_avg", "adamw/exp_avg_sq"):
+        values = (state[f"{begin}/hypernetworks.{kind}"] for kind in ("weight", "bias"))
+        for (path, half, kind), rows in of_layers(learner.model, learner.patient, *values).items():
+            name = f"hypernetworks.{path.replace('.', '/')}.{half}_{kind}"
+            earlier[f"{begin}/{name}"], earlier[f"adamw/step/{name}"] = rows, state["adamw/step/hypernetworks.weight"]
+    again.load_private(earlier)
+    found = again.private()
+    assert found.keys() == state.keys() and all(torch.equal(found[name], value) for name, value in state.items())
 
 
 @pytest.mark.parametrize("kind", [ReportLearner, PatientLearner])

@@ -22,7 +22,7 @@ from fedtar_flare.learning.site_diagnosis import DiagnosisConfig, SiteDiagnosis,
 from fedtar_flare.learning.training import Trained, adamw, load_optimizer_state, optimizer_state
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.demographics import DemographicMixture, memberships
-from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
+from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA, joined
 from fedtar_flare.models.adapters.lora import swapped_weights
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
@@ -187,12 +187,12 @@ class PatientLearner(ReportLearner):
         if self.personal_optimizer is None:
             return
         self.load_for_writing(state)
-        load_optimizer_state(self.personal_optimizer, self._own_parameters(), self._with_new_steps(state))
+        load_optimizer_state(self.personal_optimizer, self._own_parameters(), self._with_new_steps(joined(state)))
 
     def load_for_writing(self, state: Mapping[str, Tensor]) -> None:
         """The patient part, the head, and the shared factors as the site last trained them."""
         if self.patient is not None:
-            self.patient.load_state_dict(self._with_new_steps(_named(state, _PREFIX)))
+            self.patient.load_state_dict(self._with_new_steps(joined(_named(state, _PREFIX))))
         self.local = _named(state, _LOCAL) or None
         load_head(self.generator, state)
 

@@ -15,8 +15,9 @@ output and the shared factors are laid out for all layers at once: a layer costs
 from __future__ import annotations
 
 import math
+import re
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +40,7 @@ _PATIENT_SHARE_OF_A = 0.1
 
 _STATE = ("forward", "patient_batch")
 """What a context puts into the layers; :mod:`fedtar_flare.models.recomputation` knows both."""
+_OF_LAYER = re.compile(r"(.*\bhypernetworks\.)(.+)\.([ab])_(weight|bias)")
 
 
 @dataclass
@@ -252,6 +254,21 @@ class PatientLoRA(nn.Module):
 def _forget(batch: weakref.ref[_Batch], _: Tensor) -> None:
     if (found := batch()) is not None:
         found.factors.clear()
+
+
+def joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state, or an optimiser's, as it is now where an earlier release wrote each layer's hypernetwork by itself."""
+    found: dict[str, Tensor] = {}
+    of: dict[str, dict[tuple[str, str], Tensor]] = {}
+    for name, value in state.items():
+        if match := _OF_LAYER.fullmatch(name):
+            of.setdefault(match[1] + match[4], {})[match[3], match[2]] = value
+        else:
+            found[name] = value
+    for name, parts in of.items():
+        values = [value for _, value in sorted(parts.items())]
+        found[name] = torch.cat(values) if values[0].dim() else values[0]  # an optimiser's step is the same for all
+    return found
 
 
 def _times(factor: Tensor, scale: float) -> Tensor:
