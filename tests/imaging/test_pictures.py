@@ -188,16 +188,7 @@ def test_a_value_of_a_wrong_vr_is_refused_or_read_right(tmp_path, vr):
         study_of(changed)
 
 
-NUMBERS = [
-    "Rows",
-    "Columns",
-    "BitsAllocated",
-    "BitsStored",
-    "HighBit",
-    "PixelRepresentation",
-    "SamplesPerPixel",
-    "NumberOfFrames",
-]
+NUMBERS = ["Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "SamplesPerPixel"]
 
 
 @settings(max_examples=30)
