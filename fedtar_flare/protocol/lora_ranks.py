@@ -39,6 +39,8 @@ def sent_shapes(shapes: Shapes, rank: int, frozen_a: bool) -> dict[str, tuple[in
     """Shapes of what a site of this rank (0: the job's) sends, given those that came down."""
     found = {name: shape for name, shape in shapes.items() if not (frozen_a and factor(name) == "A")}
     for name, shape in found.items() if rank else ():
+        if len(shape) != 2:
+            continue
         low = {"A": (rank, *shape[1:]), "B": (*shape[:1], rank)}.get(factor(name), shape)
         found[name] = tuple(map(min, low, shape))
     return found
@@ -47,9 +49,11 @@ def sent_shapes(shapes: Shapes, rank: int, frozen_a: bool) -> dict[str, tuple[in
 def shapes_as_sent(shapes: Shapes, tensors: object) -> dict[str, tuple[int, ...]]:
     """The same of a site whose rank follows from what it is about to send, which may be malformed."""
     there = tensors if isinstance(tensors, Mapping) else {}
-    of = {factor(str(name)): tuple(getattr(value, "shape", ())) for name, value in there.items()}
-    ranks = [*of.get("A", ())[:1], *of.get("B", ())[1:2]]
-    return sent_shapes(shapes, min(ranks, default=0), frozen_a="B" in of and "A" not in of)
+    of = {str(name): tuple(getattr(value, "shape", ())) for name, value in there.items() if factor(str(name))}
+    low = {name: shape for name, shape in of.items() if shape != shapes.get(name)}
+    ranks = [size for name, shape in low.items() for size in (shape[:1] if factor(name) == "A" else shape[1:2])]
+    kinds = {*map(factor, of)}
+    return sent_shapes(shapes, min(ranks, default=0), frozen_a="B" in kinds and "A" not in kinds)
 
 
 def padded(update: Tensors, w: Tensors) -> dict[str, torch.Tensor]:

@@ -175,6 +175,11 @@ class SpilledUpdates:
                 file.write(_bytes_of(tensor.to(dtype).contiguous()))
         self._files[site] = path, dtype
 
+    @property
+    def spilled(self) -> bool:
+        """Whether some wait on disk."""
+        return bool(self._files)
+
     def combined(self, aggregation: str, weights: Mapping[str, float]) -> dict[str, torch.Tensor]:
         """The updates by one of :data:`AGGREGATIONS` in float64, by tensor name, given site to c_k."""
         if aggregation in ("median", "trimmed_mean"):

@@ -49,12 +49,13 @@ def _layers(w: Tensors, updates: SpilledUpdates, shares: Mapping[str, float]) ->
 
 
 def gap(w: Tensors, updates: SpilledUpdates, shares: Mapping[str, float]) -> float | None:
-    """``||mean(B A) - mean(B) mean(A)|| / ||mean(B A)||`` over all layers; None without LoRA, or of nothing.
+    """``||mean(B A) - mean(B) mean(A)|| / ||mean(B A)||`` over all layers; None without LoRA, of nothing, or where not
+    all updates are in memory.
 
     The difference is ``sum c_k (B_k - mean(B)) (A_k - mean(A))``, which is ``sum c_k B_k (A_k - mean(A))``.
     """
     lost = whole = 0.0
-    for _, _, downs, ups in _layers(w, updates, shares) if shares else ():
+    for _, _, downs, ups in _layers(w, updates, shares) if shares and not updates.spilled else ():
         mean = sum(share * one for share, one in zip(shares.values(), downs, strict=True))
         lost += frobenius(torch.cat(ups, 1), torch.cat([one - mean for one in downs])) ** 2
         whole += frobenius(torch.cat(ups, 1), torch.cat(downs)) ** 2

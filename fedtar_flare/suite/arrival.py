@@ -60,21 +60,22 @@ def period_table(results: Sequence[Done]) -> Table:
         lost = [_forgotten(one) for one in runs]
         a, b = paired(AHEAD[0], [(now, then) for now, then in lost if now])
         forgotten = over_seeds(a, b) if a else None
-        named = [_first_named(one) for one in runs]
-        shares = [mean_score([who for who, _ in found], [share for _, share in found]) for found in named if found]
-        recall = over_seeds(shares, replicates=OF_VALUES) if shares else None
         shown += [_shown(LATE, first), _shown(AHEAD[0], forgotten)]
-        rows.append([row, *shown, with_interval(recall, lambda share: f"{100 * share:.0f} %")])
+        for later in (False, True):
+            named = [mean_score(*zip(*found, strict=True)) for one in runs if (found := _named(one, later))]
+            recall = over_seeds(named, replicates=OF_VALUES) if named else None
+            shown.append(with_interval(recall, lambda share: f"{100 * share:.0f} %"))
+        rows.append([row, *shown])
     about = (
         "Reports of all patients' visits from period 2 on, each scored before anything was learnt from "
         "its period, all periods together: the area under the curve over time. A late hospital's first period was "
         "scored with what the others had learnt, or before any learning where nothing is shared. Kept is BLEU-4 of "
         "test patients' visits after the last period less the one after their own: below 0, they were forgotten. The "
-        "last column is the share of reports that name a spreading finding, where it is there, when it first reaches a "
-        "hospital. 95 % intervals over patients and seeds."
+        "last columns are the shares of reports that name a spreading finding, where it is there, in the period in "
+        "which it reaches a hospital, and from then on. 95 % intervals over patients and seeds."
     )
     late_hospital = f"{SCORES[LATE].label} at first, late hospital"
-    heads = ["scenario", *(heading(name) for name in AHEAD), late_hospital, "kept", "named at first"]
+    heads = ["scenario", *(heading(name) for name in AHEAD), late_hospital, "kept", "named at first", "named since"]
     return Table("Ahead of time", about, heads, rows)
 
 
@@ -107,13 +108,16 @@ def _forgotten(one: Done) -> tuple[Rows, Rows]:
     return [row for row in past if row["learnt"] == last and (row["site"], row["visit_id"]) in visits], then
 
 
-def _first_named(one: Done) -> list[tuple[tuple[str, str], float]]:
-    """By report with a spreading finding, in the period in which it reaches a hospital: patient, and share named."""
+def _named(one: Done, later: bool) -> list[tuple[tuple[str, str], float]]:
+    """By report with a spreading finding, in the period in which it reaches a hospital, or also ``later``: patient, and
+    share named.
+    """
     found = []
     for row in _compared(one):
         options = one.experiment.variant.cohort.get(row["site"], {})
         there = SPREADS & {*(row["findings"] or ())}
-        if options.get("change") == "epidemic" and row["time_step"] == options.get("change_step") and there:
+        begins = options.get("change_step") if options.get("change") == "epidemic" else None
+        if there and begins and (row["time_step"] == begins or (later and row["time_step"] > begins)):
             share = len(there & {*row["findings_in_text"]}) / len(there)
             found.append(((row["site"], row["patient_id"]), share))
     return found

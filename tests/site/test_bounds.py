@@ -207,9 +207,10 @@ FREE = {
         "pooling": "one of two", "seed": "a number", "family": "one of two", "slice_view": "one of two",
         "prompt": "at most 2,000 characters", "lateral": "yes or no",
     },
-    LoRAConfig: {"dtype_up": "one of two"},
+    LoRAConfig: {"dtype_up": "one of two", "mean": "one of three"},
     TrainingConfig: {
-        "local_epochs": "a site makes its min_local_steps", "micro_batch": "at most the batch", "augment": "yes or no",
+        "local_epochs": "a site makes its min_local_steps", "seconds": "likewise", "augment": "yes or no",
+        "micro_batch": "at most the batch",
         "schedule": "only lowers the rates", "gradient_checkpointing": "yes or no",
         "noise_multiplier": "noise only protects, and a site may demand it",
     },

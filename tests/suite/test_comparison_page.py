@@ -13,7 +13,7 @@ from fedtar_flare.metrics.significance import Interval, holm
 from fedtar_flare.reporting.plots import Series
 from fedtar_flare.suite import charts, page, verdict
 from fedtar_flare.suite.against import COMPARED, SUMS, difference, every_metric
-from fedtar_flare.suite.arrival import _first_named, _forgotten, of_periods
+from fedtar_flare.suite.arrival import _forgotten, _named, of_periods
 from fedtar_flare.suite.collect import over_time
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.joining import gains
@@ -253,7 +253,10 @@ def test_where_visits_arrive_the_page_shows_scores_by_period_what_is_kept_and_wh
     first = of_periods(done(tmp_path, planned))[0]
     places = [{(row["site"], row["time_step"], row["learnt"]) for row in rows} for rows in _forgotten(first)]
     assert places == [{("site-2", 1, 2)}, {("site-2", 1, 1)}], "after the last period, and after their own"
-    assert [site for (site, _), _ in _first_named(first)] == ["site-2"] * 6
+    assert [[site for (site, _), _ in _named(first, later)] for later in (False, True)] == [["site-2"] * 6] * 2
+    first.experiment.variant.cohort["site-2"]["change_step"] = 2
+    assert [len(_named(first, later)) for later in (False, True)] == [6, 12], "of one period, and of two"
+    first.experiment.variant.cohort["site-2"]["change_step"] = 3
     text, root = parsed(page.write_page(tmp_path, suite, planned))
     titles = [heading.text for level in ("h2", "h3") for heading in root.iter(level)]
     assert {"Ahead of time", *(f"Gain over '{suite.arms[name].get('label', name)}'" for name in suite.references)} <= {
