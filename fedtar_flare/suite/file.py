@@ -24,7 +24,7 @@ class HospitalSettings(Settings):
 
     outside: tuple[str, ...] = Field((), description="hospitals that only get the shared adapter at the end")
     cohort: dict[str, Any] = Field(
-        {}, description="options of every hospital's synthetic cohort; under the name of a hospital, its own options"
+        {}, description="options of each hospital's synthetic cohort, and lora_rank; under a hospital's name, its own"
     )
 
 

@@ -11,7 +11,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import write_text
 from fedtar_flare.site.site_file import SITES_VARIABLE, SiteConfig, load_site_config, sites_folder
 from fedtar_flare.suite.file import Suite
-from fedtar_flare.suite.variants import Variant
+from fedtar_flare.suite.variants import LORA_RANK, Variant
 
 
 @contextmanager
@@ -25,8 +25,10 @@ def described(variant: Variant, folder: Path) -> Iterator[None]:
         return
     if (named := sites_folder()) is not None:
         raise ConfigError(f"the suite describes synthetic hospitals; unset {SITES_VARIABLE}, which names {named}")
-    for site, options in variant.cohort.items():
-        write_text(folder / f"{site}.yaml", yaml.safe_dump({"source": "synthetic", "options": options}))
+    for site, said in variant.cohort.items():
+        options = dict(said)
+        rank = {LORA_RANK: options.pop(LORA_RANK)} if LORA_RANK in said else {}
+        write_text(folder / f"{site}.yaml", yaml.safe_dump({"source": "synthetic", "options": options} | rank))
     os.environ[SITES_VARIABLE] = str(folder.resolve())
     try:
         yield

@@ -13,6 +13,8 @@ from fedtar_flare.synthetic.course import CohortOptions
 
 HOSPITALS = "hospitals"
 """How a point names the number of hospitals."""
+LORA_RANK = "lora_rank"
+"""Beside the options of a cohort, the one setting of a hospital's site file that a suite says."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Variant:
     outside_split: str = "test"
     """Whom those outside are scored on: their test patients, or ``all``."""
     cohort: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Options of the synthetic cohorts, by hospital; empty where the suite says nothing of any."""
+    """Options of the synthetic cohorts, and :data:`LORA_RANK`, by hospital; empty where the suite says nothing of any."""
     joins: dict[str, int] = field(default_factory=dict)
     """Round in which a hospital begins, of those that do not from the start."""
     point: dict[str, Any] = field(default_factory=dict)
@@ -105,5 +107,6 @@ def _cohorts(suite: Suite, changed: Mapping[str, Any], sites: Sequence[str]) -> 
     found = {}
     for site in sites:
         found[site] = shared | {key: value for part in parts for key, value in part.get(site, {}).items()}
-        build(CohortOptions, found[site], f"cohort of {site}")
+        own = {name: value for name, value in found[site].items() if name != LORA_RANK}
+        build(CohortOptions, own, f"cohort of {site}")
     return found if any(found.values()) else {}

@@ -151,7 +151,8 @@ def test_real_data_is_asked_for_before_anything_runs(tmp_path, monkeypatch):
 
 def test_site_files_of_a_variant_are_in_force_within_its_run_alone(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDTAR_SITES", raising=False)
-    variant = variants(Suite(**SMALL, cohort={"patients": 3}))[0]
+    variant = variants(Suite(**SMALL, cohort={"patients": 3, "site-2": {"lora_rank": 2}}))[0]
     with described(variant, tmp_path):
-        assert site_config("site-2").options == {"patients": 3}
+        found = [site_config(site) for site in ("site-1", "site-2")]
+        assert [(one.options, one.lora_rank) for one in found] == [({"patients": 3}, None), ({"patients": 3}, 2)]
     assert site_config("site-2").options == {}
