@@ -28,7 +28,7 @@ class Variant:
     outside_split: str = "test"
     """Whom those outside are scored on: their test patients, or ``all``."""
     cohort: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Options of the synthetic cohorts and :data:`LORA_RANK`, by hospital; empty where the suite says nothing of any."""
+    """Options of synthetic cohorts and :data:`LORA_RANK`, by hospital; empty where the suite says nothing of any."""
     joins: dict[str, int] = field(default_factory=dict)
     """Round in which a hospital begins, of those that do not from the start."""
     point: dict[str, Any] = field(default_factory=dict)
