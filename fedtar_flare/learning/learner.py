@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any, ClassVar
@@ -51,6 +52,7 @@ class ReportLearner(SiteModel):
     def __init__(self, *, training: TrainingConfig, **others: Any):
         super().__init__(training=training, **others)
         self.read = []
+        self._ahead: dict[tuple[str, tuple[int, ...]], Future[ImageBatch]] = {}
         self._micro_batch = min(training.micro_batch or training.batch_size, training.batch_size)
         if training.gradient_checkpointing:
             self.generator.recompute_layers()
@@ -157,25 +159,31 @@ class ReportLearner(SiteModel):
         losses: list[float] = []
         read: list[Read] = []
         seen: list[list[int]] = []
-        drawn = batches(len(samples), self.training.batch_size, count, seed)
+        planned = list(batches(len(samples), self.training.batch_size, count, seed))
+        drawn: Iterable[list[int]] = planned
         if self.training.noise_multiplier is not None:
             self._random = generator_of(seed, self.fresh_noise)
             names = [sample.visit.patient_id for sample in samples]
-            drawn = poisson_batches(names, self.draw_rate(len(samples)), count, self._random)
+            planned, drawn = [], poisson_batches(names, self.draw_rate(len(samples)), count, self._random)
+        self._ahead = {}  # of a task that failed
         begin, made = clock(), 0
-        for number, chosen in enumerate(drawn, start=1):
-            if number > max(1, least) and not self._fits(number, clock() - begin):
-                break
-            made = number
-            self.checkpoint()
-            loss = self.local_update([samples[i] for i in chosen], f"{seed}/{number - 1}", optimizer, start)
-            if loss is None:
-                logger.warning("local update %d of %d skipped: its loss or gradient is not finite", number, count)
-                continue
-            losses.append(loss)
-            read.append(self.read)
-            seen.append(chosen)
-            on_update(number, loss)
+        with ThreadPoolExecutor(1) as reader:
+            for number, chosen in enumerate(drawn, start=1):
+                if number > max(1, least) and not self._fits(number, clock() - begin):
+                    break
+                made = number
+                self.checkpoint()
+                for following in planned[number : number + 1]:
+                    self._read_ahead(reader, [samples[i] for i in following], f"{seed}/{number}")
+                loss = self.local_update([samples[i] for i in chosen], f"{seed}/{number - 1}", optimizer, start)
+                if loss is None:
+                    logger.warning("local update %d of %d skipped: its loss or gradient is not finite", number, count)
+                    continue
+                losses.append(loss)
+                read.append(self.read)
+                seen.append(chosen)
+                on_update(number, loss)
+        self._ahead = {}
         self._clear_gradients()
         if not losses:
             raise DataError(
@@ -198,6 +206,16 @@ class ReportLearner(SiteModel):
             loss_patients=len({samples[i].visit.patient_id for i in behind if not samples[i].planted}),
             loss_visits=sum(not samples[i].planted for i in behind),
         )
+
+    def _read_ahead(self, reader: ThreadPoolExecutor, samples: Sequence[Sample], seed: str) -> None:
+        """Let ``reader`` read the images of the next update's first part while this update is made."""
+        for first in [*parts(self.ranks.share(samples), self._micro_batch)][:1]:
+            self._ahead[seed, tuple(map(id, first))] = reader.submit(self.images, first, seed)
+
+    def training_images(self, samples: Sequence[Sample], seed: str) -> ImageBatch:
+        """The :meth:`images` of a part of an update, which may have been read during the update before."""
+        ahead = self._ahead.pop((seed, tuple(map(id, samples))), None)
+        return self.images(samples, seed) if ahead is None else ahead.result()
 
     def _fits(self, number: int, spent: float) -> bool:
         """Whether update ``number`` is likely to end within ``training.seconds``, the updates before it having taken
@@ -242,11 +260,10 @@ class ReportLearner(SiteModel):
             total = torch.zeros((), dtype=torch.float64, device=self.device)
             self.read = []
             for part in parts(share, size):
-                images = self.images(part, training_seed)
                 if training_seed is None:
-                    losses = self.report_losses(part, images)
+                    losses = self.report_losses(part, self.images(part))
                 else:
-                    losses = self.training_losses(part, images, training_seed)
+                    losses = self.training_losses(part, self.training_images(part, training_seed), training_seed)
                 self.read.append(([sample.visit.patient_id for sample in part], losses.detach()))
                 loss = losses.sum() / count
                 loss.backward()

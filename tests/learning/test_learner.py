@@ -4,6 +4,7 @@ import json
 from contextlib import nullcontext
 from copy import copy
 from functools import partial
+from threading import Event, current_thread, main_thread
 
 import learners
 import numpy as np
@@ -296,3 +297,23 @@ def test_a_task_makes_as_many_updates_as_fit_and_they_are_those_of_a_shorter_tas
     assert told.updates == whole.updates == made and told.skipped_updates == 0
     assert all(torch.equal(told.update[name], value) for name, value in whole.update.items())
     assert (told.patients, told.loss) == (whole.patients, whole.loss)
+
+
+def test_the_images_of_the_next_update_are_read_while_one_is_made(learner_of, monkeypatch):
+    learner, read = learner_of(ReportLearner, local_steps=3), {}
+    images, losses, begun = learner.images, learner.training_losses, {f"11/{n}": Event() for n in range(3)}
+
+    def reading(part, seed=None, prior=True):
+        read[seed] = current_thread() is main_thread()
+        begun[seed].set()
+        return images(part, seed, prior)
+
+    def making(part, seen, seed):
+        following = begun.get(f"11/{int(seed[-1]) + 1}")
+        assert following is None or following.wait(60), "the next images are not read before this update ends"
+        return losses(part, seen, seed)
+
+    monkeypatch.setattr(learner, "images", reading)
+    monkeypatch.setattr(learner, "training_losses", making)
+    learner.train(1, 11)
+    assert read == {"11/0": True, "11/1": False, "11/2": False}

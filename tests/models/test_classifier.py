@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from argparse import Namespace
 
 import pytest
@@ -122,7 +123,7 @@ def test_weights_of_a_local_file_are_loaded_and_its_own_head_or_decoder_is_left_
     torch.save(published, tmp_path / "RETFound_oct_weights.pth")
     page = (repository / "docs" / "explanation" / "fedkei.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"^```\n(python - RETFound.*?)^```", page, flags=re.M | re.S)
-    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+    subprocess.run(["bash", "-c", command.replace("python", sys.executable, 1)], check=True, cwd=tmp_path)
     loaded = build_classifier(VIT.replace(encoder_weights=str(path))).unload().encoder.backbone.state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in other.items())
     first = sorted(other)[0]

@@ -238,7 +238,7 @@ class FedMRGLearner(ReportLearner):
             changes = built_in(self._config.image_size)
             images = collate(augmented(self.prepared(samples), samples, f"{seed}/view", changes)).to(self.device)
         else:
-            images = self.images(samples, seed)
+            images = self.training_images(samples, seed)
         return self._features(images)
 
     def _features(self, images: ImageBatch) -> Tensor:

@@ -1,8 +1,9 @@
 """A whole run on the tiny preset, with real sites: its numbers are those of ``reference.json``, kept with the code.
 
 Where torch, numpy and the processor's instructions are those that the numbers were made with, they are equal to the
-bit; elsewhere within 1e-4. A change that is meant to move them replaces the file, and says why:
-``python tests/methods/fedtar/test_reference.py`` prints the new one.
+bit; elsewhere within 1e-4. Another minor version of torch may draw another random model (2.11 does): skipped. A change
+that is meant to move them replaces the file, and says why: ``python tests/methods/fedtar/test_reference.py`` prints the
+new one.
 """
 
 import json
@@ -115,6 +116,8 @@ def test_a_run_gives_the_numbers_that_are_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
     torch.set_num_threads(1)
     kept = json.loads(REFERENCE.read_text())
+    if (made := kept["made_with"]["torch"].split(".")[:2]) != torch.__version__.split(".")[:2]:
+        pytest.skip(f"torch {torch.__version__} may draw another random model than {'.'.join(made)}")
     expected, got = flat(kept["numbers"]), flat(numbers_of(tmp_path))
     assert got.keys() == expected.keys() and all(v is None or math.isfinite(v) for v in got.values())
     if kept["made_with"] == made_with():
