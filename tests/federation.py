@@ -70,6 +70,28 @@ def federation_of(method):
     return type(method, (InThisProcess, FederatedController), {"method_name": method})
 
 
+def slowed(controller, site, until):
+    """The site's first answer to a training task comes as the (task, round) ``until`` is sent out."""
+    send, deliver, held = controller.send_model, controller.deliver, []
+
+    def delivered(name, task, message):
+        answer = deliver(name, task, message)
+        if (name, task) != (site, TRAIN) or held:
+            return answer
+        held.append(FLModelUtils.from_shareable(answer))
+        held[0].meta["client_name"] = site
+        return None
+
+    def sent(task_name, data, callback, **kwargs):
+        if (task_name, data.current_round) == until:
+            held.pop(1)(held[0])
+        send(task_name=task_name, data=data, callback=callback, **kwargs)
+        if len(held) == 1 and task_name == TRAIN and data.current_round == 1:
+            held.append(callback)
+
+    controller.send_model, controller.deliver = sent, delivered
+
+
 class QuadraticSite:
     """A site whose loss at step t is ``0.5 * ||w - target_t||^2``; one local step of gradient descent with rate ``lr``.
 

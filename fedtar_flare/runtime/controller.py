@@ -179,20 +179,21 @@ class FederatedController(HandshakeController):
         visits, shapes = self.strategy.trained_visits(r, t), {name: tuple(value.shape) for name, value in down.items()}
         dtypes = {self.schema.dtype_up: WIRE_DTYPES[self.schema.dtype_up]}
 
-        def accept(site: str, reply: Reply, update: Tensors) -> None:
+        def accept(site: str, reply: Reply, update: Tensors, before: Tensors = down) -> None:
             if not self._shares:
                 return
             agreed = sent_shapes(shapes, self.lora_ranks[site], frozen_a=self.lora_mean == "ffa")
             self._wire.check_tensors(TRAIN, update, agreed, sends="difference", dtypes=dtypes)
             rows = {name: value.float() for name, value in update.items() if self.contract.is_collected(name)}
             update = {name: value.float() for name, value in update.items() if name not in rows}
-            work[site] = work_of(reply.numbers)
-            update = rescaled(update, w, 1 / (work[site] * (1 + r - reply.round)))  # a late one counts less
+            work[site], late = work_of(reply.numbers), 1 + r - reply.round
+            update = rescaled(update, w, 1 / (work[site] * late))  # a late one counts less
             check_update_size(update, w, self.update_norm_limit)
             self.strategy.collect(site, rows)
-            updates.add(site, update if agreed == shapes else padded(update, {name: down[name] for name in averaged}))
+            stale.update({site: (late, before)} if late > 1 else {})
+            updates.add(site, update if agreed == shapes else padded(update, {n: before[n] / late for n in averaged}))
 
-        work: dict[str, float] = {}
+        work, stale = dict[str, float](), dict[str, tuple[int, Tensors]]()
         averaged = [name for name in shapes if not self.contract.is_collected(name)]
         by_rows = [name for name in averaged if shapes[name] and self.contract.is_by_rows(name)]
         with SpilledUpdates(self.results_folder / "updates", averaged, by_rows) as updates:
@@ -206,9 +207,9 @@ class FederatedController(HandshakeController):
             tau = math.fsum(shares[s] * work[s] for s in shares) if any(work[s] < 1 for s in shares) else 1.0
             mean = rescaled(self.strategy.combine(updates, shares), w, tau) if shares else None
             norm = euclidean_norm({name: mean[name] for name in w}) if mean else None
-            if mean and self.lora_mean == "product":
-                mean = ProductMean(mean, w, updates, shares, tau)
-            self.results.step(r, t, answers, norm, gap(w, updates, shares))
+            product = self.lora_mean == "product"
+            mean = ProductMean(mean, w, updates, shares, tau, stale) if mean and product else mean
+            self.results.step(r, t, answers, norm, gap(w, updates, {} if product and stale else shares))
         return mean, answers
 
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
@@ -249,7 +250,6 @@ class FederatedController(HandshakeController):
             raise ExchangeError("it sends a validation loss without a number of reports")
 
     def header(self, r: int, t: int, after: str, evaluate: bool = False) -> TaskHeader:
-        best = self.results.best()
         return TaskHeader(
             method=self.method,
             run_id=self.run_id,
@@ -259,7 +259,7 @@ class FederatedController(HandshakeController):
             time_steps=self.time_steps,
             after=after,
             evaluate=evaluate,
-            keep=version(best, self.time_steps) if best else "",
+            keep=version(best, self.time_steps) if (best := self.results.best()) else "",
             rounds_per_period=self.rounds_per_period,
         )
 

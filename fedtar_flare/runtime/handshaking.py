@@ -111,7 +111,7 @@ class HandshakeController(TaskController):
         self.sites = sorted(answers.replies)
         self.schema = ExchangeSchema.from_dict(answers.replies[self.sites[0]].payload["schema"])
         self.lora_mean = answers.replies[self.sites[0]].payload.get("lora_mean", "factors")
-        check_form(self.lora_mean, self.aggregation, self.wait_seconds)
+        check_form(self.lora_mean, self.aggregation)
         w = w if w is not None else self._common_start(source, initial, answers)
         self.schema.check(w)
         self._remember(answers)

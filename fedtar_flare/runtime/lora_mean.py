@@ -25,14 +25,16 @@ from fedtar_flare.protocol.lora_ranks import factor, lowered, pairs
 from fedtar_flare.runtime.aggregation import SpilledUpdates
 
 FORMS = ("factors", "product", "ffa")
+Stale = Mapping[str, tuple[int, Tensors]]
+"""Of a site that answers n - 1 rounds late, so that it counts 1 / n: n, and what it trained from."""
 ROW_NORM = 3**-0.5
 """Length of A's rows after a decomposition: as long as those of LoRA's start are on average."""
 
 
-def check_form(form: str, aggregation: str, wait_seconds: float) -> None:
+def check_form(form: str, aggregation: str) -> None:
     """Refuse (:class:`ConfigError`) a form that is unknown, or in which updates cannot be put together so."""
-    if form not in FORMS or (form == "product" and (aggregation != "mean" or wait_seconds)):
-        raise ConfigError(f"lora.mean '{form:.20}': products have a mean alone, and none of late answers")
+    if form not in FORMS or (form == "product" and aggregation != "mean"):
+        raise ConfigError(f"lora.mean '{form:.20}': products have a mean alone (server.aggregation)")
 
 
 def frobenius(b: torch.Tensor, a: torch.Tensor) -> float:
@@ -40,12 +42,24 @@ def frobenius(b: torch.Tensor, a: torch.Tensor) -> float:
     return float((torch.linalg.qr(b, mode="r").R @ torch.linalg.qr(a.T, mode="r").R.T).norm())
 
 
-def _layers(w: Tensors, updates: SpilledUpdates, shares: Mapping[str, float]) -> Iterator[tuple[Any, ...]]:
-    """Names of A and B, and each site's A_k and c_k B_k, float64, in the order of ``shares``, layer by layer."""
+def _layers(
+    w: Tensors, updates: SpilledUpdates, shares: Mapping[str, float], stale: Stale | None = None
+) -> Iterator[tuple[Any, ...]]:
+    """Names of A and B, and each site's A_k and c_k B_k, float64, in the order of ``shares``, layer by layer.
+
+    Of a stale site follows what makes its ``B_k A_k`` a ``W + (B_k A_k - W_before) / n``.
+    """
+    stale = stale or {}
     for a, b in pairs(w):
-        of_a, of_b = updates.of(a), updates.of(b)
-        downs = [w[a].double() + of_a[site] for site in shares]
-        yield a, b, downs, [share * (w[b].double() + of_b[site]) for site, share in shares.items()]
+        of_a, of_b, downs, ups = updates.of(a), updates.of(b), [], []
+        for site, share in shares.items():
+            n, before = stale.get(site, (1, w))
+            downs.append(before[a].double() + n * of_a[site])
+            ups.append(share / n * (before[b].double() + n * of_b[site]))
+        for site, (n, before) in stale.items():
+            downs += [before[a].double(), w[a].double()]
+            ups += [-shares[site] / n * before[b].double(), shares[site] * w[b].double()]
+        yield a, b, downs, ups
 
 
 def gap(w: Tensors, updates: SpilledUpdates, shares: Mapping[str, float]) -> float | None:
@@ -69,10 +83,16 @@ class ProductMean(dict[str, torch.Tensor]):
     """
 
     def __init__(
-        self, mean: Tensors, w: Tensors, updates: SpilledUpdates, shares: Mapping[str, float], tau: float = 1.0
+        self,
+        mean: Tensors,
+        w: Tensors,
+        updates: SpilledUpdates,
+        shares: Mapping[str, float],
+        tau: float = 1.0,
+        stale: Stale | None = None,
     ):
         super().__init__(mean)
-        for a, b, downs, ups in _layers(w, updates, shares):
+        for a, b, downs, ups in _layers(w, updates, shares, stale):
             self[a] = torch.cat([*downs, w[a].double()])
             self[b] = torch.cat([*(tau * one for one in ups), (1 - tau) * w[b].double()], 1)
 

@@ -153,7 +153,7 @@ class MethodRecipe(Recipe):
         executor_class: type[SiteExecutor] = self.definition.executor or SiteExecutor
         self.executor = executor_class(method, preset, settings or None, seed, torch_threads)
         self.executor.resolved.data.timeline(steps)  # periods and T must fit: said here, not at a hospital
-        check_form(self.executor.resolved.lora.mean, self.controller.aggregation, self.controller.wait_seconds)
+        check_form(self.executor.resolved.lora.mean, self.controller.aggregation)
         tasks = list(self.contract.task_names)
         job.to_clients(self.executor, tasks=tasks)
         extra_names = list(self.executor.resolved.lora.exchange)

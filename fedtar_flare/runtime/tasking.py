@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from nvflare.apis.fl_constant import ReturnCode
@@ -102,9 +103,9 @@ class TaskController(ModelController):
         self._lock = threading.Lock()
         self._answers = Answers(closed=True)
         self._silent: set[str] = set()
-        self._behind: dict[str, float] = {}
-        """Sites at work on a training task that went on without them, and when its time limit is up."""
-        self._kept: dict[str, tuple[TaskHeader, FLModel]] = {}
+        self._behind: dict[str, tuple[float, Tensors]] = {}
+        """Sites at work on a training task that went on without them, when its time limit is up, and what it sent."""
+        self._kept: dict[str, tuple[TaskHeader, FLModel, Tensors]] = {}
         self._slowest: dict[str, float] = {}
         self._advised: set[tuple[str, bool]] = set()
         self._open_task: tuple[str, TaskHeader, float, list[str]] | None = None
@@ -180,7 +181,7 @@ class TaskController(ModelController):
                     answers.absent[site] = "disconnected while it had the task"
                 elif task == TRAIN and self.wait_seconds and not 0 < limit <= time.monotonic() - start:
                     answers.absent[site] = BEHIND
-                    self._behind[site] = start + (limit or math.inf)
+                    self._behind[site] = start + (limit or math.inf), weights or {}
                     continue
                 else:
                     answers.absent[site] = "still silent; not waited for again" if site in self._silent else too_late
@@ -212,8 +213,8 @@ class TaskController(ModelController):
     def _at_work(self) -> set[str]:
         """Sites that have an earlier training task still."""
         with self._lock:
-            left = {s: end for s, end in self._behind.items() if time.monotonic() <= end}
-            self._behind = {s: end for s, end in left.items() if not self.get_client_disconnect_time(s)}
+            left = {s: one for s, one in self._behind.items() if time.monotonic() <= one[0]}
+            self._behind = {s: one for s, one in left.items() if not self.get_client_disconnect_time(s)}
             return set(self._behind)
 
     def _goes_on(self, answers: Answers, task: str, targets: Sequence[str], spent: float, limit: float) -> bool:
@@ -223,14 +224,18 @@ class TaskController(ModelController):
             late = task == TRAIN and 0 < self.wait_seconds < spent and answers.count >= self.min_sites
             return late or (self.wait_seconds > 0 and (not open_ or 0 < limit < spent))
 
-    def take_late(self, answers: Answers, header: TaskHeader, on_reply: OnReply) -> None:
-        """Add what sites without an answer of their own have answered late to this step of an earlier round."""
-        for site, (asked, model) in sorted(self._kept.items()):
+    def take_late(self, answers: Answers, header: TaskHeader, on_reply: Callable[..., None]) -> None:
+        """Add what sites without an answer of their own have answered late to this step of an earlier round.
+
+        ``on_reply`` is given ``before``, too: what that round sent down.
+        """
+        for site in sorted(self._kept):
+            asked, model, before = self._kept[site]
             if asked.step == header.step and asked.round < header.round:
                 del self._kept[site]
                 if site not in {*answers.replies, *answers.abstained}:
                     answers.absent.pop(site, None)
-                    self._account(answers, TRAIN, asked, site, model, on_reply)
+                    self._account(answers, TRAIN, asked, site, model, partial(on_reply, before=before))
 
     def _only_silent_left(self, answers: Answers, targets: Sequence[str]) -> bool:
         with self._lock:
@@ -244,8 +249,8 @@ class TaskController(ModelController):
         site = str(model.meta.get("client_name"))
         with self._lock:
             if answers.closed:
-                if task == TRAIN and self._behind.pop(site, None) is not None:
-                    self._kept[site] = header, model
+                if task == TRAIN and (behind := self._behind.pop(site, None)) is not None:
+                    self._kept[site] = header, model, behind[1]
                 self._late(site, task)
                 return False
             answers.seconds[site] = round(time.monotonic() - start, 3)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from federation import NAMES, LocalFederation, QuadraticSite, federation_of, last
+from federation import NAMES, LocalFederation, QuadraticSite, federation_of, last, slowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +14,7 @@ from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
 from fedtar_flare.record.events import SHARED
 from fedtar_flare.record.log import read_events
 from fedtar_flare.runtime.aggregation import aggregation_weights
+from fedtar_flare.runtime.checkpoint import load
 from fedtar_flare.runtime.lora_mean import ROW_NORM, aligned, truncated
 
 A, B = NAMES
@@ -101,6 +102,37 @@ def test_a_run_is_what_dense_weights_give_and_theorem_1_holds_with_what_is_cut_o
     torch.testing.assert_close(dense(found), whole, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(whole, uncut - cut, rtol=1e-8, atol=1e-8)
     assert (form == "ffa") is bool(torch.equal(found[A].double(), first[A])) is not bool(cut.any())
+
+
+@pytest.mark.parametrize("form", ["factors", "product", "ffa"])
+@pytest.mark.parametrize("work", [1, 0.5])
+def test_what_a_site_of_lower_rank_answers_late_is_half_of_its_step_from_what_it_was_sent(tmp_path, form, work):
+    sites = {name: LowRankSite(name, form, work=work if name == "site-b" else 1) for name in RANKS}
+    settings = {"num_rounds": 2, "time_steps": 1, "wait_seconds": 0.01, "max_share": 1.0}
+    controller = federation_of("fedavg")(tmp_path, sites, **settings)
+    slowed(controller, "site-b", (TRAIN, 2))
+    controller.run()
+    assert not controller.panics, controller.panics
+    first, second = (step for step in read_events(controller.results_folder) if step.kind == "step")
+    assert "site-b" in first.absent and second.sites["site-b"].late == 1 and not second.refused
+    assert (second.lora_gap is None) is (form == "product") and first.lora_gap is not None
+
+    def seen(w):
+        """What a mean is of: products, or factors, of which a lower rank lacks what is zero."""
+        full = padded(w, {n: torch.zeros_like(value) for n, value in sites["site-a"].start().items()})
+        return {"W": dense(full)} if form == "product" else {n: value.double() for n, value in full.items()}
+
+    start, folder = sites["site-a"].start(), controller.results_folder / "checkpoint"
+    one = load(folder / "round-0001.safetensors").weights
+    tau, (late, *punctual) = 1 - SHARES["site-b"] * (1 - work), ("site-b", "site-a", "site-c")
+    for name, before in seen(one).items():
+        if (form, name) == ("ffa", A):
+            continue
+        steps = {site: seen(sites[site].learnt[2, 1])[name] - before for site in punctual}
+        steps[late] = (seen(sites[late].learnt[1, 1])[name] - seen(start)[name]) / 2
+        whole = before + tau * sum(SHARES[site] * step for site, step in steps.items())
+        found = seen(last(controller).weights)[name]
+        torch.testing.assert_close(found, svd(whole) if form == "product" else whole, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["factors", "product", "ffa"])

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from federation import NAMES, QuadraticSite, Spoilt, federation_of, last, pair, same_bits
-from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from federation import NAMES, QuadraticSite, Spoilt, federation_of, last, pair, same_bits, slowed
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning.config import TrainingConfig
@@ -93,28 +92,6 @@ def test_the_page_says_how_many_updates_each_site_made(tmp_path):
 def test_how_many_updates_fit_never_tells_how_many_visits_or_whom_dp_sgd_drew(other):
     with pytest.raises((ConfigError, ValueError), match="seconds"):
         TrainingConfig(seconds=5.0, **other)
-
-
-def slowed(controller, site, until):
-    """The site's first answer to a training task comes as the (task, round) ``until`` is sent out."""
-    send, deliver, held = controller.send_model, controller.deliver, []
-
-    def delivered(name, task, message):
-        answer = deliver(name, task, message)
-        if (name, task) != (site, TRAIN) or held:
-            return answer
-        held.append(FLModelUtils.from_shareable(answer))
-        held[0].meta["client_name"] = site
-        return None
-
-    def sent(task_name, data, callback, **kwargs):
-        if (task_name, data.current_round) == until:
-            held.pop(1)(held[0])
-        send(task_name=task_name, data=data, callback=callback, **kwargs)
-        if len(held) == 1 and task_name == TRAIN and data.current_round == 1:
-            held.append(callback)
-
-    controller.send_model, controller.deliver = sent, delivered
 
 
 def three_rounds(folder, until):
