@@ -1,15 +1,25 @@
 """The shipped relay project, its addresses put on this machine: hospitals of a region take part through their relay."""
 
+import json
+
 import psutil
 import pytest
+import torch
 import yaml
-from federation_process import Federation, free_port, wait_for
+from command import fedtar_here
+from federation_process import Federation, free_port, recipe, wait_for
+from killing import in_step, last
 
-from fedtar_flare.record.events import End, Step
+from fedtar_flare.methods.fedtar.events import EVENTS, Alphas, Outer
+from fedtar_flare.methods.fedtar.policy import AlphaPolicy, OuterOptimizer, hypergradient, pool_t_numbers
+from fedtar_flare.protocol.lora_ranks import pairs
+from fedtar_flare.record.events import SHARED, End, Late, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 BEHIND, STRAIGHT = ("hospital-1", "hospital-2"), "hospital-3"
+RANKS = {"hospital-1": 1, "hospital-2": 2, "hospital-3": 4}
+"""Greatest that a site file allows; the job asks for the last."""
 
 
 class Relayed(Federation):
@@ -34,7 +44,7 @@ class Relayed(Federation):
                 participant["name"] = name.replace("@hub.example.org", "@hub.org")
         folder.mkdir(parents=True)
         (folder / "local.yml").write_text(yaml.safe_dump(content, sort_keys=False))
-        sites = dict.fromkeys((*BEHIND, STRAIGHT), "source: synthetic\n")
+        sites = {name: f"source: synthetic\nlora_rank: {rank}\n" for name, rank in RANKS.items()}
         super().__init__(folder / "local.yml", folder, sites, home)
 
     def peers(self, name):
@@ -63,11 +73,61 @@ def relayed(tmp_path_factory, repository, home):
         running.close()
 
 
-def test_a_job_runs_through_the_relay(relayed, exported):
-    job = relayed.submit(exported("through_relay"))
-    events = read_events(relayed.completed(job, 500))
+@pytest.fixture(scope="module")
+def results(relayed, tmp_path_factory):
+    """Of a job that goes on without hospital 2, which stands still in its first task until the next round.
+
+    In that, hospital 3 stands still until hospital 2 has answered, so that its answer comes in no later round.
+    """
+    settings = {"lora": {"mean": "product"}, "server": {"wait_seconds": 10.0}, "min_sites": 2}
+    training = {"training": {"local_steps": 8, "batch_size": 4}}
+    recipe("through_relay", 2, **settings, **training).export(str(folder := tmp_path_factory.mktemp("job")), byoc=False)
+    job = relayed.submit(folder / "through_relay")
+    in_step(relayed, job, BEHIND[1], 1, 1)
+    slow, other = (psutil.Process(relayed.job_process(name, job)) for name in (BEHIND[1], STRAIGHT))
+    slow.suspend()
+    in_step(relayed, job, STRAIGHT, 2, 1)
+    other.suspend()
+    slow.resume()
+    wait_for("the late answer is there", lambda: of_kind(relayed.events(job), Late))
+    other.resume()
+    return job, relayed.completed(job, 500)
+
+
+def test_a_job_runs_through_the_relay_and_a_late_answer_enters_the_next_round_at_half_its_size(results):
+    events = read_events(results[1], (*SHARED, *EVENTS))
     assert [event.status for event in of_kind(events, End)] == ["completed"]
-    assert [sorted(step.sites) for step in of_kind(events, Step)] == [[*BEHIND, STRAIGHT]] * 2
+    steps = of_kind(events, Step)
+    missing = [[(step.round, step.step), *step.absent] for step in steps if step.absent]
+    assert missing == [[(1, 1), BEHIND[1]], [(1, 2), BEHIND[1]]] and not any(step.refused for step in steps)
+    assert [step.sites[name].late for step in steps for name in step.sites if name == BEHIND[1]] == [1, 0]
+    assert "of 1 rounds before: it counts 1 / 2" in (results[1] / "report.html").read_text()
+    (start,), outer = of_kind(events, Alphas), of_kind(events, Outer)
+    policy = AlphaPolicy(2, seed=0)
+    optimizer = OuterOptimizer(policy)
+    assert start.alpha == pytest.approx(policy.alphas().tolist())
+    for turn, validated in zip(outer, of_kind(events, Validation), strict=True):
+        sent = {name: values for name, values in turn.t_numbers.items() if values is not None}
+        assert sorted(sent) == [BEHIND[0], STRAIGHT] and BEHIND[1] in turn.left_out and all(map(any, sent.values()))
+        reports = {name: validated.sites[name].n for name in sent}
+        taken = torch.ones(2, dtype=torch.bool)
+        optimizer.step(hypergradient(pool_t_numbers(sent, reports), policy.alphas(), taken))
+        assert turn.alpha_after == pytest.approx(policy.alphas().tolist(), abs=1e-9)
+
+
+def test_each_hospital_sends_its_own_rank_of_what_comes_down_sorted_for_every_rank(relayed, results):
+    job, folder = results
+    for name, rank in RANKS.items():
+        code, out, err = fedtar_here("audit", relayed.sites[name], "--json")
+        assert code == 0, err
+        sent = [entry for entry in json.loads(out)["entries"] if (entry["job"], entry["task"]) == (job, "train")]
+        shapes = {("lora_A" in tensor["name"], *tensor["shape"]) for entry in sent for tensor in entry["tensors"]}
+        assert {shape[1] if shape[0] else shape[2] for shape in shapes} == {rank} and len(sent) >= 2
+    w = last(folder).weights
+    for a, b in pairs(w):  # so the first r rows and columns are the nearest matrix of rank r
+        gram, sizes = w[a] @ w[a].T, w[b].norm(dim=0)
+        torch.testing.assert_close(gram, torch.eye(4) / 3, rtol=0, atol=1e-5)
+        assert bool((sizes[:-1] >= sizes[1:] - 1e-5).all()) and w[a].shape[0] == 4
 
 
 def test_who_is_behind_the_relay_has_no_connection_to_the_server(relayed):
