@@ -44,17 +44,19 @@ def _among(everyone: Sequence[str], one: PatientSums) -> PatientSums:
     return PatientSums(tuple(everyone), np.array([*sums.values()]), one.score)
 
 
-def changes(rows: Sequence[Row], names: Sequence[str], rising: bool = False) -> list[Change]:
+def changes(rows: Sequence[Row], names: Sequence[str], until: int, rising: bool = False) -> list[Change]:
     """Measures that rows of visits have by name, what moved most first; with ``rising``, only a rise counts.
 
-    z: the newest period's mean less the earlier ones', in units of how far these lie apart, or of chance if it is more.
+    z: the newest period's mean less those of the periods ``until`` one, in units of how far these lie apart, or of
+    chance if it is more.
     """
-    steps = sorted({row["time_step"] for row in rows})
+    newest = max(row["time_step"] for row in rows)
+    steps = sorted({row["time_step"] for row in rows if row["time_step"] in {*range(until + 1), newest}})
     own = [np.array([[row[n] for n in names] for row in rows if row["time_step"] == t], np.float64) for t in steps]
     if len(own) < 2 or not names:
         return []
     means, n = np.array([one.mean(axis=0) for one in own]), [len(one) for one in own]
-    within = np.sum([len(one) * one.var(axis=0) for one in own], axis=0) / max(1, len(rows) - len(own))
+    within = np.sum([len(one) * one.var(axis=0) for one in own], axis=0) / max(1, sum(n) - len(own))
     between = means[:-1].var(axis=0, ddof=1) if len(own) > 2 else 0.0
     spread = np.sqrt(np.maximum(between, within / n[-1]) + within / sum(n[:-1]))
     moved = means[-1] - np.average(means[:-1], axis=0, weights=n[:-1])

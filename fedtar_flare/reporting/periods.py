@@ -39,25 +39,32 @@ def write_periods(folder: Path, model: SiteModel, rows: Sequence[Row]) -> Path:
     stated = [*map(labeler_of([sample.visit for sample in samples]).stated, reports)]
     names = sorted(frozenset().union(*stated))
     visits = []
-    for sample, new, found in zip(samples, drift.unseen_phrases(reports, steps), stated, strict=True):
+    for sample, found in zip(samples, stated, strict=True):
         image = drift.image_measures(model.prepared([sample])[0].image)
-        measures = {"new phrases": new, **image, **{name: 100 * (name in found) for name in names}}
+        measures = {**image, **{name: 100 * (name in found) for name in names}}
         visits.append({"patient_id": sample.visit.patient_id, "time_step": sample.time_step, **measures})
     of_kinds = {"wording": ["new phrases"], "images": [*image], "prevalence": names}
-    kinds = {kind: drift.changes(visits, of, rising=kind == "wording") for kind, of in of_kinds.items()}
+    tests = drift.falls(known)
+    for until in sorted({t for _, t, _, p in tests if p < drift.CHANCE}, reverse=True) or [newest - 1]:
+        phrases = drift.unseen_phrases(reports, [t if t <= until else newest for t in steps])
+        rows = [{**visit, "new phrases": new} for visit, new in zip(visits, phrases, strict=True)]
+        kinds = {kind: drift.changes(rows, of, until, rising=kind == "wording") for kind, of in of_kinds.items()}
+        if cause := drift.likely_cause(kinds):  # a change that lasts is none against the newest period with it
+            break
     tops = [(kind, unit, {name: by for name, by, *_ in kinds[kind][:n]}) for kind, unit, n in DRAWN]
     moved = [_chart(f"{kind}: {', '.join(top).replace('_', ' ')}", unit, top) for kind, unit, top in tops]
     scores = {name: drift.by_period(known, SUMS[name], SCORES[name].scale) for name in drift.WATCHED}
     scored = [_chart(*heading(n).partition(", ")[::2], {SCORES[n].label: found}) for n, found in scores.items()]
-    if (tests := drift.falls(known)) and tests[0][3] < drift.CHANCE:
+    if tests and tests[0][3] < drift.CHANCE:
         logger.warning("scores of period %d fell beyond chance: see %s", newest, folder / PERIODS_PAGE)
     page = render(
         "periods.html",
         cohort=model.cohort,
         tests=tests,
-        cause=drift.likely_cause(kinds),
+        cause=cause,
         charts=[charts([one for one in drawn if one.drawn], "small") for drawn in (scored, moved)],
         newest=newest,
+        until=until,
         limits={"p": drift.CHANCE, "visits": MOST},
         kinds=kinds,
         registry=SCORES,

@@ -26,10 +26,10 @@ LINE = Timeline(T, "period", tuple(datetime(2019, month, 1) for month in (4, 7, 
 SAID = {"template": "cause: wording", "scanner": "cause: images", "epidemic": "cause: prevalence", "none": "No score"}
 
 
-def hospital(change, seed=0):
-    """A cohort that changes in its last period, its images (else noise), and drafts by who knows what was before."""
+def hospital(change, seed=0, begins=T):
+    """A cohort that changes from a period on, its images (else noise), and drafts by who knows what was before."""
     drawn, patients, images, drafts = change in ("scanner", "none"), [], {}, {}
-    options = CohortOptions(change=change, change_step=T, change_group="everyone")
+    options = CohortOptions(change=change, change_step=begins, change_group="everyone")
     for number in range(24 if drawn else 72):  # so many, for a fall by one finding
         one = plan_patient("site-1", 1, number, timeline=LINE, seed=seed, options=options)
         anatomy, visits = draw_anatomy(stream(seed, number)), []
@@ -72,6 +72,11 @@ def test_a_planted_change_raises_the_alarm_with_its_cause(tmp_path, change):
     (fresh := tmp_path / "fresh").mkdir()
     without = [*written(fresh, *left)][1]
     assert next(written(tmp_path, *left, 3)) == without != second, "neither who withdrew counts, nor what came later"
+
+
+def test_a_change_that_lasts_is_still_named_in_the_next_period(tmp_path):
+    *_, second, last = written(tmp_path, *hospital("reverted", begins=T - 1))
+    assert SAID["template"] in second and SAID["template"] in last and "had until period 2" in last
 
 
 def test_a_fall_is_a_permutation_test_corrected_for_scores_and_periods(monkeypatch):
