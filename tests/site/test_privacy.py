@@ -14,6 +14,7 @@ from scipy import stats
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.protocol.exchange import euclidean_norm
 from fedtar_flare.protocol.fields import Field
+from fedtar_flare.protocol.lora_ranks import lowered, padded, sent_shapes
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
@@ -59,6 +60,31 @@ def test_the_noise_has_the_documented_scale(dtype):
     assert noise.std() == pytest.approx(scale, rel=0.02) and abs(noise.mean()) < 0.02 * scale
     if dtype == torch.float32:
         assert stats.kstest(noise / scale, "norm").pvalue > 1e-4
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+@pytest.mark.parametrize("frozen_a", [False, True])
+def test_of_a_lower_rank_all_that_leaves_is_clipped_and_noisy_and_the_rest_is_the_server_s_own(
+    tmp_path, rank, frozen_a
+):
+    """What the server makes of it, by zeros or a decomposition, is of that and of its own weights alone."""
+    whole = {A: torch.randn(4, 900), B: torch.randn(700, 4)}
+    update = {name: 10 * value for name, value in lowered(whole, rank).items() if not (frozen_a and name == A)}
+    privacy, ctx = GaussianPrivacy(clip_norm=0.5, noise_multiplier=1.5), context(tmp_path, sent=whole)
+    message_ = privacy.process(message(update, numbers={"samples": 3}), ctx)
+    reply, left = read(OutboundGuard(["fedtar"]).process(message_, ctx))
+    shapes = {name: tuple(value.shape) for name, value in whole.items()}
+    assert {name: tuple(value.shape) for name, value in left.items()} == sent_shapes(shapes, rank, frozen_a)
+    clipped = privacy.clipped(update)
+    assert euclidean_norm(clipped) == pytest.approx(0.5)
+    noise = torch.cat([(left[name].double() - clipped[name]).flatten() for name in left])
+    assert bool(noise.all()) and stats.kstest((noise / 1.5).numpy(), "norm").pvalue > 1e-4
+    assert reply.payload["privacy"]["epsilon"] == pytest.approx(epsilon_of(1 / 1.5, 1e-5)), "of whatever rank"
+    at_server = padded(left, whole)
+    assert all(torch.equal(lowered(at_server, rank)[name], value) for name, value in left.items())
+    for name, value in at_server.items():
+        lacking = {A: value[rank:], B: value[:, rank:]}[name], {A: whole[A][rank:], B: whole[B][:, rank:]}[name]
+        assert torch.equal(lacking[0], -lacking[1] if name in left else torch.zeros_like(lacking[1]))
 
 
 LOSS, VECTOR = Field("loss", "number", "", noisy=True), Field("vector", "numbers", "", noisy=True)
