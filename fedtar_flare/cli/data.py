@@ -40,9 +40,9 @@ def add_commands(commands: Commands) -> None:
     command = add_command(group, index, what, epilog=codes)
     command.add_argument("folder", type=Path, help="the export: CT series, or CR and DX radiographs")
     which = (
-        "CSV table with the column 'report' and one of 'study_instance_uid', 'accession_number', or 'patient_id' "
-        "with 'study_date'; or a folder with <AccessionNumber>.txt or <StudyInstanceUID>.txt (default: report.txt "
-        "or <AccessionNumber>.txt beside each study)"
+        "CSV table with the column 'report' and one of 'study_instance_uid', 'accession_number' (best with 'issuer'), "
+        "or 'patient_id' with 'study_date'; or a folder with <AccessionNumber>.txt or <StudyInstanceUID>.txt (default: "
+        "report.txt or <AccessionNumber>.txt beside each study)"
     )
     command.add_argument("--reports", type=Path, help=which)
     command.add_argument("-o", "--out", type=Path, default=Path("manifest.csv"), help="default manifest.csv")

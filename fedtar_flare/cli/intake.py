@@ -1,6 +1,7 @@
 """``fedtar data pull`` and ``reports``: studies of a PACS, and reports of other systems, to what ``index`` reads."""
 
 import argparse
+import warnings
 from pathlib import Path
 
 from fedtar_flare.cli.commands import Commands, ProgressLine, add_command, given, show
@@ -78,8 +79,9 @@ def reports(arguments: argparse.Namespace) -> None:
         raise ConfigError("hl7 is not installed: pip install 'fedtar_flare[pacs]'") from error
     from fedtar_flare.data.sources.manifest import write_rows
 
-    rows, left_out = collect(arguments.source, **given(arguments, "accession", "charset"))
-    lines = [f"  left out, {reason}: {n}" for reason, n in sorted(left_out.items())]
+    warnings.filterwarnings("ignore", module="pydicom")  # of texts that are counted below
+    rows, left_out, first = collect(arguments.source, **given(arguments, "accession", "charset"))
+    lines = [f"  left out, {reason}: {n}" for reason, n in sorted(left_out.items())] + [f"  {line}" for line in first]
     if not rows:
         raise DataError("\n".join(["no report counts", *lines]), reason="no-report")
     write_rows(arguments.out, rows)

@@ -31,6 +31,7 @@ class Study:
     patient_id: str
     uid: str
     accession: str
+    issuer: str  # of the accession number, where its files name one
     acquired: datetime
     image: Path
     modality: Modality
@@ -54,8 +55,8 @@ class Index:
     studies: list[Study] = field(default_factory=list)  # by date, those that can stand in a manifest
     problems: list[DataError] = field(default_factory=list)  # one for each study that cannot, and for stray files
     notes: Counter[str] = field(default_factory=Counter)  # by reason, what was passed over within studies
-    # accession number to the patients who have it, each with its issuers, as far as they are named
-    owners: dict[str, dict[str, set[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
+    # accession number to the patients who have it, each with an issuer, as far as one is named
+    owners: dict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
     files: int = 0  # number of all files
     dicom: int = 0  # and of DICOM files
 
@@ -99,7 +100,7 @@ def index_folder(
         raise DataError(f"{folder}: no DICOM file among {len(paths)} file(s)", reason="no-dicom")
     groups: dict[str, list[File]] = defaultdict(list)
     for file in files:
-        index.owners[file.accession][file.patient_id] |= {file.issuer} - {""}
+        index.owners[file.accession].add((file.patient_id, file.issuer))
         if file.study:
             groups[file.study].append(file)
         elif file.kind in IMAGES:
@@ -170,6 +171,7 @@ def _study(
         raise DataError(f"{where}: F in one file and M in another", reason="conflicting-sex")
     acquired = _acquired(used, where, notes)
     image = _place(uid, slices, holders, links, where) if slices else _frontal(radiographs, where, notes)
+    issuers = {file.issuer for file in files} - {""}
     top = Path(used[0].path).parent
     while top != root and holders[top.parent] == {uid}:
         top = top.parent
@@ -177,6 +179,7 @@ def _study(
         patient_id=used[0].patient_id,
         uid=uid,
         accession=next((file.accession for file in files if file.accession), ""),
+        issuer=issuers.pop() if len(issuers) == 1 else "",
         acquired=acquired,
         image=image,
         modality="ct" if slices else "radiograph",

@@ -27,7 +27,7 @@ class File(NamedTuple):
     patient_id: str
     study: str
     accession: str
-    issuer: str  # of the accession number, in any form
+    issuer: str  # of the accession number, as issuer_of has it
     date: str  # without dots
     time: str  # without colons
     birth_date: str  # without dots
@@ -138,13 +138,20 @@ def _view(dataset: Any) -> str:
         return error.reason
 
 
+def issuer_of(dataset: Any) -> str:
+    """Who issued the accession number: the local name, the universal one, both as ``LOCAL|UNIVERSAL``, or nothing."""
+    item = (dataset.get("IssuerOfAccessionNumberSequence") or [{}])[0]
+    names = item.get("LocalNamespaceEntityID"), item.get("UniversalEntityID")
+    return "|".join(str(name).strip(" \0") for name in names if name)
+
+
 def _file(header: Any) -> File:
     from fedtar_flare.imaging.readers.dicom_slices import CAPTURES, LOCALIZERS, SECONDARY_CAPTURE
-    from fedtar_flare.imaging.readers.dicom_tags import first, text, words
+    from fedtar_flare.imaging.readers.dicom_tags import first, words
 
     dataset = header.dataset
     with decoding(f"{header.source.name}: who issued its accession number cannot be read", "bad-header"):
-        issuer = text(dataset, "IssuerOfAccessionNumberSequence")
+        issuer = issuer_of(dataset)
     modality, image_type = first(dataset, "Modality"), set(words(dataset, "ImageType"))
     if not header.has_pixels:
         kind = "no-pixel-data"

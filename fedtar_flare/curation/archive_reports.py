@@ -13,15 +13,16 @@ from fedtar_flare.data.sources.tables import own_table
 from fedtar_flare.errors import ConfigError, DataError, collecting
 
 FILE_NAME = re.compile(r'(?!\.{1,2}\Z)[^/\\:*?"<>|\0]+')
-KEYS = ("study_instance_uid", "accession_number", "patient_id", "study_date", "report")
+KEYS = ("study_instance_uid", "accession_number", "issuer", "patient_id", "study_date", "report")
 
 
 class Report(NamedTuple):
-    """The text or file of a report, where it was found, and whose it says it is."""
+    """The text or file of a report, where it was found, whose it says it is, and who issued its accession number."""
 
     origin: str
     content: str | Path
     patient_id: str = ""
+    issuer: str = ""
 
 
 Found = dict[tuple[str, ...], list[Report]]
@@ -30,7 +31,8 @@ Found = dict[tuple[str, ...], list[Report]]
 
 def join_reports(index: Index, reports: Path | None) -> int:
     """Give each study its report; a study with several different ones is left out (``ambiguous-report``), and so is one
-    whose report is under an accession number that several patients have (``ambiguous-accession-number``).
+    whose report is under an accession number that several patients or issuers have (``ambiguous-accession-number``).
+    Where both name the issuer, that decides: a number of another issuer's alone is ``report-of-another-issuer``.
 
     ``reports`` is a CSV table with the column ``report`` and one of ``study_instance_uid``, ``accession_number``, or
     ``patient_id`` with ``study_date``; a folder with ``<AccessionNumber>.txt`` or ``<StudyInstanceUID>.txt``; or None:
@@ -46,13 +48,11 @@ def join_reports(index: Index, reports: Path | None) -> int:
     used: set[str] = set()
     for study in studies:
         with collecting(index.problems):
-            patients, issuers = index.owners[study.accession], index.owners[study.accession][study.patient_id]
-            alone = len(patients) <= 1 and len(issuers) <= 1
             if reports is None:
                 study.report_file = _beside(study)
-                if not alone and study.report_file is not None and study.report_file.stem == study.accession:
-                    raise _several(study, str(study.report_file))
-            own = _of(study, found, alone, len(issuers) <= 1)
+                if study.report_file is not None and study.report_file.stem == study.accession:
+                    _by_number(study, [Report(str(study.report_file), "")], index.owners[study.accession])
+            own = _of(study, found, index.owners[study.accession])
             if own:
                 study.report, study.report_file = _one(own, study)
             used |= {report.origin for report in own}
@@ -60,21 +60,41 @@ def join_reports(index: Index, reports: Path | None) -> int:
     return len({report.origin for some in found.values() for report in some} - used)
 
 
-def _several(study: Study, origin: str) -> DataError:
-    text = f"study {study.uid}: {origin} is of accession number {study.accession} of several patients or issuers"
-    told = "a column patient_id, or of issuers study_instance_uid, says whose it is"
-    return DataError(f"{text}; {told}", reason="ambiguous-accession-number")
+def _same(one: str, other: str) -> bool:
+    """Whether two issuers' names are of one: the universal name decides where both have two."""
+    names, others = (name.replace("urn:oid:", "").split("|") for name in (one, other))
+    return names[-1] == others[-1] if len(names) == len(others) else not set(names).isdisjoint(others)
 
 
-def _of(study: Study, found: Found, alone: bool, alone_with_patient: bool) -> list[Report]:
-    """The reports under the first key that has any; the accession number is unique ``alone``, or with the patient."""
+def _by_number(study: Study, reports: list[Report], owners: set[tuple[str, str]]) -> list[Report]:
+    """Those of the reports under the study's accession number that are of its issuer and patient.
+
+    ``owners`` has the patients and issuers of all studies with this number. Raises DataError where that does not tell.
+    """
+    mine = [report for report in reports if not (study.issuer and report.issuer) or _same(study.issuer, report.issuer)]
+    where = f"study {study.uid}: {reports[0].origin}"
+    if not mine:
+        text = (
+            f"{where} is of issuer '{reports[0].issuer}', not '{study.issuer}'; if these are one, both have to say it"
+        )
+        raise DataError(text, reason="report-of-another-issuer")
+    mine = [report for report in mine if report.patient_id in ("", study.patient_id)] or mine
+    for report in mine:
+        sure = study.issuer and report.issuer
+        own = [(p, i) for p, i in owners if report.patient_id in ("", p) and (not sure or _same(i, study.issuer))]
+        names = ({i for _, i in own} | {one.issuer for one in reports if not sure}) - {""}
+        if len({p for p, _ in own}) > 1 or not all(_same(one, other) for one in names for other in names):
+            text = f"{where} has an accession number of several patients or issuers; columns of these have to tell"
+            raise DataError(text, reason="ambiguous-accession-number")
+    return mine
+
+
+def _of(study: Study, found: Found, owners: set[tuple[str, str]]) -> list[Report]:
+    """The reports under the first key that has any."""
     day = study.acquired.date().isoformat()
     for key in (("uid", study.uid), ("accession", study.accession), ("day", study.patient_id, day)):
         own = found.get(key, []) if key[1] else []
-        if own and key[0] == "accession" and not alone:
-            if not alone_with_patient or not all(report.patient_id for report in own):
-                raise _several(study, own[0].origin)
-            own = [report for report in own if report.patient_id == study.patient_id]
+        own = _by_number(study, own, owners) if own and key[0] == "accession" else own
         if any(report.patient_id not in ("", study.patient_id) for report in own):
             text = f"study {study.uid}: {own[0].origin} says that its report is another patient's"
             raise DataError(text, reason="report-of-another-patient")
@@ -127,7 +147,7 @@ def _from_table(table: Path, problems: list[DataError]) -> Found:
                 key = "day", row["patient_id"], date_of(row["study_date"]).date().isoformat()
             except DataError as error:
                 raise ConfigError(f"{where}, column 'study_date': {error}") from error
-        found[key].append(Report(where, row["report"], row.get("patient_id", "")))
+        found[key].append(Report(where, row["report"], row.get("patient_id", ""), row.get("issuer", "")))
     return found
 
 

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import hl7
+from pydicom import dcmread
+from pydicom.charset import CODES_TO_ENCODINGS, convert_encodings, decode_bytes, default_encoding
 
+from fedtar_flare.curation.archive_files import issuer_of
 from fedtar_flare.data.sources.tables import own_table
-from fedtar_flare.errors import DataError, collecting, decoding
+from fedtar_flare.errors import DataError, collecting, decoding, within
 
 KEPT = ("final", "amended", "corrected", "appended", "F", "C", "COMPLETE VERIFIED FINAL")
 """Of FHIR's DiagnosticReport.status, HL7's table 0123, and DICOM's completion, verification and preliminary flag."""
@@ -24,8 +27,14 @@ WITHDRAWN = ("cancelled", "entered-in-error", "X")
 IMAGING = {"", "RAD", "CT", "CUS", "NMR", "NMS", "OUS", "RUS", "RX", "VUS", "XRC", "LP29684-5"}
 """Sections of HL7's table 0074, and LOINC's radiology: reports of others may have the same accession numbers."""
 CHARSETS = {"ASCII": "ascii", "UNICODE UTF-8": "utf-8", "GB 18030-2000": "gb18030", "BIG-5": "big5",
-            **{f"8859/{n}": f"iso8859-{n}" for n in (*range(1, 10), 15)}}  # fmt: skip
-"""Of HL7's table 0211."""
+            "KS X 1001": "euc_kr", "ISO IR14": "shift_jisx0213", "ISO IR6": "ascii", "ISO IR87": "ascii",
+            "ISO IR159": "ascii", **{f"8859/{n}": f"iso8859-{n}" for n in (*range(1, 10), 15)}}  # fmt: skip
+"""Of HL7's table 0211; the Japanese sets of two bytes are switched to from ASCII."""
+WRONG = re.compile(r"[\x0e\x0f\x1b\x80-\x9f\ufffd]")
+UNSAFE = re.compile(rb"\x1b(?:\$[^)]|\(I)[^\x1b\r\n]*(?:[\r\n]|\Z)|\x1b\(B[^\x1b\r\n]*[\x80-\xff]")
+"""Characters that no set prints; and switches to two bytes beyond a segment's end, or to ASCII before other bytes."""
+MESSAGE = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|(?<=[\r\n\x0b]))(?=MSH([!-/:-@\[-`{-~])(?:(?!\1).){4,5}\1)")
+ESCAPES = r"[HNFRSTE]|\.(?:br|fi|nf|ce|(?:sp|in|ti|sk) ?[+-]?\d{0,3})"
 TEXT_SR = ("1.2.840.10008.5.1.4.1.1.88.11", "1.2.840.10008.5.1.4.1.1.88.22")
 DICOM_STUDY = ("113014", "110180")
 """OBX-3 of a result that is the StudyInstanceUID."""
@@ -35,8 +44,8 @@ Report = dict[str, str]
 """One state of a report: its ``COLUMNS`` as far as they are said, ``status``, and ``issued``, which sorts."""
 
 
-def collect(source: Path, accession: str = "", charset: str = "ASCII") -> tuple[list[Report], Counter[str]]:
-    """The reports that count of a file, or of all below a folder, and by reason how many states and files do not.
+def collect(source: Path, accession: str = "", charset: str = "ASCII") -> tuple[list[Report], Counter[str], list[str]]:
+    """The reports of a file or folder that count; how many do not, by reason; a line on the first unread one of each.
 
     ``accession``: field of HL7 (default: IPC-1, else OBR-18, else OBR-3) or column of OMOP's note table that has the
     accession number; ``charset``: of HL7 messages that do not say theirs.
@@ -46,7 +55,7 @@ def collect(source: Path, accession: str = "", charset: str = "ASCII") -> tuple[
     resources: dict[str, Any] = {}
     reports: list[Any] = []
     for file in filter(Path.is_file, sorted(source.rglob("*")) if source.is_dir() else [source]):
-        with collecting(problems), decoding(str(file)), file.open("rb") as opened:
+        with collecting(problems), within(str(file)), decoding("cannot be read"), file.open("rb") as opened:
             if (head := opened.read(132))[128:] == b"DICM":
                 found += _sr(file)
             elif file.suffix == ".csv":
@@ -60,15 +69,16 @@ def collect(source: Path, accession: str = "", charset: str = "ASCII") -> tuple[
                         resources |= dict.fromkeys(names, inner)
                         reports += [inner] if inner["resourceType"] == "DiagnosticReport" else []
             else:
-                messages = re.split(rb"(?:^|(?<=[\r\n\x0b]))(?=MSH\|)", head + opened.read())[1:]
-                for message in messages or [b""]:
-                    with collecting(problems), decoding(str(file), "bad-message"):
+                messages = MESSAGE.split(head + opened.read())[2::2]
+                for n, message in enumerate(messages or [b"MSH|"], 1):
+                    with collecting(problems), within(f"{file}, message {n}"), decoding("broken", "bad-message"):
                         found += _hl7(message, accession, charset)
     for one in reports:
-        with collecting(problems), decoding(str(source), "bad-resource"):
+        with collecting(problems), within(str(source)), decoding("cannot be read", "bad-resource"):
             found.append(_fhir(one, resources))
     kept, counts = _newest(found)
-    return kept, counts + Counter(problem.reason for problem in problems)
+    first = {problem.reason: f"{problem.reason}, such as {problem}" for problem in reversed(problems)}
+    return kept, counts + Counter(problem.reason for problem in problems), sorted(first.values())
 
 
 def _newest(found: Iterable[Report]) -> tuple[list[Report], Counter[str]]:
@@ -136,72 +146,100 @@ def _fhir(one: Any, resources: dict[str, Any]) -> Report:
     return state
 
 
+def _characters(raw: bytes, codec: str) -> str:
+    """Text by the codec and the switches of ISO 2022 in it; raises UnicodeError for what may be of another set."""
+    text = decode_bytes(raw, [codec, *CODES_TO_ENCODINGS.values()], {10, 13}) if b"\x1b" in raw else raw.decode(codec)
+    if WRONG.search(text) or UNSAFE.search(raw):
+        raise UnicodeError("characters of another set")
+    return text
+
+
+def _unescaped(message: hl7.Message, value: str, codec: str) -> str:
+    esc = re.escape(message.esc)
+
+    def read(found: re.Match[str]) -> str:
+        if found[1]:  # bytes of the message's character set
+            return _characters(bytes.fromhex(re.sub(f"{esc}X?", "", found[1])), codec)
+        if found[2]:
+            raise ValueError("it has to be written as an escape sequence of HL7, and in MSH-18's character set")
+        return str(message.unescape(found[0], {"H": "", "N": "", ".in": " ", ".ti": " "}))
+
+    with decoding(f"a '{message.esc}' in a field cannot be read", "bad-escape"):
+        return re.sub(f"((?:{esc}X[0-9A-Fa-f]+{esc})+)|{esc}(?:{ESCAPES}){esc}|({esc})", read, value)
+
+
 def _hl7(content: bytes, accession: str, charset: str) -> Iterator[Report]:
-    head = [*re.split(rb"[\r\n]", content)[0].split(b"|"), *[b""] * 18]
-    name = head[17].decode("ascii") or charset  # MSH-18
-    if not head[8].startswith(b"ORU"):
-        raise DataError("MSH-9 is not ORU", reason="no-report")
-    if name not in CHARSETS:
-        raise DataError(f"character set '{name}'", reason="bad-charset")
-    header, *patients = re.sub("\r?\n", "\r", content.decode(CHARSETS[name])).strip("\r\x0b\x1c").split("\rPID|")
-    for patient, *orders in (one.split("\rOBR|") for one in patients):
-        yield from (_order(f"{header}\rPID|{patient}\rOBR|{order}", accession) for order in orders)
+    header, esc = re.split(rb"[\r\n]", content)[0], re.escape(content[6:7])
+    fields = [*header.split(header[3:4]), *[b""] * 18]
+    if not any(field.startswith(b"ORU") for field in fields[8:]):  # further, where names have separators' bytes
+        raise DataError("no HL7 message with ORU in MSH-9, in a character set other than UTF-16", reason="no-report")
+    names = [field.split(header[5:6])[0].decode("ascii", "replace") for field in fields[17:]]
+    name = next((name for name in names if name in CHARSETS), names[0] or charset)  # MSH-18
+    switch = esc + rb"[CM]((?:[0-9A-Fa-f]{2}){2,3})" + esc
+    content = re.sub(switch, lambda found: b"\x1b" + bytes.fromhex(found[1].decode()), content.strip(b"\r\n\x0b\x1c"))
+    with decoding(f"not text in '{name}'; MSH-18, else --charset, has to name its own set, or UTF-8", "bad-charset"):
+        text = re.sub("\r?\n", "\r", _characters(content, CHARSETS[name]))
+    head, *patients = text.split(f"\rPID{text[3]}")
+    for patient, *orders in (one.split(f"\rOBR{text[3]}") for one in patients):
+        owner = f"{head}\rPID{text[3]}{patient}\rOBR{text[3]}"
+        yield from (_order(hl7.parse(owner + order), CHARSETS[name], accession) for order in orders)
 
 
-def _order(text: str, accession: str) -> Report:
-    message = hl7.parse(text)
+def _order(message: hl7.Message, codec: str, accession: str) -> Report:
+    _, _, repeat, between, _ = message.separators
     segments = {str(one[0]): one for one in reversed(message)}
     pid, results = segments["PID"], [one for one in message if str(one[0]) == "OBX"]
 
     def at(segment: Any, field: int, component: int = 1, repetition: int = 0) -> str:
         value = str(segment[field]) if len(segment) > field else ""
-        return str(message.unescape([*value.split("~")[repetition].split("^"), *[""] * 5][component - 1]))
+        return _unescaped(message, [*value.split(repeat)[repetition].split(between), *[""] * 5][component - 1], codec)
 
-    owners = [(at(pid, 3, 1, n), at(pid, 3, 5, n)) for n in range(str(pid[3]).count("~") + 1)]
+    owners = [(at(pid, 3, 1, n), at(pid, 3, 5, n)) for n in range(str(pid[3]).count(repeat) + 1)]
     owners = [owner for owner in owners if owner[1] == "MR"] or owners
     places = [place.split("-") for place in ([accession] if accession else ACCESSION)]
-    said = [[at(segments[name], int(field), n) for n in (1, 2)] for name, field in places if name in segments]
-    number, issuer = next((one for one in said if one[0]), ("", ""))
+    said = [[at(segments[name], int(field), n) for n in (1, 2, 3)] for name, field in places if name in segments]
+    number, *issuer = next((one for one in said if one[0]), [""])
     studies = [one for one in results if at(one, 3) in DICOM_STUDY]
     texts = [one for one in results if at(one, 2) in ("TX", "FT", "ST") and at(one, 11) not in ("D", "W", "X")]
-    lines = [part for one in texts if one not in studies for part in str(one[5]).split("~")]
+    lines = [part for one in texts if one not in studies for part in str(one[5]).split(repeat)]
     return {
         "section": at(segments["OBR"], 24),
         "status": at(segments["OBR"], 25),
         "issued": _when(at(segments["OBR"], 22) or at(segments["MSH"], 7)),
         "patient_id": owners[0][0] if len(owners) == 1 else "",
         "accession_number": number,
-        "issuer": issuer,
+        "issuer": "|".join(filter(None, issuer)),
         "study_instance_uid": at(studies[0], 5) if studies else "",
-        "report": "\n".join(map(message.unescape, lines)).replace("\r", "\n"),
+        "report": re.sub("\r\n?", "\n", "\n".join(_unescaped(message, line, codec) for line in lines)),
     }
 
 
 def _sr(file: Path) -> Iterator[Report]:
-    from pydicom import dcmread
-
     def lines(items: Iterable[Any]) -> Iterator[str]:
         for item in items:
             heading = item.ConceptNameCodeSequence[0].CodeMeaning if "ConceptNameCodeSequence" in item else ""
-            yield ": ".join(filter(None, (heading, item.get("TextValue", ""))))
+            yield ": ".join(filter(None, (heading, item.get("TextValue", "").replace("\x1b$)A", ""))))  # of GB 2312
             yield from lines(item.get("ContentSequence", ()))
 
     ds = dcmread(file, stop_before_pixels=True)
-    if ds.get("Modality") == "SR" and ds.SOPClassUID not in TEXT_SR:
-        raise DataError("no text report", reason="other-sr")
     if ds.get("Modality") == "SR":
-        issuer = (ds.get("IssuerOfAccessionNumberSequence") or [{}])[0]
-        yield {
-            "status": " ".join(
-                ds.get(f"{name}Flag", "FINAL") for name in ("Completion", "Verification", "Preliminary")
-            ),
+        if ds.SOPClassUID not in TEXT_SR:
+            raise DataError("no text report", reason="other-sr")
+        state = {
+            "status": " ".join(ds.get(f"{n}Flag", "FINAL") for n in ("Completion", "Verification", "Preliminary")),
             "issued": _when(ds.ContentDate + ds.ContentTime),
             "patient_id": str(ds.PatientID),
             "accession_number": ds.get("AccessionNumber", ""),
-            "issuer": issuer.get("UniversalEntityID") or issuer.get("LocalNamespaceEntityID") or "",
+            "issuer": issuer_of(ds),
             "study_instance_uid": ds.StudyInstanceUID,
             "report": "\n".join(filter(None, lines(ds.get("ContentSequence", ())))),
         }
+        said = "".join(state.values())  # pydicom reads what is in none of the sets as Latin-1, or replaces it
+        sets = convert_encodings(ds.get("SpecificCharacterSet"))
+        sets = ["ascii" if one == default_encoding else one for one in sets]
+        if WRONG.search(said) or not all(any(c.encode(one, "ignore") for one in sets) for c in {*said}):
+            raise DataError("text of another character set than SpecificCharacterSet names", reason="bad-charset")
+        yield state
 
 
 def _omop(file: Path, accession: str, problems: list[DataError]) -> Iterator[Report]:

@@ -283,17 +283,41 @@ def test_a_report_under_an_accession_number_of_two_patients_is_nobodys(tmp_path,
     assert {s.patient_id: s.report for s in index.studies} == {"P": "Yes.", "Q": "No."}
 
 
-def test_a_report_under_an_accession_number_of_two_issuers_needs_the_studys_uid(tmp_path):
-    for n in (1, 2):
+FIRST, SECOND, OTHER = ("NORTH", "1.2.1"), ("NORTH", "1.2.2"), ("SOUTH", "")
+
+
+@pytest.mark.parametrize(
+    "studies, reports, joined, reasons",
+    [
+        ([FIRST, SECOND], ["NORTH^1.2.1", "NORTH^1.2.2"], {1: 1, 2: 2}, {}),
+        ([FIRST, OTHER], ["SOUTH", "urn:oid:1.2.1"], {1: 2, 2: 1}, {}),
+        ([FIRST, SECOND], ["^1.2.2"], {2: 1}, {"report-of-another-issuer": 1}),
+        ([FIRST, OTHER], ["", "SOUTH"], {}, {"ambiguous-accession-number": 2}),
+        ([FIRST, OTHER], [""], {}, {"ambiguous-accession-number": 2}),
+        ([FIRST, None], ["NORTH", "SOUTH"], {1: 1}, {"ambiguous-accession-number": 1}),
+        ([OTHER, None], ["NORTH"], {}, {"report-of-another-issuer": 1, "ambiguous-accession-number": 1}),
+        ([None], ["NORTH"], {1: 1}, {}),
+        ([OTHER], [""], {1: 1}, {}),
+    ],
+)
+def test_an_accession_number_counts_with_its_issuer(tmp_path, studies, reports, joined, reasons):
+    """Two archives and their reports, in HL7, as a hospital joins them: nobody takes another's report."""
+    pytest.importorskip("hl7", reason="of the extra 'pacs'")
+    for n, names in enumerate(studies, 1):
         issuer = Dataset()
-        issuer.LocalNamespaceEntityID = f"HOSPITAL {n}"
-        study(tmp_path / "d" / f"{n}", "P", f"1.2.{n}", IssuerOfAccessionNumberSequence=Sequence([issuer]))
-    given = {"accession_number,patient_id": "A1,P", "study_instance_uid,patient_id": "1.2.2,P"}
-    for (head, row), reasons in zip(given.items(), ({"ambiguous-accession-number": 2}, {}), strict=True):
-        index = index_folder(tmp_path / "d")
-        join_reports(index, table(tmp_path / "r.csv", f"{head},report", f"{row},Yes."))
-        assert index.rejected() == reasons
-    assert {s.uid: s.report for s in index.studies} == {"1.2.1": "", "1.2.2": "Yes."}
+        issuer.LocalNamespaceEntityID, issuer.UniversalEntityID = names or ("", "")
+        named = {"IssuerOfAccessionNumberSequence": Sequence([issuer])} if names else {}
+        study(tmp_path / "d" / f"archive{n}", "P", f"1.2.{n}", slices=2, StudyDate=f"2020010{n}", **named)
+    study(tmp_path / "d" / "more", "Q", "1.2.9", slices=2, AccessionNumber="A9")
+    head = "MSH|^~\\&|||||2024||ORU^R01|1|P|2.5\rPID|||{}\rOBR|1|{}|||||||||||||||||||20240131||RAD|F\rOBX|1|TX|||{}\r"
+    text = [head.format("P", f"|A1^{issuer}", f"Text {n}.") for n, issuer in enumerate(reports, 1)]
+    (tmp_path / "ris.hl7").write_text("".join([*text, head.format("Q", "|A9", "Text 9.")]))
+    assert fedtar_here("data", "reports", tmp_path / "ris.hl7", "-o", tmp_path / "r.csv")[0] == 0
+    out, reports = tmp_path / "manifest.csv", tmp_path / "r.csv"
+    code, printed, _ = fedtar_here("data", "index", tmp_path / "d", "--reports", reports, "-o", out, "--json")
+    got = {v.acquired.day: v.report for p in read_manifest(out).patients() if p.patient_id == "P" for v in p.visits}
+    assert code == 0 and got == {n: f"Text {text}." for n, text in joined.items()}
+    assert json.loads(printed)["left_out"] == reasons
 
 
 def test_a_report_in_a_shared_folder_is_nobodys(tmp_path):
