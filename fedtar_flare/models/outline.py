@@ -4,11 +4,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import nn
 
 from fedtar_flare.globs import matches
+from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.build import build_tokenizer, class_of
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
@@ -82,6 +84,35 @@ def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lam
         barred=frozenset(barred),
         tensors={name: p.numel() if name in first else 0 for name, p in parameters.items()},
     )
+
+
+@lru_cache(maxsize=4)
+def kept_of_images(config: ModelConfig) -> tuple[int, int, Any]:
+    """Bytes, in float32, that the encoder of a model of parts keeps of one study for the backward pass, how many tokens
+    it gives, and the decoder's configuration: by a pass without values. One that reads values on its way counts as 0.
+    """
+    found: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        found[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return tensor
+
+    adapted = {*outline(config).targeted(config.lora_targets)}
+    with torch.device("meta"):
+        model = class_of(config)(config, build_tokenizer(config), load_pretrained=False).eval()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.rpartition(".")[0] in adapted)
+        there = torch.ones(1, config.slices)
+        images = torch.zeros(1, config.slices, 3, config.image_size, config.image_size, dtype=torch.uint8)
+        tokens = config.slices * config.queries
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                tokens = model.pooling(model.tokens(ImageBatch(images, there, there.bool())), there).shape[1]
+        except (NotImplementedError, RuntimeError):
+            found.clear()
+    for parameter in model.parameters():
+        found.pop(parameter.untyped_storage()._cdata, None)
+    return sum(storage.nbytes() for storage in found.values()), tokens, model.decoder.config
 
 
 def _matching(names: Iterable[str], globs: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.errors import ConfigError
@@ -28,6 +29,8 @@ LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"
     "google/medgemma-4b-it": "Health AI Developer Foundations terms of use"
 }
 """As their model cards state; for other models see theirs."""
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""Bytes that a container may have, or the word max."""
 
 
 @dataclass(frozen=True)
@@ -56,53 +59,68 @@ class AdaptedModel:
         )
 
 
-def update_memory(model: AdaptedModel, training: TrainingConfig, earlier: int, half: bool) -> dict[str, float]:
-    """Bytes that an update of a vision-language model needs, by what for: an estimate, before any weight is read.
+def update_memory(
+    model: AdaptedModel, training: TrainingConfig, earlier: int, half: bool, on_cpu: bool = False
+) -> dict[str, float]:
+    """Bytes that an update needs, by what for: an estimate, before any weight is read.
 
     The weights; what is trained, with its gradient and AdamW's two moments; and for each word of a micro-batch what
     layers keep for the backward pass, 12 values of their width and 4 of their inner width (or with checkpointing their
-    inputs alone), and the logits. ``earlier`` visits are shown too; ``half``: in bfloat16 autocast.
+    inputs alone), and the logits; of images, what :func:`kept_of_images` says. ``earlier`` visits are shown too;
+    ``half``: in bfloat16 autocast. ``on_cpu``: with what the process has already, and twice what is kept, since what
+    is freed in between does not all go back.
     """
-    from fedtar_flare.models.outline import outline
+    from fedtar_flare.models.outline import kept_of_images, outline
     from fedtar_flare.models.vlm import inputs_length
 
-    config = model.config
-    base, (prompt, text) = outline(config, model.extend).parameters, inputs_length(config, earlier)
+    config, seen, texts = model.config, 0, 1 + earlier
+    base = outline(config, model.extend).parameters
+    if config.family == "vlm":
+        prompt, text = inputs_length(config, earlier)
+    else:  # of visits before no gradient is taken; by cross-attention, an image's token takes less than a word
+        seen, tokens, text = kept_of_images(config)
+        prompt, texts = tokens if config.decoder == "prefix" else tokens // 4, 1
+    inner = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * text.hidden_size
     reports = min(training.micro_batch or training.batch_size, training.batch_size)
-    one = (12 * text.hidden_size + 4 * text.intermediate_size) * (3 if half else 4)
+    one = (12 * text.hidden_size + 4 * inner) * (3 if half else 4)
     inputs = 4 * text.num_hidden_layers * text.hidden_size
     word = inputs + one if training.gradient_checkpointing else text.num_hidden_layers * one
-    kept = (prompt + (1 + earlier) * config.max_length) * word + 12 * config.max_length * text.vocab_size
-    return {
+    kept = (prompt + texts * config.max_length) * word + 12 * config.max_length * text.vocab_size
+    kept += seen * (3 if half else 4) / 4
+    process = {"the process": float(1024 * getrusage(RUSAGE_SELF).ru_maxrss)} if on_cpu else {}
+    return process | {
         "weights": base * {"float32": 4, "bfloat16": 2, "4bit": 0.57}[config.decoder_dtype],
         "what is trained": 16.0 * (model.reach({}).parameters - base),
-        f"{reports} reports at once": float(reports * kept),
+        f"{reports} reports at once": float((2 if on_cpu else 1) * reports * kept),
     }
 
 
 def require_memory(model: AdaptedModel, training: TrainingConfig, timeline: Timeline, site: SiteConfig) -> None:
     """Refuse (ConfigError with the numbers) a model whose :func:`update_memory` this site does not have.
 
-    That of other families than ``vlm`` is not estimated.
+    Not one of parts on a GPU, where batches are halved until they fit.
     """
-    if model.config.family != "vlm":
-        return
     import torch
 
     from fedtar_flare.learning.device import choose_device
 
     located = replace(model, config=model.config.located(site.policy.models))
     device, half = choose_device(site.device, site.precision, located.reach({}).parameters)
-    needs = update_memory(located, training, timeline.priors if timeline.prior_kinds else 0, half)
+    if model.config.family != "vlm" and device != "cpu":
+        return
+    needs = update_memory(located, training, timeline.priors if timeline.prior_kinds else 0, half, device == "cpu")
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if device != "cpu":
         there = torch.cuda.mem_get_info(device)[0]
+    elif CONTAINER_LIMIT.is_file() and (limit := CONTAINER_LIMIT.read_text().strip()).isdigit():
+        there = min(there, int(limit))
     if (needed := sum(needs.values())) > there:
         listed = ", ".join(f"{size / 1e9:.2f} of {what}" for what, size in needs.items())
         raise ConfigError(
-            f"model '{model.config.decoder_name}' needs about {needed / 1e9:.2f} GB: {listed}; {device} has "
-            f"{there / 1e9:.2f} GB here. Lower training.micro_batch, or set training.gradient_checkpointing or "
-            "model.decoder_dtype",
+            f"model '{model.config.decoder_name or model.config.preset}' needs about {needed / 1e9:.2f} GB: {listed}; "
+            f"{device} has {there / 1e9:.2f} GB here. In the job, lower training.micro_batch, or set "
+            "training.gradient_checkpointing or, of a 'prefix' decoder or a 'vlm', model.decoder_dtype; in the site "
+            "file, a lower lora_rank",
             public="the model needs more memory than the site has",
         )
 
