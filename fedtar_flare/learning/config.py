@@ -133,8 +133,9 @@ class DataConfig(Settings):
         1.0,
         ge=0,
         le=1,
-        description="with server.rounds_per_period: share of the training visits of earlier periods that are learnt "
-        "from again, next to those of the newest; 1: all so far, 0: the newest period alone",
+        description="with alignment 'period': share of the training visits of earlier periods that are learnt from "
+        "again, next to those of the newest; 1: all so far, 0: the newest period alone, on which the round is then "
+        "validated too; 'fedtar continue' writes 0 for a new period. Between in simulations only",
     )
     image_changes: float = Field(
         0.0,
@@ -151,6 +152,8 @@ class DataConfig(Settings):
     )
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
+        if self.replay_share < 1 and self.alignment != "period":
+            yield "replay_share", "1 where time steps are visits: a share of earlier periods needs alignment 'period'"
         if problem := problem_of_transforms(self.transforms):
             yield "transforms", problem
         try:

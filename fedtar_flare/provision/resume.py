@@ -149,7 +149,10 @@ def continued(results: Path, rounds: int, begins: str | None = None) -> MethodRe
 
 
 def with_period(data: Mapping[str, Any], begins: str) -> dict[str, Any]:
-    """The settings ``data`` with a period that begins on a day (ISO 8601); ConfigError where there can be none."""
+    """The settings ``data`` with a period that begins on a day (ISO 8601); ConfigError where there can be none.
+
+    Unless they say otherwise, the newest period alone is learnt from (docs/research/time.md).
+    """
     if data.get("alignment") != "period":
         raise ConfigError(
             "time steps of this run are numbers of visits (data.alignment: visit), not periods: there is no next one. "
@@ -160,7 +163,7 @@ def with_period(data: Mapping[str, Any], begins: str) -> dict[str, Any]:
 
     periods = [*data.get("periods", ()), begins]
     build(DataConfig, {"alignment": "period", "periods": periods}, "data")
-    return {**data, "periods": periods}
+    return {"replay_share": 0.0, **data, "periods": periods}
 
 
 def _default(name: str) -> Any:

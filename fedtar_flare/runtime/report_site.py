@@ -266,7 +266,10 @@ class ReportSite(SiteStrategy):
     # ------------------------------------------------------------------ what the tasks share
     def _arrived(self, header: TaskHeader, cohort: Cohort) -> Cohort:
         """What of the cohort a task learns from."""
-        return cohort if header.arrived is None else cohort.until(header.arrived, self.settings.data.replay_share)
+        share = self.settings.data.replay_share
+        if header.arrived is None and share == 1:
+            return cohort
+        return cohort.until(header.time_steps if header.arrived is None else header.arrived, share)
 
     def _may_score(self, header: TaskHeader, weights: Tensors, state: SiteState, cohort: Cohort) -> bool:
         """Whether these are the weights that the scores after a round are of, at its end or when the run is resumed."""
@@ -304,7 +307,7 @@ class ReportSite(SiteStrategy):
         self.learner.cohort = cohort  # a visit added or withdrawn since counts from this task on
         self.learner.checkpoint = site.stop_if_aborted
         self.learner.report_labeler = labeler_of_site(self.executor.site_config)
-        self.learner.image_change = image_change_of(site, self.settings.data.image_changes, self.executor.seed)
+        self.learner.image_change = image_change_of(site, self.settings.data, self.executor.seed)
         self.learner.transforms = self.settings.data.transforms
         self.learner.newest_step = None if header.arrived is None else max(1, header.arrived)
         rounds = header.rounds_per_period or header.rounds

@@ -218,7 +218,8 @@ def test_the_next_period_begins_on_the_day_after_the_job_ended(lasted):
 def test_the_next_period_is_a_job_with_another_bound_and_more_rounds_and_no_other_change(tmp_path):
     job, whole = exported(tmp_path, num_rounds=4, **PERIODS), tmp_path / "whole"
     add_period(job, 2, "2019-07-01")
-    longer = {"data": {"alignment": "period", "periods": ["2019-04-01", "2019-07-01"]}, "time_steps": 3}
+    data = {"replay_share": 0.0, "alignment": "period", "periods": ["2019-04-01", "2019-07-01"]}
+    longer = {"data": data, "time_steps": 3}
     expected = exported(whole, num_rounds=6, **longer)
     for name in ("config_fed_server.json", "config_fed_client.json"):
         one, other = (json.loads((place / "app" / "config" / name).read_text()) for place in (job, expected))
@@ -240,7 +241,7 @@ def test_a_simulation_goes_on_with_the_settings_that_it_had(tmp_path, begins):
     shutil.copytree(exported(tmp_path / "export", **said) / "app", results.parent / "app_server")
     recipe = continued(results, 2, begins)
     if begins:
-        said |= {"time_steps": 3, "data": PERIODS["data"] | {"periods": ["2019-04-01", begins]}}
+        said |= {"time_steps": 3, "data": PERIODS["data"] | {"periods": ["2019-04-01", begins], "replay_share": 0.0}}
     server = {"eta": 0.5, "resume_from": str(results / "checkpoint")}
     expected = FedTARRecipe(name="job", preset="tiny", **said | {"num_rounds": 6, "server": server})
     assert recipe.name == "job" and recipe.resolved() == expected.resolved()

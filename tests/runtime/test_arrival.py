@@ -154,7 +154,9 @@ def test_a_job_that_adds_a_period_scores_its_visits_before_it_learns_and_only_on
 
     def ask(task, steps, r, t, w=None, rounds=1, **more):
         data = FEW | {"alignment": "period", "periods": ["2019-04-01", "2019-07-01"][: steps - 1]}
-        one = HospitalSite(tmp_path, method="fedtar", model={"max_length": 8, "num_beams": 1}, data=data)
+        data |= {"replay_share": float(steps < 3)}
+        model, temporal = {"max_length": 8, "num_beams": 1}, {"replay": "seen"}
+        one = HospitalSite(tmp_path, method="fedtar", model=model, data=data, temporal=temporal)
         return one.run(task, TaskHeader("fedtar", "run", r, t, rounds, steps, **more), w)
 
     _, w = ask(HANDSHAKE, 2, 0, 0, after=version(0, 0), initial_site="site-1")
@@ -172,4 +174,5 @@ def test_a_job_that_adds_a_period_scores_its_visits_before_it_learns_and_only_on
     assert "scores" not in ask(HANDSHAKE, 3, 0, 0, other, **again)[0].payload
     reply, _ = ask(TRAIN, 3, 2, 1, w, after=version(2, 0), rounds=2)
     assert reply.status == "ok", reply.reason
+    assert reply.numbers["samples"] == hello.payload["counts"]["train"][2] < sum(hello.payload["counts"]["train"])
     assert ask(TRAIN, 2, 2, 1, w, after=version(2, 0), rounds=2)[0].status == "error", "no way back"

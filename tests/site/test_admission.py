@@ -99,11 +99,13 @@ def test_the_attack_is_declined_with_all_reasons_and_no_file_of_the_data_is_open
     assert [path for path in paths if "secret-archive" in path], "the test would see it"
 
 
-def test_a_hospital_s_images_are_not_changed_at_random(kit):
+@pytest.mark.parametrize("asked", [{"image_changes": 0.5}, {"replay_share": 0.5, "alignment": "period"}])
+def test_a_hospital_s_images_are_not_changed_at_random_and_its_periods_are_not_divided(kit, asked):
     (kit / "local" / "fedtar.yaml").write_text("source: synthetic\n")
-    asked = HARMLESS | {"data": {"image_changes": 0.5, "synthetic_patients": 8}}
-    reply, weights = HospitalSite(kit, name="hospital", simulated=False, **asked).handshake()
-    assert reply.status == ERROR and weights is None and "image_changes is for simulations" in reply.reason
+    data = {"synthetic_patients": 8, "periods": ["2019-04-01"] if len(asked) > 1 else [], **asked}
+    reply, weights = HospitalSite(kit, name="hospital", simulated=False, **HARMLESS | {"data": data}).handshake()
+    assert reply.status == ERROR and weights is None
+    assert next(iter(asked)) in reply.reason and "for simulations" in reply.reason
 
 
 def test_a_decline_stands_in_the_audit_with_its_reasons(kit):

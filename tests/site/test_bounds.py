@@ -218,7 +218,7 @@ FREE = {
         "alignment": "one of two", "periods": "as many as time steps", "prior": "what is shown to the model",
         "priors": "at most eight",
         "min_cell": "a site takes the larger one, its own or this", "synthetic_patients": "of no hospital",
-        "replay_share": "only where periods arrive, which a real site refuses",
+        "replay_share": "a real site learns from whole periods: 0 or 1",
         "image_changes": "a real site refuses it", "transforms": "of a closed list, and a site names its own",
     },
 }  # fmt: skip
