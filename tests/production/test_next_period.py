@@ -16,7 +16,8 @@ from fedtar_flare.reporting.run import read_run
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 A, B = SITES
 LEAD, KEY = "lead@hub.org", "ab" * 32
-FIRST = {"data": {"alignment": "period", "periods": ["2019-04-01"], "synthetic_patients": 12}} | {"temporal": {"replay": "seen"}}
+DATA = {"alignment": "period", "periods": ["2019-04-01"], "synthetic_patients": 12}
+FIRST = {"data": DATA, "temporal": {"replay": "seen"}}
 POLICY = "{approval: required, min_patients: 1, min_local_steps: 1, min_batch_size: 1}"
 
 
