@@ -21,7 +21,7 @@ from fedtar_flare.presets import PaperPreset, papers
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.lora_mean import check_form
-from fedtar_flare.runtime.scalars import add_tensorboard
+from fedtar_flare.runtime.scalars import add_tracking
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.settings import check_names
 from fedtar_flare.site.guard import OutboundGuard
@@ -85,6 +85,8 @@ class MethodRecipe(Recipe):
         Random seed.
     torch_threads : int
         Threads of one task at a site.
+    mlflow : str
+        Tracking URI of an MLflow server, to which the run's curves go as well; empty: to TensorBoard alone.
     server : dict, optional
         Arguments of :class:`FederatedController`, and settings of the method's algorithm at the server.
     **groups
@@ -115,6 +117,7 @@ class MethodRecipe(Recipe):
         min_sites: int = 1,
         seed: int = 0,
         torch_threads: int = 1,
+        mlflow: str = "",
         server: Mapping[str, Any] | None = None,
         **groups: Mapping[str, Any] | None,
     ):
@@ -136,7 +139,7 @@ class MethodRecipe(Recipe):
         rounds = num_rounds if num_rounds is not None else preset_of.get("num_rounds", default[0])
         steps = time_steps if time_steps is not None else preset_of.get("time_steps", default[1])
         said = {"name": name, "preset": preset, "num_rounds": rounds, "time_steps": steps, "min_sites": min_sites}
-        self._said = said | {"seed": seed, "torch_threads": torch_threads, "server": server, **groups}
+        self._said = said | {"seed": seed, "torch_threads": torch_threads, "mlflow": mlflow, "server": server, **groups}
         job = _Job(self.contract, name=name or method, min_clients=min_sites)
         job.set_app_packages(["fedtar_flare"])  # the sites have the package installed; its code is not put in the job
         common: dict[str, Any] = {"num_rounds": rounds, "time_steps": steps, "min_sites": min_sites, "seed": seed}
@@ -160,7 +163,7 @@ class MethodRecipe(Recipe):
         for filter_type in (FilterType.TASK_DATA, FilterType.TASK_RESULT):  # FLARE knows no "*": each task by its name
             guard = OutboundGuard(methods=[method], extra_names=extra_names)
             job.to_clients(guard, filter_type=filter_type, tasks=tasks)
-        add_tensorboard(job)
+        add_tracking(job, mlflow)
         super().__init__(job)
         self._run_in(simulator=True)
 

@@ -5,6 +5,7 @@ What a site streams this way passes no result filter. So a real site sends nothi
 """
 
 import math
+from importlib.util import find_spec
 from typing import Any
 
 from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType, LogWriterName
@@ -14,6 +15,8 @@ from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic
 from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
 from nvflare.job_config.api import FedJob
 
+from fedtar_flare.errors import ConfigError
+
 
 class ScalarsToServer(ConvertToFedEvent):
     """Sends scalars to the server and nothing else; with FLARE's own class a job could choose a site's log events."""
@@ -22,12 +25,21 @@ class ScalarsToServer(ConvertToFedEvent):
         super().__init__(events_to_convert=[ANALYTIC_EVENT_TYPE])
 
 
-def add_tensorboard(job: FedJob) -> None:
-    """Add the components that bring scalars to ``<server run folder>/tb_events/<site>/``."""
+def add_tracking(job: FedJob, mlflow: str = "") -> None:
+    """Add the components that bring scalars to ``<server run folder>/tb_events/<site>/``, and to MLflow's URI."""
     from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver  # loads tensorboard: nothing for a site
 
     job.to_server(TBAnalyticsReceiver(), id="tensorboard")
     job.to_clients(ScalarsToServer(), id="event_to_fed")
+    if not mlflow:
+        return
+    if find_spec("mlflow") is None:
+        raise ConfigError(
+            "mlflow: MLflow's client is not installed here: pip install 'fedtar_flare[mlflow]', and at the server"
+        )
+    from fedtar_flare.runtime.mlflow_runs import MLflowRuns
+
+    job.to_server(MLflowRuns(mlflow, job.name), id="mlflow")
 
 
 def send_scalar(sender: FLComponent, fl_ctx: FLContext, tag: str, value: float | None, step: int) -> None:

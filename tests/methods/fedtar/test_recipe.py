@@ -8,6 +8,7 @@ from command import fedtar_here
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.presets import papers
+from fedtar_flare.runtime import scalars
 from fedtar_flare.runtime.recipe import MethodRecipe
 
 
@@ -75,6 +76,25 @@ def test_explicit_settings_win_over_the_preset_s_and_leave_its_others():
     assert FedTARRecipe(temporal={"replay": "none"}).controller.strategy.settings.temporal.replay == "none", (
         "the server follows the sites"
     )
+
+
+def test_curves_go_to_mlflow_where_its_client_is_installed(monkeypatch):
+    monkeypatch.setattr(scalars, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'fedtar_flare\[mlflow\]'"):
+        FedTARRecipe(mlflow="http://localhost:5000")
+    monkeypatch.undo()
+    pytest.importorskip("mlflow")
+    from fedtar_flare.runtime.mlflow_runs import MLflowRuns
+
+    receiver = MLflowRuns("sqlite://", "job")
+    monkeypatch.setattr(MLflowRuns.__base__, "_mlflow_setup", lambda self, *_: made.append(_[3]))
+    monkeypatch.setattr(MLflowRuns.__base__, "save", lambda *_: None)
+    made = []
+    receiver._mlflow_setup("artifacts", "job", {}, ["site-1"], None)
+    receiver._init_buffer(["site-1"])
+    for origin in ("site-1", "server", "server", "site-2"):
+        receiver.save(None, None, origin)
+    assert made == [["site-1"], ["server"], ["site-2"]] and [*receiver.buffer] == ["site-1", "server", "site-2"]
 
 
 @pytest.mark.parametrize("periods", [[], ["2020-01-01"], ["2020-01-01", "2021-01-01", "2022-01-01"]])

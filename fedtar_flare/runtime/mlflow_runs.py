@@ -1,0 +1,34 @@
+"""Scalars to MLflow by FLARE's receiver, which makes a run for each site that is there when a job begins.
+
+Here the server's own curves have a run too, and so have sites that come later.
+"""
+
+from typing import Any
+
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.app_opt.tracking.mlflow.mlflow_receiver import MLflowReceiver
+
+
+class MLflowRuns(MLflowReceiver):
+    """Brings what a run's TensorBoard has to an MLflow server, one run for each site and one for the server.
+
+    ``tracking_uri`` is MLflow's; who may write there is for the server's environment to say (MLFLOW_TRACKING_TOKEN and
+    the like), never for a job.
+    """
+
+    def __init__(self, tracking_uri: str, experiment: str):
+        self.experiment, self._common = experiment, ()
+        about = {"experiment_name": experiment, "experiment_tags": {}, "run_tags": {}}
+        super().__init__(tracking_uri, about, events=[ANALYTIC_EVENT_TYPE, f"fed.{ANALYTIC_EVENT_TYPE}"])
+
+    def _mlflow_setup(self, *common_and_sites: Any) -> None:
+        self._common = common_and_sites[:3]
+        super()._mlflow_setup(*common_and_sites)
+
+    def save(self, fl_ctx: FLContext, shareable: Shareable, record_origin: str) -> None:
+        if record_origin not in self.buffer:
+            self._mlflow_setup(*self._common, [record_origin], fl_ctx)
+            self._init_buffer([record_origin])
+        super().save(fl_ctx, shareable, record_origin)
