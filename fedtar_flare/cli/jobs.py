@@ -106,6 +106,8 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("-r", "--rounds", type=int, required=True, help="rounds of the new period")
     from_help = "day on which it begins (with --kit: by default the day after RUN ended; else no new time step)"
     command.add_argument("--from", dest="begins", metavar="DATE", help=from_help)
+    learn_help = "of a new period: learn from the newest alone, or from all so far (default: as RUN did, at first all)"
+    command.add_argument("--learn", choices=("newest", "all"), help=learn_help)
     command.add_argument("--job", type=Path, help="folder of the job as it was submitted (default: downloaded)")
     command.add_argument("--min-sites", type=int, help=f"with --kit: {fewer}")
 
@@ -270,14 +272,14 @@ def continue_(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--rounds must be at least 1, not {rounds}")
     if arguments.kit:
         given = {"job_folder": arguments.job, "rounds": rounds, "min_sites": arguments.min_sites}
-        job_id = resume(run, arguments.kit, period=True, begins=begins, **given)
+        job_id = resume(run, arguments.kit, period=True, begins=begins, learn=arguments.learn, **given)
         print(json.dumps({"job_id": job_id, "continues": run}) if arguments.json else job_id)
         return
     from fedtar_flare.reporting.page import REPORT_FILE
     from fedtar_flare.reporting.run import read_run
     from fedtar_flare.runtime.simulation import simulate
 
-    recipe = continued(Path(run), rounds, begins)
+    recipe = continued(Path(run), rounds, begins, arguments.learn)
     if Path(run).resolve().is_relative_to((arguments.workspace / recipe.name).resolve()):
         raise ConfigError(f"--workspace {arguments.workspace} holds the run itself, which would be replaced")
     with ProgressLine() as line:

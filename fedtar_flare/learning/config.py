@@ -135,7 +135,7 @@ class DataConfig(Settings):
         le=1,
         description="with alignment 'period': share of the training visits of earlier periods that are learnt from "
         "again, next to those of the newest; 1: all so far, 0: the newest period alone, on which the round is then "
-        "validated too; 'fedtar continue' writes 0 for a new period. Between in simulations only",
+        "validated too (fedtar continue --learn). Between in simulations only",
     )
     image_changes: float = Field(
         0.0,

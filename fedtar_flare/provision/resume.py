@@ -37,13 +37,15 @@ def resume(
     force: bool = False,
     period: bool = False,
     begins: str | None = None,
+    learn: str | None = None,
     min_sites: int | None = None,
 ) -> str:
     """Submit the job that goes on with ``job_id``; returns the new job's id.
 
     ``kit`` is that of an admin user who may submit, ``job_folder`` the job as it was submitted (None: downloaded from
     the server), ``rounds`` more rounds than the run had. With ``period`` they are added to the run's, for a period of
-    visits that begins on the day ``begins`` (ISO 8601; None: the day after ``job_id`` ended). ``min_sites`` takes the
+    visits that begins on the day ``begins`` (ISO 8601; None: the day after ``job_id`` ended); ``learn`` says from what:
+    the "newest" period alone or "all" so far (None: as the run did). ``min_sites`` takes the
     place of the run's. ``force`` resumes although FLARE says that the job has not ended: a killed server leaves its job
     at RUNNING for ever if its kit was made without this plugin's builder. It needs ``job_folder``, since FLARE refuses
     downloads of a running job, and must not be used while the job really runs: two jobs would write the same site
@@ -66,7 +68,7 @@ def resume(
         job = Path(folder) / "job" / source.name
         shutil.copytree(source, job, ignore=shutil.ignore_patterns(*SIGNATURES))
         if period:
-            add_period(job, rounds or 1, begins or _day_after(meta))
+            add_period(job, rounds or 1, begins or _day_after(meta), learn)
         resumed_job(job, job_id, None if period else rounds, min_sites)
         return str(session.submit_job(str(job)))
 
@@ -109,7 +111,7 @@ def resumed_job(job: Path, job_id: str, rounds: int | None = None, min_sites: in
         raise ConfigError(f"{job} holds no job of fedtar_flare (no workflow of it in {SERVER_CONFIG})")
 
 
-def add_period(job: Path, rounds: int, begins: str) -> None:
+def add_period(job: Path, rounds: int, begins: str, learn: str | None = None) -> None:
     """Change an exported job in place so that it has more rounds, and a time step more for visits from a day on."""
     for file in sorted(job.rglob(SERVER_CONFIG)):
         config = read_json(file)
@@ -123,11 +125,11 @@ def add_period(job: Path, rounds: int, begins: str) -> None:
         for one in config.get("executors", []):
             arguments = one["executor"].setdefault("args", {})
             settings = arguments["settings"] = arguments.get("settings") or {}
-            settings["data"] = with_period(settings.get("data") or {}, begins)
+            settings["data"] = with_period(settings.get("data") or {}, begins, learn)
         write_json(file, config)
 
 
-def continued(results: Path, rounds: int, begins: str | None = None) -> MethodRecipe:
+def continued(results: Path, rounds: int, begins: str | None = None, learn: str | None = None) -> MethodRecipe:
     """The recipe that goes on with a simulated run, given its results folder, as :func:`resume` does with ``period``;
     without ``begins`` there is no new time step.
     """
@@ -139,7 +141,7 @@ def continued(results: Path, rounds: int, begins: str | None = None) -> MethodRe
     at_server, groups = said.pop("settings", None) or {}, dict(site.get("settings") or {})
     common = {name: said.pop(name, _default(name)) for name in ("num_rounds", "time_steps", "min_sites", "seed")}
     if begins:
-        groups["data"] = with_period(groups.get("data") or {}, begins)
+        groups["data"] = with_period(groups.get("data") or {}, begins, learn)
         common["time_steps"] += 1
     common |= {"num_rounds": common["num_rounds"] + rounds, "name": results.resolve().parents[2].name}
     common |= {name: site[name] for name in ("preset", "torch_threads") if name in site}
@@ -148,11 +150,8 @@ def continued(results: Path, rounds: int, begins: str | None = None) -> MethodRe
     return MethodRecipe(said.pop("method"), server=said, **common, **groups)
 
 
-def with_period(data: Mapping[str, Any], begins: str) -> dict[str, Any]:
-    """The settings ``data`` with a period that begins on a day (ISO 8601); ConfigError where there can be none.
-
-    Unless they say otherwise, the newest period alone is learnt from (docs/research/time.md).
-    """
+def with_period(data: Mapping[str, Any], begins: str, learn: str | None = None) -> dict[str, Any]:
+    """The settings ``data`` with a period that begins on a day (ISO 8601); ConfigError where there can be none."""
     if data.get("alignment") != "period":
         raise ConfigError(
             "time steps of this run are numbers of visits (data.alignment: visit), not periods: there is no next one. "
@@ -163,7 +162,7 @@ def with_period(data: Mapping[str, Any], begins: str) -> dict[str, Any]:
 
     periods = [*data.get("periods", ()), begins]
     build(DataConfig, {"alignment": "period", "periods": periods}, "data")
-    return {"replay_share": 0.0, **data, "periods": periods}
+    return {**data, "periods": periods, **({"replay_share": float(learn == "all")} if learn else {})}
 
 
 def _default(name: str) -> Any:

@@ -217,7 +217,7 @@ def test_the_next_period_begins_on_the_day_after_the_job_ended(lasted):
 
 def test_the_next_period_is_a_job_with_another_bound_and_more_rounds_and_no_other_change(tmp_path):
     job, whole = exported(tmp_path, num_rounds=4, **PERIODS), tmp_path / "whole"
-    add_period(job, 2, "2019-07-01")
+    add_period(job, 2, "2019-07-01", "newest")
     data = {"replay_share": 0.0, "alignment": "period", "periods": ["2019-04-01", "2019-07-01"]}
     longer = {"data": data, "time_steps": 3}
     expected = exported(whole, num_rounds=6, **longer)
@@ -239,9 +239,9 @@ def test_a_simulation_goes_on_with_the_settings_that_it_had(tmp_path, begins):
     said = {"num_rounds": 4, "seed": 3, "server": {"eta": 0.5}, "training": {"local_steps": 7}, **PERIODS}
     results = tmp_path / "job" / "server" / "simulate_job" / "fedtar"
     shutil.copytree(exported(tmp_path / "export", **said) / "app", results.parent / "app_server")
-    recipe = continued(results, 2, begins)
+    recipe = continued(results, 2, begins, begins and "all")
     if begins:
-        said |= {"time_steps": 3, "data": PERIODS["data"] | {"periods": ["2019-04-01", begins], "replay_share": 0.0}}
+        said |= {"time_steps": 3, "data": PERIODS["data"] | {"periods": ["2019-04-01", begins], "replay_share": 1.0}}
     server = {"eta": 0.5, "resume_from": str(results / "checkpoint")}
     expected = FedTARRecipe(name="job", preset="tiny", **said | {"num_rounds": 6, "server": server})
     assert recipe.name == "job" and recipe.resolved() == expected.resolved()
