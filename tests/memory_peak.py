@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 
+import torch
 from batches import noise
 from tiny_vlms import vlm_config, write_gemma
 
@@ -41,6 +42,7 @@ def measure(config: ModelConfig, reports: int, checkpointing: bool) -> dict[str,
 if __name__ == "__main__":
     gemma = write_gemma(Path(sys.argv[1]), width=256)
     vlm = vlm_config(gemma, max_length=90, slices=2, image_size=28)
+    torch.set_num_threads(1)  # a child has not its parent's threads, and would wait for them
     update(preset("tiny"), 1)
     for case in ((preset("small"), 12, False), (preset("small"), 12, True), (vlm, 24, False)):
         if (child := os.fork()) == 0:
