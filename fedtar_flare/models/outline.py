@@ -1,5 +1,6 @@
 """What a report generator is made of, without its weights: how large it is, and what an adapter can reach."""
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from fedtar_flare.models.build import build_tokenizer, class_of
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.sources import load_libraries
+
+logger = logging.getLogger(__name__)
 
 _EMBEDDING = re.compile(r"(.*\.)?((patch_|pos_)?embed(ding)?s?|lm_head|wte|wpe)(\..*)?|encoder\.backbone\.conv1(\..*)?")
 """Layers that take words or pixels; of a ResNet, that is its first convolution."""
@@ -89,7 +92,8 @@ def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lam
 @lru_cache(maxsize=4)
 def kept_of_images(config: ModelConfig) -> tuple[int, int, Any]:
     """Bytes, in float32, that the encoder of a model of parts keeps of one study for the backward pass, how many tokens
-    it gives, and the decoder's configuration: by a pass without values. One that reads values on its way counts as 0.
+    it gives, and the decoder's configuration: by a pass without values. An encoder that reads values on its way counts
+    as 0, and a warning says so.
     """
     found: dict[int, torch.UntypedStorage] = {}
 
@@ -108,7 +112,8 @@ def kept_of_images(config: ModelConfig) -> tuple[int, int, Any]:
         try:
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
                 tokens = model.pooling(model.tokens(ImageBatch(images, there, there.bool())), there).shape[1]
-        except (NotImplementedError, RuntimeError):
+        except (NotImplementedError, RuntimeError) as error:  # of PyTorch, for a tensor without values
+            logger.warning("the memory estimate leaves out the encoder '%s': %.200s", config.encoder_name, error)
             found.clear()
     for parameter in model.parameters():
         found.pop(parameter.untyped_storage()._cdata, None)

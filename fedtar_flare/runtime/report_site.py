@@ -18,7 +18,13 @@ from fedtar_flare.progress import Progress
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
-from fedtar_flare.runtime.requirements import AdaptedModel, image_change_of, request_of, require_memory
+from fedtar_flare.runtime.requirements import (
+    AdaptedModel,
+    image_change_of,
+    request_of,
+    require_memory,
+    require_whole_periods,
+)
 from fedtar_flare.runtime.site_executor import SiteExecutor, no_state, seed_of
 from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_exchange, require_start
 from fedtar_flare.settings import Settings, build
@@ -307,7 +313,8 @@ class ReportSite(SiteStrategy):
         self.learner.cohort = cohort  # a visit added or withdrawn since counts from this task on
         self.learner.checkpoint = site.stop_if_aborted
         self.learner.report_labeler = labeler_of_site(self.executor.site_config)
-        self.learner.image_change = image_change_of(site, self.settings.data, self.executor.seed)
+        require_whole_periods(site, self.settings.data.replay_share)
+        self.learner.image_change = image_change_of(site, self.settings.data.image_changes, self.executor.seed)
         self.learner.transforms = self.settings.data.transforms
         self.learner.newest_step = None if header.arrived is None else max(1, header.arrived)
         rounds = header.rounds_per_period or header.rounds

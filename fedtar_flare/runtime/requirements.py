@@ -12,7 +12,7 @@ from resource import RUSAGE_SELF, getrusage
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.site.admission import Amounts, JobRequest, Reach
@@ -303,17 +303,19 @@ def _sizes(adapted: AdaptedModel, extra: int) -> dict[str, int]:
     return {"parameters": model.parameters, "exchanged": model.lora_values(config.lora_targets, lora.rank) + whole}
 
 
-def image_change_of(site: Site, data: DataConfig, seed: int) -> Callable[[Prepared], Prepared] | None:
-    """What makes a simulated site's images its own; :class:`ConfigError` where a real site is asked for it, or for a
-    part of a period, whose difference from another part would be a few visits.
-    """
-    if not site.simulated and 0 < data.replay_share < 1:
+def require_whole_periods(site: Site, share: float) -> None:
+    """Refuse (ConfigError) a share of earlier periods at a real site: two shares may differ by a few visits."""
+    if not site.simulated and 0 < share < 1:
         raise ConfigError(
             "data.replay_share between 0 and 1 is for simulations: between hospitals, earlier periods are learnt from "
             "whole (1) or not at all (0)",
             public="data.replay_share between 0 and 1 is for simulations",
         )
-    if not data.image_changes:
+
+
+def image_change_of(site: Site, strength: float, seed: int) -> Callable[[Prepared], Prepared] | None:
+    """What makes a simulated site's images its own; :class:`ConfigError` where a real site is asked for it."""
+    if not strength:
         return None
     if not site.simulated:
         raise ConfigError(
@@ -322,4 +324,4 @@ def image_change_of(site: Site, data: DataConfig, seed: int) -> Callable[[Prepar
         )
     from fedtar_flare.imaging.augment import change_of
 
-    return change_of(site.name, seed, data.image_changes)
+    return change_of(site.name, seed, strength)
