@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json, write_json
 from fedtar_flare.provision.status import FINISHED, open_session
-from fedtar_flare.site.approval import SIGNATURES, only
+from fedtar_flare.site.approval import SIGNATURES, mappings, only
 
 if TYPE_CHECKING:
     from fedtar_flare.runtime.recipe import MethodRecipe
@@ -137,6 +137,7 @@ def continued(results: Path, rounds: int, begins: str | None = None, learn: str 
 
     config = results.resolve().parent / "app_server" / "config"
     said = dict(only(config / SERVER_CONFIG, "workflows").get("args") or {})
+    components = mappings(read_json(config / SERVER_CONFIG), "components", config / SERVER_CONFIG)
     site = only(config / CLIENT_CONFIG, "executors")["executor"].get("args") or {}
     at_server, groups = said.pop("settings", None) or {}, dict(site.get("settings") or {})
     common = {name: said.pop(name, _default(name)) for name in ("num_rounds", "time_steps", "min_sites", "seed")}
@@ -145,6 +146,8 @@ def continued(results: Path, rounds: int, begins: str | None = None, learn: str 
         common["time_steps"] += 1
     common |= {"num_rounds": common["num_rounds"] + rounds, "name": results.resolve().parents[2].name}
     common |= {name: site[name] for name in ("preset", "torch_threads") if name in site}
+    if tracker := next((one for one in components if one.get("id") == "mlflow"), None):
+        common["mlflow"] = tracker["args"]["tracking_uri"]
     said |= at_server.get("server", {}) | {"resume_from": str(results.resolve() / "checkpoint")}
     said.pop("initial_checkpoint", None)
     return MethodRecipe(said.pop("method"), server=said, **common, **groups)

@@ -235,11 +235,18 @@ def test_the_next_period_is_a_job_with_another_bound_and_more_rounds_and_no_othe
 
 
 @pytest.mark.parametrize("begins", [None, "2019-07-01"])
-def test_a_simulation_goes_on_with_the_settings_that_it_had(tmp_path, begins):
+def test_a_simulation_goes_on_with_the_settings_that_it_had(tmp_path, begins, monkeypatch):
     said = {"num_rounds": 4, "seed": 3, "server": {"eta": 0.5}, "training": {"local_steps": 7}, **PERIODS}
     results = tmp_path / "job" / "server" / "simulate_job" / "fedtar"
     shutil.copytree(exported(tmp_path / "export", **said) / "app", results.parent / "app_server")
+    server_file = results.parent / "app_server" / "config" / "config_fed_server.json"
+    config = json.loads(server_file.read_text())
+    config["components"].append({"id": "mlflow", "path": "MLflowRuns", "args": {"tracking_uri": "http://there"}})
+    server_file.write_text(json.dumps(config))
+    curves = []
+    monkeypatch.setattr("fedtar_flare.runtime.recipe.add_tracking", lambda _, uri: curves.append(uri))
     recipe = continued(results, 2, begins, begins and "all")
+    assert curves == ["http://there"]
     if begins:
         said |= {"time_steps": 3, "data": PERIODS["data"] | {"periods": ["2019-04-01", begins], "replay_share": 1.0}}
     server = {"eta": 0.5, "resume_from": str(results / "checkpoint")}
