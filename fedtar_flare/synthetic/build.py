@@ -64,9 +64,6 @@ def build_cohort(
                 study_datetime=visit.acquired,
                 age=visit.age if patient.age_recorded else None,
                 sex=patient.sex,
-                series_description="Synthetic phantom, chest",
-                manufacturer="fedtar_flare",
-                model_name="Synthetic CT",
                 kernel=scanner.kernel,
                 seed=seed,
             )

@@ -18,7 +18,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.course import CohortOptions
 from fedtar_flare.synthetic.vocabulary import kind_of
 
-_DAY = timedelta(days=1)
 INDEX, TRUTH = "index.json", "truth.json"
 _ABANDONED_AFTER_S = 24 * 3600
 """Age from which an unfinished folder of a killed process is removed."""

@@ -20,8 +20,6 @@ from fedtar_flare.files import read_yaml
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
-CT_IMAGE_STORAGE = "1.2.840.10008.5.1.4.1.1.2"
-EXPLICIT_VR_LITTLE_ENDIAN = "1.2.840.10008.1.2.1"
 _SERIES = read_yaml(Path(__file__).with_name("ct_series.yaml"), "attributes of a CT series")
 LOWEST_HU, HIGHEST_HU = -1024, 3071
 """Range of twelve stored bits with an intercept of -1024."""
@@ -44,9 +42,6 @@ def write_ct_series(
     study_datetime: datetime,
     age: float | None = None,
     sex: Literal["F", "M"] | None = None,
-    series_description: str = "Chest",
-    manufacturer: str = "",
-    model_name: str = "",
     kernel: str = "STANDARD",
     seed: int = 0,
 ) -> list[Path]:
@@ -70,15 +65,13 @@ def write_ct_series(
     pixels = hashlib.sha256(stored.tobytes()).hexdigest()
     series_uid = content_uid("series", study_uid, pixels, spacing_mm, origin_mm, kernel)
 
-    header = _header(rows, columns, spacing_mm, study_datetime, study_uid, series_uid)
+    header = _header(spacing_mm, study_datetime, study_uid, series_uid)
+    header.Rows, header.Columns = rows, columns
     header.PatientID = patient_id
     header.PatientName = f"{patient_id[:60]}^"
     header.PatientSex = sex or ""
     if age is not None:
         header.PatientAge = f"{int(age):03d}Y"
-    header.SeriesDescription = series_description
-    header.Manufacturer = manufacturer
-    header.ManufacturerModelName = model_name
     header.ConvolutionKernel = kernel
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -143,22 +136,15 @@ def _decimal(value: float) -> str:
     return f"{value:.4f}".rstrip("0").rstrip(".") if value else "0"
 
 
-def _header(
-    rows: int,
-    columns: int,
-    spacing_mm: tuple[float, float, float],
-    acquired: datetime,
-    study_uid: str,
-    series_uid: str,
-) -> Dataset:
-    """What all slices share, apart from the patient."""
+def _header(spacing_mm: tuple[float, float, float], acquired: datetime, study_uid: str, series_uid: str) -> Dataset:
+    """What all slices share, apart from the patient and their size."""
     from pydicom.dataset import Dataset, FileMetaDataset
-    from pydicom.uid import UID
+    from pydicom.uid import UID, CTImageStorage, ExplicitVRLittleEndian
 
     header = Dataset()
     header.file_meta = FileMetaDataset()
-    header.file_meta.MediaStorageSOPClassUID = UID(CT_IMAGE_STORAGE)
-    header.file_meta.TransferSyntaxUID = UID(EXPLICIT_VR_LITTLE_ENDIAN)
+    header.file_meta.MediaStorageSOPClassUID = CTImageStorage
+    header.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
     header.file_meta.ImplementationClassUID = UID(content_uid("implementation", "fedtar_flare"))
     header.file_meta.ImplementationVersionName = "FEDTAR_FLARE"
     for keyword, value in _SERIES.items():
@@ -170,7 +156,6 @@ def _header(
     header.StudyInstanceUID = study_uid
     header.SeriesInstanceUID = series_uid
     header.FrameOfReferenceUID = content_uid("frame of reference", series_uid)
-    header.Rows, header.Columns = rows, columns
     header.PixelSpacing = [_decimal(spacing_mm[1]), _decimal(spacing_mm[2])]
     header.RescaleIntercept = str(LOWEST_HU)
     return header

@@ -11,6 +11,7 @@ dates is in doubt, so they must be asked for: ``undated: order`` takes them as d
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -20,7 +21,7 @@ from typing import Any
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.report_text import with_headings
 from fedtar_flare.data.sources.fields import known_age, sex_of
-from fedtar_flare.data.sources.reading import Reading, every_view
+from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import Row, find_table, place_of, rows_of
 from fedtar_flare.errors import ConfigError, DataError, collecting
 
@@ -52,24 +53,20 @@ def read_chexpert_plus(path: Path, options: Mapping[str, Any] | None = None) -> 
         )
     table = find_table(path, ("df_chexpert_plus_*.csv", "df_chexpert_plus_*.csv.gz"), "the table of images")
     images = place_of(path, options, "images") or path
-    all_views = every_view(options, "chexpert_plus")
-    studies: dict[tuple[str, str], list[Row | None]] = {}  # the preferred frontal radiograph of each, or all
+    studies: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows_of(table, COLUMNS, [*SECTIONS.values()]):
-        key = row["deid_patient_id"], PurePosixPath(row["path_to_image"]).parent.name
-        found = studies.setdefault(key, [] if all_views else [None])
-        if all_views:
-            found.append(row)
-        elif row["frontal_lateral"] == "Frontal" and row["ap_pa"].upper() in VIEWS:
-            found[0] = row if found[0] is None else min(row, found[0], key=_preference)
-    for (patient, study), image_row in ((key, row) for key, rows in studies.items() for row in rows):
-        with collecting(reading.problems):
-            if image_row is None:
-                text = f"{patient}, {study}: no frontal radiograph (PA or AP)"
-                raise DataError(text, reason="not-frontal-radiograph")
-            visit = _visit(patient, study, image_row, images)
-            if all_views:
-                visit = replace(visit, visit_id=f"{study}-{visit.image.stem}")
-            reading.add(visit, sex_of(image_row["sex"]))
+        studies[row["deid_patient_id"], PurePosixPath(row["path_to_image"]).parent.name].append(row)
+    for (patient, study), rows in studies.items():
+        frontal = [row for row in rows if row["frontal_lateral"] == "Frontal" and row["ap_pa"].upper() in VIEWS]
+        for image_row in rows if reading.views == "all" else [min(frontal, key=_preference, default=None)]:
+            with collecting(reading.problems):
+                if image_row is None:
+                    text = f"{patient}, {study}: no frontal radiograph (PA or AP)"
+                    raise DataError(text, reason="not-frontal-radiograph")
+                visit = _visit(patient, study, image_row, images)
+                if reading.views == "all":
+                    visit = replace(visit, visit_id=f"{study}-{visit.image.stem}")
+                reading.add(visit, sex_of(image_row["sex"]))
     return reading
 
 

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.report_text import with_headings
-from fedtar_flare.data.sources.reading import Reading, every_view
+from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import find_folder, place_of, rows_of
 from fedtar_flare.errors import ConfigError, DataError, collecting
 
@@ -49,7 +49,7 @@ def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Readin
         )
     if (path / REPORTS).is_file():
         usual = ("images/images_normalized", "images_normalized", "images")
-        studies = _from_tables(path, every_view(options, "iu_xray"))
+        studies = _from_tables(path, reading.views == "all")
     else:
         files = sorted(path.rglob("*.xml"))
         if not files:
@@ -66,7 +66,7 @@ def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Readin
             if uid in seen:
                 raise DataError(f"report {uid} is there twice; without dates only one counts", reason="duplicate-visit")
             seen.add(uid)
-            each = [[name] for name in images] if every_view(options, "iu_xray") else [images]
+            each = [[name] for name in images] if reading.views == "all" else [images]
             for names in each or [[]]:
                 visit = _visit(uid, report, names, folder)
                 reading.add(visit if len(each) == 1 else replace(visit, visit_id=f"{uid}-{visit.image.stem}"), None)
@@ -76,8 +76,6 @@ def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Readin
 def _visit(uid: str, report: str, names: list[str], folder: Path) -> Visit:
     if not names:
         raise DataError(f"report {uid}: no frontal radiograph", reason="not-frontal-radiograph")
-    if not report:
-        raise DataError(f"report {uid}: the report is empty", reason="empty-report")
     image = next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
     return Visit(uid, uid, UNDATED, image, report, "radiograph")
 

@@ -31,7 +31,7 @@ from typing import Any
 from fedtar_flare.data.cohort import Modality, Visit
 from fedtar_flare.data.sources.fields import PICTURES, age_at, date_of, known_age, labels_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, read_text
-from fedtar_flare.data.sources.tables import own_table
+from fedtar_flare.data.sources.tables import Row, own_table
 from fedtar_flare.data.splits import SPLITS, Split
 from fedtar_flare.errors import ConfigError, DataError, collecting, decoding, within
 from fedtar_flare.files import SHARED, replacing
@@ -48,7 +48,6 @@ MODALITIES: dict[str, Modality] = {
     **dict.fromkeys(("photograph", "photo"), "photograph"),
 }
 """Allowed values of the option ``modality``, and their meaning."""
-Row = dict[str, str]
 _FORMULA = re.compile(r"\s*'*[=+@-]")
 
 

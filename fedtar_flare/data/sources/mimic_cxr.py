@@ -11,14 +11,15 @@ its radiographs is a visit, laterals too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.sources.fields import age_of, checked_age, clock_of, moment_of, sex_of
-from fedtar_flare.data.sources.reading import Reading, every_view, read_text
+from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import Row, find_table, label_table, place_of, rows_of
 from fedtar_flare.data.splits import Split
 from fedtar_flare.errors import ConfigError, DataError, collecting, within
@@ -26,7 +27,8 @@ from fedtar_flare.errors import ConfigError, DataError, collecting, within
 OPTIONS = ("reports", "patients", "split", "labels", "views")
 COLUMNS = ("dicom_id", "subject_id", "study_id", "ViewPosition", "StudyDate", "StudyTime")
 FRONTAL, LATERAL = ("PA", "AP"), ("LATERAL", "LL")
-SPLITS = ("train", "validate", "test")
+SPLITS: dict[str, Split] = {"train": "train", "validate": "validation", "test": "test"}
+"""The official splits, and those of this package."""
 Person = tuple[float | None, int, Sex | None]
 """Age in the anchor year, the anchor year, sex."""
 
@@ -43,34 +45,28 @@ def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Read
         raise ConfigError(f"source 'mimic_cxr': the folder of reports {reports} is not there")
     reports = reports / "files" if (reports / "files").is_dir() else reports
     people = _people(place_of(path, options, "patients"))
-    official = _official(path) if options.get("split") == "official" else {}
-    wanted = None if official else _wanted(path, options.get("split"))
+    split = options.get("split")
+    official = None if split is None else _official(path, split)
     labels = label_table(place_of(path, options, "labels"), ("subject_id", "study_id"))
     metadata = find_table(path, ("mimic-cxr-*-metadata.csv", "mimic-cxr-*-metadata.csv.gz"), "the table of images")
-    all_views = every_view(options, "mimic_cxr")
-    studies: dict[tuple[str, str], list[Row | None]] = {}  # the preferred frontal radiograph of each, or all
-    laterals: dict[tuple[str, str], str] = {}
+    studies: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows_of(metadata, COLUMNS, ("Rows", "Columns")):
-        if wanted is None or row["dicom_id"] in wanted:
-            found = studies.setdefault((row["subject_id"], row["study_id"]), [] if all_views else [None])
-            if all_views:
-                found.append(row)
-            elif row["ViewPosition"].upper() in FRONTAL:
-                found[0] = row if found[0] is None else min(row, found[0], key=_preference)
-            elif row["ViewPosition"].upper() in LATERAL:
-                key, name = (row["subject_id"], row["study_id"]), row["dicom_id"]
-                laterals[key] = min(name, laterals.get(key, name))
-    for (subject, study), image_row in ((key, row) for key, rows in studies.items() for row in rows):
-        with collecting(reading.problems):
-            visit, sex = _study(path, reports, subject, study, image_row, people.get(subject))
-            if all_views:
-                visit = replace(visit, visit_id=f"{visit.visit_id}-{visit.image.stem}")
-            if (lateral := laterals.get((subject, study))) is not None:
-                visit = replace(visit, lateral=visit.image.with_stem(lateral))
-            sure, unsure = labels.get((subject, study), (None, frozenset[str]()))
-            reading.add(replace(visit, labels=sure, uncertain=unsure), sex)
-            if image_row is not None and (split := official.get(image_row["dicom_id"])):
-                reading.stated[subject].add(split)
+        if official is None or split == "official" or row["dicom_id"] in official:
+            studies[row["subject_id"], row["study_id"]].append(row)
+    for (subject, study), rows in studies.items():
+        frontal = [row for row in rows if row["ViewPosition"].upper() in FRONTAL]
+        laterals = [row["dicom_id"] for row in rows if row["ViewPosition"].upper() in LATERAL]
+        for image_row in rows if reading.views == "all" else [min(frontal, key=_preference, default=None)]:
+            with collecting(reading.problems):
+                visit, sex = _study(path, reports, subject, study, image_row, people.get(subject))
+                if reading.views == "all":
+                    visit = replace(visit, visit_id=f"{visit.visit_id}-{visit.image.stem}")
+                elif laterals:
+                    visit = replace(visit, lateral=visit.image.with_stem(min(laterals)))
+                sure, unsure = labels.get((subject, study), (None, frozenset[str]()))
+                reading.add(replace(visit, labels=sure, uncertain=unsure), sex)
+                if split == "official" and official and visit.image.stem in official:
+                    reading.stated[subject].add(official[visit.image.stem])
     return reading
 
 
@@ -89,8 +85,6 @@ def _study(
         at_anchor, anchor_year, sex = person
         age = None if at_anchor is None else checked_age(at_anchor + acquired.year - anchor_year)
     text = read_text(reports / folder / f"s{study}.txt", where)
-    if not text.strip():
-        raise DataError(f"{where}: the report is empty", reason="empty-report")
     return Visit(subject, f"s{study}", acquired, image, text.strip(), "radiograph", age), sex
 
 
@@ -111,23 +105,13 @@ def _people(table: Path | None) -> dict[str, Person]:
     return people
 
 
-def _official(path: Path) -> dict[str, Split]:
-    """The official split of each image."""
-    ours: dict[str, Split] = {"train": "train", "validate": "validation", "test": "test"}
-    return {row["dicom_id"]: ours[row["split"]] for row in _split_table(path) if row["split"] in ours}
-
-
-def _split_table(path: Path) -> Iterator[Row]:
-    table = find_table(path, ("mimic-cxr-*-split.csv", "mimic-cxr-*-split.csv.gz"), "the table of official splits")
-    return rows_of(table, ("dicom_id", "split"))
-
-
-def _wanted(path: Path, split: Any) -> set[str] | None:
-    """Images of the official splits asked for; None: all."""
-    if split is None:
-        return None
-    names = [split] if isinstance(split, str) else split
-    if not isinstance(names, list | tuple) or not names or any(name not in SPLITS for name in names):
+def _official(path: Path, split: Any) -> dict[str, Split]:
+    """The official split of each image in those asked for: ``official`` (all), one or several."""
+    names = [*SPLITS] if split == "official" else [split] if isinstance(split, str) else split
+    if not isinstance(names, list | tuple) or not names or any(name not in [*SPLITS] for name in names):
         text = f"split must be 'official', or one or a list of {', '.join(SPLITS)}, not {split!r}"
         raise ConfigError(f"source 'mimic_cxr': {text}")
-    return {row["dicom_id"] for row in _split_table(path) if row["split"] in names}
+    table = find_table(path, ("mimic-cxr-*-split.csv", "mimic-cxr-*-split.csv.gz"), "the table of official splits")
+    return {
+        row["dicom_id"]: SPLITS[row["split"]] for row in rows_of(table, ("dicom_id", "split")) if row["split"] in names
+    }

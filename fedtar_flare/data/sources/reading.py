@@ -23,8 +23,8 @@ from fedtar_flare.settings import nearest
 logger = logging.getLogger(__name__)
 _LOGGED: set[int] = set()
 COMMON_OPTIONS = ("same_day", "sections", "cleaning", "min_visits", "min_words")
-SAME_DAY = ("keep", "merge")
-VIEWS = ("frontal", "all")
+CHOICES = {"same_day": ("keep", "merge"), "cleaning": CLEANINGS, "views": ("frontal", "all")}
+"""Options of a few words, the default first."""
 
 
 @dataclass
@@ -35,6 +35,7 @@ class Reading:
     same_day: str = "keep"
     sections: tuple[str, ...] = ()  # of a report; empty: all of it
     cleaning: str = "none"
+    views: str = "frontal"  # which of a study's radiographs are visits: the preferred frontal one, or "all"
     min_visits: int = 1  # of a patient
     min_words: int = 1  # of a report, its sections chosen
     problems: list[DataError] = field(default_factory=list)  # one for each study left out
@@ -58,17 +59,17 @@ class Reading:
             if name not in known:
                 hint = f"{nearest(str(name), known)} (known: {', '.join(sorted(known))})"
                 raise ConfigError(f"{where}: unknown option '{name}'{hint}")
-        same_day, cleaning = options.get("same_day", "keep"), options.get("cleaning", "none")
-        for name, value, allowed in (("same_day", same_day, SAME_DAY), ("cleaning", cleaning, CLEANINGS)):
-            if value not in allowed:
-                hint = nearest(str(value), allowed)
-                raise ConfigError(f"{where}: {name} '{value}' is not one of {', '.join(allowed)}{hint}")
+        chosen = {name: options.get(name, allowed[0]) for name, allowed in CHOICES.items()}
+        for name, value in chosen.items():
+            if value not in CHOICES[name]:
+                hint = nearest(str(value), CHOICES[name])
+                raise ConfigError(f"{where}: {name} '{value}' is not one of {', '.join(CHOICES[name])}{hint}")
         least = {name: options.get(name, 1) for name in ("min_visits", "min_words")}
         for name, value in least.items():
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{where}: {name} must be a whole number from 1, not {value!r}")
         wanted = check_sections(options["sections"], where) if "sections" in options else sections
-        return cls(str(path), same_day, wanted, cleaning, **least)
+        return cls(str(path), sections=wanted, **chosen, **least)
 
     def add(self, visit: Visit, sex: Sex | None, institution: str = "", where: str = "") -> None:
         """Take a study in; one whose image is missing counts as a problem and keeps its place in time.
@@ -150,15 +151,6 @@ def _once(visits: Sequence[Visit]) -> list[Visit]:
     for visit in sorted(visits, key=order_in_time):
         once.setdefault((visit.acquired, visit.image), visit)
     return list(once.values())
-
-
-def every_view(options: Mapping[str, Any], source: str) -> bool:
-    """Whether each radiograph of a study is a visit with the study's report, laterals too (``views: all``), or only the
-    preferred frontal one. Raises :class:`ConfigError` for another value.
-    """
-    if (views := options.get("views", "frontal")) not in VIEWS:
-        raise ConfigError(f"source '{source}': views '{views}' is not one of {', '.join(VIEWS)}")
-    return bool(views == "all")
 
 
 def merged_days(visits: Sequence[Visit], cleaning: str = "none") -> list[Visit]:
