@@ -177,13 +177,14 @@ def check(arguments: argparse.Namespace) -> int:
     and writes a page with histograms and small pictures; both are for the site alone.
     """
     from fedtar_flare.curation.check import check
-    from fedtar_flare.curation.page import write_data_page
+    from fedtar_flare.curation.page import data_page
+    from fedtar_flare.files import PRIVATE, write_text
     from fedtar_flare.imaging.workers import worker_count
 
     workers = worker_count(arguments.workers)
     with ProgressLine() as line:
         found = check(arguments.target, workers=workers, thumbnails=arguments.thumbnails, say=line, every=line.every)
-    page = write_data_page(found, arguments.out)
+    page = write_text(arguments.out, data_page(found), PRIVATE)
     summary = found.summary() | {"page": str(page)}
     show(arguments, summary, *_lines(found, summary))
     return 1 if found.rejected or found.shared else 0

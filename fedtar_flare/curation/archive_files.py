@@ -71,16 +71,11 @@ def read_headers(paths: list[str]) -> Read:
     return read
 
 
-class Headers(NamedTuple):
-    """What the files of an export say, in the order of their paths."""
-
-    files: list[File]
-    problems: list[DataError]  # of files that cannot be read
-    lost: dict[str, list[Path]]  # study to unreadable files in a folder that holds slices of it and of no other
-
-
-def all_headers(paths: Sequence[Path], workers: int, say: Any, every: float) -> Headers:
-    """The headers of all DICOM files among these.
+def all_headers(
+    paths: Sequence[Path], workers: int, say: Any, every: float
+) -> tuple[list[File], list[DataError], dict[str, list[Path]]]:
+    """The headers of all DICOM files among these, in the order of their paths; a problem for each that cannot be read,
+    and by study its unreadable files, in a folder that holds slices of it and of no other.
 
     A file that is not DICOM is a problem where it lies among slices: it may be one.
     """
@@ -112,7 +107,7 @@ def all_headers(paths: Sequence[Path], workers: int, say: Any, every: float) -> 
     for path in [Path(path) for one in in_order for path in one.broken] + nameless + strays:
         if len(studies := owners[path.parent]) == 1:
             lost[next(iter(studies))].append(path)
-    return Headers(files, problems, lost)
+    return files, problems, lost
 
 
 def studies_below(files: Sequence[File]) -> dict[Path, set[str]]:

@@ -9,7 +9,6 @@ import numpy as np
 from markupsafe import Markup
 
 from fedtar_flare.curation.check import EXAMPLES, SHARED_HELP, Check, spread
-from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.metrics.report_labels import report_labels, rules_for
 from fedtar_flare.reporting.format import NOTHING, duration, whole
 from fedtar_flare.reporting.plots import SITE_COLOURS, Bar, Chart, Series, ticks
@@ -17,11 +16,6 @@ from fedtar_flare.reporting.render import Tile, render
 
 STAYS = "This page shows patients' images and stays at this site. Do not send it, publish it or put it into a ticket."
 MOST_BARS = 12
-
-
-def write_data_page(found: Check, path: Path) -> Path:
-    """Write the page, for its owner alone; returns its path."""
-    return write_text(path, data_page(found), PRIVATE)
 
 
 def data_page(found: Check) -> str:

@@ -22,7 +22,7 @@ from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.report_text import with_headings
 from fedtar_flare.data.sources.fields import known_age, moment_of, sex_of
 from fedtar_flare.data.sources.reading import Reading
-from fedtar_flare.data.sources.tables import Row, find_folder, find_table, label_table, place_of, rows_of
+from fedtar_flare.data.sources.tables import Row, find_table, image_folder, label_table, place_of, rows_of
 from fedtar_flare.errors import ConfigError, DataError, collecting, within
 
 OPTIONS = ("part", "images", "reports", "metadata", "labels")
@@ -44,9 +44,8 @@ def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Readin
     if part not in PARTS:
         raise ConfigError(f"source 'ct_rate': part '{part}' is not one of {', '.join(PARTS)}")
     root = path / "dataset" if (path / "dataset").is_dir() else path
-    given = place_of(path, options, "images")
-    places = [given] if given else [root / f"{part}_fixed", root / part]
-    images = find_folder(places, "source 'ct_rate': no folder of volumes")
+    usual = [root / f"{part}_fixed", root / part]
+    images = image_folder(path, options, usual, "source 'ct_rate': no folder of volumes")
     reports = place_of(path, options, "reports") or _table(root, "radiology_text_reports", PARTS[part], "reports")
     metadata = place_of(path, options, "metadata") or _table(root, "metadata", PARTS[part], "metadata")
     texts = {

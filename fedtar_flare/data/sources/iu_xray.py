@@ -22,7 +22,7 @@ from xml.etree import ElementTree
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.report_text import with_headings
 from fedtar_flare.data.sources.reading import Reading
-from fedtar_flare.data.sources.tables import find_folder, place_of, rows_of
+from fedtar_flare.data.sources.tables import image_folder, rows_of
 from fedtar_flare.errors import ConfigError, DataError, collecting
 
 logger = logging.getLogger(__name__)
@@ -57,9 +57,8 @@ def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Readin
         usual = ("NLMCXR_png", "images", ".")
         logger.warning("%s: OpenI's XML does not tell frontal from lateral; the first image of a report counts", path)
         studies = _from_xml(files, reading)
-    given = place_of(path, options, "images")
-    places = [given] if given else [path / name for name in usual]
-    folder = find_folder(places, "source 'iu_xray': no folder of radiographs")
+    places = [path / name for name in usual]
+    folder = image_folder(path, options, places, "source 'iu_xray': no folder of radiographs")
     seen: set[str] = set()
     for uid, report, images in studies:
         with collecting(reading.problems):

@@ -1,20 +1,7 @@
-"""A hospital's own table of studies: one row per study, as CSV or Parquet.
+"""A hospital's own table of studies: one row per study, as CSV or Parquet (which may hold typed dates and numbers).
 
-| column | what |
-|---|---|
-| ``patient_id`` | the same text for all studies of a patient |
-| ``study_datetime`` | date, or date and time, of acquisition: 2020-01-31, 2020-01-31 12:30, 20200131 |
-| ``image`` | DICOM folder, file or zip, NIfTI, PNG or JPEG, DICOM radiograph; relative to the table's folder |
-| ``report`` or ``report_path`` | the text, or a UTF-8 file with it |
-| ``age`` or ``birth_date`` | optional: years at the study, or date of birth |
-| ``sex`` | optional: F or M; anything else is unknown |
-| ``lateral`` | optional: the lateral view of a radiograph, a file as ``image`` |
-| ``labels`` | for classification: ``effusion;?nodule`` (``?``: unsure), empty for nothing; reports are then optional |
-| ``split`` | optional: train, validation or test, one for all studies of a patient; else the keyed hash decides |
-| ``institution`` | optional: where the patient belongs, for dividing a table into sites |
-
-CSV columns are separated by commas, semicolons or tabs. Parquet needs ``pip install 'fedtar_flare[parquet]'`` and may
-hold typed dates, numbers and empty cells. Other columns are ignored.
+``docs/how-to/prepare-data.md`` has the columns. Images, report files and lateral views are named relative to the
+table's folder.
 """
 
 from __future__ import annotations

@@ -115,8 +115,10 @@ def find_table(folder: Path, patterns: Sequence[str], what: str) -> Path:
     raise ConfigError(f"{folder}: {what} is not there (looked for {', '.join(patterns)})")
 
 
-def find_folder(places: Sequence[Path], what: str) -> Path:
-    """The first of these folders that is there; raises :class:`ConfigError` without one."""
+def image_folder(path: Path, options: Mapping[str, Any], usual: Sequence[Path], what: str) -> Path:
+    """The folder of the option ``images``, else the first usual one that is there; :class:`ConfigError` without one."""
+    given = place_of(path, options, "images")
+    places = [given] if given else usual
     for place in places:
         if place.is_dir():
             return place

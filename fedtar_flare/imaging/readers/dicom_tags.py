@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import overload
+from typing import TypeVar
 
 from pydicom.dataset import Dataset
 from pydicom.tag import BaseTag, Tag
 
 from fedtar_flare.errors import DataError
+
+Default = TypeVar("Default", int, None)
 
 
 @cache
@@ -65,11 +67,7 @@ def decimal(dataset: Dataset, keyword: str, name: str) -> float | None:
     return numbers[0] if numbers else None
 
 
-@overload
-def integer(dataset: Dataset, keyword: str, name: str, default: int) -> int: ...
-@overload
-def integer(dataset: Dataset, keyword: str, name: str, default: None) -> int | None: ...
-def integer(dataset: Dataset, keyword: str, name: str, default: int | None) -> int | None:
+def integer(dataset: Dataset, keyword: str, name: str, default: Default) -> int | Default:
     """A whole number, or ``default`` when absent or empty; raises :class:`DataError` ``bad-header``."""
     try:
         value = dataset.get(keyword)
