@@ -100,7 +100,6 @@ def test_sites_by_location_share_no_patient(collection):
 def test_wrong_options(collection):
     path = collection(row("1", "0", "a.png"))
     for options, said in (
-        ({"locaton": ["Spain"]}, "did you mean 'location'"),
         ({"location": 3}, "location must"),
         ({"location": "Mars"}, "Mars"),
         ({"without_notes": "yes"}, "true or false"),

@@ -100,17 +100,9 @@ def test_parts_sections_and_the_corrected_volumes(collection):
     assert everything.splitlines()[0] == "HISTORY: Cough." and everything.splitlines()[-1] == "IMPRESSION: Normal."
 
 
-def test_two_scans_of_one_day_may_be_one_visit(collection):
-    path = collection(volume("train_1_a_1.nii.gz"), volume("train_1_b_1.nii.gz", findings="A nodule."))
-    assert len(read_ct_rate(path).patients()[0].visits) == 2
-    (visit,) = read_ct_rate(path, {"same_day": "merge"}).patients()[0].visits
-    assert "Lungs are clear." in visit.report and "A nodule." in visit.report
-
-
 def test_wrong_layouts_and_options(collection, tmp_path):
     path = collection(volume("train_1_a_1.nii.gz"))
     for options, said in (
-        ({"prt": "train"}, "did you mean 'part'"),
         ({"part": "test"}, "part 'test'"),
         ({"part": "valid"}, "no folder of volumes"),
         ({"images": "nowhere"}, "nowhere"),

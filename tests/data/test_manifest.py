@@ -97,16 +97,6 @@ def test_a_visit_whose_image_is_gone_keeps_its_place(table, folder, same_day):
     assert steps() == ({"c": 3}, {"no-image": 4})
 
 
-MODALITIES = {"ct": "ct", **dict.fromkeys(("photo", "photograph"), "photograph")}
-MODALITIES |= dict.fromkeys(("radiograph", "film", "cxr", "xray"), "radiograph")
-
-
-def test_a_stated_modality(table):
-    path = table("1,2020-01-01,a.png,Clear.,1,F")
-    for stated, modality in MODALITIES.items():
-        assert read_manifest(path, {"modality": stated}).patients()[0].visits[0].modality == modality
-
-
 IMAGES = {**dict.fromkeys(("folder", "v.nii.gz", "s.zip", "CT"), "ct"), **dict.fromkeys(("f.jpeg", "DX"), "radiograph")}
 
 
@@ -218,11 +208,6 @@ def test_a_split_of_the_sources_own(table):
     assert reading.rejected() == {"bad-split": 1, "conflicting-split": 2}
 
 
-def test_a_header_that_comes_again_is_no_study(table):
-    reading = read_manifest(table(ROW.format(1, "Clear."), LAST, ROW.format(2, "Clear."), head=LAST))
-    assert len(reading.patients()) == 2 and reading.rejected() == {"bad-row": 1}
-
-
 @pytest.mark.parametrize(
     "head, rows, message",
     [
@@ -289,7 +274,6 @@ def test_a_column_that_is_nearly_right_is_pointed_out(table, caplog):
     [
         ({"modalty": "ct"}, "did you mean 'modality'"),
         ({"modality": "mr"}, "modality 'mr'"),
-        ({"same_dy": "merge"}, "did you mean 'same_day'"),
         ({"same_day": "merg"}, "did you mean 'merge'"),
         ({"cleaning": "r2gen"}, "did you mean 'r2gen-v1'"),
         ({"sections": ["finding"]}, "did you mean 'findings'"),

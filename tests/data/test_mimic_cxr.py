@@ -80,12 +80,6 @@ def test_visits_by_shifted_date_with_their_sections(collection, zipped):
     assert " ".join(first.report.split()) == "There is no focal consolidation. No pleural effusion. No acute process."
 
 
-def test_sections_are_an_option(collection):
-    root = collection(image_row("d1"))
-    assert read(root, sections=["impression"]).patients()[0].visits[0].report == "No acute process."
-    assert "ascites" in read(root, sections="all").patients()[0].visits[0].report
-
-
 @pytest.mark.parametrize(
     "radiographs, chosen",
     [
@@ -172,7 +166,6 @@ def test_official_splits(collection):
 def test_wrong_layouts_and_options(collection, tmp_path):
     root = collection(image_row("d1"))
     for place, options, said in (
-        (root, {"report": "x"}, "did you mean 'reports'"),
         (root, {"reports": "nowhere"}, "folder of reports"),
         (tmp_path / "mimic-cxr", {}, "table of images"),
     ):

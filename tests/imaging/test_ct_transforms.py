@@ -159,8 +159,3 @@ def test_slices_are_within_the_range_even_and_centred(first, more, slices, spaci
     assert position_mm == pytest.approx(expected, abs=1e-3)
     wanted = ((np.arange(slices) + 0.5) / slices - 0.5) * (more + 1) * spacing
     assert np.abs(position_mm - wanted).max() <= spacing * 0.501 + 1e-3
-
-
-def test_a_thin_range_repeats_slices():
-    indices, position_mm = sample_slices(2, 3, 5.0, 4)
-    assert indices.tolist() == [2, 2, 3, 3] and position_mm.tolist() == [-2.5, -2.5, 2.5, 2.5]

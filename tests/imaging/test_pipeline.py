@@ -304,10 +304,3 @@ def test_real_ct(shared_data, tmp_path):
     lung, mediastinum, _ = prepared.image[8].astype(int)
     assert np.median(lung[28:36, 14:20]) < 120 and np.median(mediastinum[28:36, 14:20]) < 20  # the right lung is air
     assert np.median(mediastinum[40:46, 30:34]) > 80  # the spine is not
-
-
-@pytest.mark.shared_data
-def test_real_radiographs(shared_data, tmp_path):
-    for file in sorted((shared_data / "covid_chestxray" / "images").iterdir())[::40]:
-        prepared = prepare(visit(file, "radiograph"), Size(64, 16), tmp_path)
-        assert prepared.image.shape == (1, 3, 64, 64) and prepared.image.std() > 15

@@ -103,9 +103,8 @@ def volume(shape=(24, 26, 12)):
 def example(name):
     """The least arguments that change something."""
     values = {"axcodes": "LPS", "pixdim": [4, 4, 5], "a_min": -1000, "a_max": 400, "b_min": -500, "b_max": 300}
-    values |= {"threshold": 0, "offset": -50, "sigma": 1.0, "roi_size": 16, "offsets": [0.2, 0.3]}
-    values |= {"factors": [0.2, 0.3], "holes": 3, "spatial_size": 6, "prob": 1.0, "rotate_range": 0.5, "cval": -900}
-    values |= {"min_zoom": 1.2, "max_zoom": 1.4}
+    values |= {"threshold": 0, "sigma": 1.0, "roi_size": 16, "offsets": [0.2, 0.3], "factors": [0.2, 0.3]}
+    values |= {"prob": 1.0, "rotate_range": 0.5, "cval": -900}
     listed = LISTED[name]
     return {"name": name} | {n: values[n] for n in (*listed.needed, *listed.other) if n in values}
 

@@ -4,13 +4,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.data.splits import split_of, synthetic_key
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.course import (
     FIRST_DAY,
     MOST_FINDINGS,
@@ -201,12 +199,3 @@ def test_each_kind_of_drift_changes_one_thing_from_its_step_on():
         seen[visit.time_step] += "cavity" in visit.findings
     share = [seen[t] / there[t] for t in steps]
     assert max(share[:2]) < 0.05 and min(share[2:]) > 0.15, "rare, then common, where a style hardly ever has it too"
-
-
-WRONG = {"untidy": -0.1, "change": "soon", "change_group": "men", "own_words": 1.1, "patients": -1}
-
-
-@pytest.mark.parametrize(("field", "value"), WRONG.items())
-def test_wrong_options_are_named(field, value):
-    with pytest.raises(ConfigError, match=field):
-        CohortOptions(**{field: value})
