@@ -15,7 +15,6 @@ from fedtar_flare.files import PRIVATE, read_json, write_json
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.tensor_file import StateError, checksum, read_tensors, write_tensors
 
-_FILE = re.compile(r"^round-(\d{4})\.safetensors$")
 FORMAT = 2
 BEST = "best.safetensors"
 SIMULATED_JOB = "simulate_job"
@@ -54,25 +53,22 @@ class CheckpointFolder:
         _write(path, checkpoint)
         if best:
             _write(self.folder / BEST, checkpoint)
-        for _, old in self._files()[: -self.keep]:
+        for old in self._rounds()[: -self.keep]:
             old.unlink()
         return path
 
     def last(self) -> tuple[Checkpoint, list[str]]:
         """The newest whole checkpoint, and a line for each damaged one; FedTARError where none is whole."""
         problems: list[str] = []
-        for _, path in reversed(self._files()):
+        for path in reversed(self._rounds()):
             try:
                 return load(path), problems
             except StateError as error:
                 problems.append(str(error))
         raise FedTARError("\n".join([f"{self.folder}: no whole checkpoint to start from", *problems]))
 
-    def _files(self) -> list[tuple[int, Path]]:
-        if not self.folder.is_dir():
-            return []
-        matches = ((_FILE.match(path.name), path) for path in self.folder.iterdir())
-        return sorted((int(match.group(1)), path) for match, path in matches if match)
+    def _rounds(self) -> list[Path]:
+        return sorted(self.folder.glob("round-[0-9][0-9][0-9][0-9].safetensors"))
 
 
 class RunCheckpoints:

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from fedtar_flare import registry
-from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.data.timeline import check_periods
-from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
+from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors, check_update_size, euclidean_norm, expect_at_most
 from fedtar_flare.protocol.lora_ranks import padded, sent_shapes
@@ -35,7 +34,7 @@ from fedtar_flare.runtime.alarms import alarms
 from fedtar_flare.runtime.checkpoint import SIMULATED_JOB, Checkpoint, RunCheckpoints
 from fedtar_flare.runtime.handshaking import HandshakeController
 from fedtar_flare.runtime.lora_mean import ProductMean, gap
-from fedtar_flare.runtime.results import Results, check_scores
+from fedtar_flare.runtime.results import Results
 from fedtar_flare.runtime.scalars import send_scalar
 from fedtar_flare.runtime.tasking import Answers, RunAborted, now
 from fedtar_flare.site.place import check_workspace, hush_simulator
@@ -234,20 +233,6 @@ class FederatedController(HandshakeController):
         self.results.validation(r, answers, by_median=self.aggregation != "mean")
         self.results.evaluation(r, answers, self.ahead(r))
         return answers
-
-    def check_content(self, reply: Reply) -> None:
-        self.strategy.check_content(reply)
-
-    def check_shared_content(self, reply: Reply) -> None:
-        """Refuse counts that are not T whole numbers per split, malformed scores, and a loss without reports."""
-        check_scores(reply, self.time_steps)
-        if (counts := reply.payload.get("counts")) is not None:
-            lists = [counts.get(split) if split in SPLITS else None for split in {*SPLITS, *counts}]
-            whole = all(isinstance(n, int) and n >= 0 for values in lists for n in values or ())
-            if not whole or any(not isinstance(v, list | tuple) or len(v) != self.time_steps for v in lists):
-                raise ExchangeError(f"the field 'counts' is not {self.time_steps} whole numbers for each split")
-        if "validation_loss" in reply.numbers and reply.numbers.get("reports", 0) < 1:
-            raise ExchangeError("it sends a validation loss without a number of reports")
 
     def header(self, r: int, t: int, after: str, evaluate: bool = False) -> TaskHeader:
         return TaskHeader(

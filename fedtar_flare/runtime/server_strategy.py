@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.data.splits import SPLITS
+from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.runtime.aggregation import SpilledUpdates, aggregation_weights
+from fedtar_flare.runtime.results import check_scores
 from fedtar_flare.runtime.tasking import Tensors
 from fedtar_flare.settings import RunSettings, build
 
@@ -85,8 +87,19 @@ class ServerStrategy(ABC):
         return self.run.schema.parameters * max(len(task.up) for task in self.run.contract.tasks)
 
     def check_content(self, reply: Reply) -> None:
-        """Raise :class:`ExchangeError` for an answer whose fields are not what the method can use."""
-        self.run.check_shared_content(reply)
+        """Raise :class:`ExchangeError` for an answer whose fields, each valid by itself, are not what can be used.
+
+        By default: counts that are not T whole numbers per split, malformed scores, and a loss without reports.
+        """
+        steps = self.run.time_steps
+        check_scores(reply, steps)
+        if (counts := reply.payload.get("counts")) is not None:
+            lists = [counts.get(split) if split in SPLITS else None for split in {*SPLITS, *counts}]
+            whole = all(isinstance(n, int) and n >= 0 for values in lists for n in values or ())
+            if not whole or any(not isinstance(v, list | tuple) or len(v) != steps for v in lists):
+                raise ExchangeError(f"the field 'counts' is not {steps} whole numbers for each split")
+        if "validation_loss" in reply.numbers and reply.numbers.get("reports", 0) < 1:
+            raise ExchangeError("it sends a validation loss without a number of reports")
 
     # ------------------------------------------------------------------ what a resumed run needs
     def fixed_settings(self) -> dict[str, Any]:

@@ -79,8 +79,6 @@ class SiteExecutor(Executor):
     """What the site's own file says; known from the first task on."""
     scalars_to: Callable[[str, float, int], None] | None = None
     """Where :meth:`send_scalar` gives its points; None: to the server."""
-    opened: Callable[[], None] | None = None
-    """Lets the other processes begin that do a task together with this one; None: there are none."""
     side_by_side = 1
     """Simulated sites that prepare their images at the same time on this machine."""
     _group: ProcessGroup | None = None
@@ -98,6 +96,8 @@ class SiteExecutor(Executor):
             raise ConfigError(f"torch_threads must be a whole number from 1 to 256, not {torch_threads!r}")
         self.method, self.preset, self.settings = method, preset, settings
         self.seed, self.torch_threads = seed, torch_threads
+        self.let_others_begin: Callable[[], None] = lambda: None
+        """Called by the first of several processes once what the others need for a task is on disk."""
 
     # ------------------------------------------------------------------ the method and its settings
     @cached_property
@@ -252,11 +252,6 @@ class SiteExecutor(Executor):
                 "processes: 1 for its runs; docs/reference/site-file.md names the methods that can use more",
                 public=f"the site file asks for several processes, which method '{self.method}' cannot use",
             )
-
-    def let_others_begin(self) -> None:
-        """Called by the first of several processes once what the others need is on disk."""
-        if self.opened is not None:
-            self.opened()
 
     def _group_of(self, site: Site) -> ProcessGroup | None:
         """The processes that do the site's tasks together, started where there are none; None for this one alone."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -25,6 +25,9 @@ from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Reply, TaskHeader
 from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.record.events import Late
 from fedtar_flare.record.log import STATS_GROUP, RunRecord
+
+if TYPE_CHECKING:
+    from fedtar_flare.runtime.server_strategy import ServerStrategy
 
 register_tensors()
 
@@ -88,9 +91,10 @@ class TaskController(ModelController):
     """
 
     contract: Contract
+    strategy: "ServerStrategy"
     record: RunRecord
 
-    def __init__(self, min_sites: int = 1, step_time_limit: int = 3600, wait_seconds: float = 0):
+    def __init__(self, min_sites: int, step_time_limit: int, wait_seconds: float):
         super().__init__(persistor_id="", ignore_result_error=True, task_check_period=POLL_SECONDS)
         if min_sites < 1:
             raise ConfigError(f"min_sites must be at least 1, not {min_sites}")
@@ -285,7 +289,7 @@ class TaskController(ModelController):
         if site in answers.known:
             raise ExchangeError("the site had answered already")
         self.contract.check_reply(task, reply)
-        self.check_content(reply)
+        self.strategy.check_content(reply)
         if reply.status == ERROR:
             answers.absent[site] = reply.reason
         elif reply.status == ABSTAIN:
@@ -299,9 +303,6 @@ class TaskController(ModelController):
             on_reply(site, reply, params)
             answers.replies[site] = reply
             answers.bytes_up[site] = sum(value.numel() * value.element_size() for value in params.values())
-
-    def check_content(self, reply: Reply) -> None:
-        """Refuse (:class:`ExchangeError`) a reply whose fields, each valid by itself, do not fit together."""
 
     def _accept_train_result(self, client_name: str, result: Any, fl_ctx: Any, is_unknown_task: bool = False) -> bool:
         code = result.get_return_code()

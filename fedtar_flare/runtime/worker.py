@@ -76,7 +76,7 @@ class Worker:
             executor.require_sharing()
             executor.ranks, executor.scalars_to = self._ranks, self._scalar
             if not self._ranks.rank:
-                executor.opened = lambda: self.say(OPENED, {})
+                executor.let_others_begin = lambda: self.say(OPENED, {})
             self._executors[app] = executor
         return self._executors[app]
 
@@ -86,7 +86,7 @@ class Worker:
 
 
 class _ToOtherEnd(logging.Handler):
-    """Passes each record on, its message made."""
+    """Passes each record on, its message and traceback made one text."""
 
     def __init__(self, worker: Worker):
         super().__init__()
@@ -94,10 +94,7 @@ class _ToOtherEnd(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         kept = ("name", "levelno", "levelname", "pathname", "filename", "module", "lineno", "funcName", "created")
-        words = {name: getattr(record, name) for name in kept} | {"msg": record.getMessage()}
-        if record.exc_info:
-            words["exc_text"] = logging.Formatter().formatException(record.exc_info)
-        self._worker.say(LOG, words)
+        self._worker.say(LOG, {name: getattr(record, name) for name in kept} | {"msg": self.format(record)})
 
 
 def rank(connection: Connection, ranks: Ranks, device: str, folder: Path) -> NoReturn:

@@ -293,7 +293,7 @@ def test_unseen_sites_are_a_list_of_names_and_give_no_initial_weights(unseen, wo
 def test_malformed_parts_and_diagnoses_are_refused_by_name(name, value):
     reply = ok(SimpleNamespace(round=1, step=1, method="fedmrg"), payload={name: value})
     with pytest.raises(ExchangeError, match=name):
-        controller().check_content(reply)
+        controller().strategy.check_content(reply)
 
 
 def test_a_real_hospital_refuses_the_synthetic_cohort_s_labeler(tmp_path):
