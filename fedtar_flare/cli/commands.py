@@ -99,8 +99,8 @@ def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def show(arguments: argparse.Namespace, data: Any, *lines: str) -> None:
-    """Print the data as JSON where the command has ``--json``, else the lines."""
-    print(json.dumps(data) if arguments.json else "\n".join(lines))
+    """Print the data, paths as texts, as JSON where the command has ``--json``, else the lines."""
+    print(json.dumps(data, default=str) if arguments.json else "\n".join(lines))
 
 
 def grouped(texts: Sequence[str], groups: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -119,7 +119,7 @@ def unpack(arguments: argparse.Namespace) -> None:
         option = " --option modality=photograph"
     lines += [f"  {name}: {n}" for name, n in found.labels.items()]
     lines.append(f"Divide them: fedtar data partition manifest {found.manifest} --by random -n 3{option} --out parts")
-    show(arguments, vars(found) | {"manifest": str(found.manifest)}, *lines)
+    show(arguments, vars(found), *lines)
 
 
 def label(arguments: argparse.Namespace) -> None:
@@ -135,7 +135,7 @@ def label(arguments: argparse.Namespace) -> None:
     lines += [f"  {name}: {n}" for name, n in found.labels.items()]
     if found.without_row or found.without_image:
         lines.append(f"Left out: images without labels {found.without_row}, named and not there {found.without_image}")
-    show(arguments, vars(found) | {"manifest": str(found.manifest)}, *lines)
+    show(arguments, vars(found), *lines)
 
 
 def index(arguments: argparse.Namespace) -> None:
@@ -155,7 +155,7 @@ def index(arguments: argparse.Namespace) -> None:
     rows = write_manifest(index, arguments.out)
     patients = len({study.patient_id for study in index.studies})
     counts = {
-        "manifest": str(arguments.out),
+        "manifest": arguments.out,
         "files": index.files,
         "dicom_files": index.dicom,
         "studies": rows,
@@ -257,7 +257,7 @@ def prepare(arguments: argparse.Namespace) -> None:
     there = len(cohort.visits) - done.computed
     left_out = dict(sorted(cohort.rejected.items()))
     folder = cache_folder(config) / "prepared"
-    data = {"prepared": done.computed, "there": there, "left_out": left_out, "folder": str(folder)}
+    data = {"prepared": done.computed, "there": there, "left_out": left_out, "folder": folder}
     text = f"{file}: {done.computed} images prepared, {there} were there already ({folder})"
     show(arguments, data, text, *(f"  left out, {reason}: {n}" for reason, n in left_out.items()))
 

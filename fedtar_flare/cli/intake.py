@@ -85,5 +85,5 @@ def reports(arguments: argparse.Namespace) -> None:
     if not rows:
         raise DataError("\n".join(["no report counts", *lines]), reason="no-report")
     write_rows(arguments.out, rows)
-    data = {"reports": len(rows), "left_out": dict(left_out), "table": str(arguments.out)}
+    data = {"reports": len(rows), "left_out": dict(left_out), "table": arguments.out}
     show(arguments, data, f"{arguments.out}: {len(rows)} reports", *lines)

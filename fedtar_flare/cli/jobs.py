@@ -160,8 +160,8 @@ def export(arguments: argparse.Namespace) -> None:
         print(json.dumps(needs, indent=2) if arguments.json else describe(needs))
     else:
         recipe.export(str(arguments.out), byoc=not arguments.no_byoc)
-        folder = str(arguments.out / recipe.name)
-        show(arguments, {"job": folder, "byoc": not arguments.no_byoc}, folder)
+        folder = arguments.out / recipe.name
+        show(arguments, {"job": folder, "byoc": not arguments.no_byoc}, str(folder))
 
 
 def report(arguments: argparse.Namespace) -> None:
@@ -232,7 +232,7 @@ def status(arguments: argparse.Namespace) -> None:
 
     kit = arguments.kit
     found = [job(kit, arguments.job_id)] if arguments.job_id else jobs(kit, arguments.limit)
-    print(json.dumps(found) if arguments.json else "\n".join(map(line, found)) or "no job was submitted yet")
+    show(arguments, found, *(map(line, found) if found else ["no job was submitted yet"]))
 
 
 def watch(arguments: argparse.Namespace) -> int:
@@ -256,7 +256,7 @@ def resume(arguments: argparse.Namespace) -> None:
     ended, kit = arguments.job_id, arguments.kit
     given = {"job_folder": arguments.job, "rounds": arguments.rounds, "min_sites": arguments.min_sites}
     job_id = resume(ended, kit, force=arguments.force, **given)
-    print(json.dumps({"job_id": job_id, "resumes": ended}) if arguments.json else job_id)
+    show(arguments, {"job_id": job_id, "resumes": ended}, job_id)
 
 
 def continue_(arguments: argparse.Namespace) -> None:
@@ -273,8 +273,7 @@ def continue_(arguments: argparse.Namespace) -> None:
     if arguments.kit:
         given = {"job_folder": arguments.job, "rounds": rounds, "min_sites": arguments.min_sites}
         job_id = resume(run, arguments.kit, period=True, begins=begins, learn=arguments.learn, **given)
-        print(json.dumps({"job_id": job_id, "continues": run}) if arguments.json else job_id)
-        return
+        return show(arguments, {"job_id": job_id, "continues": run}, job_id)
     from fedtar_flare.reporting.page import REPORT_FILE
     from fedtar_flare.reporting.run import read_run
     from fedtar_flare.runtime.simulation import simulate

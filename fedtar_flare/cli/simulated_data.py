@@ -1,7 +1,9 @@
 """``fedtar data synth`` and ``partition``: the sites of a simulated federation, invented or divided."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedtar_flare.cli.commands import Commands, add_command, add_repeated, add_sites, given, pairs, show
 
@@ -57,12 +59,11 @@ def synth(arguments: argparse.Namespace) -> None:
     names, timeline = site_names(arguments.sites), Timeline(arguments.time_steps)
     size = given(arguments, "patients", "seed")
     written = write_sites(arguments.out, names, timeline=timeline, options=options, **size)
-    data = [{k: v if isinstance(v, int) else str(v) for k, v in vars(site).items()} for site in written]
     lines = [
         f"{site.site}: {site.patients} patients, {site.visits} visits: {site.manifest} (truth: {site.truth.name})"
         for site in written
     ]
-    show(arguments, data, *lines, _how_to_train(arguments.out, [site.site for site in written]))
+    show(arguments, [vars(site) for site in written], *lines, _how_to_train(arguments.out, written))
 
 
 def partition(arguments: argparse.Namespace) -> None:
@@ -76,15 +77,14 @@ def partition(arguments: argparse.Namespace) -> None:
     sites, left_out = partition_source(
         arguments.source, arguments.path, arguments.out, options=options, **given(arguments, *how)
     )
-    rows = [{k: str(v) if isinstance(v, Path) else v for k, v in vars(site).items()} for site in sites]
     lines, width = [], max(len(site.site) for site in sites)
     for site in sites:
         steps = ", ".join(f"t={t}: {n}" for t, n in enumerate(site.visits_per_step, start=1))
         lines.append(f"{site.site:<{width}}  {site.patients} patients, {site.visits} visits ({steps})")
     lines += ["Left out: " + ", ".join(f"{reason} {n}" for reason, n in left_out.items())] if left_out else []
-    how_to = _how_to_train(arguments.out, [site.site for site in sites])
-    show(arguments, {"sites": rows, "left_out": left_out}, *lines, how_to)
+    how_to = _how_to_train(arguments.out, sites)
+    show(arguments, {"sites": [vars(site) for site in sites], "left_out": left_out}, *lines, how_to)
 
 
-def _how_to_train(out: Path, sites: list[str]) -> str:
-    return f"Train on them: FEDTAR_SITES={out / 'sites'} fedtar simulate -n {','.join(sites)}"
+def _how_to_train(out: Path, sites: Sequence[Any]) -> str:
+    return f"Train on them: FEDTAR_SITES={out / 'sites'} fedtar simulate -n {','.join(one.site for one in sites)}"

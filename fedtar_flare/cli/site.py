@@ -140,8 +140,7 @@ def describe(arguments: argparse.Namespace) -> None:
     from fedtar_flare.site.standing import other_cells
 
     site = _site(arguments)
-    workspace = None if site.simulated else site.workspace
-    config = load_site_config(site.name, workspace=workspace, simulator=site.simulated)
+    config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
     bounds, job = config.policy, _job(arguments.job, site)
     job.executor.site_config = config
     scored = "all" if site.name in (job.controller.unseen or ()) else "test"
@@ -234,8 +233,7 @@ def audit_model(arguments: argparse.Namespace) -> int:
 
     folder, site = arguments.results, _site(arguments)
     adapter = folder if (folder / ADAPTER_INFO).is_file() else find_run(folder) / "adapter"
-    workspace = None if site.simulated else site.workspace
-    config = load_site_config(site.name, workspace=workspace, simulator=site.simulated)
+    config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
     model = grouped(arguments.set, ("model",)).get("model", {})
     with ProgressLine() as line:
         found, summary = audit_model(adapter, site, config, model, line, arguments.shadows, train_shadow)
@@ -296,7 +294,7 @@ def purge(arguments: argparse.Namespace) -> None:
     lines += [f"stays: {line}" for line in found.kept]
     if found.remove and not arguments.yes:
         lines.append("Nothing was touched. Add --yes to delete.")
-    remove = [{"path": str(path), "what": what} for path, what in found.remove]
+    remove = [{"path": path, "what": what} for path, what in found.remove]
     show(arguments, {"deleted": arguments.yes, "remove": remove, "kept": found.kept}, *lines)
 
 
@@ -327,8 +325,6 @@ def audit(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace, files: list[Path]) -> int:
     """Print what the chain of each file says; 1 where one is broken."""
-    from dataclasses import asdict
-
     from fedtar_flare.site.audit_file import verify
 
     found = [verify(file) for file in files]
@@ -336,7 +332,7 @@ def _verify(arguments: argparse.Namespace, files: list[Path]) -> int:
     for one in found:
         lines.append(f"{'BROKEN' if one.problem else 'whole '}  {one.file}: {one.lines} lines; last {one.digest}")
         lines += [f"        {one.problem}"] if one.problem else []
-    show(arguments, [asdict(one) | {"file": str(one.file)} for one in found], *lines)
+    show(arguments, [vars(one) for one in found], *lines)
     return int(any(one.problem for one in found))
 
 
@@ -380,8 +376,6 @@ def doctor(arguments: argparse.Namespace) -> int:
 
     Nothing is changed and no data is sent. Exit code 1 when anything fails.
     """
-    from dataclasses import asdict
-
     from fedtar_flare.files import write_text
     from fedtar_flare.site.doctor import diagnose, metrics
     from fedtar_flare.site.place import kit_of
@@ -396,5 +390,5 @@ def doctor(arguments: argparse.Namespace) -> int:
         lines += [f"      -> {finding.cure}"] if finding.cure else []
     failed, doubtful = statuses.count("FAIL"), statuses.count("WARN")
     lines.append(f"{failed} failed, {doubtful} to look at, of {len(findings)} checks")
-    show(arguments, [asdict(finding) for finding in findings], *lines)
+    show(arguments, [vars(finding) for finding in findings], *lines)
     return int(failed > 0)

@@ -25,6 +25,7 @@ from fedtar_flare.site.policy import (
     SERVER_CLASSES,
     SITE_CLASSES,
     guards_of,
+    local_file,
     rights,
     too_wide,
 )
@@ -146,9 +147,9 @@ def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: An
         raise ConfigError(f"{kit} is no kit of a FLARE server or site: startup/fed_client.json is not there")
     for name in methods or ():
         contract_of(name)
-    resources = complete(_read(local, RESOURCES), server=server, **settings)
+    resources = complete(local_file(kit, RESOURCES), server=server, **settings)
     written = [write_json(local / RESOURCES, resources)]
-    if too_wide(before := _read(local, AUTHORIZATION)):
+    if too_wide(before := local_file(kit, AUTHORIZATION)):
         if (local / AUTHORIZATION).is_file():
             written.append(write_json(local / f"{AUTHORIZATION}.before", before))
         written.append(write_json(local / AUTHORIZATION, rights()))
@@ -162,10 +163,6 @@ def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: An
             arguments["methods"] = list(dict.fromkeys([*arguments.get("methods", ()), *(methods or ())]))
         written.append(write_json(local / PRIVACY, policy))
     return written
-
-
-def _read(local: Path, name: str) -> dict[str, Any]:
-    return read_json(local / name if (local / name).is_file() else local / f"{name}.default")
 
 
 def _set(components: list[dict[str, Any]], identity: str, **values: Any) -> None:

@@ -32,7 +32,7 @@ class SupervisedHandle(JobHandleSpec):
     """Handle of a job process that ``launch`` starts again when a signal ends it, or its launcher says it was lost.
 
     A process that dies more than ``max_restarts`` times within ``window`` seconds is in a crash loop. ``say`` takes a
-    line for the log; ``clock`` tells monotonic seconds.
+    line for the log.
     """
 
     def __init__(
@@ -41,11 +41,9 @@ class SupervisedHandle(JobHandleSpec):
         max_restarts: int,
         window: float,
         say: Callable[[str], object],
-        clock: Callable[[], float] = time.monotonic,
     ):
         super().__init__()
-        self._launch, self._max_restarts, self._window = launch, max_restarts, window
-        self._say, self._clock = say, clock
+        self._launch, self._max_restarts, self._window, self._say = launch, max_restarts, window, say
         self._lock = threading.Lock()
         self._stopped = False
         self._restarts: deque[float] = deque()
@@ -68,7 +66,7 @@ class SupervisedHandle(JobHandleSpec):
             with self._lock:
                 if not (how := self._lost()) or self._stopped or self._in_crash_loop():
                     return
-                self._restarts.append(self._clock())
+                self._restarts.append(time.monotonic())
                 self._say(
                     f"the job process {how}: started again "
                     f"({len(self._restarts)} of at most {self._max_restarts} times in {self._window:g} s)"
@@ -76,7 +74,7 @@ class SupervisedHandle(JobHandleSpec):
                 self._handle = self._launch()
 
     def _in_crash_loop(self) -> bool:
-        while self._restarts and self._clock() - self._restarts[0] > self._window:
+        while self._restarts and time.monotonic() - self._restarts[0] > self._window:
             self._restarts.popleft()
         if len(self._restarts) < self._max_restarts:
             return False

@@ -33,9 +33,8 @@ _EVICTED = re.compile(r"Client ID already registered as a client: (.+)")
 class LoginAlarm(FLComponent):
     """Among the components of a server's resources: an alarm when a site's kit is used twice at the same time."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
+    def __init__(self) -> None:
         super().__init__()
-        self._clock = clock
         self._raised: dict[str, float] = {}
         self._taken: dict[str, deque[float]] = {}
         self._lock = threading.Lock()
@@ -54,14 +53,14 @@ class LoginAlarm(FLComponent):
             return
         with self._lock:
             times = self._taken.setdefault(name[:100], deque(maxlen=TAKEN_OVER))
-            times.append(self._clock())
+            times.append(time.monotonic())
             often = len(times) == TAKEN_OVER and times[-1] - times[0] <= WITHIN
         if often:
             self._raise(name[:100])
 
     def _raise(self, site: str) -> None:
         with self._lock:
-            now = self._clock()
+            now = time.monotonic()
             if now - self._raised.get(site, -AGAIN_AFTER) < AGAIN_AFTER:
                 return
             self._raised[site] = now

@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,8 +93,7 @@ def resumed_job(job: Path, job_id: str, rounds: int | None = None, min_sites: in
         if min_sites < 1:
             raise ConfigError(f"min_sites must be at least 1, not {min_sites}")
         write_json(job / "meta.json", read_json(job / "meta.json") | {"min_clients": min_sites})
-    for file in sorted(job.rglob(SERVER_CONFIG)):
-        config = read_json(file)
+    for config in _edited(job, SERVER_CONFIG):
         for workflow in config.get("workflows", []):
             if not str(workflow.get("path", "")).startswith("fedtar_flare."):
                 continue
@@ -106,26 +105,28 @@ def resumed_job(job: Path, job_id: str, rounds: int | None = None, min_sites: in
             changes = {"resume_from": job_id, "num_rounds": rounds, "min_sites": min_sites}
             arguments |= {name: value for name, value in changes.items() if value is not None}
             changed += 1
-        write_json(file, config)
     if not changed:
         raise ConfigError(f"{job} holds no job of fedtar_flare (no workflow of it in {SERVER_CONFIG})")
 
 
 def add_period(job: Path, rounds: int, begins: str, learn: str | None = None) -> None:
     """Change an exported job in place so that it has more rounds, and a time step more for visits from a day on."""
-    for file in sorted(job.rglob(SERVER_CONFIG)):
-        config = read_json(file)
+    for config in _edited(job, SERVER_CONFIG):
         for workflow in config.get("workflows", []):
             arguments = workflow.setdefault("args", {})
             for name, more in (("num_rounds", rounds), ("time_steps", 1)):
                 arguments[name] = arguments.get(name, _default(name)) + more
-        write_json(file, config)
-    for file in sorted(job.rglob(CLIENT_CONFIG)):
-        config = read_json(file)
+    for config in _edited(job, CLIENT_CONFIG):
         for one in config.get("executors", []):
             arguments = one["executor"].setdefault("args", {})
             settings = arguments["settings"] = arguments.get("settings") or {}
             settings["data"] = with_period(settings.get("data") or {}, begins, learn)
+
+
+def _edited(job: Path, name: str) -> Iterator[dict[str, Any]]:
+    """The configurations of this name in a job, each written back after it was changed."""
+    for file in sorted(job.rglob(name)):
+        yield (config := read_json(file))
         write_json(file, config)
 
 

@@ -4,7 +4,7 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedtar_flare.errors import ConfigError, FedTARError
@@ -24,15 +24,9 @@ class Retention:
     """Starts ``python -m fedtar_flare.provision.retention KIT`` at the first call and then once a day.
 
     The site's own process stays small: reading the site file and deleting need libraries that it has not loaded.
-    ``start`` starts a process with a command line; ``clock`` tells monotonic seconds.
     """
 
-    def __init__(
-        self,
-        start: Callable[[list[str]], subprocess.Popen[str]] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self._start, self._clock = start or _start, clock
+    def __init__(self) -> None:
         self._last = -EVERY
         self._process: subprocess.Popen[str] | None = None
 
@@ -43,10 +37,13 @@ class Retention:
             say = logger.error if self._process.returncode else logger.info
             say("retention: %s", out.strip().replace("\n", "; "))
             self._process = None
-        if self._process is None and self._clock() - self._last >= EVERY:
-            self._last = self._clock()
+        if self._process is None and time.monotonic() - self._last >= EVERY:
+            self._last = time.monotonic()
             if _wanted(kit / _SITE_FILE):
-                self._process = self._start([sys.executable, *COMMAND, str(kit)])
+                command = [sys.executable, *COMMAND, str(kit)]
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                )
 
 
 def _wanted(file: Path) -> bool:
@@ -54,12 +51,6 @@ def _wanted(file: Path) -> bool:
         return read_yaml(file, "'key: value' lines").get("retention_days") is not None
     except ConfigError:  # a job says what is wrong with it
         return False
-
-
-def _start(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

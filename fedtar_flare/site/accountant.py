@@ -6,29 +6,32 @@ Privacy*, 2022, Corollary 3.3), and delta(epsilon) = Phi(mu/2 - epsilon/mu) - ex
 (Balle and Wang 2018, Theorem 8). Sampling amplifies nothing here: every visit of a step takes part in its update.
 """
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import write_json
 
 FILE = "privacy_ledger.json"
-FORMAT = 1
-_Multiplier = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_RUNS = TypeAdapter(dict[str, dict[_Multiplier, Annotated[int, Field(ge=1, strict=True)]]])
-"""Releases by noise multiplier, of each run."""
 PATIENT_FILE = "patient_privacy_ledger.json"
 PATIENT_DELTA = 1e-5
 """Of per-patient DP-SGD."""
+
+_Multiplier = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _PATIENT_RUNS = TypeAdapter(dict[str, list[tuple[_Multiplier, _Multiplier, Annotated[int, Field(ge=1)]]]])
-_ORDERS = [*(1 + x / 10 for x in range(1, 100)), *range(12, 64)]  # opacus's own
+
+
+class _Content(BaseModel):
+    """Of a :class:`Ledger`'s file."""
+
+    format: Literal[1]
+    runs: dict[str, dict[_Multiplier, Annotated[int, Field(ge=1, strict=True)]]]
 
 
 def composed_mu(releases: Mapping[float, int]) -> float:
@@ -71,7 +74,7 @@ class Spent:
 
 
 class Ledger:
-    """The releases of one site in one JSON file, which is written atomically before each message leaves.
+    """The releases of one site by run and noise multiplier, in one JSON file, written before each message leaves.
 
     All runs count together, as they speak of the same patients; at a simulated site only those of the run ``scope``.
     Raises FedTARError if the file cannot be read: nothing is released then, as an unreadable ledger is no fresh budget.
@@ -79,20 +82,8 @@ class Ledger:
 
     def __init__(self, file: Path, scope: str | None = None):
         self.file, self.scope = file, scope
-        self._runs: dict[str, dict[float, int]] = {}
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-            if content["format"] != FORMAT:
-                raise ValueError(f"format {content['format']!r}")
-            self._runs = _RUNS.validate_python(content["runs"])
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise FedTARError(
-                f"{file}: the privacy ledger cannot be read ({error}); restore it from its backup. A new one would "
-                "forget what was spent",
-                public="the site's privacy ledger cannot be read",
-            ) from error
+        content: _Content | None = _read(file, TypeAdapter(_Content))
+        self._runs = content.runs if content else {}
 
     def spent(self, delta: float, planned: Iterable[float] = ()) -> Spent:
         """What is spent, or would be after further releases with the noise multipliers ``planned``."""
@@ -107,32 +98,18 @@ class Ledger:
         own = self._runs.setdefault(run, {})
         own[multiplier] = own.get(multiplier, 0) + 1
         runs = {name: {repr(z): count for z, count in sorted(of_run.items())} for name, of_run in self._runs.items()}
-        try:
-            write_json(self.file, {"format": FORMAT, "runs": runs})
-        except OSError as error:
-            raise FedTARError(
-                f"{self.file}: the privacy ledger cannot be written ({error}); nothing is released",
-                public="the site's privacy ledger cannot be written",
-            ) from error
+        _write(self.file, {"format": 1, "runs": runs}, "released")
 
 
 class PatientLedger:
-    """Updates of per-patient DP-SGD of one site in one JSON file: noise multiplier, sampling rate, number, by run.
+    """Updates of per-patient DP-SGD of one site by run, as in :class:`Ledger`: multiplier, sampling rate, number.
 
-    Runs count together as in :class:`Ledger`, whose releases have another unit, the whole site, and another budget.
+    These are of another unit, the single patient, and of another budget.
     """
 
     def __init__(self, file: Path, scope: str | None = None):
         self.file, self.scope = file, scope
-        try:
-            self._runs = _PATIENT_RUNS.validate_json(file.read_bytes())
-        except FileNotFoundError:
-            self._runs = {}
-        except (OSError, ValueError) as error:
-            raise FedTARError(
-                f"{file}: the privacy ledger of patients cannot be read ({error}); restore it from its backup",
-                public="the site's privacy ledger cannot be read",
-            ) from error
+        self._runs: dict[str, list[tuple[float, float, int]]] = _read(file, _PATIENT_RUNS) or {}
 
     def epsilon_with(self, multiplier: float, rate: float, updates: int) -> float:
         """Epsilon at :data:`PATIENT_DELTA` after these further updates (sampled Gaussian, opacus's Renyi accountant).
@@ -140,7 +117,7 @@ class PatientLedger:
         Raises ConfigError without opacus.
         """
         try:
-            from opacus.accountants.analysis import rdp
+            from opacus.accountants import RDPAccountant
         except ModuleNotFoundError as error:
             text = "training.noise_multiplier needs opacus at the site: install fedtar_flare[privacy]"
             raise ConfigError(text, public=text) from error
@@ -148,18 +125,34 @@ class PatientLedger:
         for run, entries in self._runs.items():
             for z, q, steps in entries if self.scope in (None, run) else ():
                 counted[z, q] += steps
-        total = sum(
-            rdp.compute_rdp(q=q, noise_multiplier=z, steps=steps, orders=_ORDERS) for (z, q), steps in counted.items()
-        )
-        return float(rdp.get_privacy_spent(orders=_ORDERS, rdp=total, delta=PATIENT_DELTA)[0])
+        accountant = RDPAccountant()
+        accountant.history = [(z, q, steps) for (z, q), steps in counted.items()]
+        return float(accountant.get_epsilon(PATIENT_DELTA))
 
     def add(self, run: str, multiplier: float, rate: float, updates: int) -> None:
         """Count updates and write the file before returning."""
         self._runs.setdefault(run, []).append((multiplier, rate, updates))
-        try:
-            write_json(self.file, self._runs)
-        except OSError as error:
-            raise FedTARError(
-                f"{self.file}: the privacy ledger of patients cannot be written ({error}); nothing is trained",
-                public="the site's privacy ledger cannot be written",
-            ) from error
+        _write(self.file, self._runs, "trained")
+
+
+def _read(file: Path, form: TypeAdapter[Any]) -> Any:
+    try:
+        return form.validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise FedTARError(
+            f"{file}: the privacy ledger cannot be read ({error}); restore it from its backup. A new one would "
+            "forget what was spent",
+            public="the site's privacy ledger cannot be read",
+        ) from error
+
+
+def _write(file: Path, content: Mapping[str, Any], prevented: str) -> None:
+    try:
+        write_json(file, content)
+    except OSError as error:
+        raise FedTARError(
+            f"{file}: the privacy ledger cannot be written ({error}); nothing is {prevented}",
+            public="the site's privacy ledger cannot be written",
+        ) from error

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.data.cohort import EXCLUDED, Cohort, Visit
+from fedtar_flare.data.cohort import EXCLUDED, Cohort
 from fedtar_flare.data.sources import read_source
 from fedtar_flare.data.splits import read_key
 from fedtar_flare.data.timeline import Timeline
@@ -46,9 +46,30 @@ def load_cohort(
     a real site, of the kit ``workspace``, has its key in :func:`key_folder`, unless ``key`` gives it. Raises
     ConfigError for a wrong setting, DataError if nothing is usable.
     """
-    whole = _read(config, site_name, timeline, seed, synthetic_patients, workspace, key)
-    excluded = _excluded_visits(config, whole)
-    return whole.leaving_out(excluded.get) if excluded else whole
+    if config.source == "synthetic":
+        from fedtar_flare.synthetic.cohort import synthetic_cohort
+        from fedtar_flare.synthetic.course import CohortOptions
+
+        whole = synthetic_cohort(
+            site_name,
+            folder=config.path or cache_folder(config) / "synthetic",
+            patients=synthetic_patients,
+            timeline=timeline,
+            seed=seed,
+            options=build(CohortOptions, config.options, f"{config.origin or 'synthetic cohort'}: options"),
+        )
+    else:
+        assert config.path is not None  # a SiteConfig of these sources has one
+        read = read_source(config.source, config.path, config.options)
+        if key is None:
+            key = derived_key(site_name) if config.simulated else site_key(key_folder(config, workspace))
+        patients = read.patients()
+        whole = Cohort(site_name, patients, key=key, timeline=timeline, rejected=read.rejected(), splits=read.splits)
+    if not (excluded := excluded_patients(config)):
+        return whole
+    if absent := len(excluded - {patient.patient_id for patient in whole.patients}):
+        logger.warning("%d id(s) of the exclusion list %s are no patients of this site", absent, config.exclude)
+    return whole.leaving_out(lambda visit: EXCLUDED if visit.patient_id in excluded else None)
 
 
 def prepare_site(
@@ -70,9 +91,9 @@ def prepare_site(
     """
     from fedtar_flare.imaging.pipeline import prepare_visits
 
-    whole = _read(config, site_name, data.timeline(time_steps), seed, data.synthetic_patients, workspace)
+    where: dict[str, Any] = {"seed": seed, "synthetic_patients": data.synthetic_patients, "workspace": workspace}
+    whole = load_cohort(config, site_name, timeline=data.timeline(time_steps), **where)
     without = {visit: "empty-report" for visit in whole.visits if reports and not visit.report}
-    without |= _excluded_visits(config, whole)
     kept = [visit for visit in whole.visits if visit not in without]
     place = cache_folder(config) / "prepared"
     done = prepare_visits(kept, model, place, data.transforms, limits=config.limits, **options)
@@ -87,45 +108,6 @@ def labeler_of_site(config: SiteConfig) -> ReportLabeler | None:
     from fedtar_flare.learning.report_labeler import ReportLabeler
 
     return ReportLabeler(config.labeler, choose_device(config.device)[0], cache_folder(config) / "prepared")
-
-
-def _read(
-    config: SiteConfig,
-    site_name: str,
-    timeline: Timeline,
-    seed: int,
-    synthetic_patients: int,
-    workspace: Path | None,
-    key: bytes | None = None,
-) -> Cohort:
-    if config.source == "synthetic":
-        from fedtar_flare.synthetic.cohort import synthetic_cohort
-        from fedtar_flare.synthetic.course import CohortOptions
-
-        return synthetic_cohort(
-            site_name,
-            folder=config.path or cache_folder(config) / "synthetic",
-            patients=synthetic_patients,
-            timeline=timeline,
-            seed=seed,
-            options=build(CohortOptions, config.options, f"{config.origin or 'synthetic cohort'}: options"),
-        )
-    assert config.path is not None  # a SiteConfig of these sources has one
-    reading = read_source(config.source, config.path, config.options)
-    if key is None and config.simulated:
-        key = derived_key(site_name)
-    elif key is None:
-        key = site_key(key_folder(config, workspace))
-    patients = reading.patients()
-    return Cohort(site_name, patients, key=key, timeline=timeline, rejected=reading.rejected(), splits=reading.splits)
-
-
-def _excluded_visits(config: SiteConfig, cohort: Cohort) -> dict[Visit, str]:
-    excluded = excluded_patients(config)
-    absent = len(excluded - {patient.patient_id for patient in cohort.patients})
-    if absent:
-        logger.warning("%d id(s) of the exclusion list %s are no patients of this site", absent, config.exclude)
-    return {visit: EXCLUDED for visit in cohort.visits if visit.patient_id in excluded}
 
 
 def excluded_patients(config: SiteConfig) -> frozenset[str]:

@@ -159,9 +159,9 @@ def audit_model(
     info = read_adapter_info(adapter)
     state = SiteState(site.state_root(config.state_dir), str(info["run_id"]), site.name)
     about, base = state.about_run(), base_config(info, model)
-    data, workspace = build(DataConfig, about["data"], str(state.folder)), None if site.simulated else site.workspace
-    of_run = {"time_steps": about["time_steps"], "seed": about["seed"]}
-    cohort, _ = prepare_site(config, site.name, model=base, data=data, workspace=workspace, say=say, **of_run)
+    data = build(DataConfig, about["data"], str(state.folder))
+    of_run = {"time_steps": about["time_steps"], "seed": about["seed"], "workspace": site.workspace}
+    cohort, _ = prepare_site(config, site.name, model=base, data=data, say=say, **of_run)
     least = max(data.min_cell, config.policy.min_patients)
     groups = {"training": cohort.samples("train", least=least)}
     groups["held_out"] = [*cohort.samples("validation"), *cohort.samples("test")]

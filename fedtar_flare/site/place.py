@@ -57,7 +57,7 @@ class Site:
         Raises ConfigError if the folder is no kit's (see :func:`kit_of`).
         """
         site = cls.__new__(cls)
-        site.workspace = Path() if simulated else kit_of(kit)
+        site.workspace = home() if simulated else kit_of(kit)
         site.name, site.simulated = simulated or site.workspace.name, bool(simulated)
         return site
 

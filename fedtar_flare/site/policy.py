@@ -40,6 +40,14 @@ RESULT_FILTERS, DATA_FILTERS = "task_result_filters", "task_data_filters"
 """Lists of filters in a scope of ``privacy.json``: of what leaves, of what comes."""
 
 
+def local_file(kit: Path, name: str) -> dict[str, Any]:
+    """A file of a kit's ``local/`` as FLARE takes it. Raises ConfigError if it is missing or cannot be read."""
+    for file in (kit / "local" / name, kit / "local" / f"{name}.default"):
+        if file.is_file():
+            return read_json(file)
+    raise ConfigError(f"{kit / 'local'} has no {name}")
+
+
 def allowed_methods(policy: Mapping[str, Any]) -> list[str]:
     """Methods that both guards of a scope list in the content of ``privacy.json``; those of all scopes together."""
     found: dict[str, None] = {}

@@ -9,20 +9,23 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
+from fedtar_flare.provision import retention
 from fedtar_flare.provision.launcher import SupervisedProcessLauncher
 from fedtar_flare.provision.retention import COMMAND, EVERY, Retention
 
 
-class Started:
-    """Processes that end when the test says so."""
+@pytest.fixture
+def started(monkeypatch):
+    """Processes that end when the test says so: their commands."""
+    started = SimpleNamespace(commands=[], code=None)
 
-    def __init__(self):
-        self.commands, self.code = [], None
+    def start(command, **_):
+        started.commands.append(command)
+        started.code = None
+        return SimpleNamespace(poll=lambda: started.code, communicate=lambda: ("deleted: x\n", None), returncode=0)
 
-    def __call__(self, command):
-        self.commands.append(command)
-        self.code = None
-        return SimpleNamespace(poll=lambda: self.code, communicate=lambda: ("deleted: x\n", None), returncode=0)
+    monkeypatch.setattr(retention.subprocess, "Popen", start)
+    return started
 
 
 @pytest.fixture
@@ -32,11 +35,10 @@ def kit(tmp_path):
     return tmp_path
 
 
-def test_it_runs_at_the_start_and_once_a_day(kit, caplog):
+def test_it_runs_at_the_start_and_once_a_day(kit, started, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
-    now, started = [5.0], Started()
-    launcher, context = SupervisedProcessLauncher(), FLContext()
-    launcher._retention = Retention(started, lambda: now[0])
+    now, launcher, context = [5.0], SupervisedProcessLauncher(), FLContext()
+    monkeypatch.setattr(retention.time, "monotonic", lambda: now[0])
     context.set_prop(FLContextKey.WORKSPACE_ROOT, str(kit), private=True, sticky=False)
 
     def beat():
@@ -54,9 +56,8 @@ def test_it_runs_at_the_start_and_once_a_day(kit, caplog):
 
 
 @pytest.mark.parametrize("text", ["source: synthetic\n", "source: [", None])
-def test_without_the_setting_nothing_is_started(kit, text):
+def test_without_the_setting_nothing_is_started(kit, started, text):
     file = kit / "local" / "fedtar.yaml"
     file.unlink() if text is None else file.write_text(text)
-    started = Started()
-    Retention(started)(kit)
+    Retention()(kit)
     assert started.commands == []

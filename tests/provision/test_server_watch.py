@@ -10,6 +10,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
 
+from fedtar_flare.provision import logins
 from fedtar_flare.provision.logins import AGAIN_AFTER, TAKEN_OVER, WITHIN, LoginAlarm
 from fedtar_flare.provision.status import line
 from fedtar_flare.provision.storage import KitJobManager
@@ -70,8 +71,8 @@ def heartbeat(alarm, error):
 
 def test_a_kit_that_is_used_twice_raises_one_alarm_in_ten_minutes(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
-    now = [0.0]
-    alarm = LoginAlarm(clock=lambda: now[0])
+    now, alarm = [0.0], LoginAlarm()
+    monkeypatch.setattr(logins.time, "monotonic", lambda: now[0])
     heartbeat(alarm, None)
     heartbeat(alarm, "Client 'hospital-c' is disabled")
     assert not (tmp_path / FILE).exists()
@@ -97,7 +98,8 @@ def test_connections_that_take_each_other_s_place_are_an_alarm_and_a_restart_is_
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(SfmEndpoint, "add_connection", SfmEndpoint.add_connection)  # put back at the end
     now = [0.0]
-    LoginAlarm(clock=lambda: now[0]).handle_event(EventType.SYSTEM_BOOTSTRAP, FLContext())
+    monkeypatch.setattr(logins.time, "monotonic", lambda: now[0])
+    LoginAlarm().handle_event(EventType.SYSTEM_BOOTSTRAP, FLContext())
     twice, once, job = (SfmEndpoint(SimpleNamespace(name=n)) for n in ("hospital-b", "hospital-a", "hospital-a.job"))
     for number in range(8):
         once.add_connection(Connection(f"a{number}"))

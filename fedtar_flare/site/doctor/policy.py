@@ -26,6 +26,7 @@ from fedtar_flare.site.policy import (
     allowed_methods,
     class_of,
     filters_of,
+    local_file,
     scopes_of,
     too_wide,
 )
@@ -37,18 +38,10 @@ RESTART = f"run '{COMPLETE}' and start the site again"
 _OURS = re.compile(r"fedtar_flare\..+\.SupervisedProcessLauncher$")
 
 
-def _local(kit: Path, name: str) -> dict[str, Any]:
-    """A file of ``local/`` as FLARE takes it. Raises ConfigError if it is missing or cannot be read."""
-    for file in (kit / "local" / name, kit / "local" / f"{name}.default"):
-        if file.is_file():
-            return read_json(file)
-    raise ConfigError(f"{kit / 'local'} has no {name}")
-
-
 def allow_list(kit: Path) -> list[Finding]:
     """Whether the classes of this package's jobs may be built here, and whether the list is enforced."""
     try:
-        content = _local(kit, RESOURCES)
+        content = local_file(kit, RESOURCES)
     except ConfigError as error:
         return [Finding(FAIL, "allow-list", str(error), "correct the file, or provision the kit again")]
     allowed = [str(entry) for entry in content.get("class_allow_list") or []]
@@ -190,7 +183,7 @@ def participation(kit: Path) -> Finding:
 def rights(kit: Path) -> Finding:
     """Whether some role may read the site's files through FLARE's console, or bring code."""
     try:
-        found = too_wide(_local(kit, AUTHORIZATION))
+        found = too_wide(local_file(kit, AUTHORIZATION))
     except ConfigError as error:
         return Finding(FAIL, "rights", str(error), RESTART)
     if found:
@@ -202,7 +195,7 @@ def rights(kit: Path) -> Finding:
 def shell(kit: Path) -> Finding:
     """Whether the site refuses the shell whatever the server says of a request's rights."""
     try:
-        components = _local(kit, RESOURCES).get("components")
+        components = local_file(kit, RESOURCES).get("components")
     except ConfigError:  # the allow-list says so
         components = None
     entries = [entry for entry in components or [] if isinstance(entry, dict) and _OURS.match(str(entry.get("path")))]
