@@ -47,6 +47,11 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         raise StateError(f"{path}: damaged or not written by this package ({error})") from error
 
 
+def without_prefix(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """The tensors whose names begin with ``prefix``, by what follows it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
 def checksum(tensors: Mapping[str, torch.Tensor]) -> str:
     """SHA-256 of tensors by name, dtype, shape and bits, independent of their order."""
     digest = hashlib.sha256()

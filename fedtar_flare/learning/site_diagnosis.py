@@ -30,6 +30,7 @@ from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.settings import Settings
+from fedtar_flare.tensor_file import without_prefix
 
 _PREFIX = "diagnosis/"
 FEWEST = 2
@@ -212,6 +213,6 @@ def load_head(generator: ReportGenerator, state: Mapping[str, Tensor]) -> None:
 
     A state without a head, of a site that shared it, leaves the one that is there.
     """
-    found = {k.removeprefix(_PREFIX): v for k, v in state.items() if k.startswith(_PREFIX)}
+    found = without_prefix(state, _PREFIX)
     if found and generator.diagnosis is not None:
         generator.diagnosis.head.load_state_dict(found)

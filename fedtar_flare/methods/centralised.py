@@ -15,7 +15,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer, PooledSite
 from fedtar_flare.protocol.messages import TaskHeader
-from fedtar_flare.protocol.tasks import TRAIN
+from fedtar_flare.protocol.tasks import close_round, handshake, train
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.state import SiteState
 
@@ -55,10 +55,7 @@ METHOD = FEDAVG.derive(
     "centralised",
     "Centralised training (simulation only)",
     contract={
-        "tasks": tuple(
-            replace(t, about="train on the visits of all simulated sites") if t.name == TRAIN else t
-            for t in FEDAVG.contract.tasks
-        ),
+        "tasks": (handshake, replace(train, about="train on the visits of all simulated sites"), close_round),
         "stays": "patients, images, reports: a real site refuses this method",
     },
     server=CentralisedServer,

@@ -20,6 +20,7 @@ from fedtar_flare.methods.fedavg import FedAvgServer
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.tasking import Answers, Tensors
 from fedtar_flare.settings import Settings
+from fedtar_flare.tensor_file import without_prefix
 
 
 class AdaptiveConfig(Settings):
@@ -61,10 +62,7 @@ class FedAdamServer(FedAvgServer):
         return {f"m.{n}": value for n, value in self.m.items()} | {f"v.{n}": value for n, value in self.v.items()}
 
     def load_state(self, state: Tensors) -> None:
-        self.m, self.v = (
-            {name.removeprefix(key): value for name, value in state.items() if name.startswith(key)}
-            for key in ("m.", "v.")
-        )
+        self.m, self.v = without_prefix(state, "m."), without_prefix(state, "v.")
 
 
 class FedYogiServer(FedAdamServer):

@@ -40,12 +40,13 @@ from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer, PooledSite
 from fedtar_flare.protocol.contract import LORA_NAMES, Group
 from fedtar_flare.protocol.messages import TaskHeader
-from fedtar_flare.protocol.tasks import TRAIN
+from fedtar_flare.protocol.tasks import close_round, handshake, train
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.tasking import Answers, Tensors
 from fedtar_flare.settings import Settings
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.state import SiteState
+from fedtar_flare.tensor_file import without_prefix
 
 PREFIX = "control."
 """Of a control variate's name, before that of the tensor that it belongs to."""
@@ -127,7 +128,7 @@ class ScaffoldLearner(ReportLearner):
 
     def load_shared(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Also takes c, which comes down with the weights of a training task."""
-        self._common = {name.removeprefix(PREFIX): v for name, v in weights.items() if name.startswith(PREFIX)}
+        self._common = without_prefix(weights, PREFIX)
         super().load_shared({name: v for name, v in weights.items() if not name.startswith(PREFIX)})
 
     def train(self, *args: Any, **kwargs: Any) -> Trained:
@@ -158,7 +159,7 @@ class ScaffoldLearner(ReportLearner):
         return {f"{PREFIX}{name}": value for name, value in self._own.items()}
 
     def load_private(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._own = {name.removeprefix(PREFIX): value for name, value in state.items()}
+        self._own = without_prefix(state, PREFIX)
 
     def _own_of(self, name: str, like: torch.Tensor) -> torch.Tensor:
         return self._own.get(name, torch.zeros_like(like))
@@ -169,9 +170,10 @@ METHOD = FEDAVG.derive(
     "SCAFFOLD on pooled visits",
     contract={
         "groups": (*FEDAVG.contract.groups, CONTROL),
-        "tasks": tuple(
-            replace(t, down=(*t.down, CONTROL.name), up=(*t.up, CONTROL.name)) if t.name == TRAIN else t
-            for t in FEDAVG.contract.tasks
+        "tasks": (
+            handshake,
+            replace(train, down=(*train.down, CONTROL.name), up=(*train.up, CONTROL.name)),
+            close_round,
         ),
         "stays": "patients, images, reports, the site's own control variate",
         "caution": "control variates are plain means of gradients; many of them can give those of single visits",

@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from fedtar_flare.data.task_stream import DiseaseTask
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.methods.fedkei.config import STEPS
-from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
+from fedtar_flare.methods.fedkei.contract import ADAPT, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask, Stream
 from fedtar_flare.methods.fedkei.mixture import Mixture, mixture_of
 from fedtar_flare.methods.fedkei.outside import write_knowledge
-from fedtar_flare.methods.fedkei.plans import plan
+from fedtar_flare.methods.fedkei.plans import PLANS
 from fedtar_flare.methods.fedkei.pool import Pool
 from fedtar_flare.protocol.exchange import MASTER_DTYPE, check_update_size
 from fedtar_flare.protocol.messages import LEFT, Reply, version
@@ -41,7 +41,7 @@ class FedKEIServer(ServerStrategy):
     def __init__(self, run: FederatedController):
         super().__init__(run)
         self.config = self.settings.fedkei
-        self.plan = plan(self.config.plan)
+        self.plan = PLANS[self.config.plan]
         self.pool: Pool | None = None
         self._restored: Tensors = {}
         self._owners: list[dict[str, Any]] = []
@@ -103,10 +103,9 @@ class FedKEIServer(ServerStrategy):
         def accept(site: str, reply: Reply, tensors: Tensors) -> None:
             self._check(ADAPT, tensors, {**mixture.centres(site), **more}, one=True)
             found = self._site_task(reply)
-            module = {name: value for name, value in tensors.items() if name in pool.start}
-            importance = {n.removeprefix(IMPORTANCE): v for n, v in tensors.items() if n.startswith(IMPORTANCE)}
+            module = {name: tensors[name] for name in pool.start}
             check_update_size(module, pool.start, self.run.update_norm_limit)
-            pool.add(site, r, module, gap=found.gap, importance=importance)
+            pool.add(site, r, tensors, found.gap)
 
         answers = self._ask(ADAPT, mixture, r, 2, accept, more)
         self.run.results.step(r, 2, answers, None)

@@ -89,10 +89,8 @@ class TaskLearner(TaskModel):
     ) -> tuple[float, dict[str, Tensor]]:
         """Loss at C alpha', and G of these centres by name (Eq. 9), to first order; ``direct``: without inner steps.
 
-        Raises DataError ``one-class`` for the training split, ``non-finite-gradient``; ExchangeError where the centres
-        do not fit the model.
+        Raises DataError ``non-finite-gradient``; ExchangeError where the centres do not fit the model.
         """
-        require_both(data.train)
         c = self._columns(centres)
         alpha, gradient_sum = self._inner(c, data.train, task, None if direct else "probe")
         everything = range(len(data.train.labels))
@@ -121,7 +119,6 @@ class TaskLearner(TaskModel):
         (:meth:`.pool.Pool.curvature`); ``on_epoch`` gets e = 0..E. Raises as :meth:`probe`, and DataError
         ``non-finite-gradient`` where every update of an epoch was left out, ``non-finite-state``.
         """
-        require_both(data.train)
         curvature = {name: value[0] for name, value in received.items() if name.startswith((IMPORTANCE, PULL))}
         centres = {name: value for name, value in received.items() if name not in curvature}
         seconds: dict[str, float] = {}
@@ -288,16 +285,6 @@ class TaskLearner(TaskModel):
             return self.gradient(self._theta(at), examples, steps[s], size)[1]
 
         return inner_steps(c, equal, gradient, len(steps), self.settings.eta_in)
-
-
-def require_both(examples: Examples) -> None:
-    """Refuse (:class:`DataError` ``one-class``) a training split without both classes."""
-    if set(examples.labels.tolist()) != {0, 1}:
-        raise DataError(
-            "the training split of this task has examples of one class only; give it the other class too, or leave "
-            "the task out at this site",
-            reason="one-class",
-        )
 
 
 def add_curvature(

@@ -55,11 +55,6 @@ class Layout:
         """Names and shapes of one kind."""
         return [(name, shape) for name, shape in self.shapes if kind_of(name) == kind]
 
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that have a tensor."""
-        return tuple(kind for kind in KINDS if self.parts(kind))
-
     def vectors(self, tensors: Mapping[str, Tensor]) -> dict[Kind, Tensor]:
         """A module as one vector (d,) of each kind."""
         return {kind: columns[:, 0] for kind, columns in self.columns({n: v[None] for n, v in tensors.items()}).items()}
@@ -73,7 +68,7 @@ class Layout:
         for name in sorted(stacked.keys() ^ dict(self.shapes).keys()):
             raise ExchangeError(f"tensor '{name}' is {'unknown' if name in stacked else 'missing'} in a mixture")
         found: dict[Kind, Tensor] = {}
-        for kind in self.kinds:
+        for kind in KINDS:
             parts = self.parts(kind)
             many = stacked[parts[0][0]].shape[:1]
             for name, shape in parts:
@@ -88,7 +83,7 @@ class Layout:
     def stacked(self, columns: Vectors) -> dict[str, Tensor]:
         """Tensors (K, *shape) by name of one matrix (d, K) of each kind; undoes :meth:`columns`."""
         found = {}
-        for kind in self.kinds:
+        for kind in KINDS:
             parts, rows = self.parts(kind), columns[kind].T
             sizes = [torch.Size(shape).numel() for _, shape in parts]
             for (name, shape), values in zip(parts, rows.split(sizes, dim=1), strict=True):

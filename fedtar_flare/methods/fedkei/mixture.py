@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtar_flare.methods.fedkei.clustering import coordinates, gram, kmeans, merge_small, squared_distances
 from fedtar_flare.methods.fedkei.config import FedKEIConfig
-from fedtar_flare.methods.fedkei.mixing import Kind, initial_beta, mix, outer_step
+from fedtar_flare.methods.fedkei.mixing import KINDS, Kind, initial_beta, mix, outer_step
 from fedtar_flare.methods.fedkei.plans import Plan
 from fedtar_flare.methods.fedkei.pool import Module, Pool
 from fedtar_flare.reporting.tsne import FEWEST, tsne
@@ -126,15 +126,15 @@ def mixture_of(plan: Plan, pool: Pool, task: int, settings: FedKEIConfig) -> Mix
     """
     began = time.monotonic()
     modules = {"none": (), "all": pool.before(task)}.get(plan.members, pool.last(task))
-    kinds, sites = pool.layout.kinds, [module.site for module in modules]
+    sites = [module.site for module in modules]
     if plan.members == "own":
         # nobody but the site itself gets it, so a minimum of sites has no place here
         return Mixture(
-            pool, None, own={m.site: {kind: Part.of(pool, kind, (m,), [0]) for kind in kinds} for m in modules}
+            pool, None, own={m.site: {kind: Part.of(pool, kind, (m,), [0]) for kind in KINDS} for m in modules}
         )
     if len(set(sites)) < settings.min_cluster_sites or not modules:
         return Mixture(pool, None)
-    inner = {kind: gram(pool.matrix(kind, modules)) for kind in kinds}
+    inner = {kind: gram(pool.matrix(kind, modules)) for kind in KINDS}
     parts: dict[Kind, Part] = {}
     for kind, products in inner.items():
         labels = merge_small(

@@ -24,7 +24,7 @@ from fedtar_flare.runtime.site_executor import seed_of
 from fedtar_flare.settings import build
 from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.site.site_file import SiteConfig
-from fedtar_flare.tensor_file import StateError, checksum, read_tensors, write_tensors
+from fedtar_flare.tensor_file import StateError, checksum, read_tensors, without_prefix, write_tensors
 from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
@@ -88,10 +88,7 @@ def read_knowledge(path: Path) -> Knowledge:
         raise ConfigError(f"{path}: no knowledge of a run of fedkei ({error})") from error
     if info.get("format") != FORMAT or info.get("checksum") != checksum(tensors):
         raise ConfigError(f"{path}: no whole knowledge file of format {FORMAT}")
-    start, centres = (
-        {name.removeprefix(part): value for name, value in tensors.items() if name.startswith(part)}
-        for part in (_START, _CENTRE)
-    )
+    start, centres = without_prefix(tensors, _START), without_prefix(tensors, _CENTRE)
     Layout.of(start).columns(centres)
     classifier = build(ClassifierConfig, info["model"], f"{path}: model")
     tasks, transforms = tuple(info["tasks"]), tuple(info["transforms"])

@@ -7,9 +7,6 @@ nothing for a plan, it is the common start alone (K = 1, alpha fixed at 1).
 from dataclasses import dataclass
 from typing import Literal
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.settings import nearest
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -74,10 +71,3 @@ PLANS: dict[str, Plan] = {
         Plan("rand_3", extra_epochs=3),
     )
 }
-
-
-def plan(name: str) -> Plan:
-    """The plan of a name; :class:`ConfigError` where it is unknown."""
-    if name not in PLANS:
-        raise ConfigError(f"plan '{name}' is unknown: it must be one of {', '.join(PLANS)}{nearest(name, PLANS)}")
-    return PLANS[name]

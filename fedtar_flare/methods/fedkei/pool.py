@@ -10,6 +10,7 @@ from torch import Tensor
 from fedtar_flare.errors import ExchangeError
 from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL
 from fedtar_flare.methods.fedkei.mixing import Kind, Layout, origin_of
+from fedtar_flare.tensor_file import without_prefix
 
 
 @dataclass(frozen=True)
@@ -43,30 +44,17 @@ class Pool:
         """All, by task and site."""
         return tuple(self._modules[key] for key in sorted(self._modules))
 
-    def add(
-        self,
-        site: str,
-        task: int,
-        difference: Mapping[str, Tensor],
-        gap: float | None = None,
-        importance: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        """Keep theta = w0 + ``difference``, which ADAPT sent; a site's earlier module of the task is replaced.
+    def add(self, site: str, task: int, sent: Mapping[str, Tensor], gap: float | None = None) -> None:
+        """Keep what ADAPT ``sent``, of checked names and shapes: theta = w0 + its difference, and its importance.
 
-        Raises :class:`ExchangeError`, which names the tensor, where one is missing, unknown, misshapen or not finite,
-        or an importance is negative; nothing is kept then.
+        A site's earlier module of the task is replaced. :class:`ExchangeError` where an importance is negative.
         """
-        for name, value in sorted((importance or {}).items()):
-            if not (torch.isfinite(value) & (value >= 0)).all():
-                raise ExchangeError(f"the importance of tensor '{name}' has values that are negative or not finite")
-        for tensors in filter(None, (importance, difference)):
-            self.layout.vectors(tensors)
-        for name, value in sorted(difference.items()):
-            if not torch.isfinite(value).all():
-                raise ExchangeError(f"tensor '{name}' of a module has values that are not finite (NaN or infinity)")
-        theta = {name: value + difference[name].detach().cpu().to(value.dtype) for name, value in self.start.items()}
-        kept = {name: value.detach().cpu().float() for name, value in (importance or {}).items()}
-        self._modules[task, site] = Module(site, task, theta, gap, kept)
+        importance = without_prefix(sent, IMPORTANCE)
+        for name, value in sorted(importance.items()):
+            if (value < 0).any():
+                raise ExchangeError(f"the importance of tensor '{name}' has negative values")
+        theta = {name: value + sent[name] for name, value in self.start.items()}
+        self._modules[task, site] = Module(site, task, theta, gap, importance)
 
     def leave(self, site: str) -> int:
         """Forget all modules of a site; how many there were."""
@@ -111,18 +99,19 @@ class Pool:
         """Tensors ``<n>.<name>`` and ``<n>.importance.<name>``; and site, task and gap of each module n as JSON
         primitives, for a checkpoint.
         """
-        tensors = {f"{n}.{name}": value for n, m in enumerate(self.modules) for name, value in m.tensors.items()}
-        for n, m in enumerate(self.modules):
-            tensors |= {f"{n}.{IMPORTANCE}{name}": value for name, value in m.importance.items()}
+        tensors = {
+            f"{n}.{prefix}{name}": value
+            for n, m in enumerate(self.modules)
+            for prefix, own in (("", m.tensors), (IMPORTANCE, m.importance))
+            for name, value in own.items()
+        }
         return tensors, [{"site": m.site, "task": m.task, "gap": m.gap} for m in self.modules]
 
     def load(self, tensors: Mapping[str, Tensor], info: Sequence[Mapping[str, Any]]) -> None:
-        """Restore what :meth:`state` gave; :class:`ExchangeError` where a tensor is missing or misshapen."""
-        found: dict[tuple[int, str], Module] = {}
+        """Restore what :meth:`state` gave."""
+        self._modules = {}
         for n, who in enumerate(info):
-            own = {key.removeprefix(f"{n}."): value for key, value in tensors.items() if key.startswith(f"{n}.")}
-            module = {name: value for name, value in own.items() if not name.startswith(IMPORTANCE)}
-            self.layout.vectors(module)
-            importance = {n.removeprefix(IMPORTANCE): v for n, v in own.items() if n.startswith(IMPORTANCE)}
-            found[who["task"], who["site"]] = Module(who["site"], who["task"], module, who["gap"], importance)
-        self._modules = found
+            own = without_prefix(tensors, f"{n}.")
+            theta = {name: own[name] for name in self.start}
+            module = Module(who["site"], who["task"], theta, who["gap"], without_prefix(own, IMPORTANCE))
+            self._modules[module.task, module.site] = module

@@ -12,7 +12,7 @@ from fedtar_flare.imaging.transform_list import RANDOM
 from fedtar_flare.learning.config import DataConfig, LoRAConfig
 from fedtar_flare.methods.fedkei.config import STEPS, LearnerSettings, classifier_of
 from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
-from fedtar_flare.methods.fedkei.plans import plan
+from fedtar_flare.methods.fedkei.plans import PLANS
 from fedtar_flare.methods.fedkei.section import write_modules_page
 from fedtar_flare.methods.fedkei.task_data import SiteTask, require_fitting
 from fedtar_flare.models.adapters.lora import shared_parameters
@@ -55,7 +55,7 @@ class FedKEISite(SiteStrategy):
 
     def __init__(self, executor: SiteExecutor):
         super().__init__(executor)
-        self.plan = plan(self.settings.fedkei.plan)
+        self.plan = PLANS[self.settings.fedkei.plan]
         self._site: Site
         self.learner: TaskLearner | None = None
         self._learner_key: tuple[str, str] | None = None
@@ -200,7 +200,7 @@ class FedKEISite(SiteStrategy):
         )
         rand: Adapted | None = None
         if self.settings.fedkei.rand_baseline:
-            plain, start = plan("rand"), {name: value[None] for name, value in learner.start.items()}
+            plain, start = PLANS["rand"], {name: value[None] for name, value in learner.start.items()}
             same = learner.is_start(weights) and self.plan.tunes_as(plain)
             rand = found if same else learner.adapt(start, examples, header.round, plain)
         site.stop_if_aborted()

@@ -9,8 +9,8 @@ Theta is the encoder with its pooling and map, and the diagnosis branch. The Ada
 task and shared by both halves; that of S is kept.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -211,10 +211,8 @@ class FedMRGLearner(ReportLearner):
             kept |= {s.visit: value for s, value in zip(samples, values.tolist(), strict=True)}
         return losses
 
-    @contextmanager
-    def _autocasting(self) -> Iterator[None]:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-            yield
+    def _autocasting(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast)
 
     @property
     def _labeler(self) -> Labeler:

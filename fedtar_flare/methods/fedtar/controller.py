@@ -25,6 +25,7 @@ from fedtar_flare.runtime.aggregation import trimmed_mean
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.server_strategy import ServerStrategy
 from fedtar_flare.runtime.tasking import Answers, Tensors
+from fedtar_flare.tensor_file import without_prefix
 
 
 class TemporalResidualServer(ServerStrategy):
@@ -130,7 +131,7 @@ class TemporalResidualServer(ServerStrategy):
             for name, value in state.items()
         }
         self.policy.load_state_dict({k: v for k, v in state.items() if not k.startswith("outer.")})
-        self.outer.load_state_tensors({k.removeprefix("outer."): v for k, v in state.items() if k.startswith("outer.")})
+        self.outer.load_state_tensors(without_prefix(state, "outer."))
 
     def numbers(self) -> dict[str, list[float]]:
         return {"alpha": [round(float(alpha), 6) for alpha in self.policy.alphas().detach()]}

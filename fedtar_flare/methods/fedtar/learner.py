@@ -26,6 +26,7 @@ from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA, joined
 from fedtar_flare.models.adapters.lora import swapped_weights
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
+from fedtar_flare.tensor_file import without_prefix
 
 _PREFIX = "patient/"
 _LOCAL = "local/"
@@ -192,8 +193,8 @@ class PatientLearner(ReportLearner):
     def load_for_writing(self, state: Mapping[str, Tensor]) -> None:
         """The patient part, the head, and the shared factors as the site last trained them."""
         if self.patient is not None:
-            self.patient.load_state_dict(self._with_new_steps(joined(_named(state, _PREFIX))))
-        self.local = _named(state, _LOCAL) or None
+            self.patient.load_state_dict(self._with_new_steps(joined(without_prefix(state, _PREFIX))))
+        self.local = without_prefix(state, _LOCAL) or None
         load_head(self.generator, state)
 
     def _with_new_steps(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -209,8 +210,3 @@ class PatientLearner(ReportLearner):
     def describe(self) -> dict[str, Any]:
         extension = {} if self.findings is None else {"extension": self._extension}
         return super().describe() | extension
-
-
-def _named(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin so, without that."""
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -138,11 +138,15 @@ class PatientLoRA(nn.Module):
         these parameters nor the shared factors may be replaced meanwhile. Opened with gradients on, it makes them at
         once, and the backward pass may come after the context was left.
 
-        Takes q (B, q_length), floating point, and time steps (B,), integers in 1..T, on any device. Raises DataError
-        where they have another shape or range, or (in a layer's forward) the rows of an input are no multiple of B;
-        ConfigError where the shared LoRA is merged into the base weights.
+        Takes q (B, q_length), floating point, and time steps (B,), integers in 1..T, on any device. Raises ConfigError
+        where the shared LoRA is merged into the base weights; a layer's forward DataError where the rows of an input
+        are no multiple of B.
         """
-        self._check(q, time_step)
+        for name, layer in self._layers:
+            if layer.merged:
+                raise ConfigError(
+                    f"layer {name}: the shared LoRA is merged into the base weight; call unmerge_adapter() first"
+                )
         weight = self.projection.weight
         if self.config.constant_q:
             q = torch.full_like(q, 1 / self.config.q_length)
@@ -160,31 +164,6 @@ class PatientLoRA(nn.Module):
                     layer.__dict__.pop(name, None)
                     if value is not None:
                         layer.__dict__[name] = value
-
-    def _check(self, q: Tensor, time_step: Tensor) -> None:
-        config = self.config
-        if q.dim() != 2 or q.shape[0] < 1 or q.shape[1] != config.q_length or not q.is_floating_point():
-            raise DataError(
-                f"q is {q.dtype} of shape {tuple(q.shape)}: it must be floating point (B, {config.q_length})",
-                reason="adapter-batch",
-            )
-        if time_step.shape != q.shape[:1] or time_step.is_floating_point() or time_step.is_complex():
-            raise DataError(
-                f"time_step is {time_step.dtype} of shape {tuple(time_step.shape)}: it must be integer "
-                f"({q.shape[0]},), one time step for each row of q",
-                reason="adapter-batch",
-            )
-        if int(time_step.min()) < 1 or int(time_step.max()) > self.time_steps:
-            raise DataError(
-                f"time_step reaches from {int(time_step.min())} to {int(time_step.max())}: it must lie in "
-                f"1..{self.time_steps}",
-                reason="adapter-batch",
-            )
-        for name, layer in self._layers:
-            if layer.merged:
-                raise ConfigError(
-                    f"layer {name}: the shared LoRA is merged into the base weight; call unmerge_adapter() first"
-                )
 
     def _forward(self, index: int, x: Tensor) -> Tensor:
         """One layer's pass: shared and patient part in one pair of products per sample (the rows of x in B groups)."""

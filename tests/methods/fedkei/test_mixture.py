@@ -6,12 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedtar_flare.errors import ExchangeError
 from fedtar_flare.methods.fedkei import section
 from fedtar_flare.methods.fedkei.config import FedKEIConfig
 from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask
 from fedtar_flare.methods.fedkei.mixture import mixture_of, similarity
-from fedtar_flare.methods.fedkei.plans import PLANS, plan
+from fedtar_flare.methods.fedkei.plans import PLANS
 from fedtar_flare.methods.fedkei.pool import Pool
 from fedtar_flare.tensor_file import read_tensors, write_tensors
 
@@ -41,7 +40,7 @@ def pool_of(order=PAIRS):
 
 
 def mixed(name, pool, task=3, **settings):
-    return mixture_of(plan(name), pool, task, SETTINGS.replace(**settings))
+    return mixture_of(PLANS[name], pool, task, SETTINGS.replace(**settings))
 
 
 def same(a, b):
@@ -94,23 +93,6 @@ def test_a_module_is_the_start_plus_what_was_sent_and_a_checkpoint_gives_the_sam
     again.load(read, kept["pool"])
     assert owners(again.modules) == owners(pool.modules)
     assert all(same(a.tensors, b.tensors) for a, b in zip(again.modules, pool.modules, strict=True))
-
-
-@pytest.mark.parametrize(
-    "change, said",
-    [({"head.bias": torch.tensor([float("nan"), 0])}, "head.bias.*not finite"),
-     ({"head.bias": torch.zeros(3)}, "head.bias"), ({"head.extra": torch.zeros(3)}, "head.extra"),
-     ({"base_model.model.encoder.a.qkv.lora_A.weight": torch.zeros(4, 6)}, "lora_A")],
-)  # fmt: skip
-def test_what_does_not_fit_is_refused_by_name_and_not_kept(change, said):
-    pool = Pool(random_module(1))
-    with pytest.raises(ExchangeError, match=said):
-        pool.add("a", 1, random_module(2) | change)
-    tensors, info = pool_of().state()
-    del tensors["1.head.bias"]
-    with pytest.raises(ExchangeError, match=r"head\.bias"):
-        pool.load(tensors, info)
-    assert not pool.modules
 
 
 @pytest.mark.parametrize("name", PLANS)

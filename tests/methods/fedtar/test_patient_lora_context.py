@@ -3,7 +3,6 @@
 import pytest
 import torch
 from adapted_models import (
-    COMPONENTS,
     GPT2_TARGETS,
     STEPS,
     One,
@@ -19,7 +18,7 @@ from adapted_models import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.methods.fedtar.config import PatientConfig
@@ -58,22 +57,6 @@ def test_rows_that_do_not_divide_into_samples_are_refused_by_layer_name() -> Non
         for shape in ((3, 4, 6), (1, 6), (6,)):
             with pytest.raises(DataError, match=r"layer layer: .*\b2 samples"):
                 peft_model(normal(*shape))
-
-
-@pytest.mark.parametrize(
-    ("q", "steps"),
-    [(torch.rand(2, COMPONENTS + 1), torch.tensor([1, 1])), (torch.rand(COMPONENTS), torch.tensor([1])),
-     (torch.ones(2, COMPONENTS, dtype=torch.long), torch.tensor([1, 1])),
-     (torch.rand(0, COMPONENTS), torch.zeros(0, dtype=torch.long)),
-     *((torch.rand(2, COMPONENTS), torch.tensor(steps)) for steps in ([1], [1.0, 1.0], [0, 1], [1, STEPS + 1]))],
-)  # fmt: skip
-def test_a_wrong_batch_is_refused_before_any_layer_changes(q: Tensor, steps: Tensor) -> None:
-    peft_model, patient = one_layer()
-    x = normal(2, 6)
-    shared = peft_model(x)
-    with pytest.raises(DataError), patient.adapt(q, steps):
-        raise AssertionError("must not be entered")
-    assert torch.equal(peft_model(x), shared)
 
 
 def test_layers_are_given_back_after_an_exception_and_contexts_nest() -> None:
