@@ -1,17 +1,20 @@
 """Many sites: the server's memory does not grow with them, and the order of their replies does not matter."""
 
 import json
+import math
 import random
 import tracemalloc
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from federation import LocalFederation
+import torch
+from federation import LocalFederation, QuadraticSite
 from torch.profiler import ProfilerActivity, profile
-from trivial_site import VALUES, TrivialSite
 
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.protocol.messages import Reply
+from fedtar_flare.protocol.messages import Reply, ok
+from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import RunRecord, read_events
 from fedtar_flare.runtime import aggregation
@@ -23,14 +26,41 @@ from fedtar_flare.runtime.tasking import Answers
 from fedtar_flare.tensor_file import checksum
 
 FEW, MANY = 8, 63
-UPDATE = 4 * VALUES
-"""Bytes of one update."""
+SHAPES = {
+    f"base_model.model.{i}.lora_{x}.weight": size for i in range(4) for x, size in (("A", (4, 1616)), ("B", (3232, 4)))
+}
+UPDATE = 4 * sum(map(math.prod, SHAPES.values()))
+"""Bytes of one update: as many as LoRA of rank 4 has in the small model."""
 
 
 @pytest.fixture(autouse=True)
 def two_updates_fit_in_memory(monkeypatch):
     """What is small waits in memory: these updates stand for large ones."""
     monkeypatch.setattr(aggregation, "IN_MEMORY", 2 * UPDATE)
+
+
+class TrivialSite(QuadraticSite):
+    """Answers at once, the same each time: updates that cost next to nothing to make."""
+
+    def __init__(self, name):
+        super().__init__(name, [], samples=1 + sum(name.encode()) % 7)
+
+    def start(self):
+        return self.tensors("start")
+
+    def tensors(self, key):
+        """Random numbers that depend on the key alone."""
+        generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
+        return {name: 0.01 * torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+    def __call__(self, task, header, weights):
+        if task == HANDSHAKE:
+            return super().__call__(task, header, weights)
+        if task == TRAIN:
+            update = self.tensors(f"{self.name} {header.round} {header.step}")
+            return ok(header, {"samples": self.samples, "train_loss": 1.0}), update
+        numbers = {"validation_loss": 1.0, "reports": 1}
+        return ok(header, numbers, {"t_numbers": [0.1 * t for t in range(1, header.time_steps + 1)]}), None
 
 
 class FromThreads(LocalFederation):
@@ -64,7 +94,7 @@ class Hoard(SpilledUpdates):
 
 
 def federation(folder, number, kind=LocalFederation, **settings):
-    sites = {name: TrivialSite(name, layers=4) for name in (f"site-{i:03d}" for i in range(number))}
+    sites = {name: TrivialSite(name) for name in (f"site-{i:03d}" for i in range(number))}
     return kind(folder, sites, **({"num_rounds": 1, "time_steps": 2, "step_time_limit": 60} | settings))
 
 
