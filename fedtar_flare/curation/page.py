@@ -38,7 +38,6 @@ def data_page(found: Check) -> str:
         of_patients=_of_patients(found),
         of_reports=[histogram("Reports by length", found.words(), "words", whole_numbers=True), *_by_year(found)],
         of_images=_of_images(found),
-        time_steps=1,
     )
 
 

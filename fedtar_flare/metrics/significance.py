@@ -186,7 +186,7 @@ def compare(a: Sequence[PatientSums], b: Sequence[PatientSums], *, higher_is_bet
         return float(((gains > 0) + 0.5 * (gains == 0)).mean())
 
     p = _permutation_p(one, other, one.value() - other.value())
-    return Comparison(_interval(value, drawn), p, won(one.of_each() - other.of_each()), won(drawn))
+    return Comparison(interval(value, drawn), p, won(one.of_each() - other.of_each()), won(drawn))
 
 
 def _pooled(runs: Sequence[PatientSums]) -> PatientSums:
@@ -245,7 +245,7 @@ def over_seeds(
     the draw: patients that are hard are hard for all. Otherwise each drawn seed draws patients of its own. DataError:
     ``no-reports`` without any run; ``unequal-lengths`` or ``unequal-patients`` for runs not in pairs.
     """
-    return _interval(*_over_seeds(runs, against, replicates))
+    return interval(*_over_seeds(runs, against, replicates))
 
 
 def _over_seeds(
@@ -307,7 +307,8 @@ def _parts(patients: int, replicates: int) -> Iterator[int]:
         yield min(rows, replicates - start)
 
 
-def _interval(value: float, replicates: Array) -> Interval:
+def interval(value: float, replicates: Array) -> Interval:
+    """A value with the percentiles of its replicates (R,), of those that are defined; nan without any."""
     defined = replicates[np.isfinite(replicates)]
     if not len(defined) or not np.isfinite(value):
         return Interval(value, float("nan"), float("nan"))

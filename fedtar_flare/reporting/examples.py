@@ -26,7 +26,6 @@ from fedtar_flare.imaging.thumbnails import png_address
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.metrics.grades import PARTS, Grade, grade
 from fedtar_flare.metrics.report_labels import rules_for
-from fedtar_flare.reporting.format import heading
 from fedtar_flare.reporting.groups import GroupScore
 from fedtar_flare.reporting.render import render
 
@@ -157,7 +156,7 @@ def run_examples(folder: Path) -> list[SiteExamples]:
 def examples_page(examples: SiteExamples) -> str:
     """The page of one site as well-formed HTML."""
     content = render_examples([examples], headed=False)
-    return render("examples_page.html", examples=examples, content=content, heading=heading, time_steps=1)
+    return render("examples_page.html", examples=examples, content=content)
 
 
 def render_examples(sites: Sequence[SiteExamples], headed: bool) -> Markup:

@@ -8,7 +8,7 @@ from markupsafe import Markup
 from fedtar_flare.errors import plain
 from fedtar_flare.files import write_text
 from fedtar_flare.reporting.alarms import alarm_section
-from fedtar_flare.reporting.format import flat, heading, number, size, times, visits
+from fedtar_flare.reporting.format import flat, number, size, times, visits
 from fedtar_flare.reporting.model_audit import MEASURES, read_summaries
 from fedtar_flare.reporting.render import render_markdown
 from fedtar_flare.reporting.run import SPLITS, Run
@@ -48,7 +48,6 @@ def model_card(run: Run) -> str:
         ],
         verdict=verdict(run),
         began=start_name(run),
-        heading=heading,
         tables=groups(rows),
         off=groups(off),
         audits=summaries,

@@ -68,7 +68,6 @@ def write_periods(folder: Path, model: SiteModel, rows: Sequence[Row]) -> Path:
         limits={"p": drift.CHANCE, "visits": MOST},
         kinds=kinds,
         registry=SCORES,
-        time_steps=1,
     )
     return write_text(folder / PERIODS_PAGE, page, PRIVATE)
 

@@ -80,7 +80,7 @@ def write_reading(folder: Path, rows: Sequence[dict[str, Any]], cases: int, out:
     write_json(folder / f"{READING}{page}.json", {"cases": [case.to_dict() for case in key]}, PRIVATE)
     script = Path(__file__).with_name("templates").joinpath("reading.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    html = render("reading.html", page=page, cases=shown, script=Markup(script), digest=Markup(digest), time_steps=1)
+    html = render("reading.html", page=page, cases=shown, script=Markup(script), digest=Markup(digest))
     return write_text(out or folder / f"{READING}{page}.html", html, PRIVATE)
 
 

@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedtar_flare.errors import plain
-from fedtar_flare.reporting.format import duration, number, score, significant, size, times, total, visits, whole
+from fedtar_flare.reporting import format as shown
 from fedtar_flare.version import __version__
 
 _RAMPS = {"light": ("#c2650a", "#b8327c", "#3a37a8"), "dark": ("#ffd27a", "#f58bb0", "#8b8ff8")}
@@ -70,8 +70,8 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=False,
 )
-_ENVIRONMENT.filters |= {
-    function.__name__: function for function in (duration, number, significant, size, total, visits, whole)
-}
-_ENVIRONMENT.globals |= {"version": __version__, "score": score, "times": times, "theme": theme}
+_FILTERS = (shown.duration, shown.number, shown.significant, shown.size, shown.total, shown.visits, shown.whole)
+_ENVIRONMENT.filters |= {function.__name__: function for function in _FILTERS}
+_ENVIRONMENT.globals |= {"heading": shown.heading, "score": shown.score, "times": shown.times, "theme": theme}
+_ENVIRONMENT.globals |= {"version": __version__, "time_steps": 1}  # a page over time has more steps
 _MARKDOWN = _ENVIRONMENT.overlay(finalize=_markdown)

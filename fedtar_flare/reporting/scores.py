@@ -129,7 +129,6 @@ def scores(run: Run) -> Section:
             for title, of_table in tables
             for group, part, names in groups(of_table)
         ],
-        heading=heading,
         curves=charts(_curves(run), "small"),
     )
     return Section("scores", "Scores", _lead(run), content)

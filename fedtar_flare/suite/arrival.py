@@ -1,17 +1,15 @@
 """What a suite shows where visits arrive period by period: scores ahead of time, what was forgotten, and alphas."""
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
 
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.metrics.significance import Interval, mean_score, over_seeds
-from fedtar_flare.reporting.format import heading, score
+from fedtar_flare.metrics.significance import mean_score, over_seeds
+from fedtar_flare.reporting.format import heading
 from fedtar_flare.reporting.plots import SMALL, Chart, Figure, Series, sharing_y
 from fedtar_flare.suite.against import OF_VALUES, SUMS, paired, value
 from fedtar_flare.suite.charts import OTHERS, arm_series, colours_of, curves, gaps
-from fedtar_flare.suite.results import Done, Row
-from fedtar_flare.suite.tables import Table, with_interval
+from fedtar_flare.suite.results import Done, Row, at_sites, by_arm, grouped
+from fedtar_flare.suite.tables import Table, score_cell, with_interval
 from fedtar_flare.synthetic.vocabulary import KIND, ids
 
 AHEAD = ("bleu_4", "finding_f1_new")
@@ -21,7 +19,6 @@ LATE = "finding_f1"
 SPREADS = frozenset(ids([kind for kind, one in KIND.items() if "epidemic" in one]))
 """Findings that become common in a cohort whose ``change`` is ``epidemic``."""
 Rows = list[Row]
-T = TypeVar("T")
 
 
 def of_periods(results: Iterable[Done]) -> list[Done]:
@@ -36,31 +33,31 @@ def period_figures(results: Sequence[Done]) -> list[Figure]:
     made = []
     for name in AHEAD:
         charts = []
-        for scenario, runs in _grouped(results, lambda one: one.experiment.variant.scenario):
-            arms = _grouped(runs, lambda one: one.experiment.name)
-            lines = [_line(name, arm, of_arm, labels, colours) for arm, of_arm in arms]
+        for scenario, runs in grouped(results, lambda one: one.experiment.variant.scenario).items():
+            lines = [_line(name, arm, of_arm, labels, colours) for arm, of_arm in by_arm(runs).items()]
             charts.append(Chart(scenario or "reports", gaps(lines), (), "period", SCORES[name].label, size=SMALL))
         about = "Reports of each period's visits, written before anything was learnt from them, at the hospitals that "
         about += "a scenario is about. Mean of seeds; the band is their range."
         title = f"{SCORES[name].label} ahead of time"
         made.append(Figure(f"ahead_{name}", title, about, sharing_y(charts), OTHERS))
     with_alphas = [one for one in results if one.result["curves"]]
-    groups = _grouped(with_alphas, lambda one: f"{one.result['label']}, {one.experiment.variant.scenario}")
-    alphas = {name: [one.result for one in runs] for name, runs in groups}
+    groups = grouped(with_alphas, lambda one: f"{one.result['label']}, {one.experiment.variant.scenario}")
+    alphas = {name: [one.result for one in runs] for name, runs in groups.items()}
     return [figure for figure in [*made, *curves(alphas, {name: name for name in alphas})] if figure.charts]
 
 
 def period_table(results: Sequence[Done]) -> Table:
     """Each arm in each scenario: scores over all periods, in a late hospital's first one, and what was forgotten."""
     rows = []
-    for row, runs in _grouped(results, lambda one: f"{one.experiment.variant.scenario}: {one.result['label']}"):
+    by_row = grouped(results, lambda one: f"{one.experiment.variant.scenario}: {one.result['label']}")
+    for row, runs in by_row.items():
         late = [_of_late_hospitals(one) for one in runs]
-        shown = [_shown(name, value(name, [_compared(one) for one in runs])) for name in AHEAD]
+        shown = [score_cell(name, value(name, [_compared(one) for one in runs])) for name in AHEAD]
         first = value(LATE, late) if any(late) else None
         lost = [_forgotten(one) for one in runs]
         a, b = paired(AHEAD[0], [(now, then) for now, then in lost if now])
         forgotten = over_seeds(a, b) if a else None
-        shown += [_shown(LATE, first), _shown(AHEAD[0], forgotten)]
+        shown += [score_cell(LATE, first), score_cell(AHEAD[0], forgotten)]
         for later in (False, True):
             named = [mean_score(*zip(*found, strict=True)) for one in runs if (found := _named(one, later))]
             recall = over_seeds(named, replicates=OF_VALUES) if named else None
@@ -80,13 +77,13 @@ def period_table(results: Sequence[Done]) -> Table:
 
 
 def _compared(one: Done) -> Rows:
-    return [row for row in one.members() if row["site"] in one.experiment.variant.compared]
+    return at_sites(one.members(), one.experiment.variant.compared)
 
 
 def _line(name: str, arm: str, runs: Sequence[Done], labels: dict[str, str], colours: dict[str, int]) -> Series:
     points: dict[float, list[float]] = {}
     for one in runs:
-        for period, rows in _grouped(_compared(one), lambda row: row["time_step"]):
+        for period, rows in grouped(_compared(one), lambda row: row["time_step"]).items():
             if (sums := SUMS[name](rows)) is not None:
                 points.setdefault(period, []).append(SCORES[name].scale * sums.value())
     return arm_series(arm, labels, colours, points)
@@ -94,14 +91,15 @@ def _line(name: str, arm: str, runs: Sequence[Done], labels: dict[str, str], col
 
 def _of_late_hospitals(one: Done) -> Rows:
     """Reports of the first period of hospitals that came late."""
-    late = _grouped(one.members(), lambda row: row["site"])
-    first = {site: min(row["time_step"] for row in rows) for site, rows in late if site in one.experiment.variant.joins}
-    return [row for row in one.members() if row["time_step"] == first.get(row["site"])]
+    late = at_sites(one.members(), one.experiment.variant.joins)
+    of_site = grouped(late, lambda row: row["site"])
+    first = {site: min(row["time_step"] for row in rows) for site, rows in of_site.items()}
+    return [row for row in late if row["time_step"] == first[row["site"]]]
 
 
 def _forgotten(one: Done) -> tuple[Rows, Rows]:
     """Reports of earlier periods' visits after the last period, and of the same after their own."""
-    past = [row for row in one.members("past") if row["site"] in one.experiment.variant.compared]
+    past = at_sites(one.members("past"), one.experiment.variant.compared)
     last = max((row["learnt"] for row in past), default=0)
     then = [row for row in past if row["time_step"] == row["learnt"] < last]
     visits = {(row["site"], row["visit_id"]) for row in then}
@@ -121,14 +119,3 @@ def _named(one: Done, later: bool) -> list[tuple[tuple[str, str], float]]:
             share = len(there & {*row["findings_in_text"]}) / len(there)
             found.append(((row["site"], row["patient_id"]), share))
     return found
-
-
-def _shown(name: str, interval: Interval | None) -> str:
-    return with_interval(interval, partial(score, name))
-
-
-def _grouped(values: Iterable[T], key: Callable[[T], Any]) -> list[tuple[Any, list[T]]]:
-    groups: dict[Any, list[T]] = {}
-    for one in values:
-        groups.setdefault(key(one), []).append(one)
-    return list(groups.items())

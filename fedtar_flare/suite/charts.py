@@ -11,7 +11,7 @@ from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.reporting.format import duration, heading, number, size
 from fedtar_flare.reporting.plots import SITE_COLOURS, SMALL, Bar, Chart, Figure, Series, sharing_y
 from fedtar_flare.suite.against import COMPARED
-from fedtar_flare.suite.results import Done
+from fedtar_flare.suite.results import Done, by_arm
 from fedtar_flare.suite.summary import Summary
 
 Points = Mapping[float, Sequence[float]]
@@ -23,17 +23,15 @@ MOST_CHARTS = 8
 
 def figures(results: Sequence[Done], arms: Sequence[Summary], reference: str) -> list[Figure]:
     """All figures that the results have something for."""
-    by_arm = {arm.name: [one.result for one in results if one.experiment.name == arm.name] for arm in arms}
+    runs = {name: [one.result for one in several] for name, several in by_arm(results).items()}
     labels = {arm.name: arm.label for arm in arms}
     colours = arm_colours(arms, reference)
 
     def lines(of: Callable[[dict[str, Any]], Iterable[tuple[float, float | None]]]) -> list[Series]:
-        found = {
-            name: _collected(pair for result in results for pair in of(result)) for name, results in by_arm.items()
-        }
+        found = {name: _collected(pair for one in several for pair in of(one)) for name, several in runs.items()}
         return gaps([arm_series(name, labels, colours, points) for name, points in found.items() if points])
 
-    made = [*_per_hospital(results, lines), _scores(lines), _validation(lines), *curves(by_arm, labels), _costs(arms)]
+    made = [*_per_hospital(results, lines), _scores(lines), _validation(lines), *curves(runs, labels), _costs(arms)]
     return [figure for figure in made if figure.charts]
 
 

@@ -1,6 +1,6 @@
 """When does joining pay? The gain over the reference (a hospital alone) at the same hospitals, with the same seed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +8,8 @@ from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.metrics.significance import Interval, over_seeds
 from fedtar_flare.reporting.format import score
 from fedtar_flare.reporting.plots import SITE_COLOURS, SMALL, Chart, Figure, Guide, Series, sharing_y
-from fedtar_flare.suite.against import COMPARED, paired
-from fedtar_flare.suite.results import Done, Row
+from fedtar_flare.suite.against import COMPARED, both, paired
+from fedtar_flare.suite.results import Done, at_sites, by_arm
 from fedtar_flare.suite.variants import HOSPITALS
 
 CHARTS = ("cider", "finding_f1_known", "finding_f1_new")
@@ -39,15 +39,11 @@ def gains(results: Sequence[Done], reference: str) -> list[Gain]:
     several = [v for one in results if (v := one.experiment.variant).scenario and not v.left_out]
     found = []
     for variant in {(v.scenario, v.name): v for v in several}.values():
-        arms: dict[str, dict[int, Done]] = {}
-        for one in results:
-            if _says_of(one, variant.scenario, variant.point):
-                arms.setdefault(one.experiment.name, {})[one.experiment.seed] = one
-        alone = arms.pop(reference, {})
-        for name, by_seed in arms.items():
-            label = next(iter(by_seed.values())).result["label"]
-            runs = [(_of(one, variant.compared), _of(alone[seed], variant.compared))
-                    for seed, one in by_seed.items() if seed in alone]  # fmt: skip
+        here = [one for one in results if _says_of(one, variant.scenario, variant.point)]
+        arms = {name: runs[0].result["label"] for name, runs in by_arm(here).items() if name != reference}
+        for name, label in arms.items():
+            pairs = both(here, name, reference)
+            runs = [(at_sites(a, variant.compared), at_sites(b, variant.compared)) for a, b in pairs]
             for compared in COMPARED:
                 a, b = paired(compared, runs)
                 if a:
@@ -62,10 +58,6 @@ def _says_of(one: Done, scenario: str, point: Mapping[str, Any]) -> bool:
     if one.result["shares"] or HOSPITALS not in own.point:
         return (own.scenario, own.point) == (scenario, point)
     return (own.scenario, own.point | {HOSPITALS: point.get(HOSPITALS)}) == (scenario, point)
-
-
-def _of(one: Done, sites: Iterable[str]) -> list[Row]:
-    return [row for row in one.members() if row["site"] in sites]
 
 
 def joining_figures(found: Sequence[Gain]) -> list[Figure]:

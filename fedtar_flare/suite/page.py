@@ -46,6 +46,7 @@ def page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
     found = gains(results, first)
     labels = {one.experiment.name: one.result["label"] for one in results}
     reference = labels.get(first, first)
+    alone = not any(one.result["shares"] for one in results if one.experiment.name == first)
     joining, shown = joining_figures(found), figures(own, arms, first) if own else []
     against = {name: differences(own, name) for name in suite.compared_with} if own else {}
     main = _main(own, against, labels, first) if own else []
@@ -66,7 +67,7 @@ def page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
         joining=joining,
         scenarios=tables.scenarios(found, reference),
         grid=tables.grid(found),
-        verdict=of_reports(own, against[first], labels, first) if own else of_gains(found, reference),
+        verdict=of_reports(own, against[first], labels, first) if own else of_gains(found, reference, alone),
         tables=[t.fold(kinds) for t in (*main, tables.left_out(results, suite.sites, first)) if t.rows],
         metrics=_every_metric(own, suite.compared_with, labels, suite.drawn),
         figures=shown,
@@ -75,7 +76,6 @@ def page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
         rounds=_rounds(arms),
         reference=reference,
         costs=Table("Cost", "", ["method", "seeds", "one run", "tensors both ways"], costs).fold(kinds),
-        time_steps=1,
     )
     return text, [*joining, *shown]
 

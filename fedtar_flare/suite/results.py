@@ -1,16 +1,17 @@
 """The results of a suite that are there, read for its page."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedtar_flare.files import read_json
 from fedtar_flare.suite.plan import Experiment
 from fedtar_flare.suite.run import result_file, rows_file
 
+T = TypeVar("T")
 Row = dict[str, Any]
 """Scores of one report, as :func:`fedtar_flare.learning.evaluation.report_rows` gives them, with its ``site`` and
 ``when``: ``start`` before training, ``end`` at the scored round. Of a method that classifies, scores of one test image
@@ -58,7 +59,17 @@ def done(folder: Path, experiments: Sequence[Experiment]) -> list[Done]:
 
 def by_arm(results: Sequence[Done]) -> dict[str, list[Done]]:
     """The results of each arm, in the suite's order."""
-    found: dict[str, list[Done]] = {}
-    for one in results:
-        found.setdefault(one.experiment.name, []).append(one)
-    return found
+    return grouped(results, lambda one: one.experiment.name)
+
+
+def grouped(values: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """The values by key, in the order in which the keys come first."""
+    groups: dict[Any, list[T]] = {}
+    for one in values:
+        groups.setdefault(key(one), []).append(one)
+    return groups
+
+
+def at_sites(rows: Iterable[Row], sites: Collection[str]) -> list[Row]:
+    """The rows of these hospitals."""
+    return [row for row in rows if row["site"] in sites]

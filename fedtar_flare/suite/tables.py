@@ -12,7 +12,7 @@ from fedtar_flare.metrics.significance import Interval
 from fedtar_flare.reporting.format import NOTHING, heading, number, score, shown
 from fedtar_flare.suite.against import COMPARED, SUMS, Difference, value
 from fedtar_flare.suite.joining import PATIENTS, Gain
-from fedtar_flare.suite.results import Done, Row, by_arm
+from fedtar_flare.suite.results import Done, Row, at_sites, by_arm, grouped
 from fedtar_flare.suite.variants import HOSPITALS
 
 WARM_START = "warm start"
@@ -37,9 +37,7 @@ class Table:
         """A long table with the first row of each family (label to title); rows of no family stay, too."""
         if len(self.rows) <= MOST_ROWS:
             return self
-        groups: dict[str, list[Sequence[str]]] = {}
-        for row in self.rows:
-            groups.setdefault(families.get(row[0], row[0]), []).append(row)
+        groups = grouped(self.rows, lambda row: families.get(row[0], row[0]))
         return replace(self, rows=[group[0] for group in groups.values()], folded=groups)
 
 
@@ -70,7 +68,7 @@ def scores(
             lines.append((arm, runs[0].result["label"], _values(ends)))
     columns = [name for name in COLUMNS if any(values.get(name) for *_, values in lines)]
     rows = [
-        [label, *(_interval(name, values.get(name), stars.get((arm, name), "")) for name in columns)]
+        [label, *(score_cell(name, values.get(name), stars.get((arm, name), "")) for name in columns)]
         for arm, label, values in lines
     ]
     return Table(title, about, head(columns), rows)
@@ -82,14 +80,14 @@ def left_out(results: Sequence[Done], sites: Sequence[str], reference: str) -> T
     turns = [one for one in results if one.experiment.variant.left_out]
     for runs in by_arm(turns).values():
         for when in ("start", "end") if not lines else ("end",):
-            by_seed: dict[int, list[Row]] = {}
-            for one in runs:
-                out = one.experiment.variant.left_out
-                by_seed.setdefault(one.experiment.seed, []).extend(r for r in one.outside(when) if r["site"] in out)
-            lines.append([WARM_START if when == "start" else runs[0].result["label"], *_left_out(by_seed, sites)])
+            of_seeds = [
+                [row for one in several for row in at_sites(one.outside(when), one.experiment.variant.left_out)]
+                for several in grouped(runs, lambda one: one.experiment.seed).values()
+            ]
+            lines.append([WARM_START if when == "start" else runs[0].result["label"], *_left_out(of_seeds, sites)])
     members = [one for one in results if not one.experiment.variant.scenario and one.experiment.name == reference]
     if lines and members:
-        alone = {one.experiment.seed: one.members() for one in members}
+        alone = [one.members() for one in members]
         lines.append([f"{members[0].result['label']}, as a member", *_left_out(alone, sites)])
     about = (
         "Each hospital in turn stayed outside; the shared adapter alone was scored there, on test patients of all "
@@ -126,7 +124,7 @@ def differences(against: Sequence[Difference], labels: Mapping[str, str], refere
     for one in against:
         by_score.setdefault(one.arm, {})[one.score] = one
     rows = [
-        [labels[arm], *(_interval(n, of[n].difference, p=of[n].p) if n in of else NOTHING for n in COMPARED)]
+        [labels[arm], *(score_cell(n, of[n].difference, p=of[n].p) if n in of else NOTHING for n in COMPARED)]
         for arm, of in by_score.items()
     ]
     about = (
@@ -158,28 +156,24 @@ def every_metric(found: Sequence[Difference], labels: Mapping[str, str], referen
 
 def _points(found: Sequence[Gain], lists: bool) -> list[list[Gain]]:
     """Gains of one scenario, point and arm together."""
-    points: dict[tuple[object, ...], list[Gain]] = {}
-    for gain in found:
-        if bool(gain.point) is lists:
-            points.setdefault((gain.scenario, *gain.point.items(), gain.label), []).append(gain)
-    return list(points.values())
+    some = [gain for gain in found if bool(gain.point) is lists]
+    return [*grouped(some, lambda gain: (gain.scenario, *gain.point.items(), gain.label)).values()]
 
 
 def _gains(several: Sequence[Gain]) -> list[str]:
     """Number of seeds, and the gain in each score."""
     by_score = {gain.score: gain.gain for gain in several}
-    return [str(max(gain.seeds for gain in several)), *(_interval(n, by_score.get(n)) for n in COMPARED)]
+    return [str(max(gain.seeds for gain in several)), *(score_cell(n, by_score.get(n)) for n in COMPARED)]
 
 
 def _values(runs: Sequence[list[Row]]) -> dict[str, Interval | None]:
     return {name: value(name, runs) for name in COLUMNS}
 
 
-def _left_out(by_seed: Mapping[int, list[Row]], sites: Sequence[str]) -> list[str]:
-    runs = list(by_seed.values())
-    pooled = [_interval(name, value(name, runs)) for name in COMPARED]
-    at_sites = [[[row for row in rows if row["site"] == site] for rows in runs] for site in sites]
-    return [*pooled, *(_interval("cider", value("cider", rows)) for rows in at_sites)]
+def _left_out(runs: Sequence[list[Row]], sites: Sequence[str]) -> list[str]:
+    pooled = [score_cell(name, value(name, runs)) for name in COMPARED]
+    by_site = [[at_sites(rows, [site]) for rows in runs] for site in sites]
+    return [*pooled, *(score_cell("cider", value("cider", rows)) for rows in by_site)]
 
 
 def with_interval(
@@ -194,5 +188,6 @@ def with_interval(
     )
 
 
-def _interval(name: str, interval: Interval | None, star: str = "", p: float | None = None) -> str:
+def score_cell(name: str, interval: Interval | None, star: str = "", p: float | None = None) -> str:
+    """A score of the registry, as :func:`with_interval` writes it."""
     return with_interval(interval, partial(score, name), star, p)

@@ -31,17 +31,19 @@ def task_page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]
     first = suite.compared_with[0]
     curves = _curves(arms, labels, first)
     figures = [curves] if curves.charts else []
-    against = [_differences(arms, labels, name) for name in suite.compared_with]
-    tables = [_scores(arms, labels), *against, _diseases(arms, labels), _cost(arms, labels, first)]
+    against = {name: differences(arms, name) for name in suite.compared_with}
+    gaps = [_differences(found, labels, name) for name, found in against.items()]
+    tables = [_scores(arms, labels), *gaps, _diseases(arms, labels), _cost(arms, labels, first)]
+    less = {name: scores["lca"] for name, scores in against[first].items()}
+    best = values(next(iter(arms.values())))["lca"].value
     text = render(
         "comparison_tasks.html",
         suite=suite,
         results=results,
         labels=labels,
-        verdict=[_verdict(arms, labels, first)],
+        verdict=[verdict("LCA", [*arms], best, less, first, labels, number)],
         tables=[table.fold(families(results)) for table in tables if table.rows],
         figures=figures,
-        time_steps=1,
     )
     return text, figures
 
@@ -50,13 +52,6 @@ def _lca(runs: Sequence[Run]) -> float:
     """Mean LCA over seeds; -1 where it is not known."""
     mean = fmean(float(run.scores()[_LCA, 0]) for run in runs)
     return mean if math.isfinite(mean) else -1.0
-
-
-def _verdict(arms: Arms, labels: Mapping[str, str], reference: str) -> str:
-    found = differences(arms, reference) if reference in arms else {}
-    less = {name: (one["lca"].value, one["lca"].p) for name, one in found.items()}
-    best = values(next(iter(arms.values())))["lca"].value
-    return verdict("LCA", [*arms], best, less, reference, labels, number)
 
 
 # ---------------------------------------------------------------------- tables
@@ -71,13 +66,12 @@ def _scores(arms: Arms, labels: Mapping[str, str]) -> Table:
     return Table("How well, and how fast, new diseases are learnt", about, _HEAD, rows)
 
 
-def _differences(arms: Arms, labels: Mapping[str, str], reference: str) -> Table:
+def _differences(found: Mapping[str, Mapping[str, Score]], labels: Mapping[str, str], reference: str) -> Table:
     about = (
         "Paired by image: the same test images of the same hospitals and seeds. p is of Welch's test of the seeds' "
         "means, corrected after Holm for the number of methods; it is blank with fewer than two seeds. Methods whose "
         "hospitals met other images (another order or other tasks) are not in this table."
     )
-    found = differences(arms, reference) if reference in arms else {}
     rows = [[labels[name], *(_cell(one) for one in scores.values())] for name, scores in found.items()]
     return Table(f"Difference to {labels.get(reference, reference)}", about, _HEAD, rows)
 
@@ -136,7 +130,8 @@ def _cell(one: Score) -> str:
 # ---------------------------------------------------------------------- figures
 def _curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figure:
     """AUC over epochs, a chart per disease."""
-    colours = _colours(arms, reference)
+    best = {name: _lca(runs) for name, runs in arms.items()}
+    colours = colours_of([*arms], [name for name in arms if name == reference], best)
     charts = []
     for name in _names(arms)[:MOST_CHARTS]:
         lines = []
@@ -152,12 +147,6 @@ def _curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figure:
             charts.append(Chart(name.replace("_", " "), lines, (), "epoch", "AUC", size=SMALL))
     about = "Test images; epoch 0 is the start itself. Mean of hospitals and seeds; the band is the range of the seeds."
     return Figure("learning_curves", "Learning curves", about, sharing_y(charts, 0.5), OTHERS)
-
-
-def _colours(arms: Arms, reference: str) -> dict[str, int]:
-    """Of many arms, the reference and those of the best LCA."""
-    best = {name: _lca(runs) for name, runs in arms.items()}
-    return colours_of(list(arms), [name for name in arms if name == reference], best)
 
 
 def _names(arms: Arms) -> list[str]:

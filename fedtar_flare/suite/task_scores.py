@@ -5,15 +5,14 @@ tasks; where there are several tasks, the first is left out, which no start can 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtar_flare.metrics.classification import Array, auc_of_draws, epochs_to, welch_against
-from fedtar_flare.metrics.significance import CONFIDENCE, SEED, Interval
-from fedtar_flare.suite.results import Done
+from fedtar_flare.metrics.classification import Array, auc_of_draws, epochs_to, welch
+from fedtar_flare.metrics.significance import SEED, Interval, holm, interval
+from fedtar_flare.suite.results import Done, grouped
 
 REPLICATES = 1_000
 """Of the bootstrap."""
@@ -31,8 +30,7 @@ Place = tuple[int, str]
 """Step of the stream, and site."""
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """Mean over seeds, with its 95 % interval over patients and seeds; ``p`` of Welch's test over seeds (Holm)."""
 
     value: Interval
@@ -43,10 +41,8 @@ class Run:
     """The test images of one run, task by task and site by site."""
 
     def __init__(self, done: Done):
-        self.name, self.seed, self.result = done.experiment.name, done.experiment.seed, done.result
-        self._rows: dict[Place, list[dict[str, Any]]] = {}
-        for row in done.rows:
-            self._rows.setdefault((row["step"], row["site"]), []).append(row)
+        self.seed, self.result = done.experiment.seed, done.result
+        self._rows: dict[Place, list[dict[str, Any]]] = grouped(done.rows, lambda row: (row["step"], row["site"]))
         self.tasks = {(one["step"], one["site"]): one for one in self.result["tasks"]}
         self._scores: dict[int, Array] = {}
 
@@ -76,13 +72,11 @@ class Run:
             return self._scores[draws]
         generator = np.random.default_rng((SEED, self.seed)) if draws else None
         drawn = self._drawn(generator, draws)
-        steps: dict[int, list[Array]] = {}
-        for place in self.compared():
-            steps.setdefault(place[0], []).append(drawn[place])
+        steps = grouped(self.compared(), lambda place: place[0])
         found = np.full((len(MEASURES), max(draws, 1)), np.nan)
         if steps:
             for i, (_, read) in enumerate(MEASURES.values()):
-                of_sites = (np.ma.masked_invalid([*map(read, several)]) for several in steps.values())
+                of_sites = (np.ma.masked_invalid([read(drawn[place]) for place in places]) for places in steps.values())
                 found[i] = np.mean([one.mean(0).filled(np.nan) for one in of_sites], 0)  # of sites that have a value
         self._scores[draws] = found
         return found
@@ -142,10 +136,8 @@ def differences(arms: Mapping[str, Sequence[Run]], reference: str) -> dict[str, 
         of_base = [run.scores()[i, 0] for run in base.values()]
         of_seeds = {n: [mine.scores()[i, 0] for mine, _ in pairs[n]] for n in found if len(pairs[n]) > 1}
         of_seeds = {n: known for n, known in of_seeds.items() if np.isfinite([*known, *of_base]).all()}
-        if of_seeds and len(base) > 1:
-            tests = welch_against(of_seeds, of_base)
-            for name, (_, p) in tests.items():
-                found[name][measure] = Score(found[name][measure].value, p)
+        for name, p in holm({n: welch(known, of_base) for n, known in of_seeds.items()}).items():
+            found[name][measure] = found[name][measure]._replace(p=p)
     return found
 
 
@@ -160,10 +152,4 @@ def _over_seeds(plain: Sequence[Array], drawn: Sequence[Array]) -> dict[str, Int
     for _ in range(many):
         seeds, draws = generator.integers(many, size=replicates), generator.permutation(replicates)
         total += stacked[seeds, :, draws].T / many
-    tail = 50 * (1 - CONFIDENCE)
-    found = {}
-    for i, name in enumerate(MEASURES):
-        known = total[i][np.isfinite(total[i])]
-        low, high = np.percentile(known, [tail, 100 - tail]) if len(known) else (np.nan, np.nan)
-        found[name] = Interval(float(np.mean([one[i] for one in plain])), float(low), float(high))
-    return found
+    return {name: interval(float(np.mean([one[i] for one in plain])), total[i]) for i, name in enumerate(MEASURES)}

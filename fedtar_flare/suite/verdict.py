@@ -83,11 +83,20 @@ def verdict(
     return f"{text}; {whose} to {labels[first]} is {shown(gap.value)}{unit} ({inside}): {chance}."
 
 
-def of_gains(found: Sequence[Gain], reference: str) -> list[str]:
-    """In how many scenarios and points joining pays, by the interval of the gain in the main score."""
-    gains = [one.gain for one in found if one.score == MAIN]
+def of_gains(found: Sequence[Gain], reference: str, alone: bool) -> list[str]:
+    """In how many scenarios and points the arms are better than the reference, by the interval of the main score.
+
+    It says whether joining pays where in the reference each hospital trains ``alone``.
+    """
+    gains = [one for one in found if one.score == MAIN]
     if not gains:
         return [f"No arm can be compared with '{reference}' yet."]
-    more, fewer = sum(one.low > 0 for one in gains), sum(one.high < 0 for one in gains)
-    text = f"Joining pays in {SCORES[MAIN].label} over '{reference}' in {more} of {len(gains)} settings"
-    return [f"{text}, costs in {fewer}, and is not beyond chance in {len(gains) - more - fewer}."]
+    more, fewer = sum(one.gain.low > 0 for one in gains), sum(one.gain.high < 0 for one in gains)
+    arms, label = {one.label for one in gains}, SCORES[MAIN].label
+    chance, of = len(gains) - more - fewer, f"in {more} of {len(gains)} settings"
+    if alone:
+        text = f"Joining pays in {label} over '{reference}' {of}, costs in {fewer}, and is"
+    else:
+        who = f"'{arms.pop()}'" if len(arms) == 1 else "Another arm"
+        text = f"{who} is better than '{reference}' on {label} {of}, worse in {fewer}, and"
+    return [f"{text} not beyond chance in {chance}."]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from fedtar_flare.metrics.classification import auc, auc_of_draws, best_epoch, epochs_to, lca, welch, welch_against
+from fedtar_flare.metrics.classification import auc, auc_of_draws, best_epoch, epochs_to, lca, welch
 
 
 @settings(max_examples=100, deadline=None)
@@ -51,18 +51,8 @@ def test_areas_under_curves_and_epochs():
 def test_welch_is_scipys(a, b):
     if np.var(a) + np.var(b) < 1e-12:
         return
-    found, wanted = welch(a, b), stats.ttest_ind(a, b, equal_var=False)
-    interval = wanted.confidence_interval(0.95)
-    assert found.t == pytest.approx(wanted.statistic, rel=1e-9, abs=1e-9)
-    assert found.p == pytest.approx(wanted.pvalue, rel=1e-9, abs=1e-12)
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-9, abs=1e-9)
+    assert welch(a, b) == pytest.approx(stats.ttest_ind(a, b, equal_var=False).pvalue, rel=1e-9, abs=1e-12)
 
 
 def test_welch_without_variance():
-    assert welch([0.5, 0.5], [0.5, 0.5]).p == 1 and welch([0.6, 0.6], [0.5, 0.5]).p == 0
-
-
-def test_several_methods_are_corrected_after_holm():
-    reference = [0.5, 0.51, 0.49, 0.5, 0.52]
-    found = welch_against({"near": [0.5, 0.52, 0.5], "far": [0.7, 0.71, 0.69]}, reference)
-    assert found["far"][1] == pytest.approx(min(1, 2 * found["far"][0].p)) and found["near"][1] >= found["near"][0].p
+    assert welch([0.5, 0.5], [0.5, 0.5]) == 1 and welch([0.6, 0.6], [0.5, 0.5]) == 0

@@ -133,6 +133,18 @@ def test_the_page_of_a_grid_answers_when_joining_pays(tmp_path):
         "joining_finding_f1_new.svg",
     }
     assert "joins late: FedAvg" in text and text.count("<th>seeds</th>") == 2 and "1 hospital(s)" in text
+    assert root.find(".//p[@class='verdict']").text.startswith("Joining pays in BLEU-4 over 'each hospital alone' in ")
+
+
+def test_against_a_federated_reference_a_verdict_compares_and_says_nothing_of_joining(tmp_path):
+    arms = {name: ARMS[name] for name in ("fedavg", "fedtar")}
+    suite, planned = made(tmp_path, scenarios={"joins late": GRID["joins late"]}, arms=arms)
+    _, root = parsed(page.write_page(tmp_path, suite, planned))
+    said = root.find(".//p[@class='verdict']").text
+    assert (
+        said
+        == "'FedTAR <b>' is better than 'FedAvg' on BLEU-4 in 1 of 1 settings, worse in 0, and not beyond chance in 0."
+    )
 
 
 def test_a_gain_is_over_the_reference_at_the_same_hospitals_and_seed(tmp_path):

@@ -209,7 +209,7 @@ def write_modules_page(state: SiteState, site: str) -> Path:
         row += [*_readings(about["rand_auc"] or ()), *(", ".join(f"{v:.3f}" for v in one) or NOTHING for one in alphas)]
         rows.append(row + (["yes" if about["fell_back"] else ""] if fell_back else []))
     content = table([*head, *(["fell back"] if fell_back else [])], rows, left={1, 8, 9})
-    page = render("modules_page.html", site=site, content=content, time_steps=1)
+    page = render("modules_page.html", site=site, content=content)
     return write_text(state.folder / "modules.html", page, PRIVATE)
 
 

@@ -25,5 +25,5 @@ def write_phi_page(folder: Path, site: str, round_: int, samples: Sequence[Sampl
         points = [(x, y, kind) for (x, y), kind in zip(at, of, strict=True)]
         groups = {kind: (i, [one for one in points if one[2] == kind]) for kind, i in colours.items()}
         figures.append(places(title, groups).figure())
-    text = render("phi_page.html", site=site, round=round_, n=len(phi), figures=figures, kind="", time_steps=1)
+    text = render("phi_page.html", site=site, round=round_, n=len(phi), figures=figures, kind="")
     return write_text(folder / PHI_PAGE, text, PRIVATE)
