@@ -21,6 +21,30 @@ def rows(batch, at):
     return ImageBatch(batch.images[at], batch.position_mm[at], batch.slice_mask[at])
 
 
+def padded(batch, extra):
+    """A batch with so many more slices, all of them padding."""
+    count, size = len(batch.images), batch.images.shape[-1]
+    more = noise(count, extra, size, seed=99, gap_mm=777.0, there=[0] * count)
+    return ImageBatch(
+        torch.cat([batch.images, more.images], 1),
+        torch.cat([batch.position_mm, more.position_mm], 1),
+        torch.cat([batch.slice_mask, more.slice_mask], 1),
+    )
+
+
+def kept_bytes(parameters, run):
+    """Bytes of all tensors but the parameters that autograd holds for the backward pass of what ``run`` computes."""
+    own, found = {parameter.untyped_storage()._cdata for parameter in parameters}, {}
+
+    def keep(tensor):
+        found[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        assert run().requires_grad
+    return sum(storage.nbytes() for at, storage in found.items() if at not in own)
+
+
 def whole(model, ids):
     """A report's ids up to its end."""
     ids = ids.tolist()

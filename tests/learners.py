@@ -1,7 +1,10 @@
 """Learners of every kind on a synthetic site."""
 
+import torch
+
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.learning.patient_privacy import generator_of
 from fedtar_flare.methods.fedmrg.config import FedMRGConfig
 from fedtar_flare.methods.fedmrg.dual_adapter import decoder_targets
 from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
@@ -27,6 +30,14 @@ def learner_of(cohort, kind=ReportLearner, *, model=MODEL, exchange=(), **others
         cohort=cohort,
         **{"seed": 3} | others,
     )
+
+
+def gradients(learner, samples):
+    """Loss of a batch and its gradient, of all that is trained, in one vector; what is drawn at random is fixed."""
+    learner._random = generator_of(0, False)
+    loss = learner._accumulate(samples, "seed")
+    trained = [*learner.shared_parameters.values(), *learner.personal_parameters()]
+    return loss, torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in trained])
 
 
 def fedmrg_learner(cohort, exchange=("encoder.*", "pooling.*", "projection.*", "diagnosis.*"), **settings):

@@ -104,8 +104,9 @@ def room(module):
 
 @pytest.mark.parametrize(
     ("module", "more"),
-    [("fedtar_flare.cli.main", "pydantic"), ("fedtar_flare.provision.status", ""), ("fedtar_flare.reporting.page", "")],
-)
+    [("fedtar_flare.cli.main", "pydantic"), ("fedtar_flare.provision.status", ""), ("fedtar_flare.reporting.page", ""),
+     ("fedtar_flare.models.config", "timm")],
+)  # fmt: skip
 def test_what_only_reads_or_helps_waits_for_no_learning(module, more):
     """torch, FLARE and transformers take seconds to import."""
     program = (

@@ -1,18 +1,10 @@
 """The diagnosis branch: it reads the findings off the image, and prompts the decoder with them.
 
 The decoder reads one prompt per finding. In training the prompts are what the report says, at inference what the branch
-predicts. Their embeddings T are a tensor of its own, no part of the vocabulary: no text can spell a prompt. They stand
-
-``last``
-    at the decoder's last positions, T (K, E) for K classes, from the mean of the words' embeddings on; the place tells
-    the finding. Untrained, they disturb a decoder that was trained without any.
-``memory``
-    among the image's tokens, T (D, K, E), which the decoder reads by cross-attention, where it has learnt to look for
-    findings. All begin near zero.
-``text``
-    in words, in what a vision-language model is asked.
-``none``
-    nowhere: the branch learns to predict, and the decoder is not prompted.
+predicts. Their embeddings T are a tensor of its own, no part of the vocabulary: no text can spell a prompt. In the
+place ``last`` (:data:`~fedtar_flare.models.prompting.Place`) T is (K, E) for K classes, around the mean of the words'
+embeddings: the position tells the finding. Untrained, they disturb a decoder that was trained without any. In the place
+``memory`` T is (D, K, E), which a decoder reads where it has learnt to look for findings, and begins near zero.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -123,26 +123,52 @@ class Kept:
 
 
 class Drafter:
-    """A trained model, ready to draft: see :func:`load_generator`; ``key`` is the content of the site's key file."""
+    """A trained report generator with its adapter, as ``fedtar generate`` loads it: :meth:`draft` writes a report.
+
+    Parameters
+    ----------
+    adapter : Path or str
+        The ``adapter`` folder that a run left.
+    state : Path or str, optional
+        The site's state of that run, ``<state folder>/<run_id>/<site>``, to write with its patient adapters; None: the
+        shared adapter alone.
+    key : Path, str or bytes, optional
+        The site's key file, ``fedtar.key``, or the key itself; a simulated site needs none.
+    model : mapping of str to Any, optional
+        Settings of the base model to override, such as ``weights`` or ``encoder_name`` by a local path.
+    device : str
+        ``auto``, ``cpu``, ``cuda`` or ``cuda:<i>``.
+    online : bool
+        Whether parts of the base model that are not on this machine may be fetched from the Hugging Face hub.
+
+    Raises
+    ------
+    ConfigError
+        Not an adapter of this package, another base model, a state of another run, or no or a wrong key.
+    StateError
+        The site's state is missing or damaged.
+    """
 
     def __init__(
         self,
-        adapter: Path,
+        adapter: Path | str,
         *,
-        state: Path | None = None,
-        key: bytes | None = None,
+        state: Path | str | None = None,
+        key: Path | str | bytes | None = None,
         model: Mapping[str, Any] | None = None,
         device: str = "auto",
         online: bool = False,
     ):
-        self.info, self._adapter = read_adapter_info(adapter), adapter
+        if not (key is None or isinstance(key, bytes)):
+            key = read_key(Path(key))
+        self.info, self._adapter = read_adapter_info(adapter), Path(adapter)
         self._config = base_config(self.info, model)
         self._method = self.info.get("method", registry.DEFAULT)
         self.personal = state is not None
-        kept = Kept() if state is None else self._kept(state, key)
+        kept = Kept() if state is None else self._kept(Path(state), key)
         self.time_steps = kept.time_steps
         timeline = Timeline(kept.time_steps, prior=self.info.get("prior", "none"))
-        nobody = Patient(_UNKNOWN, None, (visit_of(Study(adapter, "ct")),))
+        nobody = Patient(_UNKNOWN, None, (visit_of(Study(self._adapter, "ct")),))
         self._rank = kept.settings["lora"].rank if "lora" in kept.settings else None
         arguments: dict[str, Any] = {"lora": LoRAConfig(), "training": TrainingConfig(), "seed": 0, **kept.settings}
         with fetching_only_if(online):
@@ -261,59 +287,13 @@ class Drafter:
             return collate([prepare(visit_of(study), self._config, Path(cache), self.info.get("transforms", ()))])
 
 
-def load_generator(
-    adapter: Path | str,
-    *,
-    state: Path | str | None = None,
-    key: Path | str | None = None,
-    model: Mapping[str, Any] | None = None,
-    device: str = "auto",
-    online: bool = False,
-) -> Drafter:
-    """Load a trained report generator with its adapter, as ``fedtar generate`` does.
-
-    Parameters
-    ----------
-    adapter : Path or str
-        The ``adapter`` folder that a run left.
-    state : Path or str, optional
-        The site's state of that run, ``<state folder>/<run_id>/<site>``, to write with its patient adapters; None: the
-        shared adapter alone.
-    key : Path or str, optional
-        The site's key file, ``fedtar.key``; a simulated site needs none.
-    model : mapping of str to Any, optional
-        Settings of the base model to override, such as ``weights`` or ``encoder_name`` by a local path.
-    device : str
-        ``auto``, ``cpu``, ``cuda`` or ``cuda:<i>``.
-    online : bool
-        Whether parts of the base model that are not on this machine may be fetched from the Hugging Face hub.
-
-    Returns
-    -------
-    Drafter
-        Its :meth:`Drafter.draft` writes the report of one study.
-
-    Raises
-    ------
-    ConfigError
-        Not an adapter of this package, another base model, a state of another run, or no or a wrong key.
-    StateError
-        The site's state is missing or damaged.
-    """
-    return Drafter(
-        Path(adapter),
-        state=None if state is None else Path(state),
-        key=None if key is None else read_key(Path(key)),
-        model=model,
-        device=device,
-        online=online,
-    )
+load_generator = Drafter
 
 
 def load_base_model(adapter: Path | str, *, model: Mapping[str, Any] | None = None) -> ReportGenerator:
     """The model that an adapter was trained on, without it: ``peft.PeftModel.from_pretrained(base, adapter)``.
 
-    It is on the CPU, in float32 and eval mode. ``model`` as for :func:`load_generator`; nothing is fetched. Raises
+    It is on the CPU, in float32 and eval mode. ``model`` as for :class:`Drafter`; nothing is fetched. Raises
     ConfigError for a folder that is no adapter of this package, or where the base model is another one here.
     """
     info = read_adapter_info(adapter)
@@ -361,7 +341,7 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
     The days since the previous visit follow from both headers' dates. Without a header, the modality follows from the
     file's suffix. Raises DataError where nothing is there.
     """
-    from fedtar_flare.data.sources.fields import PICTURES, age_of, sex_of
+    from fedtar_flare.data.sources.fields import PICTURES, age_of, moment_of, sex_of
 
     given = {name: value for name, value in patient.items() if value is not None}
     before: Path | None = given.get("prior_image")
@@ -373,28 +353,23 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
         read: dict[str, Any] = {
             "patient_id": first(header, "PatientID"),
             "sex": sex_of(first(header, "PatientSex")),
+            "age": _if_readable(age_of, first(header, "PatientAge")),
         }
-        try:
-            read["age"] = age_of(first(header, "PatientAge"))
-        except DataError:
-            read["age"] = None
         given = {**{name: value for name, value in read.items() if value}, **given}
         modality = modality or ("radiograph" if first(header, "Modality") in ("CR", "DX") else "ct")
     if modality is None:
         modality = "radiograph" if image.suffix.lower() in PICTURES else "ct"
-    if header is not None and before is not None and "prior_days" not in given:
-        earlier = next(headers(before), None)
-        dates = [None if one is None else _moment(one) for one in (earlier, header)]
-        if dates[0] is not None and dates[1] is not None:
+    if before is not None and "prior_days" not in given:
+        both = [one for one in (next(headers(before), None), header) if one is not None]
+        dates = [_if_readable(moment_of, first(one, "StudyDate"), first(one, "StudyTime")) for one in both]
+        if len(dates) == 2 and None not in dates:
             given["prior_days"] = (dates[1] - dates[0]).total_seconds() / 86_400
     return Study(image, modality, **given)
 
 
-def _moment(header: Any) -> datetime | None:
-    """Date and time of a study by its header; None where it has no readable date."""
-    from fedtar_flare.data.sources.fields import moment_of
-
+def _if_readable(read: Callable[..., Any], *texts: str) -> Any:
+    """What ``read`` makes of a header's values; None where it refuses them."""
     try:
-        return moment_of(first(header, "StudyDate"), first(header, "StudyTime"))
+        return read(*texts)
     except DataError:
         return None

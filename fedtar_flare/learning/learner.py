@@ -21,7 +21,7 @@ from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import TrainingConfig
 from fedtar_flare.learning.patient_privacy import add_private_gradients, generator_of, poisson_batches
 from fedtar_flare.learning.site_model import SiteModel
-from fedtar_flare.learning.training import Trained, Validated, adamw, batches, limit_norm, parts, retry_smaller_batch
+from fedtar_flare.learning.training import Trained, Validated, adamw, batches, parts, retry_smaller_batch
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.protocol.lora_ranks import factor
 
@@ -87,7 +87,8 @@ class ReportLearner(SiteModel):
         loss = self._accumulate(samples, seed)
         self.after_backward(start)
         parts = (list(self.shared_parameters.values()), list(self.personal_parameters()))
-        norms = [limit_norm(parameters, self.training.max_grad_norm) for parameters in parts]
+        limit = self.training.max_grad_norm or math.inf
+        norms = [nn.utils.clip_grad_norm_(parameters, limit) for parameters in parts]
         numbers = torch.stack([value.to(loss) for value in (loss, *norms)])
         found, *lengths = numbers.tolist()  # the only time in an update that the processor waits for a GPU
         if not all(map(math.isfinite, (found, *lengths))):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -29,7 +29,7 @@ from fedtar_flare.learning.training import augmented, retry_smaller_batch
 from fedtar_flare.models.adapters.lora import (
     adapter_config,
     add_lora,
-    extra_names,
+    extra_parameters,
     load_shared_state,
     shared_state,
     whole_start,
@@ -113,7 +113,7 @@ class SiteModel:
         self.fingerprint = fingerprint(generator)
         if restored is None:
             self.extend(generator)
-            require_trained(generator, model, extra_names(generator, lora.exchange))
+            require_trained(generator, model, extra_parameters(generator, lora.exchange))
             self.model = self.adapt(generator, lora, seed).to(self.device)
         else:
             self.model = restored(generator).to(self.device)
@@ -169,7 +169,7 @@ class SiteModel:
     ) -> Tensor:
         """Mean token loss of each of the B reports, shape (B,), float32; with ``prompts`` (B, D, E) in training."""
         input_ids, labels = self.tokenizer.batch([sample.visit.report for sample in samples])
-        with self._computing(samples, personal):
+        with self._autocasting(), self.context(samples, personal):
             ids, labels = input_ids.to(self.device), labels.to(self.device)
             tokens = self.tokens(samples, images)
             return self.generator(images, ids, labels, tokens=tokens, prompts=prompts)
@@ -283,7 +283,7 @@ class SiteModel:
     @torch.no_grad()
     def generate(self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True) -> list[str]:
         """Reports written by beam search."""
-        with self._computing(samples, personal):
+        with self._autocasting(), self.context(samples, personal):
             ids = self.generator.generate(
                 images,
                 tokens=self.tokens(samples, images),
@@ -366,10 +366,5 @@ class SiteModel:
         rows = [row for p in passes for row in report_rows(samples, texts[p], losses[p], personal=p, labels=labelled)]
         return Evaluated(scores[True], scores.get(False), rows, samples, texts[True])
 
-    @contextmanager
-    def _computing(self, samples: Sequence[Sample], personal: bool) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self._autocast:
-                stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
-            stack.enter_context(self.context(samples, personal))
-            yield
+    def _autocasting(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast)

@@ -81,13 +81,6 @@ def retry_smaller_batch(size: int, run: Callable[[int], _Result]) -> _Result:
         logger.warning("out of GPU memory: going on with micro-batches of %d reports (same result)", size)
 
 
-def limit_norm(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
-    """Scale the gradients to a joint norm of at most ``limit`` (0: leave them); returns the norm that they had."""
-    if limit:
-        return nn.utils.clip_grad_norm_(parameters, limit)
-    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-
-
 def adamw(parameters: Sequence[Any], **settings: Any) -> torch.optim.AdamW:
     """Of parameters or groups of them; one kernel for all where they are on a GPU."""
     tensors = (tensor for one in parameters for tensor in (one["params"] if isinstance(one, dict) else [one]))

@@ -35,7 +35,7 @@ from torch import nn
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning.learner import ReportLearner
-from fedtar_flare.learning.training import Trained, limit_norm
+from fedtar_flare.learning.training import Trained
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer, PooledSite
 from fedtar_flare.protocol.contract import LORA_NAMES, Group
@@ -143,7 +143,7 @@ class ScaffoldLearner(ReportLearner):
     def after_backward(self, start: Mapping[str, torch.Tensor]) -> None:
         """Clip, then ``grad += c - c_i``; a batch whose gradient is not finite will be skipped and does not count."""
         parameters = self.shared_parameters
-        limit_norm(list(parameters.values()), self.training.max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(parameters.values(), self.training.max_grad_norm or math.inf)
         gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in parameters.items()}
         if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values()):
             return

@@ -23,9 +23,10 @@ def build_tokenizer(config: ModelConfig) -> ReportTokenizer:
     return ReportTokenizer.load(asset(config.tokenizer, "tokenizer.json", "tokenizer"), config.max_length)
 
 
-def class_of(config: ModelConfig) -> type[ReportGenerator]:
-    """Of the family."""
-    return VisionLanguageGenerator if config.family == "vlm" else ReportGenerator
+def make_model(config: ModelConfig, load_pretrained: bool) -> ReportGenerator:
+    """The model of the family, without a checkpoint of the whole; with ``load_pretrained``, its parts have theirs."""
+    kind = VisionLanguageGenerator if config.family == "vlm" else ReportGenerator
+    return kind(config, build_tokenizer(config), load_pretrained=load_pretrained)
 
 
 def build_model(config: ModelConfig) -> ReportGenerator:
@@ -35,9 +36,8 @@ def build_model(config: ModelConfig) -> ReportGenerator:
     Raises ConfigError where weights are missing or do not fit, a model cannot be fetched, or sizes clash.
     """
     load_libraries()
-    tokenizer = build_tokenizer(config)
     weights = None if config.weights in (None, RANDOM) else asset(config.weights, "model.safetensors", "weights")
-    model = class_of(config)(config, tokenizer, load_pretrained=config.weights is None)
+    model = make_model(config, load_pretrained=config.weights is None)
     if weights is not None:
         load_weights(model, weights)
         model.untrained = ()

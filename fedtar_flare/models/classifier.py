@@ -36,12 +36,7 @@ _LEFT = ("head", "fc", "classifier", *_DECODER)
 """Classification heads and the decoder of a masked autoencoder (RETFound), which a published file may have."""
 _HEAD_STD = 0.02
 _HEAD = ("head.weight", "head.bias")
-_TARGETS = {
-    ("cvt", "lora"): ("encoder.*.projection_query", "encoder.*.projection_key", "encoder.*.projection_value"),
-    ("cvt", "ia3"): ("encoder.*.projection_key", "encoder.*.projection_value"),
-    ("other", "lora"): ("encoder.*.blocks.*.qkv",),
-    ("other", "ia3"): ("encoder.*.blocks.*.qkv",),
-}
+_ADAPTED = {"lora": ("query", "key", "value"), "ia3": ("key", "value")}
 SIZES: dict[str, dict[str, tuple[int, int, int]]] = {
     "vit": {
         "embed_dim": (64, 8, 1 << 16),
@@ -119,8 +114,9 @@ class ClassifierConfig(ImageModelConfig):
 
     def adapted_layers(self) -> tuple[str, ...]:
         """``targets``, or what stands for None."""
-        family = "cvt" if self.encoder in ("small", "tiny") else "other"
-        return self.targets or _TARGETS[family, self.adapter]
+        if self.encoder in ("small", "tiny"):
+            return self.targets or tuple(f"encoder.*.projection_{name}" for name in _ADAPTED[self.adapter])
+        return self.targets or ("encoder.*.blocks.*.qkv",)
 
 
 class Classifier(nn.Module):

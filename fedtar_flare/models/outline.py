@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,7 +12,7 @@ from torch import nn
 
 from fedtar_flare.globs import matches
 from fedtar_flare.imaging.batch import ImageBatch
-from fedtar_flare.models.build import build_tokenizer, class_of
+from fedtar_flare.models.build import make_model
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.sources import load_libraries
@@ -38,7 +38,8 @@ class Outline:
 
     def targeted(self, globs: Sequence[str]) -> list[str]:
         """Layers that globs pick for LoRA, barred ones among them, sorted."""
-        return _matching({*self.linear, *self.barred} - set(self.tensors), globs)
+        layers = {*self.linear, *self.barred} - set(self.tensors)
+        return [name for name in sorted(layers) if matches(name, globs)]
 
     def lora_values(self, globs: Sequence[str], rank: int) -> int:
         """How many values LoRA of this rank adds to the layers that it can adapt among those that are picked."""
@@ -46,7 +47,7 @@ class Outline:
 
     def exchanged(self, globs: Sequence[str]) -> list[str]:
         """Parameters that globs pick, sorted."""
-        return _matching(self.tensors, globs)
+        return [name for name in sorted(self.tensors) if matches(name, globs)]
 
 
 _EVERYWHERE = (
@@ -68,9 +69,8 @@ def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lam
     load_libraries()
     from transformers.pytorch_utils import Conv1D
 
-    tokenizer = build_tokenizer(config)
     with torch.device("meta"):
-        model = class_of(config)(config, tokenizer, load_pretrained=False)
+        model = make_model(config, load_pretrained=False)
     modules = {n: module for n, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))}
     output = model.decoder.get_output_embeddings()
     barred = {n for n, module in modules.items() if isinstance(module, nn.Embedding) or module is output}
@@ -103,7 +103,7 @@ def kept_of_images(config: ModelConfig) -> tuple[int, int, Any]:
 
     adapted = {*outline(config).targeted(config.lora_targets)}
     with torch.device("meta"):
-        model = class_of(config)(config, build_tokenizer(config), load_pretrained=False).eval()
+        model = make_model(config, load_pretrained=False).eval()
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.rpartition(".")[0] in adapted)
         there = torch.ones(1, config.slices)
@@ -118,7 +118,3 @@ def kept_of_images(config: ModelConfig) -> tuple[int, int, Any]:
     for parameter in model.parameters():
         found.pop(parameter.untyped_storage()._cdata, None)
     return sum(storage.nbytes() for storage in found.values()), tokens, model.decoder.config
-
-
-def _matching(names: Iterable[str], globs: Sequence[str]) -> list[str]:
-    return [name for name in sorted(names) if matches(name, globs)]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtar_flare.models.sources import NO_CODE, fetching, quiet_loading, require_room
+from fedtar_flare.models.sources import NO_CODE, fetching, load_or_make, quiet_loading, require_room
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "4bit": torch.bfloat16}
 """What weights are, or what four bits are computed in."""
@@ -98,12 +98,6 @@ def build_prefix_decoder(
     with fetching("decoder", name), quiet_loading():
         config = AutoConfig.from_pretrained(name, **NO_CODE)
         require_room(name, config, length, vocab_size)
-        if not load_pretrained:
-            lm = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype], **NO_CODE)
-            return PrefixDecoder(lm), tuple(f"lm.{key}" for key, _ in lm.named_parameters())
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            name, config=config, dtype=DTYPES[dtype], output_loading_info=True, **NO_CODE
-        )
-        lm, info = loaded
-        missing = tuple(f"lm.{key}" for key, _ in lm.named_parameters() if key in info["missing_keys"])
-    return PrefixDecoder(lm), missing
+        kept = name if load_pretrained else None
+        lm, untrained = load_or_make(AutoModelForCausalLM, config, kept, dtype=DTYPES[dtype])
+    return PrefixDecoder(lm), tuple(f"lm.{key}" for key in untrained)

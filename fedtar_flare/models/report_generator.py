@@ -60,12 +60,8 @@ class ReportGenerator(nn.Module):
             self.projection = nn.Linear(self.encoder.width, decoder.config.hidden_size, bias=False)
             self.register_module("image_layers", image_layers(config) if config.of_paper else None)
             self.decoder: Any = decoder
-        self._recomputed: RecomputedLayers | None = None
-        self.register_module("diagnosis", None)
+        self._write_by(config, tokenizer)
         self.prior_marks = PriorMarks(decoder.config.hidden_size)
-        self.max_length, self.num_beams = config.max_length, config.num_beams
-        self.bos_id, self.eos_id, self.pad_id = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id
-        self._text_of, self._ids_of = tokenizer.decode, tokenizer.encode
         self.untrained: tuple[str, ...] = (
             *(f"encoder.{name}" for name in encoder_untrained),
             *(f"pooling.{name}" for name, _ in self.pooling.named_parameters()),
@@ -73,6 +69,14 @@ class ReportGenerator(nn.Module):
             *(f"image_layers.{name}" for name, _ in (self.image_layers or nn.Module()).named_parameters()),
             *(f"decoder.{name}" for name in decoder_untrained),
         )
+
+    def _write_by(self, config: ModelConfig, tokenizer: ReportTokenizer) -> None:
+        """What writing needs of any kind of model; nothing prompts it yet."""
+        self._recomputed: RecomputedLayers | None = None
+        self.register_module("diagnosis", None)
+        self.max_length, self.num_beams = config.max_length, config.num_beams
+        self.bos_id, self.eos_id, self.pad_id = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id
+        self._text_of, self._ids_of = tokenizer.decode, tokenizer.encode
 
     def recompute_layers(self) -> None:
         """From now on checkpoint the decoder's gradients (:class:`RecomputedLayers`); ConfigError where it cannot."""

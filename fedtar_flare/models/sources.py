@@ -135,12 +135,15 @@ def quiet_loading() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_or_make(kind: Any, config: Any, name: str | None) -> tuple[Any, tuple[str, ...]]:
-    """A transformers model of class ``kind``, pre-trained or (``name`` None) random, and its parameters left random."""
-    if name is None:
-        model = kind(config)
-        return model, tuple(key for key, _ in model.named_parameters())
+def load_or_make(kind: Any, config: Any, name: str | None, **settings: Any) -> tuple[Any, tuple[str, ...]]:
+    """A transformers model of class ``kind`` or, for an auto class, of the class that it finds; pre-trained, or random
+    where ``name`` is None; and its parameters left random. ``settings`` are such as ``dtype``, else float32.
+    """
     import torch
 
-    model, info = kind.from_pretrained(name, config=config, dtype=torch.float32, output_loading_info=True)
+    settings = {"dtype": torch.float32, **NO_CODE, **settings}
+    if name is None:
+        model = kind.from_config(config, **settings) if hasattr(kind, "from_config") else kind(config)
+        return model, tuple(key for key, _ in model.named_parameters())
+    model, info = kind.from_pretrained(name, config=config, output_loading_info=True, **settings)
     return model, tuple(key for key, _ in model.named_parameters() if key in info["missing_keys"])

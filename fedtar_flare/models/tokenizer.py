@@ -41,16 +41,13 @@ class ReportTokenizer:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(f"{path} is no readable tokenizer.json: {error}") from error
-        ids: list[int] = []
-        for token in (BOS, EOS, PAD):
-            number = tokenizer.token_to_id(token)
-            if number is None:
-                raise ConfigError(
-                    f"{path} lacks the special token {token}: take a tokenizer made by fedtar warmstart, or "
-                    "tokenizer='decoder' for the decoder's own"
-                )
-            ids.append(number)
-        return cls(tokenizer, max_length, bos_id=ids[0], eos_id=ids[1], pad_id=ids[2])
+        known = tokenizer.get_vocab()
+        if missing := [token for token in (BOS, EOS, PAD) if token not in known]:
+            raise ConfigError(
+                f"{path} lacks the special token {missing[0]}: take a tokenizer made by fedtar warmstart, or "
+                "tokenizer='decoder' for the decoder's own"
+            )
+        return cls(tokenizer, max_length, bos_id=known[BOS], eos_id=known[EOS], pad_id=known[PAD])
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, max_length: int) -> ReportTokenizer:
@@ -97,11 +94,9 @@ class ReportTokenizer:
     def batch(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """``input_ids`` (B, L), padded on the right, and ``labels``: the ids unshifted, -100 at padding (int64)."""
         import torch
+        from torch.nn.utils.rnn import pad_sequence
 
-        rows = [self.encode(text) for text in texts]
-        length = max((len(row) for row in rows), default=0)
-        input_ids = torch.full((len(rows), length), self.pad_id, dtype=torch.int64)
-        labels = torch.full((len(rows), length), IGNORED, dtype=torch.int64)
-        for i, row in enumerate(rows):
-            input_ids[i, : len(row)] = labels[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
+        rows = [torch.tensor(self.encode(text)) for text in texts]
+        input_ids = pad_sequence(rows, batch_first=True, padding_value=self.pad_id)
+        labels = pad_sequence(rows, batch_first=True, padding_value=IGNORED)
         return input_ids, labels

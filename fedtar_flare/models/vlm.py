@@ -4,10 +4,6 @@ It is given as its makers publish it: the model, its processor and its chat temp
 conversation: each visit before that is shown is an earlier turn, with its images, the days until now, and its report as
 the answer; the last turn has the present images and ``model.prompt``. Words of the report are tokens of their own after
 the prompt's, so that losses are of the report alone, and training and generation read the same prompt.
-
-Here the image, its place among the words and their positions are the model's own affair, while a ``prefix`` decoder
-gets the features of an encoder of ours as embeddings, with prompts that a method learns. So the two share tokenizer,
-losses, adapters and all that comes after them, but not the forward pass.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.config import ASSETS, ModelConfig
 from fedtar_flare.models.prefix_decoder import DTYPES
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
-from fedtar_flare.models.sources import NO_CODE, fetching, quiet_loading
+from fedtar_flare.models.sources import NO_CODE, fetching, load_or_make, quiet_loading
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
 EARLIER = "An earlier study of this patient; days before the present one: {days}."
@@ -59,11 +55,7 @@ class VisionLanguageGenerator(ReportGenerator):
             torch.manual_seed(config.seed)
             self.decoder, untrained = _model(config, load_pretrained)
         self.channels = self.decoder.config.get_text_config().hidden_size
-        self.register_module("diagnosis", None)
-        self._recomputed = None
-        self.max_length, self.num_beams = config.max_length, config.num_beams
-        self.bos_id, self.eos_id, self.pad_id = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id
-        self._text_of, self._ids_of = tokenizer.decode, tokenizer.encode
+        self._write_by(config, tokenizer)
         self.untrained = tuple(f"decoder.{name}" for name in untrained)
 
     def stage_modules(self) -> Sequence[nn.Module]:
@@ -255,17 +247,12 @@ def _model(config: ModelConfig, load_pretrained: bool) -> tuple[Any, tuple[str, 
     """The model, and the names of its parameters that stayed random."""
     from transformers import AutoConfig, AutoModelForImageTextToText, BitsAndBytesConfig
 
-    name, dtype = config.decoder_name or TINY, DTYPES[config.decoder_dtype]
+    name = config.decoder_name or TINY
+    settings: dict[str, Any] = {"dtype": DTYPES[config.decoder_dtype]}
     with fetching("decoder", name), quiet_loading():
-        if not load_pretrained:
-            described = AutoConfig.from_pretrained(name, **NO_CODE)
-            made = AutoModelForImageTextToText.from_config(described, dtype=dtype, **NO_CODE)
-            return made, tuple(key for key, _ in made.named_parameters())
-        more: dict[str, Any] = {"output_loading_info": True, **NO_CODE}
-        if config.decoder_dtype == "4bit":
+        if load_pretrained and config.decoder_dtype == "4bit":
             if find_spec("bitsandbytes") is None:
                 raise ConfigError("model.decoder_dtype '4bit' needs bitsandbytes: pip install 'fedtar_flare[vlm]'")
-            more["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, **_NF4)
-        loaded: Any = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype, **more)
-        made, info = loaded
-    return made, tuple(key for key, _ in made.named_parameters() if key in info["missing_keys"])
+            settings["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, **_NF4)
+        described = AutoConfig.from_pretrained(name, **NO_CODE)
+        return load_or_make(AutoModelForImageTextToText, described, name if load_pretrained else None, **settings)

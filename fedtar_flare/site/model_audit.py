@@ -128,7 +128,7 @@ def audit_model(
     adapter : Path
         The folder that the run left.
     model : mapping
-        Settings of the base model to override, as for :func:`fedtar_flare.learning.drafting.load_generator`.
+        Settings of the base model to override, as for :class:`~fedtar_flare.learning.drafting.Drafter`.
     say : callable
         Takes lines of progress.
     shadows : int

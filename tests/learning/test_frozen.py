@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batches import noise, rows
 
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.imaging.cache import store_computed
 from fedtar_flare.learning.frozen import FrozenStages
 from fedtar_flare.models.adapters.lora import add_lora
@@ -33,16 +33,8 @@ def generator_of(targets):
 
 def studies(*which):
     """Samples of some visits and their batch; visit i has SLICES[i] slices of noise."""
-    samples, longest = [], max(SLICES[i] for i in which)
-    images = torch.full((len(which), longest, 3, 32, 32), 99, dtype=torch.uint8)
-    mask = torch.zeros(len(which), longest, dtype=torch.bool)
-    for row, i in enumerate(which):
-        noise = torch.Generator().manual_seed(i)
-        images[row, : SLICES[i]] = torch.randint(256, (SLICES[i], 3, 32, 32), dtype=torch.uint8, generator=noise)
-        mask[row, : SLICES[i]] = True
-        visit = Visit(f"p{i}", "v1", datetime(2020, 1, 1), Path("x"), "clear", "ct")
-        samples.append(Sample(visit, None, "F", 1, "train"))
-    return samples, ImageBatch(images, torch.zeros(len(which), longest), mask)
+    visits = [Visit(f"p{i}", "v1", datetime(2020, 1, 1), Path("x"), "clear", "ct") for i in which]
+    return [Sample(visit, None, "F", 1, "train") for visit in visits], rows(noise(3, there=SLICES), list(which))
 
 
 def seen_by_first_stage(generator):

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import learners
 import pytest
 import torch
+from batches import kept_bytes
 from learners import MODEL
 from tiny_llama import write_llama
 
@@ -149,19 +150,10 @@ def test_layers_run_twice_in_training_once_elsewhere_and_never_with_dropout_of_t
 
 
 def kept(learner):
-    """Bytes of all tensors but the parameters that autograd holds for the backward pass of a batch."""
     samples = samples_of(learner)
     images = learner.images(samples)
     parameters = (*learner.model.parameters(), *learner.personal_parameters())
-    own, found = {parameter.untyped_storage()._cdata for parameter in parameters}, {}
-
-    def keep(tensor):
-        found.setdefault(tensor.untyped_storage()._cdata, tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        assert learner.training_losses(samples, images, "s").requires_grad
-    return sum(tensor.untyped_storage().nbytes() for storage, tensor in found.items() if storage not in own)
+    return kept_bytes(parameters, lambda: learner.training_losses(samples, images, "s"))
 
 
 def test_one_more_layer_keeps_its_input_and_its_patients_factors(learner_of):

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 from adapted_models import adapted, patients, shake, written_out_weights
-from batches import noise, rows
+from batches import kept_bytes, noise, rows
 from command import fedtar_here as here
 from kits import write_noise
-from learners import learner_of
+from learners import gradients, learner_of
 from tiny_vlms import FAMILIES, vlm_config, write_gemma
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -22,7 +22,6 @@ from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.labels import POSITIVE, labeler
-from fedtar_flare.learning.patient_privacy import generator_of
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedpeft import PEFTConfig, PEFTLearner
 from fedtar_flare.methods.fedtar.learner import PatientLearner
@@ -173,16 +172,9 @@ def test_size_and_memory_are_told_without_weights_and_what_is_too_large_is_refus
     weights, trained, kept = update_memory(asked, training, 0, half=False).values()
     values = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert (weights, trained) == (4 * known.parameters, 16 * values)
-    own, found = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
-
-    def keep(tensor):
-        found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(noise(3, slices=1, size=28), *tokenizer.batch([string.printable] * 3))
     logits = 8 * 3 * 40 * model.decoder.config.text_config.vocab_size  # and their gradient, which is made later
-    seen = logits + sum(storage.nbytes() for at, storage in found.items() if at not in own)
+    given = (noise(3, slices=1, size=28), *tokenizer.batch([string.printable] * 3))
+    seen = logits + kept_bytes(model.parameters(), lambda: model(*given))
     assert 0.7 < kept / seen < (3 if recomputed else 1.5), "a layer that is computed again is not seen"
     require_memory(asked, training, Timeline(1), site)
     monkeypatch.setattr("os.sysconf", lambda name: 1)
@@ -265,20 +257,14 @@ def test_findings_stand_in_what_is_asked_by_the_report_in_training_and_by_the_he
         assert read != loss and learner.write(samples[0], alone) == plain.write(samples[0], alone)
 
 
-def gradients(learner):
-    learner._random = generator_of(0, False)
-    loss = learner._accumulate(learner.cohort.samples("train")[:4], "s")
-    own = [*learner.shared_parameters.values(), *learner.personal_parameters()]
-    return loss, torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in own])
-
-
 def test_layers_computed_again_and_private_updates_give_the_gradient_and_a_resumed_site_goes_on(shown, folder):
-    settings = {"model": vlm_config(folder), "batch_size": 4, "lr": 0.01}
-    loss, plain = gradients(learner_of(shown, PatientLearner, **settings))
-    again = gradients(learner_of(shown, PatientLearner, gradient_checkpointing=True, **settings))
+    settings, samples = {"model": vlm_config(folder), "batch_size": 4, "lr": 0.01}, shown.samples("train")[:4]
+    loss, plain = gradients(learner_of(shown, PatientLearner, **settings), samples)
+    again = gradients(learner_of(shown, PatientLearner, gradient_checkpointing=True, **settings), samples)
     assert again[0] == loss and torch.equal(again[1], plain) and bool(plain.any())
     quiet = {"noise_multiplier": 1e-30, "max_grad_norm": 1e9}
-    torch.testing.assert_close(gradients(learner_of(shown, PatientLearner, **settings, **quiet))[1], plain)
+    private = gradients(learner_of(shown, PatientLearner, **settings, **quiet), samples)
+    torch.testing.assert_close(private[1], plain)
     private = learner_of(shown, PatientLearner, **settings, noise_multiplier=1.0, local_steps=1).train(None, 0)
     assert private.skipped_updates == 0 and any(bool(value.any()) for value in private.update.values())
     first, second = (learner_of(shown, PatientLearner, **settings) for _ in range(2))

@@ -8,7 +8,7 @@ from hospital_site import executor_of
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.fedpeft import METHOD, extend
 from fedtar_flare.models.adapters.kinds import add_adapter
-from fedtar_flare.models.adapters.lora import extra_names, shared_parameters
+from fedtar_flare.models.adapters.lora import extra_parameters, shared_parameters
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import preset
 from fedtar_flare.runtime.recipe import MethodRecipe
@@ -126,7 +126,7 @@ def values(kind, exchange=()):
         sizes = {"targets": config.lora_targets, "rank": lora.rank, "alpha": lora.alpha}
         peft_model = add_adapter(generator, kind, **sizes, seed=0, extra=lora.exchange)
         return sum(p.numel() for p in shared_parameters(peft_model).values())
-    return sum(generator.get_parameter(name).numel() for name in extra_names(generator, lora.exchange))
+    return sum(parameter.numel() for parameter in extra_parameters(generator, lora.exchange).values())
 
 
 BYTES = {

@@ -7,7 +7,7 @@ from argparse import Namespace
 
 import pytest
 import torch
-from batches import noise
+from batches import noise, padded
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.batch import ImageBatch
@@ -84,13 +84,8 @@ def test_slices_that_are_padding_do_not_count_and_the_others_count_alike():
     model = build_classifier(TINY)
     load_shared_state(model, moved(model))
     batch = noise(2, 3)
-    padded = ImageBatch(
-        torch.cat([batch.images, torch.full_like(batch.images[:, :2], 77)], 1),
-        torch.zeros(2, 5),
-        torch.cat([batch.slice_mask, torch.zeros(2, 2, dtype=torch.bool)], 1),
-    )
     turned = ImageBatch(batch.images.flip(1), batch.position_mm, batch.slice_mask)
-    torch.testing.assert_close(model(padded), model(batch), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model(padded(batch, 2)), model(batch), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(model(turned), model(batch), rtol=1e-5, atol=1e-6)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from batches import noise
+from batches import noise, padded
 from torch.nn import functional as F
 
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
@@ -54,13 +54,11 @@ def test_a_masked_row_is_as_without_and_padding_changes_nothing(model, tokenizer
     prior.images.slice_mask[0], prior.text_mask[0] = False, False
     expected = torch.stack([without[0], base[1], base[2]])
     torch.testing.assert_close(losses(model, tokenizer, prior), expected, rtol=1e-5, atol=1e-6)
-    padded = before(tokenizer)
-    padded.input_ids = F.pad(padded.input_ids, (0, 5), value=tokenizer.pad_id)
-    padded.text_mask = F.pad(padded.text_mask, (0, 5), value=False)
-    padded.images.images = F.pad(padded.images.images, (0, 0, 0, 0, 0, 0, 0, 2), value=77)
-    padded.images.position_mm = F.pad(padded.images.position_mm, (0, 2), value=999.0)
-    padded.images.slice_mask = F.pad(padded.images.slice_mask, (0, 2), value=False)
-    torch.testing.assert_close(losses(model, tokenizer, padded), base, rtol=1e-5, atol=1e-6)
+    longer = before(tokenizer)
+    longer.input_ids = F.pad(longer.input_ids, (0, 5), value=tokenizer.pad_id)
+    longer.text_mask = F.pad(longer.text_mask, (0, 5), value=False)
+    longer.images = padded(longer.images, 2)
+    torch.testing.assert_close(losses(model, tokenizer, longer), base, rtol=1e-5, atol=1e-6)
 
 
 def test_the_codes_are_no_weights_and_the_same_for_every_model_of_a_width(model):

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from batches import noise, rows
+from batches import noise, padded, rows
 
-from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 
@@ -24,15 +23,6 @@ def model():
 @pytest.fixture(scope="module")
 def tokenizer():
     return build_tokenizer(CONFIG)
-
-
-def pad(batch: ImageBatch, extra: int) -> ImageBatch:
-    b = batch.images.shape[0]
-    return ImageBatch(
-        torch.cat([batch.images, torch.full((b, extra, *batch.images.shape[2:]), 99, dtype=torch.uint8)], 1),
-        torch.cat([batch.position_mm, torch.full((b, extra), 777.0)], 1),
-        torch.cat([batch.slice_mask, torch.zeros(b, extra, dtype=torch.bool)], 1),
-    )
 
 
 def test_loss_of_each_report_is_the_mean_over_its_tokens(model, tokenizer):
@@ -56,11 +46,10 @@ def test_loss_stays_float32_under_autocast(model, tokenizer):
 
 
 def test_padded_slices_change_nothing(model, tokenizer):
-    batch = noise(3)
-    padded = pad(batch, 3)
+    batch, longer = noise(3), padded(noise(3), 3)
     input_ids, labels = tokenizer.batch(REPORTS)
-    torch.testing.assert_close(model(padded, input_ids, labels), model(batch, input_ids, labels), rtol=1e-5, atol=1e-5)
-    assert torch.equal(model.generate(padded), model.generate(batch))
+    torch.testing.assert_close(model(longer, input_ids, labels), model(batch, input_ids, labels), rtol=1e-5, atol=1e-5)
+    assert torch.equal(model.generate(longer), model.generate(batch))
 
 
 def test_position_and_image_both_reach_the_loss(model, tokenizer):
@@ -74,7 +63,7 @@ def test_position_and_image_both_reach_the_loss(model, tokenizer):
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_batch_of_beams_equals_single_ones(model, beams):
-    batch = pad(noise(4), 1)
+    batch = padded(noise(4), 1)
     batch.slice_mask[2, 2:] = False
     together = model.generate(batch, num_beams=beams, max_length=24)
     assert together.dtype == torch.int64 and (together[:, 0] == model.bos_id).all()
@@ -86,7 +75,7 @@ def test_a_batch_of_beams_equals_single_ones(model, beams):
 
 
 def test_beams_share_what_they_attend_to_in_an_image(model, monkeypatch):
-    batch = pad(noise(4), 1)
+    batch = padded(noise(4), 1)
     batch.slice_mask[2, 2:] = False
     written = model.generate(batch, num_beams=4, max_length=24)
     monkeypatch.setattr("fedtar_flare.models.cross_decoder._beam_cache", dict)  # transformers' own

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from fedtar_flare.data.minimum_cell import winsorised_mean
 from fedtar_flare.errors import DataError
-from fedtar_flare.learning.training import limit_norm, parts, require_finite
+from fedtar_flare.learning.training import parts, require_finite
 from fedtar_flare.methods.fedkei.config import LearnerSettings
 from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL
 from fedtar_flare.methods.fedkei.mixing import Kind, Vectors, combined, first_order, inner_steps, origin_of
@@ -213,7 +213,8 @@ class TaskLearner(TaskModel):
                         add_curvature(gradients, own, curvature)
                     for name, parameter in own.items():
                         parameter.grad = gradients[name]
-                    if math.isfinite(loss) and math.isfinite(limit_norm(list(own.values()), 0)):
+                    norm = nn.utils.get_total_norm(gradients.values())
+                    if math.isfinite(loss) and math.isfinite(norm):
                         optimizer.step()
                         read += self.read
                     else:

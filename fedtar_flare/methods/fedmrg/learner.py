@@ -211,9 +211,6 @@ class FedMRGLearner(ReportLearner):
             kept |= {s.visit: value for s, value in zip(samples, values.tolist(), strict=True)}
         return losses
 
-    def _autocasting(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast)
-
     @property
     def _labeler(self) -> Labeler:
         return labeler(self._fedmrg.labeler, PROMPTS[self._fedmrg.prompts]["prompt_classes"])

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.models.adapters.lora import add_lora, extra_names, keep_extras, target_names
+from fedtar_flare.models.adapters.lora import add_lora, extra_parameters, keep_extras, target_names
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ def add_adapter(
 
     if kind == "loha":
         take_linear(model, targets)
-    names = target_names(model, targets)
-    extras = {name: model.get_parameter(name) for name in extra_names(model, extra)}
+    names, extras = target_names(model, targets), extra_parameters(model, extra)
     config: PeftConfig
     if kind == "adalora":
         target = max(1, rank // 2) if target_rank is None else target_rank
@@ -123,8 +122,7 @@ def add_ia3(model: nn.Module, *, targets: Sequence[str], extra: Sequence[str] = 
     """IA3's factors on the targeted layers of ``model`` (changed in place); arguments as of :func:`add_adapter`."""
     from peft import IA3Config, get_peft_model
 
-    names = target_names(model, targets)
-    extras = {name: model.get_parameter(name) for name in extra_names(model, extra)}
+    names, extras = target_names(model, targets), extra_parameters(model, extra)
     peft_model = get_peft_model(model, IA3Config(target_modules=names, feedforward_modules=[]))
     for name in names:
         factor = peft_model.get_base_model().get_parameter(f"{name}.ia3_l.{DEFAULT_ADAPTER}")
@@ -145,7 +143,7 @@ def without_adapter(model: nn.Module, extra: Sequence[str]) -> Bare:
     """``model`` without any adapter: the extras, of which there must be some, are trained and travel; nothing else."""
     if not extra:
         raise ConfigError("without an adapter, lora.exchange must name the parameters that are trained and travel")
-    extras = {name: model.get_parameter(name) for name in extra_names(model, extra)}
+    extras = extra_parameters(model, extra)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     bare = Bare(model)

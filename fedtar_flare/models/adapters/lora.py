@@ -81,7 +81,7 @@ def add_lora(
         what = "extras belong to the first adapter" if extra else "the model has an adapter of this name"
         raise ConfigError(f"adapter {adapter!r}: {what}")
     names = target_names(adapted.get_base_model() if adapted else model, targets)
-    extras = {name: model.get_parameter(name) for name in extra_names(model, extra)}
+    extras = extra_parameters(model, extra)
     scale = int(alpha) if alpha == int(alpha) else alpha  # PEFT declares an integer and divides by the rank
     here = own_rank or rank
     config = LoraConfig(
@@ -168,23 +168,23 @@ def swapped_weights(
         load_shared_state(peft_model, before, adapter)
 
 
-def extra_names(model: nn.Module, extra: Sequence[str]) -> tuple[str, ...]:
-    """First name of every parameter that the globs pick under any of its names (tied weights have two).
+def extra_parameters(model: nn.Module, extra: Sequence[str]) -> dict[str, nn.Parameter]:
+    """What the globs pick under any of its names (tied weights have two), by its first name, sorted.
 
     Raises ConfigError where one is invalid, or matches nothing that it could pick.
     """
     _require_globs("extra", extra, len(extra))  # drafting names every tensor of a file
     first: dict[int, str] = {}
-    names = set()
+    found: dict[str, nn.Parameter] = {}
     unmatched = {glob for glob in extra if glob[0] != "!"}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first.setdefault(id(parameter), name)
         unmatched -= {glob for glob in unmatched if matches(name, [glob])}
         if matches(name, extra):
-            names.add(first[id(parameter)])
+            found[first[id(parameter)]] = parameter
     if unmatched:
         raise ConfigError(f"extra {min(unmatched)!r} matches no parameter of {type(model).__name__}")
-    return tuple(sorted(names))
+    return dict(sorted(found.items()))
 
 
 def shared_parameters(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, nn.Parameter]:
