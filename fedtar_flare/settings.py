@@ -118,13 +118,12 @@ class RunSettings(dict[str, Any]):
         return {name: group.to_dict() for name, group in self.items()}
 
 
-def check_names(names: Collection[Any], known: Collection[str], where: str) -> None:
+def check_names(names: Collection[Any], known: Collection[str], where: str, what: str = "setting") -> None:
     """Refuse an unknown name; the :class:`ConfigError` gives the nearest known one, and all of them."""
     for name in names:
         if name not in known:
-            raise ConfigError(
-                f"{where}: unknown setting '{name}'{nearest(str(name), known)} (known: {', '.join(known)})"
-            )
+            hint = f"{nearest(str(name), known)} (known: {', '.join(known)})"
+            raise ConfigError(f"{where}: unknown {what} '{name}'{hint}")
 
 
 def nearest(word: str, known: Collection[str]) -> str:

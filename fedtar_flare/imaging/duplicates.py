@@ -1,8 +1,7 @@
 """The same picture under several patients, found by comparing small versions of images.
 
 Copies of a radiograph or CT (compressed again, resized, in another window) correlate above :data:`SAME`; images of two
-people did not (``docs/reference/image-readers.md`` has the figures). A perceptual hash would not help: chest images are
-so alike that 6 % of the pairs of 5,030 radiographs differ in at most 8 of the 64 bits of a difference hash.
+people did not. ``docs/reference/image-readers.md`` has the figures, and says why it is no perceptual hash.
 """
 
 import logging

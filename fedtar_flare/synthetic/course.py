@@ -6,9 +6,8 @@ the order nor the process in which patients are made changes them.
 Planted effects, all switchable in ``CohortOptions`` and written to the truth:
 
 - **change**: from a known time step on, the reports of a known group (women by default) are written in the
-  site's second wording, and consolidations appear more often in everybody. Other kinds change one thing alone: the
-  wording at once (``template``), kind of finding by kind of finding until the last step (``gradual``) or for two steps
-  (``reverted``), the scanner, or how frequent one finding is (``epidemic``: rare before, then common).
+  site's second wording, and consolidations appear more often in everybody; the other kinds (``CohortOptions.change``)
+  change one thing alone.
 - **age and wording**: from 65 years on, the sentence on the bones is another one. The image does not show it.
 - **age, sex and prevalence**: emphysema and cardiomegaly are more frequent from 65 on, emphysema in men,
   lymphadenopathy in women.

@@ -18,7 +18,7 @@ from fedtar_flare.data.cohort import Patient, Sex, Visit, order_in_time
 from fedtar_flare.data.report_text import CLEANINGS, check_sections, clean_report, select_sections
 from fedtar_flare.data.splits import Split
 from fedtar_flare.errors import ConfigError, DataError, within
-from fedtar_flare.settings import nearest
+from fedtar_flare.settings import check_names, nearest
 
 logger = logging.getLogger(__name__)
 _LOGGED: set[int] = set()
@@ -54,11 +54,8 @@ class Reading:
 
         Raises :class:`ConfigError` for an unknown option, with the nearest known one, or a value that is not allowed.
         """
-        where, known = f"source '{source}'", [*own, *COMMON_OPTIONS]
-        for name in options:
-            if name not in known:
-                hint = f"{nearest(str(name), known)} (known: {', '.join(sorted(known))})"
-                raise ConfigError(f"{where}: unknown option '{name}'{hint}")
+        where = f"source '{source}'"
+        check_names(options, sorted([*own, *COMMON_OPTIONS]), where, "option")
         chosen = {name: options.get(name, allowed[0]) for name, allowed in CHOICES.items()}
         for name, value in chosen.items():
             if value not in CHOICES[name]:
