@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.cache import Prepared
 
 
@@ -43,17 +42,9 @@ class ImageBatch:
 
 
 def collate(prepared: Sequence[Prepared]) -> ImageBatch:
-    """Stack prepared images; those with fewer slices are padded with zeros and masked.
-
-    Raises :class:`DataError` ``empty-batch``, or ``mixed-size`` when the sizes in plane differ.
-    """
-    if not prepared:
-        raise DataError("an empty batch", reason="empty-batch")
-    sizes = {item.image.shape[1:] for item in prepared}
-    if len(sizes) > 1:
-        raise DataError(f"images of different sizes in one batch: {sorted(sizes)}", reason="mixed-size")
+    """Stack prepared images, at least one; those with fewer slices are padded with zeros and masked."""
     slices = max(item.image.shape[0] for item in prepared)
-    images = np.zeros((len(prepared), slices, *sizes.pop()), np.uint8)
+    images = np.zeros((len(prepared), slices, *prepared[0].image.shape[1:]), np.uint8)
     positions = np.zeros((len(prepared), slices), np.float32)
     mask = np.zeros((len(prepared), slices), bool)
     for i, item in enumerate(prepared):

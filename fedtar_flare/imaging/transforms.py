@@ -167,8 +167,6 @@ class LungSlicesd(_Changes):
 
     def __init__(self, keys: KeysCollection, slices: int = 16):
         super().__init__(keys)
-        if slices < 1:
-            raise ConfigError(f"slices must be at least 1, not {slices}")
         self.slices = slices
 
     def change(self, out: dict[Hashable, Any], key: Hashable) -> None:
@@ -240,8 +238,6 @@ class HUWindowsd(_Changes):
 
     def __init__(self, keys: KeysCollection, windows: Sequence[tuple[float, float]] = WINDOWS):
         super().__init__(keys)
-        if not windows or any(width <= 0 for _, width in windows):
-            raise ConfigError(f"windows are (level, width) with a positive width, not {windows}")
         values = np.arange(1 << 16, dtype=np.uint16).view(np.int16).astype(np.float32)
         self._tables = [
             np.rint(np.clip((values - (level - width / 2)) * (255 / width), 0, 255)).astype(np.uint8)
@@ -264,8 +260,6 @@ class SquareResized(_Changes):
 
     def __init__(self, keys: KeysCollection, size: int):
         super().__init__(keys)
-        if size < 1:
-            raise ConfigError(f"size must be at least 1, not {size}")
         self.size = size
 
     def change(self, out: dict[Hashable, Any], key: Hashable) -> None:

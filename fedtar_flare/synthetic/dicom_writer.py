@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
 _SERIES = read_yaml(Path(__file__).with_name("ct_series.yaml"), "attributes of a CT series")
-LOWEST_HU, HIGHEST_HU = -1024, 3071
-"""Range of twelve stored bits with an intercept of -1024."""
+LOWEST_HU = -1024
+"""The intercept of the stored values, which have twelve bits."""
 
 
 def content_uid(*parts: object) -> str:
@@ -47,16 +47,18 @@ def write_ct_series(
 ) -> list[Path]:
     """Write one axial series, ``0001.dcm`` and so on, from the feet to the head; returns its files in this order.
 
-    ``hu`` (z, y, x) holds Hounsfield units from -1024 to 3071; z rises to the head, y to the back, x to the patient's
-    left. The z of ``spacing_mm`` (z, y, x) is slice spacing and thickness. Whole years of ``age`` are written. ``seed``
-    enters the identifiers, to keep two cohorts apart. Raises :class:`DataError` ``wrong-volume`` (shape, type or
-    range), ``wrong-spacing``, ``wrong-patient-id`` (over 64 characters, a backslash) or ``age-out-of-range``.
+    ``hu`` (z, y, x) holds whole Hounsfield units from -1024 to 3071; z rises to the head, y to the back, x to the
+    patient's left. The z of ``spacing_mm`` (z, y, x) is slice spacing and thickness. Whole years of ``age`` are
+    written. ``seed`` enters the identifiers, to keep two cohorts apart. Raises :class:`DataError` ``wrong-patient-id``
+    (over 64 characters, a backslash).
     """
     from pydicom.filebase import DicomBytesIO
     from pydicom.filewriter import write_file_meta_info
     from pydicom.uid import UID
 
-    _check(hu, spacing_mm, patient_id, age)
+    if not 1 <= len(patient_id) <= 64 or "\\" in patient_id:
+        text = f"patient id {patient_id!r} must have 1 to 64 characters, none a backslash"
+        raise DataError(text, reason="wrong-patient-id")
     slices, rows, columns = hu.shape
     dz, dy, dx = spacing_mm
     origin_mm = (-(columns - 1) / 2 * dx, -(rows - 1) / 2 * dy, -(slices - 1) / 2 * dz)
@@ -109,26 +111,6 @@ def _encoded(elements: Dataset) -> bytes:
     file.is_little_endian, file.is_implicit_VR = True, False
     write_dataset(file, elements)
     return file.getvalue()
-
-
-def _check(hu: np.ndarray, spacing_mm: tuple[float, float, float], patient_id: str, age: float | None) -> None:
-    if hu.ndim != 3 or 0 in hu.shape or not np.issubdtype(hu.dtype, np.integer):
-        raise DataError(
-            f"a CT volume is an integer array (z, y, x), not {hu.dtype} {hu.shape}; round it first",
-            reason="wrong-volume",
-        )
-    if hu.min() < LOWEST_HU or hu.max() > HIGHEST_HU:
-        raise DataError(
-            f"HU from {hu.min()} to {hu.max()} do not fit {LOWEST_HU} to {HIGHEST_HU}; clip them", reason="wrong-volume"
-        )
-    if len(spacing_mm) != 3 or not all(np.isfinite(s) and s > 0 for s in spacing_mm):
-        raise DataError(f"spacing {spacing_mm} must be three positive lengths (z, y, x) in mm", reason="wrong-spacing")
-    if not 1 <= len(patient_id) <= 64 or "\\" in patient_id:
-        raise DataError(
-            f"patient id {patient_id!r} must have 1 to 64 characters, none a backslash", reason="wrong-patient-id"
-        )
-    if age is not None and not 0 <= age < 1000:
-        raise DataError(f"age {age} cannot be written to DICOM; give years or None", reason="age-out-of-range")
 
 
 def _decimal(value: float) -> str:

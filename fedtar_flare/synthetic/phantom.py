@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic import lesions
 from fedtar_flare.synthetic.scanner import Scanner
-from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, SIZES, kind_of, side_of
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, kind_of, side_of
 
 AIR, FAT, MUSCLE, LIVER, SPLEEN, MARROW, CORTEX = -1000.0, -105.0, 45.0, 62.0, 52.0, 220.0, 620.0
 LUNG = -818.0
@@ -55,12 +54,8 @@ def draw_anatomy(rng: np.random.Generator) -> Anatomy:
 def render(anatomy: Anatomy, findings: Mapping[str, int], scanner: Scanner, rng: np.random.Generator) -> np.ndarray:
     """Draw one visit: int16 HU (slices, matrix, matrix) within [-1024, 3071].
 
-    ``findings`` are ids and sizes, 1 (small) to 3 (large), ConfigError for an unknown one; ``rng`` is the visit's, for
-    breath, position and noise.
+    ``findings`` are ids and sizes, 1 (small) to 3 (large); ``rng`` is the visit's, for breath, position and noise.
     """
-    for name, size in findings.items():
-        if name not in FINDINGS or not 1 <= size <= len(SIZES):
-            raise ConfigError(f"finding {name!r} of size {size!r} is unknown; sizes are 1 to {len(SIZES)}")
     shift = rng.uniform([-3, -6, -6], [3, 6, 6])
     breath = float(rng.uniform(-4, 4)) - 8.0 * findings.get("emphysema", 0)
     canvas = lesions.Canvas.of(scanner, shift)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_yaml
 from fedtar_flare.synthetic.reports import Wording
 from fedtar_flare.synthetic.vocabulary import KINDS
@@ -45,8 +44,6 @@ def wording_of(style: int, share: float, own_words: float = 1.0) -> Wording:
     ``share`` of the kinds of finding are in its second wording (0: before the planted change, 1: after it), and
     ``own_words`` of them in the words of the style, the others in those of style 1.
     """
-    if not 1 <= style <= len(STYLES):
-        raise ConfigError(f"reporting style {style} does not exist; styles are 1 to {len(STYLES)}")
     common, own = (_mixed(*STYLES[number - 1], share) for number in (1, style))
     return _mixed(common, own, own_words)
 

@@ -10,7 +10,6 @@ from refused import refused
 
 from fedtar_flare.curation.identifiers import KINDS, find_identifiers
 from fedtar_flare.data.report_text import (
-    CLEANINGS,
     SECTIONS,
     check_sections,
     clean_report,
@@ -192,11 +191,8 @@ def test_r2gen_by_hand(text, cleaned):
     assert clean_report(text, "r2gen-v1").split() == cleaned.split()
 
 
-def test_none_is_the_text_as_stored_and_others_are_refused():
+def test_none_is_the_text_as_stored():
     assert clean_report(" As\nStored.. ") == " As\nStored.. "
-    with pytest.raises(ConfigError, match="r2gen-v2"):
-        clean_report("x", "r2gen-v2")
-    assert CLEANINGS[0] == "none"
 
 
 @given(TEXTS)

@@ -222,16 +222,3 @@ def test_a_whole_series_against_pydicom(shared_data):
     for i in (0, 31, 63):
         lps = np.diag([-1, -1, 1, 1]) @ volume.affine @ [0, 0, i, 1]
         assert lps[:3] == pytest.approx(np.array(slices[i].ImagePositionPatient, float))
-
-
-@pytest.mark.shared_data
-def test_a_whole_series_against_simpleitk(shared_data):
-    sitk = pytest.importorskip("SimpleITK")
-    (folder,) = (shared_data / "lung_pet_ct_dx").glob("A0001*")
-    reader = sitk.ImageSeriesReader()
-    reader.SetFileNames(reader.GetGDCMSeriesFileNames(str(folder)))
-    image = reader.Execute()
-    volume = read_ct(folder)
-    assert np.array_equal(volume.hu, sitk.GetArrayFromImage(image))
-    assert volume.spacing_mm[::-1] == pytest.approx(image.GetSpacing())
-    assert (np.diag([-1, -1, 1, 1]) @ volume.affine)[:3, 3] == pytest.approx(image.GetOrigin())

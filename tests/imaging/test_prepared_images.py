@@ -3,11 +3,9 @@
 import math
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refused import refused
 
 from fedtar_flare.imaging.augment import BLUR, BRIGHTNESS, CONTRAST, SiteChange, change_of
 from fedtar_flare.imaging.batch import collate
@@ -68,8 +66,8 @@ def test_a_blur_stays_within_its_slice_and_makes_neighbours_more_alike(blur, see
     np.testing.assert_array_equal(SiteChange(blur, 1.0, 0.0)(alone).image[0], other.image[0])
 
 
-def prepared(slices, size=8, value=255):
-    image = np.full((slices, 3, size, size), value, np.uint8)
+def prepared(slices, value=255):
+    image = np.full((slices, 3, 8, 8), value, np.uint8)
     image.setflags(write=False)  # as a memory map is
     return Prepared(image, np.arange(slices, dtype=np.float32))
 
@@ -86,9 +84,3 @@ def test_values_positions_and_mask():
 def test_a_batch_does_not_change_when_others_join_it():
     one = prepared(2, value=100)
     assert collate([one]).images[0].equal(collate([prepared(5), one]).images[1, :2])
-
-
-@pytest.mark.parametrize("items, reason", [([], "empty-batch"), ([prepared(1), prepared(1, size=16)], "mixed-size")])
-def test_what_cannot_be_stacked_is_refused(items, reason):
-    with refused(reason):
-        collate(items)

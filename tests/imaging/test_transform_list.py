@@ -151,12 +151,6 @@ def test_the_built_in_changes_are_small_and_move_all_slices_and_channels_alike()
         assert all(0 <= change < 0.15 * 255 for change in changes) and max(changes) > 0
 
 
-@pytest.mark.parametrize("bad", [np.zeros((3, 9, 9), np.uint8), np.zeros((1, 3, 9, 9), np.float32)])
-def test_what_is_no_model_input_is_refused(bad):
-    with refused("not-model-input"):
-        augment(bad, 0, [NOISE])
-
-
 def test_where_each_runs():
     specs = [NOISE, SPACING]
     assert deterministic(specs) == [SPACING] and random_for_training(specs, augment=False, image_size=16) == [NOISE]

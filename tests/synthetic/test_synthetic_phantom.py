@@ -4,7 +4,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.phantom import draw_anatomy, render
 from fedtar_flare.synthetic.scanner import Scanner, site_scanner
 from fedtar_flare.synthetic.vocabulary import FINDINGS, NEW_FINDINGS, side_of
@@ -107,9 +106,3 @@ def test_scanners_differ():
     assert len(set(sites)) == 6 and site_scanner(7) == sites[0]
     air = [draw({}, scanner=replace(CLEAN, noise_hu=noise))[:, :3, :3].std() for noise in (10.0, 30.0)]
     assert air[1] > 1.5 * air[0]
-
-
-@pytest.mark.parametrize("findings", [{"effusion": 1}, {"nodule_left": 0}, {"nodule_left": 4}])
-def test_unknown_finding_or_size_is_refused(findings):
-    with pytest.raises(ConfigError, match="unknown"):
-        draw(findings)
