@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fedtar_flare.errors import DataError
 
@@ -102,26 +102,11 @@ class LanguageStatistics:
 
     def scores(self) -> dict[str, float]:
         """``bleu_1`` to ``bleu_4``, ``rouge_l``, ``cider`` of the corpus."""
-        return {name: float(values[0]) for name, values in self.resampled(np.ones((1, len(self)))).items()}
-
-    def resampled(self, weights: ArrayLike) -> dict[str, Array]:
-        """Scores, (R,) each, of R weighted corpora, such as bootstrap replicates or one time step's reports.
-
-        Row r of ``weights`` (R, N) says how often each report counts. CIDEr keeps the whole corpus's document
-        frequencies. DataError ``unusable-weights``: another shape, a negative or non-finite weight, a row of zeros.
-        """
-        w = np.asarray(weights, dtype=np.float64)
-        if w.ndim != 2 or w.shape[1] != len(self) or not np.isfinite(w).all() or (w < 0).any():
-            raise DataError(
-                f"weights must be finite, not negative and of shape (R, {len(self)}); got shape {w.shape}",
-                reason="unusable-weights",
-            )
-        total = w.sum(axis=1)
-        if not total.all():
-            raise DataError("a row of weights takes no report at all", reason="unusable-weights")
-        bleu = bleu_of_sums(w @ self.matches, w @ self.guesses, w @ self.hypothesis_length, w @ self.reference_length)
-        scores = {f"bleu_{n + 1}": bleu[:, n] for n in range(_N)}
-        return scores | {"rouge_l": w @ self.rouge_l / total, "cider": w @ self.cider / total}
+        every = np.ones((1, len(self)))
+        columns = (self.matches, self.guesses, self.hypothesis_length, self.reference_length)
+        bleu = bleu_of_sums(*(every @ column for column in columns))[0].tolist()
+        rouge_l, cider = (float((every @ column)[0] / len(self)) for column in (self.rouge_l, self.cider))
+        return {f"bleu_{n}": score for n, score in enumerate(bleu, start=1)} | {"rouge_l": rouge_l, "cider": cider}
 
 
 def language_statistics(

@@ -24,7 +24,7 @@ from fedtar_flare.metrics.label_scores import (
 from fedtar_flare.metrics.labeler import RuleLabeler
 from fedtar_flare.metrics.language import clean, language_scores
 from fedtar_flare.metrics.report_labels import RuleLabels, classes_of, rule_labeler
-from fedtar_flare.metrics.temporal import VisitReport, claimants, contradictions
+from fedtar_flare.metrics.temporal import VisitReport, claims
 
 _SIDES = (("right", "missed"), ("right", "missed", "invented"))
 """How findings are graded that the reference states, and that either text states."""
@@ -158,8 +158,8 @@ class Reports:
 
     def contradictions(self, *, references: bool = False) -> float | None:
         """Share of claims of change that the patient's report before contradicts; None without any."""
-        found, claims = contradictions(self._visits, self._labeler, references=references)
-        return len(found) / claims if claims else None
+        found = [contradicted for _, contradicted in claims(self._visits, self._labeler, references=references)]
+        return sum(found) / len(found) if found else None
 
     @property
     def has_words(self) -> bool:
@@ -167,7 +167,7 @@ class Reports:
 
     def claiming(self, *, references: bool = False) -> set[str]:
         """Patients one of whose reports claims a change that the one before could contradict."""
-        return claimants(self._visits, self._labeler, references=references)
+        return {patient for patient, _ in claims(self._visits, self._labeler, references=references)}
 
     def changing(self) -> set[str]:
         """Patients of whom either side names a change."""

@@ -5,7 +5,7 @@ from functools import cache, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from fedtar_flare.metrics.labeler import Direction, Label, Mention, RuleLabeler
+from fedtar_flare.metrics.labeler import Direction, Mention, RuleLabeler
 from fedtar_flare.metrics.qualifiers import nearest, qualifiers
 from fedtar_flare.metrics.sentences import Phrasebook, phrases, sentences
 
@@ -31,16 +31,6 @@ class VisitReport(NamedTuple):
     order: float
     reference: str
     generated: str
-
-
-class Contradiction(NamedTuple):
-    """A report claims ``change`` though the patient's report before it, at ``before``, labels the finding ``label``."""
-
-    patient: str
-    before: float
-    order: float
-    change: FindingChange
-    label: Label
 
 
 @lru_cache(maxsize=4096)
@@ -70,40 +60,22 @@ def _book(labeler: RuleLabeler) -> Phrasebook[Direction | None]:
     return Phrasebook([*labeler.changes.items(), *_PHRASES]) if labeler.changes else _BOOK
 
 
-def contradictions(
-    rows: Sequence[VisitReport], labeler: RuleLabeler, *, references: bool = False
-) -> tuple[list[Contradiction], int]:
-    """Claims of change in generated reports that the same patient's generated report before contradicts.
+def claims(rows: Sequence[VisitReport], labeler: RuleLabeler, *, references: bool = False) -> list[tuple[str, bool]]:
+    """Claims of change in generated reports with one of the same patient before: the patient, and if that contradicts.
 
     Unchanged, increased, decreased or resolved contradicts a report that denies the finding or does not mention it; new
     contradicts one that states it. A doubtful mention contradicts nothing. With ``references`` the references are
-    compared instead: their share is what is natural, as real reports also leave things out. The second result is how
-    many claims there were in reports that have one before them.
+    compared instead: their share is what is natural, as real reports also leave things out.
     """
     by_patient: dict[str, list[VisitReport]] = {}
     for row in rows:
         by_patient.setdefault(row.patient, []).append(row)
-    found, claims = [], 0
+    found = []
     for patient, visits in by_patient.items():
-        visits = sorted(visits, key=lambda row: row.order)
-        for earlier, later in pairwise(visits):
-            texts = (earlier.reference, later.reference) if references else (earlier.generated, later.generated)
-            labels = labeler(texts[0])
-            for change in sorted(finding_changes(texts[1], labeler)):
-                claims += 1
-                label = labels[change.finding]
-                if label in (("positive",) if change.direction == "new" else ("negative", "blank")):
-                    found.append(Contradiction(patient, earlier.order, later.order, change, label))
-    return found, claims
-
-
-def claimants(rows: Sequence[VisitReport], labeler: RuleLabeler, *, references: bool = False) -> set[str]:
-    """Patients whose reports, generated or ``references``, claim a change that one before could contradict."""
-    first: dict[str, VisitReport] = {}
-    for row in sorted(rows, key=lambda row: row.order):
-        first.setdefault(row.patient, row)
-    return {
-        row.patient
-        for row in rows
-        if row is not first[row.patient] and finding_changes(row.reference if references else row.generated, labeler)
-    }
+        for earlier, later in pairwise(sorted(visits, key=lambda row: row.order)):
+            before, text = (row.reference if references else row.generated for row in (earlier, later))
+            labels = labeler(before)
+            for change in finding_changes(text, labeler):
+                contrary = ("positive",) if change.direction == "new" else ("negative", "blank")
+                found.append((patient, labels[change.finding] in contrary))
+    return found
