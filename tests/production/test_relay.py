@@ -10,6 +10,7 @@ from command import fedtar_here
 from federation_process import Federation, free_port, recipe, wait_for
 from killing import in_step, last
 
+from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.methods.fedtar.events import EVENTS, Alphas, Outer
 from fedtar_flare.methods.fedtar.policy import AlphaPolicy, OuterOptimizer, hypergradient, pool_t_numbers
 from fedtar_flare.protocol.lora_ranks import pairs
@@ -103,7 +104,7 @@ def test_a_job_runs_through_the_relay_and_a_late_answer_enters_the_next_round_at
     assert [step.sites[name].late for step in steps for name in step.sites if name == BEHIND[1]] == [1, 0]
     assert "of 1 rounds before: it counts 1 / 2" in (results[1] / "report.html").read_text()
     (start,), outer = of_kind(events, Alphas), of_kind(events, Outer)
-    policy = AlphaPolicy(2, seed=0)
+    policy = AlphaPolicy(2, AlphaConfig(), seed=0)
     optimizer = OuterOptimizer(policy)
     assert start.alpha == pytest.approx(policy.alphas().tolist())
     for turn, validated in zip(outer, of_kind(events, Validation), strict=True):

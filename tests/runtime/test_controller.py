@@ -8,6 +8,7 @@ from federation import NAMES, last
 from three_sites import T, federation, run, sites
 
 from fedtar_flare import tensor_file
+from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.methods.fedtar.controller import TemporalResidualServer
 from fedtar_flare.methods.fedtar.policy import ALPHA_FLOOR, AlphaPolicy, OuterOptimizer
 from fedtar_flare.record.log import read_events
@@ -18,7 +19,7 @@ from fedtar_flare.runtime.results import Results
 
 def reference(local, num_rounds, weighting, alpha_form, eta):
     """FedTAR written down once more, by autograd through Eq. 7 with the step means held fixed."""
-    policy = AlphaPolicy(T, alpha_form=alpha_form, initial_alpha=0.7, seed=0)
+    policy = AlphaPolicy(T, AlphaConfig(alpha_form=alpha_form, initial_alpha=0.7), seed=0)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=eta)
     w = [v.double() for v in next(iter(local.values())).start().values()]
     for _ in range(num_rounds):

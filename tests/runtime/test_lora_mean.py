@@ -6,6 +6,7 @@ from federation import NAMES, LocalFederation, QuadraticSite, federation_of, las
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.methods.fedtar.events import EVENTS
 from fedtar_flare.methods.fedtar.policy import AlphaPolicy, hypergradient, t_numbers
 from fedtar_flare.protocol.lora_ranks import lowered, padded, pairs, sent_shapes, shapes_as_sent
@@ -159,7 +160,7 @@ def test_other_aggregations_have_neither_products_nor_unlike_ranks(tmp_path):
 def test_t_numbers_give_the_gradient_of_alpha_that_dense_weights_give(form, rank, seed):
     """The site has ``rank``. Products lie in ``rank`` dimensions of input, so that nothing is cut off."""
     goal, space = draw(seed, HIGH, WIDE).double(), draw(seed + 1, rank, WIDE).double()
-    policy = AlphaPolicy(T, alpha_form="sigmoid", seed=seed)
+    policy = AlphaPolicy(T, AlphaConfig(alpha_form="sigmoid"), seed=seed)
     if form == "product":  # of the W, without factors
         means = [{"W": draw(seed + 7 * t, HIGH, rank).double() @ space} for t in range(T + 1)]
     else:

@@ -26,12 +26,14 @@ class TaskModel:
     :attr:`start` is w0 by wire name, float32 on the CPU, the same bits at all sites of a job; :attr:`parameters` are
     the module's own tensors; :attr:`fingerprint` is of the frozen encoder and of w0.
 
-    ``checkpoint`` is called before each batch and may raise to stop; ``places`` are local paths of what the classifier
-    takes by name. Raises ConfigError as :func:`~fedtar_flare.models.classifier.build_classifier`.
+    ``places`` are local paths of what the classifier takes by name. Raises ConfigError as
+    :func:`~fedtar_flare.models.classifier.build_classifier`.
     """
 
     min_cell: int = 1
     """Fewest patients whose extreme shows in a loss that may be told."""
+    checkpoint: Callable[[], None] = staticmethod(lambda: None)
+    """Called before each batch; it may raise to stop."""
     read: Sequence[tuple[str, float]] = ()
     """Patient and loss of each example of the last batch."""
 
@@ -41,10 +43,9 @@ class TaskModel:
         *,
         device: str = "cpu",
         precision: str = "float32",
-        checkpoint: Callable[[], None] = lambda: None,
         places: Mapping[str, Path | None] | None = None,
     ):
-        self.config, self._checkpoint = config, checkpoint
+        self.config = config
         self.classifier = build_classifier(config, places)
         size = sum(parameter.numel() for parameter in self.classifier.parameters())
         device, self._autocast = choose_device(device, precision, size)
@@ -79,7 +80,7 @@ class TaskModel:
     # ------------------------------------------------------------------ of what is loaded
     def logits(self, examples: Examples, indices: Sequence[int]) -> Tensor:
         """Logits (B, 2), float32 or finer."""
-        self._checkpoint()
+        self.checkpoint()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
             found: Tensor = self.classifier(examples.batch(indices).to(self.device))
         return found.float() if found.dtype == torch.bfloat16 else found

@@ -56,7 +56,6 @@ class FedKEISite(SiteStrategy):
     def __init__(self, executor: SiteExecutor):
         super().__init__(executor)
         self.plan = PLANS[self.settings.fedkei.plan]
-        self._site: Site
         self.learner: TaskLearner | None = None
         self._learner_key: tuple[str, str] | None = None
 
@@ -268,7 +267,6 @@ class FedKEISite(SiteStrategy):
         """The site's learner, built once per process and run."""
         from fedtar_flare.methods.fedkei.learner import TaskLearner
 
-        self._site = site  # the checkpoint of a learner that serves several tasks
         if self.learner is None or self._learner_key != (header.run_id, site.name):
             self.learner = TaskLearner(
                 self.settings.model,
@@ -276,11 +274,10 @@ class FedKEISite(SiteStrategy):
                 seed=seed_of(self.executor.chance(cohort), site.name, 0, 0, "batches"),
                 device=self.executor.site_config.device,
                 precision=self.executor.site_config.precision,
-                checkpoint=lambda: self._site.stop_if_aborted(),
                 places=self.executor.site_config.policy.models,
             )
             self._learner_key = (header.run_id, site.name)
-        self.learner.min_cell = self.executor.min_cell
+        self.learner.min_cell, self.learner.checkpoint = self.executor.min_cell, site.stop_if_aborted
         return self.learner
 
 

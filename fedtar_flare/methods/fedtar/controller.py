@@ -38,15 +38,8 @@ class TemporalResidualServer(ServerStrategy):
 
     def __init__(self, run: FederatedController):
         super().__init__(run)
-        server = self.settings.server
-        self.policy = AlphaPolicy(
-            run.time_steps,
-            alpha_form=server.alpha_form,
-            initial_alpha=server.initial_alpha,
-            time_embedding=server.time_embedding,
-            seed=run.seed,
-        )
-        self.outer = OuterOptimizer(self.policy, eta=server.eta)
+        self.policy = AlphaPolicy(run.time_steps, self.settings.server, seed=run.seed)
+        self.outer = OuterOptimizer(self.policy, eta=self.settings.server.eta)
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """T residual steps and one outer step (FedTAR, Algorithm 1)."""

@@ -18,10 +18,10 @@ import math
 import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -198,7 +198,8 @@ class PatientLoRA(nn.Module):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else batch.q.dtype
         key = (dtype, torch.is_grad_enabled())
         if key not in batch.factors:
-            with _full_precision(device):
+            # they are small: full precision costs nothing, and spares autocast a copy of every hypernetwork
+            with torch.autocast(device, enabled=False):
                 batch.factors[key] = self._made(batch, dtype)
         return batch.factors[key]
 
@@ -252,8 +253,3 @@ def joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _times(factor: Tensor, scale: float) -> Tensor:
     return factor if scale == 1 else factor * scale
-
-
-def _full_precision(device: str) -> AbstractContextManager[Any]:
-    """Factors are small: full precision costs nothing, and spares autocast a copy of every hypernetwork."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from fedtar_flare.errors import ExchangeError
+from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.runtime.lora_mean import ProductMean
 
@@ -61,25 +62,14 @@ def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, to
 class AlphaPolicy(nn.Module):
     """alpha_1..alpha_T from psi: a learnable table of time embeddings and one hidden ReLU layer (Eq. 8), in float64.
 
-    With ``time_embedding="age"``, sinusoids of a step's age stand for the table, which T outgrows (:func:`ages`).
-    ``alpha_form`` is a ``softmax`` over the steps (the paper: the alphas of a round sum to one), or a ``sigmoid`` of
-    each, which starts at ``initial_alpha`` in (0, 1); :data:`FIXED` forms do not depend on psi. ``embedding_dim`` is
-    d_psi, the width of the time embeddings and of the hidden layer. The global random state is neither read nor
-    changed.
+    With ``time_embedding: age``, sinusoids of a step's age stand for the table, which T outgrows (:func:`ages`).
+    :data:`FIXED` forms do not depend on psi. ``embedding_dim`` is d_psi, the width of the time embeddings and of the
+    hidden layer. The global random state is neither read nor changed.
     """
 
-    def __init__(
-        self,
-        time_steps: int,
-        *,
-        alpha_form: str = "softmax",
-        initial_alpha: float = 0.7,
-        time_embedding: str = "table",
-        embedding_dim: int = 32,
-        seed: int = 0,
-    ):
+    def __init__(self, time_steps: int, config: AlphaConfig, *, embedding_dim: int = 32, seed: int = 0):
         super().__init__()
-        self.alpha_form = alpha_form
+        self.alpha_form = config.alpha_form
         generator = torch.Generator().manual_seed(seed)
 
         def draw(*shape: int, scale: float) -> nn.Parameter:
@@ -87,11 +77,12 @@ class AlphaPolicy(nn.Module):
 
         d = embedding_dim
         self.time_steps, self.embedding_dim = time_steps, d
-        self.embedding = draw(time_steps, d, scale=1.0) if time_embedding == "table" else None
+        self.embedding = draw(time_steps, d, scale=1.0) if config.time_embedding == "table" else None
         self.hidden_weight = draw(d, d, scale=math.sqrt(2 / d))
         self.hidden_bias = nn.Parameter(torch.zeros(d, dtype=torch.float64))
         self.output_weight = draw(d, scale=0.01 / math.sqrt(d))  # small: the alphas start near equal
-        start = math.log(initial_alpha / (1 - initial_alpha)) if alpha_form == "sigmoid" else 0.0
+        odds = config.initial_alpha / (1 - config.initial_alpha)
+        start = math.log(odds) if self.alpha_form == "sigmoid" else 0.0
         self.output_bias = nn.Parameter(torch.tensor(start, dtype=torch.float64))
 
     def alphas(self, steps: int | None = None) -> torch.Tensor:

@@ -12,7 +12,6 @@ from fedtar_flare.methods.fedkei.clustering import (
     gram,
     kmeans,
     merge_small,
-    renumbered,
 )
 
 
@@ -38,14 +37,6 @@ def test_kmeans_finds_what_trying_all_partitions_finds(n, clusters):
             cost(matrix, labels) for labels in product(range(clusters), repeat=n) if len(set(labels)) == clusters
         )
         assert cost(matrix, kmeans(gram(matrix), clusters)) == pytest.approx(best, rel=1e-9)
-
-
-def test_kmeans_on_inner_products_is_kmeans_on_the_vectors():
-    from sklearn.cluster import KMeans
-
-    matrix = points(15, d=200, seed=4)
-    raw = KMeans(3, n_init=10, random_state=0).fit(matrix.T.numpy()).labels_.tolist()
-    assert kmeans(gram(matrix), 3) == renumbered(raw)
 
 
 def test_equal_modules_share_a_cluster_and_clusters_are_no_more_than_distinct_modules():

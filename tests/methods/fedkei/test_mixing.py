@@ -101,15 +101,6 @@ class Toy:
         return first_order(self.centres, alpha, total, v, ETA)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 3, 5])
-def test_the_gradient_in_the_centres_is_autograd_with_the_inner_gradients_detached(steps):
-    toy = Toy(steps, seed=10 + steps)
-    centres = {kind: value.clone().requires_grad_() for kind, value in toy.centres.items()}
-    wanted = torch.autograd.grad(toy.outer(centres), list(centres.values()))
-    for found, value in zip(toy.found().values(), wanted, strict=True):
-        torch.testing.assert_close(found, value, rtol=1e-10, atol=1e-10)
-
-
 def test_the_gradient_in_beta_is_autograd_through_centres_and_steps():
     """M^T G of the sum over sites, masked, is the gradient of the sum of their losses in beta."""
     toys = [Toy(2, seed=21), Toy(2, seed=22)]

@@ -1,6 +1,5 @@
 """The pool, and the plans' mixtures of it: identities to the bit, edges, reports."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -103,14 +102,6 @@ def test_the_first_task_starts_from_the_common_start_under_every_plan(name):
         assert same(mixture.centres(site), {n: v[None] for n, v in pool.start.items()})
     assert not mixture.probes and mixture.report() == []
     assert same(mixture.step({}, 0.05).centres(), mixture.centres())
-
-
-@pytest.mark.parametrize("name", MIXED)
-def test_a_mixture_does_not_depend_on_the_order_of_arrival(name):
-    one, other = (mixed(name, pool_of(order)) for order in (PAIRS, PAIRS[::-1]))
-    for site in (None, "site-1", "site-3", "never-seen"):
-        assert same(one.centres(site), other.centres(site))
-    assert one.report() == other.report() == json.loads(json.dumps(one.report()))
 
 
 def test_one_cluster_of_fixed_weight_is_the_mean_of_the_pool_to_the_bit():

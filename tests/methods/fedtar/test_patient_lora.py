@@ -96,23 +96,6 @@ def test_the_start_equals_the_shared_model_and_outside_pefts_own_forward_runs(na
     assert not torch.allclose(plain, shared, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_permuting_the_batch_permutes_the_outputs(name: str) -> None:
-    case = CASES[name]()
-    peft_model, patient = adapted(case.model.double().eval(), case.targets)
-    shake(peft_model)
-    shake(patient)
-    q, steps = patients()
-    order = torch.tensor([2, 0, 1])
-    rows = (order[:, None] * case.rows + torch.arange(case.rows)).flatten()
-    model = peft_model.get_base_model()
-    with torch.no_grad(), patient.adapt(q, steps):
-        outputs = case.outputs(model, case.inputs)
-    with torch.no_grad(), patient.adapt(q[order], steps[order]):
-        permuted = case.outputs(model, {key: value[rows] for key, value in case.inputs.items()})
-    torch.testing.assert_close(permuted, outputs[rows], rtol=1e-10, atol=1e-10)
-
-
 def test_beam_search_of_a_batch_equals_one_at_a_time_and_makes_factors_once() -> None:
     peft_model, patient = adapted(gpt2_model().double().eval(), GPT2_TARGETS)
     shake(peft_model, 0.3)

@@ -10,7 +10,6 @@ from adapted_models import (
     gpt2_case,
     gpt2_model,
     normal,
-    of_layers,
     one_layer,
     patients,
     shake,
@@ -22,7 +21,7 @@ from torch import nn
 
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.methods.fedtar.config import PatientConfig
-from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA, joined
+from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.models.adapters.lora import add_lora, shared_parameters
 
 
@@ -171,34 +170,6 @@ def test_the_state_names_its_layers_holds_nothing_shared_and_round_trips() -> No
         with torch.no_grad(), module.adapt(*patients()):
             outputs.append(case.outputs(peft_model.get_base_model(), case.inputs))
     assert torch.equal(*outputs)
-
-
-def test_the_state_that_earlier_releases_wrote_is_read() -> None:
-    """Each layer's hypernetwork had four tensors by its path, with / for the dot."""
-    peft_model, patient = adapted(gpt2_model(), GPT2_TARGETS)
-    shake(patient)
-    rows = of_layers(peft_model, patient)
-    per_layer = {f"hypernetworks.{path.replace('.', '/')}.{half}_{kind}": v for (path, half, kind), v in rows.items()}
-    assert "hypernetworks.transformer/h/1/crossattention/q_attn.b_weight" in per_layer
-    assert len(per_layer) == 4 * 2 * 7
-    written = {name: value for name, value in patient.state_dict().items() if "hypernetworks" not in name} | per_layer
-    for order in (sorted(written), sorted(written, reverse=True)):
-        found = joined({name: written[name] for name in order})
-        assert found.keys() == patient.state_dict().keys()
-        assert all(torch.equal(found[name], value) for name, value in patient.state_dict().items())
-        assert joined(found) == found
-    steps = joined({f"adamw/step/{name}": torch.tensor(3.0) for name in per_layer})
-    assert steps == {"adamw/step/hypernetworks.weight": 3.0, "adamw/step/hypernetworks.bias": 3.0}
-
-
-def test_steps_start_equal_and_without_conditioning_stay_so() -> None:
-    q, _ = patients(1)
-    for conditioned in (True, False):
-        _, patient = adapted(One(6, 4).double(), ["layer"], time_conditioned=conditioned)
-        first, last = torch.tensor([1]), torch.tensor([STEPS])
-        assert torch.equal(patient.embed(q, first), patient.embed(q, last))
-        shake(patient)
-        assert torch.equal(patient.embed(q, first), patient.embed(q, last)) is not conditioned
 
 
 def test_models_that_the_pass_cannot_adapt_are_refused_by_layer() -> None:

@@ -1,5 +1,4 @@
 import math
-import random
 
 import pytest
 import torch
@@ -8,6 +7,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from fedtar_flare.errors import ExchangeError
+from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.methods.fedtar.policy import (
     ALPHA_FLOOR,
     AlphaPolicy,
@@ -81,31 +81,21 @@ def split(vector):
     return {"x": vector[:3].reshape(3, 1), "y": vector[3:]}
 
 
-@settings(max_examples=60, deadline=None)
-@given(forms, st.integers(1, 9), st.integers(0, 2**31), st.floats(0, 3))
-def test_alphas_keep_within_the_bounds_of_their_form(form, time_steps, seed, scale):
-    alphas = moved(AlphaPolicy(time_steps, alpha_form=form, seed=seed), seed, scale).alphas().detach()
-    assert alphas.shape == (time_steps,) and alphas.dtype == torch.float64
-    assert ((alphas >= 0) & (alphas <= 1)).all()
-    if form == "softmax":
-        assert float(alphas.sum()) == pytest.approx(1, abs=1e-12)
-
-
 @pytest.mark.parametrize(("form", "start"), [("softmax", 0.2), ("sigmoid", 0.1), ("sigmoid", 0.7)])
 def test_alphas_start_near_equal(form, start):
     for seed in range(5):
-        alphas = AlphaPolicy(5, alpha_form=form, initial_alpha=start, seed=seed).alphas()
+        alphas = AlphaPolicy(5, AlphaConfig(alpha_form=form, initial_alpha=start), seed=seed).alphas()
         assert alphas.tolist() == pytest.approx([start] * 5, abs=0.02)
         assert len(set(alphas.tolist())) == 5  # near, not equal: the steps can part
 
 
 def test_a_seed_gives_the_same_psi_and_leaves_the_global_state_alone():
     before = torch.get_rng_state()
-    first, second, other = AlphaPolicy(4, seed=3), AlphaPolicy(4, seed=3), AlphaPolicy(4, seed=4)
+    first, second, other = (AlphaPolicy(4, AlphaConfig(), seed=seed) for seed in (3, 3, 4))
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert not torch.equal(first.embedding, other.embedding)
-    third = AlphaPolicy(4, seed=9)
+    third = AlphaPolicy(4, AlphaConfig(), seed=9)
     third.load_state_dict(load(save(first.state_dict())))
     assert torch.equal(first.alphas(), third.alphas())
 
@@ -113,8 +103,8 @@ def test_a_seed_gives_the_same_psi_and_leaves_the_global_state_alone():
 @settings(max_examples=120, deadline=None)
 @given(forms, st.sampled_from(("table", "age")), st.lists(st.booleans(), min_size=1, max_size=6), st.integers(0, 2**31))
 def test_hypergradient_equals_autograd_and_the_recursion(form, embedding, taken, seed):
-    kind = {"alpha_form": form, "time_embedding": embedding, "embedding_dim": 6}
-    policy = moved(AlphaPolicy(len(taken), **kind, seed=seed), seed + 1)
+    config = AlphaConfig(alpha_form=form, time_embedding=embedding)
+    policy = moved(AlphaPolicy(len(taken), config, embedding_dim=6, seed=seed), seed + 1)
     round_ = Round(taken, seed)
     alphas = policy.alphas()
     assume(float(alphas.detach().min()) >= ALPHA_FLOOR)
@@ -165,7 +155,7 @@ def test_pooled_numbers_are_those_of_the_pooled_loss():
     shared = rounds["site-a"]
     for other in rounds.values():
         other.w0, other.means = shared.w0, shared.means  # the same broadcasts, another validation loss
-    policy = moved(AlphaPolicy(3, alpha_form="sigmoid", embedding_dim=4), 0)
+    policy = moved(AlphaPolicy(3, AlphaConfig(alpha_form="sigmoid"), embedding_dim=4), 0)
     alphas = policy.alphas()
     pooled = pool_t_numbers({s: r.t_numbers(alphas.detach()) for s, r in rounds.items()}, reports)
     slope = hypergradient(pooled, alphas, torch.tensor(shared.taken))
@@ -174,16 +164,6 @@ def test_pooled_numbers_are_those_of_the_pooled_loss():
     ours = torch.autograd.grad(alphas, tuple(policy.parameters()), slope)
     for a, b in zip(ours, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-
-
-def test_pooling_does_not_depend_on_the_order_of_the_sites():
-    generator = torch.Generator().manual_seed(0)
-    numbers = {f"site-{k}": (torch.randn(4, generator=generator) * 10.0**k).tolist() for k in range(6)}
-    reports = {site: 3 + k for k, site in enumerate(numbers)}
-    pooled = pool_t_numbers(numbers, reports)
-    for seed in range(5):
-        order = random.Random(seed).sample(sorted(numbers), len(numbers))
-        assert torch.equal(pool_t_numbers({site: numbers[site] for site in order}, reports), pooled)
 
 
 def test_t_numbers_take_the_difference_of_float32_broadcasts_in_float64():
@@ -196,7 +176,7 @@ def test_t_numbers_take_the_difference_of_float32_broadcasts_in_float64():
 
 @pytest.mark.parametrize("form", ["softmax", "sigmoid"])
 def test_outer_steps_lower_the_validation_loss(form):
-    policy = AlphaPolicy(3, alpha_form=form)
+    policy = AlphaPolicy(3, AlphaConfig(alpha_form=form))
     outer = OuterOptimizer(policy, eta=1e-2)
     round_ = Round([True, False, True], 8)
     losses = []
@@ -209,7 +189,7 @@ def test_outer_steps_lower_the_validation_loss(form):
 
 
 def test_by_age_a_step_that_has_never_been_has_the_alpha_that_the_newest_ones_learnt():
-    policy = AlphaPolicy(3, alpha_form="sigmoid", time_embedding="age")
+    policy = AlphaPolicy(3, AlphaConfig(alpha_form="sigmoid", time_embedding="age"))
     outer = OuterOptimizer(policy, eta=3e-2)
     for steps in (1, 2, 2, 3, 3, 3):  # T grows, and psi goes on
         outer.step(torch.tensor([1.0] * (steps - 1) + [-1.0]))
@@ -222,13 +202,13 @@ def test_by_age_a_step_that_has_never_been_has_the_alpha_that_the_newest_ones_le
 def test_the_state_goes_through_a_file_and_the_next_steps_are_the_same_to_the_bit(after):
     generator = torch.Generator().manual_seed(1)
     slopes = torch.randn(8, 3, generator=generator, dtype=torch.float64)
-    policy = AlphaPolicy(3, seed=2)
+    policy = AlphaPolicy(3, AlphaConfig(), seed=2)
     outer = OuterOptimizer(policy, eta=3e-2)
     for slope in slopes[:after]:
         outer.step(slope)
     state = outer.state_tensors()
     saved = load(save(state)) if state else {}
-    resumed = AlphaPolicy(3, seed=7)
+    resumed = AlphaPolicy(3, AlphaConfig(), seed=7)
     resumed.load_state_dict(policy.state_dict())
     again = OuterOptimizer(resumed, eta=3e-2)
     again.load_state_tensors(saved)
@@ -240,7 +220,7 @@ def test_the_state_goes_through_a_file_and_the_next_steps_are_the_same_to_the_bi
 
 def test_the_norm_is_that_of_the_gradient_in_psi():
     slope = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    policy = AlphaPolicy(2, alpha_form="sigmoid", seed=1)
+    policy = AlphaPolicy(2, AlphaConfig(alpha_form="sigmoid"), seed=1)
     gradient = torch.autograd.grad(policy.alphas(), tuple(policy.parameters()), slope)
     norm = OuterOptimizer(policy, eta=1e-3).step(slope)
     assert norm == pytest.approx(float(torch.cat([g.flatten() for g in gradient]).norm()), rel=1e-12)
