@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 BIN = Path(sys.executable).parent
@@ -100,3 +101,17 @@ def fedtar_here(*arguments: object, cwd: Path | None = None, **environment: str)
         except SystemExit as wrong_use:  # by argparse
             code = int(wrong_use.code or 0)
     return code, out.getvalue(), err.getvalue()
+
+
+def passing(*arguments: object, **options: Any) -> str:
+    """What :func:`fedtar_here` prints, where the command has to succeed."""
+    code, out, err = fedtar_here(*arguments, **options)
+    assert code == 0, out + err
+    return out
+
+
+def failing(*arguments: object, code: int = 2, **options: Any) -> str:
+    """What :func:`fedtar_here` says on standard error, where the command has to fail so; nothing else is printed."""
+    found, out, err = fedtar_here(*arguments, **options)
+    assert (found, out) == (code, "") and "Traceback" not in err
+    return err

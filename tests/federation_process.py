@@ -74,13 +74,10 @@ class Federation:
     """Server and sites of a project file, provisioned below ``folder`` with a free port.
 
     The project's server must be ``localhost``; ``sites`` has the content of site files by client; ``home`` is the
-    folder of caches, its own by default; ``server_resources`` changes the server's ``servers`` entry, to have short
-    time limits in a test.
+    folder of caches, its own by default.
     """
 
-    def __init__(
-        self, project: Path, folder: Path, sites: dict[str, str], home: Path | None = None, **server_resources: Any
-    ):
+    def __init__(self, project: Path, folder: Path, sites: dict[str, str], home: Path | None = None):
         self.folder, self.mark = folder, uuid.uuid4().hex
         content = yaml.safe_load(project.read_text())
         content["participants"] = [p for p in content["participants"] if p["type"] != "client" or p["name"] in sites]
@@ -104,11 +101,6 @@ class Federation:
         self.server, self.sites = self.kits / "localhost", {name: self.kits / name for name in sites}
         for name, text in sites.items():
             (self.sites[name] / "local" / "fedtar.yaml").write_text(text)
-        if server_resources:
-            file = self.server / "local" / "resources.json.default"
-            resources = json.loads(file.read_text())
-            resources["servers"][0].update(server_resources)
-            file.write_text(json.dumps(resources))
         self._sessions: dict[str, Session] = {}
 
     # ------------------------------------------------------------------ processes

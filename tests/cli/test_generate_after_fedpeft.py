@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from command import fedtar_here as here
+from command import passing
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
@@ -39,9 +39,8 @@ def test_the_text_is_that_of_the_run(tmp_path, monkeypatch, kind):
     cohort = synthetic_cohort("site-1", folder=folder, patients=10, timeline=Timeline(2), seed=0)
     drafts = []
     for sample in cohort.samples("test")[:2]:
-        code, out, err = here("generate", sample.visit.image, "--adapter", adapter, "--format", "json")
-        assert code == 0, err
-        drafts.append(json.loads(out)["text"])
+        draft = passing("generate", sample.visit.image, "--adapter", adapter, "--format", "json")
+        drafts.append(json.loads(draft)["text"])
     assert all(drafts) and drafts == [example.draft for example in read_examples(examples).examples[:2]]
 
 

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from command import fedtar, fedtar_here
+from command import failing, fedtar, passing
 
-from fedtar_flare.cli.main import main
 from fedtar_flare.record.events import Evaluation, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.registry import contract_of, names
@@ -41,21 +40,19 @@ def test_a_simulation_leaves_what_every_method_s_does(tmp_path, name):
     assert card.is_file() is (name != "local")
     assert name == "local" or contract.title in card.read_text()
 
-    code, out, err = fedtar_here("audit", tmp_path / "home", "--json")
-    assert code == 0, err
-    sent = {(entry["method"], entry["task"]) for entry in json.loads(out)["entries"] if entry.get("tensors")}
+    entries = json.loads(passing("audit", tmp_path / "home", "--json"))["entries"]
+    sent = {(entry["method"], entry["task"]) for entry in entries if entry.get("tensors")}
     assert sent == {(name, task) for task in (("handshake",) if name == "local" else ("handshake", "train"))}
 
 
 @pytest.mark.parametrize("name", RIVALS)
-def test_the_description_says_what_leaves(capsys, name):
-    assert main(["export", "--method", name, "--describe", "--preset", "tiny"]) == 0
-    described = capsys.readouterr().out
+def test_the_description_says_what_leaves(name):
+    described = passing("export", "--method", name, "--describe", "--preset", "tiny")
     assert contract_of(name).title in described and "t_numbers" not in described
     assert ("control variates" in described) is (name == "scaffold")
     assert ("at each exchange" in described) is (name not in ("local", "local_patient")), "these send no weights"
 
 
-def test_centralised_training_has_no_job_for_hospitals(tmp_path, capsys):
-    assert main(["export", "--method", "centralised", "--no-byoc", "-o", str(tmp_path)]) == 2
-    assert "simulation only" in capsys.readouterr().err and not (tmp_path / "centralised").exists()
+def test_centralised_training_has_no_job_for_hospitals(tmp_path):
+    assert "simulation only" in failing("export", "--method", "centralised", "--no-byoc", "-o", tmp_path)
+    assert not (tmp_path / "centralised").exists()

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command import fedtar_here
+from command import passing
 
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind, read_events
@@ -36,7 +36,6 @@ def test_a_head_stays_at_the_hospital_whose_guard_does_not_name_it(federation, e
     assert {name for step in of_kind(events, Step) for name in step.sites} == {"hospital-a"}
     reason = start.absent["hospital-b"]
     assert "guard" in reason and "diagnosis.head" in reason and "extra_names" in reason
-    code, out, err = fedtar_here("audit", federation.sites["hospital-a"], "--json")
-    assert code == 0, err
-    sent = [entry for entry in json.loads(out)["entries"] if entry["job"] == identity and entry.get("tensors")]
+    entries = json.loads(passing("audit", federation.sites["hospital-a"], "--json"))["entries"]
+    sent = [entry for entry in entries if entry["job"] == identity and entry.get("tensors")]
     assert any(tensor["name"].startswith("diagnosis.head") for entry in sent for tensor in entry["tensors"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import nvflare.fuel.hci.client.file_transfer as file_transfer
 import pytest
-from command import fedtar_here, run
+from command import passing, run
 from federation_process import SITES, recipe, wait_for
 
 from fedtar_flare.record.events import End, Start, Step
@@ -40,8 +40,7 @@ def approved(federation, job):
     before = site_file.read_text()
     site_file.write_text(f"{before}policy: {{approval: required}}\n")
     try:
-        code, out, err = fedtar_here("site", "approve", job, "--kit", kit)
-        assert code == 0 and f"approved: {job.name}" in out, err
+        assert f"approved: {job.name}" in passing("site", "approve", job, "--kit", kit)
         yield
     finally:
         site_file.write_text(before)

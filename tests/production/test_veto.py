@@ -4,7 +4,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from command import fedtar
+from command import fedtar, passing
 from federation_process import SITES, wait_for
 
 from fedtar_flare.record.events import End, Step
@@ -39,22 +39,20 @@ def check_pause(federation, identity, kit):
 
     wait_for(f"a first step\n{federation.tail(identity)}", steps)
     try:
-        code, out, err = fedtar("site", "pause", "--kit", kit)
-        assert code == 0 and "paused" in out, err
+        assert "paused" in passing("site", "pause", "--kit", kit)
         paused = wait_for("a step without the paused site", lambda: [e for e in steps() if "hospital-b" in e.abstained])
         assert paused[0].abstained["hospital-b"] == "paused by the site"
         assert list(paused[0].sites) == ["hospital-a"]
     finally:
-        code, _, err = fedtar("site", "join", "--kit", kit)
-        assert code == 0, err
+        passing("site", "join", "--kit", kit)
     events = read_events(federation.completed(identity, 400))
     assert [event.status for event in of_kind(events, End)] == ["completed"]
     last = of_kind(events, Step)[-1]
     assert sorted([*last.sites, *last.abstained]) == sorted(SITES)
 
-    code, out, _ = fedtar("audit", kit, "--json")
-    told = [entry for entry in json.loads(out)["entries"] if entry.get("status") == "abstain"]
-    assert code == 0 and any("paused" in entry.get("reason", "") for entry in told)
+    entries = json.loads(passing("audit", kit, "--json"))["entries"]
+    told = [entry for entry in entries if entry.get("status") == "abstain"]
+    assert any("paused" in entry.get("reason", "") for entry in told)
 
 
 def check_seen(seen, identity):

@@ -8,7 +8,7 @@ import operator
 import shutil
 
 import pytest
-from command import fedtar_here
+from command import failing, passing
 from hospital_site import SETTINGS, HospitalSite
 from kits import make_kit
 
@@ -52,9 +52,7 @@ def edit(file, change):
 
 
 def described(job, *place):
-    code, out, err = fedtar_here("site", "describe", job, *place, "--json")
-    assert code == 0, err
-    return json.loads(out)
+    return json.loads(passing("site", "describe", job, *place, "--json"))
 
 
 def test_a_digest_changes_with_every_byte_name_and_file(job):
@@ -126,12 +124,10 @@ def test_a_held_job_reads_nothing_and_an_approved_one_goes_on_until_something_ch
     held = (ERROR, f"held: not approved by this site (digest of the job: {digest})")
     assert status() == held and not patients
     assert not admitted, "nothing of a job is held against its model before somebody has looked at it"
-    code, out, err = fedtar_here("site", "approve", job, "--kit", kit, "--digest", digest)
-    assert code == 0 and digest in out, err
+    assert digest in passing("site", "approve", job, "--kit", kit, "--digest", digest)
     records = next(path.parent for path in kit.parent.rglob("approvals"))
     assert status() == (OK, "") and len(patients) == len(admitted) == 1
-    code, out, _ = fedtar_here("site", "approve", "--list", "--kit", kit)
-    assert "for run run)" in out
+    assert "for run run)" in passing("site", "approve", "--list", "--kit", kit)
     hospital.job = "job-2"
     reason = hospital.handshake("again")[0].reason
     assert reason.startswith("held: this site's approval was for one run (run)") and digest in reason
@@ -155,25 +151,21 @@ def test_staff_sees_a_job_approves_it_and_takes_it_back(kit, job):
     app = shutil.copytree(job / "app", kit / "0f3a-job" / "app_hospital")
     (app.parent / "meta.json").write_text(json.dumps({"name": "study", "submitter_name": "lead@hub.org"}))
     digest = digest_of(app)
-    code, out, _ = fedtar_here("site", "describe", "0f3a-job", "--kit", kit)
-    assert code == 0 and "within the bounds of this site" in out and f"--digest {digest}" in out
+    out = passing("site", "describe", "0f3a-job", "--kit", kit)
+    assert "within the bounds of this site" in out and f"--digest {digest}" in out
     assert "lead@hub.org" in out and '"local_steps": 2' in out and "t_numbers" in out and "custom" not in out
-    code, _, err = fedtar_here("site", "approve", "0f3a-job", "--kit", kit, "--digest", "0" * 64)
-    assert code == 2 and digest in err
-    code, out, _ = fedtar_here("site", "approve", "--list", "--kit", kit)
-    assert out.split() == ["held", "-", digest, "0f3a-job"]
-    assert fedtar_here("site", "approve", "0f3a-job", "--kit", kit)[0] == 0
+    assert digest in failing("site", "approve", "0f3a-job", "--kit", kit, "--digest", "0" * 64)
+    assert passing("site", "approve", "--list", "--kit", kit).split() == ["held", "-", digest, "0f3a-job"]
+    passing("site", "approve", "0f3a-job", "--kit", kit)
     assert described(job, "--kit", kit) == {"job": "study", "digest": digest, "approved": True, "beyond": []}
-    code, out, _ = fedtar_here("site", "approve", "--list", "--kit", kit)
-    assert code == 0 and out.startswith("approved") and digest in out and "held" not in out
-    assert fedtar_here("site", "approve", "--withdraw", "0f3a-job", "--kit", kit)[0] == 0
-    code, _, err = fedtar_here("site", "approve", "--withdraw", digest, "--kit", kit)
-    assert code == 2 and "no job of digest" in err
+    out = passing("site", "approve", "--list", "--kit", kit)
+    assert out.startswith("approved") and digest in out and "held" not in out
+    passing("site", "approve", "--withdraw", "0f3a-job", "--kit", kit)
+    assert "no job of digest" in failing("site", "approve", "--withdraw", digest, "--kit", kit)
     [audit] = [file for file in kit.parent.rglob("*.jsonl") if file.parent.name == "audit"]
     decided = [(entry["outcome"], entry["reason"]) for entry in read_audit([audit])]
     assert decided == [("approved", digest), ("withdrawn", digest)]
-    code, out, _ = fedtar_here("audit", audit)
-    assert code == 0 and "messages" not in out, "a decision is no message that left"
+    assert "messages" not in passing("audit", audit), "a decision is no message that left"
 
 
 def test_nothing_is_approved_that_cannot_be_written_down(kit, job, monkeypatch):
@@ -181,8 +173,7 @@ def test_nothing_is_approved_that_cannot_be_written_down(kit, job, monkeypatch):
         raise OSError("no space left on device")
 
     monkeypatch.setattr("fedtar_flare.site.audit.write", full)
-    code, _, err = fedtar_here("site", "approve", job, "--kit", kit)
-    assert code == 1 and "audit cannot be written" in err
+    assert "audit cannot be written" in failing("site", "approve", job, "--kit", kit, code=1)
     assert described(job, "--kit", kit)["approved"] is False
 
 
@@ -191,8 +182,8 @@ def test_what_a_lead_wrote_does_not_steer_the_terminal(kit, job):
     edit(job / "meta.json", lambda content: content.update(name=f"study{spoof}", submitter_name=spoof))
     weights = {"weights": f"/w{spoof}"}
     edit(job / CLIENT, lambda c: c["executors"][0]["executor"]["args"]["settings"].update(model=weights))
-    code, out, _ = fedtar_here("site", "describe", job, "--kit", kit)
-    assert code == 0 and "\x1b" not in out and "DECLINES" in out
+    out = passing("site", "describe", job, "--kit", kit)
+    assert "\x1b" not in out and "DECLINES" in out
     assert "within the bounds of this site" not in out.splitlines()
 
 
@@ -200,9 +191,8 @@ def test_a_simulated_site_asks_for_approval_as_well(job, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path))
     (tmp_path / "site-1.yaml").write_text("source: synthetic\npolicy: {approval: required}\n")
-    code, out, _ = fedtar_here("site", "describe", job, "--simulated", "site-1")
-    assert code == 0 and "not approved here" in out
-    assert fedtar_here("site", "approve", job, "--simulated", "site-1")[0] == 0
+    assert "not approved here" in passing("site", "describe", job, "--simulated", "site-1")
+    passing("site", "approve", job, "--simulated", "site-1")
     assert described(job, "--simulated", "site-1")["approved"] is True
 
 
@@ -211,8 +201,8 @@ def test_staff_sees_what_a_site_would_decline_and_code_that_comes_along(kit, job
     (job / "app" / "custom").mkdir()
     nested = {"path": "evil.Outer", "args": {"x": {"class_path": "evil.Inner", "args": {"y": {"name": "Innermost"}}}}}
     edit(job / CLIENT, lambda c: c["components"].append({"id": "x", "path": GUARD, "args": {"methods": nested}}))
-    code, out, _ = fedtar_here("site", "describe", job, "--kit", kit)
-    assert code == 0 and "training.local_steps 2 (at least 9)" in out and "DECLINES" in out
+    out = passing("site", "describe", job, "--kit", kit)
+    assert "training.local_steps 2 (at least 9)" in out and "DECLINES" in out
     assert "'custom' FOLDER" in out and "needs no approval" in out
     assert "evil.Outer, evil.Inner, Innermost" in out
 
@@ -229,8 +219,7 @@ def test_staff_sees_what_a_site_would_decline_and_code_that_comes_along(kit, job
 )
 def test_a_job_of_something_else_is_not_described(kit, job, change, words):
     edit(job / CLIENT, change)
-    code, _, err = fedtar_here("site", "describe", job, "--kit", kit)
-    assert code == 2 and words in err
+    assert words in failing("site", "describe", job, "--kit", kit)
 
 
 def test_no_content_of_a_job_s_files_ends_in_a_traceback(kit, job):
@@ -257,8 +246,7 @@ def places(content, *way):
 
 def test_where_a_job_lies(kit, job):
     for wrong in ("nowhere", kit):
-        code, _, err = fedtar_here("site", "describe", wrong, "--kit", kit)
-        assert code == 2 and str(wrong) in err
+        assert str(wrong) in failing("site", "describe", wrong, "--kit", kit)
     shutil.copytree(job / "app", job / "other")
     edit(job / "meta.json", lambda meta: meta.update(deploy_map={"app": ["server"], "other": ["hospital"]}))
     (job / "other" / "note.txt").write_text("for this hospital")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from command import fedtar_here
+from command import failing, fedtar_here, passing
 from flare_context import A, B, context, message, task_header
 from kits import make_kit
 from nvflare.apis.event_type import EventType
@@ -65,8 +65,8 @@ def test_an_entry_says_what_is_personal(tmp_path, madeup):
     assert groups == {A: ("adapter", False), "bank.features": ("rows", True), "other": (None, None)}
     assert (known["method"], unknown["method"]) == ("madeup", "unheard-of")
     assert all(tensor["group"] is None for tensor in unknown["tensors"])
-    code, out, _ = fedtar_here("audit", tmp_path, "--tensors")
-    assert code == 0 and "PERSONAL DATA" in out and "madeup" in out and "no group of the contract" in out
+    out = passing("audit", tmp_path, "--tensors")
+    assert "PERSONAL DATA" in out and "madeup" in out and "no group of the contract" in out
 
 
 def test_what_the_guard_refused_and_why(tmp_path):
@@ -122,12 +122,10 @@ def test_a_job_id_never_becomes_a_path(tmp_path):
 
 def test_the_command_prints_a_table_and_totals(tmp_path):
     leave(context(tmp_path), message(tensors(), numbers={"samples": 1}))
-    code, out, _ = fedtar_here("audit", tmp_path, "--tensors")
-    assert code == 0 and "samples" in out and A in out and "1 messages" in out
-    code, out, _ = fedtar_here("audit", tmp_path, "--json")
-    assert code == 0 and json.loads(out)["totals"][0]["bytes"] == 36
-    code, _, err = fedtar_here("audit", tmp_path / "nothing")
-    assert code == 1 and "no audit" in err
+    out = passing("audit", tmp_path, "--tensors")
+    assert "samples" in out and A in out and "1 messages" in out
+    assert json.loads(passing("audit", tmp_path, "--json"))["totals"][0]["bytes"] == 36
+    assert "no audit" in failing("audit", tmp_path / "nothing", code=1)
 
 
 @pytest.mark.parametrize("fault", ["fsync", "short write", "lost write", "no file"])
@@ -221,8 +219,7 @@ def test_a_line_that_a_kill_cut_off_is_taken_away(tmp_path):
 def test_the_command_verifies_and_says_where(tmp_path):
     for _ in range(3):
         leave(context(tmp_path), message(tensors()))
-    code, out, _ = fedtar_here("audit", tmp_path, "--verify")
-    assert code == 0 and "3 lines" in out
+    assert "3 lines" in passing("audit", tmp_path, "--verify")
     file = audit_files(tmp_path)[0]
     file.write_text(file.read_text().replace('"bytes": 36', '"bytes": 35', 1))
     code, out, _ = fedtar_here("audit", tmp_path, "--verify")

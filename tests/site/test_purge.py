@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedtar_here
+from command import failing, passing
 from kits import add_to_site_file, make_kit, write_radiographs
 from labelers import published
 
@@ -156,10 +156,9 @@ def test_another_simulated_sites_state_is_not_touched(tmp_path, monkeypatch):
 
 def test_the_command_shows_first_and_deletes_with_yes(kit):
     before = files(kit)
-    code, out, err = fedtar_here("site", "purge", "--patient", "P1", "--kit", kit)
-    assert code == 0, err
+    out = passing("site", "purge", "--patient", "P1", "--kit", kit)
     assert "would delete" in out and "Nothing was touched" in out and "stays: the shared model" in out
     assert "may have been trained with this patient" in out and files(kit) == before
-    code, out, _ = fedtar_here("site", "purge", "--all", "--yes", "--json", "--kit", kit)
-    assert code == 0 and json.loads(out)["deleted"] and not list(kit.rglob("*.safetensors"))
-    assert fedtar_here("site", "purge", "--yes", "--kit", kit)[0] == 2
+    out = passing("site", "purge", "--all", "--yes", "--json", "--kit", kit)
+    assert json.loads(out)["deleted"] and not list(kit.rglob("*.safetensors"))
+    failing("site", "purge", "--yes", "--kit", kit)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
-from command import fedtar_here
+from command import passing
 from flare_context import write_workflow
 from hospital_site import HospitalSite, T, executor_of
 from kits import add_to_site_file, make_kit, write_radiographs
@@ -87,10 +87,9 @@ def test_cells_that_an_earlier_job_divided_otherwise_wait_for_the_site_s_word(as
     assert asked("run-a") == ""
     reason = asked("run-b", "job-2", settings=settings, **header)
     assert reason.startswith("declined: ") and words in reason and "fedtar site cells --release" in reason
-    code, out, _ = fedtar_here("site", "cells", "--kit", kit)
-    assert code == 0 and f"manifest.csv: time_steps {T}, timeline visit, min_cell 1" in out and "released" not in out
-    code, out, _ = fedtar_here("site", "cells", "--kit", kit, "--release")
-    assert code == 0 and "released" in out
+    out = passing("site", "cells", "--kit", kit)
+    assert f"manifest.csv: time_steps {T}, timeline visit, min_cell 1" in out and "released" not in out
+    assert "released" in passing("site", "cells", "--kit", kit, "--release")
     assert asked("run-b", "job-2", settings=settings, **header) == ""
     [audit] = kit.parent.rglob("approvals.jsonl")
     assert [entry["outcome"] for entry in read_audit([audit])] == ["released"]
@@ -99,20 +98,20 @@ def test_cells_that_an_earlier_job_divided_otherwise_wait_for_the_site_s_word(as
 def test_staff_sees_beforehand_that_a_job_divides_the_data_otherwise(asked, kit, tmp_path):
     assert asked("run-a") == ""
     FedTARRecipe(name="study", preset="tiny", num_rounds=2, time_steps=T + 1).export(str(tmp_path / "jobs"), byoc=False)
-    code, out, _ = fedtar_here("site", "describe", tmp_path / "jobs" / "study", "--kit", kit, "--json")
-    assert code == 0 and any(f"time_steps {T + 1} (so far {T})" in line for line in json.loads(out)["beyond"])
+    out = passing("site", "describe", tmp_path / "jobs" / "study", "--kit", kit, "--json")
+    assert any(f"time_steps {T + 1} (so far {T})" in line for line in json.loads(out)["beyond"])
 
 
 def test_staff_sees_of_whom_a_job_would_have_scores(asked, kit, tmp_path):
     FedTARRecipe(name="all", preset="tiny", time_steps=T, server={"unseen": ["hospital"]}).export(tmp_path, byoc=False)
     FedTARRecipe(name="test", preset="tiny", time_steps=T, server={"unseen": ["x"]}).export(tmp_path, byoc=False)
-    said = {job: fedtar_here("site", "describe", tmp_path / job, "--kit", kit)[1] for job in ("all", "test")}
+    said = {job: passing("site", "describe", tmp_path / job, "--kit", kit) for job in ("all", "test")}
     assert (
         "scores are of all patients of this site, which never trains" in said["all"] and "DECLINES" not in said["all"]
     )
     assert "scores are of its test patients" in said["test"]
     assert asked("run-a") == ""
-    assert "score all (so far test)" in fedtar_here("site", "describe", tmp_path / "all", "--kit", kit)[1]
+    assert "score all (so far test)" in passing("site", "describe", tmp_path / "all", "--kit", kit)
 
 
 def test_each_data_set_has_a_division_of_its_own_and_a_damaged_record_stops(tmp_path):
