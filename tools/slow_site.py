@@ -1,8 +1,8 @@
 """What one site at a fifth of the others' speed costs, by how a run deals with it; prints a table.
 
-``python -m tools.slow_site slow 3`` takes a quarter of an hour of a core; with 12 in place of 3 there are 12 rounds
-of tasks of 6 updates, not 24. Three sites, FedAvg, the same seed. Nothing is timed: an update counts as 1 second, at
-the slow site as 5, so that the machine's load changes nothing.
+``python -m tools.slow_site slow 3 0`` takes a quarter of an hour of a core; with 12 in place of 3 there are 12 rounds
+of tasks of 6 updates, not 24; the last number is the seed. Three sites, FedAvg. Nothing is timed: an update counts as
+1 second, at the slow site as 5, so that the machine's load changes nothing.
 """
 
 import sys
@@ -120,14 +120,13 @@ def by_work() -> list[Any]:
     return [patch.object(FederatedController, "shares_of", shares), patch(WORK_OF, recorded)]
 
 
-def run(folder: Path, rounds: int, seconds: float, wait: float, changes: list[Any]) -> Run:
+def run(folder: Path, rounds: int, seed: int, seconds: float, wait: float, changes: list[Any]) -> Run:
     """One run, with the other changes in force."""
     clock = Clock()
     server = {"evaluate_every": rounds, "wait_seconds": wait, "step_time_limit": 3600 if wait else 1}
     training, data = {"local_steps": UPDATES // rounds, "seconds": seconds}, {"synthetic_patients": 24}
-    recipe = MethodRecipe(
-        "fedavg", num_rounds=rounds, time_steps=1, server=server, min_sites=2, training=training, data=data
-    )
+    common: dict[str, Any] = {"num_rounds": rounds, "time_steps": 1, "min_sites": 2, "seed": seed}
+    recipe = MethodRecipe("fedavg", server=server, training=training, data=data, **common)
     with ExitStack() as stack:
         for change in (
             patch("fedtar_flare.learning.learner.clock", clock),
@@ -140,7 +139,7 @@ def run(folder: Path, rounds: int, seconds: float, wait: float, changes: list[An
 
 
 if __name__ == "__main__":
-    here, rounds = Path(sys.argv[1]), int(sys.argv[2])
+    here, rounds, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     task = UPDATES // rounds
     arms: dict[str, tuple[float, float, list[Any]]] = {
         "all wait": (0, 0, []),
@@ -150,8 +149,8 @@ if __name__ == "__main__":
         "the same, weights n_k tau_k": (task, 0, by_work()),
         "server.wait_seconds": (0, 0.01, Late(never=False).changes()),
     }
-    for name in sys.argv[3:] or arms:
-        found = run(here / name.replace(" ", "-"), rounds, *arms[name])
+    for name in sys.argv[4:] or arms:
+        found = run(here / name.replace(" ", "-"), rounds, seed, *arms[name])
         last = found.evaluations[-1].sites
         fast = {s: sum(last[site].all.get(s) or 0.0 for site in SITES[:-1]) / 2 for s in SCORES}
         cells = [f"{s} {fast[s]:.3f}, {last[SLOW].all.get(s) or 0.0:.3f}" for s in SCORES if SLOW in last]
