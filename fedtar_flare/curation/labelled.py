@@ -5,10 +5,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import timedelta
 from pathlib import Path
 
-from fedtar_flare.data.sources.fields import PICTURES, labels_of, labels_text
+from fedtar_flare.data.sources.fields import DAY_ZERO, PICTURES, labels_of, labels_text
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.tables import Row, rows_of
 from fedtar_flare.errors import ConfigError
@@ -18,7 +18,6 @@ FIELDS = ("image", "patient_id", "study_datetime", "order", "age", "sex", "split
 SUFFIXES = (*PICTURES, ".dcm", ".dicom")
 SPLIT_WORDS = {"val": "validation", "valid": "validation", "validate": "validation"}
 FLAGS = {"1": "1", "1.0": "1", "-1": "-1", "-1.0": "-1", "0": "0", "0.0": "0", "": "0"}
-DAY_ZERO = date(2000, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def _row(file: Path, fields: Row, place: Path) -> Row:
     if not order.isdecimal() and order:
         raise ConfigError(f"{file.name}: order '{order}' is no number")
     split = fields.get("split", "").lower()
-    standing = {"patient_id": file.stem, "study_datetime": str(DAY_ZERO + timedelta(days=int(order or 0)))}
+    standing = {"patient_id": file.stem, "study_datetime": str(DAY_ZERO.date() + timedelta(days=int(order or 0)))}
     stated = {field: value for field, value in fields.items() if value or field not in standing}
     image = os.path.relpath(file.absolute(), place.absolute())
     return standing | stated | {"image": image, "split": SPLIT_WORDS.get(split, split)}

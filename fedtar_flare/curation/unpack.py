@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from fedtar_flare.data.sources.fields import DAY_ZERO
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.splits import Split
 from fedtar_flare.errors import ConfigError
@@ -27,8 +28,6 @@ PARTS: dict[str, Split] = {"train": "train", "val": "validation", "test": "test"
 """The file's own division, and the splits of a manifest."""
 MOST = 1_000_000
 """Pictures that are written at most; the largest set of MedMNIST has a quarter of it."""
-NO_DATE = "2000-01-01"
-"""Stands where a manifest needs a date and the data set has none."""
 
 _UNFIT = re.compile(r"[;|]|^[?]")
 """What a label of a manifest cannot hold."""
@@ -80,7 +79,7 @@ def unpack(file: Path, out: Path, names: Sequence[str] = (), most: int | None = 
                 with replacing(place) as temporary:
                     Image.fromarray(np.asarray(images[i])).save(temporary, format="png")
                 named = {"image": f"pictures/{place.name}", "labels": ";".join(labels), "split": PARTS[part]}
-                rows.append({"patient_id": place.stem, "study_datetime": NO_DATE, **named})
+                rows.append({"patient_id": place.stem, "study_datetime": DAY_ZERO.date(), **named})
                 counts.update(labels)
         colour = any(images.ndim == 4 for images, _ in parts.values())
     write_rows(table, rows)

@@ -1,7 +1,8 @@
 import pytest
 from tables import write_table
 
-from fedtar_flare.data.sources.iu_xray import UNDATED, read_iu_xray
+from fedtar_flare.data.sources.fields import DAY_ZERO
+from fedtar_flare.data.sources.iu_xray import read_iu_xray
 from fedtar_flare.errors import ConfigError
 
 SINGLE = {"undated": "single"}
@@ -58,7 +59,7 @@ def test_the_tables(tables):
     reading = read_iu_xray(path, SINGLE)
     one, two = reading.patients()
     assert one.visits[0].image == path / "images/images_normalized/1_IM-0001-3001.dcm.png"
-    assert one.visits[0].report == "The heart is normal.\nNormal chest." and one.visits[0].acquired == UNDATED
+    assert one.visits[0].report == "The heart is normal.\nNormal chest." and one.visits[0].acquired == DAY_ZERO
     assert one.sex is None and one.visits[0].age is None and len(one.visits) == 1
     assert two.visits[0].report == "Normal chest." and two.visits[0].image.name == "2_a.png"
     assert reading.rejected() == {"duplicate-visit": 1, "no-image": 1, "no-section": 1, "not-frontal-radiograph": 1}

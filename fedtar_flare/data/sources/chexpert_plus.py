@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.report_text import with_headings
-from fedtar_flare.data.sources.fields import known_age, sex_of
+from fedtar_flare.data.sources.fields import DAY_ZERO, known_age, sex_of
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import Row, find_table, place_of, rows_of
 from fedtar_flare.errors import ConfigError, DataError, collecting
@@ -36,7 +36,6 @@ SECTIONS = {
     "impression": "section_impression",
 }
 VIEWS = ("PA", "AP")
-DAY_ZERO = datetime(2000, 1, 1)
 
 
 def read_chexpert_plus(path: Path, options: Mapping[str, Any] | None = None) -> Reading:

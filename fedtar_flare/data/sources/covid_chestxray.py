@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Visit
-from fedtar_flare.data.sources.fields import known_age, sex_of
+from fedtar_flare.data.sources.fields import DAY_ZERO, known_age, sex_of
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.errors import ConfigError, DataError, collecting
@@ -23,8 +23,6 @@ OPTIONS = ("location", "not_location", "without_notes")
 COLUMNS = ("patientid", "offset", "sex", "age", "view", "modality", "location", "folder", "filename", "clinical_notes")
 FRONTAL = ("PA", "AP", "AP SUPINE", "APS", "AP ERECT", "AP SEMI ERECT")
 NAMED_SITES = ("Spain", "Australia")
-DAY_ZERO = datetime(2000, 1, 1)
-"""Stands for the first symptoms, from which offsets count."""
 
 
 def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -> Reading:

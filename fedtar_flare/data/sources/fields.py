@@ -13,6 +13,8 @@ logger = logging.getLogger(__name__)
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 """Suffixes of radiographs that are not DICOM."""
 YEAR_DAYS = 365.2425
+DAY_ZERO = datetime(2000, 1, 1)
+"""Stands where a collection has no dates, or counts days from a moment of its own."""
 UNKNOWN = ("", "NAN", "NA", "N/A", "NONE", "NULL", "UNKNOWN", "-", "?")
 UNITS = {"Y": 1.0, "M": 1 / 12, "W": 7 / YEAR_DAYS, "D": 1 / YEAR_DAYS}
 SEXES: dict[str, Sex] = {"F": "F", "FEMALE": "F", "M": "M", "MALE": "M"}

@@ -14,13 +14,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.report_text import with_headings
+from fedtar_flare.data.sources.fields import DAY_ZERO
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import image_folder, rows_of
 from fedtar_flare.errors import ConfigError, DataError, collecting
@@ -30,7 +30,6 @@ OPTIONS = ("undated", "images", "views")
 REPORTS, PROJECTIONS = "indiana_reports.csv", "indiana_projections.csv"
 SECTIONS = ("comparison", "indication", "findings", "impression")
 SECTION = "AbstractText"
-UNDATED = datetime(2000, 1, 1)
 Study = tuple[str, str, list[str]]
 """Id, report with headings, file names of images in order of preference."""
 
@@ -76,7 +75,7 @@ def _visit(uid: str, report: str, names: list[str], folder: Path) -> Visit:
     if not names:
         raise DataError(f"report {uid}: no frontal radiograph", reason="not-frontal-radiograph")
     image = next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
-    return Visit(uid, uid, UNDATED, image, report, "radiograph")
+    return Visit(uid, uid, DAY_ZERO, image, report, "radiograph")
 
 
 def _from_tables(path: Path, all_views: bool) -> Iterator[Study]:
