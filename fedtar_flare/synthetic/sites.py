@@ -5,11 +5,11 @@ from pathlib import Path
 
 import yaml
 
-from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.synthetic.cohort import TRUTH, synthetic_cohort
+from fedtar_flare.files import write_text
+from fedtar_flare.synthetic.cohort import INDEX, TRUTH, synthetic_cohort
 from fedtar_flare.synthetic.course import CohortOptions
 
 
@@ -42,30 +42,24 @@ def write_sites(
     written = []
     for name in names:
         cohort = synthetic_cohort(name, folder=out, patients=patients, timeline=timeline, seed=seed, options=options)
-        made = cohort.patients[0].visits[0].image.parents[3]
-        made.rename(out / name)
-        written.append(_hand_out(name, out, made, cohort))
+        made, folder = cohort.patients[0].visits[0].image.parents[3], out / name
+        made.rename(folder)
+        rows = [
+            {
+                "patient_id": patient.patient_id,
+                "study_datetime": visit.acquired.isoformat(" "),
+                "image": (image := visit.image.relative_to(made)).as_posix(),
+                "report_path": (image.parent / "report.txt").as_posix(),
+                "age": "" if visit.age is None else f"{visit.age:.1f}",
+                "sex": patient.sex,
+            }
+            for patient in cohort.patients
+            for visit in patient.visits
+        ]
+        write_rows(folder / "manifest.csv", rows)
+        (folder / INDEX).unlink()  # the manifest takes its place
+        content = yaml.safe_dump({"source": "manifest", "path": f"../{name}/manifest.csv"}, sort_keys=False)
+        site_file = write_text(out / "sites" / f"{name}.yaml", content)
+        counts = len(cohort.patients), len(rows)
+        written.append(Written(name, folder / "manifest.csv", site_file, folder / TRUTH, *counts))
     return written
-
-
-def _hand_out(name: str, out: Path, made: Path, cohort: Cohort) -> Written:
-    """Write the manifest and the site file of a cohort that now lies in ``out / name``."""
-    folder, sites = out / name, out / "sites"
-    visits = [(patient, visit) for patient in cohort.patients for visit in patient.visits]
-    rows = [
-        {
-            "patient_id": patient.patient_id,
-            "study_datetime": visit.acquired.isoformat(" "),
-            "image": (image := visit.image.relative_to(made)).as_posix(),
-            "report_path": (image.parent / "report.txt").as_posix(),
-            "age": "" if visit.age is None else f"{visit.age:.1f}",
-            "sex": patient.sex,
-        }
-        for patient, visit in visits
-    ]
-    write_rows(folder / "manifest.csv", rows)
-    (folder / "index.json").unlink()  # the manifest takes its place
-    sites.mkdir(exist_ok=True)
-    site_file = sites / f"{name}.yaml"
-    site_file.write_text(yaml.safe_dump({"source": "manifest", "path": f"../{name}/manifest.csv"}, sort_keys=False))
-    return Written(name, folder / "manifest.csv", site_file, folder / TRUTH, len(cohort.patients), len(visits))
