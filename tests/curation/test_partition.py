@@ -166,12 +166,6 @@ def test_what_is_written_reads_back_as_the_same_patients(manifest, tmp_path, how
     assert seen == Counter(everyone.keys())
 
 
-def test_nothing_is_overwritten(manifest, tmp_path):
-    partition_source("manifest", manifest, tmp_path / "out", by="random", sites=2)
-    with pytest.raises(ConfigError, match="is there already"):
-        partition_source("manifest", manifest, tmp_path / "out", by="random", sites=2)
-
-
 def test_labels_of_ones_own(manifest, tmp_path):
     labels = tmp_path / "labels.csv"
     labels.write_text("patient_id,label\n" + "".join(f"p{i},{i % 2}\n" for i in range(12)))
@@ -190,6 +184,8 @@ def test_a_manifest_with_institutions(manifest, tmp_path):
     lines.write_text("\n".join(["patient_id,study_datetime,image,report,institution", *rows]))
     sites, _ = partition_source("manifest", lines, tmp_path / "out", by="institution")
     assert [(s.site, s.patients) for s in sites] == [("rome", 3), ("turin", 4)]
+    with pytest.raises(ConfigError, match="is there already"):
+        partition_source("manifest", lines, tmp_path / "out", by="institution")
 
 
 @pytest.mark.shared_data

@@ -125,6 +125,3 @@ def test_wrong_layouts_and_options(tables, tmp_path):
     path = tables([report("1")], [radiograph("1", "1.png")])
     with pytest.raises(ConfigError, match="no folder of radiographs"):
         read_iu_xray(path, {**SINGLE, "images": "nowhere"})
-    (path / "indiana_projections.csv").write_text("uid,filename\n1,1.png\n")
-    with pytest.raises(ConfigError, match="projection missing"):
-        read_iu_xray(path, SINGLE)

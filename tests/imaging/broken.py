@@ -326,6 +326,7 @@ OTHER_VRS = {b"UN", b"OF", b"OL", b"SQ", b"US", b"UT"} | {
     for bit in range(8)
     for first, second in ((1 << bit, 0), (0, 1 << bit))
 } - {b"OW", b"OB"}
+NUMBERS = ("Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "SamplesPerPixel")
 HEADER = ("bad-header", "wrong-pixel-count", "truncated", "unreadable", "no-pixel-data", "not-a-radiograph")
 
 

@@ -270,11 +270,8 @@ def test_the_header_of_the_pixels(tmp_path, name):
     check_ct(tmp_path, *PIXEL_HEADERS[name])
 
 
-NUMBERS = ("Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "SamplesPerPixel")
-
-
 @settings(max_examples=25)
-@given(st.sampled_from(NUMBERS), st.integers(0, 65535), st.booleans())
+@given(st.sampled_from(mk.NUMBERS), st.integers(0, 65535), st.booleans())
 def test_any_number_in_a_header_field_is_refused_or_changes_nothing(tmp_path_factory, keyword, value, everywhere):
     """Sizes and bits: what is read after all has the values of the unchanged series, but for the sign of the values."""
     folder = tmp_path_factory.mktemp("numbers")

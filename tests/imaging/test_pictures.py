@@ -188,11 +188,8 @@ def test_a_value_of_a_wrong_vr_is_refused_or_read_right(tmp_path, vr):
         study_of(changed)
 
 
-NUMBERS = ["Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "SamplesPerPixel"]
-
-
 @settings(max_examples=30)
-@given(st.sampled_from([*NUMBERS, "NumberOfFrames"]), st.integers(0, 65535))
+@given(st.sampled_from([*mk.NUMBERS, "NumberOfFrames"]), st.integers(0, 65535))
 def test_any_number_in_a_radiographs_header_is_refused_or_read(tmp_path_factory, keyword, value):
     path = radiograph(**{keyword: value})(tmp_path_factory.mktemp("numbers"))
     try:

@@ -1,13 +1,12 @@
 """A hospital with images and reports of its own trains, scores and keeps its rows without the phantom world."""
 
-import csv
 import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-from PIL import Image
+from kits import write_noise
+from tables import write_table
 
 PROGRAM = """
 import sys
@@ -26,17 +25,13 @@ print(sorted(name for name in sys.modules if name.startswith("fedtar_flare.synth
 
 @pytest.mark.slow  # import-linter sees every import but those that a cohort of phantoms asks for
 def test_no_phantom_is_imported(tmp_path, repository):
-    images = tmp_path / "images"
-    images.mkdir()
-    rows = [("patient_id", "study_datetime", "image", "report")]
-    for patient in range(12):
-        for visit in (1, 2):
-            pixels = np.random.default_rng([patient, visit]).integers(0, 255, (80, 80)).astype(np.uint8)
-            Image.fromarray(pixels).save(images / f"{patient}-{visit}.png")
-            text = "The effusion has increased." if visit == 2 else "Small left effusion."
-            rows.append((f"p{patient}", f"2020-0{visit}-01", f"images/{patient}-{visit}.png", text))
-    with (tmp_path / "manifest.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
+    rows = []
+    for number in range(24):
+        image, later = write_noise(tmp_path / f"{number}.png", number), number % 2
+        text = "The effusion has increased." if later else "Small left effusion."
+        when = {"patient_id": f"p{number // 2}", "study_datetime": f"2020-0{1 + later}-01"}
+        rows.append(when | {"image": image.name, "report": text})
+    write_table(tmp_path / "manifest.csv", rows)
     (tmp_path / "site-1.yaml").write_text(f"source: manifest\npath: manifest.csv\nstate_dir: {tmp_path / 'state'}\n")
     paths = os.pathsep.join([str(repository), str(repository / "tests")])
     environment = {**os.environ, "FEDTAR_HOME": str(tmp_path / "home"), "FEDTAR_SITES": str(tmp_path)}
