@@ -1,6 +1,7 @@
 """Where a site computes: its own choice, from its site file; ``auto`` takes a GPU where the model is worth it."""
 
 import logging
+import math
 from functools import cache
 
 import torch
@@ -29,7 +30,7 @@ def device_of_each(device: str, processes: int) -> str:
     return kind
 
 
-def choose_device(device: str = "auto", precision: str = "auto", parameters: int | None = None) -> tuple[str, bool]:
+def choose_device(device: str = "auto", precision: str = "auto", parameters: float = math.inf) -> tuple[str, bool]:
     """The torch device, and whether to compute in bfloat16 autocast; ConfigError for a GPU that is not there.
 
     ``device`` is ``auto``, ``cpu``, ``cuda`` or ``cuda:<i>``; ``precision`` is ``auto`` (bfloat16 on a GPU that has it,
@@ -38,12 +39,7 @@ def choose_device(device: str = "auto", precision: str = "auto", parameters: int
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        if (
-            device == "cuda"
-            and parameters is not None
-            and parameters < SMALL_MODEL
-            and not distributed.is_initialized()
-        ):
+        if device == "cuda" and parameters < SMALL_MODEL and not distributed.is_initialized():
             device = "cpu"
             _say_once(
                 f"device: auto takes the CPU: below {SMALL_MODEL / 1e6:.0f} million parameters a GPU is no faster, and "

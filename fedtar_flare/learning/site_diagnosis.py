@@ -105,14 +105,11 @@ class DiagnosisConfig(Settings):
     @property
     def on(self) -> bool:
         """Whether there are findings to tell; ``auto`` must have been decided (:meth:`of`)."""
-        return bool(self._labeler.findings)
-
-    def label(self, report: str) -> tuple[int, ...]:
-        """Class of each finding in a report."""
-        return self._labeler.label(report)
+        return bool(self.reader.findings)
 
     @property
-    def _labeler(self) -> Labeler:
+    def reader(self) -> Labeler:
+        """What reads the findings of a report; ``auto`` must have been decided (:meth:`of`)."""
         if self.labeler == "auto":
             raise ConfigError("diagnosis.labeler is 'auto', and it has not been decided for this site's data")
         return labeler(self.labeler, "positive")
@@ -140,7 +137,7 @@ class SiteDiagnosis:
     """The head of one site and what it began as."""
 
     def __init__(self, config: DiagnosisConfig, generator: ReportGenerator):
-        self._label = config.label
+        self._label = config.reader.label
         self._branch: DiagnosisBranch = generator.diagnosis
         self._start = copy.deepcopy(self._branch.head).requires_grad_(False)
         self._branch.head.requires_grad_(True)

@@ -12,6 +12,7 @@ from fedtar_flare.data.cohort import Sample
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.transform_list import Spec
+from fedtar_flare.tensor_file import without_prefix
 
 logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
@@ -111,13 +112,12 @@ def load_optimizer_state(
 ) -> None:
     """Load what :func:`optimizer_state` gave; other names are ignored."""
     optimizer.state.clear()
-    for key, value in state.items():
-        if key.startswith(_PREFIX):
-            field, name = key.removeprefix(_PREFIX).split("/", 1)
-            parameter = parameters[name]
-            # AdamW keeps its step counts on the CPU, unless it is fused
-            stays = field == "step" and not optimizer.defaults.get("fused")
-            optimizer.state[parameter][field] = (value if stays else value.to(parameter.device)).clone()
+    for key, value in without_prefix(state, _PREFIX).items():
+        field, name = key.split("/", 1)
+        parameter = parameters[name]
+        # AdamW keeps its step counts on the CPU, unless it is fused
+        stays = field == "step" and not optimizer.defaults.get("fused")
+        optimizer.state[parameter][field] = (value if stays else value.to(parameter.device)).clone()
 
 
 def require_finite(state: Mapping[str, Tensor]) -> None:
