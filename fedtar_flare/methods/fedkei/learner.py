@@ -307,11 +307,7 @@ def distillation(logits: Tensor, taught: Tensor) -> Tensor:
 
 
 def _membership(data: TaskData, of_training: Tensor, of_test: Tensor) -> float | None:
-    """How well whoever has the module and labelled images tells which of them it was tuned on.
-
-    The attack needs no shadow model: an image counts as the likelier member, the higher the module's probability of
-    its label (the lower its loss). 0.5 is a guess; None without test images, who stand for images of others.
-    """
+    """AUC by which the module's probability of an image's label tells those that it was tuned on; None without test."""
     known = ((of_training, data.train.labels), (of_test, data.test.labels))
     members, others = (torch.where(labels == 1, scores, 1 - scores) for scores, labels in known)
     truth = torch.cat([torch.ones(len(members)), torch.zeros(len(others))])

@@ -55,13 +55,13 @@ class Knowledge:
 
 def write_knowledge(
     folder: Path, mixture: Mixture, described: Mapping[str, Mapping[str, Any]], run_id: str, tasks: Sequence[str]
-) -> Path | None:
-    """Write ``knowledge.safetensors`` of the clusters so far; None where there is none.
+) -> None:
+    """Write ``knowledge.safetensors`` of the clusters so far, which names diseases (``tasks``) and no hospital.
 
-    The pool may be empty, or the plan clusters nothing (Rand). The file names diseases (``tasks``), no hospital.
+    Nothing is written where the pool is empty, or the plan clusters nothing (Rand).
     """
     if mixture.parts is None:
-        return None
+        return
     model = next(iter(described.values()), {})
     info = {
         "format": FORMAT,
@@ -75,9 +75,7 @@ def write_knowledge(
     }
     tensors = {f"{_START}{name}": value for name, value in mixture.pool.start.items()}
     tensors |= {f"{_CENTRE}{name}": value.contiguous() for name, value in mixture.centres().items()}
-    path = folder / KNOWLEDGE_FILE
-    write_tensors(path, tensors, info | {"checksum": checksum(tensors)})
-    return path
+    write_tensors(folder / KNOWLEDGE_FILE, tensors, info | {"checksum": checksum(tensors)})
 
 
 def read_knowledge(path: Path) -> Knowledge:

@@ -36,11 +36,6 @@ Backbone = Literal["whole", "lora", "frozen"]
 _DECODER = "decoder.*"
 
 
-def generic_targets(targets: Sequence[str], backbone: Backbone) -> tuple[str, ...]:
-    """Layers that G adapts, among a model's ``targets``: those of the decoder, with ``lora`` the encoder's too."""
-    return tuple(targets) if backbone == "lora" else decoder_targets(targets)
-
-
 def decoder_targets(targets: Sequence[str]) -> tuple[str, ...]:
     """``targets`` within the decoder: globs that begin with it, and those that begin with ``*`` put below it."""
     below = (f"decoder.{glob}" if glob[0] == "*" else glob for glob in targets)

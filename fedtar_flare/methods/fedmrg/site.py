@@ -13,7 +13,7 @@ from fedtar_flare.learning.labels import labeler, require_labeler
 from fedtar_flare.methods.fedavg import PooledSite
 from fedtar_flare.methods.fedmrg.bank import FEATURES, rows_of_round
 from fedtar_flare.methods.fedmrg.contract import BRANCH
-from fedtar_flare.methods.fedmrg.dual_adapter import generic_targets
+from fedtar_flare.methods.fedmrg.dual_adapter import decoder_targets
 from fedtar_flare.protocol.exchange import WIRE_DTYPES
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.runtime.requirements import AdaptedModel
@@ -48,8 +48,9 @@ class FedMRGSite(PooledSite):
 
     def resolve(self, given: RunSettings, source: str) -> RunSettings:
         """With the adapted layers, and what travels whole, that ``fedmrg`` says."""
-        config = given.fedmrg
-        targets = generic_targets(given.model.lora_targets, config.backbone)
+        config, targets = given.fedmrg, given.model.lora_targets
+        if config.backbone != "lora":
+            targets = decoder_targets(targets)
         there = [glob for glob in WHOLE if glob != "pooling.*" or given.model.pooling != "none"]
         more = there if config.backbone == "whole" else []
         more += BRANCH.names if labeler(config.labeler).findings else ()
@@ -68,11 +69,7 @@ class FedMRGSite(PooledSite):
             require_positions(len(labeler(config.labeler).findings), model.max_length, model.decoder_positions)
 
     def extend(self, model: ReportGenerator) -> None:
-        extend(model, self._extension)
-
-    @property
-    def _extension(self) -> dict[str, Any]:
-        return self.settings.fedmrg.extension(self.settings.model.slices, self.executor.seed)
+        extend(model, self.settings.fedmrg.extension(self.settings.model.slices, self.executor.seed))
 
     def adapted_model(self, time_steps: int) -> AdaptedModel:
         """With the specialised adapter, which is as large as the generic one."""

@@ -70,8 +70,7 @@ class PatientLearner(ReportLearner):
         self._profile_fields = patient.profile
         self.patient: PatientLoRA | None = None
         self.findings = SiteDiagnosis(self._diagnosis, self.generator) if self._diagnosis.on else None
-        self._head_is_shared = self.findings is not None and self._diagnosis.shared
-        self._own_head = None if self._head_is_shared else self.findings
+        self._own_head = None if self._diagnosis.shared else self.findings
         groups = []
         if patient.enabled:
             steps = self.cohort.time_steps
@@ -142,9 +141,8 @@ class PatientLearner(ReportLearner):
 
     def shared_optimizer(self, parameters: Sequence[nn.Parameter], epochs: float) -> torch.optim.Optimizer:
         """As of :class:`ReportLearner`, with a head that is shared at its own rate."""
-        if not self._head_is_shared:
+        if self.findings is None or not self._diagnosis.shared:
             return super().shared_optimizer(parameters, epochs)
-        assert self.findings is not None
         head = set(self.findings.parameters.values())
         groups = [
             {"params": [p for p in parameters if p not in head], "lr": self.rate * self.training.lr},

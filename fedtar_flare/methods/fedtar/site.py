@@ -11,10 +11,8 @@ import torch
 
 from fedtar_flare.data.splits import key_check
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.labels import require_labeler
-from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedtar.config import EMBEDDING_DIM
 from fedtar_flare.methods.fedtar.demographics import DemographicMixture, fit_mixture, training_median_age
 from fedtar_flare.methods.fedtar.learner import PatientLearner
@@ -43,8 +41,10 @@ class PatientSite(ReportSite):
 
     def resolve(self, given: RunSettings, source: str) -> RunSettings:
         """With the diagnosis as it is at this source, and the head exchanged where it is shared."""
-        diagnosis = given.diagnosis.of(source)
-        return given.replace(diagnosis=diagnosis, lora=with_head(given.lora, diagnosis))
+        diagnosis, lora = given.diagnosis.of(source), given.lora
+        if diagnosis.shared:
+            lora = lora.replace(exchange=(*lora.exchange, HEAD_NAMES))
+        return given.replace(diagnosis=diagnosis, lora=lora)
 
     def check(self) -> None:
         """Refuse what needs an exchange where nothing is shared."""
@@ -148,11 +148,6 @@ def read_mixture(state: SiteState) -> tuple[DemographicMixture, dict[str, Any]]:
     """The mixture that the handshake fitted, and what it kept about the site."""
     arrays, about = state.read("mixture")
     return DemographicMixture.from_state({name: value.numpy() for name, value in arrays.items()}), about
-
-
-def with_head(lora: LoRAConfig, diagnosis: DiagnosisConfig) -> LoRAConfig:
-    """What is exchanged, with the diagnosis head where it is shared; ``diagnosis``: as it is at the site."""
-    return lora.replace(exchange=(*lora.exchange, HEAD_NAMES)) if diagnosis.shared else lora
 
 
 class FedTARSite(PatientSite):

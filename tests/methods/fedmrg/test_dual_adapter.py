@@ -3,6 +3,7 @@
 import pytest
 import torch
 from adapted_models import GPT2_TARGETS, gpt2_case, shake
+from hospital_site import executor_of
 from torch import nn
 
 from fedtar_flare.globs import matches
@@ -14,7 +15,6 @@ from fedtar_flare.methods.fedmrg.dual_adapter import (
     copy_broadcast,
     decoder_targets,
     generic_model,
-    generic_targets,
     mixed_model,
     specialised_model,
 )
@@ -94,8 +94,10 @@ def test_only_the_decoder_has_the_other_sets_and_the_broadcast_is_a_copy_that_no
 
 def test_targets_are_kept_to_the_decoder_unless_the_encoder_has_lora_too():
     targets = ("encoder.*.dense", "*.c_fc")
-    narrow = generic_targets(targets, "whole")
-    assert narrow == decoder_targets(narrow) == generic_targets(targets, "frozen")
+    narrow = decoder_targets(targets)
+    assert narrow == decoder_targets(narrow)
+    for backbone, kept in (("whole", narrow), ("frozen", narrow), ("lora", targets)):
+        settings = {"model": {"lora_targets": targets}, "fedmrg": {"backbone": backbone, "labeler": "none"}}
+        assert executor_of("fedmrg", "tiny", **settings).resolved.model.lora_targets == kept
     names = ("decoder.h.0.c_fc", "encoder.x.dense", "encoder.x.c_fc")
     assert [matches(name, narrow) for name in names] == [True, False, False]
-    assert generic_targets(targets, "lora") == targets
