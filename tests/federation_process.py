@@ -78,10 +78,10 @@ class Federation:
     """
 
     def __init__(self, project: Path, folder: Path, sites: dict[str, str], home: Path | None = None):
-        self.folder, self.mark = folder, uuid.uuid4().hex
+        self.folder, self.mark, self.port = folder, uuid.uuid4().hex, free_port()
         content = yaml.safe_load(project.read_text())
         content["participants"] = [p for p in content["participants"] if p["type"] != "client" or p["name"] in sites]
-        next(p for p in content["participants"] if p["type"] == "server")["fed_learn_port"] = free_port()
+        next(p for p in content["participants"] if p["type"] == "server")["fed_learn_port"] = self.port
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "project.yml").write_text(yaml.safe_dump(content, sort_keys=False))
         self.environment = {
@@ -143,10 +143,8 @@ class Federation:
         return out.read_text(errors="replace").count("Successfully registered client") if out.is_file() else 0
 
     def listens(self) -> bool:
-        port = yaml.safe_load((self.folder / "project.yml").read_text())
-        port = next(p for p in port["participants"] if p["type"] == "server")["fed_learn_port"]
         with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def connected(self) -> set[str]:
         return {client.name for client in self.session().get_system_info().client_info}

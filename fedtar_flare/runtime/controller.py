@@ -154,7 +154,7 @@ class FederatedController(HandshakeController):
     def run(self) -> None:
         """Handshake, R rounds of the method's algorithm with a checkpoint after each, closing page."""
         self.record = RunRecord(self.results_folder)
-        self.results = Results(self.results_folder, self.record, self.scalar, newest_is_best=self.rounds_per_period > 0)
+        self.results = Results(self.record, self.scalar, newest_is_best=self.rounds_per_period > 0)
         run_dir, job = Path(self.get_run_dir()), self.fl_ctx.get_job_id()
         self._checkpoints = RunCheckpoints(self.results_folder, run_dir, job, self.resume_from, self.keep_checkpoints)
         with self._recorded():

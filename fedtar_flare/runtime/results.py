@@ -81,13 +81,9 @@ class Results:
     """Writes ``<server run folder>/fedtar/`` as the run goes; ``scalar`` takes (tag, value, place) for TensorBoard."""
 
     def __init__(
-        self,
-        folder: Path,
-        record: RunRecord,
-        scalar: Callable[[str, float | None, int], None] = lambda *point: None,
-        newest_is_best: bool = False,
+        self, record: RunRecord, scalar: Callable[[str, float | None, int], None], newest_is_best: bool = False
     ):
-        self.folder = folder
+        self.folder = record.folder
         self.record = record
         self.scalar = scalar
         self.newest_is_best = newest_is_best

@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from federation import NAMES, last
+from federation import NAMES, last, same_bits
 from three_sites import T, federation, run, sites
 
 from fedtar_flare import tensor_file
@@ -114,19 +114,10 @@ def whole(tmp_path_factory):
 
 def require_resumed_to_the_same_end(first, folder, whole):
     second = federation(folder, resume_from=str(first.results_folder / "checkpoint"))
-    events, end = run(second), last(second)
-    assert end.round == whole.round
-    assert all(torch.equal(value, end.weights[name]) for name, value in whole.weights.items())
-    assert all(torch.equal(value, end.method[name]) for name, value in whole.method.items())
-    return events
-
-
-def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, whole):
-    first = federation(tmp_path / "first", num_rounds=1)
-    run(first)
-    events = require_resumed_to_the_same_end(first, tmp_path / "second", whole)
-    assert events["start"][0].run_id == read_events(first.results_folder)[0].run_id
-    assert [e.round for e in events["outer"]] == [2, 3]
+    run(second)
+    end = last(second)
+    assert read_events(folder / "fedtar")[0].run_id == read_events(first.results_folder)[0].run_id
+    assert end.round == whole.round and same_bits(end, whole)
 
 
 class Killed(BaseException):
@@ -187,11 +178,3 @@ def test_a_full_disk_stops_the_run_with_the_reason_and_keeps_the_last_checkpoint
     folder = controller.results_folder / "checkpoint"
     assert CheckpointFolder(folder).last()[0].round < 3
     assert not [path for path in folder.rglob("*") if path.name.startswith(".")], "nothing half-written stays"
-
-
-def test_a_resume_with_other_settings_is_refused(tmp_path):
-    first = federation(tmp_path / "first", num_rounds=1)
-    run(first)
-    second = federation(tmp_path / "b", resume_from=str(first.results_folder / "checkpoint"), weighting="uniform")
-    assert run(second)["end"][0].status == "failed"
-    assert "weighting" in second.panics[0]

@@ -3,8 +3,7 @@
 import errno
 import os
 
-import torch
-from federation import NAMES, LocalFederation, QuadraticSite, Spoilt, pair
+from federation import LocalFederation, QuadraticSite, Spoilt, pair
 
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.record.events import End, Joined, Start, Step
@@ -30,13 +29,6 @@ def test_a_full_disk_at_the_server_is_its_own_fault_and_ends_the_job(tmp_path, m
     monkeypatch.setattr(SpilledUpdates, "add", full)
     end = of_kind(run(federation(tmp_path)), End)[0]
     assert end.status == "failed" and "No space left" in end.reason
-
-
-def test_nobody_but_the_asked_site_chooses_the_start(tmp_path):
-    pushed = {name: torch.full((3, 2), 7.0) for name in NAMES}
-    controller = federation(tmp_path, Spoilt("site-b", lambda h, r, t: (r, pushed), HANDSHAKE), initial_site="site-a")
-    start = of_kind(run(controller), Start)[0]
-    assert start.sites == ["site-a"] and "nobody had asked" in start.absent["site-b"]
 
 
 def test_an_answer_after_its_account_is_closed_changes_nothing(tmp_path):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federation import NAMES, QuadraticSite, Spoilt, federation_of, pair
+from federation import NAMES, QuadraticSite, Spoilt, federation_of, last, pair, same_bits
 from hypothesis import given
 from hypothesis import strategies as st
 from test_controller_faults import federation, run
@@ -16,7 +16,6 @@ from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import Alarm, End, Start, Step, Validation
 from fedtar_flare.record.log import of_kind
 from fedtar_flare.runtime.aggregation import AGGREGATIONS
-from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.results import Results
 from fedtar_flare.tensor_file import near, near_checksums
 
@@ -27,10 +26,6 @@ def payload(**changes):
 
 def numbers(**changes):
     return lambda header, reply, tensors: (replace(reply, numbers={**reply.numbers, **changes}), tensors)
-
-
-def weights(controller):
-    return CheckpointFolder(controller.results_folder / "checkpoint").last()[0].weights
 
 
 def update(make):
@@ -52,6 +47,11 @@ def without(tensors):
 ATTEMPTS = {
     "more tensors than any exchange": (TRAIN, update(lambda u: many(20_001)), "the limit is 20000"),
     "more names than any schema": (HANDSHAKE, payload(schema=many_shapes(20_001)), "the limit is 20000"),
+    "weights that nobody asked for": (
+        HANDSHAKE,
+        lambda h, r, t: (r, dict(zip(NAMES, pair(7), strict=True))),
+        "nobody had",
+    ),
     "a tensor more": (TRAIN, update(lambda u: {**u, "x": torch.ones(1)}), "not agreed on"),
     "a tensor less": (TRAIN, update(without), "missing"),
     "another shape": (TRAIN, update(lambda u: {n: torch.ones(9, 9) for n in u}), "shape"),
@@ -125,7 +125,7 @@ def test_an_attempt_costs_its_site_and_nobody_else(tmp_path, attempt):
     if task == TRAIN:
         alone = federation(tmp_path / "alone", num_rounds=1)
         run(alone)
-        assert all(torch.equal(weights(alone)[name], weights(controller)[name]) for name in NAMES)
+        assert all(torch.equal(last(alone).weights[name], last(controller).weights[name]) for name in NAMES)
 
 
 def test_a_site_has_no_more_reports_and_samples_than_it_announced(tmp_path):
@@ -139,7 +139,7 @@ def test_a_site_has_no_more_reports_and_samples_than_it_announced(tmp_path):
     ]
     for one in runs:
         run(one)
-    assert all(torch.equal(weights(runs[0])[name], weights(runs[1])[name]) for name in NAMES)
+    assert same_bits(*map(last, runs))
 
 
 def five(lie=None, samples=2):
@@ -152,7 +152,7 @@ def ended(method, folder, sites, **settings):
     controller = federation_of(method)(folder, sites, **({"num_rounds": 2, "time_steps": 2} | settings))
     events = run(controller)
     assert of_kind(events, End)[0].status == "completed", of_kind(events, End)[0].reason
-    return weights(controller), events
+    return last(controller).weights, events
 
 
 def test_one_site_cannot_take_over_the_mean_by_the_visits_that_it_claims(tmp_path):
