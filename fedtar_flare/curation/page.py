@@ -22,6 +22,7 @@ def data_page(found: Check) -> str:
     """The page as well-formed HTML (it parses as XML too). Pictures are part of it; nothing is fetched."""
     notes = {reason: (len(texts), texts) for reason, texts in sorted(found.notes.items())}
     identifiers = {kind: (len(visits), [", ".join(visits[:12])]) for kind, visits in sorted(found.identifiers.items())}
+    days = [round(gap) for gap in found.gaps()]
     return render(
         "data.html",
         found=found,
@@ -35,7 +36,11 @@ def data_page(found: Check) -> str:
         shared=found.shared_texts(),
         shared_help=SHARED_HELP,
         unknown_ages=len(found.visits) - len(found.ages()),
-        of_patients=_of_patients(found),
+        of_patients=[
+            histogram("Patients by number of visits", found.visits_per_patient(), "visits", whole_numbers=True),
+            histogram("Pairs of visits by time between them", days, "days", whole_numbers=True),
+            histogram("Visits by age", found.ages(), "years"),
+        ],
         of_reports=[histogram("Reports by length", found.words(), "words", whole_numbers=True), *_by_year(found)],
         of_images=_of_images(found),
     )
@@ -67,15 +72,6 @@ def _median(values: Mapping[str, float]) -> str:
 
 def _range(values: Mapping[str, float], unit: str) -> str:
     return f"{values['min']:.0f} to {values['max']:.0f} {unit}" if values["n"] else ""
-
-
-def _of_patients(found: Check) -> list[Markup]:
-    days = [round(gap) for gap in found.gaps()]
-    return [
-        histogram("Patients by number of visits", found.visits_per_patient(), "visits", whole_numbers=True),
-        histogram("Pairs of visits by time between them", days, "days", whole_numbers=True),
-        histogram("Visits by age", found.ages(), "years"),
-    ]
 
 
 def _by_year(found: Check) -> list[Markup]:

@@ -29,7 +29,7 @@ EXCLUDED = "excluded"
 class Visit:
     """One study of one patient; patient and visit ids are the site's own and never leave it.
 
-    The report may be empty where the labels are known. Raises :class:`DataError` ``no-date``, ``empty-report``,
+    The report may be empty where the labels are known. Raises :class:`DataError` ``empty-report``,
     ``contradicting-labels``, ``unknown-modality`` or ``age-out-of-range``.
     """
 
@@ -48,9 +48,6 @@ class Visit:
 
     def __post_init__(self) -> None:
         where = f"patient {self.patient_id}, visit {self.visit_id}"
-        if not isinstance(self.acquired, datetime):
-            text = f"{where}: no acquisition date; a visit cannot be put in order without one"
-            raise DataError(text, reason="no-date")
         if self.acquired.tzinfo is not None:
             object.__setattr__(self, "acquired", self.acquired.astimezone(UTC).replace(tzinfo=None))
         if not self.report.strip() and self.labels is None:
@@ -69,8 +66,7 @@ class Visit:
 class Patient:
     """A patient with visits in order of acquisition; ties are broken by the report's text, then the image's path.
 
-    Raises :class:`DataError` ``no-visit``, ``unknown-sex``, ``mixed-patients`` or ``duplicate-visit`` (same moment and
-    image).
+    Raises :class:`DataError` ``no-visit``, ``mixed-patients`` or ``duplicate-visit`` (same moment and image).
     """
 
     patient_id: str
@@ -81,8 +77,6 @@ class Patient:
     def __post_init__(self) -> None:
         if not self.visits:
             raise DataError(f"patient {self.patient_id} has no visit", reason="no-visit")
-        if self.sex not in ("F", "M", None):
-            raise DataError(f"patient {self.patient_id}: sex '{self.sex}' is not F, M or unknown", reason="unknown-sex")
         if any(visit.patient_id != self.patient_id for visit in (*self.visits, *self.unreadable)):
             raise DataError(f"patient {self.patient_id} holds a visit of another patient", reason="mixed-patients")
         twice = [key for key, n in Counter((v.acquired, v.image) for v in self.visits).items() if n > 1]

@@ -243,7 +243,6 @@ def test_reports_of_a_table(tmp_path, head, rows, report, reason):
     study(tmp_path / "s")
     study(tmp_path / "other", "Z", "1.2.9", AccessionNumber="Z9")
     index = indexed(tmp_path, table(tmp_path / "r.csv", head, *rows))
-    (tmp_path / "other" / "report.txt").write_text("Clear.")
     next(s for s in index.studies if s.patient_id == "Z").report = "Clear."
     written = {row["patient_id"]: row["report"] for row in rows_of(index, tmp_path / "m.csv")}
     assert written.get("P", "") == report and index.rejected() == dict.fromkeys((reason or "").split(), 1)
