@@ -14,6 +14,7 @@ settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("wide", max_examples=1000, derandomize=False, deadline=None)  # --hypothesis-profile=wide
 settings.load_profile("fixed")  # the same examples in every run
 
+os.environ.pop("FEDTAR_SITES", None)  # which every test that has site files sets by itself
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.append(str(REPOSITORY))  # for `tools` and the bench; last, since the installed package comes first
 

@@ -228,10 +228,9 @@ def health(arguments: argparse.Namespace) -> int:
 
 def status(arguments: argparse.Namespace) -> None:
     """Ask the server of a provisioned federation, over mTLS, with the startup kit of an admin user."""
-    from fedtar_flare.provision.status import job, jobs, line
+    from fedtar_flare.provision.status import jobs, line
 
-    kit = arguments.kit
-    found = [job(kit, arguments.job_id)] if arguments.job_id else jobs(kit, arguments.limit)
+    found = jobs(**given(arguments, "kit", "limit", "job_id"))
     show(arguments, found, *(map(line, found) if found else ["no job was submitted yet"]))
 
 

@@ -49,21 +49,16 @@ def admin_of(kit: Path) -> str:
     return str(read_json(file).get("admin", {}).get("username", ""))
 
 
-def jobs(kit: Path, limit: int = 10) -> list[dict[str, Any]]:
-    """The server's newest jobs, newest first.
+def jobs(kit: Path, limit: int = 10, job_id: str | None = None) -> list[dict[str, Any]]:
+    """The server's newest jobs, newest first, or the one of this id.
 
     Each has ``id``, ``name``, ``status``, ``submitted``, ``submitter``, ``duration`` and, once a running one has begun,
     its ``progress`` (see :meth:`FederatedController.progress`).
     """
     with open_session(kit) as session:
-        found = session.list_jobs(detailed=True, limit=limit, reverse=True) or []
+        newest = None if job_id else session.list_jobs(detailed=True, limit=limit, reverse=True)
+        found = [session.get_job_meta(job_id)] if job_id else newest or []
         return [_with_progress(session, entry) for entry in found]
-
-
-def job(kit: Path, job_id: str) -> dict[str, Any]:
-    """One job, as in :func:`jobs`."""
-    with open_session(kit) as session:
-        return _with_progress(session, session.get_job_meta(job_id))
 
 
 def watch(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], seconds: float = WATCH_SECONDS) -> str:

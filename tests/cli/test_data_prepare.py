@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from command import failing, passing
 from hospital_site import executor_of
 from kits import make_kit, write_radiographs
 
@@ -39,15 +40,14 @@ def opened_by_a_job(sites):
     return executor_of("fedtar", preset="tiny", model={"slices": 1})._open("handshake", header, site)[1]
 
 
-def prepare(capsys, *more):
-    code = main(["data", "prepare", *more, "--preset", "tiny", "--set", "model.slices=1", "--json"])
-    return code, json.loads(capsys.readouterr().out)
+def prepare(*more):
+    return json.loads(passing("data", "prepare", *more, "--preset", "tiny", "--set", "model.slices=1", "--json"))
 
 
-def test_the_handshake_computes_nothing_and_a_bad_study_is_counted(sites, capsys, monkeypatch):
-    code, counts = prepare(capsys, "--site-file", str(sites / "hospital.yaml"))
+def test_the_handshake_computes_nothing_and_a_bad_study_is_counted(sites, monkeypatch):
+    counts = prepare("--site-file", sites / "hospital.yaml")
     (reason,) = counts["left_out"]
-    assert code == 0 and counts["prepared"] == 4 and counts["there"] == 0 and counts["left_out"][reason] == 1
+    assert counts["prepared"] == 4 and counts["there"] == 0 and counts["left_out"][reason] == 1
 
     def computes(*_):
         raise AssertionError("an image is computed at the handshake")
@@ -58,18 +58,17 @@ def test_the_handshake_computes_nothing_and_a_bad_study_is_counted(sites, capsys
     assert not list(sites.rglob("*.key"))
 
 
-def test_a_kit_is_prepared_once(sites, capsys):
-    kit = str(make_kit(sites / "kit", "source: manifest\npath: ../../manifest.csv\n"))
-    assert prepare(capsys, "--kit", kit)[1]["prepared"] == 4
-    again = prepare(capsys, "--kit", kit)[1]
+def test_a_kit_is_prepared_once(sites):
+    kit = make_kit(sites / "kit", "source: manifest\npath: ../../manifest.csv\n")
+    assert prepare("--kit", kit)["prepared"] == 4
+    again = prepare("--kit", kit)
     assert again["prepared"] == 0 and again["there"] == 4 and sum(again["left_out"].values()) == 1
 
 
-def test_nothing_that_can_be_used_is_a_failure(sites, capsys, caplog):
+def test_nothing_that_can_be_used_is_a_failure(sites, caplog):
     for file in sites.glob("*.png"):
         file.write_bytes(b"no image")
-    assert main(["data", "prepare", "--site-file", str(sites / "hospital.yaml")]) == 1
-    assert "no patient that can be used" in capsys.readouterr().err
+    assert "no patient that can be used" in failing("data", "prepare", "--site-file", sites / "hospital.yaml", code=1)
     assert "5 study(ies) left out" in caplog.text
 
 

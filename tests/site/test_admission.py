@@ -75,7 +75,6 @@ def online():
 @pytest.fixture
 def kit(tmp_path, monkeypatch, online):
     """A real hospital's kit, whose data lies in ``tmp_path/secret-archive``."""
-    monkeypatch.delenv("FEDTAR_SITES", raising=False)
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (data := tmp_path / "secret-archive").mkdir()

@@ -39,9 +39,8 @@ def job(exported, tmp_path):
 
 
 @pytest.fixture
-def kit(tmp_path, monkeypatch):
+def kit(tmp_path):
     """A hospital's kit that asks for an approval."""
-    monkeypatch.delenv("FEDTAR_SITES", raising=False)
     return make_kit(tmp_path / "hospital", "source: synthetic\npolicy: {approval: required}\n")
 
 

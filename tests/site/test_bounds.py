@@ -55,8 +55,6 @@ def only(found, words):
         ({"lora": {"exchange": ["decoder.lm_head.*"]}}, f"lm_head.weight ({NO_EMBEDDING})"),
         ({"lora": {"exchange": ["*embedding*weight"]}}, NO_EMBEDDING),
         ({"lora": {"rank": 65}}, "lora.rank 65 (at most 64)"),
-        ({"rounds": 201}, "rounds 201 (at most 200)"),
-        ({"time_steps": 21}, "time steps 21 (at most 20)"),
         ({"model": {"image_size": 4096, "slices": 2}}, "pixels of a study 33,554,432 (at most"),
         ({"model": {"decoder_config": {"n_positions": 1025}}}, "model.decoder_positions 1,025 (at most 1,024)"),
         ({"model": {"queries": 300}}, "model.slices x queries 1,200 (at most 1,024)"),

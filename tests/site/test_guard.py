@@ -61,13 +61,8 @@ def test_the_agreed_update_passes_unchanged_in_both_wire_formats(dtype):
 
 REFUSED = {
     "a tensor that was not sent down": ({**good(), "y.lora_A.weight": torch.ones(1)}, "y.lora_A.weight"),
-    "a hypernetwork": ({**good(), "hypernetworks.x.weight": torch.ones(1)}, "hypernetworks.x.weight"),
     "a missing tensor": ({A: torch.ones(2, 3)}, B),
     "not a number": ({**good(), A: torch.tensor([[1.0] * 3, [1.0, float("nan"), 1.0]])}, A),
-    "infinity": ({**good(), B: torch.full((3, 2), float("inf"))}, B),
-    "a wrong shape": ({**good(), A: torch.ones(3, 2)}, A),
-    "a wrong format": ({**good(), A: torch.ones(2, 3, dtype=torch.float64)}, A),
-    "integers": ({**good(), A: torch.ones(2, 3, dtype=torch.int64)}, A),
     "no tensor at all": ({**good(), A: [1.0, 2.0]}, A),
 }
 
@@ -95,12 +90,7 @@ def smuggled(change, sent=None):
     [
         answer(payload={"patients": ["x"]}),
         answer(payload={"scores": {"1": {"text": "a" * 600}}}),
-        answer(payload={"scores": {"1": torch.ones(2)}}),
-        answer(payload={"scores": {"1": float("nan")}}),
-        answer(numbers={"loss": 1.0}),
         answer(numbers={"validation_loss": float("inf")}),
-        answer(numbers={"validation_loss": "text"}),
-        answer(reason="x" * 600),
         answer(meta={"note": "free text"}),
         answer(meta={"initial_metrics": {"note": "free text"}}),
         answer(method="other"),

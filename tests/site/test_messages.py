@@ -28,7 +28,6 @@ FIRST = TaskHeader("fedtar", "run", 0, 0, 1, T, version(0, 0), initial_site="sit
 def hospital(tmp_path, monkeypatch):
     """A real site (not simulated) with 14 patients of two radiographs each, marks in every column."""
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("FEDTAR_SITES", raising=False)
     site_file = f"source: manifest\npath: {MARK}table.csv\npolicy: {{min_patients: 1, min_local_steps: 1}}\n"
     kit = make_kit(tmp_path / f"{MARK}kit", site_file)
     rows = ["patient_id,study_datetime,image,report,age,sex"]

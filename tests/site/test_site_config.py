@@ -19,8 +19,7 @@ from fedtar_flare.site.site_file import SOURCES, SiteConfig, load_site_config, r
 
 
 @pytest.fixture(autouse=True)
-def _no_sites(monkeypatch, tmp_path):
-    monkeypatch.delenv("FEDTAR_SITES", raising=False)
+def _home(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
 
 

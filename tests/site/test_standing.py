@@ -23,7 +23,6 @@ POLICY = "{min_patients: 1, min_local_steps: 1, min_batch_size: 1}"
 @pytest.fixture
 def kit(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("FEDTAR_SITES", raising=False)
     kit = make_kit(tmp_path / "hospital", f"source: manifest\npath: manifest.csv\npolicy: {POLICY}\n")
     write_radiographs(kit / "local", 9, visits=3)
     (kit / "local" / "fedtar.key").write_text("ab" * 32)  # of a random key, three patients might all be tested on
