@@ -3,7 +3,6 @@
 A job takes the resulting folder as its ``model.weights`` (and ``model.tokenizer``); all sites of a run need the same.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.weights import save_weights, trained_on
 
-logger = logging.getLogger(__name__)
 WEIGHTS, TOKENIZER, ABOUT = "model.safetensors", "tokenizer.json", "warmstart.json"
 
 

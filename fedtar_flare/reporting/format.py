@@ -1,21 +1,14 @@
-"""How numbers and names are shown to people: never a NaN, and no unescaped text from outside."""
+"""How numbers are shown to people: never a NaN."""
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtar_flare.errors import plain
 from fedtar_flare.metrics.registry import SCORES
 
 NOTHING = "–"
 FEW = 20
 """Under so many reports a score is given without decimals."""
-
-
-def text(value: Any) -> str:
-    """One printable line of any value, escaped for HTML text and attributes."""
-    return html.escape(plain(value), quote=True)
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -32,7 +32,7 @@ def model_card(run: Run) -> str:
     """The card as Markdown with the YAML head that model hubs read."""
     start = run.start
     summaries = read_summaries(run.folder, run.start.run_id)
-    rows, off = score_rows(run, run.shown), score_rows(run, run.shown, generic=True)
+    rows, off = score_rows(run), score_rows(run, generic=True)
     return render_markdown(
         "card.md",
         run=run,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.record.events import Cell, Evaluation, SiteScores
+from fedtar_flare.record.events import Cell, SiteScores
 from fedtar_flare.reporting.format import heading, score, shown, total, visits, whole
 from fedtar_flare.reporting.plots import SMALL, Chart, Palette, Series, sharing_y
 from fedtar_flare.reporting.render import render
@@ -32,12 +32,12 @@ class Row:
     after: Mapping[str, float]
 
 
-def score_rows(run: Run, after: Evaluation | None, generic: bool = False) -> list[Row]:
+def score_rows(run: Run, generic: bool = False) -> list[Row]:
     """Rows of all sites, each site's steps before the site as a whole; with several sites, their mean comes last.
 
-    The rows go from the warm start to ``after``; ``generic`` takes the scores of the shared adapter alone.
+    They go from the warm start to the round that is shown; ``generic`` takes the scores of the shared adapter alone.
     """
-    both = [(one.generic if generic else one.sites) if one else {} for one in (run.warm_start, after)]
+    both = [(one.generic if generic else one.sites) if one else {} for one in (run.warm_start, run.shown)]
     min_cell = run.start.min_cell
     rows = []
     parts: list[int] = []
@@ -58,7 +58,7 @@ def score_rows(run: Run, after: Evaluation | None, generic: bool = False) -> lis
 
 def overall(run: Run, generic: bool = False) -> Row | None:
     """The mean of sites, or the only site, from the warm start to the round that is shown; None without any score."""
-    row = next(iter(score_rows(run, run.shown, generic)[-1:]), None)
+    row = next(iter(score_rows(run, generic)[-1:]), None)
     return row if row and (row.before or row.after) else None
 
 
@@ -119,8 +119,7 @@ def _scores(cell: Cell) -> dict[str, float]:
 
 def scores(run: Run) -> Section:
     """Tables from the warm start to the round shown, with the patient adapter and without; charts over rounds."""
-    rows = score_rows(run, run.shown)
-    off = score_rows(run, run.shown, generic=True)
+    rows, off = score_rows(run), score_rows(run, generic=True)
     tables = [("With the patient adapter" if off else "", rows), ("The shared adapter alone", off)]
     content = render(
         "scores.html",

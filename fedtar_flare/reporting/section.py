@@ -1,6 +1,6 @@
 """A section of a run's page, what sections share, and the sections of the run's method."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -8,7 +8,8 @@ from markupsafe import Markup
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.record.events import Step
 from fedtar_flare.registry import method
-from fedtar_flare.reporting.plots import Chart, Figure
+from fedtar_flare.reporting.format import significant
+from fedtar_flare.reporting.plots import Chart, Figure, Series
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
 
@@ -99,13 +100,21 @@ def place(run: Run, round_: int, step: int) -> float:
     return round(round_ - 1 + step / max(1, run.start.time_steps), 4)
 
 
-def skipped_steps(run: Run) -> list[tuple[float, str]]:
-    """Crosses for the steps that were skipped."""
-    return [
-        (place(run, one.round, one.step), f"{step_name(one)}: skipped, nobody sent an update")
-        for one in run.steps
-        if one.skipped
+def over_steps(run: Run, title: str, lines: Sequence[Series], y_label: str, crosses: bool = True) -> Chart:
+    """A chart over rounds with a point per time step, and ``crosses`` for the steps that were skipped."""
+    skipped = [one for one in run.steps if one.skipped and crosses]
+    tips = [(place(run, one.round, one.step), f"{step_name(one)}: skipped, nobody sent an update") for one in skipped]
+    return Chart(title, lines, (), "round (a point per time step)", y_label, x_range=round_axis(run), crosses=tips)
+
+
+def norms(run: Run, name: str, values: Iterable[tuple[int, int, float | None]], index: int = 0) -> Series:
+    """A line through values by round and step; it breaks at the steps that were skipped."""
+    skipped = {(one.round, one.step) for one in run.steps if one.skipped}
+    points = [
+        (place(run, r, t), None if (r, t) in skipped else y, f"{name}, round {r}, step {t}: {significant(y)}")
+        for r, t, y in values
     ]
+    return Series(name, points, "site", index)
 
 
 def step_name(step: Step) -> str:

@@ -23,9 +23,10 @@ from fedtar_flare.reporting.section import (
     charts,
     left_out,
     made,
+    norms,
+    over_steps,
     place,
     round_axis,
-    skipped_steps,
     step_name,
     table,
 )
@@ -54,11 +55,8 @@ def losses(run: Run) -> Section:
     pooled = [(one.round, one.loss, f"round {one.round}") for one in run.validations]
     validation.append(_losses("all reports", pooled, "ink"))
     figures = [
-        Chart(title, lines, x_label=x, y_label="nats per token", x_range=round_axis(run))
-        for title, lines, x in (
-            ("Training loss", training, "round (a point per time step)"),
-            ("Validation loss", validation, "round"),
-        )
+        over_steps(run, "Training loss", training, "nats per token", crosses=False),
+        Chart("Validation loss", validation, (), "round", "nats per token", x_range=round_axis(run)),
     ]
     sites = len(run.start.sites)
     rows = [
@@ -104,37 +102,18 @@ def movement(run: Run) -> Section | None:
     """Norm of the sites' mean update over rounds and steps; None where nothing is averaged."""
     if run.steps and all(step.update_norm is None for step in run.steps):
         return None
-    crosses = skipped_steps(run)
-    name = "mean update of the sites"
-    points = [
-        (
-            place(run, one.round, one.step),
-            None if one.skipped else one.update_norm,
-            f"{name}, {step_name(one)}: {significant(one.update_norm)}",
-        )
-        for one in run.steps
-    ]
-    figure = Chart(
-        "Mean update of the sites, Euclidean norm",
-        [Series(name, points)],
-        x_label="round (a point per time step)",
-        y_label="norm",
-        x_range=round_axis(run),
-        crosses=crosses,
-    )
+    line = norms(run, "mean update of the sites", [(one.round, one.step, one.update_norm) for one in run.steps])
+    figures = [over_steps(run, "Mean update of the sites, Euclidean norm", [line], "norm")]
     lead = "The mean of the sites' updates at each step, over all tensors that travel."
-    lead += " A cross on the axis is a step that was skipped." if crosses else ""
+    lead += " A cross on the axis is a step that was skipped." if figures[0].crosses else ""
     gaps = [
         (place(run, one.round, one.step), one.lora_gap, f"{step_name(one)}: {significant(one.lora_gap)}")
         for one in run.steps
     ]
-    figures = [figure]
     if any(value for _, value, _ in gaps):
         lead += " Gap: ‖mean(BA) - mean(B) mean(A)‖ / ‖mean(BA)‖ of the sites' low-rank factors, over all layers."
-        title, x = "Gap between the means of LoRA's factors and products", "round (a point per time step)"
-        figures.append(
-            Chart(title, [Series("gap", gaps, "site", 1)], x_label=x, y_label="share", x_range=round_axis(run))
-        )
+        title = "Gap between the means of LoRA's factors and products"
+        figures.append(over_steps(run, title, [Series("gap", gaps, "site", 1)], "share", crosses=False))
     return Section("movement", "Movement", lead, charts(figures), optimisation=True)
 
 

@@ -81,12 +81,9 @@ def _compared(one: Done) -> Rows:
 
 
 def _line(name: str, arm: str, runs: Sequence[Done], labels: dict[str, str], colours: dict[str, int]) -> Series:
-    points: dict[float, list[float]] = {}
-    for one in runs:
-        for period, rows in grouped(_compared(one), lambda row: row["time_step"]).items():
-            if (sums := SUMS[name](rows)) is not None:
-                points.setdefault(period, []).append(SCORES[name].scale * sums.value())
-    return arm_series(arm, labels, colours, points)
+    periods = [pair for one in runs for pair in grouped(_compared(one), lambda row: row["time_step"]).items()]
+    known = [(period, sums) for period, rows in periods if (sums := SUMS[name](rows)) is not None]
+    return arm_series(arm, labels, colours, [(period, SCORES[name].scale * sums.value()) for period, sums in known])
 
 
 def _of_late_hospitals(one: Done) -> Rows:

@@ -14,8 +14,8 @@ from fedtar_flare.suite.against import COMPARED
 from fedtar_flare.suite.results import Done, by_arm
 from fedtar_flare.suite.summary import Summary
 
-Points = Mapping[float, Sequence[float]]
-"""Values at each place on the x axis."""
+Pairs = Iterable[tuple[float, float | None]]
+"""Places on the x axis with values of single runs, of which some are not known."""
 OTHERS = "other methods"
 """Name of the faded lines, last in a legend."""
 MOST_CHARTS = 8
@@ -27,9 +27,10 @@ def figures(results: Sequence[Done], arms: Sequence[Summary], reference: str) ->
     labels = {arm.name: arm.label for arm in arms}
     colours = arm_colours(arms, reference)
 
-    def lines(of: Callable[[dict[str, Any]], Iterable[tuple[float, float | None]]]) -> list[Series]:
-        found = {name: _collected(pair for one in several for pair in of(one)) for name, several in runs.items()}
-        return gaps([arm_series(name, labels, colours, points) for name, points in found.items() if points])
+    def lines(of: Callable[[dict[str, Any]], Pairs]) -> list[Series]:
+        pairs = {name: [pair for one in several for pair in of(one)] for name, several in runs.items()}
+        drawn = [arm_series(name, labels, colours, of_arm) for name, of_arm in pairs.items()]
+        return gaps([line for line in drawn if line.points])
 
     made = [*_per_hospital(results, lines), _scores(lines), _validation(lines), *curves(runs, labels), _costs(arms)]
     return [figure for figure in made if figure.charts]
@@ -51,8 +52,12 @@ def colours_of(names: Sequence[str], first: Sequence[str], best: Mapping[str, fl
     return {name: i for i, name in enumerate(names)}
 
 
-def arm_series(name: str, labels: Mapping[str, str], colours: Mapping[str, int], points: Points) -> Series:
+def arm_series(name: str, labels: Mapping[str, str], colours: Mapping[str, int], pairs: Pairs) -> Series:
     """An arm's means over seeds, with the range of several seeds; faded, as one of :data:`OTHERS`, without a colour."""
+    points: dict[float, list[float]] = {}
+    for x, y in pairs:
+        if y is not None:
+            points.setdefault(x, []).append(y)
     several = any(len(values) > 1 for values in points.values())
     means = {x: statistics.fmean(points[x]) for x in sorted(points)}
     return Series(
@@ -74,16 +79,7 @@ def gaps(lines: Sequence[Series]) -> list[Series]:
     return found
 
 
-def _collected(pairs: Iterable[tuple[float, Any]]) -> Points:
-    """The values at each place, without those that are not known."""
-    found: dict[float, list[float]] = {}
-    for x, y in pairs:
-        if y is not None:
-            found.setdefault(x, []).append(y)
-    return found
-
-
-Lines = Callable[[Callable[[dict[str, Any]], Iterable[tuple[float, float | None]]]], list[Series]]
+Lines = Callable[[Callable[[dict[str, Any]], Pairs]], list[Series]]
 
 
 def _per_hospital(results: Sequence[Done], lines: Lines) -> list[Figure]:
@@ -154,8 +150,8 @@ def curves(by_arm: Mapping[str, Sequence[dict[str, Any]]], labels: Mapping[str, 
             rows = [row for result in results for row in result["curves"].get(title, ())]
             lines = []
             for t in range(1, max(map(len, rows), default=1)):
-                points = _collected((row[0], row[t]) for row in rows if t < len(row))
-                lines.append(arm_series(name, {name: f"step {t}"}, {name: t - 1}, points))
+                pairs = [(row[0], row[t]) for row in rows if t < len(row)]
+                lines.append(arm_series(name, {name: f"step {t}"}, {name: t - 1}, pairs))
             if lines:
                 charts.append(Chart(labels[name], lines, (), "round", title, size=SMALL))
         about = "As the method records it, a line for each time step. Mean of seeds; the band is their range."

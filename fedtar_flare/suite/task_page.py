@@ -82,7 +82,7 @@ def _diseases(arms: Arms, labels: Mapping[str, str]) -> Table:
     for arm, runs in arms.items():
         cells = []
         for name in names:
-            found = [curve for run in runs for place, curve in run.curves().items() if run.tasks[place]["task"] == name]
+            found = [curve for run in runs for curve in run.curves_of(name)]
             last = fmean(curve[-1] for curve in found) if found else None
             cells.append(f"{number(last)} / {number(fmean(lca(c) or 0.0 for c in found))}" if found else NOTHING)
         rows.append([labels[arm], *cells])
@@ -136,13 +136,10 @@ def _curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figure:
     for name in _names(arms)[:MOST_CHARTS]:
         lines = []
         for arm, runs in arms.items():
-            points: dict[float, list[float]] = {}
-            for run in runs:
-                several = [c for place, c in run.curves().items() if run.tasks[place]["task"] == name]
-                for e, values_at in enumerate(zip(*several, strict=True)):
-                    points.setdefault(float(e), []).append(fmean(values_at))
-            if points:
-                lines.append(arm_series(arm, labels, colours, points))
+            curves = [zip(*run.curves_of(name), strict=True) for run in runs]
+            pairs = [(float(e), fmean(at)) for of_run in curves for e, at in enumerate(of_run)]
+            if pairs:
+                lines.append(arm_series(arm, labels, colours, pairs))
         if lines:  # a disease may have too few test images everywhere
             charts.append(Chart(name.replace("_", " "), lines, (), "epoch", "AUC", size=SMALL))
     about = "Test images; epoch 0 is the start itself. Mean of hospitals and seeds; the band is the range of the seeds."

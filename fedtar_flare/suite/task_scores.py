@@ -63,6 +63,10 @@ class Run:
     def curves(self) -> dict[Place, list[float]]:
         return {place: drawn[0].tolist() for place, drawn in self._drawn(None).items()}
 
+    def curves_of(self, task: str) -> list[list[float]]:
+        """The curves of one task at all its places."""
+        return [curve for place, curve in self.curves().items() if self.tasks[place]["task"] == task]
+
     def scores(self, draws: int = 0) -> Array:
         """(4, 1): the :data:`MEASURES` as they are; with ``draws``, (4, draws) of drawn patients.
 

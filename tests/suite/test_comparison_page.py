@@ -177,9 +177,9 @@ def test_of_many_arms_the_reference_and_the_best_have_colours(tmp_path):
     for score in COMPARED:
         of = {arm.name: value for arm in arms if (value := arm.mean("members", score)) is not None}
         assert not of or max(of.values()) == max(value for name, value in of.items() if name in colours)
-    line = charts.arm_series("fedavg", {"fedavg": "FedAvg"}, {"fedavg": 3}, {1.0: [2.0, 4.0]})
+    line = charts.arm_series("fedavg", {"fedavg": "FedAvg"}, {"fedavg": 3}, [(1.0, 2.0), (1.0, 4.0), (2.0, None)])
     assert (line.name, line.points[0][:2], line.index, list(line.band)) == ("FedAvg", (1.0, 3.0), 3, [(1.0, 2.0, 4.0)])
-    faded = charts.arm_series("fedavg", {"fedavg": "FedAvg"}, colours, {1.0: [2.0, 4.0]})
+    faded = charts.arm_series("fedavg", {"fedavg": "FedAvg"}, colours, [(1.0, 2.0), (1.0, 4.0)])
     assert (faded.name, faded.palette, faded.band) == (charts.OTHERS, "faded", ())
 
 

@@ -4,15 +4,12 @@ N points span at most N - 1 dimensions, so coordinates (N, N) with exactly their
 matrix; k-means on them is k-means on the modules, whatever d is.
 """
 
-import logging
 import warnings
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-
-logger = logging.getLogger(__name__)
 
 RESTARTS = 10
 """Times that k-means++ starts anew; the best result is taken."""

@@ -9,7 +9,7 @@ from fedtar_flare.methods.fedtar.policy import FIXED
 from fedtar_flare.reporting.format import number, significant
 from fedtar_flare.reporting.plots import Chart, Guide, Series
 from fedtar_flare.reporting.run import Run
-from fedtar_flare.reporting.section import Section, charts, left_out, place, round_axis, skipped_steps, table
+from fedtar_flare.reporting.section import Section, charts, left_out, norms, over_steps, table
 
 
 def alpha(run: Run) -> Section:
@@ -53,27 +53,11 @@ def alpha(run: Run) -> Section:
 
 def residual(run: Run) -> Section:
     """Norms of the step taken at each time step."""
-    crosses = skipped_steps(run)
-    skipped = {(one.round, one.step) for one in run.steps if one.skipped}
-    name = "step taken, alpha times the mean update"
-    taken = [
-        (
-            place(run, one.round, one.step),
-            None if (one.round, one.step) in skipped else one.residual_norm,
-            f"{name}, round {one.round}, step {one.step}: {significant(one.residual_norm)}",
-        )
-        for one in run.events(Residual)
-    ]
-    figure = Chart(
-        "Step taken, Euclidean norm over the shared adapter",
-        [Series(name, taken, "site", 1)],
-        x_label="round (a point per time step)",
-        y_label="norm",
-        x_range=round_axis(run),
-        crosses=crosses,
-    )
+    taken = [(one.round, one.step, one.residual_norm) for one in run.events(Residual)]
+    line = norms(run, "step taken, alpha times the mean update", taken, index=1)
+    figure = over_steps(run, "Step taken, Euclidean norm over the shared adapter", [line], "norm")
     lead = "Alpha times the sites' mean update (Eq. 6) enters the shared adapter as the step's residual (Eq. 7)."
-    lead += " A cross on the axis is a step that was skipped." if crosses else ""
+    lead += " A cross on the axis is a step that was skipped." if figure.crosses else ""
     return Section("residual", "Residual steps", lead, charts([figure]), optimisation=True)
 
 
