@@ -119,15 +119,15 @@ def check_tensor_names(names: Collection[Any]) -> None:
             raise ExchangeError("a tensor's name is not letters, digits, '.', '_' and '-' only")
 
 
-def check_inbound(tensors: Any, max_values: int = MAX_VALUES) -> None:
+def check_inbound(tensors: Any) -> None:
     """Refuse what no server of this package sends (None and {} pass); names and shapes are the method's to check."""
     if tensors is None:
         return
     if not isinstance(tensors, Mapping):
         raise ExchangeError(f"the server sent a {type(tensors).__name__} where tensors by name are expected")
     check_tensor_names(tensors)
-    if (values := sum(value.numel() for value in tensors.values() if torch.is_tensor(value))) > max_values:
-        raise ExchangeError(f"the server sent {values} values in one message; the limit is {max_values}")
+    if (values := sum(value.numel() for value in tensors.values() if torch.is_tensor(value))) > MAX_VALUES:
+        raise ExchangeError(f"the server sent {values} values in one message; the limit is {MAX_VALUES}")
     for name in sorted(tensors):
         check_tensor(name, tensors[name], None, MASTER_DTYPE)
 
@@ -136,14 +136,13 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 2**31
 
 
-def check_update_size(update: Tensors, reference: Tensors, limit: float) -> float:
-    """Return an update's Euclidean norm; refuse one above ``limit`` times that of the weights it is added to."""
+def check_update_size(update: Tensors, reference: Tensors, limit: float) -> None:
+    """Refuse an update whose Euclidean norm is above ``limit`` times that of the weights it is added to."""
     norm, base = euclidean_norm(update), euclidean_norm(reference)
     if norm > limit * base:
         raise ExchangeError(
             f"the update's norm is {norm / max(base, 1e-30):.3g} times that of the weights (limit {limit:g})"
         )
-    return norm
 
 
 def euclidean_norm(state: Tensors) -> float:

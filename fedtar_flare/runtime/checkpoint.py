@@ -47,15 +47,13 @@ class CheckpointFolder:
     def __init__(self, folder: Path | str, keep: int = 3):
         self.folder, self.keep = Path(folder), keep
 
-    def save(self, checkpoint: Checkpoint, *, best: bool = False) -> Path:
+    def save(self, checkpoint: Checkpoint, *, best: bool = False) -> None:
         """Write a checkpoint, and ``best.safetensors`` when it is the best so far; then drop the oldest."""
-        path = self.folder / f"round-{checkpoint.round:04d}.safetensors"
-        _write(path, checkpoint)
+        _write(self.folder / f"round-{checkpoint.round:04d}.safetensors", checkpoint)
         if best:
             _write(self.folder / BEST, checkpoint)
         for old in self._rounds()[: -self.keep]:
             old.unlink()
-        return path
 
     def last(self) -> tuple[Checkpoint, list[str]]:
         """The newest whole checkpoint, and a line for each damaged one; FedTARError where none is whole."""

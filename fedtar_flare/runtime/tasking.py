@@ -204,7 +204,7 @@ class TaskController(ModelController):
         """Log when the time limit does not fit what was seen; the same advice once."""
         self._slowest[task] = max([self._slowest.get(task, 0.0), *answers.seconds.values()])
         setting = "step_time_limit" if limit == self.step_time_limit else f"{task}_time_limit"
-        line = advice(limit, self._slowest[task] or None, missed, setting)
+        line = advice(limit, self._slowest[task], missed, setting)
         if line and (task, missed > 0) not in self._advised:
             self._advised.add((task, missed > 0))
             self.info(f"task '{task}': {line}")
@@ -359,24 +359,25 @@ class TaskController(ModelController):
         }
 
 
-def advice(limit: float, slowest: float | None, missed: int, setting: str = "step_time_limit") -> str | None:
+def advice(limit: float, slowest: float, missed: int, setting: str = "step_time_limit") -> str | None:
     """One line for the log, or None when the limit (seconds; 0 waits for ever) is fine.
 
-    ``slowest`` is the time to the slowest answer to this kind of task so far; ``missed`` sites did not answer in time.
+    ``slowest`` is the time to the slowest answer to this kind of task so far (0: there was none); ``missed`` sites did
+    not answer in time.
     """
-    if not limit or (slowest is None and not missed):
+    if not limit or not (slowest or missed):
         return None
-    took = f"the slowest answer took {slowest or 0:.0f} s"
-    better = math.ceil(ROOM * (slowest or 0))
+    took = f"the slowest answer took {slowest:.0f} s"
+    better = math.ceil(ROOM * slowest)
     if missed:
-        known = f"; {took}" if slowest is not None else ""
+        known = f"; {took}" if slowest else ""
         return (
             f"{missed} site(s) did not answer within {setting} = {limit:g} s{known}. If such a site only works "
             f"slowly, try {max(math.ceil(2 * limit), better)} s"
         )
-    if slowest and slowest > CLOSE * limit:
+    if slowest > CLOSE * limit:
         return f"{took} of {setting} = {limit:g} s; {better} s would be safe"
-    if limit > WASTEFUL * max(slowest or 0, 1):
+    if limit > WASTEFUL * max(slowest, 1):
         return f"{took} of {setting} = {limit:g} s; consider {max(better, 60)} s"
     return None
 

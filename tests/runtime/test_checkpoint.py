@@ -39,7 +39,8 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path):
 def test_a_file_that_cannot_be_used_costs_one_round_only_and_says_why(tmp_path, spoil, said):
     folder = CheckpointFolder(tmp_path, keep=3)
     folder.save(checkpoint(1))
-    newest = folder.save(checkpoint(2))
+    folder.save(checkpoint(2))
+    newest = tmp_path / "round-0002.safetensors"
     newest.write_bytes(spoil(newest.read_bytes()))
     last, problems = folder.last()
     assert last.round == 1 and len(problems) == 1
