@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -25,9 +25,6 @@ from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Reply, TaskHeader
 from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.record.events import Late
 from fedtar_flare.record.log import STATS_GROUP, RunRecord
-
-if TYPE_CHECKING:
-    from fedtar_flare.runtime.server_strategy import ServerStrategy
 
 register_tensors()
 
@@ -91,7 +88,7 @@ class TaskController(ModelController):
     """
 
     contract: Contract
-    strategy: "ServerStrategy"
+    strategy: Any  # ServerStrategy, which is written for the whole controller
     record: RunRecord
 
     def __init__(self, min_sites: int, step_time_limit: int, wait_seconds: float):
