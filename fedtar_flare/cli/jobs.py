@@ -88,7 +88,8 @@ def add_commands(commands: Commands) -> None:
     command = add_command(commands, resume, "go on with a run whose job was killed, aborted or is to be longer")
     command.add_argument("job_id", help="the ended job; 'fedtar status' lists them")
     command.add_argument("--kit", type=Path, required=True, help="kit of an admin user who may submit jobs")
-    command.add_argument("--job", type=Path, help="folder of the job as it was submitted (default: downloaded)")
+    submitted = "folder of the job as it was submitted (default: downloaded)"
+    command.add_argument("--job", type=Path, dest="job_folder", metavar="JOB", help=submitted)
     command.add_argument("-r", "--rounds", type=int, help="more rounds than the run had")
     fewer = "fewest sites from now on, such as after a hospital has left for good (default: the run's)"
     command.add_argument("--min-sites", type=int, help=fewer)
@@ -108,7 +109,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--from", dest="begins", metavar="DATE", help=from_help)
     learn_help = "of a new period: learn from the newest alone, or from all so far (default: as RUN did, at first all)"
     command.add_argument("--learn", choices=("newest", "all"), help=learn_help)
-    command.add_argument("--job", type=Path, help="folder of the job as it was submitted (default: downloaded)")
+    command.add_argument("--job", type=Path, dest="job_folder", metavar="JOB", help=submitted)
     command.add_argument("--min-sites", type=int, help=f"with --kit: {fewer}")
 
 
@@ -252,10 +253,8 @@ def resume(arguments: argparse.Namespace) -> None:
     """
     from fedtar_flare.provision.resume import resume
 
-    ended, kit = arguments.job_id, arguments.kit
-    given = {"job_folder": arguments.job, "rounds": arguments.rounds, "min_sites": arguments.min_sites}
-    job_id = resume(ended, kit, force=arguments.force, **given)
-    show(arguments, {"job_id": job_id, "resumes": ended}, job_id)
+    job_id = resume(**given(arguments, "job_id", "kit", "job_folder", "rounds", "min_sites", "force"))
+    show(arguments, {"job_id": job_id, "resumes": arguments.job_id}, job_id)
 
 
 def continue_(arguments: argparse.Namespace) -> None:
@@ -270,8 +269,8 @@ def continue_(arguments: argparse.Namespace) -> None:
     if rounds < 1:
         raise ConfigError(f"--rounds must be at least 1, not {rounds}")
     if arguments.kit:
-        given = {"job_folder": arguments.job, "rounds": rounds, "min_sites": arguments.min_sites}
-        job_id = resume(run, arguments.kit, period=True, begins=begins, learn=arguments.learn, **given)
+        how = given(arguments, "job_folder", "rounds", "begins", "learn", "min_sites")
+        job_id = resume(run, arguments.kit, period=True, **how)
         return show(arguments, {"job_id": job_id, "continues": run}, job_id)
     from fedtar_flare.reporting.page import REPORT_FILE
     from fedtar_flare.reporting.run import read_run

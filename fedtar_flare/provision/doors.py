@@ -6,7 +6,6 @@ log off, or have a folder of the kit replaced by a "job" of that name. Here thes
 """
 
 import logging
-import os
 
 from nvflare.private.admin_defs import Message, error_reply
 from nvflare.private.defs import InfoCollectorTopic, RequestHeader, SysCommandTopic, TrainingTopic
@@ -71,8 +70,3 @@ def refusal(topic: str, job_id: object) -> str:
 def close_doors(processors: list[RequestProcessor]) -> None:
     """Put every processor of this list behind its :class:`Door`; doing it again changes nothing."""
     processors[:] = [one if isinstance(one, Door) else Door(one) for one in processors]
-
-
-def keep_files_private() -> None:
-    """Let this process and all that it starts make files for their own account alone (logs name files and rows)."""
-    os.umask(0o077)

@@ -6,6 +6,7 @@ once more, which names the state version that it starts from, so the numbers sta
 dying leaves.
 """
 
+import os
 import threading
 import time
 from collections import deque
@@ -23,7 +24,7 @@ from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.provision.doors import close_doors, keep_files_private
+from fedtar_flare.provision.doors import close_doors
 from fedtar_flare.provision.health import Pulse
 from fedtar_flare.provision.retention import Retention
 
@@ -118,7 +119,7 @@ class SupervisedProcessLauncher(ClientProcessJobLauncher):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_BOOTSTRAP:
-            keep_files_private()
+            os.umask(0o077)  # logs name files and rows
             close_doors(ClientRequestProcessors.request_processors)
             self._pulse.start(fl_ctx)
         if event_type == EventType.BEFORE_CLIENT_HEARTBEAT:

@@ -5,6 +5,7 @@ The server changes into its kit before it builds these components.
 """
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 from nvflare.private.fed.utils.fed_utils import extract_participants
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.provision.doors import keep_files_private
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class KitJobManager(SimpleJobDefManager):
                 fl_ctx.set_prop(FLContextKey.JOB_BLOCK_REASON, reason, private=True, sticky=False)
         if event_type != EventType.SYSTEM_BOOTSTRAP:
             return
-        keep_files_private()
+        os.umask(0o077)  # logs name files and rows
         for job in self.get_jobs_by_status([RunStatus.RUNNING, RunStatus.DISPATCHED], fl_ctx):
             self.set_status(job.job_id, RunStatus.FINISHED_ABNORMAL, fl_ctx)
             logger.warning(

@@ -34,7 +34,7 @@ from fedtar_flare.settings import RunSettings, digest
 from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
 from fedtar_flare.site.approval import SERVER_CONFIG, Participation, only, participation, require_approval
-from fedtar_flare.site.guard import not_allowed
+from fedtar_flare.site.guard import NOT_ALLOWED_PROP
 from fedtar_flare.site.place import Site, TaskAborted, hush_simulator, sites_at_once
 from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.standing import bind_run, fix_cells
@@ -168,7 +168,7 @@ class SiteExecutor(Executor):
             model = FLModelUtils.from_shareable(shareable)
             header = TaskHeader.from_meta(model.meta)
             fl_ctx.set_prop(audit.HEADER_PROP, header, private=True, sticky=False)
-            if reason := not_allowed(fl_ctx):
+            if reason := fl_ctx.get_prop(NOT_ALLOWED_PROP):
                 raise ExchangeError(reason)
             if header.method != self.method:
                 raise ExchangeError(f"the task is of method '{header.method}', this job's is '{self.method}'")

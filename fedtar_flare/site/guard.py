@@ -176,12 +176,6 @@ class OutboundGuard(Filter):
         return shapes
 
 
-def not_allowed(fl_ctx: FLContext) -> str | None:
-    """Why the site's guard forbids this task; None when it is allowed."""
-    reason: str | None = fl_ctx.get_prop(NOT_ALLOWED_PROP)
-    return reason
-
-
 def refusal(shareable: Shareable, reason: str) -> Shareable:
     """An error reply with the method, round and step of the refused message, and nothing else."""
     try:
