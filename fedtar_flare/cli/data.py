@@ -50,14 +50,14 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--modality", choices=("ct", "radiograph"), help=only)
     links = "where several studies lie in one folder, give each a folder of symbolic links in DIR (else left out)"
     command.add_argument("--links", type=Path, metavar="DIR", help=links)
-    command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor, at most 4)")
+    command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor that has 4 GB)")
 
     codes = "Exit codes: 0 everything can be used, 1 something was rejected or patients share a picture, 2 wrong use."
     what = "open everything that a manifest or site file names, and say what cannot be used and why"
     command = add_command(group, check, what, epilog=codes)
     command.add_argument("target", type=Path, help="manifest.csv, its folder, or a site file such as fedtar.yaml")
     command.add_argument("-o", "--out", type=Path, default=Path("data-check.html"), help="default data-check.html")
-    command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor, at most 4)")
+    command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor that has 4 GB)")
     command.add_argument("--thumbnails", type=int, default=24, help="studies that are shown (default 24; 0: none)")
 
     codes = "Exit codes: 0 something can be used, 1 nothing can, 2 wrong use."
@@ -67,7 +67,7 @@ def add_commands(commands: Commands) -> None:
     _add_job(command, GROUPS, needs_place=True)
     command.add_argument("--time-steps", type=int, default=3, help="of the job; for synthetic data (default 3)")
     command.add_argument("--seed", type=int, default=0, help="of the job; for synthetic data (default 0)")
-    command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor, at most 4)")
+    command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor that has 4 GB)")
 
     codes = "Exit codes: 0 shown, 1 the site declines a transform or the study is refused, 2 wrong use."
     what = "show how images become model input, transform by transform"

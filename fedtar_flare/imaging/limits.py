@@ -4,15 +4,20 @@ The site file raises them (``limits: {voxels: 2147483648}``); a job cannot.
 """
 
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 
 from pydantic import Field
 
 from fedtar_flare.errors import DataError
 from fedtar_flare.settings import Settings
+
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""Bytes that a container may use, or ``max``."""
 
 
 class Limits(Settings):
@@ -79,3 +84,10 @@ def too_slow(where: str, seconds: float) -> DataError:
     """The refusal of a study that took longer than ``seconds``."""
     text = f"{where}: not read within {seconds:g} s (site file: 'limits: {{seconds_per_study: ...}}')"
     return DataError(text, reason="too-slow")
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this machine has, or the container that this process is in."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.is_file() else ""
+    return min(there, int(limit)) if limit.isdigit() else there

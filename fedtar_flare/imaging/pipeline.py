@@ -84,9 +84,10 @@ def prepare_visits(
     """Prepare every visit; all are of one modality.
 
     Earlier results and refusals are only looked up; the rest is computed, in ``workers`` processes when it takes long
-    (by default one per processor, at most four), on whose number nothing depends. ``say`` takes a line of progress
-    every ``every`` seconds. Raises :class:`ConfigError` as :func:`.transforms.preparation` does, and :class:`DataError`
-    where the cache cannot be written (``disk-full``, ``not-writable``): a smaller cohort would be noticed by nobody.
+    (by default one per processor, where there is memory), on whose number nothing depends. ``say`` takes a line of
+    progress every ``every`` seconds. Raises :class:`ConfigError` as :func:`.transforms.preparation` does, and
+    :class:`DataError` where the cache cannot be written (``disk-full``, ``not-writable``): a smaller cohort would be
+    noticed by nobody.
     """
     from fedtar_flare.imaging.workers import each, worker_count
 

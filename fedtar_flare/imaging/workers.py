@@ -19,7 +19,7 @@ from typing import Any
 from loky import ProcessPoolExecutor
 
 from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.imaging.limits import too_slow
+from fedtar_flare.imaging.limits import machine_memory, too_slow
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ ALONE_SECONDS = 5.0
 """Work begins in this process; workers take seconds to start and are not started for less than this."""
 WORTH_SECONDS = 20.0
 """Estimated remaining time from which workers are started."""
-MOST = 4
-"""Default limit of workers: each holds one volume in memory."""
+MEMORY_EACH = 4 << 30
+"""Bytes for each worker, which holds one volume."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 Task = Callable[..., Any]
 """A function at the top of its module; a :class:`DataError` that it raises is an outcome as well."""
@@ -37,13 +37,13 @@ Outcome = Any
 
 
 def worker_count(asked: int | None = None) -> int:
-    """As many as asked for (:class:`ConfigError` below one), else one per usable processor, at most four."""
+    """As many as asked for (:class:`ConfigError` below one), else one per usable processor, with memory for each."""
     if asked is not None:
         if asked < 1:
             raise ConfigError(f"workers must be at least 1, not {asked}")
         return asked
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST, usable)
+    return max(1, min(usable, machine_memory() // MEMORY_EACH))
 
 
 def attempt(task: Task, arguments: dict[str, Any]) -> Outcome:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from resource import RUSAGE_SELF, getrusage
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.imaging.limits import machine_memory
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.protocol.contract import Contract
@@ -29,8 +29,6 @@ LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"
     "google/medgemma-4b-it": "Health AI Developer Foundations terms of use"
 }
 """As their model cards state; for other models see theirs."""
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
-"""Bytes that a container may have, or the word max."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +107,7 @@ def require_memory(model: AdaptedModel, training: TrainingConfig, timeline: Time
     if model.config.family != "vlm" and device != "cpu":
         return
     needs = update_memory(located, training, timeline.priors if timeline.prior_kinds else 0, half, device == "cpu")
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if device != "cpu":
-        there = torch.cuda.mem_get_info(device)[0]
-    elif CONTAINER_LIMIT.is_file() and (limit := CONTAINER_LIMIT.read_text().strip()).isdigit():
-        there = min(there, int(limit))
+    there = machine_memory() if device == "cpu" else torch.cuda.mem_get_info(device)[0]
     if (needed := sum(needs.values())) > there:
         listed = ", ".join(f"{size / 1e9:.2f} of {what}" for what, size in needs.items())
         raise ConfigError(

@@ -120,7 +120,10 @@ def test_long_work_goes_on_in_processes_where_it_was(tmp_path, monkeypatch):
     assert all(f"{n}.zip" in str(found[n].problems[0]) for n in range(4))
 
 
-def test_number_of_workers():
-    assert 1 <= worker_count() <= 4 and worker_count(7) == 7
+def test_number_of_workers(monkeypatch):
+    monkeypatch.setattr(workers.os, "sched_getaffinity", lambda _: range(16))
+    for memory, count in ((128 << 30, 16), (24 << 30, 6), (1 << 30, 1)):
+        monkeypatch.setattr(workers, "machine_memory", lambda memory=memory: memory)
+        assert worker_count() == count and worker_count(7) == 7
     with pytest.raises(ConfigError, match="workers"):
         worker_count(0)

@@ -34,7 +34,7 @@ def test_a_site_without_a_gpu_refuses_by_numbers_what_it_cannot_hold_and_says_wh
 ):
     asked, site = AdaptedModel(preset("small"), LoRAConfig()), SiteConfig(source="synthetic", device="cpu")
     (file := tmp_path / "memory.max").write_text("max\n")
-    monkeypatch.setattr("fedtar_flare.runtime.requirements.CONTAINER_LIMIT", file)
+    monkeypatch.setattr("fedtar_flare.imaging.limits.CONTAINER_LIMIT", file)
     require_memory(asked, TrainingConfig(), Timeline(1), site)
     if limited == "machine":
         monkeypatch.setattr("os.sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 10**9 // 4096}[name])
