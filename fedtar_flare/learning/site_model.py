@@ -59,11 +59,11 @@ class SiteModel:
 
     The patients of ``cohort`` are prepared by ``prepare_cohort``; it may be replaced between tasks. The adapter's
     initial values follow from ``seed``, the same at every site. ``device`` and ``precision`` are as in a site file
-    (:func:`~fedtar_flare.learning.device.choose_device`). ``checkpoint`` is
-    called between batches and raises to stop an aborted job. ``places`` says where the parts lie that ``model`` names
-    (``ModelConfig.located``). ``restored`` makes of the base model one with an adapter that a run left, instead of a
-    new one. ``lora_rank`` is the site's own, of at most ``lora.rank``: :meth:`shared` then has the first so many ranks.
-    Raises ConfigError where the model cannot be built, or parts of it would stay at random values.
+    (:func:`~fedtar_flare.learning.device.choose_device`). ``checkpoint`` is called between batches and raises to stop
+    an aborted job. ``places`` says where the parts lie that ``model`` names (``ModelConfig.located``). ``restored``
+    makes of the base model one with an adapter that a run left, instead of a new one. ``lora_rank`` is the site's own,
+    of at most ``lora.rank``: :meth:`shared` then has the first so many ranks. Raises ConfigError where the model cannot
+    be built, or parts of it would stay at random values.
     """
 
     adapter: ClassVar[str] = DEFAULT_ADAPTER

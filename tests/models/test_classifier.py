@@ -7,11 +7,12 @@ from argparse import Namespace
 
 import pytest
 import torch
+from adapted_models import shake
 from batches import noise, padded
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.batch import ImageBatch
-from fedtar_flare.models.adapters.lora import load_shared_state, shared_parameters, shared_state
+from fedtar_flare.models.adapters.lora import shared_parameters, shared_state
 from fedtar_flare.models.adapters.peft_file import write_adapter
 from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
 
@@ -29,11 +30,6 @@ VOLUMES = ClassifierConfig(
 SWIN = ClassifierConfig(
     encoder="timm", encoder_name="swin_tiny_patch4_window7_224", encoder_weights="random", image_size=64, slices=1
 )
-
-
-def moved(model, seed=1):
-    g = torch.Generator().manual_seed(seed)
-    return {name: value + 0.1 * torch.randn(value.shape, generator=g) for name, value in shared_state(model).items()}
 
 
 @pytest.mark.parametrize("adapter", ["lora", "ia3"])
@@ -58,7 +54,7 @@ def test_adapter_and_head_alone_are_trained_and_the_start_is_the_seeds(config, a
             assert (value == 1).all()
     model(batch).square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in own.values())
-    load_shared_state(model, moved(model))
+    shake(model)
     assert not torch.allclose(model(batch), logits)
 
 
@@ -77,7 +73,7 @@ def test_queries_stay_at_one_under_ia3():
 
 def test_slices_that_are_padding_do_not_count_and_the_others_count_alike():
     model = build_classifier(TINY)
-    load_shared_state(model, moved(model))
+    shake(model)
     batch = noise(2, 3)
     turned = ImageBatch(batch.images.flip(1), batch.position_mm, batch.slice_mask)
     torch.testing.assert_close(model(padded(batch, 2)), model(batch), rtol=1e-5, atol=1e-6)
@@ -90,8 +86,8 @@ def test_a_module_loaded_by_peft_gives_equal_logits(tmp_path):
     from fedtar_flare.models.adapters.lora import adapter_config
 
     model = build_classifier(VIT)
-    state = moved(model)
-    load_shared_state(model, state)
+    shake(model)
+    state = shared_state(model)
     write_adapter(tmp_path, state, adapter_config(model))
     base = build_classifier(VIT).unload()
     base.head.weight.data, base.head.bias.data = state["head.weight"], state["head.bias"]
