@@ -22,7 +22,7 @@ from fedtar_flare.synthetic.phantom import draw_anatomy, render
 from fedtar_flare.synthetic.reports import State, write_report
 from fedtar_flare.synthetic.scanner import KERNELS, Scanner, scanner_of
 from fedtar_flare.synthetic.styles import GENERIC
-from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, SIZES
+from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS
 from tools.corpus import styled_report
 
 
@@ -63,7 +63,7 @@ def generic_pairs(n: int, seed: int, names: Sequence[str] = KNOWN_FINDINGS) -> I
         rng = stream("warm start", seed, i)
         count = int(rng.integers(0, MOST_FINDINGS + 1))
         shown = set(rng.permutation(names)[:count].tolist())
-        sizes = {name: int(rng.integers(1, len(SIZES) + 1)) for name in names if name in shown}
+        sizes = {name: int(rng.integers(1, 4)) for name in names if name in shown}
         scanner = random_scanner(rng)
         hu = render(draw_anatomy(rng), sizes, scanner, rng)
         report = write_report(GENERIC, {name: State(size) for name, size in sizes.items()})

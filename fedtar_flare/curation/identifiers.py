@@ -7,7 +7,6 @@ Placeholders of de-identified collections (``___``, ``XXXX``, ``[**...**]``) are
 
 import re
 
-KINDS = ("name", "date", "phone", "id", "email")
 Span = tuple[int, int]
 
 _MONTH = (
@@ -52,7 +51,7 @@ _RULES = tuple((kind, re.compile(pattern)) for kind, pattern in _PATTERNS)
 
 
 def find_identifiers(text: str) -> list[tuple[str, Span]]:
-    """Passages that look like identifiers, in order and without overlap: (kind of ``KINDS``, (start, end)).
+    """Passages that look like identifiers, in order and without overlap: (kind, (start, end)).
 
     >>> find_identifiers("Discussed with Dr. Smith on 03/14/2019. Nodule 3 mm.")
     [('name', (15, 24)), ('date', (28, 38))]

@@ -26,8 +26,6 @@ def ids(kinds: Sequence[str]) -> tuple[str, ...]:
 KNOWN_FINDINGS, NEW_FINDINGS = ids(KNOWN_KINDS), ids(NEW_KINDS)
 FINDINGS = KNOWN_FINDINGS + NEW_FINDINGS
 """Every finding id, in a fixed order."""
-SIZES = ("small", "moderate", "large")
-"""Names of size 1, 2 and 3."""
 
 
 def kind_of(finding: str) -> str:
