@@ -206,16 +206,20 @@ def _write(
     steps = [0] * time_steps
     visits = [visit for patient in patients for visit in patient.visits]
     all_labeled = all(visit.labels is not None for visit in visits)
+    some_lateral = any(visit.lateral for visit in visits)
     rows: list[dict[str, object]] = []
+
+    def place(image: Path) -> str | Path:
+        return os.path.relpath(image.absolute(), folder.absolute()) if relative else image.absolute()
+
     for patient in patients:
         for i, visit in enumerate(patient.visits):
             steps[min(i, time_steps - 1)] += 1
-            image = visit.image.absolute()
             rows.append(
                 {
                     "patient_id": patient.patient_id,
                     "study_datetime": visit.acquired.isoformat(" "),
-                    "image": os.path.relpath(image, folder.absolute()) if relative else image,
+                    "image": place(visit.image),
                     "report": visit.report,
                     "age": "" if visit.age is None else f"{visit.age:.4f}".rstrip("0").rstrip("."),
                     "sex": patient.sex or "",
@@ -224,9 +228,8 @@ def _write(
             )
             if reading.splits:
                 rows[-1]["split"] = reading.splits.get(patient.patient_id, "")
-            if any(one.lateral for one in visits):
-                other = visit.lateral and visit.lateral.absolute()
-                rows[-1]["lateral"] = os.path.relpath(other, folder.absolute()) if other and relative else other or ""
+            if some_lateral:
+                rows[-1]["lateral"] = place(visit.lateral) if visit.lateral else ""
             if all_labeled:
                 rows[-1]["labels"] = labels_text(visit.labels or frozenset(), visit.uncertain)
     write_rows(folder / "manifest.csv", rows)
