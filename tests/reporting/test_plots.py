@@ -1,5 +1,6 @@
 import math
 import re
+from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
 
@@ -24,7 +25,10 @@ def test_ticks_are_few_even_and_inside(low, span, most):
 
 
 def chart(*points, **settings):
-    series = Series("<site>", [(x, y, f"{x}: {y}") for x, y in points])
+    return drawn(Series("<site>", [(x, y, f"{x}: {y}") for x, y in points]), **settings)
+
+
+def drawn(series, **settings):
     settings = {"x_label": "round", "y_label": "loss", **settings}
     return ElementTree.fromstring(Chart('A "title" & more', [series], **settings).figure())
 
@@ -35,13 +39,12 @@ def paths(figure, kind):
 
 def test_a_band_is_shaded_behind_its_line_and_within_the_frame():
     series = Series("mean", [(0, 1.0, ""), (1, 2.0, "")], band=[(0, 0.5, 1.5), (1, -4.0, 9.0)])
-    figure = ElementTree.fromstring(Chart("t", [series], x_label="x", y_label="y", size=(300, 200)).figure())
-    (band,) = paths(figure, "band")
+    (band,) = paths(drawn(series, size=(300, 200)), "band")
     corners = [tuple(map(float, pair)) for pair in re.findall(r"([-\d.]+) ([-\d.]+)", band)]
     assert len(corners) == 4 and all(0 <= x <= 300 and 0 <= y <= 200 for x, y in corners)
     heights = [y for _, y in corners]
     assert heights[1] == min(heights) and heights[2] == max(heights), "up is smaller"
-    assert 'class="band"' not in Chart("t", [Series("a", series.points)], x_label="x", y_label="y").figure()
+    assert not paths(drawn(replace(series, band=())), "band")
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.none() | NUMBERS), max_size=12))
@@ -60,16 +63,14 @@ def test_any_series_gives_well_formed_svg_inside_its_frame(points):
 
 
 def test_a_gap_breaks_the_line_and_a_lone_point_has_none():
-    drawn = chart((0, 1.0), (1, 2.0), (2, None), (3, 1.0))
-    (line,) = paths(drawn, "line")
+    (line,) = paths(chart((0, 1.0), (1, 2.0), (2, None), (3, 1.0)), "line")
     assert line.count("M") == 1 and line.count("L") == 1 and not paths(chart((0, 1.0)), "line")
 
 
 def test_guides_and_crosses_say_what_they_are():
-    drawn = chart((1, 0.5), guides=[Guide(1.0, "upper bound")], crosses=[(2, "skipped")], y_range=(0, 1))
-    words = [e.text for e in drawn.iter("text")]
-    assert "upper bound" in words and "loss" in words and "1.0" in words
-    assert "skipped" in [e.text for e in drawn.iter("title")]
+    figure = chart((1, 0.5), guides=[Guide(1.0, "upper bound")], crosses=[(2, "skipped")], y_range=(0, 1))
+    assert {"upper bound", "loss", "1.0"} <= {e.text for e in figure.iter("text")}
+    assert "skipped" in [e.text for e in figure.iter("title")]
 
 
 RANGES = [(0.0071, 0.0184), (3.0, 3.00002), (1e-9, 5e-9), (0, 9e5), (0, 3e8), (1e6, 1e6 + 1), (-2e-4, 1e-4)]
@@ -83,7 +84,7 @@ def test_tick_labels_differ(low, high):
 
 def test_a_point_without_neighbours_shows_its_interval_too():
     ends = Series("a", [(0, 1.0, ""), (1, None, ""), (2, 3.0, "")], band=[(0, 0.5, 2.0), (2, 2.0, 4.0)])
-    figure = ElementTree.fromstring(Chart("t", [ends], x_label="x", y_label="y").figure())
+    figure = drawn(ends)
     (whiskers,) = paths(figure, "whisker")
     assert whiskers.count("M") == 2 and not paths(figure, "band") + paths(figure, "line")
 
@@ -101,8 +102,7 @@ def test_bars_have_names_words_and_intervals_and_fit_in():
 
 def test_a_logarithmic_axis_is_marked_at_the_points():
     line = Series("a", [(12, 0.5, ""), (24, 40.0, ""), (120, 3000.0, "")])
-    drawn = ElementTree.fromstring(Chart("t", [line], x_label="x", y_label="y", log=True).figure())
-    places = [float(e.get("x")) for e in drawn.iter("text") if e.text in ("12", "24", "120")]
+    places = [float(e.get("x")) for e in drawn(line, log=True).iter("text") if e.text in ("12", "24", "120")]
     assert places[2] - places[1] > 2 * (places[1] - places[0]), "24 is a doubling, 120 five times that"
 
 

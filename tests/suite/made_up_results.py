@@ -16,7 +16,6 @@ RIGHT = ["pneumothorax_left", "nodule_right"]
 
 def write_results(folder: Path, experiments: list[Experiment]) -> None:
     """A result and rows per experiment; later arms are better."""
-    (folder / RESULTS).mkdir(parents=True, exist_ok=True)
     names = list(dict.fromkeys(one.name for one in experiments))
     for one in experiments:
         draw = np.random.default_rng([one.seed, *one.file_name.encode()])
@@ -28,8 +27,14 @@ def write_results(folder: Path, experiments: list[Experiment]) -> None:
             rows += [_row(draw, site, i, personal, "end", level) for site in sites for i in range(PATIENTS)]
         for site in one.variant.outside * shares:
             rows += [_row(draw, site, i, True, "start", 0.1) for i in range(PATIENTS)]
-        rows_file(folder, one).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        result_file(folder, one).write_text(json.dumps(_result(one, good, shares, fedtar, draw)))
+        keep(folder, one, _result(one, good, shares, fedtar, draw), rows)
+
+
+def keep(folder: Path, one: Experiment, result: dict, rows: list[dict]) -> None:
+    """Write an experiment's result and rows where a run writes them."""
+    (folder / RESULTS).mkdir(parents=True, exist_ok=True)
+    rows_file(folder, one).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result_file(folder, one).write_text(json.dumps(result))
 
 
 def parsed(path: Path) -> tuple[str, ElementTree.Element]:

@@ -12,7 +12,7 @@ import yaml
 from command import fedtar_here
 from federation import LocalFederation, QuadraticSite, pair
 from labelers import published
-from made_up_results import parsed
+from made_up_results import keep, parsed
 
 from fedtar_flare.learning.report_labeler import import_labeler
 from fedtar_flare.record.events import End, Evaluation, Joined, SiteScores, Step
@@ -21,7 +21,7 @@ from fedtar_flare.suite.against import differences, value
 from fedtar_flare.suite.file import Suite, read_suite
 from fedtar_flare.suite.plan import Experiment, experiments
 from fedtar_flare.suite.results import done
-from fedtar_flare.suite.run import cores, pending, result_file, rows_file, run_suite
+from fedtar_flare.suite.run import cores, pending, result_file, run_suite
 from fedtar_flare.suite.summary import summaries
 
 TINY = {
@@ -162,10 +162,7 @@ def test_a_difference_is_what_the_rows_say_and_the_same_results_differ_by_nothin
             for site in TINY["sites"]
             for patient in range(8)
         ]
-        file = rows_file(tmp_path, experiment)
-        file.parent.mkdir(exist_ok=True)
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        result_file(tmp_path, experiment).write_text("{}")
+        keep(tmp_path, experiment, {}, rows)
     found = {one.score: one for one in differences(done(tmp_path, planned), "fedavg")}
     for score, more in (("cider", 0.5), ("finding_f1_new", 1.0), ("finding_change_micro_f1", 1.0)):
         assert found[score].difference == pytest.approx((more, more, more)) and found[score].p < 0.001

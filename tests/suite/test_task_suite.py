@@ -1,11 +1,10 @@
 """Suites of methods that learn tasks of classification: what may be compared, scores with intervals, the page."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up_results import parsed
+from made_up_results import keep, parsed
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.metrics.classification import auc, lca
@@ -13,7 +12,7 @@ from fedtar_flare.suite import page
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.plan import experiments
 from fedtar_flare.suite.results import by_arm, done
-from fedtar_flare.suite.run import RESULTS, result_file, rows_file, run_suite
+from fedtar_flare.suite.run import run_suite
 from fedtar_flare.suite.task_scores import Run, differences, values
 
 SITES = ["site-1", "site-2"]
@@ -37,27 +36,20 @@ def made(folder: Path, better=0.0, shuffled_too=False, one_class=(), **changes):
     arms = ARMS | ({"other": {"method": "fedkei", "label": "other order"}} if shuffled_too else {})
     suite = Suite(**{**SUITE, "arms": arms, **changes})
     planned = experiments(suite)
-    (folder / RESULTS).mkdir()
     for one in planned:
         draw = np.random.default_rng(one.seed)  # the same images and noise for all arms
         rows, tasks = [], []
         for step, task in enumerate(("effusion", "nodule"), start=1):
             for site in SITES:
                 about = {"step": step, "site": site, "task": task}
-                tasks.append(
-                    about
-                    | {"seconds": [0.5 * step, 2.0, 3.0], "start_seconds": 0.5, "membership": 0.6, "fell_back": False}
-                )
+                tasks.append(about | {"seconds": [0.5 * step, 2.0, 3.0], "start_seconds": 0.5, "membership": 0.6})
                 for i in range(12):
                     scores = draw.random(EPOCHS + 1) + (better if one.name == "fedkei" and i % 2 else 0.0)
                     name = f"{'o' if one.name == 'other' else 'p'}-{i // 2}"
                     label = 0 if task in one_class else i % 2
                     rows.append({**about, "patient_id": name, "label": label, "scores": scores.tolist()})
-        rows_file(folder, one).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        label = one.arm.label
-        known = {"arm": one.name, "label": label, "seed": one.seed, "sites": SITES, "versions": {"torch": "2"}}
-        known |= {"bytes": 1000, "seconds": 9.0, "tasks": tasks}
-        result_file(folder, one).write_text(json.dumps(known))
+        known = {"label": one.arm.label, "versions": {"torch": "2"}, "bytes": 1000, "seconds": 9.0, "tasks": tasks}
+        keep(folder, one, known, rows)
     return suite, planned
 
 
@@ -102,7 +94,6 @@ def test_equal_arms_differ_by_nothing_and_a_better_one_by_more(tmp_path):
     found = differences(runs_by_arm(done(tmp_path, planned)), "rand")
     assert set(found) == {"fedkei"}, "an arm that met other images is not paired"
     assert all(one.value == (0, 0, 0) and one.p == 1 for one in found["fedkei"].values())
-    (tmp_path / "better").mkdir()
     _, planned = made(tmp_path / "better", better=0.6)
     arms = runs_by_arm(done(tmp_path / "better", planned))
     more = differences(arms, "rand")["fedkei"]["lca"]
@@ -131,7 +122,6 @@ def test_the_page_has_its_tables_and_its_curves(tmp_path):
 def test_a_disease_without_positive_test_images_has_no_chart(tmp_path):
     suite, planned = made(tmp_path, one_class=["effusion", "nodule"])
     assert "Figures" not in page.write_page(tmp_path, suite, planned).read_text().split("<footer>")[0]
-    (tmp_path / "one").mkdir()
     suite, planned = made(tmp_path / "one", one_class=["nodule"])
     text = page.write_page(tmp_path / "one", suite, planned).read_text()
     assert "<figcaption>effusion" in text and "<figcaption>nodule" not in text
