@@ -37,9 +37,6 @@ class LabelCounts:
     named: Array
     there: Array
 
-    def __len__(self) -> int:
-        return len(self.hits)
-
     def of_classes(self) -> dict[str, dict[str, float | None]]:
         """Per class ``precision``, ``recall``, ``f1`` (None where undefined) and ``n``, the reports that have it."""
         scores = {}

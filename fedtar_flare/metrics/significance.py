@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +26,7 @@ from fedtar_flare.metrics.label_scores import Average, LabelCounts, Metric
 from fedtar_flare.metrics.language import LanguageStatistics, bleu_of_sums
 
 Array = NDArray[np.float64]
+Key = TypeVar("Key")
 Score = Callable[[Array], Array]
 """Scores (R,) of sums (R, K); nan where a score is not defined."""
 
@@ -89,11 +90,8 @@ def mean_score(patients: Sequence[Any], values: ArrayLike) -> PatientSums:
 
 
 def f1_score(patients: Sequence[Any], hits: ArrayLike, named: ArrayLike, there: ArrayLike) -> PatientSums:
-    """Micro F1, 2 hits / (named + there), from counts per report, (N,) or (N, K) with K classes pooled."""
-    two_hits, total = (
-        np.asarray(a, dtype=np.float64).reshape(len(patients), -1).sum(axis=1)
-        for a in (2 * np.asarray(hits, dtype=np.float64), np.asarray(named) + np.asarray(there))
-    )
+    """Micro F1, 2 hits / (named + there), from counts per report, (N,)."""
+    two_hits, total = 2 * np.asarray(hits), np.asarray(named) + np.asarray(there)
     return patient_sums(patients, np.stack([two_hits, total], axis=1), _ratio)
 
 
@@ -222,7 +220,7 @@ def against_others(of: PatientSums, members: ArrayLike) -> float:
     return float((~(found < found[0] - 1e-12)).mean()) if np.isfinite(found[0]) else float("nan")
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
     """p values of several tests, corrected after Holm: sorted upwards, the i-th of m is p (m - i + 1), never falling.
 
     DataError ``unusable-p`` for a value outside 0..1.

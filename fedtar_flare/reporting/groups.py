@@ -76,5 +76,5 @@ def scores_by_group(samples: Sequence[Sample], rows: Sequence[Mapping[str, Any]]
                 value, others = (float(sums.score(sums.sums[who].sum(0)[None])[0]) for who in (members, ~members))
                 p = against_others(sums, members)
                 found.append(GroupScore(kind, group, int(members.sum()), score, value, others, p))
-    corrected = holm({str(i): one.p for i, one in enumerate(found) if np.isfinite(one.p)})
-    return tuple(replace(found[int(i)], p=value) for i, value in corrected.items())
+    corrected = holm({i: one.p for i, one in enumerate(found) if np.isfinite(one.p)})
+    return tuple(replace(found[i], p=value) for i, value in corrected.items())

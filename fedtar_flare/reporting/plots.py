@@ -125,9 +125,8 @@ class Chart:
     def values(self) -> list[float]:
         """All that the y axis has to hold."""
         points = [y for one in self.drawn for _, y, _ in one.points if y is not None]
-        return (
-            points + [end for one in self.drawn for _, *ends in one.band for end in ends] + [g.y for g in self.guides]
-        )
+        ends = [end for one in self.drawn for _, *ends in one.band for end in ends]
+        return points + ends + [guide.y for guide in self.guides]
 
     def svg(self, place: Markup = Markup("")) -> Markup:  # noqa: B008
         """The drawing alone; ``place`` are attributes of a drawing within another."""

@@ -63,8 +63,8 @@ def difference(arm: str, score: str, runs: Sequence[Pair], units: Units = "patie
 
 def corrected(tests: Sequence[Difference]) -> list[Difference]:
     """The same with p corrected after Holm for their number."""
-    p = holm({str(i): one.p for i, one in enumerate(tests) if np.isfinite(one.p)})
-    return [one._replace(p=p.get(str(i), one.p)) for i, one in enumerate(tests)]
+    p = holm({i: one.p for i, one in enumerate(tests) if np.isfinite(one.p)})
+    return [one._replace(p=p.get(i, one.p)) for i, one in enumerate(tests)]
 
 
 def paired(score: str, runs: Iterable[Pair], units: Units = "patients") -> tuple[list[PatientSums], list[PatientSums]]:

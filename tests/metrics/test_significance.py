@@ -39,8 +39,8 @@ def test_reports_of_a_patient_are_drawn_together():
 
 def test_ratio_scores_are_those_of_the_drawn_corpus():
     generator = np.random.default_rng(0)
-    hits = generator.integers(0, 3, size=(30, 4))
-    named, there = hits + generator.integers(0, 2, (30, 4)), hits + generator.integers(0, 2, (30, 4))
+    hits = generator.integers(0, 3, size=30)
+    named, there = hits + generator.integers(0, 2, 30), hits + generator.integers(0, 2, 30)
     sums = f1_score(np.arange(30) % 11, hits, named, there)
     assert sums.value() == pytest.approx(2 * hits.sum() / (named.sum() + there.sum()))
     words = ["lung", "clear", "no", "effusion", ".", "nodule"]
