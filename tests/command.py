@@ -87,6 +87,13 @@ def run_simulator(job: Path, workspace: Path, *arguments: str, home: Path, timeo
     return subprocess.CompletedProcess(command, code, output), workspace / "server/simulate_job/fedtar"
 
 
+def loaded_by(program: str, *modules: str) -> list[str]:
+    """Those of the modules that a program in a Python of its own has imported at its end."""
+    code = f"{program}\nimport sys\nprint(*[name for name in {modules} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1].split()
+
+
 def fedtar_here(*arguments: object, cwd: Path | None = None, **environment: str) -> tuple[int, str, str]:
     """The same from within this process, without the seconds that a start of Python and its imports take.
 
