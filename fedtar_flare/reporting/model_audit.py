@@ -52,11 +52,11 @@ def rounded(found: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], l
     """Parts of an audit for a summary: rounded, and nothing of groups of fewer than ``least`` patients."""
     few = {kind: any(group[kind] < max(1, least) for group in counts.values()) for kind in ("all", "rare")}
     shown = [name for name in MEASURES if not few["all"] and not (name == "rare_auc" and few["rare"])]
-    parts = {part: {name: _measure(one, name) for name in shown} for part, one in found.items()}
-    return {
-        part: {name: None if value is None else round(round(value / STEP) * STEP, 2) for name, value in one.items()}
-        for part, one in parts.items()
-    }
+
+    def to_step(value: float | None) -> float | None:
+        return None if value is None else round(round(value / STEP) * STEP, 2)
+
+    return {part: {name: to_step(_measure(one, name)) for name in shown} for part, one in found.items()}
 
 
 def table(found: Mapping[str, Any]) -> list[str]:

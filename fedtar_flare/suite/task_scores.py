@@ -117,9 +117,7 @@ class Run:
 
 def values(runs: Sequence[Run]) -> dict[str, Score]:
     """Each measure of an arm."""
-    plain = [run.scores()[:, 0] for run in runs]
-    drawn = [run.scores(REPLICATES) for run in runs]
-    return {name: Score(interval) for name, interval in _over_seeds(plain, drawn).items()}
+    return _over_seeds([(run, None) for run in runs])
 
 
 def differences(arms: Mapping[str, Sequence[Run]], reference: str) -> dict[str, dict[str, Score]]:
@@ -130,12 +128,7 @@ def differences(arms: Mapping[str, Sequence[Run]], reference: str) -> dict[str, 
         for name, runs in arms.items()
         if name != reference
     }
-    found: dict[str, dict[str, Score]] = {}
-    for name, several in pairs.items():
-        if several:
-            plain = [(mine.scores() - theirs.scores())[:, 0] for mine, theirs in several]
-            drawn = [mine.scores(REPLICATES) - theirs.scores(REPLICATES) for mine, theirs in several]
-            found[name] = {measure: Score(one) for measure, one in _over_seeds(plain, drawn).items()}
+    found = {name: _over_seeds(several) for name, several in pairs.items() if several}
     for i, measure in enumerate(MEASURES):
         of_base = [run.scores()[i, 0] for run in base.values()]
         of_seeds = {n: [mine.scores()[i, 0] for mine, _ in pairs[n]] for n in found if len(pairs[n]) > 1}
@@ -145,15 +138,19 @@ def differences(arms: Mapping[str, Sequence[Run]], reference: str) -> dict[str, 
     return found
 
 
-def _over_seeds(plain: Sequence[Array], drawn: Sequence[Array]) -> dict[str, Interval]:
-    """Means over seeds of (4,) values, with intervals of their replicates (4, R).
+def _over_seeds(pairs: Sequence[tuple[Run, Run | None]]) -> dict[str, Score]:
+    """Means over seeds of runs, or of runs less others, with intervals.
 
     A replicate draws as many seeds as there are, with replacement, and of each a draw of its patients.
     """
-    generator = np.random.default_rng((SEED, 1))
-    many, replicates = len(drawn), drawn[0].shape[1]
-    stacked, total = np.stack(drawn), np.zeros(drawn[0].shape)
+
+    def of_seeds(draws: int = 0) -> Array:
+        return np.stack([mine.scores(draws) - (other.scores(draws) if other else 0.0) for mine, other in pairs])
+
+    plain, drawn, generator = of_seeds(), of_seeds(REPLICATES), np.random.default_rng((SEED, 1))
+    many, _, replicates = drawn.shape
+    total = np.zeros(drawn.shape[1:])
     for _ in range(many):
         seeds, draws = generator.integers(many, size=replicates), generator.permutation(replicates)
-        total += stacked[seeds, :, draws].T / many
-    return {name: interval(float(np.mean([one[i] for one in plain])), total[i]) for i, name in enumerate(MEASURES)}
+        total += drawn[seeds, :, draws].T / many
+    return {name: Score(interval(float(np.mean(plain[:, i, 0])), total[i])) for i, name in enumerate(MEASURES)}

@@ -55,9 +55,6 @@ def test_scores_are_those_of_the_adapters_round(tmp_path):
     write_run(tmp_path)
     edit(tmp_path, "validation", at=2, sites={site: {"validation_loss": 0.01, "n": 9} for site in SITES})
     assert "warm start → round 2;" in model_card(read_run(tmp_path))
-    edit(tmp_path, "evaluation", at=2, round=1)  # so that round 2 has none
-    card = model_card(read_run(tmp_path))
-    assert "warm start → round 3;" in card and "kept: round 2, the best by validation loss, not scored" in card
 
 
 @pytest.mark.parametrize(
