@@ -270,8 +270,5 @@ def test_settings_from_a_file_and_their_mistakes(tmp_path):
     out = passing("export", "--describe", "--json", "--settings", file, "--set", "training.lr=5e-4")
     work = json.loads(out)["work"]
     assert work["rounds"] == 4 and work["training"]["local_steps"] == 7 and work["training"]["lr"] == 5e-4
-    wrongs = {"training.local_step=3": "local_steps", "trainin.x=1": "GROUP.NAME", "model": "NAME=VALUE"}
-    for wrong, word in wrongs.items():
-        assert word in failing("export", "--describe", "--set", wrong)
     file.write_text("rounds: 3\n")
     assert "rounds" in failing("export", "--settings", file, "-o", tmp_path)

@@ -92,8 +92,6 @@ def no_process(monkeypatch):
         ("simulate", "--min-sites 4", "min_sites is 4"),
         ("simulate", "-t 4", "number of sites, 3"),
         ("simulate", "-w a\xa0b", "cannot start a site where the path has a space"),
-        ("export", "--method fedtarr", "did you mean 'fedtar'?"),
-        ("export", "--set training.lrr=1", "did you mean 'lr'?"),
         ("compare", "quik", "quick"),
         ("compare", "nowhere.yaml", "nowhere.yaml"),
         ("compare", "arms.yaml", "arm 'one': training: unknown setting 'lrr'"),

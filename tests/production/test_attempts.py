@@ -65,7 +65,7 @@ def test_who_only_looks_neither_submits_nor_stops_anything(federation, exported,
     for attempt in (lambda: session.submit_job(str(exported("not_mine"))), lambda: session.shutdown("server")):
         with pytest.raises(Exception, match=r"(?i)authoriz"):
             attempt()
-    assert federation.listens()
+    assert federation.listens() and isinstance(session.list_jobs(), list)
 
 
 @pytest.mark.parametrize(
