@@ -2,11 +2,13 @@
 
 CvT-21 at 384 pixels and DistilGPT2 in size, with random weights, in bfloat16 autocast. "Ours" is FedTAR's learner, from
 the images in its cache to the step of both optimisers; "plain" is the same model with PEFT's shared LoRA alone, the
-batch already on the GPU, AdamW and clipping. What follows :data:`PATIENCE` seconds is left out.
+batch already on the GPU, AdamW and clipping. "Sharing" is ours in :data:`SITES` processes at the same time, as sites of
+one machine run: milliseconds of the slowest, reports and gigabytes of all. After :data:`PATIENCE` s no row begins.
 """
 
 import gc
 import json
+import multiprocessing
 import statistics
 import sys
 import tempfile
@@ -29,7 +31,7 @@ from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import ModelConfig, preset
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 
-PATIENCE, STEPS, WORDS = 200.0, 3, 60
+PATIENCE, STEPS, WORDS, SITES = 200.0, 3, 60, 3
 _PAPER: dict[str, Any] = {
     "encoder_name": None,
     "decoder_name": None,
@@ -38,6 +40,8 @@ _PAPER: dict[str, Any] = {
     "tokenizer": "small",
     "weights": "random",
 }
+_TOGETHER: list[Any] = []
+"""In one of several processes, the barrier at which they meet."""
 
 
 class Bench:
@@ -46,9 +50,11 @@ class Bench:
     Args:
         tiny: on the CPU with a tiny model: shows that it runs, and measures nothing.
         folder: for prepared images.
+        launches: whether they are counted.
     """
 
-    def __init__(self, tiny: bool, folder: Path):
+    def __init__(self, tiny: bool, folder: Path, launches: bool = True):
+        self.tiny, self.folder, self.launches = tiny, folder, launches
         self.device = "cpu" if tiny else "cuda"
         self.sizes, self.turns = ((2, 3), 2) if tiny else ((8, 32, 96), 10)
         self.config: ModelConfig = preset("tiny") if tiny else preset("paper", **_PAPER)
@@ -68,6 +74,7 @@ class Bench:
             ("reading", partial(self.reading, learner), self.sizes),
             ("writing", partial(self.writing, learner, True), self.sizes[1:2]),
             ("writing without", partial(self.writing, learner, False), self.sizes[1:2]),
+            ("sharing", self.sharing, self.sizes[:1]),
         ]
         if self.device == "cuda":  # on a CPU that takes ten minutes, whatever the size
             kinds.append(("ours compiled", partial(self.ours, compiled), self.sizes[:2]))
@@ -78,7 +85,7 @@ class Bench:
                 late = time.perf_counter() - self._begun > PATIENCE
                 try:
                     self.rows.append(row | ({"left_out": "no time"} if late else measure(size)))
-                except (torch.OutOfMemoryError, RuntimeError) as error:
+                except (torch.OutOfMemoryError, RuntimeError, multiprocessing.TimeoutError) as error:
                     self.rows.append(row | {"left_out": f"{type(error).__name__}: {str(error)[:300]}"})
                 print(json.dumps(self.rows[-1]), file=sys.stderr, flush=True)
                 tell()
@@ -154,6 +161,14 @@ class Bench:
         images = learner.images(samples)
         return self._timed(lambda: learner.generate(samples, images, personal), size, turns=2, launches=False)
 
+    def sharing(self, size: int) -> dict[str, Any]:
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(SITES, _meet, (context.Barrier(SITES),)) as pool:
+            work = pool.starmap_async(_site, [(self.tiny, self.folder, size)] * SITES, chunksize=1)
+            found = work.get(PATIENCE / 2)
+        added = {key: sum(one[key] for one in found) for key in ("reports_per_s", "peak_gb") if key in found[0]}
+        return {key: max(one[key] for one in found) for key in ("ms", "least_ms", "first_s")} | added
+
     def _timed(
         self, run: Callable[[], Any], size: int, turns: int | None = None, launches: bool = True
     ) -> dict[str, Any]:
@@ -178,9 +193,21 @@ class Bench:
         }
         if cuda:
             found["peak_gb"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
-        if cuda and launches and size == self.sizes[0]:  # as many whatever the size, and slow to count
+        if cuda and launches and self.launches and size == self.sizes[0]:  # the same for all sizes, and slow to count
             found["launches"] = _launches(run)
         return found
+
+
+def _meet(barrier: Any) -> None:
+    _TOGETHER.append(barrier)
+
+
+def _site(tiny: bool, folder: Path, size: int) -> dict[str, Any]:
+    """One of several processes that begin their updates together."""
+    bench = Bench(tiny, folder, launches=False)
+    learner = bench.learner()
+    _TOGETHER[0].wait()
+    return bench.ours(learner, size)
 
 
 def _launches(run: Callable[[], Any]) -> int:

@@ -45,7 +45,7 @@ def test_the_gpu_bench_runs_without_one_in_small_and_says_what_it_needs(tmp_path
     assert main(["--gpu", "--tiny", "--json", str(file)]) == 0
     found = json.loads(file.read_text())
     assert found["tiny"] and [row["what"] for row in found["rows"]] == [
-        *["plain", "ours"] * 2, *["reading"] * 2, "writing", "writing without"
+        *["plain", "ours"] * 2, *["reading"] * 2, "writing", "writing without", "sharing"
     ]  # fmt: skip
     assert all(row["ms"] > 0 for row in found["rows"])
     assert capsys.readouterr().out.count("\n") == 2 + len(found["rows"])
