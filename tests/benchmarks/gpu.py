@@ -166,7 +166,9 @@ class Bench:
         with context.Pool(SITES, _meet, (context.Barrier(SITES),)) as pool:
             work = pool.starmap_async(_site, [(self.tiny, self.folder, size)] * SITES, chunksize=1)
             found = work.get(PATIENCE / 2)
-        added = {key: sum(one[key] for one in found) for key in ("reports_per_s", "peak_gb") if key in found[0]}
+        added = {
+            key: round(sum(one[key] for one in found), 2) for key in ("reports_per_s", "peak_gb") if key in found[0]
+        }
         return {key: max(one[key] for one in found) for key in ("ms", "least_ms", "first_s")} | added
 
     def _timed(
