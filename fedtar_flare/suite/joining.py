@@ -60,13 +60,13 @@ def _says_of(one: Done, scenario: str, point: Mapping[str, Any]) -> bool:
     return (own.scenario, own.point | {HOSPITALS: point.get(HOSPITALS)}) == (scenario, point)
 
 
-def joining_figures(found: Sequence[Gain]) -> list[Figure]:
+def joining_figures(found: Sequence[Gain], reference: str) -> list[Figure]:
     """Gain against patients per hospital, a line per arm; a chart for each combination of what else differs."""
-    made = [_figure([g for g in found if g.score == name and PATIENTS in g.point], name) for name in CHARTS]
+    made = [_figure([g for g in found if g.score == name and PATIENTS in g.point], name, reference) for name in CHARTS]
     return [figure for figure in made if figure.charts]
 
 
-def _figure(found: Sequence[Gain], name: str) -> Figure:
+def _figure(found: Sequence[Gain], name: str, reference: str) -> Figure:
     points = sorted({tuple((k, v) for k, v in gain.point.items() if k != PATIENTS) for gain in found})
     arms = list(dict.fromkeys((gain.arm, gain.label) for gain in found))
     scale, label = SCORES[name].scale, SCORES[name].label
@@ -86,14 +86,14 @@ def _figure(found: Sequence[Gain], name: str) -> Figure:
                     [(x, low, high) for x, _, low, high, _ in values],
                 )
             )
-        unit, guides = f"gain{' × 100' if scale == 100 else ''}", [Guide(0.0, "alone")]
+        unit, guides = f"gain{' × 100' if scale == 100 else ''}", [Guide(0.0, "reference")]
         axes = ("patients per hospital", unit)
         charts.append(Chart(_title(dict(point)), lines, (), *axes, guides=guides, log=True, size=SMALL))
     about = (
-        "Above the dashed line a hospital does better in the federation than alone. Test patients of the hospitals "
-        "that are in every chart; the band is the 95 % interval over patients and seeds."
+        f"Above the dashed line an arm is better than '{reference}'. Test patients of the hospitals that are in every "
+        "chart; the band is the 95 % interval over patients and seeds."
     )
-    return Figure(f"joining_{name}", f"When does joining pay? Gain in {label}", about, sharing_y(charts))
+    return Figure(f"joining_{name}", f"Gain in {label} over {reference}", about, sharing_y(charts))
 
 
 def _title(point: Mapping[str, Any]) -> str:

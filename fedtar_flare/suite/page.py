@@ -47,7 +47,7 @@ def page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
     labels = {one.experiment.name: one.result["label"] for one in results}
     reference = labels.get(first, first)
     alone = not any(one.result["shares"] for one in results if one.experiment.name == first)
-    joining, shown = joining_figures(found), figures(own, arms, first) if own else []
+    joining, shown = joining_figures(found, reference), figures(own, arms, first) if own else []
     against = {name: differences(own, name) for name in suite.compared_with} if own else {}
     main = _main(own, against, labels, first) if own else []
     kinds, over_time = families(results), of_periods(results)
@@ -64,6 +64,7 @@ def page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
         suite=suite,
         results=results,
         labels=labels,
+        alone=alone,
         joining=joining,
         scenarios=tables.scenarios(found, reference),
         grid=tables.grid(found),

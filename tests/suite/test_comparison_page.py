@@ -133,7 +133,8 @@ def test_the_page_of_a_grid_answers_when_joining_pays(tmp_path):
 def test_against_a_federated_reference_a_verdict_compares_and_says_nothing_of_joining(tmp_path):
     arms = {name: ARMS[name] for name in ("fedavg", "fedtar")}
     suite, planned = made(tmp_path, scenarios={"joins late": GRID["joins late"]}, arms=arms)
-    _, root = parsed(page.write_page(tmp_path, suite, planned))
+    text, root = parsed(page.write_page(tmp_path, suite, planned))
+    assert next(root.iter("h2")).text == "Gains over FedAvg" and "oining pay" not in text
     said = root.find(".//p[@class='verdict']").text
     assert (
         said
