@@ -10,7 +10,7 @@ from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
     from fedtar_flare.cli.job_script import run_job
-    from fedtar_flare.errors import ConfigError, DataError, FedTARError
+    from fedtar_flare.core.errors import ConfigError, DataError, FedTARError
     from fedtar_flare.learning.drafting import Draft, Drafter, Study, load_base_model, load_generator
     from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
     from fedtar_flare.runtime.recipe import MethodRecipe
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    **dict.fromkeys(("ConfigError", "DataError", "FedTARError"), "errors"),
+    **dict.fromkeys(("ConfigError", "DataError", "FedTARError"), "core.errors"),
     **dict.fromkeys(("Draft", "Drafter", "Study", "load_base_model", "load_generator"), "learning.drafting"),
     "FedTARRecipe": "methods.fedtar.recipe",
     "MethodRecipe": "runtime.recipe",

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtar_flare.files import read_yaml
+from fedtar_flare.core.files import read_yaml
 
 OURS = "ours"
 """Source of a value that the paper does not give."""

@@ -16,11 +16,11 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fedtar_flare.core.settings import Settings
     from fedtar_flare.protocol.contract import Contract
-    from fedtar_flare.settings import Settings
 
 GROUP = "fedtar_flare.methods"
 DEFAULT = "fedtar"
@@ -109,7 +109,7 @@ def method(name: str) -> Method:
     """The installed method of that name; ConfigError where none, or something else, is announced under it."""
     points = _announced()
     if name not in points:
-        from fedtar_flare.settings import nearest  # the list of methods needs no settings
+        from fedtar_flare.core.settings import nearest  # the list of methods needs no settings
 
         known = ", ".join(points) or "none: install the package, pip install fedtar_flare"
         raise ConfigError(f"method '{name!s:.80}' is unknown{nearest(str(name), points)} (known: {known})")

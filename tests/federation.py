@@ -5,6 +5,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare import registry
+from fedtar_flare.core.tensor_file import near_checksums
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController
 from fedtar_flare.methods.fedtar.policy import t_numbers
 from fedtar_flare.protocol.exchange import ExchangeSchema
@@ -13,7 +14,6 @@ from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.suite import engine as suite
-from fedtar_flare.tensor_file import near_checksums
 from fedtar_flare.version import __version__
 
 NAMES = ("base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight")

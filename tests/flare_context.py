@@ -10,7 +10,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedtar_flare.files import write_json
+from fedtar_flare.core.files import write_json
 from fedtar_flare.methods.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.protocol.messages import OK, Reply, TaskHeader, ok, version
 from fedtar_flare.runtime.site_executor import SiteExecutor

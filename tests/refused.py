@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.core.errors import DataError
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from labelers import published
 from nvflare.fuel.utils.zip_utils import unzip_all_from_bytes, unzip_single_file_from_bytes
 
 import fedtar_flare
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.curation.unpack import unpack
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.prefix_decoder import build_prefix_decoder
 from fedtar_flare.models.vlm import processor_of
 

@@ -14,6 +14,7 @@ import yaml
 
 import fedtar_flare
 from fedtar_flare.cli.main import parser
+from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.data.sources import READERS
 from fedtar_flare.data.sources.manifest import KNOWN
 from fedtar_flare.data.sources.reading import COMMON_OPTIONS
@@ -25,7 +26,6 @@ from fedtar_flare.registry import contract_of, names
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.requirements import leaving
 from fedtar_flare.runtime.server_strategy import ServerStrategy
-from fedtar_flare.settings import Settings, build
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.suite.file import Suite, shipped

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtar_flare.files import read_yaml
+from fedtar_flare.core.files import read_yaml
 from fedtar_flare.synthetic.course import MOST_FINDINGS, stream
 from fedtar_flare.synthetic.styles import STYLES
 from fedtar_flare.synthetic.vocabulary import FINDINGS, kind_of, side_of

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from fedtar_flare.cli.main import parser
 from fedtar_flare.cli.reference import REQUIRED, Row, rows, server_rows
+from fedtar_flare.core.settings import Settings
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.learning.pretraining import PretrainingConfig
 from fedtar_flare.methods.fedkei.config import LearnerSettings
 from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.registry import method, own_names
-from fedtar_flare.settings import Settings
 from fedtar_flare.site.privacy import PrivacySettings
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.progress import EVERY_SECONDS
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.progress import EVERY_SECONDS
 
 Commands = argparse._SubParsersAction
 
@@ -46,7 +46,7 @@ PRESETS = (
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    from fedtar_flare.settings import nearest  # whose imports take longer than most commands
+    from fedtar_flare.core.settings import nearest  # whose imports take longer than most commands
 
     return nearest(word.partition("=")[0], list(known))
 
@@ -116,7 +116,7 @@ def grouped(texts: Sequence[str], groups: Sequence[str]) -> dict[str, dict[str, 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
     """``NAME=VALUE`` texts as a dictionary; values are read as YAML. Raises ConfigError for another form."""
-    from fedtar_flare.files import parse_yaml
+    from fedtar_flare.core.files import parse_yaml
 
     values = {}
     for text in texts:

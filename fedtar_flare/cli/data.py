@@ -176,9 +176,9 @@ def check(arguments: argparse.Namespace) -> int:
     """Read every row and open every image of a manifest, a folder with manifest.csv, or a site file. Prints a summary
     and writes a page with histograms and small pictures; both are for the site alone.
     """
+    from fedtar_flare.core.files import PRIVATE, write_text
     from fedtar_flare.curation.check import check
     from fedtar_flare.curation.page import data_page
-    from fedtar_flare.files import PRIVATE, write_text
     from fedtar_flare.imaging.workers import worker_count
 
     workers = worker_count(arguments.workers)
@@ -234,9 +234,9 @@ def prepare(arguments: argparse.Namespace) -> None:
     would; what is there already is only looked up. Take preset and settings from the study lead ('fedtar export
     --describe'). May be stopped and started again at any time.
     """
+    from fedtar_flare.core.settings import build
     from fedtar_flare.learning.config import DataConfig
     from fedtar_flare.models.config import preset
-    from fedtar_flare.settings import build
     from fedtar_flare.site.cohort import prepare_site
     from fedtar_flare.site.site_file import cache_folder, read_site_file
 
@@ -277,12 +277,12 @@ def transforms(arguments: argparse.Namespace) -> int:
     """Run the transforms of a job on the site's first study, without a site on a phantom, and print each with its
     arguments, what it does and what it leaves. Random ones come last: they change training images alone.
     """
+    from fedtar_flare.core.settings import build
     from fedtar_flare.data.timeline import Timeline
     from fedtar_flare.imaging.limits import applied
     from fedtar_flare.imaging.transform_list import names_of, random_for_training
     from fedtar_flare.learning.config import DataConfig, TrainingConfig
     from fedtar_flare.models.config import preset
-    from fedtar_flare.settings import build
     from fedtar_flare.site.bounds import Bounds
     from fedtar_flare.site.cohort import load_cohort
     from fedtar_flare.site.site_file import SiteConfig, read_site_file

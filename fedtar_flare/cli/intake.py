@@ -5,7 +5,7 @@ import warnings
 from pathlib import Path
 
 from fedtar_flare.cli.commands import Commands, ProgressLine, add_command, given, show
-from fedtar_flare.errors import ConfigError, DataError, FedTARError
+from fedtar_flare.core.errors import ConfigError, DataError, FedTARError
 
 
 def add_commands(group: Commands) -> None:

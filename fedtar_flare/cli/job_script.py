@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fedtar_flare.cli.commands import Parser, add_sites
 from fedtar_flare.cli.main import exit_code
-from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.files import write_text
+from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.files import write_text
 
 if TYPE_CHECKING:
     from fedtar_flare.runtime.recipe import MethodRecipe

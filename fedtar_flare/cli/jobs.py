@@ -18,8 +18,8 @@ from fedtar_flare.cli.commands import (
     grouped,
     show,
 )
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import read_yaml
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import read_yaml
 
 if TYPE_CHECKING:
     from fedtar_flare.runtime.recipe import MethodRecipe

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from fedtar_flare.cli import data, jobs, reference, reports, site
 from fedtar_flare.cli.commands import Parser
-from fedtar_flare.errors import ConfigError, FedTARError, plain
+from fedtar_flare.core.errors import ConfigError, FedTARError, plain
 from fedtar_flare.version import __version__
 
 GROUPS = {

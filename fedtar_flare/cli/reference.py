@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
 
 from fedtar_flare.cli.commands import PRESETS, Commands, add_command, show
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import clean, write_text
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import clean, write_text
 from fedtar_flare.registry import DEFAULT, names
 
 if TYPE_CHECKING:
-    from fedtar_flare.settings import Settings
+    from fedtar_flare.core.settings import Settings
 
 OF_RECIPE = ("method", "settings", "num_rounds", "time_steps", "seed", "min_sites")
 """Arguments of the controller that are options of their own or no settings at all."""
@@ -103,7 +103,7 @@ def init(arguments: argparse.Namespace) -> None:
 
 def site_file_text() -> str:
     """A site file with every key, commented out but for the source and its path."""
-    from fedtar_flare.settings import Settings
+    from fedtar_flare.core.settings import Settings
     from fedtar_flare.site.site_file import NO_KEYS, SiteConfig
 
     given, parts = {"source": "manifest", "path": "manifest.csv"}, [ABOUT]

@@ -8,8 +8,8 @@ from typing import Any
 
 from fedtar_flare.cli.commands import PRESETS, Commands, add_command, add_group, add_repeated, given, grouped, show
 from fedtar_flare.cli.intake import add_login
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import clean, write_json
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import clean, write_json
 
 
 def add_commands(commands: Commands) -> None:
@@ -271,12 +271,12 @@ def warmstart(arguments: argparse.Namespace) -> None:
     """
     import torch
 
+    from fedtar_flare.core.settings import build
     from fedtar_flare.learning.clinical_start import Corpus, read_texts, warm_start
     from fedtar_flare.learning.config import DataConfig
     from fedtar_flare.learning.device import choose_device
     from fedtar_flare.learning.pretraining import PretrainingConfig
     from fedtar_flare.models.config import preset
-    from fedtar_flare.settings import build
     from fedtar_flare.site.cohort import patients_of_manifest, patients_of_site_file
     from fedtar_flare.site.site_file import cache_folder
 
@@ -315,11 +315,11 @@ def adapt(arguments: argparse.Namespace) -> None:
     """Learn a mixture of a run's clusters for your own images, tune it, and say the AUC of your test patients after
     each epoch, beside the same tuning from the common start. Nothing leaves this machine.
     """
+    from fedtar_flare.core.settings import build
+    from fedtar_flare.core.tensor_file import write_tensors
     from fedtar_flare.methods.fedkei.config import LearnerSettings
     from fedtar_flare.methods.fedkei.outside import adapt_outside, read_knowledge
-    from fedtar_flare.settings import build
     from fedtar_flare.site.site_file import read_site_file
-    from fedtar_flare.tensor_file import write_tensors
 
     if not arguments.task:
         raise ConfigError("--task: name the disease that is to be learnt")

@@ -49,9 +49,9 @@ def synth(arguments: argparse.Namespace) -> None:
     """Write synthetic hospitals: DICOM series, reports, a manifest and a site file for each, and truth.json with
     everything that was planted. Train on them with FEDTAR_SITES=OUT/sites, like on real data.
     """
+    from fedtar_flare.core.settings import build
     from fedtar_flare.data.timeline import Timeline
     from fedtar_flare.runtime.simulation import site_names
-    from fedtar_flare.settings import build
     from fedtar_flare.synthetic.course import CohortOptions
     from fedtar_flare.synthetic.sites import write_sites
 

@@ -18,7 +18,7 @@ from fedtar_flare.cli.commands import (
     grouped,
     show,
 )
-from fedtar_flare.errors import ConfigError, FedTARError, plain
+from fedtar_flare.core.errors import ConfigError, FedTARError, plain
 
 if TYPE_CHECKING:
     from fedtar_flare.runtime.deployed import DeployedJob
@@ -225,7 +225,7 @@ def audit_model(arguments: argparse.Namespace) -> int:
     from fedtar_flare.site.site_file import load_site_config
 
     with without_collecting():
-        from fedtar_flare.files import write_json
+        from fedtar_flare.core.files import write_json
         from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO
         from fedtar_flare.reporting.model_audit import SUMMARY, table
         from fedtar_flare.runtime.shadows import train_shadow
@@ -248,7 +248,7 @@ def audit_model(arguments: argparse.Namespace) -> int:
 
 
 def _site(arguments: argparse.Namespace) -> Site:
-    from fedtar_flare.settings import nearest
+    from fedtar_flare.core.settings import nearest
     from fedtar_flare.site.place import Site
     from fedtar_flare.site.site_file import simulated_sites
 
@@ -376,7 +376,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
     Nothing is changed and no data is sent. Exit code 1 when anything fails.
     """
-    from fedtar_flare.files import write_text
+    from fedtar_flare.core.files import write_text
     from fedtar_flare.site.doctor import diagnose, metrics
     from fedtar_flare.site.place import kit_of
 

@@ -14,12 +14,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
 from fedtar_flare.curation.archive_files import IMAGES, File, all_headers, studies_below
 from fedtar_flare.data.cohort import Modality
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.reading import by_reason, counts_text
-from fedtar_flare.errors import ConfigError, DataError, collecting, within
 
 FRONTAL = {"PA": 0, "AP": 1}
 

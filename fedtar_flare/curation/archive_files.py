@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedtar_flare.core.errors import DataError, collecting, decoding
+from fedtar_flare.core.progress import Progress
 from fedtar_flare.data.sources.fields import sex_of
-from fedtar_flare.errors import DataError, collecting, decoding
-from fedtar_flare.progress import Progress
 
 IMAGES = ("ct", "radiograph")
 KEYWORDS = """

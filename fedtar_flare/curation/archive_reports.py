@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedtar_flare.core.errors import ConfigError, DataError, collecting
 from fedtar_flare.curation.archive import Index, Study
 from fedtar_flare.data.sources.fields import date_of
 from fedtar_flare.data.sources.manifest import as_meant
 from fedtar_flare.data.sources.tables import own_table
-from fedtar_flare.errors import ConfigError, DataError, collecting
 
 FILE_NAME = re.compile(r'(?!\.{1,2}\Z)[^/\\:*?"<>|\0]+')
 KEYS = ("study_instance_uid", "accession_number", "issuer", "patient_id", "study_date", "report")

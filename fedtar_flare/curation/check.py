@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.core.progress import Progress
 from fedtar_flare.curation.identifiers import find_identifiers
 from fedtar_flare.data.cohort import Patient, Visit
 from fedtar_flare.data.sources.reading import Reading
-from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.imaging.thumbnails import png_address
-from fedtar_flare.progress import Progress
 
 if TYPE_CHECKING:
     from fedtar_flare.imaging.readers.volume import CTVolume, Note

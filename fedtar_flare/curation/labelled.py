@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.sources.fields import DAY_ZERO, PICTURES, labels_of, labels_text
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.tables import Row, rows_of
-from fedtar_flare.errors import ConfigError
 
 FIELDS = ("image", "patient_id", "study_datetime", "order", "age", "sex", "split", "institution")
 """What a column may stand for, and with ``labels`` a group of a name."""

@@ -15,7 +15,7 @@ from requests import JSONDecodeError, RequestException, Session
 from requests.adapters import HTTPAdapter
 from urllib3 import Retry
 
-from fedtar_flare.errors import ConfigError, DataError, FedTARError
+from fedtar_flare.core.errors import ConfigError, DataError, FedTARError
 from fedtar_flare.imaging.limits import current
 
 ANSWER_BYTES, CHUNK, PAGE, REQUEST, VALUE = 64 << 20, 1 << 18, 200, 1 << 16, 1024

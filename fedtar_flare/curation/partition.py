@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import yaml
 
+from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.core.files import write_text
 from fedtar_flare.data.cohort import Patient
 from fedtar_flare.data.sources import read_source
 from fedtar_flare.data.sources.fields import labels_text
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import rows_of
-from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.files import write_text
 
 WAYS = ("institution", "random", "clusters", "dirichlet")
 DRAWS = 1000

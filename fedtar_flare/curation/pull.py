@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
+from fedtar_flare.core.files import PRIVATE, locked, read_json, write_bytes, write_json
+from fedtar_flare.core.progress import Progress
 from fedtar_flare.curation.pacs import MOST, Pacs, Record, is_uid
 from fedtar_flare.data.sources.tables import own_table
-from fedtar_flare.errors import ConfigError, DataError, collecting, within
-from fedtar_flare.files import PRIVATE, locked, read_json, write_bytes, write_json
 from fedtar_flare.imaging.limits import current
-from fedtar_flare.progress import Progress
 
 STUDY = ["AccessionNumber", "PatientID", "PatientBirthDate", "PatientSex", "StudyDate", "StudyDescription",
          "ModalitiesInStudy", "StudyInstanceUID"]  # fmt: skip

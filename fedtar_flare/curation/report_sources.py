@@ -17,9 +17,9 @@ import hl7
 from pydicom import dcmread
 from pydicom.charset import CODES_TO_ENCODINGS, convert_encodings, decode_bytes, default_encoding
 
+from fedtar_flare.core.errors import DataError, collecting, decoding, within
 from fedtar_flare.curation.archive_files import issuer_of
 from fedtar_flare.data.sources.tables import own_table
-from fedtar_flare.errors import DataError, collecting, decoding, within
 
 KEPT = ("final", "amended", "corrected", "appended", "F", "C", "COMPLETE VERIFIED FINAL")
 """Of FHIR's DiagnosticReport.status, HL7's table 0123, and DICOM's completion, verification and preliminary flag."""

@@ -18,11 +18,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import replacing
 from fedtar_flare.data.sources.fields import DAY_ZERO
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.splits import Split
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import replacing
 
 PARTS: dict[str, Split] = {"train": "train", "val": "validation", "test": "test"}
 """The file's own division, and the splits of a manifest."""

@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
 
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.minimum_cell import PLANTED, full_cells, round_to_cell, shown_count
 from fedtar_flare.data.splits import SPLITS, Split, split_of
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.errors import DataError
 
 Sex = Literal["F", "M"]
 Modality = Literal["ct", "radiograph", "photograph"]

@@ -7,8 +7,8 @@ capitals anywhere ("... lateral.  FINDINGS: ..."). A text without headings has n
 import re
 from collections.abc import Sequence
 
-from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.settings import nearest
+from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.core.settings import nearest
 
 HEADINGS: dict[str, tuple[str, ...]] = {
     "examination": ("examination", "exam", "study", "type of examination"),

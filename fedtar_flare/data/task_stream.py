@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.data.minimum_cell import enough, shown_count
-from fedtar_flare.errors import ConfigError
 
 Order = Literal["synchronous", "reversed", "shuffled"]
 """Of the tasks at a site: as listed, the other way round, or by a permutation of the site's own."""

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from datetime import datetime
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 
 ALIGNMENTS = ("visit", "period")
 PRIORS = ("none", "report", "image", "report+image", "generated", "generated+image")

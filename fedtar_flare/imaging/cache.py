@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtar_flare.errors import DISK_FULL, FULL, DataError
-from fedtar_flare.files import PRIVATE, write_bytes, write_text
+from fedtar_flare.core.errors import DISK_FULL, FULL, DataError
+from fedtar_flare.core.files import PRIVATE, write_bytes, write_text
 
 PREPARATION_VERSION = 4
 """Raised whenever the same files and settings come to give other numbers."""

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from fedtar_flare.errors import DataError
-from fedtar_flare.settings import Settings
+from fedtar_flare.core.errors import DataError
+from fedtar_flare.core.settings import Settings
 
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """Bytes that a container may use, or ``max``."""

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedtar_flare.core.errors import DataError
+from fedtar_flare.core.progress import EVERY_SECONDS, Progress
 from fedtar_flare.data.cohort import Cohort, Modality, Sample, Visit
 from fedtar_flare.data.sources.reading import log_left_out
-from fedtar_flare.errors import DataError
 from fedtar_flare.imaging import cache
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.duplicates import SIDE, SLICES, linked_patients
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.imaging.transform_list import Spec, deterministic
-from fedtar_flare.progress import EVERY_SECONDS, Progress
 
 if TYPE_CHECKING:
     from fedtar_flare.imaging.transforms import InputSize

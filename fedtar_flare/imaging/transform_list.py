@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.settings import nearest
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.settings import nearest
 
 Spec = Mapping[str, Any]
 """One transform: ``{"name": "Spacingd", "pixdim": [1, 1, 2]}``."""

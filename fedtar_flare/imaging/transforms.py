@@ -20,8 +20,8 @@ from monai.data import MetaTensor
 from monai.transforms import Compose, MapTransform
 from torch.nn.functional import interpolate
 
+from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.data.cohort import Modality
-from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.limits import check_size
 from fedtar_flare.imaging.readers.ct import read_ct
 from fedtar_flare.imaging.readers.pictures import read_photograph, read_radiograph

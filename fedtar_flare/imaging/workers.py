@@ -18,7 +18,7 @@ from typing import Any
 
 from loky import ProcessPoolExecutor
 
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.imaging.limits import machine_memory, too_slow
 
 logger = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cohort import Cohort, Sample, Visit
 from fedtar_flare.data.minimum_cell import PLANTED
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging import cache
 from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.learning.site_model import EVALUATION_BATCH, SiteModel

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from fedtar_flare.core.globs import problem_of
+from fedtar_flare.core.settings import Settings
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.globs import problem_of
 from fedtar_flare.imaging.transform_list import problem_of as problem_of_transforms
-from fedtar_flare.settings import Settings
 
 LEAST_PERIOD = timedelta(days=28)
 """Shortest calendar period that a job may ask for: counts and losses of single days or hours would tell visits."""

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import distributed
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 
 SMALL_MODEL = 4_000_000
 """Parameters below which ``auto`` takes the CPU: to launch the kernels of an update of 1.9 million took an H200 as long

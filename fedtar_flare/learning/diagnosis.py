@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.comparison import FIXED_RMS, NEW, RESOLVED, UNKNOWN, Comparison, changes_of
 from fedtar_flare.learning.labels import POSITIVE, labeler
 from fedtar_flare.learning.plain_words import completed, is_none

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.readers.dicom_tags import headers
 from fedtar_flare.learning.drafting import DISCLAIMER, Draft
 from fedtar_flare.version import __version__

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import PRIVATE, write_text
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.data.minimum_cell import enough, full_cells, round_share, round_to_cell
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.learning.labels import labeler_of
 from fedtar_flare.metrics.alarms import identical_share
 from fedtar_flare.metrics.clinical import finding_counts

@@ -4,7 +4,7 @@ import base64
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.readers.dicom_tags import first, headers
 from fedtar_flare.learning.dicom_sr import identity
 from fedtar_flare.learning.drafting import Draft

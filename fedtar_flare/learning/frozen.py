@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fedtar_flare.core.tensor_file import checksum
 from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.imaging import cache
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.report_generator import ReportGenerator
-from fedtar_flare.tensor_file import checksum
 
 KEPT_BYTES = 256 << 20
 """Most memory for what is kept."""

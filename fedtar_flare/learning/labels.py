@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Literal
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cohort import Visit
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.metrics.labeler import RuleLabeler
 from fedtar_flare.metrics.report_labels import rule_labeler, rules_for
 from fedtar_flare.metrics.temporal import finding_changes

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.data.minimum_cell import winsorised_mean
-from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import TrainingConfig
 from fedtar_flare.learning.patient_privacy import add_private_gradients, generator_of, poisson_batches

@@ -12,12 +12,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.settings import Settings
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 from fedtar_flare.models.tokenizer import ReportTokenizer
-from fedtar_flare.settings import Settings
 
 GENERATION_BATCH = 20
 TEXT_BATCH, TEXT_WEIGHT = 8, 0.3

@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed, nn
 
-from fedtar_flare.errors import FedTARError
-from fedtar_flare.tensor_file import checksum
+from fedtar_flare.core.errors import FedTARError
+from fedtar_flare.core.tensor_file import checksum
 
 _Item = TypeVar("_Item")
 PATIENCE = timedelta(minutes=30)

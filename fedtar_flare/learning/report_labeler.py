@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import PRIVATE, read_json, write_json
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import PRIVATE, read_json, write_json
+from fedtar_flare.core.tensor_file import checksum
 from fedtar_flare.learning.labels import CLASSES
 from fedtar_flare.learning.training import retry_smaller_batch
 from fedtar_flare.metrics.report_labels import NEURAL, classes_of
 from fedtar_flare.metrics.reports import Labelled
 from fedtar_flare.models.weights import load_weights, own_state, save_weights
-from fedtar_flare.tensor_file import checksum
 
 LONGEST, BATCH = 512, 32
 """Tokens of a report, and reports of a batch."""

@@ -18,10 +18,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.globs import matches
+from fedtar_flare.core.settings import Settings
+from fedtar_flare.core.tensor_file import without_prefix
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.data.minimum_cell import enough
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.globs import matches
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.comparison import UNKNOWN, is_shown
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses
@@ -29,8 +31,6 @@ from fedtar_flare.learning.labels import Labeler, LabelerName, labeler
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
-from fedtar_flare.settings import Settings
-from fedtar_flare.tensor_file import without_prefix
 
 _PREFIX = "diagnosis/"
 FEWEST = 2

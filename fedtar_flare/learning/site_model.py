@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedtar_flare.core.progress import Progress
 from fedtar_flare.data.cohort import Cohort, Sample, Split, Visit
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.cache import Prepared
@@ -39,7 +40,6 @@ from fedtar_flare.models.build import build_model, build_tokenizer, require_trai
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.weights import fingerprint
-from fedtar_flare.progress import Progress
 from fedtar_flare.protocol.lora_ranks import lowered
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fedtar_flare.core.errors import DataError
+from fedtar_flare.core.tensor_file import without_prefix
 from fedtar_flare.data.cohort import Sample
-from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.transform_list import Spec
-from fedtar_flare.tensor_file import without_prefix
 
 logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")

@@ -10,8 +10,8 @@ A real site refuses every task before anything is read, and the job is not expor
 
 from dataclasses import replace
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cohort import Cohort
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer, PooledSite
 from fedtar_flare.protocol.messages import TaskHeader

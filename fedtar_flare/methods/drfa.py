@@ -24,13 +24,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from pydantic import Field
 
+from fedtar_flare.core.settings import Settings
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer
 from fedtar_flare.runtime.aggregation import aggregation_weights
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.tasking import Answers, Tensors
-from fedtar_flare.settings import Settings
 
 _PREFIX = "lambda."
 

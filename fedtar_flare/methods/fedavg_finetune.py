@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from pydantic import Field
 
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.settings import Settings
 from fedtar_flare.data.cohort import Sample
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.drafting import Kept
 from fedtar_flare.learning.learner import ReportLearner
@@ -26,7 +27,6 @@ from fedtar_flare.models.adapters.lora import swapped_weights
 from fedtar_flare.protocol.lora_ranks import pairs
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.runtime.site_executor import seed_of
-from fedtar_flare.settings import Settings
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.state import SiteState, state_of_run
 

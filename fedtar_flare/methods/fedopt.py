@@ -15,12 +15,12 @@ The mean is weighted by ``weighting`` (the paper's is uniform); the local optimi
 import torch
 from pydantic import Field
 
+from fedtar_flare.core.settings import Settings
+from fedtar_flare.core.tensor_file import without_prefix
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.tasking import Answers, Tensors
-from fedtar_flare.settings import Settings
-from fedtar_flare.tensor_file import without_prefix
 
 
 class AdaptiveConfig(Settings):

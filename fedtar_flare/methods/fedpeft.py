@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from pydantic import Field
 
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.settings import RunSettings, Settings
 from fedtar_flare.data.cohort import Sample
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import Trained
@@ -37,7 +38,6 @@ from fedtar_flare.methods.fedavg import PooledSite
 from fedtar_flare.models.adapters.kinds import Bare, Kind, add_adapter, take_linear, without_adapter
 from fedtar_flare.models.adapters.peft_file import OTHER_KINDS
 from fedtar_flare.protocol.contract import Group
-from fedtar_flare.settings import RunSettings, Settings
 
 if TYPE_CHECKING:
     from peft import PeftModel

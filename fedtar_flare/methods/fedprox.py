@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
+from fedtar_flare.core.settings import Settings
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
-from fedtar_flare.settings import Settings
 
 
 class ProximalConfig(Settings):

@@ -33,7 +33,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.settings import Settings
+from fedtar_flare.core.tensor_file import without_prefix
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import Trained
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
@@ -43,10 +45,8 @@ from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.protocol.tasks import close_round, handshake, train
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.tasking import Answers, Tensors
-from fedtar_flare.settings import Settings
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.state import SiteState
-from fedtar_flare.tensor_file import without_prefix
 
 PREFIX = "control."
 """Of a control variate's name, before that of the tensor that it belongs to."""

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.metrics.language import clean, require_pairs
 
 IDENTICAL_EXCESS = 0.25

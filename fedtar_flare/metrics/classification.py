@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.core.errors import DataError
 
 Array = NDArray[np.float64]
 Curve = Sequence[float | None]

@@ -8,8 +8,8 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.minimum_cell import full_cells, round_share
-from fedtar_flare.errors import DataError
 
 Array = NDArray[np.float64]
 Labels = Mapping[str, str]

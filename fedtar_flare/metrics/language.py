@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.core.errors import DataError
 
 _N = 4  # longest n-gram
 _ROUGE_BETA = 1.2

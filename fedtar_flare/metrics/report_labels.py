@@ -5,8 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from fedtar_flare.core.files import read_yaml
 from fedtar_flare.data.cohort import Modality
-from fedtar_flare.files import read_yaml
 from fedtar_flare.metrics.labeler import Observation, RuleLabeler
 
 RuleLabels = Literal["chexpert-rules", "ctrate-rules"]

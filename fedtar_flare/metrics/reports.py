@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.minimum_cell import full_cells
-from fedtar_flare.errors import DataError
 from fedtar_flare.metrics.clinical import finding_f1, known_and_new
 from fedtar_flare.metrics.grades import Grade, Part, grade
 from fedtar_flare.metrics.label_scores import (

@@ -9,8 +9,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import read_yaml
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import read_yaml
 
 Tag = TypeVar("Tag")
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.metrics.label_scores import Average, LabelCounts, Metric
 from fedtar_flare.metrics.language import LanguageStatistics, bleu_of_sums
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.models.config import RANDOM, ModelConfig, asset
 from fedtar_flare.models.decoder import decoder_tokenizer
 from fedtar_flare.models.report_generator import ReportGenerator

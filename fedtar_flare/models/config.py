@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.globs import problem_of
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.globs import problem_of
+from fedtar_flare.core.settings import Settings, build, nearest
 from fedtar_flare.presets import papers
-from fedtar_flare.settings import Settings, build, nearest
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.prefix_decoder import PrefixDecoder, build_prefix_decoder
 from fedtar_flare.models.r2gen import add_memory

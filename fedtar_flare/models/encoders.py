@@ -6,7 +6,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.models.config import STATISTICS, ModelConfig
 from fedtar_flare.models.sources import fetching, is_folder, load_or_make, offline, quiet_loading
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.models.prefix_decoder import PrefixDecoder
 from fedtar_flare.models.prompting import Place, Seen
 from fedtar_flare.models.report_generator import ReportGenerator

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 
 _SETTING = "training.gradient_checkpointing"
 _ACTS = ("forward", "patient_batch", "_active_adapter", "_disable_adapters", "scaling")

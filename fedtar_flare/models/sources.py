@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """For transformers, which else asks whoever sits at the terminal whether to run the code of a model's folder."""

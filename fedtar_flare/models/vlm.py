@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.config import ASSETS, ModelConfig
 from fedtar_flare.models.prefix_decoder import DTYPES

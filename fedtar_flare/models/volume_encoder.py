@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.encoders import StillEncoder
 

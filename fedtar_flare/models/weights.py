@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import write_bytes
-from fedtar_flare.tensor_file import checksum
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import write_bytes
+from fedtar_flare.core.tensor_file import checksum
 
 Named = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 

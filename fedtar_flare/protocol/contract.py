@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.globs import matches
+from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.globs import matches
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, check_tensor_names, check_unit_rows
 from fedtar_flare.protocol.fields import NUMBER_KINDS, Field, check_error, check_texts
 from fedtar_flare.protocol.messages import ERROR, OK, Reply
@@ -44,7 +44,7 @@ class Group:
 
     name: str
     form: Literal["averaged", "collected", "pooled"]
-    names: tuple[str, ...]  # globs (:mod:`fedtar_flare.globs`)
+    names: tuple[str, ...]  # globs (:mod:`fedtar_flare.core.globs`)
     about: str  # what ``--describe`` and the audit say of it
     personal: bool = False  # one row can stem from one patient
     max_rows: int = 0  # with ``width`` the bounds of a ``collected`` group, which must have them

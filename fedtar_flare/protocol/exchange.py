@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fedtar_flare.errors import ExchangeError
+from fedtar_flare.core.errors import ExchangeError
 
 Tensors = Mapping[str, torch.Tensor]
 

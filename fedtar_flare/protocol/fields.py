@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import WORD, Reply
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from fedtar_flare.errors import ExchangeError, plain
+from fedtar_flare.core.errors import ExchangeError, plain
 from fedtar_flare.version import __version__
 
 HEADER = "fedtar_flare"

@@ -9,8 +9,8 @@ from nvflare.lighter.ctx import ProvisionContext
 from nvflare.lighter.entity import Project
 from nvflare.lighter.spec import Builder
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import read_json, write_json
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import read_json, write_json
 from fedtar_flare.provision.kit import complete, prepare_start, site_policy
 from fedtar_flare.registry import contract_of, default_names
 from fedtar_flare.site.policy import PRIVACY, rights
@@ -32,7 +32,7 @@ class KitBuilder(Builder):
     extra_classes : sequence of str
         Full class paths that jobs may use besides those of this package.
     extra_names : sequence of str
-        Globs (:mod:`fedtar_flare.globs`): the base-model parameters that may leave a site whole.
+        Globs (:mod:`fedtar_flare.core.globs`): the base-model parameters that may leave a site whole.
     filters : sequence of Mapping
         Result filters of every site, such as differential privacy, that run before the guard, in FLARE's form
         (``path``, ``args``).

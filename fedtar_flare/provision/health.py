@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import read_json, write_json
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import read_json, write_json
 
 if TYPE_CHECKING:  # a probe waits for no import of FLARE's
     from nvflare.apis.fl_context import FLContext

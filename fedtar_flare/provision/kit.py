@@ -13,8 +13,8 @@ from typing import Any
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from nvflare.tool.deploy.deploy_common import LAUNCHER_IDS, PROCESS_CLIENT_LAUNCHER
 
-from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.files import read_json, replacing, write_json
+from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.files import read_json, replacing, write_json
 from fedtar_flare.registry import contract_of, default_names
 from fedtar_flare.site.policy import (
     AUDIT,

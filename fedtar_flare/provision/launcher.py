@@ -23,7 +23,7 @@ from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
-from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.provision.doors import close_doors
 from fedtar_flare.provision.health import Pulse
 from fedtar_flare.provision.retention import Retention

@@ -16,8 +16,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.files import read_json, write_json
+from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.files import read_json, write_json
 from fedtar_flare.provision.status import FINISHED, open_session
 from fedtar_flare.site.approval import SIGNATURES, mappings, only
 
@@ -161,8 +161,8 @@ def with_period(data: Mapping[str, Any], begins: str, learn: str | None = None) 
             "time steps of this run are numbers of visits (data.alignment: visit), not periods: there is no next one. "
             "'fedtar resume --rounds' goes on with the visits that have come since"
         )
+    from fedtar_flare.core.settings import build
     from fedtar_flare.learning.config import DataConfig
-    from fedtar_flare.settings import build
 
     periods = [*data.get("periods", ()), begins]
     build(DataConfig, {"alignment": "period", "periods": periods}, "data")

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.files import read_yaml
+from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.files import read_yaml
 
 EVERY = 86400.0
 """Seconds."""

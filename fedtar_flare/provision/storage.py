@@ -18,7 +18,7 @@ from nvflare.apis.job_def import ALL_SITES, SERVER_SITE_NAME, JobMetaKey, RunSta
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 from nvflare.private.fed.utils.fed_utils import extract_participants
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from fedtar_flare.errors import FedTARError
-from fedtar_flare.files import clean
+from fedtar_flare.core.errors import FedTARError
+from fedtar_flare.core.files import clean
 from fedtar_flare.record.events import SHARED, Evaluation, Event, Validation
 
 Kind = TypeVar("Kind", bound=Event)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedtar_flare.errors import plain
+from fedtar_flare.core.errors import plain
 from fedtar_flare.reporting.format import duration
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.scores import start_name

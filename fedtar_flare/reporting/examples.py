@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 from pydantic import TypeAdapter
 
+from fedtar_flare.core.errors import FedTARError
+from fedtar_flare.core.files import PRIVATE, write_json, write_text
 from fedtar_flare.data.cohort import Modality
-from fedtar_flare.errors import FedTARError
-from fedtar_flare.files import PRIVATE, write_json, write_text
 from fedtar_flare.imaging.thumbnails import png_address
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.metrics.grades import PARTS, Grade, grade

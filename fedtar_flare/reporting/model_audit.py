@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedtar_flare.errors import plain
-from fedtar_flare.files import read_json
-from fedtar_flare.settings import Settings, build
+from fedtar_flare.core.errors import plain
+from fedtar_flare.core.files import read_json
+from fedtar_flare.core.settings import Settings, build
 
 SUMMARY = "model-audit-{site}.json"
 """File name of a site's summary, in the folder of the run."""

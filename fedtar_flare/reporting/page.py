@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedtar_flare.files import write_text
+from fedtar_flare.core.files import write_text
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run, read_run
 from fedtar_flare.reporting.section import own_sections

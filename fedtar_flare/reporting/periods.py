@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedtar_flare.files import PRIVATE, write_text
+from fedtar_flare.core.files import PRIVATE, write_text
 from fedtar_flare.learning.evaluation import write_report_scores
 from fedtar_flare.learning.labels import labeler_of
 from fedtar_flare.learning.site_model import SiteModel

@@ -15,7 +15,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from fedtar_flare.files import write_text
+from fedtar_flare.core.files import write_text
 from fedtar_flare.reporting.render import render, theme
 
 SITE_COLOURS = 7

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.record.events import Step
 from fedtar_flare.registry import method
 from fedtar_flare.reporting.format import significant

@@ -6,7 +6,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.settings import build
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.registry import method
 from fedtar_flare.reporting import examples as generated
@@ -30,7 +31,6 @@ from fedtar_flare.reporting.section import (
     step_name,
     table,
 )
-from fedtar_flare.settings import build
 
 NEEDED = re.compile(
     r"(.+\.)?(method|preset|seed|num_rounds|time_steps|weighting|aggregation|synthetic_patients|local_steps|local_epochs|batch_size|"

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 
-from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.files import PRIVATE
+from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.files import PRIVATE
 from fedtar_flare.protocol.contract import Contract
 
 Tensors = Mapping[str, torch.Tensor]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.files import PRIVATE, read_json, write_json
+from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.files import PRIVATE, read_json, write_json
+from fedtar_flare.core.tensor_file import StateError, checksum, read_tensors, write_tensors
 from fedtar_flare.protocol.exchange import Tensors
-from fedtar_flare.tensor_file import StateError, checksum, read_tensors, write_tensors
 
 FORMAT = 2
 BEST = "best.safetensors"

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from fedtar_flare import registry
+from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.files import read_json
 from fedtar_flare.data.timeline import check_periods
-from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.files import read_json
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors, check_update_size, euclidean_norm, expect_at_most
 from fedtar_flare.protocol.lora_ranks import padded, sent_shapes
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError, plain
+from fedtar_flare.core.errors import ConfigError, ExchangeError, FedTARError, plain
+from fedtar_flare.core.tensor_file import near, near_checksums
 from fedtar_flare.protocol.exchange import MASTER_DTYPE, ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, compatible, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE
@@ -18,7 +19,6 @@ from fedtar_flare.runtime.alarms import raise_alarm
 from fedtar_flare.runtime.lora_mean import check_form
 from fedtar_flare.runtime.results import Results
 from fedtar_flare.runtime.tasking import Answers, OnReply, TaskController, now
-from fedtar_flare.tensor_file import near, near_checksums
 from fedtar_flare.version import __version__
 
 Row = Mapping[str, Any]

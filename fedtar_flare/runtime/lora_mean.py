@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.lora_ranks import factor, lowered, pairs
 from fedtar_flare.runtime.aggregation import SpilledUpdates

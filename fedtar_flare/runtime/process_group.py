@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from fedtar_flare.errors import FedTARError
+from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader
 from fedtar_flare.site.place import Site

@@ -14,8 +14,9 @@ from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
 from fedtar_flare import registry
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import write_text
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import write_text
+from fedtar_flare.core.settings import check_names
 from fedtar_flare.models.config import DECODER_TARGETS
 from fedtar_flare.presets import PaperPreset, papers
 from fedtar_flare.protocol.contract import Contract
@@ -23,7 +24,6 @@ from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.lora_mean import check_form
 from fedtar_flare.runtime.scalars import add_tracking
 from fedtar_flare.runtime.site_executor import SiteExecutor
-from fedtar_flare.settings import check_names
 from fedtar_flare.site.guard import OutboundGuard
 
 SIMULATOR_REQUEST_INTERVAL, PRODUCTION_REQUEST_INTERVAL = 0.05, 2.0

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.progress import Progress
+from fedtar_flare.core.settings import Settings, build
+from fedtar_flare.core.tensor_file import checksum
 from fedtar_flare.data.minimum_cell import round_loss
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.models.config import preset as model_preset
 from fedtar_flare.models.weights import sealed
-from fedtar_flare.progress import Progress
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
@@ -27,13 +29,11 @@ from fedtar_flare.runtime.requirements import (
 )
 from fedtar_flare.runtime.site_executor import SiteExecutor, no_state, seed_of
 from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_exchange, require_start
-from fedtar_flare.settings import Settings, build
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.cohort import labeler_of_site
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.policy import streaming_allowed
 from fedtar_flare.site.state import SiteState
-from fedtar_flare.tensor_file import checksum
 
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort, Split
@@ -234,7 +234,7 @@ class ReportSite(SiteStrategy):
         """
         if (noise_multiplier := self.settings.training.noise_multiplier) is None:
             return True
-        from fedtar_flare.files import locked
+        from fedtar_flare.core.files import locked
         from fedtar_flare.site.accountant import PATIENT_FILE, PatientLedger
 
         most, file = self.executor.site_config.policy.max_patient_epsilon, site.records / PATIENT_FILE

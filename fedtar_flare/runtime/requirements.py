@@ -10,7 +10,7 @@ from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.limits import machine_memory
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.models.config import ModelConfig

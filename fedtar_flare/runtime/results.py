@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from fedtar_flare.errors import ExchangeError
-from fedtar_flare.files import write_json
+from fedtar_flare.core.errors import ExchangeError
+from fedtar_flare.core.files import write_json
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, adapter_of, write_adapter
 from fedtar_flare.protocol.exchange import ExchangeSchema

@@ -15,7 +15,7 @@ from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic
 from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
 from nvflare.job_config.api import FedJob
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 
 
 class ScalarsToServer(ConvertToFedEvent):

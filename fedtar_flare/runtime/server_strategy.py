@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.settings import RunSettings, build
 from fedtar_flare.data.splits import SPLITS
-from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.runtime.aggregation import SpilledUpdates, aggregation_weights
 from fedtar_flare.runtime.results import check_scores
 from fedtar_flare.runtime.tasking import Tensors
-from fedtar_flare.settings import RunSettings, build
 
 if TYPE_CHECKING:
     from fedtar_flare.runtime.controller import FederatedController

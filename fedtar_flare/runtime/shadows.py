@@ -6,8 +6,8 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
+from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.data.cohort import Cohort
-from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.learning.site_model import SiteModel
 from fedtar_flare.models.sources import fetching_only_if
 from fedtar_flare.protocol.messages import OK, TaskHeader, version

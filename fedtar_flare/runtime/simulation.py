@@ -10,12 +10,12 @@ from pathlib import Path
 
 from nvflare.recipe.sim_env import SimEnv
 
-from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.progress import EVERY_SECONDS, Progress
+from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.progress import EVERY_SECONDS, Progress
+from fedtar_flare.core.settings import nearest
 from fedtar_flare.record.events import End, Start, Step, Validation
 from fedtar_flare.record.log import ROUNDS_FILE, of_kind, read_events
 from fedtar_flare.runtime.recipe import MethodRecipe
-from fedtar_flare.settings import nearest
 from fedtar_flare.site.place import CHATTY, SITE_NAME, check_workspace
 from fedtar_flare.site.site_file import SITES_VARIABLE, load_site_config, sites_folder
 

@@ -21,8 +21,9 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare import registry
+from fedtar_flare.core.errors import DISK_FULL, FULL, ConfigError, DataError, ExchangeError, FedTARError
+from fedtar_flare.core.settings import RunSettings, digest
 from fedtar_flare.data.cohort import Cohort
-from fedtar_flare.errors import DISK_FULL, FULL, ConfigError, DataError, ExchangeError, FedTARError
 from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.exchange import Tensors, check_inbound, register_tensors
@@ -30,7 +31,6 @@ from fedtar_flare.protocol.messages import ABSTAIN, LEFT, Reply, TaskHeader, abs
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.runtime.process_group import ProcessGroup
 from fedtar_flare.runtime.scalars import send_scalar
-from fedtar_flare.settings import RunSettings, digest
 from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
 from fedtar_flare.site.approval import SERVER_CONFIG, Participation, only, participation, require_approval

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.settings import RunSettings, Settings, build
+from fedtar_flare.core.tensor_file import near_checksums
 from fedtar_flare.data.minimum_cell import shown_count
-from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.imaging.transform_list import names_of
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.protocol.contract import Contract
@@ -16,11 +18,9 @@ from fedtar_flare.protocol.exchange import ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import MAX_ROUNDS, MAX_STEPS, Reply, TaskHeader, ok, version
 from fedtar_flare.protocol.tasks import ADAPTER, HANDSHAKE, PARAMETERS
 from fedtar_flare.runtime.requirements import AdaptedModel
-from fedtar_flare.settings import RunSettings, Settings, build
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.state import SiteState
-from fedtar_flare.tensor_file import near_checksums
 from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:

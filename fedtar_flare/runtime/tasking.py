@@ -18,7 +18,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.widgets.info_collector import InfoCollector
 
-from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
+from fedtar_flare.core.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.exchange import Tensors, register_tensors
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Reply, TaskHeader

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.files import write_json
+from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.files import write_json
 
 FILE = "privacy_ledger.json"
 PATIENT_FILE = "patient_privacy_ledger.json"

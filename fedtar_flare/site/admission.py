@@ -8,8 +8,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedtar_flare.errors import FedTARError
-from fedtar_flare.globs import matches
+from fedtar_flare.core.errors import FedTARError
+from fedtar_flare.core.globs import matches
 from fedtar_flare.models.sources import stay_offline
 from fedtar_flare.protocol.fields import MAX_TEXT
 from fedtar_flare.site.bounds import Bounds

@@ -19,8 +19,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.files import PRIVATE, locked, read_json, write_json
+from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.files import PRIVATE, locked, read_json, write_json
 
 FOLDER, PARTICIPATION = "approvals", "participation.json"
 CLIENT_CONFIG, SERVER_CONFIG = Path("config", "config_fed_client.json"), Path("config", "config_fed_server.json")

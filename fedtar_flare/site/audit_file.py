@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.files import clean
+from fedtar_flare.core.files import clean
 
 FIRST = "0" * 64
 """``prev`` of a file's first line."""

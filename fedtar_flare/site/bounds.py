@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedtar_flare.globs import problem_of
+from fedtar_flare.core.globs import problem_of
+from fedtar_flare.core.settings import Settings, nearest
 from fedtar_flare.imaging.transform_list import LISTED, SAFE
-from fedtar_flare.settings import Settings, nearest
 
 
 class Bounds(Settings):

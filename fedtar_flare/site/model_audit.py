@@ -23,9 +23,10 @@ import numpy as np
 import torch
 
 from fedtar_flare import registry
+from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.core.files import PRIVATE, write_json
+from fedtar_flare.core.settings import build
 from fedtar_flare.data.cohort import Sample
-from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.files import PRIVATE, write_json
 from fedtar_flare.imaging.augment import change_of
 from fedtar_flare.learning.canaries import BITS, canaries, exposure
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
@@ -37,7 +38,6 @@ from fedtar_flare.metrics.language import clean
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
 from fedtar_flare.models.sources import fetching_only_if
 from fedtar_flare.reporting.model_audit import PARTS, AuditSummary, rounded
-from fedtar_flare.settings import build
 from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.site_file import SiteConfig

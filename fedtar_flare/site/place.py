@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.core.errors import ConfigError, FedTARError
 
 if TYPE_CHECKING:
     from nvflare.apis.fl_context import FLContext

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import read_json
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import read_json
 
 RESOURCES, PRIVACY, AUTHORIZATION = "resources.json", "privacy.json", "authorization.json"
 """Files below a kit's ``local/``."""

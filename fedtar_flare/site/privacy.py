@@ -33,14 +33,14 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from pydantic import Field as Setting
 
-from fedtar_flare.errors import ExchangeError, FedTARError
-from fedtar_flare.files import locked
+from fedtar_flare.core.errors import ExchangeError, FedTARError
+from fedtar_flare.core.files import locked
+from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.protocol.contract import Contract, Task
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, euclidean_norm, register_tensors
 from fedtar_flare.protocol.fields import Field
 from fedtar_flare.protocol.messages import ABSTAIN, HEADER, OK, Reply, TaskHeader
 from fedtar_flare.registry import contract_of
-from fedtar_flare.settings import Settings, build
 from fedtar_flare.site.accountant import FILE, Ledger, Spent
 from fedtar_flare.site.audit import HEADER_PROP, REFUSED_PROP
 from fedtar_flare.site.guard import SENDS, refusal

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import yaml_mapping, yaml_text
+from fedtar_flare.core.settings import Settings, build, check_names, nearest
 from fedtar_flare.data.sources import READERS
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import yaml_mapping, yaml_text
 from fedtar_flare.imaging.limits import Limits
-from fedtar_flare.settings import Settings, build, check_names, nearest
 from fedtar_flare.site.bounds import Bounds, default_bounds
 from fedtar_flare.site.place import home, state_of
 

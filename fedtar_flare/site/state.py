@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
+from fedtar_flare.core.errors import DISK_FULL, ConfigError, DataError, ExchangeError
+from fedtar_flare.core.files import PRIVATE, locked, read_json, write_json
+from fedtar_flare.core.tensor_file import StateError, read_tensors, write_tensors
 from fedtar_flare.data.timeline import extends
-from fedtar_flare.errors import DISK_FULL, ConfigError, DataError, ExchangeError
-from fedtar_flare.files import PRIVATE, locked, read_json, write_json
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import RUN_ID, TaskHeader, version
 from fedtar_flare.site.place import SITE_NAME
-from fedtar_flare.tensor_file import StateError, read_tensors, write_tensors
 
 ANSWERED = "tasks.json"
 """Which tasks the site has answered in the run, and how often."""

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean
 
-from fedtar_flare.files import read_json
+from fedtar_flare.core.files import read_json
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.suite.hospitals import site_config
 from fedtar_flare.suite.plan import Experiment

@@ -19,7 +19,7 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedtar_flare.errors import FedTARError
+from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.simulation import run_status, site_names

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import read_yaml
-from fedtar_flare.settings import Settings, build
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import read_yaml
+from fedtar_flare.core.settings import Settings, build
 
 
 class Arm(Settings):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import write_text
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import write_text
 from fedtar_flare.site.site_file import SITES_VARIABLE, SiteConfig, load_site_config, sites_folder
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.variants import LORA_RANK, Variant

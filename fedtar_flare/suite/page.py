@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedtar_flare.files import write_text
+from fedtar_flare.core.files import write_text
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.reporting.format import NOTHING, duration, score, size
 from fedtar_flare.reporting.plots import Figure

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.settings import build
 from fedtar_flare.registry import contract_of, method
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.simulation import site_names
-from fedtar_flare.settings import build
 from fedtar_flare.suite.file import Arm, Suite
 from fedtar_flare.suite.variants import Variant, variants
 from fedtar_flare.version import __version__

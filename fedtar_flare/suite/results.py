@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedtar_flare.files import read_json
+from fedtar_flare.core.files import read_json
 from fedtar_flare.suite.plan import Experiment
 from fedtar_flare.suite.run import result_file, rows_file
 

@@ -13,8 +13,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from pathlib import Path
 
-from fedtar_flare.errors import FedTARError
-from fedtar_flare.files import write_text
+from fedtar_flare.core.errors import FedTARError
+from fedtar_flare.core.files import write_text
 from fedtar_flare.suite.hospitals import described
 from fedtar_flare.suite.plan import Experiment
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.settings import build
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.settings import build
 from fedtar_flare.suite.file import Scenario, Suite
 from fedtar_flare.synthetic.course import CohortOptions
 

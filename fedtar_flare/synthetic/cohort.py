@@ -22,10 +22,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
 from fedtar_flare.data.splits import synthetic_key
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.course import CohortOptions
 from fedtar_flare.synthetic.vocabulary import kind_of
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fedtar_flare.errors import DataError
-from fedtar_flare.files import read_yaml
+from fedtar_flare.core.errors import DataError
+from fedtar_flare.core.files import read_yaml
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.files import read_yaml
+from fedtar_flare.core.files import read_yaml
 from fedtar_flare.synthetic.reports import Wording
 from fedtar_flare.synthetic.vocabulary import KINDS
 

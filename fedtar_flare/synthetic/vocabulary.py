@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.files import read_yaml
+from fedtar_flare.core.files import read_yaml
 
 KIND: Mapping[str, Any] = read_yaml(Path(__file__).with_name("findings.yaml"), "kinds of finding")
 """Kind to its entry in the file."""

@@ -16,7 +16,7 @@ from command import fedtar_here as here
 from labelers import published
 from PIL import Image
 
-from fedtar_flare.files import write_text
+from fedtar_flare.core.files import write_text
 from fedtar_flare.learning.drafting import DISCLAIMER
 from fedtar_flare.learning.report_labeler import import_labeler
 from fedtar_flare.models.adapters.peft_file import read_adapter_info

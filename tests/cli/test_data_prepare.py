@@ -13,7 +13,7 @@ from hospital_site import executor_of
 from kits import make_kit, write_radiographs
 
 from fedtar_flare.cli.main import main
-from fedtar_flare.errors import DataError
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.imaging import pipeline
 from fedtar_flare.imaging.transform_list import built_in
 from fedtar_flare.protocol.messages import TaskHeader
@@ -98,7 +98,7 @@ def test_a_full_disk_stops_the_work_instead_of_leaving_studies_out(sites, capfd,
 def test_a_job_trains_on_nothing_where_images_cannot_be_kept(sites, monkeypatch, full):
     if full:
         error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        monkeypatch.setattr("fedtar_flare.files.os.fsync", Mock(side_effect=error))
+        monkeypatch.setattr("fedtar_flare.core.files.os.fsync", Mock(side_effect=error))
     else:
         (sites / "cache").write_text("a file in its place")
     with pytest.raises(DataError) as caught:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from command import passing
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.adapters.peft_file import ADAPTER_WEIGHTS, read_adapter_info, write_adapter
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, read_examples
 from fedtar_flare.runtime.recipe import MethodRecipe

@@ -15,10 +15,10 @@ from pydicom.dataset import Dataset
 from pydicom.sequence import Sequence
 from refused import refused
 
+from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.curation.archive import index_folder, write_manifest
 from fedtar_flare.curation.archive_reports import join_reports
 from fedtar_flare.data.sources.manifest import read_manifest
-from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.readers.ct import read_ct
 
 

@@ -19,9 +19,9 @@ from make_dicom import trunk, write_series
 from PIL import Image
 from tables import write_table
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.curation.check import check
 from fedtar_flare.curation.page import STAYS, bin_edges, data_page, histogram
-from fedtar_flare.errors import ConfigError
 
 HEAD = ["patient_id", "study_datetime", "image", "report", "age", "sex"]
 

@@ -10,9 +10,9 @@ from kits import write_noise
 from tables import write_table
 
 from fedtar_flare.cli.main import main
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.curation.labelled import tabulate
 from fedtar_flare.data.sources.manifest import read_manifest
-from fedtar_flare.errors import ConfigError
 
 
 def pictures(folder, *names):

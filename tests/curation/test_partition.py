@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from refused import refused
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.curation.partition import (
     by_clusters,
     by_dirichlet,
@@ -21,7 +22,6 @@ from fedtar_flare.curation.partition import (
 from fedtar_flare.data.cohort import Patient, Visit
 from fedtar_flare.data.sources import read_source
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.site_file import read_site_file
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.curation import unpack as packed
 from fedtar_flare.curation.unpack import unpack
 from fedtar_flare.data.sources.manifest import read_manifest
-from fedtar_flare.errors import ConfigError
 
 RNG = np.random.default_rng(0)
 ARRAYS = {

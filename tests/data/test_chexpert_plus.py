@@ -4,8 +4,8 @@ import pytest
 from kits import write_noise
 from tables import write_table
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.sources.chexpert_plus import COLUMNS, SECTIONS, read_chexpert_plus
-from fedtar_flare.errors import ConfigError
 
 ORDER = {"undated": "order"}
 

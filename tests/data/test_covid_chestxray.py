@@ -5,10 +5,10 @@ import pytest
 from PIL import Image
 from tables import write_table
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.sources.covid_chestxray import COLUMNS, read_covid_chestxray
 from fedtar_flare.data.sources.fields import DAY_ZERO
 from fedtar_flare.data.task_stream import TaskStream
-from fedtar_flare.errors import ConfigError
 
 
 def row(pid, offset, name, **changes):

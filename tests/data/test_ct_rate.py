@@ -3,8 +3,8 @@ from datetime import datetime
 import pytest
 from tables import write_table
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.sources.ct_rate import read_ct_rate
-from fedtar_flare.errors import ConfigError
 
 
 def volume(name, day="20200131", age="054Y", sex="F", slices="300", findings="Lungs are clear.", impression="Normal."):

@@ -1,9 +1,9 @@
 import pytest
 from tables import write_table
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.sources.fields import DAY_ZERO
 from fedtar_flare.data.sources.iu_xray import read_iu_xray
-from fedtar_flare.errors import ConfigError
 
 SINGLE = {"undated": "single"}
 XML = """<?xml version="1.0" encoding="utf-8"?>

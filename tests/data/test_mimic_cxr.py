@@ -4,8 +4,8 @@ from datetime import datetime
 import pytest
 from tables import write_table
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.sources.mimic_cxr import read_mimic_cxr
-from fedtar_flare.errors import ConfigError
 
 CODES = ("ProcedureCodeSequence", "ViewCodeSequence", "PatientOrientationCodeSequence")
 COLUMNS = ("dicom_id", "subject_id", "study_id", "PerformedProcedureStepDescription", "ViewPosition", "Rows", "Columns")

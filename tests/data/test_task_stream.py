@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.data.sources.fields import labels_of, labels_text
 from fedtar_flare.data.sources.manifest import read_manifest
 from fedtar_flare.data.task_stream import DiseaseTask, TaskStream, order_of
-from fedtar_flare.errors import ConfigError, DataError
 
 TASKS = ("nodule", "effusion", "mass=tumour|metastasis")
 LABELS = ("nodule", "effusion", "tumour", "metastasis", "other")

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refused import refused
 
+from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.curation.identifiers import find_identifiers
 from fedtar_flare.data.report_text import (
     SECTIONS,
@@ -17,7 +18,6 @@ from fedtar_flare.data.report_text import (
     select_sections,
     with_headings,
 )
-from fedtar_flare.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize(

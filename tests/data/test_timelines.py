@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refused import refused
 
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.reading import Reading, log_left_out
-from fedtar_flare.errors import DataError
 
 IMAGES = sorted(Path(__file__).parent.glob("test_*.py"))  # any files will do: none is opened
 EPOCHS = (datetime(1900, 1, 1), datetime(2020, 1, 1), datetime(2180, 6, 1))

@@ -27,8 +27,8 @@ from pydicom.uid import (
 )
 from refused import refused
 
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.cohort import Visit
-from fedtar_flare.errors import DataError
 from fedtar_flare.imaging import limits
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.imaging.pipeline import Size, prepare_visits

@@ -19,7 +19,7 @@ from pydicom.uid import (
 )
 from refused import refused
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.imaging.readers.ct import read_ct
 from fedtar_flare.imaging.readers.decoders import stream_size
 from fedtar_flare.imaging.readers.pictures import read_radiograph

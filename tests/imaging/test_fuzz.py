@@ -35,7 +35,7 @@ from pydicom.uid import (
     RLELossless,
 )
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.imaging.readers.ct import read_ct
 from fedtar_flare.imaging.readers.pictures import read_radiograph

@@ -17,12 +17,12 @@ from pydicom.dataset import Dataset
 from pydicom.sequence import Sequence
 from refused import refused
 
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.curation.archive import index_folder
 from fedtar_flare.curation.partition import partition_source
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.fields import date_of
 from fedtar_flare.data.sources.manifest import read_manifest, write_rows
-from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.cache import file_identity, files_of
 from fedtar_flare.imaging.pipeline import Size, entry_of, prepare, prepare_visits
 from fedtar_flare.imaging.readers import bounded

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from monai.data import MetaTensor
 from refused import refused
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.settings import build
 from fedtar_flare.imaging.augment import augment, sample_seed
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.imaging.pipeline import Size
@@ -29,7 +30,6 @@ from fedtar_flare.imaging.transform_list import (
 )
 from fedtar_flare.imaging.transforms import VoxelLimitd, composed, preparation
 from fedtar_flare.learning.config import DataConfig
-from fedtar_flare.settings import build
 from fedtar_flare.site.bounds import Bounds
 
 SPACING = {"name": "Spacingd", "pixdim": [1, 1, 2.5]}

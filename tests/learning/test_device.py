@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.device import SMALL_MODEL, choose_device, device_of_each
 
 

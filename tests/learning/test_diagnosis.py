@@ -5,7 +5,7 @@ import torch
 from batches import greedy, noise, whole
 from hospital_site import executor_of
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.diagnosis import AttentionHead, DiagnosisBranch, diagnosis_losses, extend, load_start
 from fedtar_flare.learning.labels import CLASSES, labeler
 from fedtar_flare.models import learned_prompts

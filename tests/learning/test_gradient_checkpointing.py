@@ -9,7 +9,7 @@ from batches import kept_bytes
 from learners import MODEL
 from tiny_llama import write_llama
 
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedpeft import PEFTConfig, PEFTLearner

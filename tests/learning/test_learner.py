@@ -15,7 +15,7 @@ from command import fedtar_here
 from labelers import published
 from learners import MODEL
 
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import prepare
 from fedtar_flare.learning.evaluation import report_texts, write_report_scores

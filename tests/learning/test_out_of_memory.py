@@ -4,7 +4,7 @@ import pytest
 import torch
 from learners import MODEL
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.learning.learner import ReportLearner
 
 

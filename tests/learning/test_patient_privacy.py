@@ -5,8 +5,8 @@ import torch
 from learners import gradients, learner_of
 from opacus.accountants import RDPAccountant
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import write_text
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import write_text
 from fedtar_flare.learning import patient_privacy
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.patient_privacy import generator_of, poisson_batches

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.learning.pretraining import PretrainingConfig, pretrain, write_reports
 from fedtar_flare.models.build import build_model, build_tokenizer

@@ -6,8 +6,9 @@ import pytest
 import torch
 from ranked import in_ranks
 
+from fedtar_flare.core.errors import FedTARError
+from fedtar_flare.core.tensor_file import checksum
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.errors import FedTARError
 from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.ranks import ALONE, Ranks
@@ -15,7 +16,6 @@ from fedtar_flare.methods.fedprox import ProximalConfig, ProximalLearner
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.scaffold import PREFIX, ScaffoldConfig, ScaffoldLearner
 from fedtar_flare.synthetic.cohort import synthetic_cohort
-from fedtar_flare.tensor_file import checksum
 
 SCAFFOLD = ScaffoldConfig(optimizer="sgd")
 

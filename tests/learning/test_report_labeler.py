@@ -9,7 +9,7 @@ import torch
 from command import fedtar_here
 from labelers import WORDS, published
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.report_labeler import ReportLabeler, import_labeler
 from fedtar_flare.metrics.report_labels import classes_of
 from fedtar_flare.site.site_file import read_site_file

@@ -17,8 +17,8 @@ from tiny_vlms import FAMILIES, vlm_config, write_gemma
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.labels import POSITIVE, labeler

@@ -9,7 +9,7 @@ from hospital_site import HospitalSite, T, executor_of, state_of
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.methods.fedavg_finetune import kept
 from fedtar_flare.methods.fedprox import ProximalLearner
 from fedtar_flare.models.adapters.lora import shared_parameters

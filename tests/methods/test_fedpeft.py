@@ -5,7 +5,7 @@ import torch
 from batches import greedy, noise, whole
 from hospital_site import executor_of
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.methods.fedpeft import METHOD, extend
 from fedtar_flare.models.adapters.kinds import add_adapter
 from fedtar_flare.models.adapters.lora import extra_parameters, shared_parameters

@@ -5,7 +5,7 @@ import torch
 from federation import federation_of, last, same_bits
 from hospital_site import HospitalSite, T, executor_of, state_of
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.protocol.lora_ranks import factor, padded, sent_shapes
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.record.events import Step

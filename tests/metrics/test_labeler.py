@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from labeled_sentences import SENTENCES, expected
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.metrics import sentences as sentences_module
 from fedtar_flare.metrics.label_scores import label_code, label_counts
 from fedtar_flare.metrics.labeler import Observation, RuleLabeler

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.metrics.alarms import length_ratio, mismatched_share
 from fedtar_flare.metrics.classification import auc, welch
 from fedtar_flare.metrics.clinical import finding_f1

@@ -6,7 +6,7 @@ import pytest
 import torch
 from adapted_models import GPT2_TARGETS, gpt2_case, shake
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.models.adapters.kinds import add_adapter, add_like, take_linear, without_adapter
 from fedtar_flare.models.adapters.lora import adapter_config, load_shared_state, shared_parameters, shared_state
 from fedtar_flare.models.adapters.peft_file import adapter_of, read_adapter, write_adapter

@@ -10,7 +10,7 @@ import torch
 from adapted_models import shake
 from batches import noise, padded
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.adapters.lora import shared_parameters, shared_state
 from fedtar_flare.models.adapters.peft_file import write_adapter

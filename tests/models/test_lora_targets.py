@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from fedtar_flare.globs import matches
+from fedtar_flare.core.globs import matches
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import ModelConfig, preset
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.models.build import build_model, require_trained
 from fedtar_flare.models.config import PRESETS, ModelConfig, preset
 from fedtar_flare.models.weights import load_weights, own_state, save_weights

@@ -8,7 +8,7 @@ import torch
 from batches import greedy, noise, rows, whole
 from tiny_llama import write_llama
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import preset

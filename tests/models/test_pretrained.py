@@ -7,7 +7,7 @@ import pytest
 import torch
 from batches import noise
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
 from fedtar_flare.models.config import STATISTICS, preset
 from fedtar_flare.models.decoder import decoder_tokenizer

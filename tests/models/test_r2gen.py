@@ -5,7 +5,7 @@ import pytest
 import torch
 from batches import greedy, noise, rows, whole
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.outline import outline

@@ -5,7 +5,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.models.build import build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.tokenizer import BOS, EOS, PAD, ReportTokenizer

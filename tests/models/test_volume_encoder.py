@@ -7,7 +7,7 @@ from batches import noise, rows
 from hospital_site import executor_of
 from refused import refused
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models import volume_encoder
 from fedtar_flare.models.adapters.lora import shared_parameters

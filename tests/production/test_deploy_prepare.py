@@ -16,7 +16,7 @@ from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.fuel.utils.component_builder import ComponentBuilder
 from test_kits import BIN, provision
 
-from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.provision import kit as kits
 from fedtar_flare.provision.launcher import SupervisedProcessLauncher
 from fedtar_flare.site.doctor.policy import rights, shell

@@ -21,10 +21,10 @@ from killing import (
     steps,
 )
 
+from fedtar_flare.core.tensor_file import read_tensors
 from fedtar_flare.record.events import Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
-from fedtar_flare.tensor_file import read_tensors
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 

@@ -21,7 +21,7 @@ from killing import (
     steps,
 )
 
-from fedtar_flare.files import read_json
+from fedtar_flare.core.files import read_json
 from fedtar_flare.record.log import read_events
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site.place import state_of

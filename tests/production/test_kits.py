@@ -12,7 +12,7 @@ import pytest
 import yaml
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.provision import kit as kits
 from fedtar_flare.provision.builder import KitBuilder

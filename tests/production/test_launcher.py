@@ -12,7 +12,7 @@ from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.utils.process_utils import spawn_process
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.provision import launcher
 from fedtar_flare.provision.launcher import SupervisedHandle, SupervisedProcessLauncher
 

@@ -12,7 +12,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.provision.resume import _day_after, add_period, continued, resumed_job

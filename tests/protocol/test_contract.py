@@ -11,7 +11,7 @@ from made_up import CONTRACT as MADE_UP
 from made_up import ROWS
 
 from fedtar_flare import registry
-from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.protocol.contract import LORA_NAMES, Contract, Group, Task
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.fields import NUMBER_KINDS, Field

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fedtar_flare.errors import ExchangeError
+from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.protocol.exchange import ExchangeSchema, check_update_size, euclidean_norm
 from fedtar_flare.runtime.handshaking import disagreement_table
 

@@ -16,7 +16,7 @@ from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
-from fedtar_flare.errors import FedTARError
+from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.provision.doors import ANSWERED
 from fedtar_flare.provision.launcher import SupervisedProcessLauncher
 

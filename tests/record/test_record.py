@@ -1,6 +1,6 @@
 import pytest
 
-from fedtar_flare.errors import FedTARError
+from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.record.events import End, Evaluation, SiteScores, SiteUpdate, SiteValidation, Start, Step, Validation
 from fedtar_flare.record.log import RunRecord, read_events
 

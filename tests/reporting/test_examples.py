@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import write_run
 
+from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.errors import FedTARError
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.learning.evaluation import Evaluated
 from fedtar_flare.reporting.examples import (

@@ -14,7 +14,7 @@ from command import console_commands
 from command import fedtar_here as here
 from sklearn.metrics import cohen_kappa_score
 
-from fedtar_flare.files import write_json, write_text
+from fedtar_flare.core.files import write_json, write_text
 from fedtar_flare.learning.evaluation import write_report_scores
 from fedtar_flare.metrics.significance import kappa_score
 

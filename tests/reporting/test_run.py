@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recorded_runs import NORTH, RUN_ID, SITES, SOUTH, WEST, edit, write_run
 
-from fedtar_flare.errors import FedTARError
+from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
 from fedtar_flare.record.events import Evaluation, Late, SiteScores, Start
 from fedtar_flare.record.log import RunRecord

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from fedtar_flare.errors import FedTARError
+from fedtar_flare.core.errors import FedTARError
+from fedtar_flare.core.tensor_file import StateError
 from fedtar_flare.runtime.checkpoint import Checkpoint, CheckpointFolder, load
-from fedtar_flare.tensor_file import StateError
 
 
 def checkpoint(r):

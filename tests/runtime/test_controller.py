@@ -7,7 +7,7 @@ import torch
 from federation import NAMES, last, same_bits
 from three_sites import T, federation, run, sites
 
-from fedtar_flare import tensor_file
+from fedtar_flare.core import tensor_file
 from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.methods.fedtar.controller import TemporalResidualServer
 from fedtar_flare.methods.fedtar.policy import ALPHA_FLOOR, AlphaPolicy, OuterOptimizer

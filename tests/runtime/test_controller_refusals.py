@@ -5,7 +5,7 @@ import torch
 from federation import NAMES, LocalFederation, QuadraticSite, Spoilt, last, pair
 from three_sites import T, federation, run, sites
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController
 from fedtar_flare.protocol.messages import ERROR, Reply
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN

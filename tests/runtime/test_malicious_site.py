@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_controller_faults import federation, run
 
-from fedtar_flare.errors import ExchangeError
+from fedtar_flare.core.errors import ExchangeError
+from fedtar_flare.core.tensor_file import near, near_checksums
 from fedtar_flare.protocol import exchange as wire
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import Alarm, End, Start, Step, Validation
 from fedtar_flare.record.log import of_kind
 from fedtar_flare.runtime.aggregation import AGGREGATIONS
 from fedtar_flare.runtime.results import Results
-from fedtar_flare.tensor_file import near, near_checksums
 
 
 def payload(**changes):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hospital_site import SETTINGS, HospitalSite, executor_of, write_site_files
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.transforms import preparation
 from fedtar_flare.learning.drafting import Drafter, study_of
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe

@@ -18,7 +18,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 
-from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.registry import names

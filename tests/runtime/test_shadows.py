@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import write_text
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import write_text
 from fedtar_flare.learning.canaries import canaries
 from fedtar_flare.models.adapters.peft_file import read_adapter, read_adapter_info
 from fedtar_flare.runtime.recipe import MethodRecipe

@@ -4,7 +4,7 @@ import pytest
 import torch
 from federation import NAMES, QuadraticSite, Spoilt, federation_of, last, pair, same_bits, slowed
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.config import TrainingConfig
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import Step

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hospital_site import HospitalSite, T, write_site_files
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.methods.fedavg import METHOD
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.protocol.tasks import TRAIN, close_round, handshake, train

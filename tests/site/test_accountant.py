@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.files import locked
+from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.files import locked
 from fedtar_flare.site.accountant import Ledger, composed_mu, delta_of, epsilon_of
 
 

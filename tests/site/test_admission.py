@@ -21,7 +21,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
 
-from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.learning import learner as learning
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import Trained

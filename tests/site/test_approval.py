@@ -12,7 +12,7 @@ from command import failing, passing
 from hospital_site import SETTINGS, HospitalSite
 from kits import make_kit
 
-from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.protocol.messages import ERROR, OK, ok
 from fedtar_flare.runtime.deployed import app_of, read_job

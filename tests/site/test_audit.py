@@ -16,7 +16,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import make_reply
 
-from fedtar_flare.errors import FedTARError
+from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.protocol.messages import HEADER
 from fedtar_flare.site.audit import AuditTrail, audit_files, read_audit, require_writable, totals
 from fedtar_flare.site.audit_file import append, verify

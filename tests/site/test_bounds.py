@@ -9,7 +9,7 @@ from hospital_site import executor_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA

@@ -11,7 +11,7 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, HEADER, OK, Reply
 from fedtar_flare.registry import default_names

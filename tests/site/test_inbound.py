@@ -10,7 +10,7 @@ from flare_context import Recorder, context, read, shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import ParamsType
 
-from fedtar_flare.errors import ExchangeError
+from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.protocol.exchange import check_inbound
 from fedtar_flare.protocol.messages import HEADER, Reply, TaskHeader, version
 from fedtar_flare.record.events import Start

@@ -12,7 +12,7 @@ from flare_context import write_workflow
 from hospital_site import HospitalSite
 from PIL import Image
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.training import batches
 from fedtar_flare.methods.scaffold import PREFIX
 from fedtar_flare.protocol.messages import TaskHeader, version

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.settings import build
 from fedtar_flare.data.cohort import EXCLUDED, Cohort, Patient, Sample, Visit
 from fedtar_flare.data.minimum_cell import round_share, winsorised_mean
 from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning.config import DataConfig
 from fedtar_flare.learning.evaluation import cells
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.metrics.reports import Labelled
-from fedtar_flare.settings import build
 
 START = datetime(2020, 1, 1)
 TEXTS = ("Stable nodule.", "New effusion.", "The effusion has increased.", "Clear lungs.")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.reporting.model_audit import MEASURES, AuditSummary, rounded
 from fedtar_flare.site.model_audit import WORDS, _halves, found_at, likelihood_scores, membership_auc, verbatim
 

@@ -7,7 +7,7 @@ from flare_context import context, read, shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import ParamsType
 
-from fedtar_flare.errors import FedTARError
+from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.site_executor import SiteExecutor

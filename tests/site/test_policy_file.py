@@ -10,7 +10,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
 
 from fedtar_flare import registry
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.provision.kit import site_policy
 from fedtar_flare.registry import default_names, own_names

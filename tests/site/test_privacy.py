@@ -11,7 +11,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from scipy import stats
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.protocol.exchange import euclidean_norm
 from fedtar_flare.protocol.fields import Field
 from fedtar_flare.protocol.lora_ranks import lowered, padded, sent_shapes

@@ -10,7 +10,7 @@ from flare_context import write_workflow
 from hospital_site import HospitalSite, T, executor_of
 from kits import add_to_site_file, make_kit, write_radiographs
 
-from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.site.admission import Declined
 from fedtar_flare.site.audit import read_audit

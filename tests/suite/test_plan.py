@@ -3,7 +3,7 @@ import re
 import pytest
 import yaml
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.registry import method, own_names
 from fedtar_flare.suite.file import Suite, read_suite, shipped
 from fedtar_flare.suite.hospitals import described, require_hospitals, site_config

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from made_up_results import keep, parsed
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.metrics.classification import auc, lca
 from fedtar_flare.suite import page
 from fedtar_flare.suite.file import Suite

@@ -5,9 +5,9 @@ import pydicom
 import pytest
 from command import loaded_by
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.splits import synthetic_key
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic import build, cohort
 from fedtar_flare.synthetic.cohort import TRUTH, synthetic_cohort
 from fedtar_flare.synthetic.course import CohortOptions

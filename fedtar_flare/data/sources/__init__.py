@@ -11,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.settings import nearest
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.settings import nearest
 
 if TYPE_CHECKING:
     from fedtar_flare.data.sources.reading import Reading

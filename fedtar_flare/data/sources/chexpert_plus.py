@@ -18,12 +18,12 @@ from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from fedtar_flare.core.errors import ConfigError, DataError, collecting
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.report_text import with_headings
 from fedtar_flare.data.sources.fields import DAY_ZERO, known_age, sex_of
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import Row, find_table, place_of, rows_of
-from fedtar_flare.errors import ConfigError, DataError, collecting
 
 OPTIONS = ("undated", "images", "views")
 COLUMNS = ("path_to_image", "frontal_lateral", "ap_pa", "deid_patient_id", "patient_report_date_order", "age", "sex")

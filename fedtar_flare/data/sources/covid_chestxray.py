@@ -13,11 +13,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from fedtar_flare.core.errors import ConfigError, DataError, collecting
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.fields import DAY_ZERO, known_age, sex_of
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import rows_of
-from fedtar_flare.errors import ConfigError, DataError, collecting
 
 OPTIONS = ("location", "not_location", "without_notes")
 COLUMNS = ("patientid", "offset", "sex", "age", "view", "modality", "location", "folder", "filename", "clinical_notes")

@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
 from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.report_text import with_headings
 from fedtar_flare.data.sources.fields import known_age, moment_of, sex_of
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import Row, find_table, image_folder, label_table, place_of, rows_of
-from fedtar_flare.errors import ConfigError, DataError, collecting, within
 
 OPTIONS = ("part", "images", "reports", "metadata", "labels")
 PARTS = {"train": "train", "valid": "validation"}

@@ -6,8 +6,8 @@ import logging
 import re
 from datetime import datetime
 
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.cohort import MAX_AGE, Sex
-from fedtar_flare.errors import DataError
 
 logger = logging.getLogger(__name__)
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from fedtar_flare.core.errors import ConfigError, DataError, collecting
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.report_text import with_headings
 from fedtar_flare.data.sources.fields import DAY_ZERO
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import image_folder, rows_of
-from fedtar_flare.errors import ConfigError, DataError, collecting
 
 logger = logging.getLogger(__name__)
 OPTIONS = ("undated", "images", "views")

@@ -14,11 +14,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from fedtar_flare.core.errors import ConfigError, DataError, within
+from fedtar_flare.core.settings import check_names, nearest
 from fedtar_flare.data.cohort import Patient, Sex, Visit, order_in_time
 from fedtar_flare.data.report_text import CLEANINGS, check_sections, clean_report, select_sections
 from fedtar_flare.data.splits import Split
-from fedtar_flare.errors import ConfigError, DataError, within
-from fedtar_flare.settings import check_names, nearest
 
 logger = logging.getLogger(__name__)
 _LOGGED: set[int] = set()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from fedtar_flare.errors import ConfigError, DataError, collecting, within
+from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
 
 Row = dict[str, str]
 Labels = tuple[frozenset[str], frozenset[str]]

@@ -10,7 +10,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 from pydicom.tag import BaseTag
 
-from fedtar_flare.errors import DataError, decoding
+from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.imaging.limits import ELEMENT_READS, LONG_ELEMENT, check_ratio, check_size, check_time, current
 
 DIRECTORY_END = struct.Struct("<4s4H2LH")

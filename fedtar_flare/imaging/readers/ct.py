@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtar_flare.errors import DataError, collecting
+from fedtar_flare.core.errors import DataError, collecting
 from fedtar_flare.imaging.readers.dicom_files import sources
 from fedtar_flare.imaging.readers.dicom_pixels import read_hu
 from fedtar_flare.imaging.readers.dicom_series import AXIAL, Series, notes_of, scan

@@ -18,7 +18,7 @@ from pydicom.filereader import read_partial
 from pydicom.pixels import iter_pixels
 from pydicom.tag import BaseTag, Tag
 
-from fedtar_flare.errors import DataError, decoding
+from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.imaging.limits import check_size
 from fedtar_flare.imaging.readers.dicom_files import PIXEL_DATA, Header, Source
 from fedtar_flare.imaging.readers.dicom_tags import integer, positive

@@ -19,7 +19,7 @@ from pydicom.filereader import read_dataset, read_partial
 from pydicom.tag import BaseTag, Tag
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian
 
-from fedtar_flare.errors import DataError, decoding
+from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.imaging.limits import LONG_ELEMENT, check_size, check_time
 from fedtar_flare.imaging.readers.bounded import StopWhen, check_deflated, counted, metered, open_archive, unpack
 from fedtar_flare.imaging.readers.dicom_tags import text

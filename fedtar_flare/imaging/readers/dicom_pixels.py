@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.imaging.limits import check_size, check_time
 from fedtar_flare.imaging.readers.decoders import decoded
 from fedtar_flare.imaging.readers.dicom_slices import Slice

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.data.sources.reading import by_reason
-from fedtar_flare.errors import DataError, decoding
 from fedtar_flare.imaging.readers.dicom_files import Source, is_companion, not_dicom, read_header
 from fedtar_flare.imaging.readers.dicom_slices import PROJECTIONS, NotASlice, Slice, slices_of
 from fedtar_flare.imaging.readers.dicom_tags import first

@@ -9,7 +9,7 @@ import numpy as np
 from pydicom.dataset import Dataset
 from pydicom.uid import UID
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.imaging.readers.decoders import Layout, layout_of
 from fedtar_flare.imaging.readers.dicom_files import Header, Source
 from fedtar_flare.imaging.readers.dicom_tags import decimal, decimals, first, integer, text, words

@@ -10,7 +10,7 @@ from typing import TypeVar
 from pydicom.dataset import Dataset
 from pydicom.tag import BaseTag, Tag
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.core.errors import DataError
 
 Default = TypeVar("Default", int, None)
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from fedtar_flare.errors import DataError, decoding
+from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.imaging.readers.dicom_tags import first, text, words
 
 Side = Literal["frontal", "lateral"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtar_flare.errors import DataError, decoding
+from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.imaging.limits import LONG_ELEMENT, check_size, check_time
 from fedtar_flare.imaging.readers.volume import TILT_TOLERANCE_DEG, CTVolume, Note, check_air, check_spacing, to_int16
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.data.sources.fields import PICTURES
-from fedtar_flare.errors import DataError, decoding
 from fedtar_flare.imaging.limits import check_size
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.core.errors import DataError
 
 MIN_SLICES = 8
 """A series with fewer is no chest CT."""

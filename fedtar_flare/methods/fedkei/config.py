@@ -5,13 +5,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.settings import Settings, build, nearest
 from fedtar_flare.data.task_stream import NOTHING, Order, TaskStream
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.fedkei.plans import PLANS
 from fedtar_flare.metrics.report_labels import RuleLabels, report_labels
 from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.presets import papers
-from fedtar_flare.settings import Settings, build, nearest
 
 STEPS = 2
 """Steps of a task (a round of the run): PROBE and ADAPT."""

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from fedtar_flare.core.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.data.task_stream import DiseaseTask
-from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.methods.fedkei.config import STEPS
 from fedtar_flare.methods.fedkei.contract import ADAPT, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask, Stream

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.minimum_cell import winsorised_mean
-from fedtar_flare.errors import DataError
 from fedtar_flare.learning.training import parts, require_finite
 from fedtar_flare.methods.fedkei.config import LearnerSettings
 from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedtar_flare.core.settings import build
 from fedtar_flare.methods.fedkei.config import STEPS, FedKEIConfig
 from fedtar_flare.methods.fedkei.contract import CONTRACT
 from fedtar_flare.methods.fedkei.controller import FedKEIServer
@@ -12,7 +13,6 @@ from fedtar_flare.methods.fedkei.events import EVENTS
 from fedtar_flare.methods.fedkei.section import SECTIONS
 from fedtar_flare.methods.fedkei.site import FedKEISite
 from fedtar_flare.registry import Method
-from fedtar_flare.settings import build
 
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {"model": {"slices": 8}, "data": {"synthetic_patients": 64}, "fedkei": {"rand_baseline": True}},

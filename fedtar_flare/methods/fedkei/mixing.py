@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedtar_flare.errors import ExchangeError
+from fedtar_flare.core.errors import ExchangeError
 
 Kind = Literal["adapter", "head"]
 Vectors = Mapping[Kind, Tensor]

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.core.settings import build
+from fedtar_flare.core.tensor_file import StateError, checksum, read_tensors, without_prefix, write_tensors
 from fedtar_flare.data.task_stream import NOTHING, TaskStream
-from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.learning.config import DataConfig
 from fedtar_flare.methods.fedkei.config import STEPS, LearnerSettings
 from fedtar_flare.methods.fedkei.mixing import Layout
@@ -21,10 +23,8 @@ from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.models.sources import fetching_only_if
 from fedtar_flare.models.weights import sealed
 from fedtar_flare.runtime.site_executor import seed_of
-from fedtar_flare.settings import build
 from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.site.site_file import SiteConfig
-from fedtar_flare.tensor_file import StateError, checksum, read_tensors, without_prefix, write_tensors
 from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtar_flare.errors import ExchangeError
+from fedtar_flare.core.errors import ExchangeError
+from fedtar_flare.core.tensor_file import without_prefix
 from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL
 from fedtar_flare.methods.fedkei.mixing import Kind, Layout, origin_of
-from fedtar_flare.tensor_file import without_prefix
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedtar_flare.files import PRIVATE, write_text
+from fedtar_flare.core.files import PRIVATE, write_text
 from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask, Stream
 from fedtar_flare.methods.fedkei.mixing import KINDS
 from fedtar_flare.metrics.classification import best_epoch, epochs_to, lca

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.progress import Progress
+from fedtar_flare.core.settings import Settings, build
+from fedtar_flare.core.tensor_file import checksum
 from fedtar_flare.data.minimum_cell import round_loss, round_share
-from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.imaging.transform_list import RANDOM
 from fedtar_flare.learning.config import DataConfig, LoRAConfig
 from fedtar_flare.methods.fedkei.config import STEPS, LearnerSettings, classifier_of
@@ -20,18 +23,15 @@ from fedtar_flare.models.classifier import CLASSES, build_classifier
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.config import preset as generator_preset
 from fedtar_flare.models.weights import sealed
-from fedtar_flare.progress import Progress
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.runtime.requirements import AdaptedModel, request_of
 from fedtar_flare.runtime.site_executor import SiteExecutor, no_state, seed_of
 from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_start
-from fedtar_flare.settings import Settings, build
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.state import SiteState, task_scores
-from fedtar_flare.tensor_file import checksum
 
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort

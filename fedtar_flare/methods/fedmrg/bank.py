@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.data.cohort import Sample
-from fedtar_flare.errors import ExchangeError
 from fedtar_flare.metrics.classification import auc
 from fedtar_flare.protocol.exchange import check_unit_rows
 

@@ -5,10 +5,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from fedtar_flare.core.settings import Settings
 from fedtar_flare.learning.labels import LabelerName
 from fedtar_flare.methods.fedmrg.bank import MOST_ROWS
 from fedtar_flare.methods.fedmrg.dual_adapter import Backbone
-from fedtar_flare.settings import Settings
 
 Prompts = Literal["paper", "memory", "none"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from fedtar_flare.errors import ExchangeError
+from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.methods.fedavg import FedAvgServer
 from fedtar_flare.methods.fedmrg.bank import FEATURES, FeatureBank
 from fedtar_flare.methods.fedmrg.events import Bank, Diagnoses, LossParts, Outside

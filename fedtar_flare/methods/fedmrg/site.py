@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.settings import RunSettings
 from fedtar_flare.learning.diagnosis import extend, require_positions
 from fedtar_flare.learning.labels import labeler, require_labeler
 from fedtar_flare.methods.fedavg import PooledSite
@@ -18,7 +19,6 @@ from fedtar_flare.protocol.exchange import WIRE_DTYPES
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.site_executor import PRODUCTION_MIN_CELL, seed_of
-from fedtar_flare.settings import RunSettings
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.policy import streaming_allowed
 from fedtar_flare.site.state import SiteState

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedtar_flare.settings import Settings
+from fedtar_flare.core.settings import Settings
 
 PROFILES = (("hash", "age", "sex"), ("age", "sex"))
 EMBEDDING_DIM = 32

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import torch
 
-from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.tensor_file import without_prefix
 from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
 from fedtar_flare.methods.fedtar.policy import (
     ALPHA_FLOOR,
@@ -25,7 +26,6 @@ from fedtar_flare.runtime.aggregation import trimmed_mean
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.server_strategy import ServerStrategy
 from fedtar_flare.runtime.tasking import Answers, Tensors
-from fedtar_flare.tensor_file import without_prefix
 
 
 class TemporalResidualServer(ServerStrategy):

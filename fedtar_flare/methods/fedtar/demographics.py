@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.cohort import Cohort, Sample
 from fedtar_flare.data.splits import identity_hash
-from fedtar_flare.errors import DataError
 from fedtar_flare.methods.fedtar.config import PROFILES, PatientConfig
 
 UNKNOWN = 0.5

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.globs import matches
+from fedtar_flare.core.tensor_file import without_prefix
 from fedtar_flare.data.cohort import Sample
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.globs import matches
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.diagnosis import extend
@@ -26,7 +27,6 @@ from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA, joined
 from fedtar_flare.models.adapters.lora import swapped_weights
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
-from fedtar_flare.tensor_file import without_prefix
 
 _PREFIX = "patient/"
 _LOCAL = "local/"

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.data.splits import key_check, synthetic_key
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.drafting import Kept
@@ -24,7 +25,6 @@ from fedtar_flare.protocol.fields import Field
 from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, close_round, handshake, train
 from fedtar_flare.registry import Method
 from fedtar_flare.runtime.recipe import SMALL
-from fedtar_flare.settings import Settings, build
 from fedtar_flare.site.cohort import derived_key
 from fedtar_flare.site.state import state_of_run, trained_version
 

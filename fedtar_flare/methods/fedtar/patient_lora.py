@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.methods.fedtar.config import EMBEDDING_DIM, PatientConfig
 from fedtar_flare.models.adapters.lora import lora_layers
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtar_flare.core.files import PRIVATE, write_text
 from fedtar_flare.data.cohort import Sample
-from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.reporting.groups import AGES, age_of, sex_of
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.tsne import places, tsne

@@ -18,7 +18,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from fedtar_flare.errors import ExchangeError
+from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.runtime.lora_mean import ProductMean

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from fedtar_flare.errors import ExchangeError
+from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.methods.fedtar.policy import t_numbers
 from fedtar_flare.protocol.exchange import Tensors, euclidean_norm
 

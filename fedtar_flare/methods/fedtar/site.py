@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.settings import RunSettings
+from fedtar_flare.core.tensor_file import checksum
 from fedtar_flare.data.splits import key_check
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.labels import require_labeler
 from fedtar_flare.methods.fedtar.config import EMBEDDING_DIM
@@ -24,11 +26,9 @@ from fedtar_flare.runtime.lora_mean import aligned
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.site_executor import seed_of
-from fedtar_flare.settings import RunSettings
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.state import SiteState
-from fedtar_flare.tensor_file import checksum
 
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort

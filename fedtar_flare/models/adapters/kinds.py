@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.models.adapters.lora import add_lora, extra_parameters, keep_extras, target_names
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER
 

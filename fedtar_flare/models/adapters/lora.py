@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.globs import MOST, matches, problem_of
+from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.globs import MOST, matches, problem_of
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, KNOWN_SETTINGS, OTHER_KINDS, wire_name
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ def add_lora(
     Parameters
     ----------
     targets : sequence of str
-        Globs (:mod:`fedtar_flare.globs`) on whole module paths; may match ``nn.Linear`` and transformers' ``Conv1D``
-        alone. LoRA has no effect on a layer whose ``weight`` the backbone reads without calling the layer (``qkv`` of
-        timm's BEiT, EVA, Swin V2): do not target one.
+        Globs (:mod:`fedtar_flare.core.globs`) on whole module paths; may match ``nn.Linear`` and transformers'
+        ``Conv1D`` alone. LoRA has no effect on a layer whose ``weight`` the backbone reads without calling the layer
+        (``qkv`` of timm's BEiT, EVA, Swin V2): do not target one.
     extra : sequence of str
         Globs on whole parameter names of ``model`` as passed; these parameters are trained and exchanged whole, with
         the first set. Buffers are never exchanged.

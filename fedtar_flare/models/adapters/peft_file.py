@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.files import write_bytes, write_text
-from fedtar_flare.globs import matches
+from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.files import write_bytes, write_text
+from fedtar_flare.core.globs import matches
 from fedtar_flare.protocol.lora_ranks import lowered
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.errors import FedTARError
 from fedtar_flare.site.cohort import KEY_FILE, key_folder, load_cohort
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 from fedtar_flare.site.place import home

@@ -6,8 +6,8 @@ from typing import Any
 
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
-from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.files import read_json
+from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.files import read_json
 from fedtar_flare.registry import contract_of
 from fedtar_flare.site.approval import Participation, approvals
 from fedtar_flare.site.approval import participation as read_participation

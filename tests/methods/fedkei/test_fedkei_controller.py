@@ -7,7 +7,8 @@ import pytest
 import torch
 from federation import federation_of
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.tensor_file import checksum
 from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed, Stream
 from fedtar_flare.methods.fedkei.mixing import Layout
@@ -23,7 +24,6 @@ from fedtar_flare.reporting.console import closing_box
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.controller import FederatedController
-from fedtar_flare.tensor_file import checksum
 from fedtar_flare.version import __version__
 
 SHAPES = {

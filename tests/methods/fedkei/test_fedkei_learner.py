@@ -8,7 +8,7 @@ from textures import ArrayExamples
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedtar_flare.errors import DataError, ExchangeError
+from fedtar_flare.core.errors import DataError, ExchangeError
 from fedtar_flare.methods.fedkei.config import LearnerSettings
 from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL
 from fedtar_flare.methods.fedkei.learner import TaskLearner, add_curvature

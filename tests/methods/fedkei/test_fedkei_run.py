@@ -11,7 +11,8 @@ from hospital_site import HospitalSite, executor_of, write_site_files
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.cli.main import main
-from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.tensor_file import read_tensors
 from fedtar_flare.imaging import pipeline
 from fedtar_flare.methods.fedkei.contract import ADAPT, CONTRACT, IMPORTANCE, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
@@ -27,7 +28,6 @@ from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.place import home as cache_home
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.suite import engine
-from fedtar_flare.tensor_file import read_tensors
 
 SITES = ("site-1", "site-2")
 SETTINGS = {

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedtar_flare.errors import ExchangeError
+from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.methods.fedkei.mixing import (
     Layout,
     combined,

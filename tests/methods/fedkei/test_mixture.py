@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fedtar_flare.core.tensor_file import read_tensors, write_tensors
 from fedtar_flare.methods.fedkei import section
 from fedtar_flare.methods.fedkei.config import FedKEIConfig
 from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask
 from fedtar_flare.methods.fedkei.mixture import mixture_of, similarity
 from fedtar_flare.methods.fedkei.plans import PLANS
 from fedtar_flare.methods.fedkei.pool import Pool
-from fedtar_flare.tensor_file import read_tensors, write_tensors
 
 NAMES = {
     "base_model.model.encoder.a.qkv.lora_A.weight": (2, 6),

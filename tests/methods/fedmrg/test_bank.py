@@ -11,8 +11,8 @@ from hospital_site import executor_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.errors import ExchangeError
 from fedtar_flare.methods.fedmrg.bank import MOST_ROWS, ROUNDS, FeatureBank, SiteBank, membership_auc, rows_of_round
 from fedtar_flare.methods.fedmrg.contract import CONTRACT
 from fedtar_flare.site.bounds import Bounds

@@ -6,7 +6,7 @@ from adapted_models import GPT2_TARGETS, gpt2_case, shake
 from hospital_site import executor_of
 from torch import nn
 
-from fedtar_flare.globs import matches
+from fedtar_flare.core.globs import matches
 from fedtar_flare.methods.fedmrg.dual_adapter import (
     BROADCAST,
     GENERIC,

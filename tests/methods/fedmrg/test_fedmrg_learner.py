@@ -10,6 +10,7 @@ from learners import fedmrg_learner
 from ranked import in_ranks
 from torch.nn import functional as F
 
+from fedtar_flare.core.tensor_file import checksum
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.imaging.augment import change_of
 from fedtar_flare.imaging.batch import collate
@@ -24,7 +25,6 @@ from fedtar_flare.methods.fedmrg.section import PARTS
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.config import preset
 from fedtar_flare.synthetic.cohort import synthetic_cohort
-from fedtar_flare.tensor_file import checksum
 
 SCALE = 32.0  # alpha 128 by rank 4
 

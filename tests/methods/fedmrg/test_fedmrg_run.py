@@ -10,7 +10,7 @@ from command import run_simulator
 from federation import federation_of, last, same_bits
 from hospital_site import HospitalSite, executor_of
 
-from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.learning.drafting import Drafter, Study
 from fedtar_flare.methods.fedmrg.contract import CONTRACT
 from fedtar_flare.methods.fedmrg.events import EVENTS, Bank, Diagnoses, LossParts, Outside

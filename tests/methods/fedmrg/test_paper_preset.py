@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.models.build import build_tokenizer
 from fedtar_flare.models.outline import outline
 from fedtar_flare.models.report_generator import ReportGenerator

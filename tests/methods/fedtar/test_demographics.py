@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.demographics import DemographicMixture, profile_vector
 

@@ -11,7 +11,7 @@ from hospital_site import SETTINGS, HospitalSite, T, a_round, executor_of, state
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.signal import Signal
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.reporting.examples import read_examples

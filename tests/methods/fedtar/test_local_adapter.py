@@ -7,8 +7,8 @@ import pytest
 import torch
 from hospital_site import HospitalSite, T, executor_of, state_of
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.globs import matches
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.globs import matches
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.protocol.messages import version

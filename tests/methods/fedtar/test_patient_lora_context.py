@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.models.adapters.lora import add_lora, shared_parameters

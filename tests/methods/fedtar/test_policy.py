@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from fedtar_flare.errors import ExchangeError
+from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.methods.fedtar.policy import (
     ALPHA_FLOOR,

@@ -5,7 +5,7 @@ import json
 import pytest
 from command import fedtar_here
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.presets import papers
 from fedtar_flare.runtime import scalars

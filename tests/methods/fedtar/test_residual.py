@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtar_flare.errors import ExchangeError
+from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.methods.fedtar.policy import ALPHA_FLOOR, residual_step, t_numbers
 from fedtar_flare.methods.fedtar.release import RESOLUTION, released_t_numbers, require_spread
 

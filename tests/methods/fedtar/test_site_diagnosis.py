@@ -8,7 +8,7 @@ import torch
 from hospital_site import executor_of
 from learners import MODEL
 
-from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.learning.diagnosis import FIXED_RMS, DiagnosisBranch, fix_prompts
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.site_diagnosis import OWN_RATE, SHARED_RATE, DiagnosisConfig

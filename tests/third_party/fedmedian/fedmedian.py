@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
+from fedtar_flare.core.settings import Settings
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer
 from fedtar_flare.protocol.exchange import euclidean_norm
@@ -18,7 +19,6 @@ from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, table
 from fedtar_flare.runtime.aggregation import SpilledUpdates
 from fedtar_flare.runtime.tasking import Answers, Tensors
-from fedtar_flare.settings import Settings
 
 
 class MedianConfig(Settings):

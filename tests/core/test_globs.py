@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.globs import LONGEST, MOST, matches, problem_of
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.globs import LONGEST, MOST, matches, problem_of
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.models.config import preset

@@ -10,8 +10,8 @@ from command import fedtar_here
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.files import PRIVATE, parse_yaml, read_json, replacing, write_bytes, write_json, write_text
+from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.files import PRIVATE, parse_yaml, read_json, replacing, write_bytes, write_json, write_text
 from fedtar_flare.site.site_file import read_site_file
 from fedtar_flare.suite.file import read_suite
 

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 
 _Settings = TypeVar("_Settings", bound="Settings")
 

@@ -5,10 +5,10 @@ from typing import Literal
 import pytest
 from pydantic import Field
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.settings import Settings, build, digest
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig
-from fedtar_flare.settings import Settings, build, digest
 
 
 class Example(Settings):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError
 
 PRIVATE, SHARED = 0o600, 0o666
 """Permissions of a new file, less the umask: for its owner alone, or as the user's other files."""

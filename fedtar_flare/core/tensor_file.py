@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fedtar_flare.errors import FedTARError
-from fedtar_flare.files import replacing
+from fedtar_flare.core.errors import FedTARError
+from fedtar_flare.core.files import replacing
 
 
 class StateError(FedTARError):

@@ -1,7 +1,7 @@
 import doctest
 
-from fedtar_flare import progress
-from fedtar_flare.progress import Progress
+from fedtar_flare.core import progress
+from fedtar_flare.core.progress import Progress
 
 
 def test_the_example_in_the_docstring():

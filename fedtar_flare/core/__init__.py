@@ -1,0 +1,1 @@
+"""What every room builds on: errors, files, settings and progress."""
