@@ -264,7 +264,7 @@ def prepare(arguments: argparse.Namespace) -> None:
 
 def _site_file(arguments: argparse.Namespace) -> tuple[Path, str]:
     """The site file that is meant, and the site's name."""
-    from fedtar_flare.site.place import kit_of
+    from fedtar_flare.site.context import kit_of
     from fedtar_flare.site.site_file import SITE_FILE
 
     if not arguments.kit:

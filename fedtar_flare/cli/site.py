@@ -22,7 +22,7 @@ from fedtar_flare.core.errors import ConfigError, FedTARError, plain
 
 if TYPE_CHECKING:
     from fedtar_flare.runtime.deployed import DeployedJob
-    from fedtar_flare.site.place import Site
+    from fedtar_flare.site.context import Site
 
 JOB = "folder of the job, as the study lead has it, or the id of a job that this site was sent"
 DECISIONS = {
@@ -136,8 +136,8 @@ def describe(arguments: argparse.Namespace) -> None:
     Nothing is trained, sent or approved, and no class of the job is loaded but this package's own.
     """
     from fedtar_flare.site.approval import is_approved
+    from fedtar_flare.site.job_records import layout_conflicts
     from fedtar_flare.site.site_file import load_site_config
-    from fedtar_flare.site.standing import other_cells
 
     site = _site(arguments)
     config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
@@ -145,7 +145,7 @@ def describe(arguments: argparse.Namespace) -> None:
     job.executor.site_config = config
     scored = "all" if site.name in (job.controller.unseen or ()) else "test"
     division = {**job.executor.division(job.controller.time_steps), "score": scored}
-    beyond = [*job.breaches(bounds), *other_cells(site.records, str(config.path), division)]
+    beyond = [*job.breaches(bounds), *layout_conflicts(site.records, str(config.path), division)]
     approved = is_approved(site.records, job.digest)
     verdict = "THIS SITE DECLINES IT, as it is beyond its bounds:" if beyond else "within the bounds of this site"
     state = f"not approved here. To approve it: fedtar site approve {arguments.job} --digest {job.digest}"
@@ -201,7 +201,7 @@ def cells(arguments: argparse.Namespace) -> None:
     divided differently can be a single visit. With --release the next job may choose: after the data has changed much,
     or where you accept that risk.
     """
-    from fedtar_flare.site.standing import CELLS, read_record
+    from fedtar_flare.site.job_records import CELLS, read_record
 
     site = _site(arguments)
     found = read_record(site.records / CELLS)
@@ -249,7 +249,7 @@ def audit_model(arguments: argparse.Namespace) -> int:
 
 def _site(arguments: argparse.Namespace) -> Site:
     from fedtar_flare.core.settings import nearest
-    from fedtar_flare.site.place import Site
+    from fedtar_flare.site.context import Site
     from fedtar_flare.site.site_file import simulated_sites
 
     name = arguments.simulated
@@ -304,7 +304,7 @@ def audit(arguments: argparse.Namespace) -> int:
     left out or put in.
     """
     from fedtar_flare.site.audit import audit_files, read_audit, totals
-    from fedtar_flare.site.place import home
+    from fedtar_flare.site.context import home
 
     files = audit_files(arguments.folder or home())
     if arguments.verify:
@@ -377,8 +377,8 @@ def doctor(arguments: argparse.Namespace) -> int:
     Nothing is changed and no data is sent. Exit code 1 when anything fails.
     """
     from fedtar_flare.core.files import write_text
+    from fedtar_flare.site.context import kit_of
     from fedtar_flare.site.doctor import diagnose, metrics
-    from fedtar_flare.site.place import kit_of
 
     findings = diagnose(arguments.kit, arguments.site_file, arguments.time_steps)
     if arguments.prometheus:

@@ -16,7 +16,7 @@ from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer, PooledSite
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.protocol.tasks import close_round, handshake, train
-from fedtar_flare.site.place import Site
+from fedtar_flare.site.context import Site
 from fedtar_flare.site.state import SiteState
 
 

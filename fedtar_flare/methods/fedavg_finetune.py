@@ -27,7 +27,7 @@ from fedtar_flare.models.adapters.lora import swapped_weights
 from fedtar_flare.protocol.lora_ranks import pairs
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.runtime.site_executor import seed_of
-from fedtar_flare.site.place import Site
+from fedtar_flare.site.context import Site
 from fedtar_flare.site.state import SiteState, state_of_run
 
 

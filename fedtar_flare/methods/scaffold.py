@@ -45,7 +45,7 @@ from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.protocol.tasks import close_round, handshake, train
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.tasking import Answers, Tensors
-from fedtar_flare.site.place import Site
+from fedtar_flare.site.context import Site
 from fedtar_flare.site.state import SiteState
 
 PREFIX = "control."

@@ -179,7 +179,7 @@ class Contract:
                 hint = " unless the site's guard names it (extra_names)" if WHOLE_PARAMETERS in task.up else ""
                 raise ExchangeError(f"tensor '{name}' is not allowed to leave in task '{task.name}'{hint}")
 
-    def check_place(self, task_name: str, round_: int, done: Collection[str]) -> None:
+    def check_order(self, task_name: str, round_: int, done: Collection[str]) -> None:
         """Refuse (:class:`ExchangeError`) a task that may not come at a site that has answered the tasks ``done``."""
         task = self.task(task_name)
         if (task.at == "start") is not (round_ == 0):

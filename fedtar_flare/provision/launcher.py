@@ -24,9 +24,9 @@ from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
-from fedtar_flare.provision.doors import close_doors
 from fedtar_flare.provision.health import Pulse
 from fedtar_flare.provision.retention import Retention
+from fedtar_flare.provision.site_requests import restrict_requests
 
 
 class SupervisedHandle(JobHandleSpec):
@@ -99,7 +99,7 @@ class SupervisedProcessLauncher(ClientProcessJobLauncher):
 
     A job that brings code is not started, whoever signed it, unless ``byoc``: the policy alone would let in whoever
     holds the project's root key, from which FLARE takes every role. As the one component of ours in every site's
-    process it also closes the site's doors when that starts, writes down its health, and sees to its retention.
+    process it also restricts the server's requests when that starts, writes down its health, and sees to its retention.
     Jobs of another launcher (``nvflare deploy prepare``) are started again where it tells that they were lost, as that
     of Slurm does.
     """
@@ -120,7 +120,7 @@ class SupervisedProcessLauncher(ClientProcessJobLauncher):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             os.umask(0o077)  # logs name files and rows
-            close_doors(ClientRequestProcessors.request_processors)
+            restrict_requests(ClientRequestProcessors.request_processors)
             self._pulse.start(fl_ctx)
         if event_type == EventType.BEFORE_CLIENT_HEARTBEAT:
             self._pulse.beat()

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     After more than two days without a look nothing is deleted at the first one: the clock may have jumped.
     """
-    from fedtar_flare.site.place import Site
+    from fedtar_flare.site.context import Site
     from fedtar_flare.site.purge import plan
 
     (kit,) = sys.argv[1:] if argv is None else argv

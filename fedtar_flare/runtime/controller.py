@@ -37,7 +37,7 @@ from fedtar_flare.runtime.lora_mean import ProductMean, gap
 from fedtar_flare.runtime.results import Results
 from fedtar_flare.runtime.scalars import send_scalar
 from fedtar_flare.runtime.tasking import Answers, RunAborted, now
-from fedtar_flare.site.place import check_workspace, hush_simulator
+from fedtar_flare.site.context import check_workspace, hush_simulator
 
 logger = logging.getLogger(__name__)
 

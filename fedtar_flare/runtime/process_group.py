@@ -36,7 +36,7 @@ from safetensors.torch import load, save
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader
-from fedtar_flare.site.place import Site
+from fedtar_flare.site.context import Site
 
 WORKER = "fedtar_flare.runtime.worker"
 POLL_SECONDS = 0.1

@@ -31,7 +31,7 @@ from fedtar_flare.runtime.site_executor import SiteExecutor, no_state, seed_of
 from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_exchange, require_start
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.cohort import labeler_of_site
-from fedtar_flare.site.place import Site
+from fedtar_flare.site.context import Site
 from fedtar_flare.site.policy import streaming_allowed
 from fedtar_flare.site.state import SiteState
 
@@ -326,7 +326,7 @@ class ReportSite(SiteStrategy):
         progress = Progress(f"round {header.round}, step {header.step}: update", count, self.executor.logger.info)
         # what streams passes no filter
         private = self.settings.training.noise_multiplier is not None
-        allowed = not private and self.executor.site_config.lets_out("losses") and streaming_allowed(site.workspace)
+        allowed = not private and self.executor.site_config.may_share("losses") and streaming_allowed(site.workspace)
         before = ((header.round - 1) * header.time_steps + header.step - 1) * count
 
         def on_update(number: int, loss: float) -> None:

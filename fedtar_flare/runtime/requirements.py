@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedtar_flare.data.timeline import Timeline
     from fedtar_flare.imaging.cache import Prepared
     from fedtar_flare.models.report_generator import ReportGenerator
-    from fedtar_flare.site.place import Site
+    from fedtar_flare.site.context import Site
     from fedtar_flare.site.site_file import SiteConfig
 
 LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"} | {

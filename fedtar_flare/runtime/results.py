@@ -37,7 +37,7 @@ from fedtar_flare.reporting.console import closing_box
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_FOLDER, read_examples
 from fedtar_flare.reporting.run import Run, read_run
 from fedtar_flare.runtime.tasking import Answers, Tensors, now
-from fedtar_flare.site.place import home
+from fedtar_flare.site.context import home
 from fedtar_flare.version import __version__
 
 logger = logging.getLogger(__name__)

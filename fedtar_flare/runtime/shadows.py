@@ -14,7 +14,7 @@ from fedtar_flare.protocol.messages import OK, TaskHeader, version
 from fedtar_flare.protocol.tasks import ADAPTER, HANDSHAKE, PARAMETERS, TRAIN
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.site_executor import SiteExecutor
-from fedtar_flare.site.place import Site
+from fedtar_flare.site.context import Site
 from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.state import SiteState
 

@@ -16,7 +16,7 @@ from fedtar_flare.core.settings import nearest
 from fedtar_flare.record.events import End, Start, Step, Validation
 from fedtar_flare.record.log import ROUNDS_FILE, of_kind, read_events
 from fedtar_flare.runtime.recipe import MethodRecipe
-from fedtar_flare.site.place import CHATTY, SITE_NAME, check_workspace
+from fedtar_flare.site.context import CHATTY, SITE_NAME, check_workspace
 from fedtar_flare.site.site_file import SITES_VARIABLE, load_site_config, sites_folder
 
 ALLOW_LIST = {"format_version": 2, "class_allow_list": ["nvflare.", "fedtar_flare."]}

@@ -34,11 +34,11 @@ from fedtar_flare.runtime.scalars import send_scalar
 from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
 from fedtar_flare.site.approval import SERVER_CONFIG, Participation, only, participation, require_approval
+from fedtar_flare.site.context import Site, TaskAborted, hush_simulator, sites_at_once
 from fedtar_flare.site.guard import NOT_ALLOWED_PROP
-from fedtar_flare.site.place import Site, TaskAborted, hush_simulator, sites_at_once
+from fedtar_flare.site.job_records import bind_run, fix_cells
 from fedtar_flare.site.site_file import SiteConfig
-from fedtar_flare.site.standing import bind_run, fix_cells
-from fedtar_flare.site.state import SiteState, StateOfAnother
+from fedtar_flare.site.state import ReadOnlyState, SiteState
 
 register_tensors()
 
@@ -278,14 +278,14 @@ class SiteExecutor(Executor):
         self.strategy.at_source(self.site_config.source)
         self.strategy.own_rank = self.site_config.lora_rank
         self._admit(header, site)
-        kind = StateOfAnother if self.ranks.rank else SiteState
+        kind = ReadOnlyState if self.ranks.rank else SiteState
         state = kind(site.state_root(self.site_config.state_dir), header.run_id, site.name)
         if not site.simulated:
-            state.require_place()
+            state.require_capacity()
         if task != HANDSHAKE and not state.versions():
             raise no_state(state, header.after)
-        self.contract.check_place(task, header.round, state.answered())
-        state.require_left(task, header)
+        self.contract.check_order(task, header.round, state.answered())
+        state.check_quota(task, header)
         state.check_run(header, self.timeline(header.time_steps))
         cohort = self.patients(self.site_config, site.name, header, site.workspace)
         if task != HANDSHAKE:  # whose own time is when the run is agreed on; visits may have come since

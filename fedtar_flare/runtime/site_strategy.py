@@ -19,7 +19,7 @@ from fedtar_flare.protocol.messages import MAX_ROUNDS, MAX_STEPS, Reply, TaskHea
 from fedtar_flare.protocol.tasks import ADAPTER, HANDSHAKE, PARAMETERS
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.site.admission import JobRequest
-from fedtar_flare.site.place import Site
+from fedtar_flare.site.context import Site
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.version import __version__
 

@@ -24,7 +24,7 @@ from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.runtime.deployed import executor_of
 from fedtar_flare.runtime.process_group import DONE, FAILED, LOG, LOST, OPENED, SCALAR, receive, send
 from fedtar_flare.runtime.site_executor import SiteExecutor, reasons
-from fedtar_flare.site.place import Site
+from fedtar_flare.site.context import Site
 
 
 class HandedSite(Site):

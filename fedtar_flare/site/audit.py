@@ -31,7 +31,7 @@ from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.messages import HEADER, TaskHeader
 from fedtar_flare.registry import contract_of
 from fedtar_flare.site.audit_file import append, send_to_syslog, try_to_write
-from fedtar_flare.site.place import Site, state_of
+from fedtar_flare.site.context import Site, state_of
 from fedtar_flare.site.site_file import load_site_config
 
 logger = logging.getLogger(__name__)

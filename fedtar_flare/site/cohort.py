@@ -17,7 +17,7 @@ from fedtar_flare.data.cohort import EXCLUDED, Cohort
 from fedtar_flare.data.sources import read_source
 from fedtar_flare.data.splits import read_key
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.site.place import home, kit_of
+from fedtar_flare.site.context import home, kit_of
 from fedtar_flare.site.site_file import SiteConfig, cache_folder, read_site_file, state_folder
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from fedtar_flare.models.adapters.peft_file import read_adapter_info
 from fedtar_flare.models.sources import fetching_only_if
 from fedtar_flare.reporting.model_audit import PARTS, AuditSummary, rounded
 from fedtar_flare.site.cohort import prepare_site
-from fedtar_flare.site.place import Site
+from fedtar_flare.site.context import Site
 from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.state import SiteState
 

@@ -43,8 +43,8 @@ from fedtar_flare.protocol.messages import ABSTAIN, HEADER, OK, Reply, TaskHeade
 from fedtar_flare.registry import contract_of
 from fedtar_flare.site.accountant import FILE, Ledger, Spent
 from fedtar_flare.site.audit import HEADER_PROP, REFUSED_PROP
+from fedtar_flare.site.context import Site
 from fedtar_flare.site.guard import SENDS, refusal
-from fedtar_flare.site.place import Site
 
 register_tensors()
 

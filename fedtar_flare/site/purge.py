@@ -20,7 +20,7 @@ from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_PAGE
 from fedtar_flare.reporting.reading import READING
 from fedtar_flare.site.audit import FOLDER
 from fedtar_flare.site.cohort import load_cohort
-from fedtar_flare.site.place import JOB_ID, Site, home
+from fedtar_flare.site.context import JOB_ID, Site, home
 from fedtar_flare.site.site_file import SITE_FILE, SiteConfig, cache_folder, read_site_file
 from fedtar_flare.site.state import TASK_SCORES
 

@@ -14,7 +14,7 @@ from fedtar_flare.core.settings import Settings, build, check_names, nearest
 from fedtar_flare.data.sources import READERS
 from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.site.bounds import Bounds, default_bounds
-from fedtar_flare.site.place import home, state_of
+from fedtar_flare.site.context import home, state_of
 
 SOURCES = ("synthetic", *READERS)
 SITES_VARIABLE = "FEDTAR_SITES"
@@ -96,7 +96,7 @@ class SiteConfig(Settings):
         """Whether the site is simulated or its data invented."""
         return self.simulated or self.source == "synthetic"
 
-    def lets_out(self, what: Literal["losses", "features"]) -> bool:
+    def may_share(self, what: Literal["losses", "features"]) -> bool:
         """Whether this may leave beyond a method's own messages."""
         return self.without_patients if self.shares is None else what in self.shares
 

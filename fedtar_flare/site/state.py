@@ -22,7 +22,7 @@ from fedtar_flare.core.tensor_file import StateError, read_tensors, write_tensor
 from fedtar_flare.data.timeline import extends
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import RUN_ID, TaskHeader, version
-from fedtar_flare.site.place import SITE_NAME
+from fedtar_flare.site.context import SITE_NAME
 
 ANSWERED = "tasks.json"
 """Which tasks the site has answered in the run, and how often."""
@@ -114,7 +114,7 @@ class SiteState:
             times[task] = times.get(task, 0) + 1
             write_json(self.folder / ANSWERED, record | {task: version, _TIMES: times}, PRIVATE)
 
-    def require_left(self, task: str, header: TaskHeader) -> None:
+    def check_quota(self, task: str, header: TaskHeader) -> None:
         """Refuse (:class:`ExchangeError`) a task that the run has asked for too often: each answer tells something."""
         most = 2 * header.rounds * header.time_steps + SPARE_TASKS
         if self._record(ANSWERED).get(_TIMES, {}).get(task, 0) >= most:
@@ -212,7 +212,7 @@ class SiteState:
     def _write_run(self, changes: Mapping[str, Any]) -> None:
         write_json(self.folder / RUN, self._record(RUN) | dict(changes), PRIVATE)
 
-    def require_place(self) -> None:
+    def require_capacity(self) -> None:
         """Refuse (:class:`DataError`) a new run at a site that keeps as many as it may: a server can name any."""
         if self.folder.exists() or not self.root.is_dir():
             return
@@ -284,7 +284,7 @@ def trained_version(state: SiteState, round_: int, time_steps: int, part: str) -
     return found
 
 
-class StateOfAnother(SiteState):
+class ReadOnlyState(SiteState):
     """The same state for a process that shares a task with the one that keeps it: read, never written."""
 
     def write(self, name: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from fedtar_flare.record.events import SHARED, Evaluation, Event, Joined, Start,
 from fedtar_flare.record.log import best_round, of_kind, read_events, scored_round
 from fedtar_flare.registry import method
 from fedtar_flare.runtime.recipe import MethodRecipe
-from fedtar_flare.site.place import home
+from fedtar_flare.site.context import home
 from fedtar_flare.site.state import SiteState, task_scores
 from fedtar_flare.suite.hospitals import site_config
 from fedtar_flare.suite.outside import Found, shared_alone

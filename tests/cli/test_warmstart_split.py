@@ -23,7 +23,7 @@ from fedtar_flare.models.adapters.peft_file import (
 from fedtar_flare.models.weights import PATIENTS as PATIENTS_OF
 from fedtar_flare.models.weights import trained_on
 from fedtar_flare.site.cohort import derived_key, load_cohort
-from fedtar_flare.site.place import state_of
+from fedtar_flare.site.context import state_of
 from fedtar_flare.site.site_file import load_site_config
 
 SEED = 7

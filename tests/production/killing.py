@@ -9,7 +9,7 @@ from federation_process import SITES, wait_for
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
-from fedtar_flare.site.place import state_of
+from fedtar_flare.site.context import state_of
 
 LEAD = "lead@hub.org"
 LONG = {"training": {"local_steps": 8, "batch_size": 4}}

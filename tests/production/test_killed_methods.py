@@ -24,7 +24,7 @@ from killing import (
 from fedtar_flare.core.files import read_json
 from fedtar_flare.record.log import read_events
 from fedtar_flare.runtime.recipe import MethodRecipe
-from fedtar_flare.site.place import state_of
+from fedtar_flare.site.context import state_of
 from fedtar_flare.site.state import RUN
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]

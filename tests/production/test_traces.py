@@ -9,7 +9,7 @@ from federation_process import SITES, running
 
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.site.place import state_of
+from fedtar_flare.site.context import state_of
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 

@@ -23,8 +23,8 @@ from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.registry import names
 from fedtar_flare.runtime.process_group import ProcessGroup
-from fedtar_flare.site.place import sites_at_once
-from fedtar_flare.site.state import StateOfAnother
+from fedtar_flare.site.context import sites_at_once
+from fedtar_flare.site.state import ReadOnlyState
 
 NOBODY = SimpleNamespace(
     name="site-1", simulated=True, job="", workspace=Path(), app=Path("nowhere"), stop_if_aborted=lambda: None
@@ -174,7 +174,7 @@ def test_a_task_ends_with_one_of_its_processes(site_of, how, monkeypatch, caplog
 
 
 def test_what_another_process_keeps_is_not_written(tmp_path):
-    state = StateOfAnother(tmp_path, "run", "site-1")
+    state = ReadOnlyState(tmp_path, "run", "site-1")
     state.save(version(1, 1), {"x": np.ones(1)}, {})
     state.add_answered("train", version(1, 1))
     assert state.may_answer("scores", "x") and state.may_answer("scores", "y")

@@ -9,8 +9,8 @@ from fedtar_flare.learning.canaries import canaries
 from fedtar_flare.models.adapters.peft_file import read_adapter, read_adapter_info
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.shadows import train_shadow
+from fedtar_flare.site.context import Site
 from fedtar_flare.site.model_audit import audit_model
-from fedtar_flare.site.place import Site
 from fedtar_flare.site.site_file import load_site_config
 from fedtar_flare.suite.engine import run_in_process
 

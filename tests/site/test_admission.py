@@ -36,7 +36,7 @@ from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
 from fedtar_flare.site.bounds import Bounds
-from fedtar_flare.site.place import Site
+from fedtar_flare.site.context import Site
 
 ATTACK = {
     "model": {"lora_targets": ["decoder.lm_head"]},
@@ -188,7 +188,7 @@ def test_time_is_up_for_a_task_but_an_abort_comes_first(monkeypatch):
     site = Site.outside_of_jobs(None, "site-1")
     signal = SimpleNamespace(triggered=False)
     site._abort_signal, site._start = signal, 100.0
-    monkeypatch.setattr("fedtar_flare.site.place.time.monotonic", lambda: 160.0)
+    monkeypatch.setattr("fedtar_flare.site.context.time.monotonic", lambda: 160.0)
     for seconds in (None, 61.0):
         site.limit(seconds)
         site.stop_if_aborted()

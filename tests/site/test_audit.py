@@ -20,8 +20,8 @@ from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.protocol.messages import HEADER
 from fedtar_flare.site.audit import AuditTrail, audit_files, read_audit, require_writable, totals
 from fedtar_flare.site.audit_file import append, verify
+from fedtar_flare.site.context import Site, state_of
 from fedtar_flare.site.guard import OutboundGuard
-from fedtar_flare.site.place import Site, state_of
 
 
 def leave(ctx, shareable, listeners=None):

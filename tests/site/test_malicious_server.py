@@ -229,7 +229,7 @@ def test_a_server_cannot_fill_a_site_with_runs(trained, monkeypatch):
     monkeypatch.setattr(site_state, "MAX_RUNS", 1)
     kept = SiteState(trained.folder / "state", "one", "hospital")
     kept.folder.mkdir(parents=True)
-    kept.require_place()  # a run that is there already goes on
+    kept.require_capacity()  # a run that is there already goes on
     hospital = HospitalSite(trained.folder, name="hospital", simulated=False, training=TRAINING)
     reply, weights = hospital.handshake("two")
     assert reply.status == "error" and "purge" in reply.reason and weights is None

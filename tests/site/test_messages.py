@@ -15,8 +15,8 @@ from nvflare.fuel.utils import fobs
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.site.accountant import epsilon_of
+from fedtar_flare.site.context import state_of
 from fedtar_flare.site.guard import OutboundGuard
-from fedtar_flare.site.place import state_of
 from fedtar_flare.site.privacy import GaussianPrivacy
 
 MARK, DATE = "canaryqzx", "1987-06"

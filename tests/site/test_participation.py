@@ -13,7 +13,7 @@ from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.approval import PARTICIPATION as FILE
 from fedtar_flare.site.approval import Participation, decide, participation
-from fedtar_flare.site.place import state_of
+from fedtar_flare.site.context import state_of
 
 
 class Behind(SiteExecutor):

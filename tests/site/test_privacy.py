@@ -20,8 +20,8 @@ from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.site import privacy as privacy_module
 from fedtar_flare.site.accountant import epsilon_of
+from fedtar_flare.site.context import state_of
 from fedtar_flare.site.guard import OutboundGuard
-from fedtar_flare.site.place import state_of
 from fedtar_flare.site.privacy import GaussianPrivacy, standard_normals
 
 

@@ -18,7 +18,7 @@ from fedtar_flare.imaging.pipeline import Size, entry_of, prepare
 from fedtar_flare.learning.report_labeler import import_labeler
 from fedtar_flare.provision.retention import main
 from fedtar_flare.site.cohort import labeler_of_site, load_cohort
-from fedtar_flare.site.place import Site
+from fedtar_flare.site.context import Site
 from fedtar_flare.site.purge import plan
 from fedtar_flare.site.site_file import read_site_file
 from fedtar_flare.site.state import SiteState

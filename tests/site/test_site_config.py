@@ -246,4 +246,4 @@ def test_the_policy_of_a_site_file_stands_over_the_defaults_of_such_a_site(tmp_p
 )
 def test_what_leaves_beyond_messages_is_the_site_s_own_choice(source, simulated, shares, expected):
     config = SiteConfig(source=source, path=Path("m.csv"), simulated=simulated, shares=shares)
-    assert [what for what in ("losses", "features") if config.lets_out(what)] == expected
+    assert [what for what in ("losses", "features") if config.may_share(what)] == expected

@@ -30,7 +30,7 @@ from fedtar_flare.runtime.requirements import AdaptedModel, request_of
 from fedtar_flare.runtime.site_executor import SiteExecutor, no_state, seed_of
 from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_start
 from fedtar_flare.site.admission import JobRequest
-from fedtar_flare.site.place import Site
+from fedtar_flare.site.context import Site
 from fedtar_flare.site.state import SiteState, task_scores
 
 if TYPE_CHECKING:

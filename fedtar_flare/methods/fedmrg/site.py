@@ -19,7 +19,7 @@ from fedtar_flare.protocol.exchange import WIRE_DTYPES
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.site_executor import PRODUCTION_MIN_CELL, seed_of
-from fedtar_flare.site.place import Site
+from fedtar_flare.site.context import Site
 from fedtar_flare.site.policy import streaming_allowed
 from fedtar_flare.site.state import SiteState
 
@@ -117,7 +117,7 @@ class FedMRGSite(PooledSite):
 
         Never where the site's policy has a filter besides the guard: a privacy filter would refuse the whole update.
         """
-        return self.executor.site_config.lets_out("features") and streaming_allowed(site.workspace)
+        return self.executor.site_config.may_share("features") and streaming_allowed(site.workspace)
 
     def patients_a_row(self, site: Site) -> int:
         """As the job says, but at a real site at least its smallest cell, and at least 5."""

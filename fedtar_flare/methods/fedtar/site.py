@@ -27,7 +27,7 @@ from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.site_executor import seed_of
 from fedtar_flare.site.admission import JobRequest
-from fedtar_flare.site.place import Site
+from fedtar_flare.site.context import Site
 from fedtar_flare.site.state import SiteState
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps:
     Without ``kit`` its checks are skipped; without ``site_file`` the kit's ``local/fedtar.yaml`` counts. ``time_steps``
     is the job's T, for the counts of visits. Raises ConfigError if the folder is no kit.
     """
+    from fedtar_flare.site.context import kit_of
     from fedtar_flare.site.doctor import connection, environment, policy
-    from fedtar_flare.site.place import kit_of
     from fedtar_flare.site.site_file import SITE_FILE
 
     kit = kit_of(kit) if kit is not None else None

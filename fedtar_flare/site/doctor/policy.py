@@ -11,8 +11,8 @@ from fedtar_flare.core.files import read_json
 from fedtar_flare.registry import contract_of
 from fedtar_flare.site.approval import Participation, approvals
 from fedtar_flare.site.approval import participation as read_participation
+from fedtar_flare.site.context import STATE, UNFIT, state_of
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
-from fedtar_flare.site.place import STATE, UNFIT, state_of
 from fedtar_flare.site.policy import (
     AUDIT,
     AUTHORIZATION,

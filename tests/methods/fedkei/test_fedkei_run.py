@@ -25,7 +25,7 @@ from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.requirements import describe, requirements
 from fedtar_flare.site.admission import breaches
 from fedtar_flare.site.bounds import Bounds
-from fedtar_flare.site.place import home as cache_home
+from fedtar_flare.site.context import home as cache_home
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.suite import engine
 

@@ -21,7 +21,7 @@ from fedtar_flare.runtime.checkpoint import CheckpointFolder, load
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site import audit
-from fedtar_flare.site.place import home as cache_home
+from fedtar_flare.site.context import home as cache_home
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.suite.outside import shared_alone
 

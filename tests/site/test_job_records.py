@@ -14,8 +14,8 @@ from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.site.admission import Declined
 from fedtar_flare.site.audit import read_audit
+from fedtar_flare.site.job_records import CELLS, RUNS, fix_cells, layout_conflicts, read_record
 from fedtar_flare.site.site_file import SiteConfig, read_site_file
-from fedtar_flare.site.standing import CELLS, RUNS, fix_cells, other_cells, read_record
 
 POLICY = "{min_patients: 1, min_local_steps: 1, min_batch_size: 1}"
 
@@ -117,7 +117,7 @@ def test_each_data_set_has_a_division_of_its_own_and_a_damaged_record_stops(tmp_
     one, other = {"time_steps": "2", "min_cell": "5"}, {"time_steps": "3", "min_cell": "5"}
     fix_cells(tmp_path, "a.csv", one)
     fix_cells(tmp_path, "b.csv", other)
-    assert not other_cells(tmp_path, "a.csv", one) and not other_cells(tmp_path, "c.csv", one)
+    assert not layout_conflicts(tmp_path, "a.csv", one) and not layout_conflicts(tmp_path, "c.csv", one)
     with pytest.raises(Declined, match=r"time_steps 2 \(so far 3\)"):
         fix_cells(tmp_path, "b.csv", one)
     (tmp_path / CELLS).write_text("[]")
@@ -134,8 +134,8 @@ def test_a_method_without_time_steps_keeps_to_one_smallest_cell_too(tmp_path):
     fix_cells(tmp_path, "a.csv", asked)
     fix_cells(tmp_path, "a.csv", {"time_steps": "2", "min_cell": "7"})
     fix_cells(tmp_path, "a.csv", asked)
-    assert other_cells(tmp_path, "a.csv", {"min_cell": "6"})
-    assert other_cells(tmp_path, "a.csv", {"time_steps": "3", "min_cell": "7"})
+    assert layout_conflicts(tmp_path, "a.csv", {"min_cell": "6"})
+    assert layout_conflicts(tmp_path, "a.csv", {"time_steps": "3", "min_cell": "7"})
 
 
 def test_a_file_that_was_cut_short_anywhere_is_noticed(kit):
@@ -161,14 +161,14 @@ def with_period(day, **changes):
 
 def test_a_period_may_be_added_after_every_visit_that_was_counted_and_no_earlier(tmp_path):
     fix_cells(tmp_path, "a.csv", PERIODS, "2019-06-30T12:00:00")
-    assert other_cells(tmp_path, "a.csv", with_period("2019-06-30"))
-    assert not other_cells(tmp_path, "a.csv", with_period("2019-07-01"))
+    assert layout_conflicts(tmp_path, "a.csv", with_period("2019-06-30"))
+    assert not layout_conflicts(tmp_path, "a.csv", with_period("2019-07-01"))
     fix_cells(tmp_path, "a.csv", PERIODS, "2019-07-01T08:00:00", begins=False)  # came while the run went on
-    assert other_cells(tmp_path, "a.csv", with_period("2019-07-01"))
+    assert layout_conflicts(tmp_path, "a.csv", with_period("2019-07-01"))
     more = with_period("2019-07-02")
     fix_cells(tmp_path, "a.csv", more, "2019-08-01T00:00:00")
-    assert other_cells(tmp_path, "a.csv", PERIODS) and not other_cells(tmp_path, "a.csv", more)
-    assert other_cells(tmp_path, "a.csv", more | {"min_cell": "6"})
+    assert layout_conflicts(tmp_path, "a.csv", PERIODS) and not layout_conflicts(tmp_path, "a.csv", more)
+    assert layout_conflicts(tmp_path, "a.csv", more | {"min_cell": "6"})
     with pytest.raises(Declined):
         fix_cells(tmp_path, "a.csv", PERIODS, begins=False)  # a run that divides otherwise goes no further
     (tmp_path / CELLS).unlink()  # released: the run that goes on does not choose, the next job does
@@ -198,4 +198,4 @@ def test_the_newest_visit_is_not_found_by_trying_days(tmp_path):
 def test_a_period_that_has_not_come_binds_nobody_unless_dates_are_shifted(tmp_path, newest, days, allowed):
     fix_cells(tmp_path, "a.csv", PERIODS, newest)
     day = datetime.now().date() + timedelta(days=days)
-    assert (other_cells(tmp_path, "a.csv", with_period(day)) == []) is allowed
+    assert (layout_conflicts(tmp_path, "a.csv", with_period(day)) == []) is allowed

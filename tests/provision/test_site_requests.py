@@ -17,8 +17,8 @@ from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 from fedtar_flare.core.errors import FedTARError
-from fedtar_flare.provision.doors import ANSWERED
 from fedtar_flare.provision.launcher import SupervisedProcessLauncher
+from fedtar_flare.provision.site_requests import ANSWERED
 
 REAL = "0f3d1c1e-8a52-4d4e-9c11-2f6a0c3d5b7e"
 

@@ -18,7 +18,7 @@ _NEWEST, _REFUSED = "newest", "refused"
 MAX_REFUSED = 3
 """First days of a next period that are told to be too early: each tells that the newest visit came later."""
 
-Division = Mapping[str, str]
+CellLayout = Mapping[str, str]
 """What decides which visits share a cell and which cells are reported: ``time_steps``, ``timeline``, ``min_cell``, and
 ``score``: of whom (scores of everybody and of the test patients tell those of the others by subtraction)."""
 
@@ -38,7 +38,7 @@ def bind_run(records: Path, job: str, run_id: str, resumes: str) -> None:
         write_json(file, runs | {job: run_id}, PRIVATE)
 
 
-def fix_cells(records: Path, data: str, asked: Division, newest: str = "", *, begins: bool = True) -> None:
+def fix_cells(records: Path, data: str, asked: CellLayout, newest: str = "", *, begins: bool = True) -> None:
     """Fix how the data set ``data`` is divided, as the first job asks; :class:`Declined` where a later one differs.
 
     ``newest`` is the moment (ISO 8601) of the newest visit that is counted, which no later period may begin before. A
@@ -49,7 +49,7 @@ def fix_cells(records: Path, data: str, asked: Division, newest: str = "", *, be
         before = cells.get(data, {})
         if not (before or begins):
             return
-        if differing := other_cells(records, data, asked):
+        if differing := layout_conflicts(records, data, asked):
             added, refused = extends(before.get("timeline", ""), asked.get("timeline", "")), before.get(_REFUSED, [])
             if added and added[0] not in refused and len(refused) < MAX_REFUSED:
                 write_json(file, cells | {data: {**before, _REFUSED: [*refused, added[0]]}}, PRIVATE)
@@ -62,7 +62,7 @@ def fix_cells(records: Path, data: str, asked: Division, newest: str = "", *, be
             write_json(file, cells | {data: now}, PRIVATE)
 
 
-def other_cells(records: Path, data: str, asked: Division) -> list[str]:
+def layout_conflicts(records: Path, data: str, asked: CellLayout) -> list[str]:
     """What a job asks that does not fit how this data is divided already, as lines that may leave.
 
     The difference of two cells that are divided differently can be a single visit, and multiples of two smallest cells

@@ -11,7 +11,7 @@ from nvflare.private.admin_defs import Message, error_reply
 from nvflare.private.defs import InfoCollectorTopic, RequestHeader, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.admin import RequestProcessor
 
-from fedtar_flare.site.place import JOB_ID
+from fedtar_flare.site.context import JOB_ID
 
 ANSWERED = frozenset(
     {
@@ -39,7 +39,7 @@ ANSWERED = frozenset(
 logger = logging.getLogger(__name__)
 
 
-class Door(RequestProcessor):
+class RequestFilter(RequestProcessor):
     """One of FLARE's processors of requests, behind the site's own check."""
 
     def __init__(self, processor: RequestProcessor):
@@ -67,6 +67,6 @@ def refusal(topic: str, job_id: object) -> str:
     return ""
 
 
-def close_doors(processors: list[RequestProcessor]) -> None:
-    """Put every processor of this list behind its :class:`Door`; doing it again changes nothing."""
-    processors[:] = [one if isinstance(one, Door) else Door(one) for one in processors]
+def restrict_requests(processors: list[RequestProcessor]) -> None:
+    """Put each of FLARE's processors behind a :class:`RequestFilter`; a second call changes nothing."""
+    processors[:] = [p if isinstance(p, RequestFilter) else RequestFilter(p) for p in processors]
