@@ -12,7 +12,7 @@ from fedtar_flare.version import __version__
 
 GROUPS = {
     "run a federation on this machine": ("simulate", "compare", "methods", "settings", "export", "report"),
-    "use and prepare models": ("generate", "score", "read", "labeler", "warmstart", "adapt"),
+    "use and prepare models": ("generate", "score", "read", "labeler", "warmstart"),
     "a site's data": ("init", "data"),
     "a site in a federation": ("doctor", "site", "audit", "health"),
     "admin of a federation": ("status", "watch", "resume", "continue"),

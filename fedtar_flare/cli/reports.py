@@ -1,4 +1,4 @@
-"""``fedtar generate``, ``warmstart`` and ``adapt``: what one hospital does with models, before and after a run."""
+"""Commands for one hospital: ``fedtar generate``, ``score``, ``read``, ``labeler`` and ``warmstart``."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from typing import Any
 from fedtar_flare.cli.commands import PRESETS, Commands, add_command, add_group, add_repeated, given, grouped, show
 from fedtar_flare.cli.intake import add_login
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import clean, write_json
+from fedtar_flare.core.files import clean
 
 
 def add_commands(commands: Commands) -> None:
@@ -101,22 +101,6 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--torch-threads", type=int, default=2, help="torch threads (default 2)")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<i> (default auto)")
     command.add_argument("-o", "--out", type=Path, required=True, help="folder to write")
-
-    command = add_command(commands, adapt, "learn a new disease from a run's knowledge file, on your own images")
-    command.add_argument("knowledge", type=Path, help="knowledge.safetensors of a run of fedkei")
-    command.add_argument("--site-file", type=Path, required=True, help="where your images and labels are (fedtar.yaml)")
-    task = "the new disease, 'name' or 'name=label|label'; may be repeated: the last is new, those before are negatives"
-    add_repeated(command, "--task", "NAME", task)
-    add_repeated(command, "--base", "LABEL", "label of images that are negatives (default none: those without any)")
-    command.add_argument(
-        "--labeler",
-        choices=("chexpert-rules", "ctrate-rules"),
-        help="read labels from the reports of images that have none, by these rules",
-    )
-    add_repeated(command, "--set", "GROUP.NAME=VALUE", "a setting of training, such as training.epochs=10")
-    command.add_argument("-o", "--out", type=Path, default=Path("adapted"), help="folder of the module")
-    command.add_argument("--patients", type=int, default=48, help="of a synthetic site (default 48)")
-    command.add_argument("--seed", type=int, default=0, help="of the batches, and of a synthetic site (default 0)")
 
 
 def generate(arguments: argparse.Namespace) -> None:
@@ -309,47 +293,3 @@ def warmstart(arguments: argparse.Namespace) -> None:
     weights = arguments.out / "model.safetensors"
     lines = [f"validation studies: {name} {value:.3f}" for name, value in about["validation"].items()]
     show(arguments, {"weights": str(weights), **about}, *lines, f"Use it: --set model.weights={weights}")
-
-
-def adapt(arguments: argparse.Namespace) -> None:
-    """Learn a mixture of a run's clusters for your own images, tune it, and say the AUC of your test patients after
-    each epoch, beside the same tuning from the common start. Nothing leaves this machine.
-    """
-    from fedtar_flare.core.settings import build
-    from fedtar_flare.core.tensor_file import write_tensors
-    from fedtar_flare.methods.fedkei.config import LearnerSettings
-    from fedtar_flare.methods.fedkei.outside import adapt_outside, read_knowledge
-    from fedtar_flare.site.site_file import read_site_file
-
-    if not arguments.task:
-        raise ConfigError("--task: name the disease that is to be learnt")
-    settings = grouped(arguments.set, ("training",))
-    knowledge = read_knowledge(arguments.knowledge)
-    found = adapt_outside(
-        knowledge,
-        read_site_file(arguments.site_file, simulated=True),  # no key is made: nothing leaves
-        arguments.site_file.stem,
-        tasks=arguments.task,
-        base=arguments.base or ["none"],
-        labeler=arguments.labeler,
-        training=build(LearnerSettings, settings.get("training"), "training"),
-        patients=arguments.patients,
-        seed=arguments.seed,
-    )
-    result = {
-        "task": found.task,
-        "images": found.counts,
-        "auc": found.informed.curve,
-        "rand_auc": found.rand.curve,
-        "alpha": found.informed.alpha,
-        "fell_back": found.informed.fell_back,
-        "knowledge": {"run_id": knowledge.run_id, "modules": knowledge.modules, "tasks": list(knowledge.tasks)},
-    }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    module = arguments.out / "module.safetensors"
-    write_tensors(module, found.module, {"task": found.task, "run_id": knowledge.run_id})
-    write_json(arguments.out / "adaptation.json", result)
-    lines = [f"{found.task}: AUC of test images by epoch (0: before tuning); negatives, positives: {found.counts}"]
-    for name, curve in (("from the knowledge", found.informed.curve), ("from the common start", found.rand.curve)):
-        lines.append(f"  {name:<22}" + "  ".join("-" if value is None else f"{value:.3f}" for value in curve))
-    show(arguments, result, *lines, f"module: {arguments.out / 'module.safetensors'}")

@@ -105,7 +105,7 @@ def _one_kind(suite: Suite, arms: Mapping[str, Arm]) -> None:
         if given:
             raise ConfigError(
                 f"{what}: a suite of {arms[first].method} has none, as its hospitals share no model that another could "
-                "take as it is ('fedtar adapt' shows what a hospital outside gains)"
+                "take as it is"
             )
 
 

@@ -13,7 +13,6 @@ from fedtar_flare.methods.fedkei.config import STEPS
 from fedtar_flare.methods.fedkei.contract import ADAPT, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask, Stream
 from fedtar_flare.methods.fedkei.mixture import Mixture, mixture_of
-from fedtar_flare.methods.fedkei.outside import write_knowledge
 from fedtar_flare.methods.fedkei.plans import PLANS
 from fedtar_flare.methods.fedkei.pool import Pool
 from fedtar_flare.protocol.exchange import MASTER_DTYPE, check_update_size
@@ -74,9 +73,6 @@ class FedKEIServer(ServerStrategy):
                 mixture = mixture.step(gradients, self.config.eta_out)
         self._record_mixture(mixture, probed, r, len(pool.before(r)))
         self._forget(pool, self._adapt(mixture, pool, r))
-        after = mixture_of(self.plan, pool, r + 1, self._mixing)
-        learnt = {self.config.stream(m.site, self.run.seed).task(m.task).name for m in pool.modules}
-        write_knowledge(self.run.results_folder, after, self.run.described, self.run.run_id, sorted(learnt))
         return w
 
     # ------------------------------------------------------------------ the two steps

@@ -12,8 +12,6 @@ from fedtar_flare.core.tensor_file import checksum
 from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed, Stream
 from fedtar_flare.methods.fedkei.mixing import Layout
-from fedtar_flare.methods.fedkei.mixture import mixture_of
-from fedtar_flare.methods.fedkei.outside import KNOWLEDGE_FILE, read_knowledge
 from fedtar_flare.methods.fedkei.plans import PLANS
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import ERROR, LEFT, Reply, abstain, ok
@@ -196,8 +194,6 @@ def test_a_site_that_leaves_takes_its_modules_with_it(tmp_path):
     mixed = of_kind(events, Mixed)[2]
     members = {member["site"] for cluster in mixed.clusters for member in cluster["members"]}
     assert mixed.left == ["site-2"] and members == {"site-1", "site-3"} and mixed.modules == 4
-    knowledge = read_knowledge(controller.results_folder / KNOWLEDGE_FILE)
-    assert knowledge.modules == 6 and knowledge.tasks == ("one", "three", "two")
 
 
 def test_a_site_without_a_task_abstains_and_gets_the_pool_at_the_next(tmp_path):
@@ -206,7 +202,7 @@ def test_a_site_without_a_task_abstains_and_gets_the_pool_at_the_next(tmp_path):
     assert not controller.panics and [one.modules for one in of_kind(events, Mixed)] == [0, 1]
     assert all(len(value) == 1 for value in sites[1].received[ADAPT, 2].values()), "a pool of one is one centre"
     alone, idle = run(tmp_path / "alone", [Site("site-1", without=(1, 2, 3))])
-    assert not alone.panics and not alone.strategy.pool.modules and not (alone.results_folder / KNOWLEDGE_FILE).exists()
+    assert not alone.panics and not alone.strategy.pool.modules
     said = "No site learnt anything, so there is nothing new to use (site-1: no training image)"
     assert [of_kind(one, End)[-1].reason for one in (events, idle)] == ["", said]
     assert said in (alone.results_folder / "report.html").read_text()
@@ -277,22 +273,6 @@ def test_settings_that_cannot_be_are_refused_when_the_job_is_made(settings, word
     with pytest.raises(ConfigError, match=words):
         fedkei = settings.pop("fedkei", {})
         FederatedController("fedkei", **{"time_steps": 2, **settings}, settings={"fedkei": fedkei})
-
-
-def test_knowledge_is_read_back_and_a_damaged_file_is_refused(whole, tmp_path):
-    folder, _, controller, _ = whole
-    file = folder / "fedtar" / KNOWLEDGE_FILE
-    found = read_knowledge(file)
-    assert found.modules == 9 and found.tasks == ("one", "three", "two")
-    assert all(torch.equal(found.start[name], START[name]) for name in START)
-    assert {value.shape[0] for value in found.centres.values()} == {2}
-    after = mixture_of(PLANS["fedkei"], controller.strategy.pool, 4, controller.strategy.config).centres()
-    assert checksum(found.centres) == checksum(after)
-    broken = bytearray(file.read_bytes())
-    broken[-1] ^= 1
-    (tmp_path / KNOWLEDGE_FILE).write_bytes(broken)
-    with pytest.raises(ConfigError, match="no whole knowledge"):
-        read_knowledge(tmp_path / KNOWLEDGE_FILE)
 
 
 def test_fedcurv_s_sums_are_those_of_the_latest_modules_and_survive_a_restart(tmp_path):
