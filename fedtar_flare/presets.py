@@ -7,31 +7,54 @@ from typing import Any, NamedTuple
 
 from fedtar_flare.core.files import read_yaml
 
+__all__ = ["OURS", "PaperPreset", "papers"]
+
 OURS = "ours"
 """Source of a value that the paper does not give."""
 
 
 class PaperPreset(NamedTuple):
-    """Values and sources by ``group.name``, or by the name of an argument of the recipe."""
+    """The settings of one paper."""
 
     about: str = ""
+    """The paper, and the kind of images."""
     settings: Mapping[str, Any] = {}
+    """Values by ``group.name``, or by the name of an argument of the recipe."""
     sources: Mapping[str, str] = {}
+    """Where each value is from: a paper or a published model, or :data:`OURS`."""
     classifies: bool = False
+    """Whether the paper's model classifies images instead of writing reports."""
 
     def group(self, name: str) -> dict[str, Any]:
-        """The values of one group by name."""
+        """Select the values of one group.
+
+        Parameters
+        ----------
+        name : str
+            Such as ``training``.
+
+        Returns
+        -------
+        dict
+            Values by name.
+        """
         start = f"{name}."
         return {key.removeprefix(start): value for key, value in self.settings.items() if key.startswith(start)}
 
 
 @cache
 def papers() -> dict[str, PaperPreset]:
-    """The papers' presets by name."""
+    """Read the papers' presets, once in a process.
+
+    Returns
+    -------
+    dict of PaperPreset by name
+        As ``presets.yaml`` has them.
+    """
     content = read_yaml(Path(__file__).with_suffix(".yaml"), "presets by name")
-    found = {}
-    for name, one in content.items():
-        pairs = content.get(one.get("like"), {}).get("settings", {}) | one["settings"]
+    presets = {}
+    for name, entry in content.items():
+        pairs = content.get(entry.get("like"), {}).get("settings", {}) | entry["settings"]
         values, sources = ({key: pair[i] for key, pair in pairs.items()} for i in (0, 1))
-        found[name] = PaperPreset(one["about"], values, sources, one.get("classifies", False))
-    return found
+        presets[name] = PaperPreset(entry["about"], values, sources, entry.get("classifies", False))
+    return presets

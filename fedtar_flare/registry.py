@@ -109,10 +109,10 @@ def method(name: str) -> Method:
     """The installed method of that name; ConfigError where none, or something else, is announced under it."""
     points = _announced()
     if name not in points:
-        from fedtar_flare.core.settings import nearest  # the list of methods needs no settings
+        from fedtar_flare.core.settings import suggestion  # the list of methods needs no settings
 
         known = ", ".join(points) or "none: install the package, pip install fedtar_flare"
-        raise ConfigError(f"method '{name!s:.80}' is unknown{nearest(str(name), points)} (known: {known})")
+        raise ConfigError(f"method '{name!s:.80}' is unknown{suggestion(str(name), points)} (known: {known})")
     try:
         found = points[name].load()
     except Exception as error:

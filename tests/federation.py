@@ -5,7 +5,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare import registry
-from fedtar_flare.core.tensor_file import near_checksums
+from fedtar_flare.core.tensor_file import coarse_checksums
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController
 from fedtar_flare.methods.fedtar.policy import t_numbers
 from fedtar_flare.protocol.exchange import ExchangeSchema
@@ -116,7 +116,7 @@ class QuadraticSite:
                 "counts": {split: [self.samples] * order.time_steps for split in ("train", "validation", "test")},
                 "adapter_config": {"peft_type": "LORA"},
                 "model": {"parameters": 100},
-                **({"start": near_checksums(self.start())} if order.initial_site else {}),
+                **({"start": coarse_checksums(self.start())} if order.initial_site else {}),
             }
             return ok(order, payload=payload), self.start() if order.initial_site == self.name else None
         if task == TRAIN:

@@ -46,9 +46,9 @@ PRESETS = (
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    from fedtar_flare.core.settings import nearest  # whose imports take longer than most commands
+    from fedtar_flare.core.settings import suggestion  # whose imports take longer than most commands
 
-    return nearest(word.partition("=")[0], list(known))
+    return suggestion(word.partition("=")[0], list(known))
 
 
 def add_command(

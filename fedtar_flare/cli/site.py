@@ -248,14 +248,14 @@ def audit_model(arguments: argparse.Namespace) -> int:
 
 
 def _site(arguments: argparse.Namespace) -> Site:
-    from fedtar_flare.core.settings import nearest
+    from fedtar_flare.core.settings import suggestion
     from fedtar_flare.site.context import Site
     from fedtar_flare.site.site_file import simulated_sites
 
     name = arguments.simulated
     if name and name not in (known := simulated_sites()):
         there = ", ".join(known) or "none: run 'fedtar simulate' first"
-        raise ConfigError(f"there is no simulated site '{name}'{nearest(name, known)} (known: {there})")
+        raise ConfigError(f"there is no simulated site '{name}'{suggestion(name, known)} (known: {there})")
     return Site.outside_of_jobs(arguments.kit, arguments.simulated)
 
 

@@ -5,21 +5,50 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+__all__ = [
+    "ConfigError",
+    "DISK_FULL",
+    "DISK_FULL_ERRNOS",
+    "DataError",
+    "ExchangeError",
+    "FedTARError",
+    "collecting",
+    "decoding",
+    "plain",
+    "within",
+]
+
 DISK_FULL = "the site's disk is full"
 """Public text where a site cannot write what it must keep."""
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The system's errors of a full disk, a used-up quota, and a file larger than the account may write."""
 
 
 def plain(value: Any) -> str:
-    """One printable line of any value: control characters and lone surrogates become a replacement sign."""
+    """Write any value as one printable line.
+
+    Parameters
+    ----------
+    value : object
+        Of any type; ``str(value)`` is taken.
+
+    Returns
+    -------
+    str
+        White space becomes a space; control characters and lone surrogates become U+FFFD.
+    """
     return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in str(value))
 
 
 class FedTARError(Exception):
     """Base of every error that this package raises on purpose.
 
-    ``message`` stays where the error happened and may name a file or a patient's folder; ``public`` never does.
+    Parameters
+    ----------
+    message : str
+        For the site's own log; it may name a file or a patient's folder.
+    public : str, optional
+        What the server may be told; by default ``default_public`` of the class.
     """
 
     default_public = "an error that the site keeps to itself (see the site's own log)"
@@ -36,7 +65,17 @@ class ConfigError(FedTARError, ValueError):
 
 
 class DataError(FedTARError):
-    """Data cannot be used; ``reason`` is a stable slug to count by (``no-pixel-data``), free of identity."""
+    """Data cannot be used.
+
+    Parameters
+    ----------
+    message : str
+        For the site's own log.
+    reason : str
+        A stable slug to count by, free of identity, such as ``no-pixel-data``.
+    public : str, optional
+        What the server may be told; by default a general text with the reason.
+    """
 
     default_public = "data at the site cannot be used"
 
@@ -46,9 +85,13 @@ class DataError(FedTARError):
 
 
 class ExchangeError(FedTARError):
-    """What is about to leave or enter breaks the agreed exchange; the public text names tensors, never their values.
+    """A message that is about to leave or enter breaks the agreed exchange.
 
-    It is one printable line, since it may quote what another machine sent: no such text writes a line of a log.
+    Parameters
+    ----------
+    message : str
+        Names tensors, never their values. It is public, and made one line (:func:`plain`): as it may quote what
+        another machine sent, it could otherwise forge lines of a log.
     """
 
     default_public = "the exchange does not fit the agreed schema"
@@ -59,7 +102,22 @@ class ExchangeError(FedTARError):
 
 @contextmanager
 def within(where: str) -> Iterator[None]:
-    """The message of a :class:`DataError` in this block begins with ``where``."""
+    """Put a place before the message of a :class:`DataError` that is raised in this block.
+
+    Parameters
+    ----------
+    where : str
+        Such as a file and a row.
+
+    Yields
+    ------
+    None
+
+    Raises
+    ------
+    DataError
+        The block's own, with the longer message and the same reason.
+    """
     try:
         yield
     except DataError as error:
@@ -68,7 +126,22 @@ def within(where: str) -> Iterator[None]:
 
 @contextmanager
 def decoding(failed: str, reason: str = "unreadable") -> Iterator[None]:
-    """Whatever a library raises on broken bytes becomes a :class:`DataError` of the text ``failed`` and its words."""
+    """Turn whatever a library raises on broken bytes in this block into a :class:`DataError`.
+
+    Parameters
+    ----------
+    failed, reason : str
+        The beginning of the message, before the library's own words, and the error's reason.
+
+    Yields
+    ------
+    None
+
+    Raises
+    ------
+    DataError
+        For any exception but ``DataError`` and ``MemoryError``, which pass unchanged.
+    """
     try:
         yield
     except (DataError, MemoryError):
@@ -79,7 +152,17 @@ def decoding(failed: str, reason: str = "unreadable") -> Iterator[None]:
 
 @contextmanager
 def collecting(problems: list[DataError]) -> Iterator[None]:
-    """A :class:`DataError` in this block is added to ``problems`` and goes no further."""
+    """Collect a :class:`DataError` of this block instead of raising it.
+
+    Parameters
+    ----------
+    problems : list of DataError
+        The error is appended to it.
+
+    Yields
+    ------
+    None
+    """
     try:
         yield
     except DataError as error:

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that are written whole or not at all, and JSON and YAML that are read strictly."""
 
 import json
 import math
@@ -11,6 +11,22 @@ from typing import Any
 
 from fedtar_flare.core.errors import ConfigError
 
+__all__ = [
+    "PRIVATE",
+    "SHARED",
+    "clean",
+    "locked",
+    "parse_yaml",
+    "read_json",
+    "read_yaml",
+    "replacing",
+    "write_bytes",
+    "write_json",
+    "write_text",
+    "yaml_mapping",
+    "yaml_text",
+]
+
 PRIVATE, SHARED = 0o600, 0o666
 """Permissions of a new file, less the umask: for its owner alone, or as the user's other files."""
 MAX_DEPTH = 50
@@ -19,9 +35,21 @@ MAX_DEPTH = 50
 
 @contextmanager
 def replacing(path: Path, mode: int = PRIVATE) -> Iterator[Path]:
-    """Yield an empty file beside ``path``; when the block ends well it is flushed to disk and replaces ``path``.
+    """Write a file under another name, which replaces ``path`` when the block ends without an exception.
 
-    Missing folders are created. After an exception nothing is left behind and an earlier file stays as it was.
+    After an exception nothing is left behind and an earlier file stays as it was.
+
+    Parameters
+    ----------
+    path : Path
+        The file to write; missing folders are created.
+    mode : int
+        Permissions of the file, less the umask: :data:`PRIVATE` or :data:`SHARED`.
+
+    Yields
+    ------
+    Path
+        An empty file beside ``path``, flushed to disk before it takes the place of ``path``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -37,25 +65,68 @@ def replacing(path: Path, mode: int = PRIVATE) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes, mode: int = SHARED) -> Path:
-    """Write a file (see :func:`replacing`); returns its path."""
+    """Write a file, whole or not at all (:func:`replacing`).
+
+    Parameters
+    ----------
+    path, content, mode
+        The file, whose missing folders are created, all its bytes, and its permissions, less the umask.
+
+    Returns
+    -------
+    Path
+        ``path``.
+    """
     with replacing(path, mode) as temporary:
         temporary.write_bytes(content)
     return path
 
 
 def write_text(path: Path, text: str, mode: int = SHARED) -> Path:
-    """Write a text in UTF-8 (see :func:`replacing`); returns its path."""
+    """Write a text in UTF-8, as :func:`write_bytes` does.
+
+    Parameters
+    ----------
+    path, text, mode
+        The file, its content, and its permissions, less the umask.
+
+    Returns
+    -------
+    Path
+        ``path``.
+    """
     return write_bytes(path, text.encode(), mode)
 
 
 def write_json(path: Path, data: Any, mode: int = SHARED) -> Path:
-    """Write JSON (see :func:`replacing` and :func:`clean`); returns its path."""
+    """Write JSON, made valid by :func:`clean`, as :func:`write_bytes` does.
+
+    Parameters
+    ----------
+    path, data, mode
+        The file, its content, and its permissions, less the umask.
+
+    Returns
+    -------
+    Path
+        ``path``.
+    """
     return write_text(path, json.dumps(clean(data), indent=2, allow_nan=False) + "\n", mode)
 
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """One process at a time between reading and writing a file, by a lock file beside it; not to be nested."""
+    """Let one process at a time change a file, by a lock file beside it; not to be nested.
+
+    Parameters
+    ----------
+    file : Path
+        The file that is read and written in the block; it need not exist.
+
+    Yields
+    ------
+    None
+    """
     import fcntl
 
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -66,7 +137,23 @@ def locked(file: Path) -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; :class:`ConfigError` when the file is missing, holds none, or has a key twice."""
+    """Read a JSON object.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Returns
+    -------
+    dict
+        Values by key.
+
+    Raises
+    ------
+    ConfigError
+        The file is missing, holds no JSON object, or has a key twice.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
     except (OSError, ValueError, RecursionError) as error:
@@ -77,12 +164,44 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
-    """Read a YAML mapping that must hold ``what``; :class:`ConfigError` when the file is missing or holds none."""
+    """Read a YAML mapping from a file.
+
+    Parameters
+    ----------
+    path, what
+        The file, and what the mapping holds, for the error where it holds none.
+
+    Returns
+    -------
+    dict
+        Values by key.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`yaml_text` and :func:`yaml_mapping`.
+    """
     return yaml_mapping(yaml_text(path), str(path), what)
 
 
 def yaml_text(path: Path) -> str:
-    """Read a text; :class:`ConfigError` when the file is missing or none."""
+    """Read the text of a YAML file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Returns
+    -------
+    str
+        Its content, not yet parsed.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, or is not UTF-8.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -90,17 +209,48 @@ def yaml_text(path: Path) -> str:
 
 
 def yaml_mapping(text: str, where: str, what: str) -> dict[str, Any]:
-    """The mapping of a YAML text, which must hold ``what``; :class:`ConfigError`, as :func:`parse_yaml` raises it."""
+    """Parse a YAML text that must be a mapping.
+
+    Parameters
+    ----------
+    text, where, what : str
+        The YAML, its origin, with which errors begin, and what the mapping holds, for the error where it is none.
+
+    Returns
+    -------
+    dict
+        Values by key.
+
+    Raises
+    ------
+    ConfigError
+        The text is no mapping, or :func:`parse_yaml` refuses it.
+    """
     if not isinstance(content := parse_yaml(text, where), dict):
         raise ConfigError(f"{where}: must hold {what}")
     return content
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """What a YAML text says; :class:`ConfigError`, beginning with ``where``, for one that is none or has a key twice.
+    """Parse a YAML text, more strictly than PyYAML.
 
     PyYAML takes the last of two equal keys, and a text of deep nesting ends its process. Aliases (``*name``) are
     refused: a few lines of aliases of aliases stand for more values than any memory holds.
+
+    Parameters
+    ----------
+    text, where : str
+        The YAML, and its origin, with which errors begin.
+
+    Returns
+    -------
+    object
+        A mapping, list, text, number, date, bool or None.
+
+    Raises
+    ------
+    ConfigError
+        The text is no YAML, has a key twice or an alias, or is nested more than 50 deep.
     """
     import yaml
 
@@ -116,7 +266,7 @@ def _check_events(events: Iterable[Any]) -> None:
     """Raise ValueError for a key that is in a mapping twice, for an alias, and for deep nesting."""
     from yaml import AliasEvent, CollectionEndEvent, CollectionStartEvent, MappingStartEvent, NodeEvent, ScalarEvent
 
-    open_: list[list[Any]] = []  # of each collection: its keys (None: it has none), and whether a key comes next
+    open_: list[list[Any]] = []  # for each open collection: its keys (None for a list), and whether a key comes next
     for event in events:
         line = event.start_mark.line + 1
         if isinstance(event, AliasEvent):
@@ -129,7 +279,7 @@ def _check_events(events: Iterable[Any]) -> None:
                 open_[-1][1] = not is_key
                 if is_key and isinstance(event, ScalarEvent):
                     if event.value in keys:
-                        raise ValueError(f"line {line}: '{event.value}' is there twice")
+                        raise ValueError(f"line {line}: '{event.value}' occurs twice")
                     keys.add(event.value)
             if isinstance(event, CollectionStartEvent):
                 open_.append([set() if isinstance(event, MappingStartEvent) else None, True])
@@ -138,15 +288,27 @@ def _check_events(events: Iterable[Any]) -> None:
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a mapping of JSON pairs; raises ValueError for a key that occurs twice."""
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"'{next(name for name in names if names.count(name) > 1)}' is there twice")
+        raise ValueError(f"'{next(name for name in names if names.count(name) > 1)}' occurs twice")
     return content
 
 
 def clean(value: Any) -> Any:
-    """Make a value fit for JSON: non-finite numbers become None, tuples lists and mapping keys text."""
+    """Make a value valid JSON.
+
+    Parameters
+    ----------
+    value : object
+        Of mappings, lists, tuples, texts, numbers and None.
+
+    Returns
+    -------
+    object
+        The same, with None for numbers that are not finite, lists for tuples, and keys of mappings as text.
+    """
     if isinstance(value, Mapping):
         return {str(key): clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,16 +1,32 @@
-"""Progress lines of long work: how far, how fast, how much longer."""
+"""Lines that report the progress of long work."""
 
 import time
 from collections.abc import Callable
 
+__all__ = ["EVERY_SECONDS", "Progress"]
+
 EVERY_SECONDS = 15.0
+"""Least time between two lines."""
 
 
 class Progress:
-    """Reports to ``say`` how much is done of ``total`` units, at most once in ``every`` seconds: never of short work.
+    """Reports how far work is, how fast, and how much longer it takes; work shorter than ``every`` is never reported.
 
-    ``what`` names the work and its unit, such as ``round 1, step 2: update``.
+    Parameters
+    ----------
+    what : str
+        The work and its unit, such as ``round 1, step 2: update``.
+    total : int
+        Units of the work.
+    say : callable
+        Takes each line.
+    every : float
+        Seconds between two lines, at least.
+    clock : callable
+        Gives the time in seconds.
 
+    Examples
+    --------
     >>> ticks = iter([0.0, 10.0, 20.0])
     >>> progress = Progress("image", 4, print, every=15, clock=lambda: next(ticks))
     >>> progress(1)
@@ -30,7 +46,13 @@ class Progress:
         self._start = self._last = clock()
 
     def __call__(self, done: int) -> None:
-        """Report that ``done`` units are finished."""
+        """Report that ``done`` units are finished.
+
+        Parameters
+        ----------
+        done : int
+            Units since the beginning.
+        """
         now = self._clock()
         if now - self._last < self._every:
             return

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedtar_flare.core.errors import ConfigError
 
+__all__ = ["RunSettings", "Settings", "build", "check_names", "digest", "suggestion"]
 _Settings = TypeVar("_Settings", bound="Settings")
 
 _ALLOWED = {
@@ -36,10 +37,20 @@ _ALLOWED = {
 
 
 class Settings(BaseModel):
-    """Base of all settings: frozen, compared by value, checked when built (ConfigError says what would be allowed).
+    """Base of all settings: frozen, compared by value, checked when built.
 
     Types are strict (no 2.0 or True for a whole number, no infinity), but an int may stand for a float and a list for a
     tuple, so that settings read back from JSON equal those that were written.
+
+    Parameters
+    ----------
+    **values
+        Values by name; the defaults stand for the others.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown name or a wrong value; it says what is allowed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -48,17 +59,38 @@ class Settings(BaseModel):
         self._fill(values, type(self).__name__)
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
-        """Fields whose value does not fit, each with what it must be, where types and limits cannot say it.
+        """Check what types and limits of single fields cannot express.
 
-        Only the first is reported, so a check may rely on those before it.
+        Yields
+        ------
+        tuple of str
+            A field's name, and what its value must be. Only the first is reported, so a check may rely on those before.
         """
         yield from ()
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed, checked anew."""
+        """Copy, with some fields changed, and check anew.
+
+        Parameters
+        ----------
+        **changes
+            New values by name.
+
+        Returns
+        -------
+        Settings
+            Of the same class.
+        """
         return type(self)(**{**self.to_dict(), **changes})
 
     def to_dict(self) -> dict[str, Any]:
+        """Give the values by name.
+
+        Returns
+        -------
+        dict
+            From which the class can be built again, also after a way through JSON.
+        """
         return self.model_dump()
 
     def _fill(self, values: Mapping[str, Any], where: str) -> None:
@@ -71,12 +103,12 @@ class Settings(BaseModel):
             if first["type"] == "missing":
                 if not inner:
                     raise ConfigError(f"{where}: '{name}' is missing{self._help(str(name))}") from None
-                inner.pop()  # what is named is the list that is too short
+                inner.pop()  # the error names the list that is too short
             part = f"{name}{''.join(f'[{i}]' for i in inner)}"
             value = first["input"] if inner else values[str(name)]
             allowed = _ALLOWED.get(first["type"])
-            said = f"it must be {allowed.format(**first.get('ctx', {}))}" if allowed else first["msg"]
-            raise ConfigError(f"{where}: {part} is {value!r}: {said}{self._help(str(name))}") from None
+            must = f"it must be {allowed.format(**first.get('ctx', {}))}" if allowed else first["msg"]
+            raise ConfigError(f"{where}: {part} is {value!r}: {must}{self._help(str(name))}") from None
         for name, allowed in self.validation_errors():
             value = getattr(self, name)
             raise ConfigError(f"{where}: {name} is {value!r}: it must be {allowed}{self._help(name)}")
@@ -88,7 +120,27 @@ class Settings(BaseModel):
 
 
 def build(cls: type[_Settings], values: Mapping[str, Any] | None, where: str) -> _Settings:
-    """Settings from a dictionary (None: the defaults); errors begin with ``where``: the argument's name or the file."""
+    """Build settings from a dictionary.
+
+    Parameters
+    ----------
+    cls : type of Settings
+        The class to build.
+    values : mapping or None
+        Values by name; None stands for the defaults.
+    where : str
+        The argument's name or the file, with which errors begin.
+
+    Returns
+    -------
+    Settings
+        Of this class.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown name, a wrong value, or ``values`` that are no mapping.
+    """
     if not isinstance(values, Mapping | None):
         raise ConfigError(f"{where}: must hold settings by name, not {values!r}")
     settings = cls.__new__(cls)
@@ -97,8 +149,10 @@ def build(cls: type[_Settings], values: Mapping[str, Any] | None, where: str) ->
 
 
 class RunSettings(dict[str, Any]):
-    """The settings of one run by group, handed from the recipe down to the learner: ``settings.lora.rank``.
+    """The settings of one run by group, handed from the recipe down to the learner.
 
+    Examples
+    --------
     >>> class Lora(Settings):
     ...     rank: int = 4
     >>> RunSettings(lora=Lora()).lora.rank
@@ -111,30 +165,85 @@ class RunSettings(dict[str, Any]):
         return self[name]
 
     def replace(self, **groups: Settings) -> "RunSettings":
-        """A copy with some groups changed."""
+        """Copy, with some groups changed.
+
+        Parameters
+        ----------
+        **groups : Settings
+            The new groups by name.
+
+        Returns
+        -------
+        RunSettings
+            The copy.
+        """
         return RunSettings(self | groups)
 
     def to_dict(self) -> dict[str, Any]:
+        """Give the values by group and name.
+
+        Returns
+        -------
+        dict of dict
+            As :meth:`Settings.to_dict` gives each group.
+        """
         return {name: group.to_dict() for name, group in self.items()}
 
 
 def check_names(names: Collection[Any], known: Collection[str], where: str, what: str = "setting") -> None:
-    """Refuse an unknown name; the :class:`ConfigError` gives the nearest known one, and all of them."""
+    """Refuse unknown names.
+
+    Parameters
+    ----------
+    names, known : collection of str
+        The names to check, and those allowed.
+    where, what : str
+        The beginning of the error, and the word for what is named.
+
+    Raises
+    ------
+    ConfigError
+        For the first unknown name; it gives the most similar known name, and all known names.
+    """
     for name in names:
         if name not in known:
-            hint = f"{nearest(str(name), known)} (known: {', '.join(known)})"
+            hint = f"{suggestion(str(name), known)} (known: {', '.join(known)})"
             raise ConfigError(f"{where}: unknown {what} '{name}'{hint}")
 
 
-def nearest(word: str, known: Collection[str]) -> str:
-    """``; did you mean 'X'?`` with the known word nearest to this one, or nothing."""
+def suggestion(word: str, known: Collection[str]) -> str:
+    """Suggest a known word in place of an unknown one.
+
+    Parameters
+    ----------
+    word : str
+        The unknown word.
+    known : collection of str
+        Those that may be suggested.
+
+    Returns
+    -------
+    str
+        ``; did you mean 'X'?`` with the most similar word, to end an error with; empty where none is similar.
+    """
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def digest(*settings: Settings) -> str:
-    """Short hash of settings that all sites must share."""
-    text = json.dumps([one.to_dict() for one in settings], sort_keys=True)
+    """Hash settings that all sites must share.
+
+    Parameters
+    ----------
+    *settings : Settings
+        In a fixed order.
+
+    Returns
+    -------
+    str
+        16 hexadecimal digits.
+    """
+    text = json.dumps([group.to_dict() for group in settings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

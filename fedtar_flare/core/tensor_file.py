@@ -16,6 +16,16 @@ from safetensors.torch import save_file
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.core.files import replacing
 
+__all__ = [
+    "StateError",
+    "checksum",
+    "coarse_checksums",
+    "coarsely_equal",
+    "read_tensors",
+    "without_prefix",
+    "write_tensors",
+]
+
 
 class StateError(FedTARError):
     """A file of saved state is missing or cannot be read."""
@@ -24,7 +34,22 @@ class StateError(FedTARError):
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
-    """Write tensors of any device, and a JSON-able ``info`` as the file's header, whole or not at all (OSError)."""
+    """Write tensors and a header to a ``safetensors`` file, whole or not at all.
+
+    Parameters
+    ----------
+    path : Path
+        The file; missing folders are created.
+    tensors : mapping of Tensor by name
+        On any device.
+    info : mapping
+        What JSON can hold; it becomes the file's header.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written.
+    """
     data = {name: value.detach().to("cpu").contiguous().clone() for name, value in tensors.items()}
     with replacing(path) as temporary:
         try:
@@ -36,7 +61,25 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], info: Mapping
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Read what :func:`write_tensors` wrote; :class:`StateError` when it is missing, truncated or of another form."""
+    """Read what :func:`write_tensors` wrote.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Returns
+    -------
+    tensors : dict of Tensor by name
+        On the CPU.
+    info : dict
+        The header.
+
+    Raises
+    ------
+    StateError
+        The file is missing, truncated or of another form.
+    """
     try:
         with safe_open(str(path), framework="pt") as file:
             info = json.loads((file.metadata() or {})["info"])
@@ -48,12 +91,36 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def without_prefix(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    """The tensors whose names begin with ``prefix``, by what follows it."""
+    """Select tensors by the beginning of their names.
+
+    Parameters
+    ----------
+    tensors : mapping of Tensor by name
+        From which to select.
+    prefix : str
+        The beginning.
+
+    Returns
+    -------
+    dict of Tensor by name
+        Those whose names begin with ``prefix``, by the rest of the name.
+    """
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def checksum(tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 of tensors by name, dtype, shape and bits, independent of their order."""
+    """Hash tensors.
+
+    Parameters
+    ----------
+    tensors : mapping of Tensor by name
+        In any order, on any device.
+
+    Returns
+    -------
+    str
+        SHA-256 of names, dtypes, shapes and bits, in hexadecimal digits.
+    """
     digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
@@ -62,13 +129,24 @@ def checksum(tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def near_checksums(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Three short checksums of tensors in eighths of their largest value, on grids that are a third apart.
+def coarse_checksums(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Hash tensors so that rounding errors almost surely do not matter (:func:`coarsely_equal`).
 
-    Two states that differ by rounding errors alone, as those of two kinds of processor do where normal numbers are
-    drawn, have one of the three in common almost surely (:func:`near`).
+    Processors of two kinds draw normal numbers that differ by rounding errors. A value that rounds differently on one
+    grid does not on another one, so the values are rounded on three grids.
+
+    Parameters
+    ----------
+    tensors : mapping of Tensor by name
+        In any order, on any device.
+
+    Returns
+    -------
+    str
+        Three hashes of 16 digits, joined by ``-``: of the values rounded to eighths of each tensor's largest (its next
+        power of two), on grids that are shifted by a third of a step.
     """
-    found = []
+    hashes = []
     for shift in (0, 1, 2):
         digest = hashlib.sha256()
         for name in sorted(tensors):
@@ -77,10 +155,21 @@ def near_checksums(tensors: Mapping[str, torch.Tensor]) -> str:
             top = 2.0 ** math.ceil(math.log2(largest)) if largest else 1.0
             digest.update(f"{name} {tuple(value.shape)} {top}\n".encode())
             digest.update((value * (8 / top) + shift / 3).floor().to(torch.int8).contiguous().numpy().tobytes())
-        found.append(digest.hexdigest()[:16])
-    return "-".join(found)
+        hashes.append(digest.hexdigest()[:16])
+    return "-".join(hashes)
 
 
-def near(one: str, other: str) -> bool:
-    """Whether two states are the same up to rounding errors, by their :func:`near_checksums`."""
-    return any(a == b for a, b in zip(one.split("-"), other.split("-"), strict=False))
+def coarsely_equal(first: str, second: str) -> bool:
+    """Tell whether two states are equal up to rounding errors.
+
+    Parameters
+    ----------
+    first, second : str
+        Their :func:`coarse_checksums`.
+
+    Returns
+    -------
+    bool
+        Whether the hashes of one grid, at least, agree.
+    """
+    return any(a == b for a, b in zip(first.split("-"), second.split("-"), strict=False))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from fedtar_flare.core.errors import ConfigError, DataError
-from fedtar_flare.core.settings import nearest
+from fedtar_flare.core.settings import suggestion
 
 HEADINGS: dict[str, tuple[str, ...]] = {
     "examination": ("examination", "exam", "study", "type of examination"),
@@ -81,7 +81,7 @@ def check_sections(value: object, where: str) -> tuple[str, ...]:
     for name in names:
         if name not in SECTIONS:
             known = ", ".join(SECTIONS)
-            raise ConfigError(f"{where}: unknown section '{name}'{nearest(name, SECTIONS)} (known: {known}, or all)")
+            raise ConfigError(f"{where}: unknown section '{name}'{suggestion(name, SECTIONS)} (known: {known}, or all)")
     return tuple(dict.fromkeys(names))
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtar_flare.core.errors import DISK_FULL, FULL, DataError
+from fedtar_flare.core.errors import DISK_FULL, DISK_FULL_ERRNOS, DataError
 from fedtar_flare.core.files import PRIVATE, write_bytes, write_text
 
 PREPARATION_VERSION = 4
@@ -150,7 +150,7 @@ def _place_of(entry: Path) -> Iterator[None]:
         entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # pictures of patients: for this user alone
         yield
     except OSError as error:
-        full = error.errno in FULL
+        full = error.errno in DISK_FULL_ERRNOS
         raise DataError(
             f"{entry.parent}: prepared images cannot be written ({error.strerror or error}). Free the disk, for which "
             "'fedtar site purge --cache' deletes all prepared images, or write another cache_dir into the site file",

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.settings import nearest
+from fedtar_flare.core.settings import suggestion
 
 Spec = Mapping[str, Any]
 """One transform: ``{"name": "Spacingd", "pixdim": [1, 1, 2]}``."""
@@ -114,12 +114,12 @@ def problem_of(specs: Sequence[Spec]) -> str | None:
     for spec in specs:
         name = spec.get("name") if isinstance(spec, Mapping) else spec
         if not isinstance(name, str) or name not in LISTED:
-            return f"transforms of {', '.join(LISTED)}: not {name!r}{nearest(str(name), LISTED)}"
+            return f"transforms of {', '.join(LISTED)}: not {name!r}{suggestion(str(name), LISTED)}"
         listed = LISTED[name]
         known = {**listed.needed, **listed.other}
         for argument, value in spec.items():
             if argument != "name" and argument not in known:
-                return f"'{name}' with {', '.join(known)} alone: not '{argument}'{nearest(str(argument), known)}"
+                return f"'{name}' with {', '.join(known)} alone: not '{argument}'{suggestion(str(argument), known)}"
             if argument != "name" and not allows(known[argument], value):
                 return f"'{name}' with a {argument} that is {known[argument]}: not {value!r}"
         if missing := [argument for argument in listed.needed if argument not in spec]:

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.globs import problem_of
-from fedtar_flare.core.settings import Settings, build, nearest
+from fedtar_flare.core.settings import Settings, build, suggestion
 from fedtar_flare.presets import papers
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -259,7 +259,7 @@ def preset(name: str, **overrides: Any) -> ModelConfig:
     """
     if name not in PRESETS:
         raise ConfigError(
-            f"model preset '{name}' is unknown: it must be one of {', '.join(PRESETS)}{nearest(name, PRESETS)}"
+            f"model preset '{name}' is unknown: it must be one of {', '.join(PRESETS)}{suggestion(name, PRESETS)}"
         )
     values = {**PRESETS[name], **overrides, "preset": name}
     for part in ("encoder_config", "decoder_config"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError, FedTARError, plain
-from fedtar_flare.core.tensor_file import near, near_checksums
+from fedtar_flare.core.tensor_file import coarse_checksums, coarsely_equal
 from fedtar_flare.protocol.exchange import MASTER_DTYPE, ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, compatible, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE
@@ -125,8 +125,8 @@ class HandshakeController(TaskController):
             if site not in initial:
                 self._greet([site], None, site, initial, evaluate=False)
             if site in initial:
-                own = near_checksums(initial[site])
-                others = {name for name, one in said.items() if not near(one, own)}
+                own = coarse_checksums(initial[site])
+                others = {name for name, one in said.items() if not coarsely_equal(one, own)}
                 if not said or 2 * len(others) < len(said):
                     if doubted | others:
                         names = ", ".join(sorted(doubted | others))

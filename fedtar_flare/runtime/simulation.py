@@ -12,7 +12,7 @@ from nvflare.recipe.sim_env import SimEnv
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.progress import EVERY_SECONDS, Progress
-from fedtar_flare.core.settings import nearest
+from fedtar_flare.core.settings import suggestion
 from fedtar_flare.record.events import End, Start, Step, Validation
 from fedtar_flare.record.log import ROUNDS_FILE, of_kind, read_events
 from fedtar_flare.runtime.recipe import MethodRecipe
@@ -122,7 +122,9 @@ def _check_sites(recipe: MethodRecipe, names: list[str], threads: int | None) ->
         raise ConfigError(f"min_sites is {controller.min_sites}, and there are {len(names)} sites")
     for site in (*(controller.unseen or ()), *filter(None, [controller.initial_site])):
         if site not in names:
-            raise ConfigError(f"server: the job names site '{site}'{nearest(site, names)} (sites: {', '.join(names)})")
+            raise ConfigError(
+                f"server: the job names site '{site}'{suggestion(site, names)} (sites: {', '.join(names)})"
+            )
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare import registry
-from fedtar_flare.core.errors import DISK_FULL, FULL, ConfigError, DataError, ExchangeError, FedTARError
+from fedtar_flare.core.errors import DISK_FULL, DISK_FULL_ERRNOS, ConfigError, DataError, ExchangeError, FedTARError
 from fedtar_flare.core.settings import RunSettings, digest
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.learning.ranks import ALONE, Ranks
@@ -352,7 +352,7 @@ def reasons(error: Exception) -> tuple[str, str]:
     """What a site's own log says of an error, and what the server may know of it."""
     if isinstance(error, FedTARError):
         return str(error), error.public
-    if isinstance(error, OSError) and error.errno in FULL:
+    if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
         return f"{error}. Free the disk; nothing was trained", DISK_FULL
     public = f"unexpected {type(error).__name__} (see the site's own log)"
     return "".join(traceback.format_exception(error)), public

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.settings import RunSettings, Settings, build
-from fedtar_flare.core.tensor_file import near_checksums
+from fedtar_flare.core.tensor_file import coarse_checksums
 from fedtar_flare.data.minimum_cell import shown_count
 from fedtar_flare.imaging.transform_list import names_of
 from fedtar_flare.learning.config import LoRAConfig
@@ -145,7 +145,7 @@ class SiteStrategy(ABC):
             "settings": self.executor.settings_digest(),
             "counts": counts,
             "skipped_studies": cohort.left_out(least),
-            **({"start": near_checksums(shared)} if header.initial_site else {}),  # no weights came down
+            **({"start": coarse_checksums(shared)} if header.initial_site else {}),  # no weights came down
         }
         if (form := self.settings.lora.mean) != "factors":
             payload["lora_mean"] = form

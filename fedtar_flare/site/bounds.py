@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fedtar_flare.core.globs import problem_of
-from fedtar_flare.core.settings import Settings, nearest
+from fedtar_flare.core.settings import Settings, suggestion
 from fedtar_flare.imaging.transform_list import LISTED, SAFE
 
 
@@ -99,7 +99,7 @@ class Bounds(Settings):
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         if unknown := [name for name in self.transforms if name not in LISTED]:
-            yield "transforms", f"of {', '.join(LISTED)}: not '{unknown[0]}'{nearest(unknown[0], LISTED)}"
+            yield "transforms", f"of {', '.join(LISTED)}: not '{unknown[0]}'{suggestion(unknown[0], LISTED)}"
         if problem := problem_of(self.lora_targets):
             yield "lora_targets", problem
 

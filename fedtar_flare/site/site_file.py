@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import yaml_mapping, yaml_text
-from fedtar_flare.core.settings import Settings, build, check_names, nearest
+from fedtar_flare.core.settings import Settings, build, check_names, suggestion
 from fedtar_flare.data.sources import READERS
 from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.site.bounds import Bounds, default_bounds
@@ -102,7 +102,7 @@ class SiteConfig(Settings):
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         if self.source not in SOURCES:
-            yield "source", f"one of {', '.join(SOURCES)}{nearest(self.source, SOURCES)}"
+            yield "source", f"one of {', '.join(SOURCES)}{suggestion(self.source, SOURCES)}"
         if self.source != "synthetic" and self.path is None:
             yield "path", f"given, as source '{self.source}' needs a path"
         if self.syslog is not None and not re.fullmatch(r"/.+|[^/\s]+:\d{1,5}", self.syslog):

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.globs import LONGEST, MOST, matches, problem_of
+from fedtar_flare.core.globs import MAX_GLOBS, MAX_LENGTH, matches, problem_of
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.models.config import preset
@@ -20,10 +20,22 @@ PLACES = {
     "extra_names": lambda globs: OutboundGuard(["fedtar"], extra_names=globs),
 }
 """All that a job or a site writes names in."""
-EXPRESSIONS = ["(.*)*!", ".*", r"decoder\..*\.c_fc", "(a|b)", "a+", "[ab", "a..b", "!", "a,b", "", "x" * (LONGEST + 1)]
+EXPRESSIONS = [
+    "(.*)*!",
+    ".*",
+    r"decoder\..*\.c_fc",
+    "(a|b)",
+    "a+",
+    "[ab",
+    "a..b",
+    "!",
+    "a,b",
+    "",
+    "x" * (MAX_LENGTH + 1),
+]
 
 
-@given(st.text("a*?.[]!-b", max_size=LONGEST))
+@given(st.text("a*?.[]!-b", max_size=MAX_LENGTH))
 @example("*a" * 100 + "!")
 @example("*?" * 150)
 def test_no_text_takes_long_to_be_refused_or_to_be_matched(text):
@@ -36,7 +48,7 @@ def test_what_was_a_regular_expression_is_refused_with_the_way_to_write_it(place
     for text in EXPRESSIONS:
         with pytest.raises(ConfigError, match="not of regular expressions"):
             PLACES[place]([text])
-    for wrong, words in (("encoder.*", "list"), (["a"] * (MOST + 1), "at most")):
+    for wrong, words in (("encoder.*", "list"), (["a"] * (MAX_GLOBS + 1), "at most")):
         with pytest.raises(ConfigError, match=words):
             PLACES[place](wrong)
     with pytest.raises(ConfigError, match=r"'decoder\.\*\.c_fc'"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_controller_faults import federation, run
 
 from fedtar_flare.core.errors import ExchangeError
-from fedtar_flare.core.tensor_file import near, near_checksums
+from fedtar_flare.core.tensor_file import coarse_checksums, coarsely_equal
 from fedtar_flare.protocol import exchange as wire
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import Alarm, End, Start, Step, Validation
@@ -169,7 +169,7 @@ def test_one_site_cannot_take_over_the_mean_by_the_visits_that_it_claims(tmp_pat
         torch.testing.assert_close(w[name], start[name] + 0.5 * 3 + honest)
 
 
-def starting(value, claims=near_checksums):
+def starting(value, claims=coarse_checksums):
     """A site that lies in the handshake: of its initial weights, and of their checksum."""
 
     def lie(header, reply, tensors):
@@ -180,7 +180,7 @@ def starting(value, claims=near_checksums):
     return Spoilt("a-liar", lie, HANDSHAKE)
 
 
-@pytest.mark.parametrize("claims", [near_checksums, None])
+@pytest.mark.parametrize("claims", [coarse_checksums, None])
 @pytest.mark.parametrize("value", [1e37, 0.0])
 def test_the_first_site_by_name_does_not_choose_the_start(tmp_path, value, claims):
     sites = five() | {"a-liar": starting(value, claims)}
@@ -201,10 +201,10 @@ def test_checksums_of_a_start_forgive_rounding_and_nothing_else(seed, noise, oth
     generator = torch.Generator().manual_seed(seed)
     start = {"a": torch.randn(40, 9, generator=generator), "b": torch.zeros(3)}
     rounded = {"a": start["a"] * (1 + noise * torch.randn(40, 9, generator=generator)), "b": start["b"]}
-    own = near_checksums(start)
-    assert near(own, near_checksums(rounded))
+    own = coarse_checksums(start)
+    assert coarsely_equal(own, coarse_checksums(rounded))
     for changed in ({"a": other * start["a"]}, {"a": start["a"].flip(0)}, {"b": torch.full((3,), 1e-9)}):
-        assert not near(own, near_checksums(start | changed))
+        assert not coarsely_equal(own, coarse_checksums(start | changed))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.settings import nearest
+from fedtar_flare.core.settings import suggestion
 
 if TYPE_CHECKING:
     from fedtar_flare.data.sources.reading import Reading
@@ -26,7 +26,7 @@ def read_source(name: str, path: Path, options: Mapping[str, Any] | None = None)
     Raises :class:`ConfigError` for an unknown source or option, or for a layout that is not the source's.
     """
     if name not in READERS:
-        raise ConfigError(f"source '{name}' is not one of {', '.join(READERS)}{nearest(name, READERS)}")
+        raise ConfigError(f"source '{name}' is not one of {', '.join(READERS)}{suggestion(name, READERS)}")
     module = import_module(f"fedtar_flare.data.sources.{name}")
     reading: Reading = getattr(module, f"read_{name}")(path, options)
     return reading

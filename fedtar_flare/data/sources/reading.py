@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, DataError, within
-from fedtar_flare.core.settings import check_names, nearest
+from fedtar_flare.core.settings import check_names, suggestion
 from fedtar_flare.data.cohort import Patient, Sex, Visit, order_in_time
 from fedtar_flare.data.report_text import CLEANINGS, check_sections, clean_report, select_sections
 from fedtar_flare.data.splits import Split
@@ -59,7 +59,7 @@ class Reading:
         chosen = {name: options.get(name, allowed[0]) for name, allowed in CHOICES.items()}
         for name, value in chosen.items():
             if value not in CHOICES[name]:
-                hint = nearest(str(value), CHOICES[name])
+                hint = suggestion(str(value), CHOICES[name])
                 raise ConfigError(f"{where}: {name} '{value}' is not one of {', '.join(CHOICES[name])}{hint}")
         least = {name: options.get(name, 1) for name in ("min_visits", "min_words")}
         for name, value in least.items():

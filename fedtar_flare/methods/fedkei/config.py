@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.settings import Settings, build, nearest
+from fedtar_flare.core.settings import Settings, build, suggestion
 from fedtar_flare.data.task_stream import NOTHING, Order, TaskStream
 from fedtar_flare.methods.fedkei.plans import PLANS
 from fedtar_flare.metrics.report_labels import RuleLabels, report_labels
@@ -75,7 +75,7 @@ class FedKEIConfig(Settings):
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         if self.plan not in PLANS:
-            yield "plan", f"one of {', '.join(PLANS)}{nearest(self.plan, PLANS)}"
+            yield "plan", f"one of {', '.join(PLANS)}{suggestion(self.plan, PLANS)}"
         try:
             TaskStream(self.tasks, self.negatives)
         except ConfigError as error:
@@ -97,6 +97,6 @@ def classifier_of(preset: str, settings: dict[str, Any] | None, seed: int) -> Cl
     if preset not in CLASSIFIERS:
         raise ConfigError(
             f"preset '{preset}' is unknown to fedkei: it must be one of {', '.join(CLASSIFIERS)}"
-            f"{nearest(preset, CLASSIFIERS)}"
+            f"{suggestion(preset, CLASSIFIERS)}"
         )
     return build(ClassifierConfig, {"seed": seed, **CLASSIFIERS[preset], **(settings or {})}, "model")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.core.globs import MOST, matches, problem_of
+from fedtar_flare.core.globs import MAX_GLOBS, matches, problem_of
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, KNOWN_SETTINGS, OTHER_KINDS, wire_name
 
 if TYPE_CHECKING:
@@ -312,6 +312,6 @@ def target_names(model: nn.Module, targets: Sequence[str]) -> list[str]:
     return sorted(names)
 
 
-def _require_globs(setting: str, globs: Sequence[str], most: int = MOST) -> None:
+def _require_globs(setting: str, globs: Sequence[str], most: int = MAX_GLOBS) -> None:
     if problem := problem_of(globs, most):
         raise ConfigError(f"{setting} {globs!r:.300}: it must be {problem}")
