@@ -6,8 +6,9 @@ A patient with fewer than T visits, a step without anybody at a site, and irregu
 import copy
 import hmac
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,8 @@ from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.minimum_cell import PLANTED, full_cells, round_to_cell, shown_count
 from fedtar_flare.data.splits import SPLITS, Split, split_of
 from fedtar_flare.data.timeline import Timeline
+
+__all__ = ["Cohort", "EXCLUDED", "Modality", "Patient", "Sample", "Sex", "Visit"]
 
 Sex = Literal["F", "M"]
 Modality = Literal["ct", "radiograph", "photograph"]
@@ -29,22 +32,37 @@ EXCLUDED = "excluded"
 class Visit:
     """One study of one patient; patient and visit ids are the site's own and never leave it.
 
-    The report may be empty where the labels are known. Raises :class:`DataError` ``empty-report``,
-    ``contradicting-labels``, ``unknown-modality`` or ``age-out-of-range``.
+    Raises
+    ------
+    DataError
+        ``empty-report`` (a report may be empty only where labels are known), ``contradicting-labels``,
+        ``unknown-modality`` or ``age-out-of-range``.
     """
 
     patient_id: str
+    """The site's id of the patient."""
     visit_id: str
-    acquired: datetime  # a time with a zone is converted to UTC without one, so that all compare
-    image: Path  # DICOM folder, file or zip, NIfTI, PNG or JPEG, DICOM radiograph
+    """The site's id of the study."""
+    acquired: datetime
+    """Moment of acquisition; one with a time zone is converted to UTC without a zone, so that all compare."""
+    image: Path
+    """CT: a DICOM folder, file or zip, or NIfTI; else PNG, JPEG or a DICOM radiograph."""
     report: str
+    """Text of the reference report."""
     modality: Modality
-    age: float | None = None  # years at this visit
-    findings: frozenset[str] | None = None  # the known truth of a synthetic cohort
-    changes: frozenset[tuple[str, str]] | None = None  # the same: finding and direction since the visit before
-    labels: frozenset[str] | None = None  # what the image shows, for classification; empty: nothing, None: not known
-    uncertain: frozenset[str] = frozenset()  # of which nobody is sure
-    lateral: Path | None = None  # another radiograph of the study, the lateral view
+    """Kind of image."""
+    age: float | None = None
+    """Years at this visit, 0 to 130; None: unknown."""
+    findings: frozenset[str] | None = None
+    """Ids of the findings that a synthetic image shows; None for real data."""
+    changes: frozenset[tuple[str, str]] | None = None
+    """Finding and direction of its change since the visit before, for synthetic data; None for real data."""
+    labels: frozenset[str] | None = None
+    """Labels of the image for classification; empty: it shows none, None: not known."""
+    uncertain: frozenset[str] = frozenset()
+    """Labels that may or may not apply; disjoint from ``labels``."""
+    lateral: Path | None = None
+    """The lateral radiograph of the same study."""
 
     def __post_init__(self) -> None:
         where = f"patient {self.patient_id}, visit {self.visit_id}"
@@ -62,72 +80,114 @@ class Visit:
             raise DataError(text, reason="age-out-of-range")
 
 
-@dataclass(frozen=True, slots=True)
-class Patient:
-    """A patient with visits in order of acquisition; ties are broken by the report's text, then the image's path.
-
-    Raises :class:`DataError` ``no-visit``, ``mixed-patients`` or ``duplicate-visit`` (same moment and image).
-    """
-
-    patient_id: str
-    sex: Sex | None  # None: unknown or other
-    visits: tuple[Visit, ...]  # sorted here
-    unreadable: tuple[Visit, ...] = ()  # no readable image: not learned from, but they keep their place in time
-
-    def __post_init__(self) -> None:
-        if not self.visits:
-            raise DataError(f"patient {self.patient_id} has no visit", reason="no-visit")
-        if any(visit.patient_id != self.patient_id for visit in (*self.visits, *self.unreadable)):
-            raise DataError(f"patient {self.patient_id} holds a visit of another patient", reason="mixed-patients")
-        twice = [key for key, n in Counter((v.acquired, v.image) for v in self.visits).items() if n > 1]
-        if twice:
-            text = f"patient {self.patient_id}: two visits on {twice[0][0]} with the same image {twice[0][1]}"
-            raise DataError(text, reason="duplicate-visit")
-        object.__setattr__(self, "visits", tuple(sorted(self.visits, key=order_in_time)))
-
-    def places(self) -> list[int]:
-        """For each visit, how many visits came before it, unreadable ones included."""
-        before = [order_in_time(visit) for visit in self.unreadable]
-        return [i + sum(other < order_in_time(visit) for other in before) for i, visit in enumerate(self.visits)]
-
-
 def order_in_time(visit: Visit) -> tuple[datetime, str, str]:
-    """The sort key of a patient's visits."""
+    """The sort key of a patient's visits: by moment, then by the report's text, then by the image's path."""
     return visit.acquired, visit.report, str(visit.image)
 
 
 @dataclass(frozen=True, slots=True)
+class Patient:
+    """A patient and all visits at one site.
+
+    Raises
+    ------
+    DataError
+        ``no-visit``, ``mixed-patients`` (a visit of another patient) or ``duplicate-visit`` (same moment and image).
+    """
+
+    patient_id: str
+    """The site's id of the patient."""
+    sex: Sex | None
+    """None: unknown or other."""
+    visits: tuple[Visit, ...]
+    """At least one visit; sorted here by moment (ties: by the report's text, then the image's path)."""
+    unreadable: tuple[Visit, ...] = ()
+    """Visits without a readable image: nothing is learned from them, but they keep their place in time."""
+
+    def __post_init__(self) -> None:
+        if not self.visits:
+            raise DataError(f"patient {self.patient_id} has no visit", reason="no-visit")
+        if {visit.patient_id for visit in (*self.visits, *self.unreadable)} != {self.patient_id}:
+            raise DataError(f"patient {self.patient_id} holds a visit of another patient", reason="mixed-patients")
+        seen: set[tuple[datetime, Path]] = set()
+        for visit in self.visits:
+            if (visit.acquired, visit.image) in seen:
+                text = f"patient {self.patient_id}: two visits on {visit.acquired} with the same image {visit.image}"
+                raise DataError(text, reason="duplicate-visit")
+            seen.add((visit.acquired, visit.image))
+        object.__setattr__(self, "visits", tuple(sorted(self.visits, key=order_in_time)))
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
-    """What the model learns from: a visit, the one before it where asked for, and its place in time."""
+    """One example to learn from: a visit, its time step and, where the timeline includes it, the visit before."""
 
     visit: Visit
-    prior: Visit | None  # the last visit at an earlier moment with a readable image; None without, or if not asked for
+    """The visit whose report is learned."""
+    prior: Visit | None
+    """The last visit at an earlier moment with a readable image; None without one, or where it is not included."""
     sex: Sex | None
-    time_step: int  # 1..T
+    """Sex of the patient."""
+    time_step: int
+    """Time step, 1 to T."""
     split: Split
-    prepared: Path | None = None  # its model input, once :func:`.imaging.pipeline.prepare_cohort` has run
-    prior_prepared: Path | None = None  # that of the visit before
-    before: "Sample | None" = None  # the visit before as a sample, where the timeline asks for more than one
+    """Split of the patient."""
+    prepared: Path | None = None
+    """File of the model input, once :func:`.imaging.pipeline.prepare_cohort` has run."""
+    prior_prepared: Path | None = None
+    """File of the prior visit's model input."""
+    before: "Sample | None" = None
+    """The prior visit as a sample, where the timeline includes more than one earlier visit."""
 
     @property
     def planted(self) -> bool:
-        """Whether the patient is made up."""
+        """Whether the patient is a canary that the site has made up."""
         return self.visit.patient_id.startswith(PLANTED)
 
     @property
     def days_since_prior(self) -> float | None:
-        """Days from the visit before to this one, above 0; None where there is none."""
+        """Days from the prior visit to this one, above 0; None without a prior visit."""
         return None if self.prior is None else (self.visit.acquired - self.prior.acquired).total_seconds() / 86_400
 
 
 class Cohort:
     """All patients of one site, split by patient and aligned to time steps.
 
-    ``key`` is the site's secret for the keyed hashes, ``rejected`` counts by reason the studies left out when the data
-    was read, and ``prepared`` names the files with model input (:func:`.imaging.pipeline.prepare_cohort`). ``linked``
-    are groups of patients who share a picture, each group in one split: the first of training, validation and test that
-    one of them is in; ``splits`` those that the source states by patient. Raises :class:`DataError`
-    ``duplicate-patient``, ``mixed-modality`` or ``no-patient``.
+    Parameters
+    ----------
+    site : str
+        Name of the site.
+    patients : sequence of Patient
+        At least one; each id once, all of one modality.
+    key : bytes
+        The site's secret for keyed hashes, at least 16 bytes.
+    timeline : Timeline
+        How visits become time steps.
+    rejected : mapping of str to int, optional
+        Reason to number of studies left out when the data was read.
+    prepared : mapping of Visit to Path, optional
+        Files of model input (:func:`.imaging.pipeline.prepare_cohort`).
+    linked : sequence of collections of str, default ()
+        Groups of patient ids that share a picture. Each group is in one split: the first of training, validation and
+        test that one of its patients is in, so that nobody moves from training into a test.
+    splits : mapping of str to Split, optional
+        Split by patient id, as the source states it; the others' follows from the keyed hash of the id.
+
+    Attributes
+    ----------
+    patients : tuple of Patient
+        In the order of a keyed hash: independent of the source's order, and blind to the identifier.
+    visits : list of Visit
+        All usable visits, patient by patient.
+    modality : Modality
+        Modality of all visits.
+    time_steps : int
+        Number T of time steps.
+
+    Raises
+    ------
+    DataError
+        ``no-patient``, ``duplicate-patient`` or ``mixed-modality``.
     """
 
     def __init__(
@@ -144,63 +204,81 @@ class Cohort:
     ):
         if not patients:
             raise DataError(f"site {site} has no patient that can be used", reason="no-patient")
-        twice = [pid for pid, n in Counter(p.patient_id for p in patients).items() if n > 1]
-        if twice:
-            raise DataError(f"patient {twice[0]} is there twice", reason="duplicate-patient")
-        modalities = {visit.modality for patient in patients for visit in patient.visits}
-        if len(modalities) > 1:
-            raise DataError(f"site {site} mixes CT and radiographs; make one cohort of each", reason="mixed-modality")
+        by_hash = {hmac.digest(key, b"order:" + p.patient_id.encode(), "sha256"): p for p in patients}
+        if len(by_hash) < len(patients):
+            raise DataError(f"site {site} has two patients of one id", reason="duplicate-patient")
         self.site = site
         self.key = key
         self.timeline = timeline
+        self.time_steps = timeline.time_steps
         self.rejected = dict(rejected or {})
-        self._left_out: dict[str, set[str]] = {}  # by reason: patients with visits left out since they were read
-        self.modality: Modality = modalities.pop()
-        # ordered by keyed hash: independent of the source's order and blind to the identifier
-        order = {p.patient_id: hmac.digest(key, b"order:" + p.patient_id.encode(), "sha256") for p in patients}
-        self.patients: tuple[Patient, ...] = tuple(sorted(patients, key=lambda p: order[p.patient_id]))
+        self.patients: tuple[Patient, ...] = tuple(dict(sorted(by_hash.items())).values())
+        self.visits = [visit for patient in self.patients for visit in patient.visits]
+        self.modality: Modality = self.visits[0].modality
+        if any(visit.modality != self.modality for visit in self.visits):
+            raise DataError(f"site {site} mixes CT and radiographs; make one cohort of each", reason="mixed-modality")
         self.linked = tuple(linked)
         self.splits = dict(splits or {})
-        for group in self.linked:  # nobody moves from training into a test
-            first = min(map(self._split, group), key=SPLITS.index)
+        for group in self.linked:
+            first = min(map(self._split_of, group), key=SPLITS.index)
             self.splits |= dict.fromkeys(group, first)
-        self._samples = [sample for patient in self.patients for sample in self._samples_of(patient, prepared or {})]
+        self._left_out: dict[str, set[str]] = {}  # reason to the patients whose visits were left out after reading
+        self._samples = self._align(prepared or {})
 
-    def _split(self, patient_id: str) -> Split:
+    def _split_of(self, patient_id: str) -> Split:
         return self.splits.get(patient_id) or split_of(patient_id, self.key)
 
-    def _samples_of(self, patient: Patient, prepared: Mapping[Visit, Path]) -> Iterator[Sample]:
-        split = self._split(patient.patient_id)
-        earlier: list[Sample] = []
-        for visit, place in zip(patient.visits, patient.places(), strict=True):
-            step = self.timeline.step_of(place, visit.acquired)
-            prior = None
-            if self.timeline.prior_kinds:  # of two visits at one moment, neither came before the other
-                prior = next((one for one in reversed(earlier) if one.visit.acquired < visit.acquired), None)
-            last = (None, None) if prior is None else (prior.visit, prior.prepared)
-            more = prior if self.timeline.priors > 1 else None
-            earlier.append(Sample(visit, last[0], patient.sex, step, split, prepared.get(visit), last[1], more))
-            yield earlier[-1]
+    def _align(self, prepared: Mapping[Visit, Path]) -> list[Sample]:
+        """Every visit as a sample, with its time step, split and prior visit."""
+        samples: list[Sample] = []
+        with_prior, several = bool(self.timeline.prior_kinds), self.timeline.priors > 1
+        for patient in self.patients:
+            split = self._split_of(patient.patient_id)
+            unreadable = sorted(map(order_in_time, patient.unreadable))
+            earlier: list[Sample] = []
+            for i, visit in enumerate(patient.visits):
+                # a visit that became unreadable keeps its place, so that it moves no later visit to another step
+                step = self.timeline.step_of(i + bisect_left(unreadable, order_in_time(visit)), visit.acquired)
+                before = None
+                if with_prior:  # of two visits at one moment, neither came before the other
+                    before = next((s for s in reversed(earlier) if s.visit.acquired < visit.acquired), None)
+                prior, image = (None, None) if before is None else (before.visit, before.prepared)
+                chain = before if several else None
+                earlier.append(Sample(visit, prior, patient.sex, step, split, prepared.get(visit), image, chain))
+            samples += earlier
+        return samples
 
-    @property
-    def time_steps(self) -> int:
-        """T."""
-        return self.timeline.time_steps
-
-    @property
-    def visits(self) -> list[Visit]:
-        """All usable visits, patient by patient."""
-        return [visit for patient in self.patients for visit in patient.visits]
+    def _with(self, samples: list[Sample]) -> "Cohort":
+        """A copy that has these samples."""
+        other = copy.copy(self)
+        other._samples = samples
+        return other
 
     def samples(self, split: Split | None, steps: int | Collection[int] | None = None, least: int = 1) -> list[Sample]:
-        """Samples of one split (and step, or several; None: all) by patient in hash order, then by date.
+        """Samples by patient in hash order, then by date.
 
-        Only of cells (a split at a step) with at least ``least`` distinct patients.
+        Parameters
+        ----------
+        split : Split or None
+            Their split; None: any.
+        steps : int or collection of int, optional
+            Their time step or steps; None: any.
+        least : int, default 1
+            Fewest distinct patients of a cell (a split at a time step); smaller cells are left out.
+
+        Returns
+        -------
+        list of Sample
         """
-        full = self._cells(least)
-        among = range(1, self.time_steps + 1) if steps is None else [steps] if isinstance(steps, int) else steps
-        wanted = (s for s in self._samples if split in (None, s.split) and s.time_step in among)
-        return [s for s in wanted if (s.split, s.time_step) in full]
+        cells = self._cells(least)
+        wanted = (steps,) if isinstance(steps, int) else steps
+        return [
+            s
+            for s in self._samples
+            if split in (None, s.split)
+            and (wanted is None or s.time_step in wanted)
+            and (s.split, s.time_step) in cells
+        ]
 
     def leaving_out(
         self,
@@ -208,97 +286,157 @@ class Cohort:
         prepared: Mapping[Visit, Path] | None = None,
         linked: Sequence[Collection[str]] | None = None,
     ) -> "Cohort":
-        """The cohort without the visits for which ``reason_of`` gives a reason; they are counted in ``rejected``.
+        """The cohort without some visits, which ``rejected`` then counts.
 
         A visit left out keeps its place in time, so that later visits stay at their step; the next visit's prior is the
-        last one remaining. ``linked`` replaces the cohort's own. Raises :class:`DataError` ``no-patient`` when nobody
-        is left.
+        last one remaining.
+
+        Parameters
+        ----------
+        reason_of : callable
+            Gives the reason why a visit is left out; None for a visit that stays.
+        prepared, linked : optional
+            As for :class:`Cohort`; without ``linked``, the groups stay as they are.
+
+        Returns
+        -------
+        Cohort
+            Without the patients of whom no visit is left.
+
+        Raises
+        ------
+        DataError
+            ``no-patient`` when nobody is left.
         """
-        rejected, left_out = Counter(self.rejected), {reason: set(ids) for reason, ids in self._left_out.items()}
+        rejected, left_out = Counter(self.rejected), defaultdict(set, copy.deepcopy(self._left_out))
         patients = []
         for patient in self.patients:
-            reasons = {visit: reason for visit in patient.visits if (reason := reason_of(visit))}
-            rejected.update(reasons.values())
-            for reason in reasons.values():
-                left_out.setdefault(reason, set()).add(patient.patient_id)
-            if visits := tuple(visit for visit in patient.visits if visit not in reasons):
-                patients.append(replace(patient, visits=visits, unreadable=(*patient.unreadable, *reasons)))
-        less = Cohort(
-            self.site,
-            patients,
-            key=self.key,
-            timeline=self.timeline,
-            rejected=rejected,
-            prepared=prepared,
-            linked=self.linked if linked is None else linked,
-            splits=self.splits,
-        )
-        less._left_out = left_out
-        return less
+            usable, unusable = [], []
+            for visit in patient.visits:
+                if reason := reason_of(visit):
+                    unusable.append(visit)
+                    rejected[reason] += 1
+                    left_out[reason].add(patient.patient_id)
+                else:
+                    usable.append(visit)
+            if usable:
+                unreadable = (*patient.unreadable, *unusable)
+                patients.append(replace(patient, visits=tuple(usable), unreadable=unreadable) if unusable else patient)
+        groups = self.linked if linked is None else linked
+        settings = {"key": self.key, "timeline": self.timeline, "rejected": rejected, "splits": self.splits}
+        smaller = Cohort(self.site, patients, prepared=prepared, linked=groups, **settings)  # type: ignore[arg-type]
+        smaller._left_out = left_out
+        return smaller
 
     def until(self, step: int, replay_share: float = 1.0) -> "Cohort":
-        """A copy with what a site has when a time step is the newest: the samples until then.
+        """A copy with what a site has at the time when a step is the newest.
 
-        It validates on the newest step alone, and trains on this share of the earlier visits, drawn by keyed hash.
+        Parameters
+        ----------
+        step : int
+            The newest time step. Validation uses its visits alone; later ones are gone.
+        replay_share : float, default 1
+            Share in [0, 1] of the earlier training visits that are kept, drawn by keyed hash.
+
+        Returns
+        -------
+        Cohort
         """
+        arrived = []
+        for sample in self._samples:
+            keep = sample.time_step == step or (sample.time_step < step and sample.split != "validation")
+            if keep and sample.split == "train" and sample.time_step < step:
+                visit = f"replay:{sample.visit.patient_id}/{sample.visit.visit_id}"
+                drawn = hmac.digest(self.key, visit.encode(), "sha256")
+                keep = int.from_bytes(drawn[:6], "big") / 2**48 < replay_share
+            if keep:
+                arrived.append(sample)
+        return self._with(arrived)
 
-        def kept(sample: Sample) -> bool:
-            if sample.time_step == step or sample.split == "test":
-                return sample.time_step <= step
-            of = f"replay:{sample.visit.patient_id}/{sample.visit.visit_id}"
-            drawn = hmac.digest(self.key, of.encode(), "sha256")
-            share = int.from_bytes(drawn[:6], "big") / 2**48
-            return sample.time_step < step and sample.split == "train" and share < replay_share
+    def with_samples(self, samples: Sequence[Sample]) -> "Cohort":
+        """A copy with more samples.
 
-        there = copy.copy(self)
-        there._samples = [sample for sample in self._samples if kept(sample)]
-        return there
+        Parameters
+        ----------
+        samples : sequence of Sample
+            Canaries, or other sites' samples, as these sites split and aligned them.
 
-    def joined_with(self, others: "Sequence[Cohort]") -> "Cohort":
-        """A copy that also has the samples of other sites' cohorts, as they split and aligned them; for simulations."""
-        return self.also_with([sample for cohort in others for sample in cohort._samples])
-
-    def also_with(self, samples: Sequence[Sample]) -> "Cohort":
-        """A copy that also has these samples."""
-        joined = copy.copy(self)
-        joined._samples = [*self._samples, *samples]
-        return joined
+        Returns
+        -------
+        Cohort
+        """
+        return self._with([*self._samples, *samples])
 
     def training_on(self, patients: Collection[str]) -> "Cohort":
-        """A copy that trains on these patients and tests on all others."""
-        there = copy.copy(self)
-        there._samples = [
-            replace(s, split="train" if s.visit.patient_id in patients else "test") for s in self._samples
-        ]
-        return there
+        """A copy that trains on some patients and tests on all others.
+
+        Parameters
+        ----------
+        patients : collection of str
+            Ids of the patients to train on.
+
+        Returns
+        -------
+        Cohort
+        """
+        return self._with(
+            [replace(s, split="train" if s.visit.patient_id in patients else "test") for s in self._samples]
+        )
 
     def counts(self, least: int = 1) -> dict[Split, list[int]]:
-        """Visits per split and step, lists of length T, as they may leave the site (:mod:`.minimum_cell`)."""
-        full = self._cells(least)
-        seen = Counter((s.split, s.time_step) for s in self._samples)
-        cells = {split: [(split, t) for t in range(1, self.time_steps + 1)] for split in SPLITS}
-        return {split: [round_to_cell(seen[c], least) if c in full else 0 for c in row] for split, row in cells.items()}
+        """Numbers of visits as they may leave the site (:mod:`.minimum_cell`).
+
+        Parameters
+        ----------
+        least : int, default 1
+            The site's minimum cell: fewest distinct patients of a cell that is reported, else 0.
+
+        Returns
+        -------
+        dict of Split to list of int
+            For each split one number per time step, rounded down to a multiple of ``least``; length T.
+        """
+        cells = self._cells(least)
+        counts: dict[Split, list[int]] = {split: [0] * self.time_steps for split in SPLITS}
+        for (split, step), n in Counter((s.split, s.time_step) for s in self._samples).items():
+            if (split, step) in cells:
+                counts[split][step - 1] = round_to_cell(n, least)
+        return counts
 
     def digest(self) -> str:
-        """Changes with every visit that comes or goes, is counted in another cell, or has another report or label."""
-        visits = sorted(
-            repr((v.patient_id, v.visit_id, s.split, s.time_step, v.report, sorted(v.labels or ())))
-            for s in self._samples
-            for v in (s.visit,)
-        )
-        return hmac.digest(self.key, "\n".join(visits).encode(), "sha256").hex()
+        """A keyed hash of the content.
+
+        Returns
+        -------
+        str
+            Hexadecimal; another one once a visit comes or goes, moves to another cell, or changes report or labels.
+        """
+        rows = []
+        for s in self._samples:
+            visit = s.visit
+            labels = sorted(visit.labels or ())
+            rows.append(repr((visit.patient_id, visit.visit_id, s.split, s.time_step, visit.report, labels)))
+        return hmac.digest(self.key, "\n".join(sorted(rows)).encode(), "sha256").hex()
 
     def left_out(self, least: int) -> dict[str, int]:
-        """Reason to number of studies left out, as it may leave the site: never who was excluded (a withdrawal).
+        """Numbers of studies left out as they may leave the site, without withdrawn patients (:data:`EXCLUDED`).
 
-        Where ``least`` is above 1, only studies of a reason whose patients are known and at least that many.
+        Parameters
+        ----------
+        least : int
+            The site's minimum cell. Above 1, only reasons whose patients are known and at least that many are reported.
+
+        Returns
+        -------
+        dict of str to int
+            By reason.
         """
-        shown = {reason: n for reason, n in self.rejected.items() if reason != EXCLUDED}
+        counts = {reason: n for reason, n in self.rejected.items() if reason != EXCLUDED}
         if least == 1:
-            return shown
-        known = {reason: shown_count(n, self._left_out.get(reason, ()), least) for reason, n in shown.items()}
-        return {reason: n for reason, n in known.items() if n}
+            return counts
+        shown = {reason: shown_count(n, self._left_out.get(reason, ()), least) for reason, n in counts.items()}
+        return {reason: n for reason, n in shown.items() if n}
 
     def _cells(self, least: int) -> set[tuple[Split, int]]:
-        """Split and step of the cells with at least ``least`` distinct patients."""
+        """Split and time step of the cells with at least ``least`` distinct patients."""
         return full_cells((((s.split, s.time_step), s.visit.patient_id) for s in self._samples), least)

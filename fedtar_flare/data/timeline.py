@@ -8,24 +8,34 @@ from datetime import datetime
 
 from fedtar_flare.core.errors import ConfigError
 
+__all__ = ["PRIORS", "Timeline", "check_periods", "extends"]
+
 ALIGNMENTS = ("visit", "period")
 PRIORS = ("none", "report", "image", "report+image", "generated", "generated+image")
+"""Values of :attr:`Timeline.prior`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The time steps 1 to T of a run.
+    """The time steps 1 to T of a run, and what a sample includes of earlier visits.
 
-    ``prior`` is what a sample includes of the patient's previous visit; ``generated`` is the report in training and in
-    the validation loss, and the model's own text of that visit when reports are written. Raises :class:`ConfigError`
-    with the field and the allowed values.
+    Raises
+    ------
+    ConfigError
+        For a value that is not allowed; the message names the field and the allowed values.
     """
 
-    time_steps: int  # T
-    alignment: str = "visit"  # a patient's t-th visit by date, and all beyond T in step T; "period": calendar bins
-    periods: tuple[datetime, ...] = ()  # T - 1 rising dates, each in the bin it begins
-    prior: str = "none"  # of PRIORS
-    priors: int = 1  # how many earlier visits a sample includes
+    time_steps: int
+    """Number T of time steps."""
+    alignment: str = "visit"
+    """``visit``: a patient's t-th visit by date is at step t, all beyond T at step T; ``period``: calendar bins."""
+    periods: tuple[datetime, ...] = ()
+    """For ``period``, T - 1 rising dates, each in the bin that it begins."""
+    prior: str = "none"
+    """What a sample includes of the patient's previous visit, one of :data:`PRIORS`. ``generated`` is the report in
+    training and in the validation loss, and the model's own draft of that visit when reports are generated."""
+    priors: int = 1
+    """Number of earlier visits that a sample includes."""
 
     def __post_init__(self) -> None:
         whole = isinstance(self.time_steps, int) and not isinstance(self.time_steps, bool)
@@ -49,27 +59,62 @@ class Timeline:
 
     @property
     def prior_generated(self) -> bool:
-        """Whether the model's own text stands for the previous report when reports are written."""
+        """Whether the model's own draft takes the place of the previous report when reports are generated."""
         return "generated" in self.prior
 
     def step_of(self, place: int, acquired: datetime) -> int:
-        """Time step (1 to T) of a patient's visit that has ``place`` visits before it."""
+        """Time step of a visit.
+
+        Parameters
+        ----------
+        place, acquired : int, datetime
+            Number of the patient's visits before it; moment of the visit.
+
+        Returns
+        -------
+        int
+            1 to T.
+        """
         if self.alignment == "period":
             return bisect_right(self.periods, acquired) + 1
         return min(place + 1, self.time_steps)
 
 
 def extends(before: str, now: str) -> list[str]:
-    """The bounds that a timeline adds to another one, both as text (``period`` and its ISO dates); else empty.
+    """The dates by which a timeline of calendar bins continues another one.
 
     >>> extends("period 2019-04-01", "period 2019-04-01 2019-07-01")
     ['2019-07-01']
+
+    Parameters
+    ----------
+    before, now : str
+        Two timelines as text: ``period`` and ISO dates.
+
+    Returns
+    -------
+    list of str
+        Dates that ``now`` adds at its end; empty where it does not begin as ``before``.
     """
     return now.removeprefix(before).split() if before.startswith("period") and now.startswith(f"{before} ") else []
 
 
 def check_periods(rounds_per_period: int, num_rounds: int, time_steps: int, *, fresh: bool, resumed: bool) -> None:
-    """ConfigError where visits cannot arrive so; ``fresh``: each period begins with the run's first weights."""
+    """Check the settings of a run in which visits arrive period by period.
+
+    Parameters
+    ----------
+    rounds_per_period, num_rounds, time_steps : int
+        Rounds after which the next period's visits arrive (0: all are there from the start); rounds of the run; number
+        T of its periods, the last of which is only scored.
+    fresh, resumed : bool
+        Whether each period begins with the run's first weights; whether the run continues another one.
+
+    Raises
+    ------
+    ConfigError
+        For more rounds than the periods have, or ``fresh`` without periods or in a resumed run.
+    """
     most = rounds_per_period * (time_steps - 1)
     if rounds_per_period < 0 or 0 < most < num_rounds or (rounds_per_period and not most):
         raise ConfigError(

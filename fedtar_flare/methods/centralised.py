@@ -48,7 +48,8 @@ class CentralisedSite(PooledSite):
         names = sorted(folder.name for folder in state.folder.parent.iterdir() if folder.name != site.name)
         members = [name for name in names if SiteState(root, header.run_id, name).versions()]
         configs = {name: load_site_config(name, workspace=None, simulator=True) for name in members}
-        return cohort.joined_with([self.executor.patients(config, name, header) for name, config in configs.items()])
+        others = [self.executor.patients(config, name, header) for name, config in configs.items()]
+        return cohort.with_samples([sample for other in others for sample in other.samples(None)])
 
 
 METHOD = FEDAVG.derive(

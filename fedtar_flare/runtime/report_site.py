@@ -206,7 +206,8 @@ class ReportSite(SiteStrategy):
             from fedtar_flare.learning.canaries import canaries
 
             self.executor.logger.info(f"trained on {planted} made-up patients too (canaries): for a trial, not for use")
-            learner.cohort = cohort.also_with(canaries(cohort, header.run_id, planted, learner.tokenizer, state.folder))
+            made_up = canaries(cohort, header.run_id, planted, learner.tokenizer, state.folder)
+            learner.cohort = cohort.with_samples(made_up)
         result = learner.train(step, seed, self._on_update(header, site, updates), updates, fewest)
         learner.cohort = cohort
         site.stop_if_aborted()
