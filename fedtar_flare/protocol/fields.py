@@ -11,6 +11,8 @@ from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import WORD, Reply
 
+__all__ = ["Field", "MAX_TEXT", "MOST", "SECONDS", "check_error", "loss_field"]
+
 MAX_TEXT = 512
 """Longest text of one value, in characters."""
 
@@ -36,40 +38,60 @@ MOST = 1e9
 class Field:
     """One field of a reply's header.
 
-    Its ``kind`` is ``number``: finite; ``count``: a whole number from 0; ``numbers``: None or a list of numbers;
-    ``tree``: numbers and lists of numbers under short words; ``word``; ``words``: short words under short words;
-    ``schema``: an :class:`ExchangeSchema`; ``settings``: nested primitives that the job itself determines.
-
-    A privacy filter lets a ``public`` field pass as it is, and a ``noisy`` one (a ``number`` or ``numbers`` that is not
-    public; else ConfigError) with noise; others it keeps.
+    Attributes
+    ----------
+    name : short word
+    kind : ``number``: finite; ``count``: a whole number from 0; ``numbers``: None or a list of numbers; ``tree``:
+        numbers and lists of numbers under short words; ``word``; ``words``: short words under short words; ``schema``:
+        an :class:`ExchangeSchema`; ``settings``: nested primitives that the job itself determines
+    about : a description for ``--describe`` and the audit
+    length : most values (``numbers``, ``words``), or characters of JSON (``tree``, ``settings``)
+    least, most : bounds of every number in it
+    public : whether a privacy filter lets it pass as it is: no patient data beyond numbers of visits
+    noisy : whether a privacy filter adds noise to it: a ``number`` or ``numbers`` that is not public, else
+        ConfigError; a field that is neither does not pass the filter
+    required : whether an ``ok`` reply without it is refused
     """
 
     name: str
     kind: Kind
-    about: str  # what ``--describe`` and the audit say of it
-    length: int = 100  # most values (``numbers``, ``words``), or characters of JSON (``tree``, ``settings``)
-    least: float = -MOST  # bounds of every number in it
+    about: str
+    length: int = 100
+    least: float = -MOST
     most: float = MOST
-    public: bool = False  # no patient data beyond numbers of visits
+    public: bool = False
     noisy: bool = False
-    required: bool = False  # an ``ok`` reply without it is refused
+    required: bool = False
 
     def __post_init__(self) -> None:
         if self.noisy and (self.public or self.kind not in ("number", "numbers")):
             raise ConfigError(f"field '{self.name}': noise is for a 'number' or 'numbers' that is not public")
 
     def check(self, value: Any) -> None:
-        """Refuse a value that is not of this kind; the :class:`ExchangeError` names the field, never its value."""
+        """Refuse a value that is not of this kind; the :class:`ExchangeError` names the field, never its value.
+
+        Parameters
+        ----------
+        value : anything
+        """
         _CHECKS[self.kind](self, value)
 
-    def require(self, holds: bool, problem: str) -> None:
-        """Raise an :class:`ExchangeError` that names the field unless this holds."""
+    def _require(self, holds: bool, problem: str) -> None:
         if not holds:
             raise ExchangeError(f"the field '{self.name}' {problem}")
 
 
 def loss_field(name: str, about: str, noisy: bool = False) -> Field:
-    """A loss from 0 to 10,000 nats per token; a uniform guess among 50,000 words has 11."""
+    """Declare a loss from 0 to 10,000 nats per token; a uniform guess among 50,000 words has 11.
+
+    Parameters
+    ----------
+    name, about, noisy : as of :class:`Field`
+
+    Returns
+    -------
+    Field
+    """
     return Field(name, "number", about, least=0, most=1e4, noisy=noisy)
 
 
@@ -78,7 +100,16 @@ SECONDS = Field("seconds", "number", "how long the task took", least=0)
 
 
 def check_error(reply: Reply) -> None:
-    """Refuse (:class:`ExchangeError`) an error reply that carries more than its reason and how long the task took."""
+    """Refuse an error reply that carries more than its reason and how long the task took.
+
+    Parameters
+    ----------
+    reply : Reply, whose status is ``error``
+
+    Raises
+    ------
+    ExchangeError
+    """
     check_texts(reply)
     if reply.payload or set(reply.numbers) - {SECONDS.name}:
         raise ExchangeError("an error reply carries more than its reason")
@@ -96,22 +127,22 @@ def check_texts(reply: Reply) -> None:
 
 def _number(field: Field, value: Any) -> None:
     if type(value) is int:
-        field.require(abs(value) <= MAX_WHOLE, "holds a number beyond 2^53")
+        field._require(abs(value) <= MAX_WHOLE, "holds a number beyond 2^53")
     else:
-        field.require(isinstance(value, float) and math.isfinite(value), "is not a finite number")
-    field.require(field.least <= value <= field.most, f"is not within {field.least:g} to {field.most:g}")
+        field._require(isinstance(value, float) and math.isfinite(value), "is not a finite number")
+    field._require(field.least <= value <= field.most, f"is not within {field.least:g} to {field.most:g}")
 
 
 def _count(field: Field, value: Any) -> None:
     _number(field, value)
-    field.require(value == int(value) and value >= 0, "is not a whole number from 0")
+    field._require(value == int(value) and value >= 0, "is not a whole number from 0")
 
 
 def _numbers(field: Field, value: Any) -> None:
     if value is None:
         return
     short = isinstance(value, list | tuple) and len(value) <= field.length
-    field.require(short, f"is not a list of at most {field.length} numbers")
+    field._require(short, f"is not a list of at most {field.length} numbers")
     for item in value:
         _number(field, item)
 
@@ -122,7 +153,7 @@ def _tree(field: Field, value: Any) -> None:
 
 
 def _branch(field: Field, leaf: Field, value: Any, depth: int) -> None:
-    field.require(isinstance(value, Mapping) and depth <= MAX_DEPTH, "is not a dictionary of bounded depth")
+    field._require(isinstance(value, Mapping) and depth <= MAX_DEPTH, "is not a dictionary of bounded depth")
     for key, item in value.items():
         if not isinstance(key, str) or not _NAME.fullmatch(key):
             raise ExchangeError(f"a name within the field '{field.name}' is not a short word")
@@ -135,25 +166,25 @@ def _branch(field: Field, leaf: Field, value: Any, depth: int) -> None:
 
 
 def _word(field: Field, value: Any) -> None:
-    field.require(isinstance(value, str) and bool(_VALUE.fullmatch(value)), "is not a short word")
+    field._require(isinstance(value, str) and bool(_VALUE.fullmatch(value)), "is not a short word")
 
 
 def _words(field: Field, value: Any) -> None:
     short = isinstance(value, Mapping) and len(value) <= field.length
-    field.require(short, f"is not a dictionary of at most {field.length} words")
+    field._require(short, f"is not a dictionary of at most {field.length} words")
     for key, item in value.items():
         _word(field, key)
         _word(field, item)
 
 
 def _settings(field: Field, value: Any) -> None:
-    field.require(isinstance(value, Mapping), "is not a dictionary")
+    field._require(isinstance(value, Mapping), "is not a dictionary")
     _primitives(replace(field, least=-MAX_WHOLE, most=MAX_WHOLE), value, 0)
     _size(field, value)
 
 
 def _primitives(field: Field, value: Any, depth: int) -> None:
-    field.require(depth <= MAX_DEPTH, "is nested too deeply")
+    field._require(depth <= MAX_DEPTH, "is nested too deeply")
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
@@ -172,7 +203,7 @@ def _primitives(field: Field, value: Any, depth: int) -> None:
 
 def _size(field: Field, value: Any) -> None:
     length = len(json.dumps(value))
-    field.require(length <= field.length, f"has {length} characters; the limit is {field.length}")
+    field._require(length <= field.length, f"has {length} characters; the limit is {field.length}")
 
 
 _CHECKS: dict[str, Callable[[Field, Any], object]] = {

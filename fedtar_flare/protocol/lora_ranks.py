@@ -11,57 +11,123 @@ import torch
 
 from fedtar_flare.protocol.exchange import Tensors
 
+__all__ = ["factor", "lowered", "padded", "pairs", "sent_shapes", "shapes_as_sent"]
+
 _FACTOR = re.compile(r"base_model\.model\..+\.lora_([AB])\.weight")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def factor(name: str) -> str:
-    """``A`` or ``B`` where the tensor is a factor of the default adapter, else empty."""
+    """Tell which factor of the default adapter a tensor is.
+
+    Parameters
+    ----------
+    name : str, as it travels
+
+    Returns
+    -------
+    str, ``A`` or ``B``; empty for any other tensor
+    """
     match = _FACTOR.fullmatch(name)
     return match[1] if match else ""
 
 
 def pairs(tensors: Tensors) -> list[tuple[str, str]]:
-    """Names of A (r, in) and B (out, r) of every layer, sorted."""
-    of = [(a, a.removesuffix("A.weight") + "B.weight") for a in sorted(tensors) if factor(a) == "A"]
-    fits = (tensors[a].shape[:1] == tensors[b].shape[1:] if b in tensors else False for a, b in of)
-    return [pair for pair, whole in zip(of, fits, strict=True) if whole]
+    """Find the layers that have both factors.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor
+
+    Returns
+    -------
+    list of (str, str), names of A (r, in) and B (out, r) of every layer, sorted
+    """
+    layers = []
+    for a in sorted(tensors):
+        b = a.removesuffix("A.weight") + "B.weight"
+        if factor(a) == "A" and b in tensors and tensors[a].shape[:1] == tensors[b].shape[1:]:
+            layers.append((a, b))
+    return layers
 
 
 def lowered(tensors: Tensors, rank: int) -> dict[str, torch.Tensor]:
-    """The first ``rank`` rows of each A and columns of each B, as views; other tensors as they are."""
+    """Cut factors to a lower rank.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor, of which others than factors stay as they are
+    rank : int
+
+    Returns
+    -------
+    dict of views: the first ``rank`` rows of each A and columns of each B
+    """
     cut = {"A": lambda value: value[:rank], "B": lambda value: value[:, :rank], "": lambda value: value}
     return {name: cut[factor(name)](value) for name, value in tensors.items()}
 
 
 def sent_shapes(shapes: Shapes, rank: int, frozen_a: bool) -> dict[str, tuple[int, ...]]:
-    """Shapes of what a site of this rank (0: the job's) sends, given those that came down."""
-    found = {name: shape for name, shape in shapes.items() if not (frozen_a and factor(name) == "A")}
-    for name, shape in found.items() if rank else ():
-        if len(shape) != 2:
+    """Compute the shapes that a site sends.
+
+    Parameters
+    ----------
+    shapes : mapping of str to tuple of int, those that came down
+    rank : int, of the site's adapter; 0: the job's
+    frozen_a : bool, whether A is not trained, and so not sent
+
+    Returns
+    -------
+    dict of str to tuple of int
+    """
+    sent = {}
+    for name, shape in shapes.items():
+        kind = factor(name)
+        if frozen_a and kind == "A":
             continue
-        low = {"A": (rank, *shape[1:]), "B": (*shape[:1], rank)}.get(factor(name), shape)
-        found[name] = tuple(map(min, low, shape))
-    return found
+        if rank and kind and len(shape) == 2:
+            shape = (min(rank, shape[0]), shape[1]) if kind == "A" else (shape[0], min(rank, shape[1]))
+        sent[name] = shape
+    return sent
 
 
 def shapes_as_sent(shapes: Shapes, tensors: object) -> dict[str, tuple[int, ...]]:
-    """The same of a site whose rank follows from what it is about to send, which may be malformed."""
-    there = tensors if isinstance(tensors, Mapping) else {}
-    of = {str(name): tuple(getattr(value, "shape", ())) for name, value in there.items() if factor(str(name))}
-    low = {name: shape for name, shape in of.items() if shape != shapes.get(name)}
-    ranks = [size for name, shape in low.items() for size in (shape[:1] if factor(name) == "A" else shape[1:2])]
-    kinds = {*map(factor, of)}
+    """Compute the shapes that a site may send, whose rank follows from what it is about to send.
+
+    Parameters
+    ----------
+    shapes : mapping of str to tuple of int, those that came down
+    tensors : the message's content, which may be malformed
+
+    Returns
+    -------
+    dict of str to tuple of int, as of :func:`sent_shapes`
+    """
+    ranks, kinds = list[int](), set[str]()
+    for name, value in tensors.items() if isinstance(tensors, Mapping) else ():
+        kind, shape = factor(str(name)), tuple(getattr(value, "shape", ()))
+        kinds.add(kind)
+        if kind and shape != shapes.get(str(name)):
+            ranks += shape[:1] if kind == "A" else shape[1:2]
     return sent_shapes(shapes, min(ranks, default=0), frozen_a="B" in kinds and "A" not in kinds)
 
 
-def padded(update: Tensors, w: Tensors) -> dict[str, torch.Tensor]:
-    """A site's difference in the shapes of ``w``: what the site lacks of A and B is zero there, a difference of -w.
+def padded(update: Tensors, weights: Tensors) -> dict[str, torch.Tensor]:
+    """Give a site's difference the shapes of the weights.
 
-    A tensor that is not sent, A where it is frozen, has not changed.
+    The parts of A and B that the site lacks are zero there, so their difference is minus the weights. A tensor that is
+    not sent, A where it is frozen, has not changed.
+
+    Parameters
+    ----------
+    update, weights : mapping of str to Tensor
+
+    Returns
+    -------
+    dict of str to Tensor
     """
-    found = {name: -whole if name in update else torch.zeros_like(whole) for name, whole in w.items()}
+    whole = {name: -value if name in update else torch.zeros_like(value) for name, value in weights.items()}
     for name, part in update.items():
-        found[name][tuple(map(slice, part.shape))] = part
-    return found
+        whole[name][tuple(map(slice, part.shape))] = part
+    return whole

@@ -5,19 +5,21 @@ field that leaves (see :mod:`fedtar_flare.site.guard`, which lets nothing else p
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from fedtar_flare.core.errors import ExchangeError, plain
 from fedtar_flare.version import __version__
 
+__all__ = [
+    "ABSTAIN", "ERROR", "HEADER", "LEFT", "MAX_ROUNDS", "MAX_STEPS", "OK", "RESERVED_RUNS", "RUN_ID", "Reply",
+    "TaskHeader", "WORD", "abstain", "compatible", "failure", "ok", "version",
+]  # fmt: skip
+
 HEADER = "fedtar_flare"
 """Key of the header in ``FLModel.meta``."""
 
-OK = "ok"
-ABSTAIN = "abstain"
-ERROR = "error"
+OK, ABSTAIN, ERROR = "ok", "abstain", "error"
 STATUSES = (OK, ABSTAIN, ERROR)
 LEFT = "the site has left the federation"
 """Public reason of a site that takes part no more."""
@@ -26,63 +28,141 @@ SCORED = ("test", "all")
 """Whose reports a task may have scored."""
 
 MAX_ROUNDS, MAX_STEPS = 9999, 99
-"""What a state version's name can hold."""
+"""The largest numbers that fit the name of a state version."""
 RESERVED_RUNS = ("approvals", "audit", "sites")
 """Folders of a site's state that belong to no run."""
 
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 """A short name, never free text."""
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
-"""Of the kind that a controller makes (``20260101-120000-0a1b2c3d``): never the name of a file that a site keeps."""
+"""A run id such as a controller makes (``20260101-120000-0a1b2c3d``): never the name of a file in a site's state."""
 _VERSION = re.compile(r"\d{4}-\d{2}")
+_RELEASE = re.compile(r"\d{1,6}\.\d{1,6}(?!\d)")
 
 
 @dataclass(frozen=True)
 class _Header:
+    _carrier: ClassVar[tuple[str, str, str]]
+    """What carries the header, the sender, the receiver: for messages."""
+
     def to_meta(self) -> dict[str, Any]:
+        """Return the ``FLModel`` meta with this header."""
         return {HEADER: asdict(self)}
+
+    @classmethod
+    def from_meta(cls, meta: dict[str, Any] | None) -> Self:
+        """Read a header.
+
+        Fields that a later release of the same minor version added are ignored. An error reply is read whatever the
+        sender's version, because its reason has to be shown.
+
+        Parameters
+        ----------
+        meta : dict or None, the meta of an ``FLModel``
+
+        Returns
+        -------
+        TaskHeader or Reply, the class that it is called on
+
+        Raises
+        ------
+        ExchangeError
+            The header is missing, malformed or of an incompatible version.
+        """
+        carrier, sender, receiver = cls._carrier
+        header = (meta or {}).get(HEADER)
+        if not isinstance(header, dict):
+            hint = ": it was not sent by this plugin's controller" if cls is TaskHeader else ""
+            raise ExchangeError(f"the {carrier} carries no '{HEADER}' header{hint}")
+        plugin = header.get("plugin", "")
+        readable = cls is Reply and header.get("status") == ERROR
+        if not readable and not compatible(plugin):
+            release = plugin[:40] if isinstance(plugin, str) and plugin else "of an earlier release"
+            raise ExchangeError(
+                f"the {sender}'s fedtar_flare is {release}, the {receiver}'s is {__version__}: they do not understand "
+                "each other. Install the same major.minor version everywhere"
+            )
+        values = {}
+        for known in fields(cls):
+            if known.name in header:
+                values[known.name] = header[known.name]
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ExchangeError(
+                f"the header of version {header.get('plugin', '?')!s:.40} does not fit version {__version__} ({error})"
+            ) from error
 
 
 @dataclass(frozen=True)
 class TaskHeader(_Header):
-    """What the server asks for; :class:`ExchangeError` for a field that no server of this package sends."""
+    """The server's request; :class:`ExchangeError` for a value that no server of this package sends.
+
+    Attributes
+    ----------
+    method : name of an installed method
+    run_id : made by the server once per run; names the site's state
+    round : r in 1..R; 0 is the handshake
+    step : time step t in 1..T; T in ``close_round``
+    rounds, time_steps : R and T
+    after : state version (see :func:`version`) after which the task comes. The site starts from its newest version that
+        is not later, so that a repeated or resumed task gives the same result
+    evaluate : whether test patients are scored within this task
+    initial_site : the site that answers the handshake with its initial shared weights; empty: none
+    member : whether the site took part in an earlier job of this run, so that it must have its state
+    keep : state version of the best round so far, which the site does not prune; empty: none
+    score : whose reports are scored: ``test`` patients', or ``all`` of a site that never trains
+    rounds_per_period : rounds for each period, in a simulation whose visits arrive by periods; 0: all are there at once
+    plugin : version of the sender
+    """
+
+    _carrier = ("task", "server", "site")
 
     method: str
-    run_id: str  # made by the server once per run; keys the site state
-    round: int  # r in 1..R; 0 is the handshake
-    step: int  # time step t in 1..T; in ``close_round`` it is T
+    run_id: str
+    round: int
+    step: int
     rounds: int
     time_steps: int
     after: str
-    """State version (see :func:`version`) after which this task comes: the site starts from its newest version that is
-    not later, so that a repeated or resumed task gives the same result."""
-    evaluate: bool = False  # whether test patients are scored within this task
-    initial_site: str = ""  # the site that answers the handshake with its initial shared weights; empty: none
-    member: bool = False  # the site took part in an earlier job of this run, so it must have its state
-    keep: str = ""  # state version of the best round so far, which the site does not prune; empty: none
-    score: str = "test"  # whom: test patients, or ``all`` of a site that never trains
-    rounds_per_period: int = 0  # in a simulation whose visits arrive period by period; 0: all are there from the start
-    plugin: str = __version__  # of the sender
+    evaluate: bool = False
+    initial_site: str = ""
+    member: bool = False
+    keep: str = ""
+    score: str = "test"
+    rounds_per_period: int = 0
+    plugin: str = __version__
 
     def __post_init__(self) -> None:
         limits = {"rounds": (1, MAX_ROUNDS), "round": (0, MAX_ROUNDS)}
         limits |= {"time_steps": (1, MAX_STEPS), "step": (0, MAX_STEPS), "rounds_per_period": (0, MAX_ROUNDS)}
         for name, (least, most) in limits.items():
-            whole = type(getattr(self, name)) is int and least <= getattr(self, name) <= most
-            _require(whole, name, f"is not a whole number from {least} to {most}")
-        run_id = _is(RUN_ID, self.run_id) and self.run_id not in RESERVED_RUNS
+            if type(getattr(self, name)) is not int or not least <= getattr(self, name) <= most:
+                raise ExchangeError(f"the task's {name} is not a whole number from {least} to {most}")
+        texts = {}
+        for name in ("method", "run_id", "after", "keep"):
+            value = getattr(self, name)
+            texts[name] = value if isinstance(value, str) else "\n"  # which no form below allows
+        after, keep = texts["after"], texts["keep"]
         site = isinstance(self.initial_site, str) and len(self.initial_site) <= 256
-        _require(_is(WORD, self.method), "method", "is not a short word")
-        _require(self.round <= self.rounds, "round", f"{self.round} is beyond its {self.rounds} rounds")
-        _require(self.step <= self.time_steps, "step", f"{self.step} is beyond its {self.time_steps} time steps")
-        _require(run_id, "run_id", "is none that a server makes (at most 64 letters, digits and '-')")
-        _require(_is(_VERSION, self.after), "state version", "is not of the form 0001-02")
-        _require(self.after <= version(self.rounds, self.time_steps), "state version", "is beyond the run's end")
-        _require(self.keep == "" or _is(_VERSION, self.keep), "state version to keep", "is not of the form 0001-02")
-        _require(isinstance(self.evaluate, bool), "'evaluate'", "is neither true nor false")
-        _require(isinstance(self.member, bool), "'member'", "is neither true nor false")
-        _require(self.score in SCORED, "'score'", f"is not one of {', '.join(SCORED)}")
-        _require(site, "initial_site", "is not a name")
+        for holds, problem in (
+            (WORD.fullmatch(texts["method"]), "method is not a short word"),
+            (self.round <= self.rounds, f"round {self.round} is beyond its {self.rounds} rounds"),
+            (self.step <= self.time_steps, f"step {self.step} is beyond its {self.time_steps} time steps"),
+            (
+                RUN_ID.fullmatch(texts["run_id"]) and self.run_id not in RESERVED_RUNS,
+                "run_id is none that a server makes (at most 64 letters, digits and '-')",
+            ),
+            (_VERSION.fullmatch(after), "state version is not of the form 0001-02"),
+            (after <= version(self.rounds, self.time_steps), "state version is beyond the run's end"),
+            (keep == "" or _VERSION.fullmatch(keep), "state version to keep is not of the form 0001-02"),
+            (isinstance(self.evaluate, bool), "'evaluate' is neither true nor false"),
+            (isinstance(self.member, bool), "'member' is neither true nor false"),
+            (self.score in SCORED, f"'score' is not one of {', '.join(SCORED)}"),
+            (site, "initial_site is not a name"),
+        ):
+            if not holds:
+                raise ExchangeError(f"the task's {problem}")
 
     @property
     def arrived(self) -> int | None:
@@ -94,32 +174,37 @@ class TaskHeader(_Header):
         done = self.round or int(self.after[:4])
         return -(-done // self.rounds_per_period) if self.rounds_per_period else None
 
-    @classmethod
-    def from_meta(cls, meta: dict[str, Any] | None) -> "TaskHeader":
-        """Read the header of a task; :class:`ExchangeError` when missing, malformed or of an incompatible version."""
-        header = (meta or {}).get(HEADER)
-        if not isinstance(header, dict):
-            raise ExchangeError(f"the task carries no '{HEADER}' header: it was not sent by this plugin's controller")
-        return _read(cls, header, "server")
-
 
 @dataclass(frozen=True)
 class Reply(_Header):
-    """The header of a site's answer: numbers and short words only."""
+    """The header of a site's answer: numbers and short words only.
 
-    status: str  # ``ok``, ``abstain`` (no update from this site at this step) or ``error``
-    round: int  # with the step that of the task header: a late answer is never taken for another step's
+    Attributes
+    ----------
+    status : ``ok``, ``abstain`` (no update from this site at this step) or ``error``
+    round, step : those of the task header, so that a late answer is never taken for another step's
+    reason : why a site abstains or fails; public text, free of identity
+    numbers : numbers by name (samples, train_loss, seconds, ...)
+    payload : further fields of the task (schema, counts, scores, ...)
+    method : that of the task header; empty only in an error whose task header could not be read
+    plugin : version of the sender
+    """
+
+    _carrier = ("reply", "site", "server")
+
+    status: str
+    round: int
     step: int
-    reason: str = ""  # why a site abstains or fails; public text, free of identity
-    numbers: dict[str, float] = field(default_factory=dict)  # by name (samples, train_loss, seconds, ...)
-    payload: dict[str, Any] = field(default_factory=dict)  # what a task adds (schema, counts, scores, ...)
-    method: str = ""  # that of the task header; empty only in an error whose task header could not be read
-    plugin: str = __version__  # of the sender
+    reason: str = ""
+    numbers: dict[str, float] = field(default_factory=dict)
+    payload: dict[str, Any] = field(default_factory=dict)
+    method: str = ""
+    plugin: str = __version__
 
     def __post_init__(self) -> None:
         if not isinstance(self.status, str) or self.status not in STATUSES:
             raise ExchangeError(f"the status of a reply is not one of {', '.join(STATUSES)}")
-        if self.method != "" and not _is(WORD, self.method):
+        if self.method != "" and not (isinstance(self.method, str) and WORD.fullmatch(self.method)):
             raise ExchangeError("the method of a reply is not a short word")
         for name, kind in (("reason", str), ("numbers", dict), ("payload", dict)):
             if not isinstance(getattr(self, name), kind):
@@ -129,71 +214,78 @@ class Reply(_Header):
             if type(getattr(self, name)) is not int or not -1 <= getattr(self, name) <= limit:
                 raise ExchangeError(f"the field '{name}' of a reply is not a number from -1 to {limit}")
 
-    @classmethod
-    def from_meta(cls, meta: dict[str, Any] | None) -> "Reply":
-        """Read the header of a reply; :class:`ExchangeError` when missing, malformed or of an incompatible version."""
-        header = (meta or {}).get(HEADER)
-        if not isinstance(header, dict):
-            raise ExchangeError(f"the reply carries no '{HEADER}' header")
-        if header.get("status") == ERROR:
-            return _known(cls, header)  # of any version: its reason has to be read
-        return _read(cls, header, "site")
-
 
 def ok(header: TaskHeader, numbers: dict[str, float] | None = None, payload: dict[str, Any] | None = None) -> Reply:
-    """A good answer to this task."""
+    """Answer a task that was done.
+
+    Parameters
+    ----------
+    header : TaskHeader, of the task
+    numbers, payload : dict, optional; fields by name, as the method's contract declares them
+
+    Returns
+    -------
+    Reply
+    """
     return Reply(OK, header.round, header.step, numbers=numbers or {}, payload=payload or {}, method=header.method)
 
 
 def abstain(header: TaskHeader, reason: str) -> Reply:
-    """No update from this site at this step."""
+    """Answer that no update comes from this site at this step.
+
+    Parameters
+    ----------
+    header : TaskHeader, of the task
+    reason : str, public
+
+    Returns
+    -------
+    Reply
+    """
     return Reply(ABSTAIN, header.round, header.step, reason, method=header.method)
 
 
 def failure(header: TaskHeader | None, reason: str) -> Reply:
-    """The task failed at this site; None for a task whose header could not be read."""
-    place = (header.round, header.step) if header else (-1, -1)
-    return Reply(ERROR, *place, reason, method=header.method if header else "")
+    """Answer that the task failed at this site.
 
+    Parameters
+    ----------
+    header : TaskHeader or None, of the task; None where it could not be read
+    reason : str, public
 
-def _is(pattern: re.Pattern[str], value: Any) -> bool:
-    return isinstance(value, str) and pattern.fullmatch(value) is not None
-
-
-def _require(holds: bool, name: str, problem: str) -> None:
-    if not holds:
-        raise ExchangeError(f"the task's {name} {problem}")
+    Returns
+    -------
+    Reply
+    """
+    if header is None:
+        return Reply(ERROR, -1, -1, reason)
+    return Reply(ERROR, header.round, header.step, reason, method=header.method)
 
 
 def compatible(other: Any) -> bool:
-    """Whether the other version has this one's major and minor number."""
-    ours, theirs = (re.match(r"\d{1,6}\.\d{1,6}(?!\d)", str(plugin)) for plugin in (__version__, other))
-    return isinstance(other, str) and ours is not None and theirs is not None and ours[0] == theirs[0]
+    """Compare a version of this package with the installed one.
 
+    Parameters
+    ----------
+    other : a version, as another machine sent it
 
-def _read(cls: Any, header: Mapping[str, Any], sender: str) -> Any:
-    """A header as its dataclass; fields that a later release of the same minor version added are ignored."""
-    plugin = header.get("plugin", "")
-    if not compatible(plugin):
-        here, there = ("site", "server") if sender == "server" else ("server", "site")
-        named = plugin[:40] if isinstance(plugin, str) and plugin else "of an earlier release"
-        raise ExchangeError(
-            f"the {there}'s fedtar_flare is {named}, the {here}'s is {__version__}: they do not understand each "
-            "other. Install the same major.minor version everywhere"
-        )
-    return _known(cls, header)
-
-
-def _known(cls: Any, header: Mapping[str, Any]) -> Any:
-    known = {f.name for f in fields(cls)}
-    try:
-        return cls(**{name: value for name, value in header.items() if name in known})
-    except TypeError as error:
-        raise ExchangeError(
-            f"the header of version {header.get('plugin', '?')!s:.40} does not fit version {__version__} ({error})"
-        ) from error
+    Returns
+    -------
+    bool, whether major and minor number are equal
+    """
+    here, there = _RELEASE.match(__version__), _RELEASE.match(other) if isinstance(other, str) else None
+    return here is not None and there is not None and here[0] == there[0]
 
 
 def version(round_: int, step: int) -> str:
-    """Name of a state version, such as ``0002-01`` of round 2, step 1; names sort in the order of time."""
+    """Name a state version; names sort in the order of time.
+
+    Parameters
+    ----------
+    round_, step : int
+
+    Returns
+    -------
+    str, such as ``0002-01`` for round 2, step 1
+    """
     return f"{round_:04d}-{step:02d}"

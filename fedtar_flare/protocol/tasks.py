@@ -7,6 +7,11 @@ tasks are few: what can be answered together is asked together.
 from fedtar_flare.protocol.contract import LORA_NAMES, WHOLE_PARAMETERS, Group, Task
 from fedtar_flare.protocol.fields import SECONDS, Field, loss_field
 
+__all__ = [
+    "ADAPTER", "CLOSE_ROUND", "HANDSHAKE", "PARAMETERS", "PRIVACY", "SCORES", "TRAIN", "close_round", "handshake",
+    "train",
+]  # fmt: skip
+
 HANDSHAKE = "handshake"
 TRAIN = "train"
 CLOSE_ROUND = "close_round"
@@ -17,13 +22,8 @@ PARAMETERS = Group(WHOLE_PARAMETERS, "averaged", (), "parameters of the base mod
 
 PRIVACY = Field("privacy", "tree", "epsilon, delta and budget of a site's privacy filter", length=1_000, public=True)
 SCORES = (
-    Field(
-        "scores",
-        "tree",
-        "scores of test reports by step, finding and labeler, with the personal part",
-        length=40_000,
-    ),
-    Field("scores_generic", "tree", "the same without the personal part", length=40_000),
+    Field("scores", "tree", "scores of test reports by step, finding and labeler, with the personal part", 40_000),
+    Field("scores_generic", "tree", "the same without the personal part", 40_000),
 )
 
 handshake = Task(

@@ -14,6 +14,7 @@ import torch
 from fedtar_flare import registry
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import read_json
+from fedtar_flare.core.globs import matches
 from fedtar_flare.data.timeline import check_periods
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors, check_update_size, euclidean_norm, expect_at_most
 from fedtar_flare.protocol.lora_ranks import padded, sent_shapes
@@ -194,7 +195,7 @@ class FederatedController(HandshakeController):
 
         work, stale = dict[str, float](), dict[str, tuple[int, Tensors]]()
         averaged = [name for name in shapes if not self.contract.is_collected(name)]
-        by_rows = [name for name in averaged if shapes[name] and self.contract.is_by_rows(name)]
+        by_rows = [name for name in averaged if shapes[name] and matches(name, self.contract.by_rows)]
         with SpilledUpdates(self.results_folder / "updates", averaged, by_rows) as updates:
             header = self.header(r, t, after=version(r, t - 1))
             answers = self.ask(TRAIN, header, down, self.strategy.trainers(), accept)

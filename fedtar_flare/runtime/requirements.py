@@ -220,7 +220,9 @@ def leaving(contract: Contract) -> dict[str, Any]:
                 "sends": task.sends,
                 "tensors": [
                     {"group": group.name, "form": group.form, "about": group.about, "personal": group.personal}
-                    for group in map(contract.group, task.up)
+                    for name in task.up
+                    for group in contract.groups
+                    if group.name == name
                 ],
                 "fields": {field.name: field.about for field in task.fields},
             }

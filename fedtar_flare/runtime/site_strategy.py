@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.globs import matches
 from fedtar_flare.core.settings import RunSettings, Settings, build
 from fedtar_flare.core.tensor_file import coarse_checksums
 from fedtar_flare.data.minimum_cell import shown_count
@@ -167,9 +168,9 @@ def require_exchange(contract: Contract, task: str, state: SiteState, weights: T
 
     Tensors of a method's other groups are left to its learner, which loads them or refuses them.
     """
-    groups = [contract.group(name) for name in contract.task(task).down]
-    others = [group for group in groups if group.name not in (ADAPTER.name, PARAMETERS.name)]
-    if groups and (schema := state.schema()) is not None:
+    down = contract.task(task).down
+    others = [g for g in contract.groups if g.name in set(down) - {ADAPTER.name, PARAMETERS.name}]
+    if down and (schema := state.schema()) is not None:
         agreed = dict(schema.shapes)
-        names = [n for n in weights if n in agreed or not any(group.holds(n) for group in others)]
+        names = [n for n in weights if n in agreed or not any(matches(n, group.names) for group in others)]
         schema.check({name: weights[name] for name in names})

@@ -27,6 +27,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.globs import matches
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.messages import HEADER, TaskHeader
 from fedtar_flare.registry import contract_of
@@ -209,7 +210,7 @@ def _job(fl_ctx: FLContext) -> str:
 
 
 def _tensor(name: str, value: torch.Tensor, contract: Contract | None) -> dict[str, Any]:
-    group = next((group for group in contract.groups if group.holds(name)), None) if contract else None
+    group = next((group for group in contract.groups if matches(name, group.names)), None) if contract else None
     return {
         "name": name,
         "group": group.name if group else None,

@@ -310,4 +310,4 @@ def test_the_controller_expects_no_more_than_the_exchange(tmp_path, monkeypatch)
     run(federation(tmp_path, num_rounds=1))
     assert wire._most_bytes == 4 * 12 * 2  # 12 values, in at most the two groups of a task
     with pytest.raises(ExchangeError):
-        wire.Counted()({"x": torch.zeros(25)})
+        wire._DownloadLimit()({"x": torch.zeros(25)})
