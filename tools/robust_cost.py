@@ -14,7 +14,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.reporting.run import read_run
-from fedtar_flare.runtime.aggregation import AGGREGATIONS
+from fedtar_flare.runtime.aggregation import FEWEST_SITES
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.suite.engine import InThisProcess, run_in_process
 
@@ -59,6 +59,6 @@ def scores(folder: Path, aggregation: str, lies: bool) -> list[float]:
 if __name__ == "__main__":
     names = " | ".join(SCORES)
     print(f"| server.aggregation | {names} | with a liar: {names} |\n|{'---|' * (1 + 2 * len(SCORES))}", flush=True)
-    for kind in AGGREGATIONS:
+    for kind in FEWEST_SITES:
         both = [scores(Path(sys.argv[1]) / f"{kind}-{lies}", kind, lies) for lies in (False, True)]
         print(f"| {kind} | {' | '.join(f'{value:.3f}' for row in both for value in row)} |", flush=True)

@@ -95,7 +95,7 @@ class Late:
         close = FederatedController.close_round
 
         def closing(run: FederatedController, w: Any, r: int) -> Any:
-            for due in [*self.held] if r == run.num_rounds else ():  # all are scored at the end
+            for due in [*self.held] if r == run.config.num_rounds else ():  # all are scored at the end
                 self.held[due][0](self.held.pop(due)[1])
             return close(run, w, r)
 

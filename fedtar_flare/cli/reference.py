@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import re
 import textwrap
@@ -19,8 +18,8 @@ from fedtar_flare.registry import DEFAULT, names
 if TYPE_CHECKING:
     from fedtar_flare.core.settings import Settings
 
-OF_RECIPE = ("method", "settings", "num_rounds", "time_steps", "seed", "min_sites")
-"""Arguments of the controller that are options of their own or no settings at all."""
+OF_RECIPE = ("num_rounds", "time_steps", "seed", "min_sites")
+"""Settings of the server that are options of their own."""
 REQUIRED = "required"
 """Stands for a default where there is none."""
 ABOUT = """\
@@ -59,7 +58,7 @@ def settings(arguments: argparse.Namespace) -> None:
 
     recipe = MethodRecipe(arguments.method, preset=arguments.preset)
     own = recipe.definition.server_settings
-    at_server = [(row, getattr(recipe.controller, row.name)) for row in server_rows()]
+    at_server = [(row, getattr(recipe.controller.config, row.name)) for row in server_rows()]
     if own is not None:
         at_server += [(row, getattr(recipe.controller.strategy.settings.server, row.name)) for row in rows(own)]
     known = {*recipe.definition.site.shared_groups, *recipe.definition.settings}
@@ -68,8 +67,9 @@ def settings(arguments: argparse.Namespace) -> None:
         for group, value in recipe.executor.strategy.given.items()
         if group in known
     }
+    config = recipe.controller.config
     found = [
-        {"name": name, "kind": "int", "default": "3", "meaning": meaning, "value": getattr(recipe.controller, name)}
+        {"name": name, "kind": "int", "default": "3", "meaning": meaning, "value": getattr(config, name)}
         for name, meaning in (("num_rounds", "rounds R (--rounds)"), ("time_steps", "time steps T (--time-steps)"))
     ]
     found += [
@@ -136,14 +136,10 @@ def rows(kind: type[Settings]) -> Iterator[Row]:
 
 
 def server_rows() -> Iterator[Row]:
-    """The settings of every method's server, as its controller's docstring has them."""
-    from fedtar_flare.runtime.controller import FederatedController
+    """The settings of every method's server."""
+    from fedtar_flare.runtime.server_config import ServerConfig
 
-    arguments = inspect.signature(FederatedController.__init__).parameters
-    described = re.findall(r"^(\w+) : (.+)\n((?:    .+\n)+)", inspect.getdoc(FederatedController) or "", re.M)
-    for name, kind, meaning in described:
-        if name not in OF_RECIPE:
-            yield Row(name, kind, shown(arguments[name].default), " ".join(meaning.split()))
+    return (row for row in rows(ServerConfig) if row.name not in OF_RECIPE)
 
 
 def shown(value: Any) -> str:

@@ -143,8 +143,8 @@ def describe(arguments: argparse.Namespace) -> None:
     config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
     bounds, job = config.policy, _job(arguments.job, site)
     job.executor.site_config = config
-    scored = "all" if site.name in (job.controller.unseen or ()) else "test"
-    division = {**job.executor.division(job.controller.time_steps), "score": scored}
+    scored = "all" if site.name in job.controller.config.unseen else "test"
+    division = {**job.executor.division(job.controller.config.time_steps), "score": scored}
     beyond = [*job.breaches(bounds), *layout_conflicts(site.records, str(config.path), division)]
     approved = is_approved(site.records, job.digest)
     verdict = "THIS SITE DECLINES IT, as it is beyond its bounds:" if beyond else "within the bounds of this site"

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from fedtar_flare.core.errors import ConfigError
 
-__all__ = ["PRIORS", "Timeline", "check_periods", "extends"]
+__all__ = ["PRIORS", "Timeline", "extends"]
 
 ALIGNMENTS = ("visit", "period")
 PRIORS = ("none", "report", "image", "report+image", "generated", "generated+image")
@@ -97,29 +97,3 @@ def extends(before: str, now: str) -> list[str]:
         Dates that ``now`` adds at its end; empty where it does not begin as ``before``.
     """
     return now.removeprefix(before).split() if before.startswith("period") and now.startswith(f"{before} ") else []
-
-
-def check_periods(rounds_per_period: int, num_rounds: int, time_steps: int, *, fresh: bool, resumed: bool) -> None:
-    """Check the settings of a run in which visits arrive period by period.
-
-    Parameters
-    ----------
-    rounds_per_period, num_rounds, time_steps : int
-        Rounds after which the next period's visits arrive (0: all are there from the start); rounds of the run; number
-        T of its periods, the last of which is only scored.
-    fresh, resumed : bool
-        Whether each period begins with the run's first weights; whether the run continues another one.
-
-    Raises
-    ------
-    ConfigError
-        For more rounds than the periods have, or ``fresh`` without periods or in a resumed run.
-    """
-    most = rounds_per_period * (time_steps - 1)
-    if rounds_per_period < 0 or 0 < most < num_rounds or (rounds_per_period and not most):
-        raise ConfigError(
-            f"rounds_per_period is {rounds_per_period}: with it there are at most {max(most, 0)} rounds for "
-            f"{time_steps} periods, since the last one's visits are scored alone; num_rounds is {num_rounds}"
-        )
-    if fresh and (resumed or not rounds_per_period):
-        raise ConfigError("restart needs rounds_per_period, and a run that is not resumed")

@@ -73,7 +73,7 @@ class DRFAServer(FedAvgServer):
 
     def snapshot(self, r: int) -> int:
         """Of which exchange of round r the losses are taken."""
-        return random.Random(f"{self.run.seed}/{r}").randint(1, len(self.steps(r)))
+        return random.Random(f"{self.run.config.seed}/{r}").randint(1, len(self.steps(r)))
 
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Lambda of these sites, rescaled to sum to one; their shares by visits where all of it is 0."""
@@ -85,7 +85,7 @@ class DRFAServer(FedAvgServer):
     def _include_new_sites(self) -> None:
         """Give sites that are new their share of lambda."""
         visits = {site: max(1, sum(self.run.visits[site]["train"])) for site in self.run.sites}
-        shares = aggregation_weights(visits, self.run.weighting)
+        shares = aggregation_weights(visits, self.run.config.weighting)
         new = {site: share for site, share in shares.items() if site not in self.mixing}
         left = 1 - math.fsum(new.values()) if self.mixing else 0.0
         self.mixing = dict(sorted(({site: left * v for site, v in self.mixing.items()} | new).items()))

@@ -6,7 +6,6 @@ job that names the old one continues after its last whole round, with the same r
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import shutil
@@ -171,9 +170,9 @@ def with_period(data: Mapping[str, Any], begins: str, learn: str | None = None) 
 
 def _default(name: str) -> Any:
     """Of an argument of the controller, which an exported job leaves out."""
-    from fedtar_flare.runtime.controller import FederatedController
+    from fedtar_flare.runtime.server_config import ServerConfig
 
-    return inspect.signature(FederatedController).parameters[name].default
+    return ServerConfig.model_fields[name].default
 
 
 def _downloaded(session: Any, job_id: str, folder: Path) -> Path:

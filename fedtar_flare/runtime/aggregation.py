@@ -18,17 +18,18 @@ import shutil
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.core.files import PRIVATE
-from fedtar_flare.protocol.contract import Contract
 
 Tensors = Mapping[str, torch.Tensor]
-WEIGHTINGS = ("samples", "uniform", "inverse")
-AGGREGATIONS = {"mean": 1, "norm_bounded_mean": 2, "median": 3, "trimmed_mean": 3}
-"""With the fewest sites among which each means something: of two that differ, nothing tells who lies."""
+Weighting = Literal["samples", "uniform", "inverse"]
+Aggregation = Literal["mean", "norm_bounded_mean", "median", "trimmed_mean"]
+FEWEST_SITES: Mapping[Aggregation, int] = {"mean": 1, "norm_bounded_mean": 2, "median": 3, "trimmed_mean": 3}
+"""Fewest sites with which an aggregation means something: of two that differ, nothing shows which one lies."""
 MAJORITY = 3
 """Of fewer updates ``median`` and ``trimmed_mean`` are 0, and no share is limited."""
 TRIMMED = 0.2
@@ -107,21 +108,6 @@ def trimmed_mean(values: torch.Tensor, beta: float) -> torch.Tensor:
     place = torch.arange(len(values))[:, None]
     kept = (place >= cut) & (place < said - cut) & (said >= MAJORITY)
     return values.sort(0).values.where(kept, 0.0).sum(0) / kept.sum(0).clamp(min=1)
-
-
-def check_aggregation(aggregation: str, max_share: float, min_sites: int, contract: Contract) -> None:
-    """Refuse (:class:`ConfigError`) an aggregation that is unknown, or means nothing in a job of these settings."""
-    if aggregation not in AGGREGATIONS:
-        raise ConfigError(f"aggregation '{aggregation}' is not one of {', '.join(AGGREGATIONS)}")
-    if not 0 < max_share <= 1:
-        raise ConfigError(f"max_share must be above 0 and at most 1, not {max_share}")
-    if aggregation != "mean" and (not contract.shares or any(group.form == "pooled" for group in contract.groups)):
-        raise ConfigError(f"aggregation '{aggregation}': method '{contract.method}' adds up no updates: take 'mean'")
-    if min_sites < (fewest := AGGREGATIONS[aggregation]):
-        raise ConfigError(
-            f"aggregation '{aggregation}' means nothing with fewer than {fewest} sites: set min_sites to {fewest} or "
-            f"more, not {min_sites}"
-        )
 
 
 class SpilledUpdates:

@@ -1,10 +1,11 @@
 """``FederatedController``: a run of any method: handshake, initial weights, rounds, checkpoints, resume, record."""
 
+import inspect
 import logging
 import math
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from fedtar_flare import registry
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import read_json
 from fedtar_flare.core.globs import matches
-from fedtar_flare.data.timeline import check_periods
+from fedtar_flare.core.settings import build
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors, check_update_size, euclidean_norm, expect_at_most
 from fedtar_flare.protocol.lora_ranks import padded, sent_shapes
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
@@ -24,9 +25,7 @@ from fedtar_flare.record.events import End
 from fedtar_flare.record.log import RunRecord
 from fedtar_flare.runtime.aggregation import (
     MAJORITY,
-    WEIGHTINGS,
     SpilledUpdates,
-    check_aggregation,
     rescaled,
     with_ceiling,
     work_of,
@@ -37,6 +36,7 @@ from fedtar_flare.runtime.handshaking import HandshakeController
 from fedtar_flare.runtime.lora_mean import ProductMean, gap
 from fedtar_flare.runtime.results import Results
 from fedtar_flare.runtime.scalars import send_scalar
+from fedtar_flare.runtime.server_config import ServerConfig
 from fedtar_flare.runtime.tasking import Answers, RunAborted, now
 from fedtar_flare.site.context import check_workspace, hush_simulator
 
@@ -44,51 +44,16 @@ logger = logging.getLogger(__name__)
 
 
 class FederatedController(HandshakeController):
-    """Runs any method at the server: what is learnt from whom is the business of its :class:`ServerStrategy`.
+    """Runs any method at the server; the method's own part is its :class:`ServerStrategy`.
 
     Parameters
     ----------
     method : str
         Name of an installed method (:mod:`fedtar_flare.registry`).
-    num_rounds, time_steps : int
-        R and T.
-    weighting : {"samples", "uniform", "inverse"}
-        Of the sites in a mean; ``samples`` is n_k / N.
-    aggregation : {"mean", "norm_bounded_mean", "median", "trimmed_mean"}
-        What is made of the sites' updates: their mean, or what one site that lies moves less, with ``min_sites`` of
-        at least 2 or 3; then validation losses and T numbers go by the sites' median too.
-    max_share : float
-        Largest share of a site in a mean of three or more.
-    min_sites : int
-        Fewer sites taking part in a task stop the job.
-    step_time_limit : int
-        Seconds a site has for one task; 0 waits for ever.
-    wait_seconds : float
-        Above 0, a round goes on so long after a training task was sent, if ``min_sites`` have answered; a late answer
-        enters the same step of a later round, at 1 / (1 + rounds late) of its size.
-    handshake_time_limit : int
-        The same for the handshake, in which a site prepares its data; a site that misses it joins at the round after
-        its answer.
-    evaluate_every : int
-        Rounds between scorings of test patients, which also happen at the start and at the end.
-    rounds_per_period : int
-        Above 0, visits arrive in a simulation: those of the next time step after so many rounds, scored before; with
-        ``restart``, each period begins with the weights that the run began with.
-    update_norm_limit : float
-        An update whose norm is larger than this times the weights' norm is refused.
-    initial_site : str
-        The site that gives the common initial weights, which most sites must have too; empty: the first by name.
-    initial_checkpoint : str
-        Weights to start from instead: a name under which the server's operator offers a checkpoint file (in the
-        simulator: its path).
-    resume_from : str
-        Id of a job of the same submitter (in the simulator: a checkpoint folder).
-    seed : int
-        Of the method's own random state at the server.
-    unseen : list of str, optional
-        Sites that never train: they get the handshake, and all of their patients are scored.
     settings : dict, optional
         Groups of the method's settings at the server, by name: ``server``, and those that it shares with the sites.
+    **config
+        Fields of :class:`~fedtar_flare.runtime.server_config.ServerConfig`.
 
     Raises
     ------
@@ -96,72 +61,29 @@ class FederatedController(HandshakeController):
         The method is not installed, or a value is not allowed.
     """
 
-    def __init__(
-        self,
-        method: str,
-        num_rounds: int = 3,
-        time_steps: int = 3,
-        weighting: str = "samples",
-        aggregation: str = "mean",
-        max_share: float = 0.7,
-        min_sites: int = 1,
-        step_time_limit: int = 3600,
-        wait_seconds: float = 0,
-        handshake_time_limit: int = 7200,
-        evaluate_every: int = 1,
-        rounds_per_period: int = 0,
-        restart: bool = False,
-        update_norm_limit: float = 10.0,
-        initial_site: str = "",
-        initial_checkpoint: str = "",
-        resume_from: str = "",
-        keep_checkpoints: int = 3,
-        seed: int = 0,
-        unseen: Sequence[str] | None = None,
-        settings: dict[str, Any] | None = None,
-    ):
+    def __init__(self, method: str, settings: dict[str, Any] | None = None, **config: Any):
         _in_simulator()
         self.method, self.definition = method, registry.method(method)
-        self.contract = self.definition.contract
-        super().__init__(min_sites, step_time_limit, wait_seconds, handshake_time_limit, initial_site)
-        if wait_seconds and TRAIN not in self.contract.task_names:
-            raise ConfigError(f"wait_seconds: method '{method}' waits for every site")
-        whole = {"num_rounds": num_rounds, "time_steps": time_steps, "evaluate_every": evaluate_every}
-        for name, value in (whole | {"keep_checkpoints": keep_checkpoints}).items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
-        if weighting not in WEIGHTINGS:
-            raise ConfigError(f"weighting '{weighting}' is not one of {', '.join(WEIGHTINGS)}")
-        check_aggregation(aggregation, max_share, min_sites, self.contract)
-        if not (math.isfinite(update_norm_limit) and update_norm_limit > 0):
-            raise ConfigError(f"update_norm_limit must be a positive number, not {update_norm_limit}")
-        check_periods(rounds_per_period, num_rounds, time_steps, fresh=restart, resumed=bool(resume_from))
-        if resume_from and initial_checkpoint:
-            raise ConfigError("give either resume_from or initial_checkpoint, not both")
-        if isinstance(unseen, str) or not all(isinstance(name, str) for name in unseen or ()):
-            raise ConfigError(f"unseen must be a list of sites' names, not {unseen!r}")
-        if initial_site and initial_site in (unseen or ()):
-            raise ConfigError(f"initial_site '{initial_site}' is one of the unseen sites")
-        self.unseen = list(unseen) if unseen else None
-        self.num_rounds, self.time_steps, self.weighting = num_rounds, time_steps, weighting
-        self.aggregation, self.max_share = aggregation, max_share
-        self.evaluate_every, self.rounds_per_period, self.restart = evaluate_every, rounds_per_period, restart
-        self.initial_checkpoint, self.resume_from = initial_checkpoint, resume_from
-        self.update_norm_limit, self.keep_checkpoints = update_norm_limit, keep_checkpoints
-        self.seed, self.settings, self._shares, self._steps_before = seed, settings, self.contract.shares, time_steps
+        self.contract, self.settings = self.definition.contract, settings
+        self.config = build(ServerConfig, config, "server")
+        super().__init__()
+        self.__dict__.update(self.config.to_dict())  # FLARE exports attributes named as the constructor's parameters
+        self._shares, self._steps_before = self.contract.shares, self.config.time_steps
         self.strategy = self.definition.server(self)
 
     # ------------------------------------------------------------------ a run
     def run(self) -> None:
         """Handshake, R rounds of the method's algorithm with a checkpoint after each, closing page."""
         self.record = RunRecord(self.results_folder)
-        self.results = Results(self.record, self.scalar, newest_is_best=self.rounds_per_period > 0)
+        self.results = Results(self.record, self.scalar, newest_is_best=self.config.rounds_per_period > 0)
         run_dir, job = Path(self.get_run_dir()), self.fl_ctx.get_job_id()
-        self._checkpoints = RunCheckpoints(self.results_folder, run_dir, job, self.resume_from, self.keep_checkpoints)
+        self._checkpoints = RunCheckpoints(
+            self.results_folder, run_dir, job, self.config.resume_from, self.config.keep_checkpoints
+        )
         with self._recorded():
             first = w = self._begin()
-            for r in range(self.first_round, self.num_rounds + 1):
-                w = first if self.restart and (r - 1) % self.rounds_per_period == 0 else w
+            for r in range(self.first_round, self.config.num_rounds + 1):
+                w = first if self.config.restart and (r - 1) % self.config.rounds_per_period == 0 else w
                 self.admit_late_sites(w, r)
                 w = self.strategy.one_round(w, r)
                 self._save(w, r)
@@ -188,7 +110,7 @@ class FederatedController(HandshakeController):
             update = {name: value.float() for name, value in update.items() if name not in rows}
             work[site], late = work_of(reply.numbers), 1 + r - reply.round
             update = rescaled(update, w, 1 / (work[site] * late))  # a late one counts less
-            check_update_size(update, w, self.update_norm_limit)
+            check_update_size(update, w, self.config.update_norm_limit)
             self.strategy.collect(site, rows)
             stale.update({site: (late, before)} if late > 1 else {})
             updates.add(site, update if agreed == shapes else padded(update, {n: before[n] / late for n in averaged}))
@@ -215,23 +137,25 @@ class FederatedController(HandshakeController):
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
         """The strategy's weights of the sites in a mean, of three or more none above ``max_share``."""
         shares = self.strategy.shares_of(counts)
-        found = with_ceiling(shares, self.max_share) if len(shares) >= MAJORITY else shares
-        for site in (site for site in found if shares[site] > self.max_share and found[site] < shares[site]):
-            self.raise_alarm(f"{site} would have had more than max_share, {self.max_share:.0%}, of a mean of the sites")
+        found = with_ceiling(shares, self.config.max_share) if len(shares) >= MAJORITY else shares
+        for site in (site for site in found if shares[site] > self.config.max_share and found[site] < shares[site]):
+            self.raise_alarm(
+                f"{site} would have had more than max_share, {self.config.max_share:.0%}, of a mean of the sites"
+            )
         return found
 
     def close_round(self, w: Tensors, r: int) -> Answers:
         """Ask for the validation loss at w, what the method adds, and scores when due."""
-        evaluate = r % (self.rounds_per_period or self.evaluate_every) == 0 or r == self.num_rounds
+        evaluate = r % (self.config.rounds_per_period or self.config.evaluate_every) == 0 or r == self.config.num_rounds
 
         def accept(site: str, reply: Reply, tensors: Tensors) -> None:
             if "validation_loss" in reply.numbers:
                 most = max(1, sum(self.visits[site]["validation"]))
                 reply.numbers["reports"] = min(int(reply.numbers.get("reports", 0)), most)
 
-        header = self.header(r, self.time_steps, after=version(r, self.time_steps), evaluate=evaluate)
+        header = self.header(r, self.config.time_steps, after=version(r, self.config.time_steps), evaluate=evaluate)
         answers = self.ask(CLOSE_ROUND, header, w, self.sites, accept)
-        self.results.validation(r, answers, by_median=self.aggregation != "mean")
+        self.results.validation(r, answers, by_median=self.config.aggregation != "mean")
         self.results.evaluation(r, answers, self.ahead(r))
         return answers
 
@@ -241,12 +165,12 @@ class FederatedController(HandshakeController):
             run_id=self.run_id,
             round=r,
             step=t,
-            rounds=self.num_rounds,
-            time_steps=self.time_steps,
+            rounds=self.config.num_rounds,
+            time_steps=self.config.time_steps,
             after=after,
             evaluate=evaluate,
-            keep=version(best, self.time_steps) if (best := self.results.best()) else "",
-            rounds_per_period=self.rounds_per_period,
+            keep=version(best, self.config.time_steps) if (best := self.results.best()) else "",
+            rounds_per_period=self.config.rounds_per_period,
         )
 
     # ------------------------------------------------------------------ begin
@@ -255,7 +179,7 @@ class FederatedController(HandshakeController):
         resumed = self._resumed()
         self.run_id = resumed.info["run_id"] if resumed else f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
         self.first_round = resumed.round + 1 if resumed else 1
-        initial = self._checkpoints.initial(self.initial_checkpoint) if self.initial_checkpoint else None
+        initial = self._checkpoints.initial(self.config.initial_checkpoint) if self.config.initial_checkpoint else None
         w = resumed.weights if resumed else initial
         self._members = set(resumed.info.get("members", ())) if resumed else set()
         w, answers = self.gather(w)
@@ -266,9 +190,9 @@ class FederatedController(HandshakeController):
             method=self.method,
             run_id=self.run_id,
             first_round=self.first_round,
-            rounds=self.num_rounds,
-            time_steps=self.time_steps,
-            settings=self.fixed_settings() | {"min_sites": self.min_sites} | self._settings_of_sites(),
+            rounds=self.config.num_rounds,
+            time_steps=self.config.time_steps,
+            settings=self.fixed_settings() | {"min_sites": self.config.min_sites} | self._settings_of_sites(),
         )
         if not self.members:
             raise FedTARError("every site that takes part is named in server.unseen: there is nobody to train")
@@ -283,10 +207,11 @@ class FederatedController(HandshakeController):
     # ------------------------------------------------------------------ save and resume
     def fixed_settings(self) -> dict[str, Any]:
         """Settings that a resumed run must share."""
-        names = ("method", "num_rounds", "time_steps", "weighting", "seed")
-        fixed = {name: getattr(self, name) for name in names} | self.strategy.fixed_settings()
-        more: dict[str, Any] = {"rounds_per_period": self.rounds_per_period, "unseen": self.unseen}
-        more["aggregation"] = self.aggregation != "mean" and self.aggregation
+        names = ("num_rounds", "time_steps", "weighting", "seed")
+        fixed = {"method": self.method} | {name: getattr(self.config, name) for name in names}
+        fixed |= self.strategy.fixed_settings()
+        more: dict[str, Any] = {"rounds_per_period": self.config.rounds_per_period, "unseen": list(self.config.unseen)}
+        more["aggregation"] = self.config.aggregation != "mean" and self.config.aggregation
         return fixed | {name: value for name, value in more.items() if value}
 
     def _settings_of_sites(self) -> dict[str, Any]:
@@ -313,7 +238,7 @@ class FederatedController(HandshakeController):
 
     def _resumed(self) -> Checkpoint | None:
         """The checkpoint to go on from, with the method's state restored; None in a fresh run."""
-        if not self.resume_from:
+        if not self.config.resume_from:
             return None
         checkpoint, problems = self._checkpoints.resumed(self.fixed_settings(), ("num_rounds", "time_steps"))
         for problem in problems:
@@ -321,7 +246,7 @@ class FederatedController(HandshakeController):
         self._steps_before = checkpoint.info["settings"]["time_steps"]
         self.strategy.load_info(checkpoint.info.get("method"))
         self.strategy.load_state(checkpoint.method)
-        self.results.restore(checkpoint.info, comparable=self._steps_before == self.time_steps)
+        self.results.restore(checkpoint.info, comparable=self._steps_before == self.config.time_steps)
         return checkpoint
 
     # ------------------------------------------------------------------ record
@@ -371,6 +296,20 @@ class FederatedController(HandshakeController):
             raise
         else:
             end("completed", self.results.nothing_learnt())
+
+
+FederatedController.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    # FLARE finds the parameters of a component, and the defaults that it need not export, in the signature
+    [
+        inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+        inspect.Parameter("method", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
+            for name, field in ServerConfig.model_fields.items()
+        ),
+        inspect.Parameter("settings", inspect.Parameter.KEYWORD_ONLY, default=None),
+    ]
+)
 
 
 def _in_simulator() -> None:

@@ -46,7 +46,8 @@ class DeployedJob:
 
     def breaches(self, bounds: Bounds) -> list[str]:
         """Which of a site's bounds it is beyond (see :func:`fedtar_flare.site.admission.breaches`)."""
-        return breaches(self.executor.strategy.request(self.controller.num_rounds, self.controller.time_steps), bounds)
+        config = self.controller.config
+        return breaches(self.executor.strategy.request(config.num_rounds, config.time_steps), bounds)
 
     def describe(self) -> str:
         """What it asks of a site and what will leave, as text for people."""

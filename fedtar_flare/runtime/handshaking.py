@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.core.errors import ConfigError, ExchangeError, FedTARError, plain
+from fedtar_flare.core.errors import ExchangeError, FedTARError, plain
 from fedtar_flare.core.tensor_file import coarse_checksums, coarsely_equal
 from fedtar_flare.protocol.exchange import MASTER_DTYPE, ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, compatible, version
@@ -34,23 +34,14 @@ class HandshakeController(TaskController):
     sites: list[str]
     schema: ExchangeSchema
     first_round: int
-    time_steps: int
-    rounds_per_period: int
-    unseen: list[str] | None
-    aggregation: str
     _agreed: Row
     _members: set[str]
     """Sites that took part before a resume."""
     _steps_before: int
     """T of the run that is resumed."""
 
-    def __init__(
-        self, min_sites: int, step_time_limit: int, wait_seconds: float, handshake_time_limit: int, initial_site: str
-    ):
-        super().__init__(min_sites=min_sites, step_time_limit=step_time_limit, wait_seconds=wait_seconds)
-        if handshake_time_limit < 0:
-            raise ConfigError(f"handshake_time_limit must be 0 (none) or seconds, not {handshake_time_limit}")
-        self.handshake_time_limit, self.initial_site = handshake_time_limit, initial_site
+    def __init__(self) -> None:
+        super().__init__()
         self._wire = self.contract.allowing(["*"])  # which parameters travel whole is for the sites to say
         self.visits: dict[str, Any] = {}
         self._announced: dict[str, Any] = {}
@@ -66,14 +57,14 @@ class HandshakeController(TaskController):
 
     def ahead(self, r: int) -> range:
         """The periods whose scores after round r are ahead of time: nothing was learnt from them until then."""
-        if n := self.rounds_per_period:
+        if n := self.config.rounds_per_period:
             return range(-(-r // n) + 1, -(-r // n) + 1 + bool(r))
-        return range(self._steps_before + 1, self.time_steps + 1) if r == self.first_round - 1 else range(0)
+        return range(self._steps_before + 1, self.config.time_steps + 1) if r == self.first_round - 1 else range(0)
 
     @property
     def members(self) -> list[str]:
         """The sites that take part and are not named in ``unseen``."""
-        return [site for site in self.sites if site not in (self.unseen or ())]
+        return [site for site in self.sites if site not in self.config.unseen]
 
     def ask(
         self,
@@ -86,7 +77,7 @@ class HandshakeController(TaskController):
         min_sites: int | None = None,
     ) -> Answers:
         """As :class:`TaskController`; unseen sites are asked after the members, for scores of all of their patients."""
-        unseen = [site for site in sites if site in (self.unseen or ())]
+        unseen = [site for site in sites if site in self.config.unseen]
         members = [site for site in sites if site not in unseen]
         answers = super().ask(task, header, weights, members, on_reply, time_limit, min_sites)
         if unseen and (task != CLOSE_ROUND or header.evaluate):
@@ -100,18 +91,18 @@ class HandshakeController(TaskController):
         FedTARError where fewer than ``min_sites`` take part or agree, or nobody gives initial weights.
         """
         live = self.live_sites()
-        source = self.initial_site or (live[0] if live else "")
+        source = self.config.initial_site or (live[0] if live else "")
         if w is None and source not in live:
             raise FedTARError(f"initial_site '{source}' is not connected; connected: {', '.join(live) or 'none'}")
         initial: dict[str, Tensors] = {}
-        answers = self._greet(live, w, "" if w is not None else source, initial, least=self.min_sites)
+        answers = self._greet(live, w, "" if w is not None else source, initial, least=self.config.min_sites)
         if not answers.replies:  # all abstained
             raise FedTARError("no site takes part: " + "; ".join(f"{s}: {why}" for s, why in answers.abstained.items()))
-        self._agreed = agree(answers, self.min_sites)
+        self._agreed = agree(answers, self.config.min_sites)
         self.sites = sorted(answers.replies)
         self.schema = ExchangeSchema.from_dict(answers.replies[self.sites[0]].payload["schema"])
         self.lora_mean = answers.replies[self.sites[0]].payload.get("lora_mean", "factors")
-        check_form(self.lora_mean, self.aggregation)
+        check_form(self.lora_mean, self.config.aggregation)
         w = w if w is not None else self._common_start(source, initial, answers)
         self.schema.check(w)
         self._remember(answers)
@@ -179,8 +170,10 @@ class HandshakeController(TaskController):
 
         def accept(site: str, reply: Reply, tensors: Tensors) -> None:
             schema = ExchangeSchema.from_dict(reply.payload.get("schema"))
-            if "rank" in reply.numbers and self.aggregation != "mean":
-                raise ExchangeError(f"its lora_rank is its own, for which aggregation '{self.aggregation}' has no form")
+            if "rank" in reply.numbers and self.config.aggregation != "mean":
+                raise ExchangeError(
+                    f"its lora_rank is its own, for which aggregation '{self.config.aggregation}' has no form"
+                )
             if tensors and site != source:
                 raise ExchangeError("it sent weights that nobody had asked it for")
             if site == source:
@@ -189,7 +182,7 @@ class HandshakeController(TaskController):
                 initial[site] = {name: tensors[name].clone() for name in sorted(tensors)}
 
         first = before or self.first_round
-        header = self.header(0, 0, version(first - 1, self.time_steps if first > 1 else 0), evaluate)
+        header = self.header(0, 0, version(first - 1, self.config.time_steps if first > 1 else 0), evaluate)
         header = replace(header, initial_site=source)
         answers = Answers()
         for member in (False, True):
@@ -197,7 +190,9 @@ class HandshakeController(TaskController):
             if not asked and (member or self._members):
                 continue
             needed = least if len(asked) == len(sites) else 0
-            limit = self.handshake_time_limit if before is None else self.step_time_limit  # the others wait meanwhile
+            limit = (
+                self.config.handshake_time_limit if before is None else self.config.step_time_limit
+            )  # the others wait meanwhile
             answers.add(self.ask(HANDSHAKE, replace(header, member=member), w, asked, accept, limit, needed))
         if answers.count < least:
             raise FedTARError(f"handshake: {answers.count} site(s) took part, min_sites is {least}")

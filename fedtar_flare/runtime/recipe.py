@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.lora_mean import check_form
 from fedtar_flare.runtime.scalars import add_tracking
+from fedtar_flare.runtime.server_config import ServerConfig
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.guard import OutboundGuard
 
@@ -39,10 +39,6 @@ SMALL: dict[str, Any] = {
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {"small": SMALL}
 """Presets of every method that trains a report generator and has none of its own, besides the papers'."""
-
-_CONTROLLER_ARGUMENTS = tuple(
-    name for name in inspect.signature(FederatedController).parameters if name not in ("method", "settings")
-)
 
 CUSTOM_NOTE = """\
 This folder is here on purpose. A job that has a `custom` folder may use classes of an installed package without an
@@ -88,7 +84,8 @@ class MethodRecipe(Recipe):
     mlflow : str
         Tracking URI of an MLflow server, to which the run's curves go as well; empty: to TensorBoard alone.
     server : dict, optional
-        Arguments of :class:`FederatedController`, and settings of the method's algorithm at the server.
+        Fields of :class:`~fedtar_flare.runtime.server_config.ServerConfig`, and settings of the method's algorithm at
+        the server.
     **groups
         Settings at a site, a dictionary for each group: ``model``, ``lora``, ``training``, ``data`` and the method's
         own.
@@ -145,8 +142,9 @@ class MethodRecipe(Recipe):
         common: dict[str, Any] = {"num_rounds": rounds, "time_steps": steps, "min_sites": min_sites, "seed": seed}
         if twice := sorted(common.keys() & at_server.keys()):
             raise ConfigError(f"server: {twice[0]} is an argument of the recipe itself")
-        check_names(at_server, [name for name in (*_CONTROLLER_ARGUMENTS, *own_fields) if name not in common], "server")
-        own = {name: at_server.pop(name) for name in [*at_server] if name not in _CONTROLLER_ARGUMENTS}
+        known_here = (*ServerConfig.model_fields, *own_fields)
+        check_names(at_server, [name for name in known_here if name not in common], "server")
+        own = {name: at_server.pop(name) for name in [*at_server] if name not in ServerConfig.model_fields}
         groups_there = {name: settings[name] for name in self.definition.server_groups if name in settings}
         groups_there |= {"server": own} if own else {}
         self.controller_arguments = {"method": method} | common | at_server | {"settings": groups_there or None}
@@ -156,7 +154,7 @@ class MethodRecipe(Recipe):
         executor_class: type[SiteExecutor] = self.definition.executor or SiteExecutor
         self.executor = executor_class(method, preset, settings or None, seed, torch_threads)
         self.executor.resolved.data.timeline(steps)  # periods and T must fit: said here, not at a hospital
-        check_form(self.executor.resolved.lora.mean, self.controller.aggregation)
+        check_form(self.executor.resolved.lora.mean, self.controller.config.aggregation)
         tasks = list(self.contract.task_names)
         job.to_clients(self.executor, tasks=tasks)
         extra_names = list(self.executor.resolved.lora.exchange)
@@ -172,7 +170,7 @@ class MethodRecipe(Recipe):
         paper = papers().get(preset, PaperPreset())
         if paper.classifies is self.definition.reports:
             return {}
-        here = {*_CONTROLLER_ARGUMENTS, *own_fields}
+        here = {*ServerConfig.model_fields, *own_fields}
         groups = {name.partition(".")[0] for name in paper.settings if "." in name} - {"model"}
         found: dict[str, Any] = {name: value for name, value in paper.settings.items() if "." not in name}
         found |= {group: paper.group(group) for group in groups}
@@ -180,7 +178,7 @@ class MethodRecipe(Recipe):
 
     def resolved(self) -> dict[str, Any]:
         """What decides about a run's numbers, defaults filled in: a digest of the sites' settings, and the server's."""
-        server = {name: getattr(self.controller, name) for name in _CONTROLLER_ARGUMENTS}
+        server = self.controller.config.to_dict()
         return {
             "sites": self.executor.settings_digest(),
             "server": server | {"strategy": self.controller.strategy.settings.to_dict()},

@@ -160,7 +160,7 @@ def requirements(recipe: Any) -> dict[str, Any]:
     """What the job of a recipe needs, as primitives; sizes of a model whose parts are not on this machine are None."""
     executor, controller = recipe.executor, recipe.controller
     strategy = executor.strategy
-    adapted = strategy.adapted_model(controller.time_steps)
+    adapted = strategy.adapted_model(controller.config.time_steps)
     model = adapted.config
     sizes = _sizes(adapted, strategy.extra_values())
     if (own := strategy.model_values()) is not None:
@@ -175,7 +175,7 @@ def requirements(recipe: Any) -> dict[str, Any]:
             "reports": strategy.reads_reports,
             "unit": "time step" if strategy.reads_reports else "task",
             "columns": ["patient_id", "study_datetime", "image", *strategy.columns],
-            "time_steps": controller.time_steps,
+            "time_steps": controller.config.time_steps,
             "alignment": strategy.settings.data.alignment,
             "least_patients_per_split_and_step": max(5, strategy.settings.data.min_cell),
             "transforms": list(strategy.settings.data.transforms),
@@ -194,11 +194,11 @@ def requirements(recipe: Any) -> dict[str, Any]:
             "python": "3.11 to 3.13",
         },
         "work": {
-            "rounds": controller.num_rounds,
-            "time_steps": controller.time_steps,
+            "rounds": controller.config.num_rounds,
+            "time_steps": controller.config.time_steps,
             "training": strategy.settings.training.to_dict(),
             "a_task": strategy.work(),
-            "seconds_per_task_limit": controller.step_time_limit,
+            "seconds_per_task_limit": controller.config.step_time_limit,
         },
         "leaves_the_site": {
             "values_per_exchange": exchanged,

@@ -12,6 +12,7 @@ from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.settings import RunSettings, build
 from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.protocol.messages import Reply
+from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.runtime.aggregation import SpilledUpdates, aggregation_weights
 from fedtar_flare.runtime.results import check_scores
 from fedtar_flare.runtime.tasking import Tensors
@@ -30,10 +31,13 @@ class ServerStrategy(ABC):
     def __init__(self, run: FederatedController):
         self.run = run
         method = run.definition
-        if run.rounds_per_period and not method.reports:
-            raise ConfigError(
-                f"rounds_per_period: method '{run.method}' writes no reports; its tasks have their own order"
-            )
+        if run.config.rounds_per_period and not method.reports:
+            raise ConfigError(f"rounds_per_period: method '{run.method}' writes no reports, and has no time steps")
+        if run.config.wait_seconds and TRAIN not in run.contract.task_names:
+            raise ConfigError(f"wait_seconds: method '{run.method}' waits for every site")
+        pooled = any(group.form == "pooled" for group in run.contract.groups)
+        if run.config.aggregation != "mean" and (pooled or not run.contract.shares):
+            raise ConfigError(f"aggregation: method '{run.method}' adds up no updates; it must be 'mean'")
         kinds = {} if method.server_settings is None else {"server": method.server_settings}
         kinds |= {name: method.settings[name] for name in method.server_groups}
         given = dict(run.settings or {})
@@ -47,8 +51,8 @@ class ServerStrategy(ABC):
 
     def steps(self, r: int) -> range:
         """The time steps of round r: 1 to T, or to the newest where visits arrive period by period."""
-        n = self.run.rounds_per_period
-        return range(1, (-(-r // n) if n else self.run.time_steps) + 1)
+        n = self.run.config.rounds_per_period
+        return range(1, (-(-r // n) if n else self.run.config.time_steps) + 1)
 
     def on_start(self) -> None:
         """Called once after the handshake, to write the method's own events."""
@@ -68,11 +72,11 @@ class ServerStrategy(ABC):
         """One update of the sites' updates, float64, given each site's share; by default their mean (Eq. 6), or what
         ``server.aggregation`` names in its place.
         """
-        return updates.combined(self.run.aggregation, shares)
+        return updates.combined(self.run.config.aggregation, shares)
 
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Weights of the sites in a mean, which sum to one, given the visits n_k of those that are in it."""
-        return aggregation_weights(counts, self.run.weighting)
+        return aggregation_weights(counts, self.run.config.weighting)
 
     def trainers(self) -> list[str]:
         """The sites that are asked to train; by default all but those outside."""
@@ -91,7 +95,7 @@ class ServerStrategy(ABC):
 
         By default: counts that are not T whole numbers per split, malformed scores, and a loss without reports.
         """
-        steps = self.run.time_steps
+        steps = self.run.config.time_steps
         check_scores(reply, steps)
         if (counts := reply.payload.get("counts")) is not None:
             lists = [counts.get(split) if split in SPLITS else None for split in {*SPLITS, *counts}]

@@ -118,9 +118,9 @@ def _check_sites(recipe: MethodRecipe, names: list[str], threads: int | None) ->
     if threads is not None and not 1 <= threads <= len(names):
         raise ConfigError(f"threads must be from 1 to the number of sites, {len(names)}, not {threads}")
     controller = recipe.controller
-    if controller.min_sites > len(names):
-        raise ConfigError(f"min_sites is {controller.min_sites}, and there are {len(names)} sites")
-    for site in (*(controller.unseen or ()), *filter(None, [controller.initial_site])):
+    if controller.config.min_sites > len(names):
+        raise ConfigError(f"min_sites is {controller.config.min_sites}, and there are {len(names)} sites")
+    for site in (*controller.config.unseen, *filter(None, [controller.config.initial_site])):
         if site not in names:
             raise ConfigError(
                 f"server: the job names site '{site}'{suggestion(site, names)} (sites: {', '.join(names)})"

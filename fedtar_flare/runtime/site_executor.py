@@ -2,7 +2,6 @@
 
 import hashlib
 import hmac
-import inspect
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -31,6 +30,7 @@ from fedtar_flare.protocol.messages import ABSTAIN, LEFT, Reply, TaskHeader, abs
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.runtime.process_group import ProcessGroup
 from fedtar_flare.runtime.scalars import send_scalar
+from fedtar_flare.runtime.server_config import ServerConfig
 from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
 from fedtar_flare.site.approval import SERVER_CONFIG, Participation, only, participation, require_approval
@@ -306,16 +306,12 @@ class SiteExecutor(Executor):
 
     def _require_own_run(self, header: TaskHeader, site: Site) -> None:
         """Refuse (:class:`ExchangeError`) a second run of the job, or other rounds than its files say."""
-        from fedtar_flare.runtime.controller import FederatedController
-
-        kinds = (FederatedController, self.definition.controller or FederatedController)
-        defaults = {name: value for kind in kinds for name, value in inspect.signature(kind).parameters.items()}
         try:
             said = only(site.app / SERVER_CONFIG, "workflows").get("args") or {}
         except ConfigError as error:
             raise ConfigError(str(error), public=f"the job has no {SERVER_CONFIG.name} at the site") from error
         for name, asked in (("num_rounds", header.rounds), ("time_steps", header.time_steps)):
-            if asked != (own := said.get(name, defaults[name].default)):
+            if asked != (own := said.get(name, ServerConfig.model_fields[name].default)):
                 raise ExchangeError(f"the server asks for {name} {asked}; the job's own files say {own!r:.40}")
         bind_run(site.records, site.job, header.run_id, resumes=str(said.get("resume_from") or ""))
 

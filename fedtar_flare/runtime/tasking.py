@@ -18,13 +18,14 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.widgets.info_collector import InfoCollector
 
-from fedtar_flare.core.errors import ConfigError, ExchangeError, FedTARError
+from fedtar_flare.core.errors import ExchangeError, FedTARError
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.exchange import Tensors, register_tensors
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Reply, TaskHeader
 from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.record.events import Late
 from fedtar_flare.record.log import STATS_GROUP, RunRecord
+from fedtar_flare.runtime.server_config import ServerConfig
 
 register_tensors()
 
@@ -87,20 +88,13 @@ class TaskController(ModelController):
     drops the answer to a closed one; they get no other task meanwhile, and :meth:`take_late` adds what they answer.
     """
 
+    config: ServerConfig
     contract: Contract
     strategy: Any  # ServerStrategy, which is written for the whole controller
     record: RunRecord
 
-    def __init__(self, min_sites: int, step_time_limit: int, wait_seconds: float):
+    def __init__(self) -> None:
         super().__init__(persistor_id="", ignore_result_error=True, task_check_period=POLL_SECONDS)
-        if min_sites < 1:
-            raise ConfigError(f"min_sites must be at least 1, not {min_sites}")
-        if step_time_limit < 0:
-            raise ConfigError(f"step_time_limit must be 0 (none) or a number of seconds, not {step_time_limit}")
-        if not 0 <= wait_seconds < math.inf:
-            raise ConfigError(f"wait_seconds must be 0 (off) or a number of seconds, not {wait_seconds}")
-        self.min_sites, self.wait_seconds = min_sites, wait_seconds
-        self.step_time_limit = step_time_limit
         self._lock = threading.Lock()
         self._answers = Answers(closed=True)
         self._silent: set[str] = set()
@@ -134,9 +128,9 @@ class TaskController(ModelController):
         ``min_sites`` take the place of the controller's own. Raises RunAborted, FedTARError where fewer than
         ``min_sites`` took part, and OSError where the server could not keep an answer.
         """
-        limit = self.step_time_limit if time_limit is None else time_limit
+        limit = self.config.step_time_limit if time_limit is None else time_limit
         too_late = f"no answer within {limit} s"
-        least = self.min_sites if min_sites is None else min_sites
+        least = self.config.min_sites if min_sites is None else min_sites
         of_all = task != TRAIN and header.round == header.rounds  # the last scores
         while (behind := self._at_work()) and (of_all or len({*sites} & {*self.live_sites()} - behind) < least):
             self.stop_if_aborted()
@@ -180,7 +174,7 @@ class TaskController(ModelController):
                     continue
                 if self.get_client_disconnect_time(site):
                     answers.absent[site] = "disconnected while it had the task"
-                elif task == TRAIN and self.wait_seconds and not 0 < limit <= time.monotonic() - start:
+                elif task == TRAIN and self.config.wait_seconds and not 0 < limit <= time.monotonic() - start:
                     answers.absent[site] = BEHIND
                     self._behind[site] = start + (limit or math.inf), weights or {}
                     continue
@@ -200,7 +194,7 @@ class TaskController(ModelController):
     def _advise(self, task: str, answers: Answers, limit: int, missed: int) -> None:
         """Log when the time limit does not fit what was seen; the same advice once."""
         self._slowest[task] = max([self._slowest.get(task, 0.0), *answers.seconds.values()])
-        setting = "step_time_limit" if limit == self.step_time_limit else f"{task}_time_limit"
+        setting = "step_time_limit" if limit == self.config.step_time_limit else f"{task}_time_limit"
         line = advice(limit, self._slowest[task], missed, setting)
         if line and (task, missed > 0) not in self._advised:
             self._advised.add((task, missed > 0))
@@ -222,8 +216,8 @@ class TaskController(ModelController):
         """Whether a task ends though FLARE has open ones: all have answered, or ``wait_seconds`` are up for others."""
         with self._lock:
             open_ = [s for s in targets if s not in answers.known and not self.get_client_disconnect_time(s)]
-            late = task == TRAIN and 0 < self.wait_seconds < spent and answers.count >= self.min_sites
-            return late or (self.wait_seconds > 0 and (not open_ or 0 < limit < spent))
+            late = task == TRAIN and 0 < self.config.wait_seconds < spent and answers.count >= self.config.min_sites
+            return late or (self.config.wait_seconds > 0 and (not open_ or 0 < limit < spent))
 
     def take_late(self, answers: Answers, header: TaskHeader, on_reply: Callable[..., None]) -> None:
         """Add what sites without an answer of their own have answered late to this step of an earlier round.

@@ -83,7 +83,7 @@ def _of_reports(
 ) -> Found:
     variant = experiment.variant
     evaluations, validations = of_kind(events, Evaluation), of_kind(events, Validation)
-    arrives = recipe.controller.rounds_per_period
+    arrives = recipe.controller.config.rounds_per_period
     chosen = scored_round(evaluations, None if arrives else best_round(validations))
     outside, rows = shared_alone(recipe, results, variant.outside, chosen, variant.outside_split)
     for site, state in states.items():

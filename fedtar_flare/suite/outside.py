@@ -51,7 +51,7 @@ def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
         hospital,
         model=executor.resolved.model,
         data=executor.resolved.data,
-        time_steps=recipe.controller.time_steps,
+        time_steps=recipe.controller.config.time_steps,
         seed=executor.seed,
     )
     assert isinstance(executor.strategy, ReportSite)

@@ -61,8 +61,9 @@ class Experiment:
             recipe: MethodRecipe = MethodRecipe(self.arm.method, **{"torch_threads": threads} | self.recipe)
         except ConfigError as error:
             raise ConfigError(f"arm '{self.name}': {error}") from error
-        if late := [f"{s} (round {r})" for s, r in self.variant.joins.items() if r > recipe.controller.num_rounds]:
-            raise ConfigError(f"{late[0]} joins after the last round, {recipe.controller.num_rounds}")
+        rounds = recipe.controller.config.num_rounds
+        if late := [f"{s} (round {r})" for s, r in self.variant.joins.items() if r > rounds]:
+            raise ConfigError(f"{late[0]} joins after the last round, {rounds}")
         return recipe
 
 

@@ -49,7 +49,7 @@ def test_the_script_of_a_job_holds_all_that_was_set(tmp_path):
     settings = {
         "name": "study",
         "time_steps": 2,
-        "server": {"step_time_limit": 60.0, "alpha_form": "softmax"},
+        "server": {"step_time_limit": 60, "alpha_form": "softmax"},
         "model": {"lora_targets": ["decoder.*.c_attn"]},
         "training": {"lr": 1e-5},
         "data": {"prior": "report", "transforms": ({"name": "Spacingd", "pixdim": [1, 1, 2.5]},)},

@@ -4,6 +4,7 @@ import gc
 import math
 import random
 import weakref
+from typing import get_args
 from unittest.mock import Mock
 
 import pytest
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 
 from fedtar_flare.runtime import aggregation
 from fedtar_flare.runtime.aggregation import (
-    AGGREGATIONS,
-    WEIGHTINGS,
+    FEWEST_SITES,
     SpilledUpdates,
+    Weighting,
     aggregation_weights,
     with_ceiling,
 )
@@ -41,7 +42,7 @@ def mean_in_memory(updates, weights):
 @settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(st.text(min_size=1, max_size=5), st.integers(1, 10**9), min_size=1, max_size=8),
-    st.sampled_from(WEIGHTINGS),
+    st.sampled_from(get_args(Weighting)),
 )
 def test_weights_are_normalised(counts, weighting):
     weights = aggregation_weights(counts, weighting)
@@ -94,7 +95,7 @@ def robust(aggregation, columns, shares):
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=12),
-    st.sampled_from(sorted(AGGREGATIONS)),
+    st.sampled_from(sorted(FEWEST_SITES)),
     st.sampled_from([1, 7, 2**20]),
     st.booleans(),
 )

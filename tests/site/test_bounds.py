@@ -279,7 +279,7 @@ def test_layers_without_end_are_no_model():
 )
 def test_shipped_jobs_ask_for_nothing_but_the_paper_s_models(name, preset, beyond):
     recipe = MethodRecipe(name, preset=preset)
-    request = recipe.executor.strategy.request(recipe.controller.num_rounds, recipe.controller.time_steps)
+    request = recipe.executor.strategy.request(recipe.controller.config.num_rounds, recipe.controller.config.time_steps)
     assert [reason.split()[0] for reason in breaches(request, Bounds())] == beyond
 
 

@@ -47,14 +47,15 @@ class FedKEIServer(ServerStrategy):
         self._final: dict[int, float] = {}
         self._curved = self.plan.objective == "fisher"
         """Whether Fisher information travels with the modules (FedCurv)."""
-        if run.time_steps != STEPS:
+        steps, rounds = run.config.time_steps, run.config.num_rounds
+        if steps != STEPS:
             raise ConfigError(
-                f"time_steps is {run.time_steps}: a task of fedkei has {STEPS} steps, PROBE and ADAPT; the number of "
-                "tasks is num_rounds"
+                f"time_steps is {steps}: a task of fedkei has {STEPS} steps, PROBE and ADAPT; the number of tasks is "
+                "num_rounds"
             )
-        if run.num_rounds > len(self.config.tasks):
-            raise ConfigError(f"num_rounds is {run.num_rounds}, but fedkei.tasks lists {len(self.config.tasks)}")
-        if run.initial_checkpoint:
+        if rounds > len(self.config.tasks):
+            raise ConfigError(f"num_rounds is {rounds}, but fedkei.tasks lists {len(self.config.tasks)}")
+        if run.config.initial_checkpoint:
             raise ConfigError("initial_checkpoint: fedkei's common start is by the seed")
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
@@ -100,7 +101,7 @@ class FedKEIServer(ServerStrategy):
             self._check(ADAPT, tensors, {**mixture.centres(site), **more}, one=True)
             found = self._site_task(reply)
             module = {name: tensors[name] for name in pool.start}
-            check_update_size(module, pool.start, self.run.update_norm_limit)
+            check_update_size(module, pool.start, self.run.config.update_norm_limit)
             pool.add(site, r, tensors, found.gap)
 
         answers = self._ask(ADAPT, mixture, r, 2, accept, more)
@@ -125,8 +126,8 @@ class FedKEIServer(ServerStrategy):
         for group in groups:
             down = {**mixture.centres(group[0]), **more}
             answers.add(self.run.ask(task, header, down, group, accept, min_sites=None if len(groups) == 1 else 0))
-        if answers.count < self.run.min_sites:
-            raise FedTARError(f"task {r}: {answers.count} site(s) took part, min_sites is {self.run.min_sites}")
+        if answers.count < self.run.config.min_sites:
+            raise FedTARError(f"task {r}: {answers.count} site(s) took part, min_sites is {self.run.config.min_sites}")
         return answers
 
     def _check(self, task: str, tensors: Tensors, centres: Tensors, *, one: bool) -> None:
@@ -174,21 +175,22 @@ class FedKEIServer(ServerStrategy):
             raise FedTARError(f"plan '{self.plan.name}' sends single hospitals' modules: it is for simulations")
         if least < 3 and len(self.run.sites) > 1:
             self.run.info(f"a cluster may stem from {least} site(s): each module in it follows from the others")
-        orders = {site: self.config.stream(site, self.run.seed) for site in self.run.sites}
+        config = self.run.config
+        orders = {site: self.config.stream(site, config.seed) for site in self.run.sites}
         self.run.record.write(
             Stream(
                 plan=self.plan.name,
                 tasks=list(self.config.tasks),
                 base=list(self.config.negatives),
                 order=self.config.order,
-                orders={s: [one.task(t).name for t in range(1, self.run.num_rounds + 1)] for s, one in orders.items()},
+                orders={s: [one.task(t).name for t in range(1, config.num_rounds + 1)] for s, one in orders.items()},
                 min_cluster_sites=least,
             )
         )
 
     def largest_message(self) -> int:
         """G: K times the values of a module; without k-means, K may be the number of modules."""
-        many = self.run.num_rounds * len(self.run.sites)
+        many = self.run.config.num_rounds * len(self.run.sites)
         if self.plan.groups == "kmeans":
             many = self.config.clusters
         return self.run.schema.parameters * max(many, 2 if self._curved else 1)

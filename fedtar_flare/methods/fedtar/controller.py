@@ -38,7 +38,7 @@ class TemporalResidualServer(ServerStrategy):
 
     def __init__(self, run: FederatedController):
         super().__init__(run)
-        self.policy = AlphaPolicy(run.time_steps, self.settings.server, seed=run.seed)
+        self.policy = AlphaPolicy(run.config.time_steps, self.settings.server, seed=run.config.seed)
         self.outer = OuterOptimizer(self.policy, eta=self.settings.server.eta)
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
@@ -75,7 +75,8 @@ class TemporalResidualServer(ServerStrategy):
         if sent and bool(taken.any()) and self.policy.alpha_form not in FIXED:
             reports = {site: int(validated[site].numbers["reports"]) for site in sent}
             every = torch.tensor([sent[site] for site in sorted(sent)], dtype=torch.float64)
-            pooled = pool_t_numbers(sent, reports) if self.run.aggregation == "mean" else trimmed_mean(every, 0.5)
+            by_mean = self.run.config.aggregation == "mean"
+            pooled = pool_t_numbers(sent, reports) if by_mean else trimmed_mean(every, 0.5)
             gradient = hypergradient(pooled, alphas, taken)
             gradient_norm, floored = self.outer.step(gradient), floored_steps(alphas, taken)
         moved = self.policy.alphas(len(alphas)).detach().tolist()
@@ -95,7 +96,7 @@ class TemporalResidualServer(ServerStrategy):
 
     def trained_visits(self, r: int, t: int) -> Callable[[list[int]], int]:
         """Those of step t, with those that are replayed."""
-        steps = self.settings.temporal.steps(r, t, self.run.time_steps)
+        steps = self.settings.temporal.steps(r, t, self.run.config.time_steps)
         return super().trained_visits(r, t) if isinstance(steps, int) else lambda counts: sum(counts[: max(steps)])
 
     def check_content(self, reply: Reply) -> None:
@@ -116,7 +117,7 @@ class TemporalResidualServer(ServerStrategy):
         return {**self.policy.state_dict(), **{f"outer.{k}": v for k, v in self.outer.state_tensors().items()}}
 
     def load_state(self, state: Tensors) -> None:
-        rows = self.run.time_steps  # a period that was added has the row of the newest before it
+        rows = self.run.config.time_steps  # a period that was added has the row of the newest before it
         state = {
             name: torch.cat([value, *[value[-1:]] * (rows - len(value))])
             if name.endswith("embedding") and value.dim()

@@ -159,7 +159,10 @@ def test_the_recipe_takes_as_many_tasks_as_are_listed_and_no_lora():
     recipe = MethodRecipe(
         "fedkei", preset="tiny", fedkei={"tasks": ["effusion", "nodule", "emphysema", "cardiomegaly"]}
     )
-    assert recipe.controller.num_rounds == 4 and recipe.controller.strategy.config == recipe.executor.resolved.fedkei
+    assert (
+        recipe.controller.config.num_rounds == 4
+        and recipe.controller.strategy.config == recipe.executor.resolved.fedkei
+    )
     with pytest.raises(ConfigError, match="no such group"):
         MethodRecipe("fedkei", lora={"rank": 2})
 

@@ -24,7 +24,7 @@ def test_the_paper_s_preset_is_the_whole_setting(tmp_path):
     recipe = FedTARRecipe(preset="paper")
     executor, controller = recipe.executor, recipe.controller
     there, here = controller.strategy.settings, executor.resolved
-    assert (controller.time_steps, there.server.eta, there.server.alpha_form) == (5, 1e-4, "softmax")
+    assert (controller.config.time_steps, there.server.eta, there.server.alpha_form) == (5, 1e-4, "softmax")
     assert here.patient.scale == here.lora.alpha / here.lora.rank == 32.0
     assert here.patient.time_conditioned is here.patient.common_start is False
     assert here.temporal.replay == there.temporal.replay == "none" and here.training.schedule == "constant"
@@ -42,7 +42,7 @@ def test_a_preset_of_a_paper_reaches_every_method_and_says_where_each_value_come
     """Values that a method has no setting for are left out; what is printed as the paper's is in force."""
     for name in ("fedavg", "fedpeft", "local", "centralised", "fedmrg"):
         here = MethodRecipe(name, preset="fedmrg-paper")
-        assert (here.controller.num_rounds, here.controller.time_steps) == (1000, 1)
+        assert (here.controller.config.num_rounds, here.controller.config.time_steps) == (1000, 1)
         lora, training = here.executor.resolved.lora, here.executor.resolved.training
         assert (lora.rank, lora.alpha, training.lr, training.local_epochs) == (16, 16.0, 5e-5, 0.02)
         assert {"encoder.*", "projection.*"} <= set(lora.exchange), "they are trained, so that none stays random"
@@ -65,12 +65,12 @@ def test_explicit_settings_win_over_the_preset_s_and_leave_its_others():
     )
     executor, controller = recipe.executor, recipe.controller
     there = controller.strategy.settings
-    assert (controller.time_steps, there.server.eta) == (3, 5e-3)
+    assert (controller.config.time_steps, there.server.eta) == (3, 5e-3)
     assert (executor.resolved.patient.scale, executor.resolved.patient.time_conditioned) == (2.0, False)
     assert (executor.resolved.training.lr, executor.resolved.patient.lr) == (3e-4, 1e-5)
     small = FedTARRecipe()
     there = small.controller.strategy.settings
-    assert small.controller.time_steps == 3 and small.executor.resolved.patient.scale == 1.0, "no preset leaks"
+    assert small.controller.config.time_steps == 3 and small.executor.resolved.patient.scale == 1.0, "no preset leaks"
     assert there.server.alpha_form == "sigmoid" and small.executor.resolved.patient.profile == ("age", "sex")
     assert there.temporal.replay == small.executor.resolved.temporal.replay == "seen"
     assert FedTARRecipe(temporal={"replay": "none"}).controller.strategy.settings.temporal.replay == "none", (
