@@ -1,4 +1,4 @@
-"""The closing box of a run as plain text: what came of it in about five numbers, and where its pages are."""
+"""The closing box of a run as plain text: about five numbers, and the files to look at."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +10,23 @@ from fedtar_flare.reporting.scores import start_name
 from fedtar_flare.reporting.section import own_sections
 from fedtar_flare.reporting.verdict import key_numbers
 
+__all__ = ["closing_box"]
+
 RULE = "-" * 78
 
 
-def closing_box(run: Run, places: Mapping[str, Path | str] | None = None) -> str:
-    """The box in ASCII but for names; ``places`` are files by what they are, such as ``page`` or a site's name."""
+def closing_box(run: Run, files: Mapping[str, Path | str] | None = None) -> str:
+    """Summarise a run for the console, in ASCII except for names.
+
+    Parameters
+    ----------
+    run, files : Run, mapping of str to path
+        Files to list, by a label such as ``page`` or a site's name.
+
+    Returns
+    -------
+    str
+    """
     tiles = key_numbers(run, own_sections(run))
     rows = [[_ascii(text) for text in (tile.name, tile.value, tile.about)] for tile in tiles]
     rows = rows or [[f"no test {'report' if run.reports else 'image'} was scored", "", ""]]
@@ -23,7 +35,7 @@ def closing_box(run: Run, places: Mapping[str, Path | str] | None = None) -> str
     values = [value.rjust(len(value) + arrows - value.find("->")) if "->" in value else value for _, value, _ in rows]
     wide = max(map(len, values)) + 3
     lines = [f"{row[0]:<{names}}{value:<{wide}}{row[2]}".rstrip() for row, value in zip(rows, values, strict=True)]
-    return "\n".join([RULE, *_head(run), *lines, *_listed(places or {}), RULE])
+    return "\n".join([RULE, *_head(run), *lines, *_listed(files or {}), RULE])
 
 
 def _head(run: Run) -> list[str]:
@@ -35,9 +47,9 @@ def _head(run: Run) -> list[str]:
     return [f"{name}: {run.status}{done}{time}{shown}{reason}", *([run.kept] if run.kept else [])]
 
 
-def _listed(places: Mapping[str, Path | str]) -> list[str]:
-    names = max(map(len, places), default=0) + 3
-    return [f"{plain(name):<{names}}{place}" for name, place in places.items()]
+def _listed(files: Mapping[str, Path | str]) -> list[str]:
+    width = max(map(len, files), default=0) + 3
+    return [f"{plain(name):<{width}}{file}" for name, file in files.items()]
 
 
 def _ascii(text: str) -> str:

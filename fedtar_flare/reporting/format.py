@@ -1,4 +1,4 @@
-"""How numbers are shown to people: never a NaN."""
+"""Numbers as text for people: never a NaN."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,25 +6,50 @@ from typing import Any
 
 from fedtar_flare.metrics.registry import SCORES
 
+__all__ = ["NOTHING", "duration", "heading", "number", "score", "shown", "significant", "size", "whole"]
+
 NOTHING = "–"
+"""Stands for an unknown value."""
 FEW = 20
-"""Under so many reports a score is given without decimals."""
+"""A score of fewer reports is given without decimals."""
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Fixed decimals; a dash for an unknown value."""
+    """Format a number with fixed decimals.
+
+    Parameters
+    ----------
+    value, digits : float or None, int
+
+    Returns
+    -------
+    str
+        :data:`NOTHING` for a value that is unknown or not finite.
+    """
     return NOTHING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
 def score(name: str, value: float | None, n: float = FEW) -> str:
-    """A raw score of ``n`` reports, with the registry's scale; a share of few reports has its interval."""
+    """Format a score on the scale that people read.
+
+    Parameters
+    ----------
+    name, value : str, float or None
+        Name in the registry, and raw value.
+    n : float
+        Reports that the score is of: few of them give fewer decimals, and a share of reports its interval.
+
+    Returns
+    -------
+    str
+    """
     if n < FEW and SCORES[name].unit == "% of reports":
         return share(value, n)
     return number(shown(name, value), decimals(name, n))
 
 
 def decimals(name: str, n: float) -> int:
-    """How many decimals a score of ``n`` reports has: of fewer than 20 none, or one where it is not times 100."""
+    """Decimals of a score of ``n`` reports: of fewer than 20 none, or one where the scale is not 100."""
     return SCORES[name].decimals if n >= FEW else int(SCORES[name].scale != 100)
 
 
@@ -40,29 +65,76 @@ def share(value: float | None, n: float) -> str:
 
 
 def shown(name: str, value: float | None) -> float | None:
-    """A raw score on the scale that is shown."""
+    """Scale a raw score for display.
+
+    Parameters
+    ----------
+    name, value : str, float or None
+        Name in the registry, and raw value.
+
+    Returns
+    -------
+    float or None
+    """
     return None if value is None else value * SCORES[name].scale
 
 
 def heading(name: str) -> str:
-    """A score's label with an arrow, up where higher is better, and its unit: ``token loss ↓, nats per token``."""
-    kind = SCORES[name]
-    arrow = {True: " ↑", False: " ↓", None: " → 1"}[kind.higher_is_better]
-    return f"{kind.label}{arrow}, {kind.unit.replace('x 100', '× 100')}"
+    """Label a score, with an arrow that shows which way is better, and its unit: ``token loss ↓, nats per token``.
+
+    Parameters
+    ----------
+    name : str
+        In the registry.
+
+    Returns
+    -------
+    str
+    """
+    entry = SCORES[name]
+    arrow = {True: " ↑", False: " ↓", None: " → 1"}[entry.higher_is_better]
+    return f"{entry.label}{arrow}, {entry.unit.replace('x 100', '× 100')}"
 
 
 def significant(value: float | None) -> str:
-    """Three significant digits, for norms of any size."""
+    """Format a number of any size with three significant digits.
+
+    Parameters
+    ----------
+    value : float or None
+
+    Returns
+    -------
+    str
+    """
     return NOTHING if value is None or not math.isfinite(value) else f"{value:.3g}"
 
 
 def whole(value: int) -> str:
-    """A count with thin spaces between thousands."""
+    """Format a count with thin spaces between thousands.
+
+    Parameters
+    ----------
+    value : int
+
+    Returns
+    -------
+    str
+    """
     return f"{value:,}".replace(",", "\u202f")
 
 
 def size(count: float) -> str:
-    """Bytes in decimal units: 3.7 MB."""
+    """Format a number of bytes in decimal units: ``3.7 MB``.
+
+    Parameters
+    ----------
+    count : float
+
+    Returns
+    -------
+    str
+    """
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 999.5 or unit == "TB":
             break
@@ -71,7 +143,16 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """4 min 12 s."""
+    """Format a duration: ``4 min 12 s``.
+
+    Parameters
+    ----------
+    seconds : float or None
+
+    Returns
+    -------
+    str
+    """
     if seconds is None or not math.isfinite(seconds):
         return NOTHING
     if seconds < 60:
@@ -82,7 +163,7 @@ def duration(seconds: float | None) -> str:
 
 
 def times(large: float, small: float) -> str:
-    """How many times larger, ``138 ×``; a dash where that is undefined."""
+    """A ratio, ``138 ×``; a dash where it is undefined."""
     if large <= 0 or small <= 0:
         return NOTHING
     ratio = large / small
@@ -90,18 +171,18 @@ def times(large: float, small: float) -> str:
 
 
 def visits(count: int, min_cell: int) -> str:
-    """A number of visits or reports; not given exactly if it is under ``min_cell``."""
+    """A number of visits or reports; one under ``min_cell`` is not given exactly."""
     return f"< {min_cell}" if 0 < count < min_cell else whole(count)
 
 
 def total(counts: Sequence[int], min_cell: int) -> str:
-    """A sum of numbers of visits or reports that does not give away a small one among them."""
+    """A sum of numbers of visits or reports from which a number under ``min_cell`` cannot be worked out."""
     known = sum(n for n in counts if n >= min_cell)
     return f"over {whole(known)}" if any(0 < n < min_cell for n in counts) else whole(sum(counts))
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested settings as (dotted name, value), in order; long values are cut."""
+    """Nested settings as pairs (dotted name, value), in order; long values are cut."""
     rows = []
     for key, value in values.items():
         name = f"{prefix}{key}"

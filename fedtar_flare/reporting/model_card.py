@@ -1,4 +1,4 @@
-"""The model card of a trained adapter: what it is, what it learnt from, how it scored, and what it is not for."""
+"""The model card of a trained adapter: its model, training data, scores, and intended use."""
 
 import json
 from pathlib import Path
@@ -16,14 +16,25 @@ from fedtar_flare.reporting.scores import groups, score_rows, start_name
 from fedtar_flare.reporting.section import own_sections
 from fedtar_flare.reporting.verdict import verdict
 
+__all__ = ["write_model_card"]
+
 CARD_FILE = "README.md"
 NOT_STATED = "not stated"
 
 
 def write_model_card(run: Run, folder: Path | str) -> Path:
-    """Write ``README.md`` into the adapter's folder, which must exist; returns its path.
+    """Write ``README.md`` beside an adapter.
 
     The card leaves the server with the adapter, so counts under ``min_cell`` are not given exactly.
+
+    Parameters
+    ----------
+    run, folder : Run, path
+        ``folder`` is the adapter's and must exist.
+
+    Returns
+    -------
+    Path
     """
     return write_text(Path(folder) / CARD_FILE, model_card(run))
 
@@ -58,7 +69,7 @@ def model_card(run: Run) -> str:
 
 
 def base_model(run: Run) -> str:
-    """Name of the base model, as far as the settings state it."""
+    """Name of the base model, as far as the settings give it."""
     preset, parts = run.start.model.get("preset"), _base_parts(run)
     known = not preset or f"preset '{preset}'" in " ".join(parts)
     return ", ".join([*([] if known else [f"fedtar_flare preset {plain(preset)}"]), *parts]) or NOT_STATED

@@ -9,17 +9,31 @@ from fedtar_flare.reporting.section import own_sections
 from fedtar_flare.reporting.sections import sections
 from fedtar_flare.reporting.verdict import key_numbers, verdict
 
+__all__ = ["REPORT_FILE", "write_report"]
+
 REPORT_FILE = "report.html"
+"""Name of the page in a run's folder."""
 
 
 def write_report(run_folder: Path | str) -> Path:
-    """Write ``report.html`` into a run's folder, finished or not; its path. Errors as of :func:`read_run`."""
+    """Write the page of a run, finished or not, into its folder.
+
+    Parameters
+    ----------
+    run_folder : path
+        As for :func:`.read_run`, whose errors this raises too.
+
+    Returns
+    -------
+    Path
+        The page.
+    """
     run = read_run(run_folder)
     return write_text(run.folder / REPORT_FILE, page(run))
 
 
 def page(run: Run) -> str:
-    """The page as well-formed HTML (also valid XML): the verdict, what came of the run, and how it was made."""
+    """The page as well-formed HTML (also valid XML): the verdict, the results, and how they were obtained."""
     own = own_sections(run)
     return render(
         "run.html",

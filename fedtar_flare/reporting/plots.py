@@ -1,8 +1,11 @@
 """Charts as small SVG (2 to 10 kB) without a plotting package; colours are CSS variables that follow the page's theme.
 
-Every series has its own marker shape, which tells it apart without colour. The palette ``site`` is safe for
+This is the only drawing engine of the package: build a :class:`Chart` of :class:`Series` or :class:`Bar`, and put
+:meth:`Chart.figure` on a page; or put several under one title and legend in a :class:`Figure`, which also writes files.
+
+Every series has its own marker shape, so it can be told apart without colour. The palette ``site`` is safe for
 colour-blind readers (after Okabe and Ito); ``step`` is a ramp from early to late that also falls in lightness; ``ink``
-is for pooled values and means; ``faded`` is for what only gives the background.
+is for pooled values and means; ``faded`` is for series in the background.
 """
 
 import math
@@ -18,8 +21,10 @@ from markupsafe import Markup
 from fedtar_flare.core.files import write_text
 from fedtar_flare.reporting.render import render, theme
 
+__all__ = ["Bar", "Chart", "Figure", "Guide", "SITE_COLOURS", "SMALL", "Series", "sharing_y", "ticks"]
+
 SITE_COLOURS = 7
-"""How many site colours the style sheet has; further sites take them again with another marker."""
+"""Number of site colours in the style sheet; further sites reuse them with another marker."""
 
 _MARKERS = (
     "M-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0Z",  # circle
@@ -32,7 +37,9 @@ _MARKERS = (
 _RIGHT, _TOP, _BOTTOM = 10, 8, 34  # room around the plot; on the left, as much as the tick labels take
 _LETTER = 6.4  # mean width of a letter
 _BAR, _BAR_ROW = 230, 24
-SMALL, NARROW = (270, 175), 300
+_NARROW = 300  # px; a narrower chart has fewer ticks, and more such charts stand in a row
+SMALL = (270, 175)
+"""Width and height in px of a chart that shares its row with others."""
 
 Palette = Literal["site", "step", "ink", "faded"]
 Point = tuple[float, float | None, str]
@@ -40,46 +47,65 @@ Point = tuple[float, float | None, str]
 
 @dataclass(frozen=True)
 class Series:
-    """One line with its name in the legend, and its colour (place ``index`` in the palette)."""
+    """A line through points, with its entry in the legend.
+
+    Attributes
+    ----------
+    name : str
+    points : sequence of (x, y, tooltip)
+        A y of None breaks the line; a point without a neighbour is drawn as a marker.
+    palette, index : {"site", "step", "ink", "faded"}, int
+        Colour, see the module, and its position in the palette; the position also gives the marker.
+    band : sequence of (x, low, high)
+        Shaded behind the line; a whisker at a point without a neighbour.
+    dashed : bool
+        A line for comparison, without markers.
+    """
 
     name: str
     points: Sequence[Point]
-    """(x, y, tooltip); a y of None breaks the line, and a point without a neighbour is a marker alone."""
     palette: Palette = "site"
     index: int = 0
     band: Sequence[tuple[float, float, float]] = ()
-    """(x, low, high): shaded behind the line; a whisker at a point without a neighbour."""
     dashed: bool = False
-    """A line for comparison, without markers."""
 
     @property
     def behind(self) -> bool:
+        """Whether it is drawn behind other series."""
         return self.palette in ("ink", "faded")
 
     @property
     def colour(self) -> str:
+        """As a CSS variable."""
         if self.palette in ("site", "step"):
             return f"var(--{self.palette}-{self.index % SITE_COLOURS if self.palette == 'site' else self.index})"
         return "var(--ink)" if self.palette == "ink" else "var(--muted)"
 
     @property
     def stroke(self) -> str:
+        """CSS class of the line."""
         return "guide" if self.dashed else {"ink": "line thick", "faded": "line faded"}.get(self.palette, "line")
 
     @property
     def marker(self) -> str:
+        """Outline as an SVG path; empty without markers."""
         return "" if self.dashed else _MARKERS[self.index % len(_MARKERS)]
 
     @property
     def runs(self) -> list[list[Point]]:
-        """Points with a value, neighbours together."""
-        known = groupby(self.points, lambda point: point[1] is not None)
-        return [list(points) for there, points in known if there]
+        """Unbroken pieces of the line."""
+        pieces = groupby(self.points, lambda point: point[1] is not None)
+        return [list(points) for has_value, points in pieces if has_value]
 
 
 @dataclass(frozen=True)
 class Guide:
-    """A dashed horizontal line with a word on it."""
+    """A dashed horizontal line at ``y`` with a name, such as an upper bound.
+
+    Attributes
+    ----------
+    y, name : float, str
+    """
 
     y: float
     name: str
@@ -87,7 +113,15 @@ class Guide:
 
 @dataclass(frozen=True)
 class Bar:
-    """A horizontal bar between its name and ``words``, the value with its unit; ``ends`` is an interval around it."""
+    """A horizontal bar between its name and its value as text.
+
+    Attributes
+    ----------
+    name, value, words : str, float, str
+        ``words`` is the value with its unit.
+    ends : tuple of float, optional
+        An interval around the value.
+    """
 
     name: str
     value: float
@@ -97,7 +131,23 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over axes, or bars; labels include units. Means and what is faded are drawn behind other series."""
+    """Lines over axes, or bars. Means and faded series are drawn behind the others.
+
+    Attributes
+    ----------
+    title, x_label, y_label : str
+        Labels have their units.
+    series, bars : sequence of Series, sequence of Bar
+        Lines are drawn where there are no bars.
+    y_range, x_range : tuple of float, optional
+        Ends of the axes; by default from the data.
+    guides, crosses : sequence of Guide, sequence of (x, tooltip)
+        Lines across the chart, and events marked on the x axis.
+    whole, log : bool
+        An x axis with ticks at whole numbers only, or a logarithmic one with ticks at the points.
+    size : tuple of int
+        Width and height in px; the drawing scales with the page.
+    """
 
     title: str
     series: Sequence[Series] = ()
@@ -106,35 +156,37 @@ class Chart:
     y_label: str = ""
     y_range: tuple[float, float] | None = None
     x_range: tuple[float, float] | None = None
-    """From the data by default."""
     guides: Sequence[Guide] = ()
     crosses: Sequence[tuple[float, str]] = ()
-    """(x, tooltip) of events marked on the x axis."""
     whole: bool = True
-    """Only whole numbers are marked on the x axis."""
     log: bool = False
-    """A logarithmic x axis, marked at the points."""
     size: tuple[int, int] = (420, 240)
-    """In px; the drawing scales with the page."""
 
     @property
     def drawn(self) -> list[Series]:
         """Series with a value."""
         return [one for one in self.series if one.runs]
 
-    def values(self) -> list[float]:
-        """All that the y axis has to hold."""
+    @property
+    def y_values(self) -> list[float]:
+        """All values that the y axis has to include."""
         points = [y for one in self.drawn for _, y, _ in one.points if y is not None]
         ends = [end for one in self.drawn for _, *ends in one.band for end in ends]
         return points + ends + [guide.y for guide in self.guides]
 
-    def svg(self, place: Markup = Markup("")) -> Markup:  # noqa: B008
-        """The drawing alone; ``place`` are attributes of a drawing within another."""
-        return self._bars(place) if self.bars else self._lines(place)
-
     def figure(self, legend: bool = True) -> Markup:
-        """An HTML ``figure`` with the title; where nothing has a value, it says so."""
-        drawn = self.svg() if self.bars or self.drawn else ""
+        """Draw the chart as an HTML ``figure`` with its title; one without any value says so.
+
+        Parameters
+        ----------
+        legend : bool
+            Whether several series get a legend.
+
+        Returns
+        -------
+        Markup
+        """
+        drawn = self._svg() if self.bars or self.drawn else ""
         return render("chart.html", title=self.title, drawing=drawn, series=self.drawn if legend else ())
 
     @property
@@ -145,16 +197,20 @@ class Chart:
         words = max(len(bar.name) for bar in self.bars) + max(len(bar.words) for bar in self.bars)
         return round(20 + _BAR + _LETTER * words), _BAR_ROW * len(self.bars)
 
-    def _bars(self, place: Markup) -> Markup:
+    def _svg(self, place: str = "") -> Markup:
+        """The drawing; ``place`` are attributes of a drawing within another."""
+        return self._bars(place) if self.bars else self._lines(place)
+
+    def _bars(self, place: str) -> Markup:
         before = 10 + _LETTER * max(len(bar.name) for bar in self.bars)
         most = max(max(bar.value, *(bar.ends or (0.0,))) for bar in self.bars) or 1.0
         return render("bars.svg", chart=self, place=place, before=before, unit=_BAR / most, row=_BAR_ROW)
 
-    def _lines(self, place: Markup) -> Markup:
+    def _lines(self, place: str) -> Markup:
         xs = [x for one in self.drawn for x, _, _ in one.points] + [x for x, _ in self.crosses]
         x_low, x_high = self.x_range or (min(xs), max(xs))
-        small = self.size[0] <= NARROW
-        y_low, y_high = self.y_range or _padded(self.values())
+        small = self.size[0] <= _NARROW
+        y_low, y_high = self.y_range or _padded(self.y_values)
         labels = _tick_labels(ticks(y_low, y_high, 4 if small else 5))
         left = 22 + _LETTER * max(map(len, labels.values()), default=0)
         right = _RIGHT + _LETTER * max((len(guide.name) for guide in self.guides if guide.y < y_high), default=0)
@@ -167,38 +223,60 @@ class Chart:
 
 @dataclass(frozen=True)
 class Figure:
-    """Charts under one title and with one legend; ``name`` is that of its file."""
+    """Charts under one title and with one legend.
+
+    Attributes
+    ----------
+    name, title, about : str
+        File name without its suffix, heading, and a sentence below it.
+    charts, last : sequence of Chart, str
+        ``last`` names the series at the end of the legend.
+    """
 
     name: str
     title: str
     about: str
     charts: Sequence[Chart]
     last: str = ""
-    """Name of a series that comes last in the legend."""
 
     @property
     def legend(self) -> list[Series]:
-        """Each name once."""
+        """The first series of each name."""
         found: dict[str, Series] = {}
         for one in (one for chart in self.charts for one in chart.drawn):
             found.setdefault(one.name, one)
         return sorted(found.values(), key=lambda one: one.name == self.last)
 
     def html(self) -> Markup:
-        """For a page."""
+        """Draw the figure for a page.
+
+        Returns
+        -------
+        Markup
+        """
         drawn = [chart.figure(legend=False) for chart in self.charts]
-        small = "small" if self.charts[0].size[0] <= NARROW else ""
+        small = "small" if self.charts[0].size[0] <= _NARROW else ""
         return render("figure.html", figure=self, figures=drawn, series=self.legend, kind=small)
 
     def write(self, folder: Path, columns: int = 3) -> Path:
-        """Write ``<name>.svg``, the whole figure in the light theme on white, for papers; returns its path."""
+        """Write the whole figure to ``<name>.svg``, in the light theme on white, for papers.
+
+        Parameters
+        ----------
+        folder, columns : Path, int
+            Where to write, and the number of charts in a row.
+
+        Returns
+        -------
+        Path
+        """
         drawn, x, y, row, width = [], 0, 26, 0, 0
         for i, chart in enumerate(self.charts):
             if i % columns == 0:
                 x, y, row = 0, y + row, 0
             wide, high = chart.extent
             place = Markup(f'x="{x}" y="{y + 18}" width="{wide}" height="{high}" ')
-            drawn.append((x, y, chart.title, chart.svg(place)))
+            drawn.append((x, y, chart.title, chart._svg(place)))
             x, row = x + wide + 20, max(row, high + 34)
             width = max(width, x)
         y, x, keys = y + row + 8, 0, []
@@ -215,14 +293,36 @@ class Figure:
 
 
 def sharing_y(charts: Sequence[Chart], start: float = 0.0) -> list[Chart]:
-    """The charts with one range of y; it begins at ``start`` where no value is lower, as at 0.5 for an AUC."""
-    values = [value for chart in charts for value in chart.values()] or [start]
+    """Give charts the same y axis.
+
+    Parameters
+    ----------
+    charts, start : sequence of Chart, float
+        The axis begins at ``start`` if no value is lower, such as 0.5 for an AUC.
+
+    Returns
+    -------
+    list of Chart
+    """
+    values = [value for chart in charts for value in chart.y_values] or [start]
     low, high = _padded(values)
     return [replace(chart, y_range=(start if min(values) >= start else low, high)) for chart in charts]
 
 
 def ticks(low: float, high: float, most: int = 5, whole: bool = False) -> list[float]:
-    """Round numbers within the bounds, about ``most`` at most."""
+    """Choose round numbers for the ticks of an axis.
+
+    Parameters
+    ----------
+    low, high, most : float, float, int
+        Ends of the axis, and about how many ticks at most.
+    whole : bool
+        Whole numbers only.
+
+    Returns
+    -------
+    list of float
+    """
     span = high - low
     if not span > 0:
         return [low]
@@ -236,7 +336,7 @@ def ticks(low: float, high: float, most: int = 5, whole: bool = False) -> list[f
 
 @dataclass(frozen=True)
 class _Frame:
-    """Maps data to places in the drawing."""
+    """Maps data to positions in the drawing."""
 
     x_low: float
     x_high: float
@@ -266,16 +366,16 @@ class _Frame:
         outline = ""
         for run in one.runs:
             xs = [x for x, _, _ in run if x in ends]
-            there = [f"{self.x(x)} {self.y(ends[x][1])}" for x in xs]
+            forth = [f"{self.x(x)} {self.y(ends[x][1])}" for x in xs]
             back = [f"{self.x(x)} {self.y(ends[x][0])}" for x in reversed(xs)]
-            outline += f"M{'L'.join([*there, *back])}Z" if len(xs) > 1 else ""
+            outline += f"M{'L'.join([*forth, *back])}Z" if len(xs) > 1 else ""
         return outline
 
     def whiskers(self, one: Series) -> str:
         """The interval at each point without a neighbour."""
         ends = {x: (low, high) for x, low, high in one.band}
-        alone = [run[0][0] for run in one.runs if len(run) == 1 and run[0][0] in ends]
-        return "".join(f"M{self.x(x)} {self.y(ends[x][0])}V{self.y(ends[x][1])}" for x in alone)
+        lone = [run[0][0] for run in one.runs if len(run) == 1 and run[0][0] in ends]
+        return "".join(f"M{self.x(x)} {self.y(ends[x][0])}V{self.y(ends[x][1])}" for x in lone)
 
 
 def _padded(values: Sequence[float]) -> tuple[float, float]:

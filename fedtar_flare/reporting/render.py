@@ -12,6 +12,8 @@ from fedtar_flare.core.errors import plain
 from fedtar_flare.reporting import format as shown
 from fedtar_flare.version import __version__
 
+__all__ = ["Tile", "render"]
+
 _RAMPS = {"light": ("#c2650a", "#b8327c", "#3a37a8"), "dark": ("#ffd27a", "#f58bb0", "#8b8ff8")}
 
 _THEMES = {
@@ -28,7 +30,13 @@ _THEMES = {
 
 @dataclass(frozen=True)
 class Tile:
-    """One number at the head of a page."""
+    """A number at the head of a page.
+
+    Attributes
+    ----------
+    name, value, about : str
+        What it is, the number with its unit, and a remark.
+    """
 
     name: str
     value: str
@@ -36,12 +44,24 @@ class Tile:
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Fill one template."""
+    """Fill a template of this package.
+
+    Parameters
+    ----------
+    template : str
+        File name in ``templates``.
+    **values : object
+        Escaped, except Markup.
+
+    Returns
+    -------
+    Markup
+    """
     return Markup(_ENVIRONMENT.get_template(template).render(**values))
 
 
 def render_markdown(template: str, **values: Any) -> str:
-    """Fill one template of Markdown, where values are escaped for Markdown, table cells included."""
+    """Fill a template of Markdown; values are escaped for Markdown, also in table cells."""
     return _MARKDOWN.get_template(template).render(**values).rstrip() + "\n"
 
 

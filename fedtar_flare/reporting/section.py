@@ -13,12 +13,21 @@ from fedtar_flare.reporting.plots import Chart, Figure, Series
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
 
+__all__ = ["Section", "charts", "left_out", "norms", "over_steps", "round_axis", "table"]
+
 
 @dataclass(frozen=True)
 class Section:
-    """A rendered section; ``name`` is its anchor, and ``lines`` (label, text) go to the model card.
+    """A rendered section of a page.
 
-    A section of the ``optimisation`` says how training went, not what came of it, and is folded.
+    Attributes
+    ----------
+    name, title, lead, content : str, str, str, Markup
+        Its anchor, heading, introduction and body.
+    lines : tuple of (label, text)
+        What the model card and the head of the page quote from it.
+    optimisation : bool
+        Whether it is about how training went and not about what it achieved; such sections are folded.
     """
 
     name: str
@@ -48,7 +57,17 @@ def made(run: Run, makers: Sequence[MakeSection]) -> list[Section]:
 
 
 def charts(drawn: Sequence[Chart], kind: str = "") -> Markup:
-    """Charts side by side under one legend, if each sign in it is of one series; ``small``: more of them in a row."""
+    """Draw charts side by side, under one legend where each colour and marker in it belongs to one series.
+
+    Parameters
+    ----------
+    drawn, kind : sequence of Chart, str
+        With the kind ``small`` more charts fit in a row.
+
+    Returns
+    -------
+    Markup
+    """
     legend = Figure("", "", "", drawn).legend
     own = len({(one.colour, one.marker) for one in legend}) < len(legend) or all(len(c.drawn) < 2 for c in drawn)
     figures = [one.figure(legend=own) for one in drawn]
@@ -63,12 +82,35 @@ def table(
     left: Collection[int] = (),
     empty: str = "Not recorded.",
 ) -> Markup:
-    """A table whose first column names the rows; ``kind`` is its CSS class, ``left`` has the columns flush left."""
+    """Render a table whose first column names the rows.
+
+    Parameters
+    ----------
+    head, rows : sequence of str, sequence of such sequences
+    kind, left : str, collection of int
+        CSS class of the table, and the columns that are flush left.
+    empty : str
+        Stands for a table without rows.
+
+    Returns
+    -------
+    Markup
+    """
     return render("table.html", head=head, rows=rows, kind=kind, left=left, empty=empty)
 
 
 def left_out(rounds: Sequence[tuple[int, Mapping[str, str]]]) -> Markup:
-    """Who was left out in which rounds and why, each reason once; ``rounds`` are (round, site to reason)."""
+    """List the sites that were left out, with their rounds; each reason is given once.
+
+    Parameters
+    ----------
+    rounds : sequence of (round, reasons)
+        Reasons by site.
+
+    Returns
+    -------
+    Markup
+    """
     found: dict[tuple[str, str], list[int]] = {}
     for round_, reasons in rounds:
         for site, why in reasons.items():
@@ -90,25 +132,57 @@ def in_rounds(numbers: Sequence[int]) -> str:
 
 
 def round_axis(run: Run) -> tuple[float, float]:
-    """The x axis of all charts over rounds: from before the first round to the last one begun."""
+    """Range of the x axis of all charts over rounds.
+
+    Parameters
+    ----------
+    run : Run
+
+    Returns
+    -------
+    tuple of float
+        From before the first round to the last one that began.
+    """
     begun = [step.round for step in run.steps] + [one.round for one in run.evaluations]
     return float(run.start.first_round - 1), float(max(begun, default=run.start.first_round))
 
 
 def place(run: Run, round_: int, step: int) -> float:
-    """A step on the axis of rounds; the last step of round r is at r."""
+    """Position of a step on the axis of rounds; the last step of round r is at r."""
     return round(round_ - 1 + step / max(1, run.start.time_steps), 4)
 
 
 def over_steps(run: Run, title: str, lines: Sequence[Series], y_label: str, crosses: bool = True) -> Chart:
-    """A chart over rounds with a point per time step, and ``crosses`` for the steps that were skipped."""
+    """Draw lines over rounds with a point per time step.
+
+    Parameters
+    ----------
+    run, title, lines, y_label : Run, str, sequence of Series, str
+    crosses : bool
+        Whether to mark the steps that were skipped.
+
+    Returns
+    -------
+    Chart
+    """
     skipped = [one for one in run.steps if one.skipped and crosses]
     tips = [(place(run, one.round, one.step), f"{step_name(one)}: skipped, nobody sent an update") for one in skipped]
     return Chart(title, lines, (), "round (a point per time step)", y_label, x_range=round_axis(run), crosses=tips)
 
 
 def norms(run: Run, name: str, values: Iterable[tuple[int, int, float | None]], index: int = 0) -> Series:
-    """A line through values by round and step; it breaks at the steps that were skipped."""
+    """Make a line through norms by round and step, which breaks at the steps that were skipped.
+
+    Parameters
+    ----------
+    run, name, index : Run, str, int
+        ``index`` is that of the colour.
+    values : iterable of (round, step, norm)
+
+    Returns
+    -------
+    Series
+    """
     skipped = {(one.round, one.step) for one in run.steps if one.skipped}
     points = [
         (place(run, r, t), None if (r, t) in skipped else y, f"{name}, round {r}, step {t}: {significant(y)}")

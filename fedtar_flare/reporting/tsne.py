@@ -1,4 +1,4 @@
-"""Points with many dimensions in the plane, for figures."""
+"""t-SNE of points with many dimensions: FedTAR's Figure 3(b) and FedKEI's Figure 8."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,24 +6,46 @@ import numpy as np
 
 from fedtar_flare.reporting.plots import Chart, Series
 
+__all__ = ["FEWEST", "scatter", "tsne"]
+
 FEWEST = 5
-"""Points from which on such a figure says something."""
+"""Fewest points worth a figure."""
 
 
 def tsne(points: np.ndarray) -> np.ndarray:
-    """Places (N, 2) between -1 and 1 of points (N, d), N at least :data:`FEWEST`, by t-SNE; always the same."""
+    """Embed points in the plane by t-SNE (van der Maaten and Hinton, JMLR 2008), with a fixed seed.
+
+    Parameters
+    ----------
+    points : ndarray of shape (N, d)
+        At least :data:`FEWEST` points.
+
+    Returns
+    -------
+    ndarray of shape (N, 2)
+        Coordinates between -1 and 1.
+    """
     from sklearn.manifold import TSNE
 
-    near = min(30.0, (len(points) - 1) / 3)
-    found = TSNE(perplexity=near, init="random", random_state=0).fit_transform(points.astype(np.float64))
-    span = np.maximum(np.ptp(found, 0), 1e-12)
-    return 2 * (found - found.min(0)) / span - 1
+    perplexity = min(30.0, (len(points) - 1) / 3)
+    plane = TSNE(perplexity=perplexity, init="random", random_state=0).fit_transform(points.astype(np.float64))
+    return 2 * (plane - plane.min(0)) / np.maximum(np.ptp(plane, 0), 1e-12) - 1
 
 
-def places(title: str, groups: Mapping[str, tuple[int, Sequence[tuple[float, float, str]]]]) -> Chart:
-    """A chart of places with their tooltips, by group, each with the number of its colour."""
-    series = [
-        Series(name, [one for x, y, tip in found for one in ((x, y, tip), (x, None, ""))], index=colour)
-        for name, (colour, found) in groups.items()
-    ]
+def scatter(title: str, groups: Mapping[str, tuple[int, Sequence[tuple[float, float, str]]]]) -> Chart:
+    """Draw embedded points by group.
+
+    Parameters
+    ----------
+    title, groups : str, mapping
+        Group to the index of its colour and its points (x, y, tooltip).
+
+    Returns
+    -------
+    Chart
+    """
+    series = []
+    for name, (colour, points) in groups.items():
+        apart = [one for x, y, tip in points for one in ((x, y, tip), (x, None, ""))]  # no line joins two points
+        series.append(Series(name, apart, index=colour))
     return Chart(title, series, x_label="t-SNE, first axis", y_label="second axis", whole=False)

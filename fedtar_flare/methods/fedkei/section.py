@@ -132,7 +132,7 @@ def places(run: Run) -> Section | None:
             tip = f"{one['site']}, {learnt.get((one['task'], one['site']), one['task'])}"
             _, points = of.setdefault(f"centre {one['cluster'] + 1}", (one["cluster"], []))
             points.append((one["x"], one["y"], tip))
-        drawn.append(tsne.places(f"Modules: {kind}s", of))
+        drawn.append(tsne.scatter(f"Modules: {kind}s", of))
     lead = (
         f"All modules in the pool before task {found[-1].round}, a point each, in the colour of its centre. Near "
         "points are modules with near weights; distances between groups and the axes themselves mean nothing."

@@ -9,7 +9,7 @@ from fedtar_flare.core.files import PRIVATE, write_text
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.reporting.groups import AGES, age_of, sex_of
 from fedtar_flare.reporting.render import render
-from fedtar_flare.reporting.tsne import places, tsne
+from fedtar_flare.reporting.tsne import scatter, tsne
 
 PHI_PAGE = "phi.html"
 MOST = 500
@@ -24,6 +24,6 @@ def write_phi_page(folder: Path, site: str, round_: int, samples: Sequence[Sampl
         colours = {**dict(zip(kinds, range(6), strict=False)), "unknown": 6}
         points = [(x, y, kind) for (x, y), kind in zip(at, of, strict=True)]
         groups = {kind: (i, [one for one in points if one[2] == kind]) for kind, i in colours.items()}
-        figures.append(places(title, groups).figure())
+        figures.append(scatter(title, groups).figure())
     text = render("phi_page.html", site=site, round=round_, n=len(phi), figures=figures, kind="")
     return write_text(folder / PHI_PAGE, text, PRIVATE)
