@@ -26,6 +26,8 @@ from fedtar_flare.learning.site_model import EVALUATION_BATCH, SiteModel
 from fedtar_flare.learning.training import parts
 from fedtar_flare.models.tokenizer import ReportTokenizer
 
+__all__ = ["BITS", "canaries", "exposure"]
+
 FRAME = "Code:"
 """What every canary's report begins with."""
 WORDS = 8

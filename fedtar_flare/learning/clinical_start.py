@@ -25,6 +25,8 @@ from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.weights import save_weights, trained_on
 
+__all__ = ["Corpus", "read_texts", "refuse_known_tests", "warm_start"]
+
 WEIGHTS, TOKENIZER, ABOUT = "model.safetensors", "tokenizer.json", "warmstart.json"
 
 

@@ -9,6 +9,8 @@ from torch import distributed
 
 from fedtar_flare.core.errors import ConfigError
 
+__all__ = ["choose_device", "device_of_each"]
+
 SMALL_MODEL = 4_000_000
 """Parameters below which ``auto`` takes the CPU: to launch the kernels of an update of 1.9 million took an H200 as long
 as two cores of a CPU took for the whole update. A CPU's time grows with a model; that of launches does not."""

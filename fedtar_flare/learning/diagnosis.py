@@ -23,6 +23,8 @@ from fedtar_flare.models.config import ASSETS
 from fedtar_flare.models.prompting import Place, Seen
 from fedtar_flare.models.report_generator import ReportGenerator
 
+__all__ = ["DiagnosisBranch", "diagnosis_losses", "extend", "require_positions", "slice_means"]
+
 HeadKind = Literal["mean", "attention"]
 
 NOISE = 0.01

@@ -13,6 +13,8 @@ from fedtar_flare.version import __version__
 if TYPE_CHECKING:
     from pydicom import Dataset
 
+__all__ = ["structured_report"]
+
 
 def identity(draft: Draft, study: str) -> str:
     """The UID of a draft: the same draft of the same study and run has the same, so that none is stored twice."""

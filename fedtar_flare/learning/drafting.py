@@ -43,6 +43,18 @@ from fedtar_flare.models.sources import fetching_only_if
 from fedtar_flare.models.weights import fingerprint, sealed
 from fedtar_flare.version import __version__
 
+__all__ = [
+    "DISCLAIMER",
+    "Draft",
+    "Drafter",
+    "Kept",
+    "Study",
+    "base_config",
+    "load_base_model",
+    "load_generator",
+    "study_of",
+]
+
 DISCLAIMER = "DRAFT, not for clinical use"
 _UNWRITTEN, _UNKNOWN = "(to be written)", "-"
 

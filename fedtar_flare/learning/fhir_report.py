@@ -9,6 +9,8 @@ from fedtar_flare.imaging.readers.dicom_tags import first, headers
 from fedtar_flare.learning.dicom_sr import identity
 from fedtar_flare.learning.drafting import Draft
 
+__all__ = ["diagnostic_report"]
+
 TERMS = "http://terminology.hl7.org/CodeSystem"
 
 

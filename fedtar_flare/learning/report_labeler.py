@@ -24,6 +24,8 @@ from fedtar_flare.metrics.report_labels import NEURAL, classes_of
 from fedtar_flare.metrics.reports import Labelled
 from fedtar_flare.models.weights import load_weights, own_state, save_weights
 
+__all__ = ["ReportLabeler", "import_labeler"]
+
 LONGEST, BATCH = 512, 32
 """Tokens of a report, and reports of a batch."""
 MOST_LAYERS, MOST_VALUES = 64, 1e9

@@ -32,6 +32,8 @@ from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
 
+__all__ = ["DiagnosisConfig", "SiteDiagnosis", "load_head"]
+
 _PREFIX = "diagnosis/"
 FEWEST = 2
 """Patients that must have a finding for its row of a head to leave."""

@@ -12,6 +12,8 @@ from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.vlm import VisionLanguageGenerator, vlm_tokenizer
 from fedtar_flare.models.weights import load_weights
 
+__all__ = ["build_model", "build_tokenizer", "require_trained"]
+
 
 def build_tokenizer(config: ModelConfig) -> ReportTokenizer:
     """The tokenizer of a model; ConfigError where its file is missing or a named decoder's cannot be fetched."""

@@ -29,6 +29,8 @@ from fedtar_flare.models.weights import load_weights
 if TYPE_CHECKING:
     from peft import PeftModel
 
+__all__ = ["CLASSES", "ClassifierConfig", "build_classifier"]
+
 CLASSES = 2
 """Logits of the head; index 1 stands for the new disease."""
 _DECODER = ("mask_token", *(f"decoder_{part}" for part in ("embed", "blocks", "norm", "pred", "pos_embed")))

@@ -20,6 +20,8 @@ from fedtar_flare.core.globs import problem_of
 from fedtar_flare.core.settings import Settings, build, suggestion
 from fedtar_flare.presets import papers
 
+__all__ = ["ASSETS", "DECODER_TARGETS", "ModelConfig", "PRESETS", "preset"]
+
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
 DECODER_TARGETS = ("decoder.*.c_attn", "decoder.*.q_attn", "decoder.*.c_proj", "decoder.*.c_fc")

@@ -17,6 +17,8 @@ from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.sources import load_libraries
 
+__all__ = ["UNKNOWN", "kept_of_images", "outline"]
+
 logger = logging.getLogger(__name__)
 
 _EMBEDDING = re.compile(r"(.*\.)?((patch_|pos_)?embed(ding)?s?|lm_head|wte|wpe)(\..*)?|encoder\.backbone\.conv1(\..*)?")

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from fedtar_flare.imaging.batch import PriorBatch
 
+__all__ = ["Place", "Seen"]
+
 Place = Literal["last", "begin", "memory", "text", "none"]
 """Of the prompts of a prompter: a part with ``place`` and ``prompts(seen)``, embeddings (B, D, E) for the decoder.
 

@@ -20,6 +20,8 @@ from fedtar_flare.models.r2gen import image_layers
 from fedtar_flare.models.recomputation import RecomputedLayers
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
+__all__ = ["ReportGenerator", "report_loss"]
+
 
 def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean token loss of each report, shape (B,), float32.

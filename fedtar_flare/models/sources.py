@@ -11,6 +11,8 @@ from typing import Any
 
 from fedtar_flare.core.errors import ConfigError
 
+__all__ = ["fetching_only_if", "stay_offline", "without_collecting"]
+
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """For transformers, which else asks whoever sits at the terminal whether to run the code of a model's folder."""
 

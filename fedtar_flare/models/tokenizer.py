@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import torch
     from tokenizers import Tokenizer
 
+__all__ = ["IGNORED", "ReportTokenizer"]
+
 BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
 IGNORED = -100  # label of positions that no loss is taken at
 

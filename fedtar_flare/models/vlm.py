@@ -29,6 +29,8 @@ from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 from fedtar_flare.models.sources import NO_CODE, fetching, load_or_make, quiet_loading
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
+__all__ = ["inputs_length"]
+
 EARLIER = "An earlier study of this patient; days before the present one: {days}."
 """What a visit before is called in its turn."""
 VIEWS = ("frontal:", "lateral:")

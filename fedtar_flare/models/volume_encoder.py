@@ -22,6 +22,8 @@ from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.encoders import StillEncoder
 
+__all__ = ["check_volumes"]
+
 STRIDE = 32
 """Voxels of the grid, along each axis, to one voxel of the last feature map."""
 NARROWEST = 12

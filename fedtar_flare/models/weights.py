@@ -14,6 +14,8 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import write_bytes
 from fedtar_flare.core.tensor_file import checksum
 
+__all__ = ["fingerprint", "load_weights", "own_state", "save_weights", "sealed", "trained_on"]
+
 Named = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 PATIENTS = "fedtar_patients"

@@ -34,6 +34,8 @@ from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
 
+__all__ = ["Bare", "Kind", "add_adapter", "add_like", "take_linear", "without_adapter"]
+
 Kind = Literal["adalora", "vera", "loha"]
 
 

@@ -26,6 +26,19 @@ from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, KNOWN_SETTIN
 if TYPE_CHECKING:
     from peft import PeftModel
 
+__all__ = [
+    "active_adapters",
+    "adapter_config",
+    "add_lora",
+    "extra_parameters",
+    "load_shared_state",
+    "lora_layers",
+    "shared_parameters",
+    "shared_state",
+    "swapped_weights",
+    "whole_start",
+]
+
 _EXTRAS = "exchanged_extras"  # attribute of the PEFT model: by adapter, the extras by name
 _WHOLE = "whole_adapter"  # and of one whose rank is its own: PEFT's configuration and A of what travels
 _ADAPTER_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")

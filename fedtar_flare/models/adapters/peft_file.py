@@ -18,6 +18,18 @@ from fedtar_flare.core.files import write_bytes, write_text
 from fedtar_flare.core.globs import matches
 from fedtar_flare.protocol.lora_ranks import lowered
 
+__all__ = [
+    "ADAPTER_INFO",
+    "DEFAULT_ADAPTER",
+    "OTHER_KINDS",
+    "adapter_of",
+    "at_most",
+    "read_adapter",
+    "read_adapter_config",
+    "read_adapter_info",
+    "write_adapter",
+]
+
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 EXTRA_WEIGHTS = "extra.safetensors"
