@@ -44,7 +44,7 @@ class Method:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # arguments of the recipe, by group
     events: tuple[Any, ...] = ()  # record events besides the shared ones
     sections: tuple[Any, ...] = ()  # of the run page besides the shared ones
-    kept: Callable[..., Any] | None = None  # reads what a site keeps of a run, as ``learning.drafting.Kept``
+    kept: Callable[..., Any] | None = None  # reads what a site keeps of a run, as ``learning.drafting.SavedLearner``
     extend: Callable[[Any, Any], None] | None = None
     """Adds to a base model what the adapter needs besides itself, given the learner's description of it."""
     mixes_ranks: bool = False  # whether sites' adapters may have ranks of their own, and ``lora.mean`` another form

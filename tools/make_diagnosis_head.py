@@ -150,7 +150,7 @@ def fit_prompts(
             images = [draw.choice(everyone) if draw.random() < OTHER_IMAGE else one for one in chosen]
             texts = [draw.choice((pairs.reports, pairs.styled))[one] for one in chosen]
             ids, labels = tokenizer.batch(texts)
-            logits, _ = model.decode(*phantoms.memory(images), ids, branch.prompts_of(phantoms.truth[chosen]))
+            logits, _ = model.decode(*phantoms.memory(images), ids, branch.embed(phantoms.truth[chosen]))
             yield focal_loss(logits, labels, FOCAL_GAMMA).mean()
 
     descend([branch.embeddings], PROMPT_RATE, 0.0, losses(), steps, say)
@@ -163,7 +163,7 @@ def written_of(phantoms: Phantoms, tokenizer: ReportTokenizer, images: Sequence[
     said = []
     for rows in parts(range(len(images)), PROMPT_BATCH):
         batch, tokens = phantoms.seen([images[i] for i in rows])
-        model.diagnosis = FixedPrompts(branch.prompts_of(phantoms.truth[list(rows)]))
+        model.diagnosis = FixedPrompts(branch.embed(phantoms.truth[list(rows)]))
         said += [findings_in(tokenizer.decode(ids)) for ids in model.generate(batch, 1, tokens=tokens).tolist()]
     model.diagnosis = branch
     return said

@@ -109,9 +109,9 @@ def generate(arguments: argparse.Namespace) -> None:
     With --state, the site's patient adapter of that run writes along; without, the shared adapter writes alone, as at a
     hospital outside the run. Every output is marked as a draft, not for clinical use.
     """
-    from fedtar_flare.models.sources import without_collecting
+    from fedtar_flare.models.sources import garbage_collection_paused
 
-    with without_collecting():
+    with garbage_collection_paused():
         from fedtar_flare.learning.dicom_sr import structured_report
         from fedtar_flare.learning.drafting import DISCLAIMER, load_generator, study_of
         from fedtar_flare.learning.fhir_report import diagnostic_report
@@ -207,7 +207,7 @@ def _labelled(arguments: argparse.Namespace, state: Path) -> tuple[str, list[dic
             raise ConfigError(f"the run has kept no labels by {name}: name the folder of 'fedtar labeler import'")
         return name, rows
     sides = [[row[key] for row in rows] for key in ("reference", "text")]
-    by = Labelled.by_rules(name) if name in NEURAL.values() else ReportLabeler(Path(name)).read(sides[0], sides[1])
+    by = Labelled.by_rules(name) if name in NEURAL.values() else ReportLabeler(Path(name)).label(sides[0], sides[1])
     for row in rows:
         row["labels"] = {by.labeler: [by.code(row["reference"]), by.code(row["text"])]}
     return by.labeler, rows

@@ -220,11 +220,11 @@ def audit_model(arguments: argparse.Namespace) -> int:
 
     Everything stays here, but for --summary: the study lead puts that file into the run's folder for the model card.
     """
-    from fedtar_flare.models.sources import without_collecting
+    from fedtar_flare.models.sources import garbage_collection_paused
     from fedtar_flare.reporting.run import find_run
     from fedtar_flare.site.site_file import load_site_config
 
-    with without_collecting():
+    with garbage_collection_paused():
         from fedtar_flare.core.files import write_json
         from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO
         from fedtar_flare.reporting.model_audit import SUMMARY, table

@@ -23,7 +23,7 @@ from fedtar_flare.learning.pretraining import PretrainingConfig, pretrain, write
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.tokenizer import ReportTokenizer
-from fedtar_flare.models.weights import save_weights, trained_on
+from fedtar_flare.models.weights import save_weights, training_patients
 
 __all__ = ["Corpus", "read_texts", "refuse_known_tests", "warm_start"]
 
@@ -167,7 +167,7 @@ def read_texts(path: Path) -> tuple[str, ...]:
 
 def refuse_known_tests(cohort: Cohort, weights: str | None) -> None:
     """Raise ConfigError where weights, a name or a path, were trained on patients whom this cohort tests on."""
-    known = trained_on(Path(weights)) if weights else frozenset()
+    known = training_patients(Path(weights)) if weights else frozenset()
     tested = {sample.visit.patient_id for sample in cohort.samples("test")} if known else set()
     if n := sum(patient_digest(patient_id, cohort.key) in known for patient_id in tested):
         text = f"{weights} was trained on {n} of the {len(tested)} patients that this site tests on, so scores would "

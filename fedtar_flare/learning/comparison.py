@@ -76,7 +76,7 @@ class Comparison(nn.Module):
                 classes[row] = torch.tensor(self._labeler.label(text), device=classes.device)
         return classes
 
-    def differing(self, text: str, change: Sequence[int]) -> int:
+    def count_differences(self, text: str, change: Sequence[int]) -> int:
         """Findings that a text does not call new or gone as the numbers (D) of the changes do."""
         said = self._labeler.changes(text)
         return sum(

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.comparison import FIXED_RMS, NEW, RESOLVED, UNKNOWN, Comparison, changes_of
 from fedtar_flare.learning.labels import POSITIVE, labeler
-from fedtar_flare.learning.plain_words import completed, is_none
+from fedtar_flare.learning.plain_words import add_plain_sentence, means_no_finding
 from fedtar_flare.models.config import ASSETS
-from fedtar_flare.models.prompting import Place, Seen
+from fedtar_flare.models.prompting import Encoded, Place
 from fedtar_flare.models.report_generator import ReportGenerator
 
 __all__ = ["DiagnosisBranch", "diagnosis_losses", "extend", "require_positions", "slice_means"]
@@ -121,11 +121,11 @@ class DiagnosisBranch(nn.Module):
         """Logits (B, D, K) of tokens (B, S, N, C) and mask (B, S), float32."""
         return self.head(tokens, slice_mask)
 
-    def prompts(self, seen: Seen) -> Tensor:
+    def prompts(self, seen: Encoded) -> Tensor:
         """Prompts (B, D, E) of what the branch predicts."""
-        return self.prompts_of(*self.read(seen))
+        return self.embed(*self.predict(seen))
 
-    def read(self, seen: Seen) -> tuple[Tensor, Tensor | None]:
+    def predict(self, seen: Encoded) -> tuple[Tensor, Tensor | None]:
         """Classes (B, D) that the branch predicts, and those before, (B, D); None without a comparison."""
         classes = self(seen.tokens, seen.slice_mask).argmax(-1)
         if self.comparison is None or seen.prior is None:
@@ -134,10 +134,10 @@ class DiagnosisBranch(nn.Module):
         before = None if tokens is None or images is None else self(tokens, images.slice_mask).argmax(-1)
         return classes, self.comparison.before(seen.prior, before)
 
-    def prompts_of(self, classes: Tensor, before: Tensor | None = None) -> Tensor:
+    def embed(self, classes: Tensor, before: Tensor | None = None) -> Tensor:
         """Prompts (B, D, E) of classes (B, D), compared with those before where they are given.
 
-        In the place ``text``, the classes (B, D, 2) now and before themselves, which :meth:`in_words` reads.
+        In the place ``text``, the classes (B, D, 2) now and before themselves, which :meth:`to_words` reads.
         """
         if self.place == "text":
             nothing = torch.full_like(classes, UNKNOWN)
@@ -148,7 +148,7 @@ class DiagnosisBranch(nn.Module):
             return self.comparison.prompts(self.embeddings, classes, before)
         return self.embeddings[torch.arange(self.findings, device=classes.device), classes]
 
-    def in_words(self, prompts: Tensor) -> list[str]:
+    def to_words(self, prompts: Tensor) -> list[str]:
         """Prompts (B, D, 2) of the place ``text`` in words: what is there, new or gone."""
         said = []
         for now, change in zip(prompts[..., 0].tolist(), changes_of(*prompts.unbind(-1)).tolist(), strict=True):
@@ -181,16 +181,16 @@ class FindingsChoice:
     candidates: int
     names: tuple[str, ...] = ()
 
-    def prompted(self, seen: Seen) -> list[PromptedFindings]:
+    def prompted_findings(self, seen: Encoded) -> list[PromptedFindings]:
         """For each of B images."""
-        now, before = self.branch.read(seen)
+        now, before = self.branch.predict(seen)
         if before is None:
             return [PromptedFindings(classes) for classes in now.tolist()]
         shown = (before != UNKNOWN).any(1).tolist()
         rows = zip(now.tolist(), changes_of(now, before).tolist(), shown, strict=True)
         return [PromptedFindings(classes, changes if known else None) for classes, changes, known in rows]
 
-    def differing(self, text: str, prompted: PromptedFindings) -> int:
+    def count_differences(self, text: str, prompted: PromptedFindings) -> int:
         """Findings that are in another class in the text; of two texts with as many, the one that says of fewer
         findings otherwise what became of them differs less.
         """
@@ -198,19 +198,19 @@ class FindingsChoice:
         comparison = self.branch.comparison
         if comparison is None or prompted.changes is None:
             return found
-        return found * (1 + len(prompted.changes)) + comparison.differing(text, prompted.changes)
+        return found * (1 + len(prompted.changes)) + comparison.count_differences(text, prompted.changes)
 
-    def completed(self, text: str, prompted: PromptedFindings) -> str:
+    def complete(self, text: str, prompted: PromptedFindings) -> str:
         """The text, with a plain sentence for each finding of the prompts that it does not state."""
         for number, name in enumerate(self.names):
-            if prompted.classes[number] == POSITIVE and not is_none(name) and number not in self._stated(text):
-                text = completed(text, name, number, self._stated)
+            if prompted.classes[number] == POSITIVE and not means_no_finding(name) and number not in self._stated(text):
+                text = add_plain_sentence(text, name, number, self._stated)
         return text
 
     def _stated(self, text: str) -> frozenset[int]:
         """Numbers of the findings in a text, without the one that says that there is none."""
         pairs = zip(self.label(text), self.names, strict=True)
-        return frozenset(i for i, (label, name) in enumerate(pairs) if label == POSITIVE and not is_none(name))
+        return frozenset(i for i, (label, name) in enumerate(pairs) if label == POSITIVE and not means_no_finding(name))
 
 
 def diagnosis_losses(logits: Tensor, classes: Tensor) -> Tensor:
@@ -244,7 +244,7 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
         place,
     )
     if weights := settings.get("head_weights"):
-        load_start(branch, weights)
+        load_shipped_head(branch, weights)
     if settings.get("fixed_prompts"):
         fix_prompts(branch, settings["seed"])
     if settings.get("changes"):
@@ -272,7 +272,7 @@ def fix_prompts(branch: DiagnosisBranch, seed: int) -> None:
     rows.copy_(torch.where(untrained, fixed, rows))
 
 
-def load_start(branch: DiagnosisBranch, name: str) -> None:
+def load_shipped_head(branch: DiagnosisBranch, name: str) -> None:
     """Load a shipped head and, in the place ``memory``, its prompts; :class:`ConfigError` where the shapes differ."""
     from safetensors.torch import load_file
 

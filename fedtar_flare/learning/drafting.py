@@ -39,15 +39,15 @@ from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.config import preset as model_preset
 from fedtar_flare.models.report_generator import ReportGenerator
-from fedtar_flare.models.sources import fetching_only_if
-from fedtar_flare.models.weights import fingerprint, sealed
+from fedtar_flare.models.sources import hub_access
+from fedtar_flare.models.weights import fingerprint, with_fingerprint
 from fedtar_flare.version import __version__
 
 __all__ = [
     "DISCLAIMER",
     "Draft",
     "Drafter",
-    "Kept",
+    "SavedLearner",
     "Study",
     "base_config",
     "load_base_model",
@@ -119,7 +119,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedLearner:
     """What a site's state holds of a run, read for drafting by the function that a method names as ``kept``.
 
     Its arguments are the state's folder, the site's hash key (None for a simulated site), and run id and round of the
@@ -177,13 +177,13 @@ class Drafter:
         self._config = base_config(self.info, model)
         self._method = self.info.get("method", registry.DEFAULT)
         self.personal = state is not None
-        kept = Kept() if state is None else self._kept(Path(state), key)
+        kept = SavedLearner() if state is None else self._kept(Path(state), key)
         self.time_steps = kept.time_steps
         timeline = Timeline(kept.time_steps, prior=self.info.get("prior", "none"))
         nobody = Patient(_UNKNOWN, None, (visit_of(Study(self._adapter, "ct")),))
         self._rank = kept.settings["lora"].rank if "lora" in kept.settings else None
         arguments: dict[str, Any] = {"lora": LoRAConfig(), "training": TrainingConfig(), "seed": 0, **kept.settings}
-        with fetching_only_if(online):
+        with hub_access(online):
             self.site_model: SiteModel = kept.learner(
                 model=self._config,
                 cohort=Cohort("draft", [nobody], key=kept.key, timeline=timeline),
@@ -195,8 +195,8 @@ class Drafter:
         if self.personal:
             self.site_model.load_for_writing(kept.private)
 
-    def _kept(self, state: Path, key: bytes | None) -> Kept:
-        read: Callable[..., Kept] | None = registry.method(self._method).kept
+    def _kept(self, state: Path, key: bytes | None) -> SavedLearner:
+        read: Callable[..., SavedLearner] | None = registry.method(self._method).kept
         if read is None:
             raise ConfigError(f"a run of method '{self._method}' keeps no adapters at a site; draft without --state")
         return read(state, key, str(self.info["run_id"]), int(self.info["round"]))
@@ -309,7 +309,7 @@ def load_base_model(adapter: Path | str, *, model: Mapping[str, Any] | None = No
     ConfigError for a folder that is no adapter of this package, or where the base model is another one here.
     """
     info = read_adapter_info(adapter)
-    with fetching_only_if(asked=False):
+    with hub_access(allowed=False):
         base = build_model(base_config(info, model))
     _check_base(base, info, adapter)
     return base
@@ -324,7 +324,7 @@ def base_config(info: Mapping[str, Any], changes: Mapping[str, Any] | None) -> M
 def _check_base(base: ReportGenerator, info: Mapping[str, Any], adapter: Path | str) -> None:
     about = {**info, "config": info["model"], "fingerprint": fingerprint(base)}
     if info.get("format", 1) > 1:  # before, a fingerprint was of the weights alone
-        about = sealed(about, read_adapter_config(adapter))
+        about = with_fingerprint(about, read_adapter_config(adapter))
     if (mine := about["fingerprint"]) != info["fingerprint"]:
         raise ConfigError(
             f"{adapter} was trained on another base model, or with other settings than its files say: its fingerprint "

@@ -12,7 +12,7 @@ from fedtar_flare.metrics.labeler import RuleLabeler
 from fedtar_flare.metrics.report_labels import rule_labeler, rules_for
 from fedtar_flare.metrics.temporal import finding_changes
 
-__all__ = ["Labeler", "LabelerName", "POSITIVE", "labeler", "labeler_of", "require_labeler"]
+__all__ = ["POSITIVE", "Labeler", "LabelerName", "labeler", "labeler_of", "require_labeler"]
 
 CLASSES = ("blank", "positive", "negative", "uncertain")
 """Of a finding, by their number."""

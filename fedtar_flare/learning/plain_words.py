@@ -24,7 +24,7 @@ def plain_sentence(finding: str) -> str:
     return f"There is {' '.join(words)}."
 
 
-def is_none(finding: str) -> bool:
+def means_no_finding(finding: str) -> bool:
     """Whether a finding of this name says that there is none."""
     return finding.lower().replace("_", " ") == "no finding"
 
@@ -34,7 +34,7 @@ def names(sentence: str, finding: str) -> bool:
     return set(_words(finding)) - _SIDES <= set(_words(sentence))
 
 
-def completed(text: str, finding: str, number: int, found: Callable[[str], AbstractSet[int]]) -> str:
+def add_plain_sentence(text: str, finding: str, number: int, found: Callable[[str], AbstractSet[int]]) -> str:
     """The text with a plain sentence of the finding at its end, in place of those that name it and state nothing.
 
     It stays as it is where it would then not state the finding ``number`` and what it stated, and nothing else;

@@ -20,15 +20,15 @@ PRIOR_DROPOUT = 0.25
 """Chance that a training sample is shown nothing of its previous visit, and for the report and the image each."""
 
 
-def shown(samples: Sequence[Sample], kinds: Collection[str]) -> list[frozenset[str]]:
+def available_priors(samples: Sequence[Sample], kinds: Collection[str]) -> list[frozenset[str]]:
     """What each sample shows of the visit before: ``kinds``, or nothing where there was none."""
     return [frozenset(kinds if sample.prior is not None else ()) for sample in samples]
 
 
-def masked(
+def drop_priors(
     samples: Sequence[Sample], kinds: Sequence[frozenset[str]], chance: float, seed: str
 ) -> list[frozenset[str]]:
-    """What is left in training of :func:`shown`: each kind goes with this chance, and all together with the same.
+    """Kinds that stay in training: each is dropped with this chance, and all together with the same.
 
     It depends on the visit and ``seed`` alone.
     """
@@ -75,7 +75,7 @@ def show_reports(batch: PriorBatch, texts: Sequence[str | None], tokenizer: Repo
     batch.input_ids, batch.text_mask = ids, (labels != IGNORED) & there[:, None]
 
 
-def turns(samples: Sequence[Sample]) -> list[list[int]]:
+def writing_order(samples: Sequence[Sample]) -> list[list[int]]:
     """Indices of the samples in an order of writing: a visit comes in a later turn than the visit before it."""
     at = {sample.visit: i for i, sample in enumerate(samples)}
     place: dict[int, int] = {}

@@ -22,7 +22,7 @@ from fedtar_flare.learning.labels import CLASSES
 from fedtar_flare.learning.training import retry_smaller_batch
 from fedtar_flare.metrics.report_labels import NEURAL, classes_of
 from fedtar_flare.metrics.reports import Labelled
-from fedtar_flare.models.weights import load_weights, own_state, save_weights
+from fedtar_flare.models.weights import load_weights, model_tensors, save_weights
 
 __all__ = ["ReportLabeler", "import_labeler"]
 
@@ -75,7 +75,7 @@ def import_labeler(file: Path, out: Path, kind: str | None = None, tokenizer: Pa
     words.chat_template = None  # a labeler has no use for one, and templates are saved under names of their own
     words.save_pretrained(out)
     (model.bert if kind == "chexbert" else model.model).config.save_pretrained(out)
-    about = {"kind": kind, "checksum": checksum(own_state(model))[:16]}
+    about = {"kind": kind, "checksum": checksum(model_tensors(model))[:16]}
     write_json(out / ABOUT, about)
     return about
 
@@ -139,7 +139,7 @@ class ReportLabeler:
                 public="the labeler that the site file names is not in its folder",
             )
 
-    def read(
+    def label(
         self, references: Iterable[str], drafts: Iterable[str], checkpoint: Callable[[], None] = lambda: None
     ) -> Labelled:
         """Labels of all these texts; ``checkpoint`` is called between batches."""

@@ -162,7 +162,7 @@ class SiteDiagnosis:
 
     def prompts(self, samples: Sequence[Sample], prior: PriorBatch | None = None) -> Tensor:
         """Prompts (B, D, E) of what the reports say, compared with those before where ``prior`` shows something."""
-        return self._branch.prompts_of(self.classes(samples), None if prior is None else self._before(samples, prior))
+        return self._branch.embed(self.classes(samples), None if prior is None else self._before(samples, prior))
 
     def mask_rare_findings(
         self, update: Mapping[str, Tensor], samples: Sequence[Sample], least: int

@@ -24,16 +24,16 @@ from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.evaluation import Evaluated, cells, report_rows
 from fedtar_flare.learning.frozen import KEPT_BYTES, FrozenStages
-from fedtar_flare.learning.prior import PRIOR_DROPOUT, masked, prior_batch, shown, turns
+from fedtar_flare.learning.prior import PRIOR_DROPOUT, available_priors, drop_priors, prior_batch, writing_order
 from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.learning.training import augmented, retry_smaller_batch
 from fedtar_flare.models.adapters.lora import (
     adapter_config,
     add_lora,
     extra_parameters,
+    initial_weights,
     load_shared_state,
     shared_state,
-    whole_start,
 )
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER
 from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
@@ -60,7 +60,7 @@ class SiteModel:
     The patients of ``cohort`` are prepared by ``prepare_cohort``; it may be replaced between tasks. The adapter's
     initial values follow from ``seed``, the same at every site. ``device`` and ``precision`` are as in a site file
     (:func:`~fedtar_flare.learning.device.choose_device`). ``checkpoint`` is called between batches and raises to stop
-    an aborted job. ``places`` says where the parts lie that ``model`` names (``ModelConfig.located``). ``restored``
+    an aborted job. ``places`` says where the parts lie that ``model`` names (``with_local_paths``). ``restored``
     makes of the base model one with an adapter that a run left, instead of a new one. ``lora_rank`` is the site's own,
     of at most ``lora.rank``: :meth:`shared` then has the first so many ranks. Raises ConfigError where the model cannot
     be built, or parts of it would stay at random values.
@@ -104,9 +104,9 @@ class SiteModel:
         self._config = model
         self._evaluation_batch = EVALUATION_BATCH
         self._reading: dict[str, Tensor] | None = None
-        located = model.located(places or {})
-        self.tokenizer = build_tokenizer(located)
-        generator = build_model(located)
+        local = model.with_local_paths(places or {})
+        self.tokenizer = build_tokenizer(local)
+        generator = build_model(local)
         size = sum(parameter.numel() for parameter in generator.parameters())
         device, self._autocast = choose_device(device, precision, size)
         self.device = torch.device(device)
@@ -201,7 +201,7 @@ class SiteModel:
 
     def exchanged(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The shared part at the job's rank, after ``weights`` came down or, without them, as the seed gives it."""
-        return self.shared() if self.lora_rank == self.lora.rank else dict(weights) or whole_start(self.model)
+        return self.shared() if self.lora_rank == self.lora.rank else dict(weights) or initial_weights(self.model)
 
     def load_private(self, state: Mapping[str, Tensor]) -> None:
         """Load what the site keeps between tasks."""
@@ -248,9 +248,9 @@ class SiteModel:
 
         ``skipped`` is how many visits later the reports are for which these are the visits before.
         """
-        kinds = shown(samples, self.cohort.timeline.prior_kinds)
+        kinds = available_priors(samples, self.cohort.timeline.prior_kinds)
         if training_seed is not None:
-            kinds = masked(samples, kinds, self.prior_dropout, training_seed)
+            kinds = drop_priors(samples, kinds, self.prior_dropout, training_seed)
         changes = self.random_transforms()
         batch = prior_batch(
             samples, kinds, self.tokenizer, texts=texts, training_seed=training_seed, transforms=changes
@@ -342,7 +342,7 @@ class SiteModel:
                 text_of[personal] |= zip((sample.visit for sample in part), written, strict=True)
             progress(len(text_of[True]))
 
-        for turn in turns(samples) if generated else [range(len(samples))]:
+        for turn in writing_order(samples) if generated else [range(len(samples))]:
             # reports of a length end together
             left = mine = self.ranks.share(sorted(turn, key=lambda i: len(samples[i].visit.report)))
             while left:
@@ -361,7 +361,7 @@ class SiteModel:
         labelled, steps = None, self.cohort.time_steps
         if self.report_labeler is not None and not self.ranks.rank:
             references = [sample.visit.report for sample in samples]
-            labelled = self.report_labeler.read(references, chain(*texts.values()), self.checkpoint)
+            labelled = self.report_labeler.label(references, chain(*texts.values()), self.checkpoint)
         scores = {p: cells(samples, texts[p], losses[p], steps, min_cell, labelled) for p in passes}
         rows = [row for p in passes for row in report_rows(samples, texts[p], losses[p], personal=p, labels=labelled)]
         return Evaluated(scores[True], scores.get(False), rows, samples, texts[True])

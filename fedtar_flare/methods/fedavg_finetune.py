@@ -18,7 +18,7 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import Settings
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.learning.config import LoRAConfig
-from fedtar_flare.learning.drafting import Kept
+from fedtar_flare.learning.drafting import SavedLearner
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import Trained, Validated
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
@@ -100,7 +100,7 @@ class FineTuneSite(PooledSite):
         return ReportLearner, {}
 
 
-def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> Kept:
+def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> SavedLearner:
     """The adapter that the site fine-tuned after the last round; it needs neither key nor the best round's adapter.
 
     Raises ConfigError where the state is of another run, or holds no such adapter; StateError where it is damaged.
@@ -114,7 +114,9 @@ def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> Kept:
             "Draft with the shared adapter alone (without --state)"
         )
     lora = LoRAConfig(rank=len(weights[pairs(weights)[0][0]]))
-    return Kept(FineTuneLearner, {"finetune": FineTuneConfig(), "lora": lora}, weights, precision=state.precision)
+    return SavedLearner(
+        FineTuneLearner, {"finetune": FineTuneConfig(), "lora": lora}, weights, precision=state.precision
+    )
 
 
 METHOD = FEDAVG.derive(

@@ -35,7 +35,7 @@ from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import Trained
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import PooledSite
-from fedtar_flare.models.adapters.kinds import Bare, Kind, add_adapter, take_linear, without_adapter
+from fedtar_flare.models.adapters.kinds import Kind, Unadapted, add_adapter, replace_conv1d, without_adapter
 from fedtar_flare.models.adapters.peft_file import OTHER_KINDS
 from fedtar_flare.protocol.contract import Group
 
@@ -80,7 +80,7 @@ def extend(generator: ReportGenerator, settings: dict[str, Any]) -> None:
         every_layer = settings["kind"] == "prefix"
         learned_prompts.extend(generator, settings["prompts"], every_layer, settings["seed"])
     elif settings["kind"] == "loha":
-        take_linear(generator, settings["targets"])
+        replace_conv1d(generator, settings["targets"])
 
 
 class PEFTSite(PooledSite):
@@ -151,7 +151,7 @@ class PEFTLearner(ReportLearner):
 
     def adapter_config(self) -> dict[str, Any]:
         """Empty where there is no adapter."""
-        return {} if isinstance(self.model, Bare) else super().adapter_config()
+        return {} if isinstance(self.model, Unadapted) else super().adapter_config()
 
     # ------------------------------------------------------------------ AdaLoRA
     def train(self, *args: Any, **kwargs: Any) -> Trained:

@@ -23,7 +23,7 @@ from fedtar_flare.models.adapters.lora import add_lora
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import RANDOM, STATISTICS, ImageModelConfig, ModelConfig, preset
 from fedtar_flare.models.encoders import SliceEncoder, TimmEncoder, build_encoder
-from fedtar_flare.models.volume_encoder import NARROWEST, STRIDE, HUWindow, VolumeEncoder, own_names
+from fedtar_flare.models.volume_encoder import NARROWEST, STRIDE, HUWindow, VolumeEncoder, monai_names
 from fedtar_flare.models.weights import load_weights
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def build_classifier(config: ClassifierConfig, places: Mapping[str, Path | None]
     """The classifier on the CPU, float32, in eval mode; its module is the common start w0.
 
     LoRA's A is random and its B zero, IA3's factors are 1, the head is small and random: all by ``config.seed`` alone.
-    Calling it with an :class:`ImageBatch` gives logits (B, 2). ``places`` are as for ``ModelConfig.located``. Raises
+    Calling it with an :class:`ImageBatch` gives logits (B, 2). ``places`` as for ``with_local_paths``. Raises
     ConfigError where the encoder cannot be had, its weights do not fit, or the targets match no layer.
     """
     with torch.random.fork_rng(devices=[]):
@@ -195,8 +195,8 @@ def _encoder(config: ClassifierConfig, places: Mapping[str, Path | None]) -> Sli
             encoder="timm",
             encoder_name=config.encoder_name,
         )
-        encoder, _ = build_encoder(named.located(places), load_pretrained=config.encoder_weights is None)
+        encoder, _ = build_encoder(named.with_local_paths(places), load_pretrained=config.encoder_weights is None)
     if config.encoder_weights not in (None, RANDOM):
         path = places.get(config.encoder_weights) or Path(config.encoder_weights).expanduser()
-        load_weights(encoder.backbone, path, own_names if config.whole_volumes else dict, _LEFT)
+        load_weights(encoder.backbone, path, monai_names if config.whole_volumes else dict, _LEFT)
     return encoder

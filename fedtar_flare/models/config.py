@@ -20,7 +20,7 @@ from fedtar_flare.core.globs import problem_of
 from fedtar_flare.core.settings import Settings, build, suggestion
 from fedtar_flare.presets import papers
 
-__all__ = ["ASSETS", "DECODER_TARGETS", "ModelConfig", "PRESETS", "preset"]
+__all__ = ["ASSETS", "DECODER_TARGETS", "PRESETS", "ModelConfig", "preset"]
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
@@ -196,7 +196,7 @@ class ModelConfig(ImageModelConfig):
         names = {name: getattr(self, name) for name in ("encoder_name", "decoder_name", "tokenizer", "weights")}
         return {setting: name for setting, name in names.items() if name and name not in own.get(setting, ())}
 
-    def located(self, places: Mapping[str, Path | None]) -> ModelConfig:
+    def with_local_paths(self, places: Mapping[str, Path | None]) -> ModelConfig:
         """A copy that takes what is in ``places`` from there; None leaves a name as it is.
 
         A folder stands for its ``model.safetensors`` as weights, and for its ``tokenizer.json`` as a tokenizer.

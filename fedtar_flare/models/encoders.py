@@ -11,7 +11,7 @@ from fedtar_flare.models.config import STATISTICS, ModelConfig
 from fedtar_flare.models.sources import fetching, is_folder, load_or_make, offline, quiet_loading
 
 
-class StillEncoder(nn.Module):
+class EvalEncoder(nn.Module):
     """A backbone of ``width`` channels, always in eval mode, else BatchNorm statistics would drift at each site."""
 
     def __init__(self, backbone: nn.Module, width: int):
@@ -24,7 +24,7 @@ class StillEncoder(nn.Module):
         return super().train(False)
 
 
-class SliceEncoder(StillEncoder):
+class SliceEncoder(EvalEncoder):
     """A backbone shared by all slices; ``mean`` and ``std`` are its own, per channel, of images in [0, 1]."""
 
     def __init__(self, backbone: nn.Module, width: int, mean: tuple[float, ...], std: tuple[float, ...]):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.models.prefix_decoder import PrefixDecoder
-from fedtar_flare.models.prompting import Place, Seen
+from fedtar_flare.models.prompting import Encoded, Place
 from fedtar_flare.models.report_generator import ReportGenerator
 
 NOISE = 0.02
@@ -37,7 +37,7 @@ class LearnedPrompts(nn.Module):
         self.embeddings = nn.Parameter((begin + noise[0].to(begin)).detach())
         self.states = nn.Parameter(noise[1:].to(begin)) if layers > 1 else None
 
-    def prompts(self, seen: Seen) -> Tensor:
+    def prompts(self, seen: Encoded) -> Tensor:
         """(B, P, E), whatever the images' tokens are."""
         return self.embeddings.expand(len(seen.tokens), -1, -1)
 

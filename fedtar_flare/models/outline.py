@@ -17,7 +17,7 @@ from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.sources import load_libraries
 
-__all__ = ["UNKNOWN", "kept_of_images", "outline"]
+__all__ = ["UNKNOWN", "encoder_memory", "outline"]
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lam
 
 
 @lru_cache(maxsize=4)
-def kept_of_images(config: ModelConfig) -> tuple[int, int, Any]:
+def encoder_memory(config: ModelConfig) -> tuple[int, int, Any]:
     """Bytes, in float32, that the encoder of a model of parts keeps of one study for the backward pass, how many tokens
     it gives, and the decoder's configuration: by a pass without values. An encoder that reads values on its way counts
     as 0, and a warning says so.

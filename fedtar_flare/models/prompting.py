@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedtar_flare.imaging.batch import PriorBatch
 
-__all__ = ["Place", "Seen"]
+__all__ = ["Encoded", "Place"]
 
 Place = Literal["last", "begin", "memory", "text", "none"]
 """Of the prompts of a prompter: a part with ``place`` and ``prompts(seen)``, embeddings (B, D, E) for the decoder.
@@ -18,7 +18,7 @@ tokens; ``text``: in words (a vision-language model); ``none``: the decoder read
 """
 
 
-class Seen(NamedTuple):
+class Encoded(NamedTuple):
     """What the encoder gives of B images, and what is shown of the visits before."""
 
     tokens: Tensor  # (B, S, N, C)
@@ -34,11 +34,11 @@ class Choice(Protocol):
     def candidates(self) -> int:
         """How many beams."""
 
-    def prompted(self, seen: Seen) -> Sequence[Any]:
+    def prompted_findings(self, seen: Encoded) -> Sequence[Any]:
         """What the decoder is prompted with for each of the B images."""
 
-    def differing(self, text: str, prompted: Any) -> int:
+    def count_differences(self, text: str, prompted: Any) -> int:
         """In how much a text differs from what was prompted; 0 in nothing."""
 
-    def completed(self, text: str, prompted: Any) -> str:
+    def complete(self, text: str, prompted: Any) -> str:
         """The text, with what it leaves out of what was prompted added."""

@@ -15,7 +15,7 @@ from fedtar_flare.models.decoder import build_decoder
 from fedtar_flare.models.encoders import build_encoder
 from fedtar_flare.models.memory import NoPooling, PriorMarks, SliceAttentionPooling, root_mean_square
 from fedtar_flare.models.prefix_decoder import PrefixDecoder
-from fedtar_flare.models.prompting import Choice, Seen
+from fedtar_flare.models.prompting import Choice, Encoded
 from fedtar_flare.models.r2gen import image_layers
 from fedtar_flare.models.recomputation import RecomputedLayers
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
@@ -166,7 +166,7 @@ class ReportGenerator(nn.Module):
         """How :attr:`diagnosis` prompts the decoder, (B, D, E); None without one."""
         if self.diagnosis is None:
             return None
-        prompts: Tensor = self.diagnosis.prompts(Seen(tokens, batch.slice_mask, batch.prior, prior_tokens))
+        prompts: Tensor = self.diagnosis.prompts(Encoded(tokens, batch.slice_mask, batch.prior, prior_tokens))
         return prompts
 
     def decode(
@@ -221,7 +221,7 @@ class ReportGenerator(nn.Module):
         ids = search(None, num_beams or self.num_beams, 1)[:, 0]
         if self.choice is None:
             return ids
-        prompted = self.choice.prompted(Seen(tokens, batch.slice_mask, batch.prior, before))
+        prompted = self.choice.prompted_findings(Encoded(tokens, batch.slice_mask, batch.prior, before))
         many = self.choice.candidates
         wrong = [self._differing(*pair) for pair in zip(ids, prompted, strict=True)]
         again = [i for i, differing in enumerate(wrong) if differing]
@@ -237,7 +237,7 @@ class ReportGenerator(nn.Module):
         rows = list(ids)
         for i in again:
             text = self._text_of(ids[i].tolist())
-            longer = self.choice.completed(text, prompted[i])
+            longer = self.choice.complete(text, prompted[i])
             new = self._ids_of(longer) if longer != text else []
             if new and new[-1] == self.eos_id and len(new) <= length:  # else there is no room for what was left out
                 rows[i] = torch.tensor(new).to(ids)
@@ -245,7 +245,7 @@ class ReportGenerator(nn.Module):
 
     def _differing(self, ids: Tensor, prompted: Any) -> int:
         assert self.choice is not None
-        return self.choice.differing(self._text_of(ids.tolist()), prompted)
+        return self.choice.count_differences(self._text_of(ids.tolist()), prompted)
 
     def _search(
         self, batch: ImageBatch, tokens: Tensor, before: Tensor | None, prompts: Tensor | None, length: int

@@ -11,14 +11,14 @@ from typing import Any
 
 from fedtar_flare.core.errors import ConfigError
 
-__all__ = ["fetching_only_if", "stay_offline", "without_collecting"]
+__all__ = ["garbage_collection_paused", "hub_access", "stay_offline"]
 
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """For transformers, which else asks whoever sits at the terminal whether to run the code of a model's folder."""
 
 
 @contextmanager
-def without_collecting() -> Iterator[None]:
+def garbage_collection_paused() -> Iterator[None]:
     """No garbage is collected inside, and what is there afterwards is looked at by no collection until the end.
 
     Imports make a million objects that live as long as the process; collections among them are a sixth of their time.
@@ -39,7 +39,7 @@ def load_libraries() -> None:
     """Import what of transformers and PEFT every report generator needs; nothing where that was done."""
     if "peft" in sys.modules and "transformers.models.gpt2.modeling_gpt2" in sys.modules:
         return
-    with without_collecting():
+    with garbage_collection_paused():
         import peft  # noqa: F401
         import transformers.models.cvt.modeling_cvt
         import transformers.models.gpt2.modeling_gpt2  # noqa: F401
@@ -53,12 +53,12 @@ def stay_offline() -> None:
 
 
 @contextmanager
-def fetching_only_if(asked: bool) -> Iterator[None]:
+def hub_access(allowed: bool) -> Iterator[None]:
     """Fetch nothing from a hub inside unless it was ``asked`` for."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before or not asked
+    constants.HF_HUB_OFFLINE = before or not allowed
     try:
         yield
     finally:

@@ -115,7 +115,7 @@ class VisionLanguageGenerator(ReportGenerator):
 
         ``prompts`` are findings, as :attr:`diagnosis` has them, for the last turn.
         """
-        told = [""] * len(batch.images) if prompts is None else self.diagnosis.in_words(prompts)
+        told = [""] * len(batch.images) if prompts is None else self.diagnosis.to_words(prompts)
         wanted = range(len(batch.images)) if rows is None else rows
         turns, images = zip(*(self._conversation(batch, i, told[i]) for i in wanted), strict=True)
         if len(set(map(len, images))) > 1 and any(

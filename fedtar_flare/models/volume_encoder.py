@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import ImageBatch
-from fedtar_flare.models.encoders import StillEncoder
+from fedtar_flare.models.encoders import EvalEncoder
 
 __all__ = ["check_volumes"]
 
@@ -41,7 +41,7 @@ _WITHIN = re.compile(r"(?:.*\.)?(?:swinViT|swin_vit)\.(.+)")
 _NAMES = ((re.compile(r"^module\."), ""), (re.compile(r"\.mlp\.fc([12])\."), r".mlp.linear\1."))
 
 
-class VolumeEncoder(StillEncoder):
+class VolumeEncoder(EvalEncoder):
     """Features of whole volumes: the mean of the last feature map, normalised over channels to mean 0 and variance 1.
 
     ``feature_size``, a multiple of 12, is the channels of the first stage: the features are 16 times as many.
@@ -113,7 +113,7 @@ def interpolation(position_mm: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return found
 
 
-def own_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def monai_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A published file's tensors under the names that MONAI's encoder has.
 
     Of a whole Swin UNETR (VoCo) the encoder is taken; ``module.`` in front is left out, and ``fc1`` of the

@@ -14,7 +14,7 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import write_bytes
 from fedtar_flare.core.tensor_file import checksum
 
-__all__ = ["fingerprint", "load_weights", "own_state", "save_weights", "sealed", "trained_on"]
+__all__ = ["fingerprint", "load_weights", "model_tensors", "save_weights", "training_patients", "with_fingerprint"]
 
 Named = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -23,7 +23,7 @@ _TIED, _WORDS = "decoder.lm_head.weight", "decoder.transformer.wte.weight"
 """One tensor of a GPT-2 by two names, which safetensors refuses."""
 
 
-def own_state(model: nn.Module) -> dict[str, Tensor]:
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The model's tensors, each once, sorted by name. They share memory with the model."""
     state = model.state_dict()
     return {name: state[name] for name in sorted(state) if name != _TIED or _WORDS not in state}
@@ -31,10 +31,10 @@ def own_state(model: nn.Module) -> dict[str, Tensor]:
 
 def fingerprint(model: nn.Module) -> str:
     """Short hash of all weights of a model on the CPU without adapter: an adapter fits only the base that it had."""
-    return checksum(own_state(model))[:16]
+    return checksum(model_tensors(model))[:16]
 
 
-def sealed(model: Mapping[str, Any], adapter_config: Mapping[str, Any]) -> dict[str, Any]:
+def with_fingerprint(model: Mapping[str, Any], adapter_config: Mapping[str, Any]) -> dict[str, Any]:
     """A model's description, its fingerprint now of the weights and of all settings that decide what it writes."""
     settings = [model.get(name) or None for name in ("config", "prior", "transforms", "extension")]
     text = json.dumps([model["fingerprint"], *settings, dict(adapter_config)], sort_keys=True)
@@ -51,7 +51,7 @@ def save_weights(
     from safetensors.torch import save
 
     state = {}
-    for name, tensor in own_state(model).items():
+    for name, tensor in model_tensors(model).items():
         stored = tensor.detach().cpu()
         if stored.is_floating_point():
             stored = stored.to(dtype)
@@ -61,7 +61,7 @@ def save_weights(
     write_bytes(path, save(state, {PATIENTS: json.dumps(sorted(patients))} if patients else None))
 
 
-def trained_on(path: Path) -> frozenset[str]:
+def training_patients(path: Path) -> frozenset[str]:
     """Digests of the patients that a weights file was trained on; none where it says nothing, or cannot be read."""
     from safetensors import SafetensorError, safe_open
 
@@ -86,7 +86,7 @@ def load_weights(model: nn.Module, path: Path, named: Named = dict, leave: Seque
         loaded = named(load_file(path / "model.safetensors" if path.is_dir() else path))
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"weights file {path} cannot be read: {error}") from error
-    own = own_state(model)
+    own = model_tensors(model)
     more = {name for name in loaded.keys() - own.keys() if name.split(".")[0] not in leave}
     for verb, names in (("lacks", own.keys() - loaded.keys()), ("has the unknown", more)):
         if names:

@@ -16,7 +16,7 @@ from fedtar_flare.data.minimum_cell import round_loss
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.models.config import preset as model_preset
-from fedtar_flare.models.weights import sealed
+from fedtar_flare.models.weights import with_fingerprint
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
@@ -173,7 +173,7 @@ class ReportSite(SiteStrategy):
         shared = learner.exchanged(weights)
         reply = self.agreement(header, site, state, cohort, shared)
         config = learner.adapter_config()
-        reply.payload.update(adapter_config=config, model=sealed(learner.describe(), config))
+        reply.payload.update(adapter_config=config, model=with_fingerprint(learner.describe(), config))
         if header.evaluate and self._may_score(header, shared, state, cohort):
             self._load_private(learner, state, header.after)
             reply.payload.update(self.evaluate(learner, header, site, state))

@@ -47,7 +47,7 @@ class AdaptedModel:
         from fedtar_flare.models.outline import UNKNOWN, outline
 
         config = self.config
-        made_of = UNKNOWN if models is None else outline(config.located(models), self.extend)
+        made_of = UNKNOWN if models is None else outline(config.with_local_paths(models), self.extend)
         values = made_of.lora_values(config.lora_targets, self.lora.rank)
         return Reach(
             adapted={"model.lora_targets": made_of.targeted(config.lora_targets)},
@@ -64,11 +64,11 @@ def update_memory(
 
     The weights; what is trained, with its gradient and AdamW's two moments; and for each word of a micro-batch what
     layers keep for the backward pass, 12 values of their width and 4 of their inner width (or with checkpointing their
-    inputs alone), and the logits; of images, what :func:`kept_of_images` says. ``earlier`` visits are shown too;
+    inputs alone), and the logits; of images, what :func:`encoder_memory` says. ``earlier`` visits are shown too;
     ``half``: in bfloat16 autocast. ``on_cpu``: with what the process has already, and twice what is kept, since what
     is freed in between does not all go back.
     """
-    from fedtar_flare.models.outline import kept_of_images, outline
+    from fedtar_flare.models.outline import encoder_memory, outline
     from fedtar_flare.models.vlm import inputs_length
 
     config, seen, texts = model.config, 0, 1 + earlier
@@ -76,7 +76,7 @@ def update_memory(
     if config.family == "vlm":
         prompt, text = inputs_length(config, earlier)
     else:  # of visits before no gradient is taken; by cross-attention, an image's token takes less than a word
-        seen, tokens, text = kept_of_images(config)
+        seen, tokens, text = encoder_memory(config)
         prompt, texts = tokens if config.decoder == "prefix" else tokens // 4, 1
     inner = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * text.hidden_size
     reports = min(training.micro_batch or training.batch_size, training.batch_size)
@@ -102,7 +102,7 @@ def require_memory(model: AdaptedModel, training: TrainingConfig, timeline: Time
 
     from fedtar_flare.learning.device import choose_device
 
-    located = replace(model, config=model.config.located(site.policy.models))
+    located = replace(model, config=model.config.with_local_paths(site.policy.models))
     device, half = choose_device(site.device, site.precision, located.reach({}).parameters)
     if model.config.family != "vlm" and device != "cpu":
         return

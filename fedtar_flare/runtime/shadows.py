@@ -9,7 +9,7 @@ from typing import Any
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.learning.site_model import SiteModel
-from fedtar_flare.models.sources import fetching_only_if
+from fedtar_flare.models.sources import hub_access
 from fedtar_flare.protocol.messages import OK, TaskHeader, version
 from fedtar_flare.protocol.tasks import ADAPTER, HANDSHAKE, PARAMETERS, TRAIN
 from fedtar_flare.runtime.report_site import ReportSite
@@ -41,7 +41,7 @@ def train_shadow(
     handlers, trained, after = strategy.handlers(), False, version(0, 0)
     asked = {"method": job["method"], "run_id": "shadow", "rounds": max(rounds, job["rounds"])}
     asked["time_steps"] = run["time_steps"]
-    with TemporaryDirectory() as folder, fetching_only_if(asked=False):
+    with TemporaryDirectory() as folder, hub_access(allowed=False):
         state, own = SiteState(folder, "shadow", site.name), {"records": Path(folder), "stop_if_aborted": lambda: None}
         place: Any = SimpleNamespace(name=site.name, simulated=site.simulated, workspace=site.workspace, **own)
         begin = TaskHeader(**asked, round=0, step=0, after=after, initial_site=site.name)

@@ -340,7 +340,7 @@ class SiteExecutor(Executor):
             workers=max(1, worker_count() // self.side_by_side),
         )
         if isinstance(self.resolved.model, ModelConfig):
-            refuse_known_tests(cohort, self.resolved.model.located(config.policy.models).weights)
+            refuse_known_tests(cohort, self.resolved.model.with_local_paths(config.policy.models).weights)
         return cohort
 
 

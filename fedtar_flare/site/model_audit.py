@@ -36,7 +36,7 @@ from fedtar_flare.learning.site_model import EVALUATION_BATCH, SiteModel
 from fedtar_flare.learning.training import parts
 from fedtar_flare.metrics.language import clean
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
-from fedtar_flare.models.sources import fetching_only_if
+from fedtar_flare.models.sources import hub_access
 from fedtar_flare.reporting.model_audit import PARTS, AuditSummary, rounded
 from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.site.context import Site
@@ -172,7 +172,7 @@ def audit_model(
     trained = Drafter(adapter, state=folder, key=cohort.key, model=model, device=config.device).site_model
     plain: dict[str, Any] = {"lora": LoRAConfig(), "training": TrainingConfig(), "restored": lambda base: base}
     plain |= {"device": str(trained.device), "precision": trained.precision}
-    with fetching_only_if(asked=False):
+    with hub_access(allowed=False):
         start = SiteModel(model=base, cohort=cohort, seed=0, **plain)
     for one in (start, trained):
         one.cohort, one.transforms = cohort, data.transforms

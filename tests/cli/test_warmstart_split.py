@@ -21,7 +21,7 @@ from fedtar_flare.models.adapters.peft_file import (
     read_adapter_info,
 )
 from fedtar_flare.models.weights import PATIENTS as PATIENTS_OF
-from fedtar_flare.models.weights import trained_on
+from fedtar_flare.models.weights import training_patients
 from fedtar_flare.site.cohort import derived_key, load_cohort
 from fedtar_flare.site.context import state_of
 from fedtar_flare.site.site_file import load_site_config
@@ -152,7 +152,7 @@ def test_a_run_refuses_weights_that_know_its_test_patients(kit, tmp_path, monkey
     cohort = load_cohort(config, "clinic", timeline=Timeline(3), workspace=kit)
     clinical_start.refuse_known_tests(cohort, weights)
     learnt = splits("clinic", workspace=kit)["train"]
-    assert trained_on(Path(weights)) == {patient_digest(name, cohort.key) for name in learnt}
+    assert training_patients(Path(weights)) == {patient_digest(name, cohort.key) for name in learnt}
     cohort.splits |= {patient.patient_id: "test" for patient in cohort.patients}  # as by a split of the source's own
     with pytest.raises(ConfigError, match=r"was trained on \d+ of the 40 patients that this site tests on"):
         clinical_start.refuse_known_tests(cohort.leaving_out(lambda visit: None), weights)
@@ -184,7 +184,7 @@ def test_a_collection_of_no_site(tmp_path, learned):
 @pytest.mark.parametrize("text", ["5", "null", "[" * 100_000])
 def test_a_file_of_a_liar_ends_in_no_traceback(tmp_path, text):
     (tmp_path / ADAPTER_WEIGHTS).write_bytes(save({"a": torch.zeros(1)}, {PATIENTS_OF: text}))
-    assert trained_on(tmp_path / ADAPTER_WEIGHTS) == frozenset()
+    assert training_patients(tmp_path / ADAPTER_WEIGHTS) == frozenset()
     for name, read in ((ADAPTER_INFO, read_adapter_info), (ADAPTER_CONFIG, read_adapter_config)):
         (tmp_path / name).write_text(text)
         with pytest.raises(ConfigError, match="damaged"):

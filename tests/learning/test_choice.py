@@ -35,15 +35,15 @@ class Sees:
     def __init__(self, now, before=None, comparison=None):
         self.now, self.before, self.comparison = torch.tensor(now), before, comparison
 
-    def read(self, seen):
+    def predict(self, seen):
         return self.now, None if self.before is None else torch.tensor(self.before)
 
 
 @given(st.sets(st.sampled_from(WORDS)), st.sets(st.sampled_from(WORDS)))
 def test_a_text_differs_by_the_findings_of_which_it_says_something_else(said, told):
     choice = FindingsChoice(Sees([[int(word in told) for word in WORDS]]), LABELER.label, 3)
-    [classes] = choice.prompted(None)
-    assert choice.differing(" ".join(said), classes) == len(said ^ told)
+    [classes] = choice.prompted_findings(None)
+    assert choice.count_differences(" ".join(said), classes) == len(said ^ told)
 
 
 @given(*[st.lists(st.sampled_from(("absent", "new", "resolved", "persistent")), min_size=3, max_size=3)] * 2)
@@ -57,10 +57,10 @@ def test_of_texts_with_the_same_findings_the_one_that_tells_their_changes_differ
     missed = sum((a in there) != (b in there) for a, b in zip(said, true, strict=True))
     told = {one: one if one in ("new", "resolved") else "" for one in ("absent", "new", "resolved", "persistent")}
     misled = sum(told[a] != told[b] for a, b in zip(said, true, strict=True))
-    [known] = choice.prompted(None)
-    assert choice.differing(text, known) == 4 * missed + misled
-    [unknown] = FindingsChoice(Sees(now, [[UNKNOWN] * 3], comparison), LABELER.label, 3).prompted(None)
-    assert choice.differing(text, unknown) == missed and unknown.changes is None
+    [known] = choice.prompted_findings(None)
+    assert choice.count_differences(text, known) == 4 * missed + misled
+    [unknown] = FindingsChoice(Sees(now, [[UNKNOWN] * 3], comparison), LABELER.label, 3).prompted_findings(None)
+    assert choice.count_differences(text, unknown) == missed and unknown.changes is None
 
 
 class Wanted:
@@ -71,13 +71,13 @@ class Wanted:
     def __init__(self, *lengths):
         self.lengths, self.seen = lengths, []
 
-    def prompted(self, seen):
+    def prompted_findings(self, seen):
         return self.lengths
 
-    def completed(self, text, told):
+    def complete(self, text, told):
         return text
 
-    def differing(self, text, told):
+    def count_differences(self, text, told):
         self.seen.append(text)
         return abs(len(text) - told)
 
@@ -169,21 +169,21 @@ def stated(text):
 def test_a_report_is_completed_by_what_it_was_told_and_loses_nothing_that_it_stated(text, told, completed):
     names = ("effusion_right", "cavity", "nodule_left")
     choice = FindingsChoice(Sees([told]), stated, 1, names)
-    [was_told] = choice.prompted(None)
-    assert choice.completed(text, was_told) == completed
-    assert FindingsChoice(Sees([told]), stated, 1).completed(text, was_told) == text
+    [was_told] = choice.prompted_findings(None)
+    assert choice.complete(text, was_told) == completed
+    assert FindingsChoice(Sees([told]), stated, 1).complete(text, was_told) == text
 
 
 def test_a_normal_report_is_completed_and_no_longer_normal():
     rules = labeler("chexpert-rules", "positive")
     told = [[int(name in ("No Finding", "Pneumothorax")) for name in rules.findings]]
     choice = FindingsChoice(Sees(told), rules.label, 1, rules.findings)
-    [was_told] = choice.prompted(None)
-    text = choice.completed("No pneumothorax. The heart is normal.", was_told)
+    [was_told] = choice.prompted_findings(None)
+    text = choice.complete("No pneumothorax. The heart is normal.", was_told)
     assert text == "The heart is normal. There is pneumothorax."
-    assert choice.completed(text, was_told) == text
-    nothing = choice.prompted(None)[0]._replace(classes=[int(name == "No Finding") for name in rules.findings])
-    assert choice.completed("", nothing) == "" and choice.completed("A large effusion.", nothing) == "A large effusion."
+    assert choice.complete(text, was_told) == text
+    nothing = choice.prompted_findings(None)[0]._replace(classes=[int(name == "No Finding") for name in rules.findings])
+    assert choice.complete("", nothing) == "" and choice.complete("A large effusion.", nothing) == "A large effusion."
 
 
 class Longer(Wanted):
@@ -191,7 +191,7 @@ class Longer(Wanted):
 
     candidates = 1
 
-    def completed(self, text, told):
+    def complete(self, text, told):
         return text + " nodule" * told
 
 

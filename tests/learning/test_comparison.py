@@ -99,7 +99,7 @@ def test_a_prompt_tells_the_change_only_where_there_is_one(model):
     now, before = classes_of("nodule_left", "emphysema", "cavity"), classes_of("emphysema", *gone)
     with torch.no_grad():
         branch.embeddings[FINDINGS.index(gone[1]), 0] = 0.5
-    told, plain = branch.prompts_of(now, before)[0], branch.prompts_of(now)[0]
+    told, plain = branch.embed(now, before)[0], branch.embed(now)[0]
     changes = {"nodule_left": 0, "cavity": 0, "effusion_right": 1, "effusion_left": 1}
     for i, name in enumerate(FINDINGS):
         expected = plain[i]
@@ -109,7 +109,7 @@ def test_a_prompt_tells_the_change_only_where_there_is_one(model):
         torch.testing.assert_close(told[i], expected)
     with torch.no_grad():
         branch.embeddings[FINDINGS.index(gone[1]), 0] = 0
-    assert torch.equal(branch.prompts_of(now, torch.full_like(now, UNKNOWN)), branch.prompts_of(now))
+    assert torch.equal(branch.embed(now, torch.full_like(now, UNKNOWN)), branch.embed(now))
 
 
 def test_the_directions_of_the_changes_depend_on_the_seed_alone_and_are_no_part_of_the_state():

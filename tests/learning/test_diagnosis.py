@@ -6,7 +6,7 @@ from batches import greedy, noise, whole
 from hospital_site import executor_of
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.learning.diagnosis import AttentionHead, DiagnosisBranch, diagnosis_losses, extend, load_start
+from fedtar_flare.learning.diagnosis import AttentionHead, DiagnosisBranch, diagnosis_losses, extend, load_shipped_head
 from fedtar_flare.learning.labels import CLASSES, labeler
 from fedtar_flare.models import learned_prompts
 from fedtar_flare.models.build import build_model
@@ -124,7 +124,7 @@ def shipped(place="memory", classes=2, width=None):
     branch = DiagnosisBranch(
         len(FINDINGS), classes, small.encoder_config["embed_dim"][-1], 16, words, 0, head="attention", place=place
     )
-    load_start(branch, "small")
+    load_shipped_head(branch, "small")
     return branch
 
 
@@ -138,7 +138,7 @@ def test_the_shipped_prompts_are_for_the_memory_alone_and_tell_each_finding_s_tw
 
 def test_prompts_stand_before_the_begin_token_at_the_last_positions_and_bear_no_loss():
     model = extended()
-    prompts = model.diagnosis.prompts_of(torch.randint(0, 4, (2, 14), generator=torch.Generator().manual_seed(1)))
+    prompts = model.diagnosis.embed(torch.randint(0, 4, (2, 14), generator=torch.Generator().manual_seed(1)))
     ids = torch.randint(3, 300, (2, 5), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         memory, mask = model.memory(batch())

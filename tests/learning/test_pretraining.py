@@ -9,7 +9,7 @@ from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.learning.pretraining import PretrainingConfig, pretrain, write_reports
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
-from fedtar_flare.models.weights import own_state
+from fedtar_flare.models.weights import model_tensors
 from tools.make_small_model import FindingHead
 
 CONFIG = preset("tiny")
@@ -54,15 +54,15 @@ def test_it_learns_to_tell_the_pictures_apart(learned):
 def test_the_model_ends_in_eval_mode_with_settled_statistics(learned):
     model, _ = learned
     assert not any(module.training for module in model.modules())
-    fresh = own_state(build_model(CONFIG))
-    moved = {k for k, v in own_state(model).items() if "running_" in k and not torch.equal(v, fresh[k])}
+    fresh = model_tensors(build_model(CONFIG))
+    moved = {k for k, v in model_tensors(model).items() if "running_" in k and not torch.equal(v, fresh[k])}
     assert moved == {k for k in fresh if "running_" in k}
 
 
 def test_the_same_settings_give_the_same_bits():
     before = torch.random.get_rng_state()
-    first, second = (own_state(trained(steps=3, finding_steps=1)[0]) for _ in range(2))
-    other = own_state(trained(steps=3, finding_steps=1, seed=1)[0])
+    first, second = (model_tensors(trained(steps=3, finding_steps=1)[0]) for _ in range(2))
+    other = model_tensors(trained(steps=3, finding_steps=1, seed=1)[0])
     assert all(torch.equal(first[k], second[k]) for k in first)
     assert not all(torch.equal(first[k], other[k]) for k in first)
     assert torch.equal(before, torch.random.get_rng_state())

@@ -33,7 +33,7 @@ def test_labels_are_those_of_the_published_model(tmp_path, kind):
     assert code == 0 and kind in out, err
     assert not [one for one in (tmp_path / "labeler").iterdir() if one.suffix in (".pth", ".bin", ".pkl")]
     before = torch.random.get_rng_state()
-    name, code_of = ReportLabeler(tmp_path / "labeler").read(TEXTS, TEXTS[:2])
+    name, code_of = ReportLabeler(tmp_path / "labeler").label(TEXTS, TEXTS[:2])
     assert name == kind and torch.equal(before, torch.random.get_rng_state()), "training draws what it drew"
     seen = set()
     for text in TEXTS:
@@ -54,13 +54,13 @@ def test_references_are_read_once(tmp_path):
     file, *_ = published(tmp_path / "hub", "chexbert")
     import_labeler(file, tmp_path / "labeler")
     labeler = ReportLabeler(tmp_path / "labeler", cache=tmp_path / "cache")
-    first = [*map(labeler.read(TEXTS, ["small"]).code, TEXTS)]
+    first = [*map(labeler.label(TEXTS, ["small"]).code, TEXTS)]
     (kept,) = (tmp_path / "cache").iterdir()
     assert kept.stat().st_mode & 0o777 == 0o600 and "effusion" not in kept.read_text()
     (tmp_path / "labeler" / "model.safetensors").unlink()
-    assert [*map(labeler.read(TEXTS, TEXTS[:1]).code, TEXTS)] == first
+    assert [*map(labeler.label(TEXTS, TEXTS[:1]).code, TEXTS)] == first
     with pytest.raises(ConfigError, match="cannot be read"):
-        labeler.read(TEXTS, ["small"])
+        labeler.label(TEXTS, ["small"])
 
 
 def test_the_kind_that_is_said_counts(tmp_path):

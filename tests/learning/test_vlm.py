@@ -240,11 +240,11 @@ def test_findings_stand_in_what_is_asked_by_the_report_in_training_and_by_the_he
     learner = learner_of(shown, PatientLearner, model=vlm_config(folder), diagnosis=told)
     shake(learner.patient)
     branch, samples = learner.generator.diagnosis, [s for s in shown.samples("train") if s.prior][:3]
-    found = branch.in_words(learner.findings.prompts(samples, learner.images(samples).prior))
+    found = branch.to_words(learner.findings.prompts(samples, learner.images(samples).prior))
     news = [[name for name, what in labeler("synthetic").changes(s.visit.report) if what == "new"] for s in samples]
     pairs = zip(news, found, strict=True)
     assert any(news) and all(f"{n.replace('_', ' ')} (new)" in words for own, words in pairs for n in own)
-    alone, (words, *_) = learner.images(samples[:1], prior=False), branch.in_words(learner.findings.prompts(samples))
+    alone, (words, *_) = learner.images(samples[:1], prior=False), branch.to_words(learner.findings.prompts(samples))
     learner.training_losses(samples[:1], alone, "s").sum().backward()
     assert bool(branch.head.weight.grad.any())
     assert bool(learner.patient.time_embedding.grad.any())

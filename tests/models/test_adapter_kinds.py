@@ -7,7 +7,7 @@ import torch
 from adapted_models import GPT2_TARGETS, gpt2_case, shake
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.models.adapters.kinds import add_adapter, add_like, take_linear, without_adapter
+from fedtar_flare.models.adapters.kinds import add_adapter, add_like, replace_conv1d, without_adapter
 from fedtar_flare.models.adapters.lora import adapter_config, load_shared_state, shared_parameters, shared_state
 from fedtar_flare.models.adapters.peft_file import adapter_of, read_adapter, write_adapter
 
@@ -93,7 +93,7 @@ def test_its_folder_is_loaded_here_and_by_peft(case, kind, tmp_path):
     torch.testing.assert_close(case.outputs(here, case.inputs), expected, rtol=1e-5, atol=1e-6)
     base = copy.deepcopy(case.model)
     if kind == "loha":
-        take_linear(base, GPT2_TARGETS)
+        replace_conv1d(base, GPT2_TARGETS)
     there = PeftModel.from_pretrained(base, str(tmp_path)).double().eval()
     torch.testing.assert_close(case.outputs(there, case.inputs), expected, rtol=1e-5, atol=1e-6)
 

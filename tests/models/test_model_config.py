@@ -8,7 +8,7 @@ import torch
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.models.build import build_model, require_trained
 from fedtar_flare.models.config import PRESETS, ModelConfig, preset
-from fedtar_flare.models.weights import load_weights, own_state, save_weights
+from fedtar_flare.models.weights import load_weights, model_tensors, save_weights
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -72,8 +72,8 @@ def test_weights_survive_saving_and_load_strictly(tmp_path):
     path = tmp_path / "model.safetensors"
     save_weights(model, path, torch.float32)
     loaded = build_model(preset("tiny", weights=str(path), seed=5))
-    for name, tensor in own_state(model).items():
-        assert torch.equal(tensor, own_state(loaded)[name]), name
+    for name, tensor in model_tensors(model).items():
+        assert torch.equal(tensor, model_tensors(loaded)[name]), name
     assert loaded.decoder.lm_head.weight is loaded.decoder.transformer.wte.weight
     assert loaded.untrained == ()
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
-from fedtar_flare.models.weights import own_state
+from fedtar_flare.models.weights import model_tensors
 
 CONFIG = preset("tiny")
 REPORTS = ["lungs are clear", "nodule of 7 mm in the right upper lobe, new", "effusion"]
@@ -62,7 +62,7 @@ def test_a_masked_row_is_as_without_and_padding_changes_nothing(model, tokenizer
 
 
 def test_the_codes_are_no_weights_and_the_same_for_every_model_of_a_width(model):
-    assert not [name for name in own_state(model) if "prior" in name]
+    assert not [name for name in model_tensors(model) if "prior" in name]
     assert not list(model.prior_marks.parameters())
     other = build_model(CONFIG.replace(seed=1))
     assert all(torch.equal(a, b) for a, b in zip(other.prior_marks.buffers(), model.prior_marks.buffers(), strict=True))

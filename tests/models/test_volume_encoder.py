@@ -12,7 +12,7 @@ from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models import volume_encoder
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
-from fedtar_flare.models.volume_encoder import interpolation, own_names, volumes
+from fedtar_flare.models.volume_encoder import interpolation, monai_names, volumes
 
 TINY = ClassifierConfig(
     encoder="swin_unetr",
@@ -99,7 +99,7 @@ def test_weights_of_a_local_file_are_loaded_under_every_published_name(tmp_path)
 
 def test_a_file_of_two_encoders_is_refused():
     with pytest.raises(ConfigError, match="two encoders"):
-        own_names({"student.swinViT.x": torch.zeros(1), "teacher.swinViT.x": torch.zeros(1)})
+        monai_names({"student.swinViT.x": torch.zeros(1), "teacher.swinViT.x": torch.zeros(1)})
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,9 @@ def test_what_a_site_names_may_come_and_nothing_else_is_taken_for_it(tmp_path):
     shutil.copy(asset("small", "tokenizer.json", "tokenizer"), tmp_path)
     assert not breaches(asked(model={"weights": "start", "tokenizer": "start"}), bounds)
     only(breaches(asked(model={"weights": "./start"}), bounds), "not among")
-    located = preset("tiny", weights="start", tokenizer="start").located(bounds.models)
+    located = preset("tiny", weights="start", tokenizer="start").with_local_paths(bounds.models)
     assert (located.weights, located.tokenizer) == (f"{tmp_path}/model.safetensors", f"{tmp_path}/tokenizer.json")
-    shipped = preset("small").located({"small": tmp_path})
+    shipped = preset("small").with_local_paths({"small": tmp_path})
     assert shipped.weights == "small", "the shipped model is always the shipped one"
 
 

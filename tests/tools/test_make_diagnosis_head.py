@@ -31,7 +31,7 @@ def test_prompts_are_taught_to_be_heeded_and_nothing_else_changes():
 
     def loss():
         with torch.no_grad():
-            logits, _ = model.decode(*phantoms.memory([1, 0]), ids, model.diagnosis.prompts_of(truth))
+            logits, _ = model.decode(*phantoms.memory([1, 0]), ids, model.diagnosis.embed(truth))
             return float(report_loss(logits, labels).mean())
 
     start = loss()

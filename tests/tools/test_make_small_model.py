@@ -14,7 +14,7 @@ from fedtar_flare.metrics.language import language_scores
 from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
 from fedtar_flare.models.config import ASSETS, preset
 from fedtar_flare.models.tokenizer import ReportTokenizer
-from fedtar_flare.models.weights import own_state
+from fedtar_flare.models.weights import model_tensors
 from fedtar_flare.synthetic.reading import findings_in
 from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, KNOWN_KINDS, NEW_FINDINGS, NEW_KINDS
 from tools.make_small_model import (
@@ -102,7 +102,9 @@ def test_earlier_weights_with_another_tokenizer_say_the_same_at_first(small):
     ]
     again = build_model(SMALL.replace(weights="random"))
     take_over(again, tokenizer, ASSETS / "small")
-    assert all(torch.equal(a, b) for a, b in zip(own_state(small).values(), own_state(again).values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model_tensors(small).values(), model_tensors(again).values(), strict=True)
+    )
 
 
 def test_no_report_of_a_site_is_longer_than_the_model_writes():

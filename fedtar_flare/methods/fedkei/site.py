@@ -22,7 +22,7 @@ from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.classifier import CLASSES, build_classifier
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.config import preset as generator_preset
-from fedtar_flare.models.weights import sealed
+from fedtar_flare.models.weights import with_fingerprint
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
@@ -169,7 +169,7 @@ class FedKEISite(SiteStrategy):
         reply = self.agreement(header, site, state, cohort, start)
         transforms = list(self.settings.data.transforms)
         model = learner.describe() | ({"transforms": transforms} if transforms else {})
-        reply.payload["model"] = sealed(model, {})
+        reply.payload["model"] = with_fingerprint(model, {})
         return reply, start if asked_for_start else None
 
     def _probe(

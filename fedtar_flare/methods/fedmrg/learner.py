@@ -185,7 +185,7 @@ class FedMRGLearner(ReportLearner):
             memory, mask = base.memory(images, tokens)
             branch = self._branch
             seen = None if branch is None else branch(tokens, images.slice_mask)
-            prompts = None if branch is None else branch.prompts_of(classes)
+            prompts = None if branch is None else branch.embed(classes)
             student, teacher = generic_model, specialised_model
             if self._half == HALVES[1]:
                 student, teacher = teacher, student

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.learning.diagnosis import extend
-from fedtar_flare.learning.drafting import Kept
+from fedtar_flare.learning.drafting import SavedLearner
 from fedtar_flare.methods.fedmrg.config import FedMRGConfig
 from fedtar_flare.methods.fedmrg.contract import CONTRACT
 from fedtar_flare.methods.fedmrg.controller import FedMRGServer
@@ -35,7 +35,7 @@ The form of the paper is the settings' own default. ``tiny``: room for prompts.
 """
 
 
-def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> Kept:
+def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> SavedLearner:
     """The specialised adapter that a site had at the end of the round; it knows no patient and needs no key.
 
     Raises ConfigError where the state is of another run, or has no specialised adapter of the round; StateError where
@@ -45,7 +45,7 @@ def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> Kept:
     _, about = state.read(ABOUT)
     private = state.read(trained_version(state, round_, about["time_steps"], "specialised adapter"))[0]
     settings = {"fedmrg": FedMRGConfig(mix=about["mix"])}
-    return Kept(FedMRGLearner, settings, private, precision=state.precision)
+    return SavedLearner(FedMRGLearner, settings, private, precision=state.precision)
 
 
 METHOD = Method(

@@ -11,7 +11,7 @@ from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.data.splits import key_check, synthetic_key
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.diagnosis import extend
-from fedtar_flare.learning.drafting import Kept
+from fedtar_flare.learning.drafting import SavedLearner
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedtar.config import AlphaConfig, PatientConfig, TemporalConfig
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController, TemporalResidualServer
@@ -71,8 +71,8 @@ PATIENT_SETTINGS: dict[str, type[Settings]] = {"patient": PatientConfig, "diagno
 """Groups of settings of every method with the patient part."""
 
 
-def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> Kept:
-    """The part that the site had at the end of the round (see :class:`~fedtar_flare.learning.drafting.Kept`).
+def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> SavedLearner:
+    """The part that the site had at the end of the round (see :class:`~fedtar_flare.learning.drafting.SavedLearner`).
 
     Raises ConfigError where the state is of another run or round, or the key is missing or wrong; StateError where the
     state is missing or damaged.
@@ -86,7 +86,9 @@ def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> Kept:
         "mixture": mixture,
         "median_age": about["median_age"],
     }
-    return Kept(PatientLearner, settings, private, about["time_steps"], _matching_key(about, key), state.precision)
+    return SavedLearner(
+        PatientLearner, settings, private, about["time_steps"], _matching_key(about, key), state.precision
+    )
 
 
 def _matching_key(about: Mapping[str, Any], key: bytes | None) -> bytes:

@@ -34,12 +34,12 @@ from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
 
-__all__ = ["Bare", "Kind", "add_adapter", "add_like", "take_linear", "without_adapter"]
+__all__ = ["Kind", "Unadapted", "add_adapter", "add_like", "replace_conv1d", "without_adapter"]
 
 Kind = Literal["adalora", "vera", "loha"]
 
 
-class Bare(nn.Module):
+class Unadapted(nn.Module):
     """Stands for a PEFT model where there is no adapter: the base model, and what travels of it whole."""
 
     def __init__(self, model: nn.Module):
@@ -86,7 +86,7 @@ def add_adapter(
     from peft import AdaLoraConfig, LoHaConfig, VeraConfig, get_peft_model
 
     if kind == "loha":
-        take_linear(model, targets)
+        replace_conv1d(model, targets)
     names, extras = target_names(model, targets), extra_parameters(model, extra)
     config: PeftConfig
     if kind == "adalora":
@@ -141,14 +141,14 @@ def _without_queries(gradient: Tensor) -> Tensor:
     return gradient * moved
 
 
-def without_adapter(model: nn.Module, extra: Sequence[str]) -> Bare:
+def without_adapter(model: nn.Module, extra: Sequence[str]) -> Unadapted:
     """``model`` without any adapter: the extras, of which there must be some, are trained and travel; nothing else."""
     if not extra:
         raise ConfigError("without an adapter, lora.exchange must name the parameters that are trained and travel")
     extras = extra_parameters(model, extra)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    bare = Bare(model)
+    bare = Unadapted(model)
     keep_extras(bare, DEFAULT_ADAPTER, extras)  # type: ignore[arg-type]
     return bare
 
@@ -179,7 +179,7 @@ def add_like(
     )
 
 
-def take_linear(model: nn.Module, targets: Sequence[str]) -> None:
+def replace_conv1d(model: nn.Module, targets: Sequence[str]) -> None:
     """Put an equal ``nn.Linear`` in place of each targeted ``Conv1D`` of transformers, which LoHa cannot adapt."""
     from transformers.pytorch_utils import Conv1D
 

@@ -31,12 +31,12 @@ __all__ = [
     "adapter_config",
     "add_lora",
     "extra_parameters",
+    "initial_weights",
     "load_shared_state",
     "lora_layers",
     "shared_parameters",
     "shared_state",
     "swapped_weights",
-    "whole_start",
 ]
 
 _EXTRAS = "exchanged_extras"  # attribute of the PEFT model: by adapter, the extras by name
@@ -127,7 +127,7 @@ def add_lora(
     return peft_model
 
 
-def whole_start(peft_model: PeftModel) -> dict[str, Tensor]:
+def initial_weights(peft_model: PeftModel) -> dict[str, Tensor]:
     """What travels at the start, where the model has another rank, made by :func:`add_lora`; extras as they are."""
     state, (config, starts) = shared_state(peft_model), getattr(peft_model, _WHOLE)
     ends = {b: torch.zeros(len(state[b]), config["r"]) for b in (a.replace("lora_A", "lora_B") for a in starts)}

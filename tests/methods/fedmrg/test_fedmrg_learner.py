@@ -68,7 +68,7 @@ class ByHand:
 
     def run(self, base, tokens, truth=True):
         memory, mask = base.memory(self.images, tokens)
-        return base.decode(memory, mask, self.ids, base.diagnosis.prompts_of(self.classes))
+        return base.decode(memory, mask, self.ids, base.diagnosis.embed(self.classes))
 
     def token_mean(self, values):
         """Of (B, L - 1) values: the mean over each report's tokens, then over reports."""

@@ -18,7 +18,7 @@ from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.method import CONTRACT
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.config import CVT_TARGETS, preset
-from fedtar_flare.models.prompting import Seen
+from fedtar_flare.models.prompting import Encoded
 from fedtar_flare.models.report_generator import report_loss
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.runtime.recipe import MethodRecipe
@@ -105,7 +105,7 @@ def test_in_training_the_decoder_is_told_what_the_report_says(learner_of):
     ids, labels = learner.tokenizer.batch([s.visit.report for s in samples])
     branch = learner.generator.diagnosis
     memory, mask = learner.generator.memory(images)
-    logits, _ = learner.generator.decode(memory, mask, ids, branch.prompts_of(classes))
+    logits, _ = learner.generator.decode(memory, mask, ids, branch.embed(classes))
     losses = learner.training_losses(samples, images, "seed")
     torch.testing.assert_close(losses, report_loss(logits, labels))  # the head's loss is not in what is told
 
@@ -147,7 +147,7 @@ def test_a_completed_report_states_all_that_the_head_reads_and_what_it_stated(le
     samples = learner.cohort.samples("test")
     images = learner.images(samples)
     texts = learner.generate(samples, images)
-    read = branch.read(Seen(learner.tokens(samples, images), images.slice_mask))[0]
+    read = branch.predict(Encoded(learner.tokens(samples, images), images.slice_mask))[0]
     assert read[:, -2].all()
     for text, classes in zip(texts, read.tolist(), strict=True):
         assert all(said >= there for said, there in zip(label(text), classes, strict=True)), text
