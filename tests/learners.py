@@ -9,7 +9,7 @@ from fedtar_flare.methods.fedmrg.config import FedMRGConfig
 from fedtar_flare.methods.fedmrg.dual_adapter import decoder_targets
 from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
 from fedtar_flare.methods.fedtar.config import PatientConfig
-from fedtar_flare.methods.fedtar.demographics import fit_mixture, training_median_age
+from fedtar_flare.methods.fedtar.demographics import fit_mixture
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.models.config import preset
 
@@ -21,8 +21,7 @@ def learner_of(cohort, kind=ReportLearner, *, model=MODEL, exchange=(), **others
     training = {name: others.pop(name) for name in tuple(others) if name in TrainingConfig.model_fields}
     if issubclass(kind, PatientLearner):
         patient = others.setdefault("patient", PatientConfig())
-        mixture = fit_mixture(cohort, patient, 5) if patient.enabled else None
-        others = {"mixture": mixture, "median_age": training_median_age(cohort)} | others
+        others.setdefault("mixture", fit_mixture(cohort, patient, 5) if patient.enabled else None)
     return kind(
         model=model,
         lora=LoRAConfig(exchange=exchange),

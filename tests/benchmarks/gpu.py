@@ -25,7 +25,7 @@ from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig
-from fedtar_flare.methods.fedtar.demographics import fit_mixture, training_median_age
+from fedtar_flare.methods.fedtar.demographics import fit_mixture
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import ModelConfig, preset
@@ -99,7 +99,6 @@ class Bench:
             training=TrainingConfig(lr=1e-5, batch_size=max(self.sizes)),  # all in one piece
             patient=patient,
             mixture=fit_mixture(self.cohort, patient, 0),
-            median_age=training_median_age(self.cohort),
             cohort=self.cohort,
             seed=0,
             device=self.device,

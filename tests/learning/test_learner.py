@@ -26,7 +26,7 @@ from fedtar_flare.methods.drfa import DRFALearner
 from fedtar_flare.methods.fedmrg import learner as fedmrg
 from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
 from fedtar_flare.methods.fedtar.config import PatientConfig
-from fedtar_flare.methods.fedtar.demographics import fit_mixture, memberships, training_median_age
+from fedtar_flare.methods.fedtar.demographics import fit_mixture
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.metrics.language import LanguageStatistics
@@ -60,7 +60,7 @@ def by_hand(cohort, prepared, *, personal):
         images = collate([prepare(s.visit, MODEL, prepared) for s in chosen])
         adapt = nullcontext()
         if patient is not None:
-            q = memberships(chosen, mixture, cohort.key, training_median_age(cohort), PatientConfig().profile)
+            q = mixture.memberships(chosen, cohort.key)
             adapt = patient.adapt(q, torch.tensor([s.time_step for s in chosen]))
         with adapt:
             loss = model.get_base_model()(images, *tokenizer.batch([s.visit.report for s in chosen])).sum() / len(

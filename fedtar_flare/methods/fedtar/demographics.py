@@ -1,17 +1,18 @@
 """From a cohort's samples to demographic profiles and their soft clusters (FedTAR, Eq. 2 and 3).
 
-A client process assigns in every task but fits once per run, and importing scikit-learn costs seconds: only the fit
-uses it, and the responsibilities are computed here, exactly, in numpy.
+A site assigns patients to clusters in every task but fits the clusters once per run, and importing scikit-learn costs
+seconds: only the fit uses it. The assignment is computed here, exactly, in numpy.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.cohort import Cohort, Sample
@@ -19,38 +20,40 @@ from fedtar_flare.data.splits import identity_hash
 from fedtar_flare.methods.fedtar.config import PROFILES, PatientConfig
 
 UNKNOWN = 0.5
-"""Stands for sex, and for age / 100 where no training patient of the site has a known age."""
+"""An unknown sex; and an unknown age / 100 where no training patient of the site has a known age."""
 REG_COVAR = TOLERANCE = 1e-6
 """Of scikit-learn's fit: small and strict, since profiles lie within [0, 1.3]."""
 
 
-def profile_vector(
-    identity: float, age: float | None, sex: str | None, median_age: float | None, wanted: Sequence[str] = PROFILES[0]
-) -> np.ndarray:
-    """``v_p = [hash(id), age / 100, sex]`` (Eq. 2), float64, or those of its fields that are ``wanted``.
+def profiles(samples: Sequence[Sample], key: bytes, median_age: float | None, fields: Sequence[str]) -> np.ndarray:
+    """``v_p = [hash(id), age / 100, sex]`` (FedTAR, Eq. 2) at each sample's visit: float64 (N, P), P named ``fields``.
 
-    ``identity`` is the keyed hash of the identifier, in [0, 1]. An unknown age is ``median_age``, that of the site's
-    training patients, if any is known. Sex ``F`` is 0, ``M`` 1, anything else 0.5. Raises DataError
-    ``age-out-of-range`` outside 0 to 130 years.
+    The hash of the identifier, in [0, 1], is by the site's secret ``key``. ``median_age`` (years) stands for an unknown
+    age. Sex ``F`` is 0, ``M`` 1, anything else 0.5. Raises DataError ``age-out-of-range`` outside 0 to 130 years.
     """
-    age = median_age if age is None else age
-    if age is not None and not 0 <= age <= 130:
-        raise DataError(f"age {age} is not within 0 to 130 years", reason="age-out-of-range")
-    values = {
-        "hash": identity,
-        "age": UNKNOWN if age is None else age / 100,
-        "sex": {"F": 0.0, "M": 1.0}.get(sex or "", UNKNOWN),
-    }
-    return np.array([values[field] for field in wanted])
+    rows = np.empty((len(samples), len(fields)))
+    for row, sample in zip(rows, samples, strict=True):
+        visit = sample.visit
+        age = median_age if visit.age is None else visit.age
+        if age is not None and not 0 <= age <= 130:
+            raise DataError(f"age {age} is not within 0 to 130 years", reason="age-out-of-range")
+        values = {
+            "hash": identity_hash(visit.patient_id, key),
+            "age": UNKNOWN if age is None else age / 100,
+            "sex": {"F": 0.0, "M": 1.0}.get(sample.sex or "", UNKNOWN),
+        }
+        row[:] = list(map(values.__getitem__, fields))
+    return rows
 
 
 @dataclass(frozen=True, eq=False)
 class DemographicMixture:
-    """A Gaussian mixture with diagonal covariances over profiles; stays at the site.
+    """A Gaussian mixture with diagonal covariances over the profiles of a site; it never leaves the site.
 
-    ``weights`` (K,), ``means`` and ``variances`` (K, P) are of the fitted components, K <= ``components``, which is the
-    length of q: it is padded with zeros; with none fitted q is the profile. ``converged`` is False when the fit stopped
-    before its tolerance was met, ``short`` True when there were fewer distinct profiles than components to fit.
+    ``weights`` (K,), ``means`` and ``variances`` (K, P) are float64, of the K fitted components; with none fitted q is
+    the profile itself. q has the length ``components`` and is 0 after K. ``converged`` is False where the fit stopped
+    before its tolerance was met, ``short`` True where there were fewer distinct profiles than components to fit.
+    ``median_age`` (years) is the training patients' when the mixture was fitted, so that a later visit changes no q.
     """
 
     weights: np.ndarray
@@ -59,10 +62,12 @@ class DemographicMixture:
     components: int
     converged: bool = True
     short: bool = False
+    fields: tuple[str, ...] = PROFILES[0]
+    median_age: float | None = None
 
     @property
     def note(self) -> str:
-        """What the data did not allow; empty when there is nothing to say."""
+        """What the data did not allow; empty where the fit is as asked for."""
         notes = []
         if self.short:
             k = len(self.weights)
@@ -75,11 +80,10 @@ class DemographicMixture:
     def fit(
         cls, profiles: np.ndarray, *, components: int = 16, fitted: int | None = None, seed: int = 0
     ) -> DemographicMixture:
-        """Fit profiles (N, P), float64, by expectation maximisation (scikit-learn's, diagonal covariances; Eq. 3).
+        """Fit profiles (N, P), one row per training patient, by expectation maximisation (scikit-learn's; Eq. 3).
 
-        There is one row per training patient, at least one. The same profiles, in any order, and the same seed give the
-        same mixture; components are ordered by their means. ``fitted`` is the K that is wanted (None: ``components``);
-        with fewer distinct profiles, it is as many as those.
+        The same profiles, in any order, and the same seed give the same mixture; components are ordered by their means.
+        ``fitted`` is K, by default ``components``; fewer are fitted where there are fewer distinct profiles.
         """
         profiles = profiles[_by_column(profiles)]  # the fit depends on the order of rows; the patients have none
         distinct = len(np.unique(profiles, axis=0))
@@ -99,78 +103,70 @@ class DemographicMixture:
             random_state=seed % 2**32,
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # kept in ``converged``
+            warnings.simplefilter("ignore", ConvergenceWarning)  # ``converged`` tells it
             model.fit(profiles)
         order = _by_column(model.means_)
         fit = model.weights_[order], model.means_[order], model.covariances_[order]
         return cls(*fit, components, bool(model.converged_), short)
 
-    def responsibilities(self, profiles: np.ndarray) -> np.ndarray:
-        """Posterior probability of each component (Eq. 3) for profiles (N, P): float64 (N, K), rows sum to one."""
+    def assign(self, profiles: np.ndarray) -> np.ndarray:
+        """``q_p`` (Eq. 3) of profiles (N, P): the probability of each component, float64 (N, components); or the
+        profiles themselves where nothing was fitted.
+        """
+        if not len(self.weights):
+            return profiles
         # squares of differences, not scikit-learn's expanded product: exact for narrow components too
         difference = profiles[:, None, :] - self.means[None]
         log_density = -0.5 * (difference**2 / self.variances + np.log(2 * np.pi * self.variances)).sum(2)
         joint = log_density + np.log(np.maximum(self.weights, np.finfo(float).tiny))
         joint -= joint.max(1, keepdims=True)  # far from every component the nearest one still wins, without underflow
         q = np.exp(joint)
-        return q / q.sum(1, keepdims=True)
-
-    def assign(self, profiles: np.ndarray) -> np.ndarray:
-        """``q_p``: the responsibilities padded with zeros, float32 (N, components), or the profiles themselves."""
-        if not len(self.weights):
-            return profiles.astype(np.float32)
-        q = self.responsibilities(profiles)
-        padded = np.zeros((len(q), self.components), dtype=np.float32)
-        padded[:, : q.shape[1]] = q
+        padded = np.zeros((len(q), self.components))
+        padded[:, : q.shape[1]] = q / q.sum(1, keepdims=True)
         return padded
 
-    def state(self) -> dict[str, np.ndarray]:
-        """Plain arrays, for the site state."""
-        return {field.name: np.atleast_1d(getattr(self, field.name)) for field in fields(self)}
+    def memberships(self, samples: Sequence[Sample], key: bytes) -> Tensor:
+        """q of each of B samples at the age of its visit, float32 (B, components); ``key`` is the site's secret."""
+        return torch.from_numpy(self.assign(profiles(samples, key, self.median_age, self.fields))).float()
+
+    def state(self) -> dict[str, Tensor]:
+        """The fit as tensors, for the site's state; fields and median age stand beside it, as JSON."""
+        names = ("weights", "means", "variances", "components", "converged", "short")
+        return {name: torch.from_numpy(np.atleast_1d(getattr(self, name))) for name in names}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, np.ndarray]) -> DemographicMixture:
-        """From :meth:`state`."""
-        single = int(state["components"][0]), bool(state["converged"][0]), bool(state["short"][0])
-        return cls(state["weights"], state["means"], state["variances"], *single)
+    def from_state(
+        cls, state: Mapping[str, Tensor], fields: Sequence[str] = PROFILES[0], median_age: float | None = None
+    ) -> DemographicMixture:
+        """The mixture whose :meth:`state` this is."""
+        weights, means, variances = (state[name].numpy() for name in ("weights", "means", "variances"))
+        single = int(state["components"]), bool(state["converged"]), bool(state["short"])
+        return cls(weights, means, variances, *single, tuple(fields), median_age)
+
+
+def fit_mixture(cohort: Cohort, config: PatientConfig, seed: int) -> DemographicMixture:
+    """Fit the mixture on one profile per training patient, at the age of the first visit.
+
+    Without ``config.mixture`` nothing is fitted. Raises DataError ``no-training-patient``.
+    """
+    samples = list(reversed(cohort.samples("train")))
+    first = list({s.visit.patient_id: s for s in samples}.values())  # the first visit comes last, and stays
+    if not first:
+        raise DataError(f"site {cohort.site} has no training patient", reason="no-training-patient")
+    ages = {s.visit.patient_id: s.visit.age for s in samples if s.visit.age is not None}
+    median = float(np.median(list(ages.values()))) if ages else None
+    if config.mixture:
+        mixture = DemographicMixture.fit(
+            profiles(first, cohort.key, median, config.profile),
+            components=config.components,
+            fitted=config.components_for(len(first)),
+            seed=seed,
+        )
+    else:
+        none = np.zeros((0, config.q_length))
+        mixture = DemographicMixture(none[:, 0], none, none, config.q_length)
+    return replace(mixture, fields=config.profile, median_age=median)
 
 
 def _by_column(rows: np.ndarray) -> np.ndarray:
     return np.lexsort(rows.T[::-1])
-
-
-def fit_mixture(cohort: Cohort, config: PatientConfig, seed: int) -> DemographicMixture:
-    """Fit the mixture on one row per training patient, at the age of the first visit; DataError where there is none.
-
-    Without ``config.mixture`` none is fitted, and q is the profile.
-    """
-    rows = {s.visit.patient_id: s for s in reversed(cohort.samples("train"))}  # the first visit wins
-    if not rows:
-        raise DataError(f"site {cohort.site} has no training patient", reason="no-training-patient")
-    if not config.mixture:
-        none = np.zeros((0, config.q_length))
-        return DemographicMixture(none[:, 0], none, none, config.q_length)
-    median = training_median_age(cohort)
-    profiles = [_profile(sample, cohort.key, median, config.profile) for sample in rows.values()]
-    fitted = config.components_for(len(rows))
-    return DemographicMixture.fit(np.stack(profiles), components=config.components, fitted=fitted, seed=seed)
-
-
-def memberships(
-    samples: Sequence[Sample], mixture: DemographicMixture, key: bytes, median_age: float | None, fields: Sequence[str]
-) -> torch.Tensor:
-    """q of each of B samples at the age of its visit, float32 (B, components).
-
-    ``median_age`` is :func:`training_median_age` at the time of the fit, so that a later visit moves nobody's q.
-    """
-    return torch.from_numpy(mixture.assign(np.stack([_profile(s, key, median_age, fields) for s in samples])))
-
-
-def training_median_age(cohort: Cohort) -> float | None:
-    """Median age of the training patients at their first visit with a known age; None when none is known."""
-    ages = {s.visit.patient_id: s.visit.age for s in reversed(cohort.samples("train")) if s.visit.age is not None}
-    return float(np.median(list(ages.values()))) if ages else None
-
-
-def _profile(sample: Sample, key: bytes, median: float | None, fields: Sequence[str]) -> np.ndarray:
-    return profile_vector(identity_hash(sample.visit.patient_id, key), sample.visit.age, sample.sex, median, fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -22,27 +23,40 @@ from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig, SiteDiagnosis, load_head
 from fedtar_flare.learning.training import Trained, adamw, load_optimizer_state, optimizer_state
 from fedtar_flare.methods.fedtar.config import PatientConfig
-from fedtar_flare.methods.fedtar.demographics import DemographicMixture, memberships
-from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA, joined
+from fedtar_flare.methods.fedtar.demographics import DemographicMixture
+from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.models.adapters.lora import swapped_weights
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
+
+__all__ = ["PatientLearner"]
 
 _PREFIX = "patient/"
 _LOCAL = "local/"
 
 
 class PatientLearner(ReportLearner):
-    """Algorithm 1 of FedTAR: local updates of the shared and of the patient part together.
+    """Algorithm 1 of FedTAR at a site: local updates of the shared and of the patient part together.
 
     With ``patient.local_adapter`` reports are written with :attr:`local`, which is w_{t-1} + Delta_k of the site's last
-    task, a federated model adapted at the site (`Yu et al., 2020 <https://arxiv.org/abs/2002.04758>`_); what travels
+    task: a federated model adapted at the site (`Yu et al., 2020 <https://arxiv.org/abs/2002.04758>`_). What travels
     and is validated is the server's.
 
-    ``mixture`` was fitted at this site, when the training patients' median age was ``median_age``; ConfigError where
-    there is none and the patient part is on. The head of ``diagnosis``, whose findings become prompts, is the site's
-    own, like the patient part, unless it is shared: then it is trained with the shared adapter, at its own rate. The
-    other arguments are of :class:`ReportLearner`; the patient part begins by ``seed`` too.
+    Parameters
+    ----------
+    lora, training : LoRAConfig, TrainingConfig
+        As of :class:`ReportLearner`.
+    patient : PatientConfig
+        The patient part (Eq. 2 to 4).
+    mixture : DemographicMixture or None
+        Of this site's training patients; ConfigError where there is none and the patient part is on.
+    diagnosis : DiagnosisConfig, optional
+        Findings as prompts; by default none. Their head is the site's own, unless it is shared: then it is trained with
+        the shared adapter, at its own rate.
+    seed : int
+        Of the patient part's start too.
+    others
+        The other arguments of :class:`ReportLearner`.
     """
 
     knows_patients = True
@@ -56,7 +70,6 @@ class PatientLearner(ReportLearner):
         patient: PatientConfig,
         training: TrainingConfig,
         mixture: DemographicMixture | None,
-        median_age: float | None = None,
         diagnosis: DiagnosisConfig | None = None,
         seed: int,
         **others: Any,
@@ -66,18 +79,20 @@ class PatientLearner(ReportLearner):
         self._diagnosis, self._seed = diagnosis or DiagnosisConfig(), seed
         super().__init__(lora=lora, training=training, seed=seed, **others)
         self._mixture = mixture
-        self._median_age = median_age
-        self._profile_fields = patient.profile
         self.patient: PatientLoRA | None = None
         self.findings = SiteDiagnosis(self._diagnosis, self.generator) if self._diagnosis.on else None
         self._own_head = None if self._diagnosis.shared else self.findings
         groups = []
+        self._personal: dict[str, nn.Parameter] = {}  # what is trained besides the adapter
         if patient.enabled:
             steps = self.cohort.time_steps
             self.patient = PatientLoRA(self.model, patient, rank=self.lora_rank, time_steps=steps, seed=seed)
-            groups.append({"params": list(self.patient.parameters()), "lr": patient.lr})
+            self._personal |= dict(self.patient.named_parameters())
+            groups.append({"params": list(self._personal.values()), "lr": patient.lr})
         if self._own_head is not None:
-            groups.append({"params": list(self._own_head.parameters.values()), "lr": self._diagnosis.rate})
+            head = self._own_head.parameters
+            self._personal |= head
+            groups.append({"params": list(head.values()), "lr": self._diagnosis.rate})
         if groups:
             self.personal_optimizer = adamw(groups, weight_decay=training.weight_decay)
         self._keeps_local = patient.enabled and patient.local_adapter
@@ -117,9 +132,9 @@ class PatientLearner(ReportLearner):
         """
         with ExitStack() as stack:
             if personal and self.patient is not None and self._mixture is not None:
-                q = self._q(samples, self._mixture)
                 newest = self.newest_step or self.cohort.time_steps  # later ones have no e_t yet
-                steps = torch.tensor([min(sample.time_step, newest) for sample in samples])
+                steps = torch.tensor(list(map(attrgetter("time_step"), samples))).clamp(max=newest)
+                q = self._mixture.memberships(samples, self.cohort.key)
                 stack.enter_context(self.patient.adapt(q, steps))
                 if self.writes and self.local is not None:
                     stack.enter_context(swapped_weights(self.model, self.local, self.adapter))
@@ -127,17 +142,25 @@ class PatientLearner(ReportLearner):
                 stack.enter_context(self._own_head.with_initial_head())
             yield
 
-    def _q(self, samples: Sequence[Sample], mixture: DemographicMixture) -> Tensor:
-        return memberships(samples, mixture, self.cohort.key, self._median_age, self._profile_fields)
-
     def phi(self, samples: Sequence[Sample]) -> np.ndarray:
-        """phi (N, d), float32, of patients at their visits' ages and time step 1; for learners with a patient part."""
+        """The patients' embeddings at their visits' ages and time step 1; for learners with a patient part.
+
+        Parameters
+        ----------
+        samples : sequence of Sample
+            N visits.
+
+        Returns
+        -------
+        ndarray
+            phi, (N, d), float32.
+        """
         assert self.patient is not None and self._mixture is not None
         weight = self.patient.projection.weight
         with torch.no_grad():
-            q = self._q(samples, self._mixture).to(weight)
-            found = self.patient.embed(q, torch.ones(len(samples), dtype=torch.long, device=weight.device))
-        return found.float().cpu().numpy()
+            q = self._mixture.memberships(samples, self.cohort.key).to(weight)
+            phi = self.patient.embed(q, torch.ones(len(samples), dtype=torch.long, device=weight.device))
+        return phi.float().cpu().numpy()
 
     def shared_optimizer(self, parameters: Sequence[nn.Parameter], epochs: float) -> torch.optim.Optimizer:
         """As of :class:`ReportLearner`, with a head that is shared at its own rate."""
@@ -165,45 +188,39 @@ class PatientLearner(ReportLearner):
         return replace(trained, update=self.findings.mask_rare_findings(trained.update, samples, self.min_cell))
 
     def personal_parameters(self) -> Sequence[nn.Parameter]:
-        return tuple(self._own_parameters().values())
-
-    def _own_parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained besides the adapter, by the name that its optimiser's state has."""
-        patient = {} if self.patient is None else dict(self.patient.named_parameters())
-        return patient | ({} if self._own_head is None else self._own_head.parameters)
+        return tuple(self._personal.values())
 
     def private(self) -> dict[str, Tensor]:
         """The patient part, the head, and their optimiser."""
         if self.personal_optimizer is None:
             return {}
-        patient = {} if self.patient is None else self.patient.state_dict()
-        state = {f"{_PREFIX}{name}": value for name, value in patient.items()}
-        state |= {f"{_LOCAL}{name}": value for name, value in (self.local or {}).items()}
-        state |= {} if self._own_head is None else self._own_head.state()
-        return state | optimizer_state(self.personal_optimizer, self._own_parameters())
+        state: dict[str, Tensor] = {} if self.patient is None else self.patient.state_dict(prefix=_PREFIX)
+        for name, value in (self.local or {}).items():
+            state[f"{_LOCAL}{name}"] = value
+        if self._own_head is not None:
+            state |= self._own_head.state()
+        return state | optimizer_state(self.personal_optimizer, self._personal)
 
     def load_private(self, state: Mapping[str, Tensor]) -> None:
         if self.personal_optimizer is None:
             return
         self.load_for_writing(state)
-        load_optimizer_state(self.personal_optimizer, self._own_parameters(), self._with_new_steps(joined(state)))
+        load_optimizer_state(self.personal_optimizer, self._personal, self._with_new_steps(state))
 
     def load_for_writing(self, state: Mapping[str, Tensor]) -> None:
         """The patient part, the head, and the shared factors as the site last trained them."""
         if self.patient is not None:
-            self.patient.load_state_dict(self._with_new_steps(joined(without_prefix(state, _PREFIX))))
+            self.patient.load_state_dict(without_prefix(self._with_new_steps(state), _PREFIX))
         self.local = without_prefix(state, _LOCAL) or None
         load_head(self.generator, state)
 
     def _with_new_steps(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state with an untrained e_t, 0, for each time step that the run has had added since."""
-        steps = self.cohort.time_steps
-        return {
-            name: nn.functional.pad(value, (0, 0, 0, steps - len(value)))
-            if name.endswith("time_embedding") and value.dim() and len(value) < steps
-            else value
-            for name, value in state.items()
-        }
+        """The state with an untrained e_t, 0, for each time step that was added to the run since."""
+        state, steps = dict(state), self.cohort.time_steps
+        for name, value in state.items():
+            if name.endswith("time_embedding") and value.dim() and len(value) < steps:
+                state[name] = nn.functional.pad(value, (0, 0, 0, steps - len(value)))
+        return state
 
     def describe(self) -> dict[str, Any]:
         extension = {} if self.findings is None else {"extension": self._extension}

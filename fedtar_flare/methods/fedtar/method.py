@@ -84,7 +84,6 @@ def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> SavedLear
         "patient": build(PatientConfig, about["patient"], "patient"),
         "lora": LoRAConfig(rank=about["rank"]),
         "mixture": mixture,
-        "median_age": about["median_age"],
     }
     return SavedLearner(
         PatientLearner, settings, private, about["time_steps"], _matching_key(about, key), state.precision

@@ -15,12 +15,13 @@ output and the shared factors are laid out for all layers at once: a layer costs
 from __future__ import annotations
 
 import math
-import re
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
+from operator import add
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,13 +40,12 @@ BIAS_NORM, WEIGHT_SCALE = 1.0, 0.1
 _PATIENT_SHARE_OF_A = 0.1
 
 _STATE = ("forward", "patient_batch")
-"""What a context puts into the layers; :mod:`fedtar_flare.models.recomputation` knows both."""
-_OF_LAYER = re.compile(r"(.*\bhypernetworks\.)(.+)\.([ab])_(weight|bias)")
+"""Attributes that a context sets on the layers; :mod:`fedtar_flare.models.recomputation` saves them."""
 
 
 @dataclass
 class _Batch:
-    """What one ``adapt`` context holds: the factors of all layers, by their precision and whether gradients are on."""
+    """The samples of one ``adapt`` context, and the layers' factors by their precision and whether gradients are on."""
 
     q: Tensor
     time_step: Tensor
@@ -58,15 +58,14 @@ class PatientLoRA(nn.Module):
     It is not a submodule of the PEFT model: its ``state_dict()`` is exactly the site's private state, with names
     ``projection.*``, ``time_embedding`` and ``hypernetworks.{weight,bias}``, whose rows make ``A_p^T`` of each layer,
     sorted by its path, then ``B_p^T`` of each. It takes the device and precision of the LoRA factors; whoever moves the
-    PEFT model moves this module likewise.
+    PEFT model moves this module likewise. The global random state is neither read nor changed.
 
     Inside :meth:`adapt` each PEFT LoRA layer runs one fused pass for the shared and the patient part; outside of it the
     layers run PEFT's own forward, the shared part alone.
 
-    ``config.scale`` is s_p of Eq. 4, ``config.q_length`` the length of q, ``rank`` r of A_p and B_p,
-    ``embedding_dim`` d, the length of phi; the global random state is neither read nor changed. Raises ConfigError,
-    which names the layer, where the model has no LoRA layer or one that is not plain LoRA (dropout, a variant such as
-    DoRA) on ``nn.Linear`` or transformers' ``Conv1D``.
+    ``config.scale`` is s_p of Eq. 4, ``config.q_length`` the length of q, ``rank`` r of A_p and B_p, ``time_steps`` T,
+    ``embedding_dim`` d, the length of phi. Raises ConfigError, which names the layer, where the model has no LoRA layer
+    or one that is not plain LoRA (dropout, a variant such as DoRA) on ``nn.Linear`` or transformers' ``Conv1D``.
     """
 
     def __init__(
@@ -86,8 +85,8 @@ class PatientLoRA(nn.Module):
 
         self.projection = nn.utils.skip_init(nn.Linear, config.q_length, embedding_dim)
         with torch.no_grad():
-            # phi starts near one vector that all patients share. Far apart, each cluster gets an adapter of its own and
-            # remembers the findings of its few patients.
+            # phi starts near one vector that all patients share: far apart, each cluster would get an adapter of its
+            # own, which remembers the findings of its few patients
             columns = torch.randn(self.projection.weight.shape, generator=generator) / math.sqrt(embedding_dim)
             self.projection.weight.copy_((WEIGHT_SCALE if config.common_start else 1.0) * columns)
             common = torch.randn(embedding_dim, generator=generator)
@@ -95,7 +94,7 @@ class PatientLoRA(nn.Module):
         if config.time_conditioned:
             self.time_embedding = nn.Parameter(torch.zeros(time_steps, embedding_dim))
         self._layers = tuple(layers.items())
-        # made once: whoever uses torch.compile need not trace them anew for each batch
+        # made once, so that torch.compile need not trace them anew for each batch
         self._passes = [partial(PatientLoRA._forward, self, index) for index in range(len(layers))]
         self._sizes = tuple(
             [rank * getattr(layer, side) for layer in layers.values()] for side in ("in_features", "out_features")
@@ -116,12 +115,12 @@ class PatientLoRA(nn.Module):
 
     @property
     def acts(self) -> bool:
-        """Whether it changes anything: an untrained one, whose every ``B_p`` is zero, does not."""
+        """Whether it changes any output: not before training, when every ``B_p`` is zero."""
         first = sum(self._sizes[0])
         return any(bool(values[first:].any()) for values in self.hypernetworks.parameters())
 
     def embed(self, q: Tensor, time_step: Tensor) -> Tensor:
-        """``phi`` (B, d) of patients with soft assignments ``q`` (B, q_length) at time steps (B,) in 1..T."""
+        """``phi`` (B, d) of patients with soft assignments ``q`` (B, q_length) at time steps (B,), integers in 1..T."""
         phi = nn.functional.linear(q, self.projection.weight, self.projection.bias)
         if self.config.time_conditioned:
             phi = phi + nn.functional.embedding(time_step - 1, self.time_embedding)
@@ -132,15 +131,14 @@ class PatientLoRA(nn.Module):
         """Adapt the model to the B samples of one batch while the context is open.
 
         The leading dimension of any adapted layer's input must be B * k, with the k rows of a sample adjacent and the
-        samples in the batch's order (slices, windows, beams); inputs have two or more dimensions. The context may be
-        nested (the innermost batch counts) and always gives the layers back, also after an exception. The factors are
-        made once, for all layers, and kept until a backward pass has gone through them or the context closes: neither
-        these parameters nor the shared factors may be replaced meanwhile. Opened with gradients on, it makes them at
-        once, and the backward pass may come after the context was left.
+        samples in the batch's order (slices, windows, beams); else the layer's forward raises DataError
+        ``adapter-batch``. The context may be nested (the innermost batch counts) and always gives the layers back, also
+        after an exception. The factors are made once, for all layers, and last until a backward pass has gone through
+        them or the context closes: neither these parameters nor the shared factors may be replaced meanwhile. Opened
+        with gradients on, it makes them at once, and the backward pass may come after the context was left.
 
         Takes q (B, q_length), floating point, and time steps (B,), integers in 1..T, on any device. Raises ConfigError
-        where the shared LoRA is merged into the base weights; a layer's forward DataError where the rows of an input
-        are no multiple of B.
+        where the shared LoRA is merged into the base weights.
         """
         for name, layer in self._layers:
             if layer.merged:
@@ -153,16 +151,18 @@ class PatientLoRA(nn.Module):
         batch = _Batch(q.to(weight), time_step.to(weight.device, torch.long))
         if torch.is_grad_enabled():
             self._factors(batch)  # before any layer, so that a layer computed again finds what it found at first
-        before = [{name: layer.__dict__.pop(name, None) for name in _STATE} for _, layer in self._layers]
+        before = []
+        for index, (_, layer) in enumerate(self._layers):
+            before.append(tuple(map(layer.__dict__.get, _STATE)))
+            layer.__dict__.update(forward=self._passes[index], patient_batch=batch)
         try:
-            for index, (_, layer) in enumerate(self._layers):
-                layer.__dict__.update(forward=self._passes[index], patient_batch=batch)
             yield
         finally:
-            for (_, layer), state in zip(self._layers, before, strict=True):
-                for name, value in state.items():
-                    layer.__dict__.pop(name, None)
-                    if value is not None:
+            for (_, layer), outer in zip(self._layers, before, strict=True):
+                for name, value in zip(_STATE, outer, strict=True):
+                    if value is None:
+                        del layer.__dict__[name]
+                    else:
                         layer.__dict__[name] = value
 
     def _forward(self, index: int, x: Tensor) -> Tensor:
@@ -197,24 +197,30 @@ class PatientLoRA(nn.Module):
         device = batch.q.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else batch.q.dtype
         key = (dtype, torch.is_grad_enabled())
-        if key not in batch.factors:
-            # they are small: full precision costs nothing, and spares autocast a copy of every hypernetwork
-            with torch.autocast(device, enabled=False):
-                batch.factors[key] = self._made(batch, dtype)
+        if key in batch.factors:
+            return batch.factors[key]
+        # they are small: full precision costs nothing, and spares autocast a copy of every hypernetwork
+        with torch.autocast(device, enabled=False):
+            patients = self.hypernetworks(self.embed(batch.q, batch.time_step))
+            if patients.requires_grad:
+                # when a backward pass comes here, it has used the graph up; a graph must not keep alive what keeps it
+                patients.register_hook(partial(_forget, weakref.ref(batch)))
+            a_p, b_p = patients.split(list(map(sum, self._sizes)), 1)
+            scale = 0.0  # s of the first active adapter; the others' B are scaled to it
+            downs: list[list[Tensor]] = []
+            ups: list[list[Tensor]] = []
+            for _, layer in self._layers:
+                active = [name for name in layer.active_adapters if name in layer.lora_A]
+                downs.append([layer.lora_A[name].weight for name in active])
+                ups.append([])
+                for name in active:
+                    scale = scale or layer.scaling[name]
+                    factor, ratio = layer.lora_B[name].weight.t(), layer.scaling[name] / (scale or 1.0)
+                    ups[-1].append(factor if ratio == 1 else factor * ratio)
+            down = self._laid_out(downs, 1.0, a_p, 0, dtype)
+            up = self._laid_out(ups, scale or 1.0, self.config.scale * b_p, 1, dtype)
+        batch.factors[key] = list(zip(down, up, strict=True))
         return batch.factors[key]
-
-    def _made(self, batch: _Batch, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        own = self.hypernetworks(self.embed(batch.q, batch.time_step))
-        if own.requires_grad:
-            # when a backward pass comes here, it has used the graph up; a graph must not keep alive what keeps it
-            own.register_hook(partial(_forget, weakref.ref(batch)))
-        a, b = own.split([sum(sizes) for sizes in self._sizes], 1)
-        sets = [[(one, name) for name in one.active_adapters if name in one.lora_A] for _, one in self._layers]
-        scale = next((layer.scaling[name] for one in sets for layer, name in one), 1.0) or 1.0
-        downs = [[layer.lora_A[name].weight for layer, name in one] for one in sets]
-        ups = [[_times(layer.lora_B[n].weight.t(), layer.scaling[n] / scale) for layer, n in one] for one in sets]
-        down = self._laid_out(downs, 1.0, a, 0, dtype)
-        return list(zip(down, self._laid_out(ups, scale, self.config.scale * b, 1, dtype), strict=True))
 
     def _laid_out(
         self, shared: Sequence[Sequence[Tensor]], scale: float, own: Tensor, side: int, dtype: torch.dtype
@@ -223,33 +229,20 @@ class PatientLoRA(nn.Module):
 
         ``own`` (B, n) holds the patients' of all layers, one after the other, and so does each step until the last.
         """
-        flat = _times(torch.cat([own[0, :0], *(factor.flatten() for one in shared for factor in one)]), scale)
-        sizes = [sum(factor.numel() for factor in one) for one in shared], self._sizes[side]
-        parts = zip(flat.expand(len(own), -1).split(sizes[0], 1), own.split(sizes[1], 1), strict=True)
-        whole = torch.cat([part for pair in parts for part in pair], 1).to(dtype)
-        found = whole.split([sum(pair) for pair in zip(*sizes, strict=True)], 1)
-        return [one.view(len(own), -1, size // self.rank) for one, size in zip(found, sizes[1], strict=True)]
+        flat, sizes = [own[0, :0]], []
+        for factors in shared:
+            flat.extend(map(torch.flatten, factors))
+            sizes.append(sum(map(torch.numel, factors)))
+        joined = torch.cat(flat)
+        if scale != 1:
+            joined = joined * scale
+        theirs = self._sizes[side]
+        parts = zip(joined.expand(len(own), -1).split(sizes, 1), own.split(theirs, 1), strict=True)
+        whole = torch.cat(list(chain.from_iterable(parts)), 1).to(dtype)
+        layers = zip(whole.split(list(map(add, sizes, theirs)), 1), theirs, strict=True)
+        return [part.view(len(own), -1, size // self.rank) for part, size in layers]
 
 
 def _forget(batch: weakref.ref[_Batch], _: Tensor) -> None:
-    if (found := batch()) is not None:
-        found.factors.clear()
-
-
-def joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state, or an optimiser's, as it is now where an earlier release wrote each layer's hypernetwork by itself."""
-    found: dict[str, Tensor] = {}
-    of: dict[str, dict[tuple[str, str], Tensor]] = {}
-    for name, value in state.items():
-        if match := _OF_LAYER.fullmatch(name):
-            of.setdefault(match[1] + match[4], {})[match[3], match[2]] = value
-        else:
-            found[name] = value
-    for name, parts in of.items():
-        values = [value for _, value in sorted(parts.items())]
-        found[name] = torch.cat(values) if values[0].dim() else values[0]  # an optimiser's step is the same for all
-    return found
-
-
-def _times(factor: Tensor, scale: float) -> Tensor:
-    return factor if scale == 1 else factor * scale
+    if (alive := batch()) is not None:
+        alive.factors.clear()

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from fedtar_flare.core.errors import ConfigError
@@ -16,7 +15,7 @@ from fedtar_flare.data.splits import key_check
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.labels import require_labeler
 from fedtar_flare.methods.fedtar.config import EMBEDDING_DIM
-from fedtar_flare.methods.fedtar.demographics import DemographicMixture, fit_mixture, training_median_age
+from fedtar_flare.methods.fedtar.demographics import DemographicMixture, fit_mixture
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.release import MOST_SHARE, released_t_numbers, require_spread
 from fedtar_flare.protocol.contract import HEAD_NAMES
@@ -79,16 +78,8 @@ class PatientSite(ReportSite):
 
     def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:
         """The patient part, and the mixture that the handshake fitted."""
-        mixture, median_age = None, None
-        if self.settings.patient.enabled:
-            mixture, about = read_mixture(state)
-            median_age = about["median_age"]
-        return {
-            "patient": self.settings.patient,
-            "mixture": mixture,
-            "median_age": median_age,
-            "diagnosis": self.settings.diagnosis,
-        }
+        mixture = read_mixture(state)[0] if self.settings.patient.enabled else None
+        return {"patient": self.settings.patient, "mixture": mixture, "diagnosis": self.settings.diagnosis}
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
         """Without the patient part, and with the head that all sites began with, or that they share."""
@@ -116,9 +107,8 @@ class PatientSite(ReportSite):
         mixture = fit_mixture(cohort, self.settings.patient, seed)
         if mixture.note:
             self.executor.logger.warning(f"site {site.name}: {mixture.note}")
-        arrays = {name: torch.from_numpy(np.atleast_1d(value)) for name, value in mixture.state().items()}
         about = {  # what it takes to use this site's state later, without the job
-            "median_age": training_median_age(cohort),
+            "median_age": mixture.median_age,
             "patient": self.settings.patient.to_dict(),
             "rank": self.lora_here.rank,
             "time_steps": header.time_steps,
@@ -126,7 +116,7 @@ class PatientSite(ReportSite):
             "site": cohort.site,
             "key": key_check(cohort.key),
         }
-        state.write("mixture", arrays, about)
+        state.write("mixture", mixture.state(), about)
 
     def evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
         """After the last round also the site's own page of its patients' phi."""
@@ -145,9 +135,9 @@ class PatientSite(ReportSite):
 
 
 def read_mixture(state: SiteState) -> tuple[DemographicMixture, dict[str, Any]]:
-    """The mixture that the handshake fitted, and what it kept about the site."""
-    arrays, about = state.read("mixture")
-    return DemographicMixture.from_state({name: value.numpy() for name, value in arrays.items()}), about
+    """The mixture that the handshake fitted, and the JSON beside it (see :meth:`PatientSite.at_handshake`)."""
+    tensors, about = state.read("mixture")
+    return DemographicMixture.from_state(tensors, about["patient"]["profile"], about["median_age"]), about
 
 
 class FedTARSite(PatientSite):

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from learners import MODEL, learner_of
@@ -16,7 +15,7 @@ from fedtar_flare.data.splits import key_check
 from fedtar_flare.learning.drafting import Drafter, Study
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig
-from fedtar_flare.methods.fedtar.demographics import fit_mixture, training_median_age
+from fedtar_flare.methods.fedtar.demographics import fit_mixture
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO, write_adapter
 from fedtar_flare.protocol.messages import version
@@ -32,7 +31,7 @@ def run(cohort, tmp_path_factory):
 
 
 def left_by(cohort, place, diagnosis=None, precision="float32", lora_rank=None, **patient_settings):
-    patient, median = PatientConfig(patients_per_component=1, **patient_settings), training_median_age(cohort)
+    patient = PatientConfig(patients_per_component=1, **patient_settings)
     mixture = fit_mixture(cohort, patient, 5)
     more = {
         "patient": patient,
@@ -50,11 +49,10 @@ def left_by(cohort, place, diagnosis=None, precision="float32", lora_rank=None, 
         learner.local = {n: v + 0.05 * torch.randn(v.shape, generator=generator) for n, v in learner.shared().items()}
     state = SiteState(place / "state", "run-1", "site-1")
     about = {
-        "median_age": median, "patient": patient.to_dict(), "rank": learner.lora_rank, "time_steps": T, "seed": SEED,
-        "site": "site-1", "key": key_check(cohort.key),
+        "median_age": mixture.median_age, "patient": patient.to_dict(), "rank": learner.lora_rank, "time_steps": T,
+        "seed": SEED, "site": "site-1", "key": key_check(cohort.key),
     }  # fmt: skip
-    arrays = {name: torch.from_numpy(np.atleast_1d(value)) for name, value in mixture.state().items()}
-    state.write("mixture", arrays, about)
+    state.write("mixture", mixture.state(), about)
     state.note_precision(learner.precision)
     state.save(version(ROUND, T), learner.private(), {})
     info = {"run_id": "run-1", "round": ROUND, "model": MODEL.to_dict(), "fingerprint": learner.fingerprint}
