@@ -9,6 +9,7 @@ from fedtar_flare.methods.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.runtime.site_executor import SiteExecutor
+from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.state import SiteState
 
@@ -22,6 +23,14 @@ def executor_of(method, preset="small", seed=0, torch_threads=1, **settings):
     executor = kind(method, preset, settings, seed, torch_threads)
     assert executor.strategy, "wrong settings are refused here, as in a recipe"
     return executor
+
+
+def task_of(executor, source="synthetic", **parts):
+    """A task of this executor with the parts that a test needs; the others are None."""
+    strategy = executor.strategy.at(source, None)
+    names = ("name", "header", "weights", "site", "config", "state", "cohort", "min_cell")
+    own = {"settings": strategy.settings, "contract": executor.contract, "job_seed": executor.seed}
+    return Task(**dict.fromkeys(names) | own | parts)
 
 
 class HospitalSite:
@@ -52,7 +61,7 @@ class HospitalSite:
         if answer.get_return_code() not in (None, ReturnCode.OK):
             return answer.get_return_code(), None
         # the guard of a site that lets pass what the method exchanges whole of the base model
-        guard = OutboundGuard([self.method], extra_names=list(self.executor.resolved.lora.exchange))
+        guard = OutboundGuard([self.method], extra_names=list(self.executor.strategy.settings.lora.exchange))
         result = FLModelUtils.from_shareable(guard.process(answer, ctx))
         return Reply.from_meta(result.meta), result.params
 

@@ -144,7 +144,7 @@ def test_the_page_of_the_site_file_has_every_key_with_its_default(repository):
 def test_the_page_of_what_leaves_has_every_field_in_its_table_and_the_numbers_of_the_code(repository):
     from fedtar_flare.learning.config import LEAST_PERIOD
     from fedtar_flare.methods.fedtar import release
-    from fedtar_flare.runtime.site_executor import PRODUCTION_MIN_CELL
+    from fedtar_flare.runtime.task import PRODUCTION_MIN_CELL
 
     text = read(repository, "docs/reference/what-leaves.md")
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| ")]

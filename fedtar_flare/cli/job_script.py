@@ -105,7 +105,7 @@ def _project(recipe: MethodRecipe, names: Sequence[str]) -> dict[str, object]:
     """A project file of ``nvflare provision``: one server, these sites, and kits that allow this job."""
     from fedtar_flare.provision.builder import KitBuilder
 
-    kits = {"methods": [recipe.contract.method], "extra_names": list(recipe.executor.resolved.lora.exchange)}
+    kits = {"methods": [recipe.contract.method], "extra_names": list(recipe.executor.strategy.settings.lora.exchange)}
     return {
         "api_version": 3,
         "name": "fedtar_poc",

@@ -64,7 +64,7 @@ def settings(arguments: argparse.Namespace) -> None:
     known = {*recipe.definition.site.shared_groups, *recipe.definition.settings}
     groups = {
         group: [(row, value.to_dict()[row.name]) for row in rows(type(value))]
-        for group, value in recipe.executor.strategy.given.items()
+        for group, value in recipe.executor.strategy.settings.given.items()
         if group in known
     }
     config = recipe.controller.config

@@ -142,9 +142,9 @@ def describe(arguments: argparse.Namespace) -> None:
     site = _site(arguments)
     config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
     bounds, job = config.policy, _job(arguments.job, site)
-    job.executor.site_config = config
+    strategy = job.executor.strategy.at(config.source, config.lora_rank)
     scored = "all" if site.name in job.controller.config.unseen else "test"
-    division = {**job.executor.division(job.controller.config.time_steps), "score": scored}
+    division = {**strategy.division(config, job.controller.config.time_steps), "score": scored}
     beyond = [*job.breaches(bounds), *layout_conflicts(site.records, str(config.path), division)]
     approved = is_approved(site.records, job.digest)
     verdict = "THIS SITE DECLINES IT, as it is beyond its bounds:" if beyond else "within the bounds of this site"

@@ -6,7 +6,7 @@ A settings class derives from :class:`Settings`; :func:`build` makes one from a 
 import difflib
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -149,7 +149,15 @@ def build(cls: type[_Settings], values: Mapping[str, Any] | None, where: str) ->
 
 
 class RunSettings(dict[str, Any]):
-    """The settings of one run by group, handed from the recipe down to the learner.
+    """The settings of one run by group, one object from the recipe down to the learner: ``settings.lora.rank``.
+
+    Parameters
+    ----------
+    resolve : callable, optional
+        ``resolve(settings, source)`` gives the settings in full where a site's data has that source, for values such
+        as ``auto``; None: they are the same everywhere.
+    **groups : Settings
+        The groups by name.
 
     Examples
     --------
@@ -159,34 +167,63 @@ class RunSettings(dict[str, Any]):
     4
     """
 
+    def __init__(
+        self, resolve: Callable[["RunSettings", str], "RunSettings"] | None = None, /, **groups: Settings
+    ) -> None:
+        super().__init__(groups)
+        self._resolve = resolve
+        self._given = self
+
     def __getattr__(self, name: str) -> Any:
         if name not in self:
             raise AttributeError(f"there is no group of settings '{name}'")
         return self[name]
 
-    def replace(self, **groups: Settings) -> "RunSettings":
-        """Copy, with some groups changed.
+    @property
+    def given(self) -> "RunSettings":
+        """The settings as the job gives them, before :meth:`at`."""
+        return self._given
+
+    def at(self, source: str) -> "RunSettings":
+        """The settings in full at a site.
 
         Parameters
         ----------
-        **groups : Settings
-            The new groups by name.
+        source : str
+            Where the site's data comes from, as its site file says.
 
         Returns
         -------
         RunSettings
-            The copy.
+            Of which :meth:`at` gives those of another source.
         """
-        return RunSettings(self | groups)
+        if self._resolve is None:
+            return self
+        found = self._resolve(self._given, source)
+        found._resolve, found._given = self._resolve, self._given
+        return found
 
-    def to_dict(self) -> dict[str, Any]:
-        """Give the values by group and name.
+    def replace(self, **groups: Settings) -> "RunSettings":
+        """Change some groups.
+
+        Parameters
+        ----------
+        **groups : Settings
+            The groups that are replaced, by name.
 
         Returns
         -------
-        dict of dict
-            As :meth:`Settings.to_dict` gives each group.
+        RunSettings
+            A copy, which no source changes.
         """
+        return RunSettings(**(self | groups))
+
+    def digest(self) -> str:
+        """Short hash that is equal where all sites have the same settings."""
+        return digest(*self.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """All values by group and name, as JSON holds them."""
         return {name: group.to_dict() for name, group in self.items()}
 
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from fedtar_flare.core.errors import DataError
-from fedtar_flare.data.cohort import Sample
+from fedtar_flare.data.cohort import Cohort, Sample
 from fedtar_flare.data.minimum_cell import winsorised_mean
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import TrainingConfig
@@ -37,11 +37,7 @@ class ReportLearner(SiteModel):
     whose gradient norm is limited by itself.
     """
 
-    min_cell: int = 1
-    """Fewest distinct patients of a split at a time step whose visits are learned from and validated on."""
     personal_optimizer: torch.optim.Optimizer | None = None
-    fresh_noise: bool = False
-    """Whether what per-patient DP-SGD draws is new in every task, as at a site with patients; else it is the seed's."""
     rate: float = 1.0
     """By what a task multiplies its learning rates (:meth:`TrainingConfig.rate_of`)."""
     read: Read
@@ -49,13 +45,19 @@ class ReportLearner(SiteModel):
     updates_told: ClassVar[int | None] = None
     """Of how many local updates, from the first one, :class:`Trained` gives the mean loss; None: of all."""
 
-    def __init__(self, *, training: TrainingConfig, **others: Any):
+    def __init__(self, *, training: TrainingConfig, fresh_noise: bool = False, **others: Any):
         super().__init__(training=training, **others)
+        self.fresh_noise = fresh_noise
         self.read = []
         self._ahead: dict[tuple[str, tuple[int, ...]], Future[ImageBatch]] = {}
         self._micro_batch = min(training.micro_batch or training.batch_size, training.batch_size)
         if training.gradient_checkpointing:
             self.generator.recompute_layers()
+
+    def with_task(self, cohort: Cohort, *, rate: float = 1.0, **others: Any) -> Self:
+        """As :meth:`SiteModel.with_task`, with the factor ``rate`` of the task's learning rates."""
+        self.rate = rate
+        return super().with_task(cohort, **others)
 
     @classmethod
     def shares_batches(cls) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -57,13 +57,41 @@ class SiteModel:
     Learners are site models that train; ``fedtar generate`` builds the same class again from what a run left. The hooks
     are what a method overrides; all have a default. :attr:`adapter` names the set of factors that travels.
 
-    The patients of ``cohort`` are prepared by ``prepare_cohort``; it may be replaced between tasks. The adapter's
-    initial values follow from ``seed``, the same at every site. ``device`` and ``precision`` are as in a site file
-    (:func:`~fedtar_flare.learning.device.choose_device`). ``checkpoint`` is called between batches and raises to stop
-    an aborted job. ``places`` says where the parts lie that ``model`` names (``with_local_paths``). ``restored``
-    makes of the base model one with an adapter that a run left, instead of a new one. ``lora_rank`` is the site's own,
-    of at most ``lora.rank``: :meth:`shared` then has the first so many ranks. Raises ConfigError where the model cannot
-    be built, or parts of it would stay at random values.
+    Parameters
+    ----------
+    model : ModelConfig
+        The base model.
+    lora : LoRAConfig
+        The adapter that travels.
+    training : TrainingConfig
+        Local training.
+    cohort : Cohort
+        The patients, prepared by ``prepare_cohort``; :meth:`with_task` may replace them.
+    seed : int
+        Of the adapter's initial values, the same at every site.
+    device, precision : str
+        As in a site file (:func:`~fedtar_flare.learning.device.choose_device`).
+    checkpoint : callable
+        Called between batches; raises to stop an aborted job.
+    places : dict of str to Path, optional
+        Where the parts lie that ``model`` names (``with_local_paths``).
+    restored : callable, optional
+        Makes of the base model one with an adapter that a run left, instead of a new one.
+    lora_rank : int, optional
+        The site's own rank, at most ``lora.rank``: :meth:`shared` then has the first so many ranks.
+    ranks : Ranks
+        The processes that share a batch, or the reports to write.
+    transforms : sequence of dict
+        ``data.transforms`` of the job.
+    image_change : callable, optional
+        Makes the images of a simulated site its own; those of earlier visits stay as they are.
+    report_labeler : ReportLabeler, optional
+        The site's own, for clinical efficacy.
+
+    Raises
+    ------
+    ConfigError
+        The model cannot be built, or parts of it would stay at random values.
     """
 
     adapter: ClassVar[str] = DEFAULT_ADAPTER
@@ -71,17 +99,12 @@ class SiteModel:
     """Whether :meth:`context` depends on the patient as well as the image."""
     writes = False
     """Whether reports are being written or scored, not trained on or validated."""
-    image_change: Callable[[Prepared], Prepared] | None = None
-    """What makes the images of a simulated site its own; those of earlier visits stay as they are."""
-    transforms: Sequence[Spec] = ()
-    """``data.transforms`` of the job."""
     prior_dropout: float = PRIOR_DROPOUT
+    """Share of training visits whose visit before is hidden."""
     newest_step: int | None = None
     """The last time step that has been learnt from, where visits arrive step by step; None: all have."""
-    ranks: Ranks = ALONE
-    """The processes that share a batch, or the reports to write; may be replaced between tasks."""
-    report_labeler: ReportLabeler | None = None
-    """The site's own, for clinical efficacy."""
+    min_cell: int = 1
+    """Fewest distinct patients of a split at a time step whose visits are learned from and validated on."""
 
     def __init__(
         self,
@@ -97,8 +120,14 @@ class SiteModel:
         places: Mapping[str, Path | None] | None = None,
         restored: Callable[[ReportGenerator], PeftModel] | None = None,
         lora_rank: int | None = None,
+        ranks: Ranks = ALONE,
+        transforms: Sequence[Spec] = (),
+        image_change: Callable[[Prepared], Prepared] | None = None,
+        report_labeler: ReportLabeler | None = None,
     ):
         self.lora, self.lora_rank = lora, lora_rank or lora.rank
+        self.ranks, self.transforms = ranks, transforms
+        self.image_change, self.report_labeler = image_change, report_labeler
         self.cohort, self.training = cohort, training
         self.checkpoint = checkpoint
         self._config = model
@@ -119,6 +148,35 @@ class SiteModel:
             self.model = restored(generator).to(self.device)
         self.generator = generator
         self._frozen = FrozenStages(generator, KEPT_BYTES if restored is None else 0)
+
+    def with_task(
+        self,
+        cohort: Cohort,
+        *,
+        min_cell: int = 1,
+        checkpoint: Callable[[], None] = lambda: None,
+        newest_step: int | None = None,
+    ) -> Self:
+        """Make ready for a task; the weights stay as they are.
+
+        Parameters
+        ----------
+        cohort : Cohort
+            The patients, prepared.
+        min_cell : int
+            Fewest distinct patients of a split at a time step whose visits are learned from and validated on.
+        checkpoint : callable
+            Called between batches; raises to stop an aborted job.
+        newest_step : int, optional
+            The last time step that has been learnt from, where visits arrive step by step.
+
+        Returns
+        -------
+        SiteModel
+            This one.
+        """
+        self.cohort, self.min_cell, self.checkpoint, self.newest_step = cohort, min_cell, checkpoint, newest_step
+        return self
 
     # ------------------------------------------------------------------ hooks
     def extend(self, generator: ReportGenerator) -> None:

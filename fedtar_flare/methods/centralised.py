@@ -14,9 +14,8 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer, PooledSite
-from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.protocol.tasks import close_round, handshake, train
-from fedtar_flare.site.context import Site
+from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.state import SiteState
 
 
@@ -31,25 +30,25 @@ class CentralisedServer(FedAvgServer):
 class CentralisedSite(PooledSite):
     """Trains on the patients of all sites of a simulation."""
 
-    def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:
+    def at_handshake(self, task: Task) -> None:
         """Raises :class:`ConfigError` where the site's state, by which the centre finds the site, lies elsewhere."""
-        if self.executor.site_config.state_dir is not None:
+        if task.config.state_dir is not None:
             raise ConfigError(
-                f"{self.executor.site_config.origin}: sites of a centralised simulation keep their state in one place; "
+                f"{task.config.origin}: sites of a centralised simulation keep their state in one place; "
                 "leave state_dir out of the site file",
                 public="a site of a centralised simulation has a state_dir of its own",
             )
 
-    def training_cohort(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> Cohort:
+    def training_cohort(self, task: Task) -> Cohort:
         """The union of all sites that have a state of this run."""
         from fedtar_flare.site.site_file import load_site_config
 
-        root = state.folder.parent.parent
-        names = sorted(folder.name for folder in state.folder.parent.iterdir() if folder.name != site.name)
-        members = [name for name in names if SiteState(root, header.run_id, name).versions()]
+        run = task.state.folder.parent
+        names = sorted(folder.name for folder in run.iterdir() if folder.name != task.site.name)
+        members = [name for name in names if SiteState(run.parent, run.name, name).versions()]
         configs = {name: load_site_config(name, workspace=None, simulator=True) for name in members}
-        others = [self.executor.patients(config, name, header) for name, config in configs.items()]
-        return cohort.with_samples([sample for other in others for sample in other.samples(None)])
+        others = [self.patients(config, name, task.header.time_steps) for name, config in configs.items()]
+        return task.cohort.with_samples([sample for other in others for sample in other.samples(None)])
 
 
 METHOD = FEDAVG.derive(

@@ -8,13 +8,13 @@ cost as many exchanges and local updates as FedTAR's.
 from collections.abc import Callable, Collection
 
 from fedtar_flare.protocol.contract import Contract
-from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, close_round, handshake, train
 from fedtar_flare.registry import Method
 from fedtar_flare.runtime.lora_mean import ProductMean
 from fedtar_flare.runtime.recipe import PRESETS
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.server_strategy import ServerStrategy
+from fedtar_flare.runtime.task import Task
 from fedtar_flare.runtime.tasking import Answers, Tensors
 
 
@@ -48,7 +48,7 @@ class FedAvgServer(ServerStrategy):
 class PooledSite(ReportSite):
     """A site that trains on the visits of all time steps together."""
 
-    def visits_of(self, header: TaskHeader) -> int | Collection[int] | None:
+    def steps_of(self, task: Task) -> int | Collection[int] | None:
         """All steps together."""
         return None
 

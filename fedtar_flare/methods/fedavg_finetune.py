@@ -25,10 +25,8 @@ from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import PooledSite
 from fedtar_flare.models.adapters.lora import swapped_weights
 from fedtar_flare.protocol.lora_ranks import pairs
-from fedtar_flare.protocol.messages import TaskHeader, version
-from fedtar_flare.runtime.site_executor import seed_of
-from fedtar_flare.site.context import Site
-from fedtar_flare.site.state import SiteState, state_of_run
+from fedtar_flare.runtime.task import Task
+from fedtar_flare.site.state import state_of_run
 
 
 class FineTuneConfig(Settings):
@@ -81,19 +79,18 @@ class FineTuneLearner(ReportLearner):
 class FineTuneSite(PooledSite):
     """Fine-tunes within the last closing task."""
 
-    def personalise(self, header: TaskHeader, site: Site, state: SiteState, learner: ReportLearner) -> None:
+    def personalise(self, task: Task, learner: ReportLearner) -> None:
         """After the last round, where the site has enough training visits."""
         assert isinstance(learner, FineTuneLearner)
         visits = len(learner.cohort.samples("train", least=learner.min_cell))
-        if header.round < header.rounds or not visits:
+        if task.header.round < task.header.rounds or not visits:
             return
         updates = learner.updates or self.settings.training.updates_of(visits)
-        if not self.charge(header, site, learner.draw_rate(visits), updates):
-            self.executor.logger.warning("not fine-tuned: the privacy budget of per-patient DP-SGD is spent")
+        if not self.charge(task, learner.draw_rate(visits), updates):
+            task.logger.warning("not fine-tuned: the privacy budget of per-patient DP-SGD is spent")
             return
-        chance = self.executor.chance(learner.cohort)
-        learner.fine_tune(seed_of(chance, site.name, header.round, header.step, "finetune"))
-        self.save_private(state, version(header.round, header.step), learner, header)
+        learner.fine_tune(task.seed("finetune", learner.cohort))
+        self.save_private(task, learner)
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
         """Without an adapter of its own."""

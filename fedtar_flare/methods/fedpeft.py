@@ -86,7 +86,8 @@ def extend(generator: ReportGenerator, settings: dict[str, Any]) -> None:
 class PEFTSite(PooledSite):
     """Trains what ``peft`` says."""
 
-    def resolve(self, given: RunSettings, source: str) -> RunSettings:
+    @staticmethod
+    def resolve(given: RunSettings, source: str) -> RunSettings:
         """Learnt words travel too."""
         if given.peft.kind not in WORDS:
             return given
@@ -94,7 +95,7 @@ class PEFTSite(PooledSite):
 
     def check(self) -> None:
         """Refuse what trains nothing, and a rank too small to be pruned."""
-        peft, lora = self.given.peft, self.given.lora
+        peft, lora = self.settings.peft, self.settings.given.lora
         if peft.kind == "none" and not lora.exchange:
             raise ConfigError("peft.kind is none: lora.exchange must name the parameters that are trained and travel")
         if peft.kind == "adalora" and not (peft.target_rank or 1) < lora.rank:
@@ -104,7 +105,7 @@ class PEFTSite(PooledSite):
             )
 
     def extend(self, model: ReportGenerator) -> None:
-        extend(model, self.settings.peft.extension(self.settings.model.lora_targets, self.executor.seed))
+        extend(model, self.settings.peft.extension(self.settings.model.lora_targets, self.seed))
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
         """The same learner: all that it trains is shared."""

@@ -41,12 +41,10 @@ from fedtar_flare.learning.training import Trained
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer, PooledSite
 from fedtar_flare.protocol.contract import LORA_NAMES, Group
-from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.protocol.tasks import close_round, handshake, train
 from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.task import Task
 from fedtar_flare.runtime.tasking import Answers, Tensors
-from fedtar_flare.site.context import Site
-from fedtar_flare.site.state import SiteState
 
 PREFIX = "control."
 """Of a control variate's name, before that of the tensor that it belongs to."""
@@ -99,11 +97,9 @@ class ScaffoldSite(PooledSite):
                 "empty, or warm-start these parameters (fedtar warmstart)"
             )
 
-    def before_training(
-        self, header: TaskHeader, site: Site, state: SiteState, learner: ReportLearner
-    ) -> dict[str, torch.Tensor]:
+    def before_training(self, task: Task, learner: ReportLearner) -> dict[str, torch.Tensor]:
         """Raises :class:`ConfigError` where one visit could outweigh all others of a control variate."""
-        if not (self.settings.training.max_grad_norm or self.executor.site_config.without_patients):
+        if not (self.settings.training.max_grad_norm or task.config.without_patients):
             text = "training.max_grad_norm is 0: with patients, SCAFFOLD averages clipped gradients alone"
             raise ConfigError(text, public=text)
         return {}

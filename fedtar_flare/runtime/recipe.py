@@ -153,11 +153,11 @@ class MethodRecipe(Recipe):
         job.to_server(self.controller)
         executor_class: type[SiteExecutor] = self.definition.executor or SiteExecutor
         self.executor = executor_class(method, preset, settings or None, seed, torch_threads)
-        self.executor.resolved.data.timeline(steps)  # periods and T must fit: said here, not at a hospital
-        check_form(self.executor.resolved.lora.mean, self.controller.config.aggregation)
+        self.executor.strategy.settings.data.timeline(steps)  # periods and T must fit: said here, not at a hospital
+        check_form(self.executor.strategy.settings.lora.mean, self.controller.config.aggregation)
         tasks = list(self.contract.task_names)
         job.to_clients(self.executor, tasks=tasks)
-        extra_names = list(self.executor.resolved.lora.exchange)
+        extra_names = list(self.executor.strategy.settings.lora.exchange)
         for filter_type in (FilterType.TASK_DATA, FilterType.TASK_RESULT):  # FLARE knows no "*": each task by its name
             guard = OutboundGuard(methods=[method], extra_names=extra_names)
             job.to_clients(guard, filter_type=filter_type, tasks=tasks)
@@ -180,7 +180,7 @@ class MethodRecipe(Recipe):
         """What decides about a run's numbers, defaults filled in: a digest of the sites' settings, and the server's."""
         server = self.controller.config.to_dict()
         return {
-            "sites": self.executor.settings_digest(),
+            "sites": self.executor.strategy.settings_digest(),
             "server": server | {"strategy": self.controller.strategy.settings.to_dict()},
         }
 

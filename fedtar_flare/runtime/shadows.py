@@ -1,11 +1,13 @@
 """Shadow runs: a site's part of a run, trained again without federation, on patients of one's choice."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
+from fedtar_flare import registry
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.learning.site_model import SiteModel
@@ -13,7 +15,7 @@ from fedtar_flare.models.sources import hub_access
 from fedtar_flare.protocol.messages import OK, TaskHeader, version
 from fedtar_flare.protocol.tasks import ADAPTER, HANDSHAKE, PARAMETERS, TRAIN
 from fedtar_flare.runtime.report_site import ReportSite
-from fedtar_flare.runtime.site_executor import SiteExecutor
+from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.context import Site
 from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.state import SiteState
@@ -32,12 +34,11 @@ def train_shadow(
     if (job := run.get("job")) is None or job["rounds_per_period"]:
         raise ConfigError("--shadows: a run of an earlier release, or whose visits arrived by periods, is not repeated")
     settings = job["settings"] | {"model": {**(job["settings"].get("model") or {}), **model}}
-    executor = SiteExecutor(job["method"], job["preset"], settings, run["seed"])
-    strategy, down = executor.strategy, executor.contract.task(TRAIN).down
+    method, config = registry.method(job["method"]), config.replace(canaries=0)
+    strategy = method.site(method, job["preset"], settings, run["seed"]).at(config.source, config.lora_rank)
+    down = method.contract.task(TRAIN).down
     if not isinstance(strategy, ReportSite) or not {*down} <= {ADAPTER.name, PARAMETERS.name}:
         raise ConfigError(f"--shadows: method '{job['method']}' needs more of a server than an adapter")
-    executor.site_config, executor.scalars_to = config.replace(canaries=0), lambda *_: None
-    strategy.at_source(config.source)
     handlers, trained, after = strategy.handlers(), False, version(0, 0)
     asked = {"method": job["method"], "run_id": "shadow", "rounds": max(rounds, job["rounds"])}
     asked["time_steps"] = run["time_steps"]
@@ -45,10 +46,23 @@ def train_shadow(
         state, own = SiteState(folder, "shadow", site.name), {"records": Path(folder), "stop_if_aborted": lambda: None}
         place: Any = SimpleNamespace(name=site.name, simulated=site.simulated, workspace=site.workspace, **own)
         begin = TaskHeader(**asked, round=0, step=0, after=after, initial_site=site.name)
-        weights = handlers[HANDSHAKE](begin, {}, place, state, cohort)[1] or {}
+        task = Task(
+            name=HANDSHAKE,
+            header=begin,
+            weights={},
+            site=place,
+            config=config,
+            state=state,
+            cohort=cohort,
+            settings=strategy.settings,
+            contract=method.contract,
+            min_cell=strategy.min_cell(config),
+            job_seed=run["seed"],
+        )
+        weights = handlers[HANDSHAKE](task)[1] or {}
         for round_, step in ((r, t) for r in range(1, rounds + 1) for t in range(1, run["time_steps"] + 1)):
             header = TaskHeader(**asked, round=round_, step=step, after=after)
-            reply, update = handlers[TRAIN](header, weights if down else {}, place, state, cohort)
+            reply, update = handlers[TRAIN](replace(task, name=TRAIN, header=header, weights=weights if down else {}))
             weights = {name: value + update[name] for name, value in weights.items()} if update else weights
             trained, after = trained or reply.status == OK, version(round_, step)
     if not trained or strategy.learner is None:

@@ -76,7 +76,7 @@ class Worker:
             executor.require_sharing()
             executor.ranks, executor.scalars_to = self._ranks, self._scalar
             if not self._ranks.rank:
-                executor.let_others_begin = lambda: self.say(OPENED, {})
+                executor.on_opened = lambda: self.say(OPENED, {})
             self._executors[app] = executor
         return self._executors[app]
 

@@ -115,7 +115,7 @@ class ExecutorSite:
     def __init__(self, name: str, executor: SiteExecutor, workspace: Path):
         self.name, self.executor = name, executor
         workspace.mkdir(parents=True, exist_ok=True)
-        names = list(executor.resolved.lora.exchange)
+        names = list(executor.strategy.settings.lora.exchange)
         self.guard = OutboundGuard(methods=[executor.contract.method], extra_names=names)
         self.engine = SimpleNamespace(
             get_workspace=lambda: SimpleNamespace(get_root_dir=lambda: str(workspace)),

@@ -49,21 +49,21 @@ def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
     cohort, _ = prepare_site(
         config,
         hospital,
-        model=executor.resolved.model,
-        data=executor.resolved.data,
+        model=executor.strategy.settings.model,
+        data=executor.strategy.settings.data,
         time_steps=recipe.controller.config.time_steps,
         seed=executor.seed,
     )
     assert isinstance(executor.strategy, ReportSite)
     kind, more = executor.strategy.shared_learner(config.source)
     learner = kind(
-        model=executor.resolved.model,
-        training=executor.resolved.training,
+        model=executor.strategy.settings.model,
+        training=executor.strategy.settings.training,
         cohort=cohort,
         seed=executor.seed,
         device=config.device,
         precision=config.precision,
-        **({"lora": executor.resolved.lora} | more),
+        **({"lora": executor.strategy.settings.lora} | more),
     )
     learner.report_labeler = labeler_of_site(config)
     return learner

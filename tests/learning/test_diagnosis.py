@@ -227,7 +227,7 @@ def test_prompts_and_reports_that_are_too_long_for_the_decoder_are_refused_when_
     with pytest.raises(ConfigError, match=r"14 diagnosis prompts.*96 tokens.*96 positions: set model.max_length to 82"):
         executor_of("fedmrg", preset="tiny")
     for fits in ({"labeler": "none"}, {"prompts": "memory"}):
-        assert executor_of("fedmrg", preset="tiny", fedmrg=fits).resolved.model.max_length == 96
+        assert executor_of("fedmrg", preset="tiny", fedmrg=fits).strategy.settings.model.max_length == 96
     with pytest.raises(ConfigError, match="96 positions"):
         extend(build_model(preset("tiny")), {"labeler": "synthetic", "slices": 4, "seed": 0})
 

@@ -119,7 +119,7 @@ def test_prefix_tuning_replaces_the_words_states_before_every_layer():
 def values(kind, exchange=()):
     """Numbers of values that travel one way, of the small model at the defaults."""
     executor = MethodRecipe("fedpeft", peft={"kind": kind}, lora={"exchange": list(exchange)}).executor
-    config, lora = executor.resolved.model, executor.resolved.lora
+    config, lora = executor.strategy.settings.model, executor.strategy.settings.lora
     generator = build_model(config)
     executor.strategy.extend(generator)
     if kind in ("adalora", "vera", "loha"):

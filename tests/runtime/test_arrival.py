@@ -94,7 +94,8 @@ def test_what_lies_in_the_future_changes_nothing_but_the_scores_of_it(home, tmp_
     found = []
     for number, report in enumerate((None, "Both lungs are clear.")):
         one = HospitalSite(tmp_path, fresh=False, method=method, model={"max_length": 8, "num_beams": 1}, data=FEW)
-        read = one.executor.patients
+        strategy = one.executor.strategy
+        read = strategy.patients
 
         def patients(*args, read=read, report=report):
             cohort = read(*args)
@@ -103,7 +104,7 @@ def test_what_lies_in_the_future_changes_nothing_but_the_scores_of_it(home, tmp_
                     cohort._samples[i] = dataclasses.replace(s, visit=dataclasses.replace(s.visit, report=report))
             return cohort
 
-        monkeypatch.setattr(one.executor, "patients", patients)
+        monkeypatch.setattr(strategy, "patients", patients)
 
         def ask(task, r, t, w, one=one, number=number, **more):
             start = {"initial_site": one.name} if task == HANDSHAKE else {}

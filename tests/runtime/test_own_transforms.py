@@ -51,9 +51,9 @@ def test_a_task_trains_on_what_the_compose_makes_of_a_study(tmp_path):
     site.handshake()
     learner = site.executor.strategy.learner
     sample = learner.cohort.samples("train")[0]
-    made = preparation("ct", site.executor.resolved.model, [SMOOTH])({"image": str(sample.visit.image)})
+    made = preparation("ct", site.executor.strategy.settings.model, [SMOOTH])({"image": str(sample.visit.image)})
     assert np.array_equal(learner.images([sample]).images[0].numpy(), made["image"])
-    without = preparation("ct", site.executor.resolved.model)({"image": str(sample.visit.image)})
+    without = preparation("ct", site.executor.strategy.settings.model)({"image": str(sample.visit.image)})
     assert not np.array_equal(made["image"], without["image"])
 
 
@@ -101,7 +101,7 @@ def test_a_draft_is_written_of_what_training_saw(tmp_path):
     site.handshake()
     study = study_of(site.executor.strategy.learner.cohort.visits[0].image)
     drafter = Drafter(adapter)
-    made = preparation("ct", recipe.executor.resolved.model, [SMOOTH])({"image": str(study.image)})
+    made = preparation("ct", recipe.executor.strategy.settings.model, [SMOOTH])({"image": str(study.image)})
     assert np.array_equal(drafter._image(study).images[0].numpy(), made["image"])
     drafter.info["transforms"] = [{"name": "Lambdad"}]
     with pytest.raises(ConfigError, match="not 'Lambdad'"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flare_context import write_workflow
-from hospital_site import HospitalSite
+from hospital_site import HospitalSite, task_of
 from PIL import Image
 
 from fedtar_flare.core.errors import ConfigError
@@ -17,8 +17,9 @@ from fedtar_flare.learning.training import batches
 from fedtar_flare.methods.scaffold import PREFIX
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
-from fedtar_flare.runtime.site_executor import seed_of
+from fedtar_flare.runtime.task import seed_of
 from fedtar_flare.site.bounds import Bounds
+from fedtar_flare.site.site_file import load_site_config
 
 STEPS, SIZE, ROUNDS = 4, 4, 26
 RATE = Bounds().min_learning_rate
@@ -100,7 +101,9 @@ def test_a_lead_solves_for_no_visit_s_loss_or_gradient_and_not_for_their_number(
     assert abs(np.corrcoef(solved(count, losses, 0)[0], true)[0, 1]) < 0.8
     step = 2.0 ** np.floor(np.log2(losses / 2 / np.sqrt(15)))
     assert np.array_equal(np.round(losses / step) * step, losses), "finer digits would tell of single visits"
-    chance = site.executor.chance(learner.cohort)
+    config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
+    task = task_of(site.executor, config.source, config=config)
+    chance = task.secret(learner.cohort)
     assert own_share(solved(count, controls, chance)[0], gradients) > 0.8, "who had the site's key would succeed"
 
     again = ask(hospital(), TRAIN, ROUNDS, sent)[1]  # of a new process, as after a resume
@@ -108,9 +111,9 @@ def test_a_lead_solves_for_no_visit_s_loss_or_gradient_and_not_for_their_number(
     reply, _ = ask(hospital(lr=1e-12), TRAIN, ROUNDS, sent)
     assert reply.status == "error" and "training.lr 1e-12 (at least 1e-05)" in reply.reason
     less = learner.cohort.leaving_out({samples[0].visit: "gone"}.get)
-    assert site.executor.chance(less) != chance, "else an answer before and one after it could differ in one visit"
+    assert task.secret(less) != chance, "else an answer before and one after it could differ in one visit"
     other = hospital(max_grad_norm=0.0).executor
-    other.site_config = site.executor.site_config
-    assert other.chance(learner.cohort) != chance, "else two jobs could be told means that differ in one visit"
+    task = task_of(other, config.source, config=config)
+    assert task.secret(learner.cohort) != chance, "else two jobs could be told means that differ in one visit"
     with pytest.raises(ConfigError, match="clipped gradients"):
-        other.strategy.before_training(None, None, None, None)
+        other.strategy.before_training(task, learner)

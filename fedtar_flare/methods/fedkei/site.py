@@ -26,15 +26,14 @@ from fedtar_flare.models.weights import with_fingerprint
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
+from fedtar_flare.registry import Method
 from fedtar_flare.runtime.requirements import AdaptedModel, request_of
-from fedtar_flare.runtime.site_executor import SiteExecutor, no_state, seed_of
 from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_start
+from fedtar_flare.runtime.task import Answer, Task, missing_state
 from fedtar_flare.site.admission import JobRequest
-from fedtar_flare.site.context import Site
-from fedtar_flare.site.state import SiteState, task_scores
+from fedtar_flare.site.state import task_scores
 
 if TYPE_CHECKING:
-    from fedtar_flare.data.cohort import Cohort
     from fedtar_flare.methods.fedkei.learner import Adapted, TaskLearner
 
 MOST_EPOCHS = 99
@@ -53,19 +52,19 @@ class FedKEISite(SiteStrategy):
     divides_visits = False
     columns = ("labels",)
 
-    def __init__(self, executor: SiteExecutor):
-        super().__init__(executor)
+    def __init__(self, method: Method, preset: str, groups: Mapping[str, Any] | None = None, seed: int = 0):
+        super().__init__(method, preset, groups, seed)
         self.plan = PLANS[self.settings.fedkei.plan]
         self.learner: TaskLearner | None = None
         self._learner_key: tuple[str, str] | None = None
 
-    def build_shared(self, preset: str, given: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Settings]:
-        model = classifier_of(preset, dict(given["model"] or {}), self.executor.seed)
+    def build_shared(self, preset: str, groups: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Settings]:
+        model = classifier_of(preset, dict(groups["model"] or {}), self.seed)
         return {
             "model": model,
             "lora": LoRAConfig(rank=model.rank, alpha=float(model.rank)),
-            "training": build(LearnerSettings, given["training"], "training"),
-            "data": build(DataConfig, given["data"], "data"),
+            "training": build(LearnerSettings, groups["training"], "training"),
+            "data": build(DataConfig, groups["data"], "data"),
         }
 
     def check(self) -> None:
@@ -105,7 +104,7 @@ class FedKEISite(SiteStrategy):
         common |= {"encoder_name": model.encoder_name, "image_statistics": model.image_statistics}
         return ModelConfig(preset="classifier", encoder="timm", **common)
 
-    def asks(self, rounds: int, time_steps: int) -> JobRequest:
+    def job_request(self, rounds: int, time_steps: int) -> JobRequest:
         """An epoch counts as one update, the least that it is made of."""
         training = self.settings.training
         return request_of(
@@ -149,50 +148,46 @@ class FedKEISite(SiteStrategy):
         return {HANDSHAKE: self._handshake, PROBE: self._probe, ADAPT: self._adapt}
 
     # ------------------------------------------------------------------ the three tasks
-    def _handshake(
-        self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
-    ) -> tuple[Reply, Tensors | None]:
-        require_fitting(cohort, self.settings.model)
-        asked_for_start = header.initial_site == site.name
+    def _handshake(self, task: Task) -> Answer:
+        header, weights, state = task.header, task.weights, task.state
+        require_fitting(task.cohort, self.settings.model)
+        asked_for_start = header.initial_site == task.site.name
         if asked_for_start:
-            require_start(header, weights, state)
+            require_start(task)
         if header.member and state.latest(header.after) is None:
-            raise no_state(state, header.after)
+            raise missing_state(state, header.after)
         if header.rounds > len(self.settings.fedkei.tasks) or header.time_steps != STEPS:
             raise ExchangeError(f"the run has {header.rounds} tasks; the job lists {len(self.settings.fedkei.tasks)}")
-        learner = self.learner_of(header, site, cohort)
+        learner = self.learner_of(task)
         start = learner.start
         if weights and checksum(weights) != checksum(start):
             raise ExchangeError("the common start that came down is not the one that the job's seed gives here")
         if state.latest(header.after) is None:
             state.save(version(0, 0), start, {"task": 0})
-        reply = self.agreement(header, site, state, cohort, start)
+        reply = self.agreement(task, start)
         transforms = list(self.settings.data.transforms)
         model = learner.describe() | ({"transforms": transforms} if transforms else {})
         reply.payload["model"] = with_fingerprint(model, {})
         return reply, start if asked_for_start else None
 
-    def _probe(
-        self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
-    ) -> tuple[Reply, Tensors | None]:
+    def _probe(self, task: Task) -> Answer:
         """The gradient in the centres that came down, once a task: of centres of a server's choice it tells more."""
-        data = self._data(header, site, cohort)
-        if refused := self._refused(PROBE, header, weights, state, data, cohort):
+        data = self._data(task)
+        if refused := self._refused(task, data):
             return refused, None
-        learner = self.learner_of(header, site, cohort)
-        _, gradients = learner.probe(weights, data.examples(), header.round, direct=self.plan.probe == "direct")
-        site.stop_if_aborted()
-        return ok(header, {"samples": float(data.samples)}), gradients
+        learner = self.learner_of(task)
+        direct = self.plan.probe == "direct"
+        _, gradients = learner.probe(task.weights, data.examples(), task.header.round, direct=direct)
+        task.site.stop_if_aborted()
+        return ok(task.header, {"samples": float(data.samples)}), gradients
 
-    def _adapt(
-        self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
-    ) -> tuple[Reply, Tensors | None]:
+    def _adapt(self, task: Task) -> Answer:
         """Tune a module from the mixture that came down, keep it, and send its difference from the common start."""
-        data = self._data(header, site, cohort)
-        if refused := self._refused(ADAPT, header, weights, state, data, cohort):
+        header, weights, data = task.header, task.weights, self._data(task)
+        if refused := self._refused(task, data):
             return refused, None
-        learner = self.learner_of(header, site, cohort)
-        progress = Progress(f"task {header.round}: epoch", self.settings.training.epochs, self.executor.logger.info)
+        learner = self.learner_of(task)
+        progress = Progress(f"task {header.round}: epoch", self.settings.training.epochs, task.logger.info)
         examples = data.examples()
         found = learner.adapt(
             weights, examples, header.round, self.plan, lambda epoch: progress(epoch) if epoch else None
@@ -202,26 +197,25 @@ class FedKEISite(SiteStrategy):
             plain, start = PLANS["rand"], {name: value[None] for name, value in learner.start.items()}
             same = learner.is_start(weights) and self.plan.tunes_as(plain)
             rand = found if same else learner.adapt(start, examples, header.round, plain)
-        site.stop_if_aborted()
-        self._keep(header, site, state, data, found, rand, learner.start)
+        task.site.stop_if_aborted()
+        self._keep(task, data, found, rand, learner.start)
         sent = {f"{IMPORTANCE}{name}": value for name, value in found.importance.items()}
         return _reply(header, data, found, rand), found.difference | sent
 
     # ------------------------------------------------------------------ pieces
-    def _data(self, header: TaskHeader, site: Site, cohort: Cohort) -> SiteTask:
-        stream = self.settings.fedkei.stream(site.name, self.executor.seed)
-        if header.round > len(stream):
-            raise ExchangeError(f"task {header.round} was asked for; the job lists {len(stream)}")
-        return SiteTask.of(cohort, stream, header.round, self.executor.min_cell)
+    def _data(self, task: Task) -> SiteTask:
+        number, stream = task.header.round, self.settings.fedkei.stream(task.site.name, self.seed)
+        if number > len(stream):
+            raise ExchangeError(f"task {number} was asked for; the job lists {len(stream)}")
+        return SiteTask.of(task.cohort, stream, number, task.min_cell)
 
-    def _refused(
-        self, task: str, header: TaskHeader, weights: Tensors, state: SiteState, data: SiteTask, cohort: Cohort
-    ) -> Reply | None:
+    @staticmethod
+    def _refused(task: Task, data: SiteTask) -> Reply | None:
         """An abstention where the site has too little of the task, or was asked it before with other centres.
 
         Raises :class:`ExchangeError` for centres, or a curvature, that do not fit the run's exchange.
         """
-        schema = state.schema()
+        header, weights, schema = task.header, task.weights, task.state.schema()
         agreed = {} if schema is None else dict(schema.shapes)
         curved = any(name.startswith((IMPORTANCE, PULL)) for name in weights)
         shapes = {f"{p}{n}": shape for p in ("", IMPORTANCE, PULL) if curved or not p for n, shape in agreed.items()}
@@ -230,21 +224,13 @@ class FedKEISite(SiteStrategy):
                 raise ExchangeError(f"what came down does not fit the run's exchange at tensor '{name}'")
         if data.shortage:
             return abstain(header, data.shortage)
-        if not state.may_answer(f"{task} {header.round}", checksum(weights), cohort.digest()):
+        if not task.state.may_answer(f"{task.name} {header.round}", checksum(weights), task.cohort.digest()):
             return abstain(header, f"task {header.round} was answered already, from other centres or images")
         return None
 
-    def _keep(
-        self,
-        header: TaskHeader,
-        site: Site,
-        state: SiteState,
-        data: SiteTask,
-        found: Adapted,
-        rand: Adapted | None,
-        start: Tensors,
-    ) -> None:
+    def _keep(self, task: Task, data: SiteTask, found: Adapted, rand: Adapted | None, start: Tensors) -> None:
         """The module for its disease, and what of it stays at the site."""
+        header, state = task.header, task.state
         module = {name: start[name] + difference for name, difference in found.difference.items()}
         about = {
             "task": data.name,
@@ -260,24 +246,25 @@ class FedKEISite(SiteStrategy):
         about = {"task": data.name, "labels": list(test.labels), "patients": patients}
         state.write(task_scores(header.round), scores, about)
         state.save(version(header.round, STEPS), module, {"task": header.round}, keep=header.keep)
-        page = write_modules_page(state, site.name)
-        self.executor.logger.info(f"this site's modules and mixtures, for its eyes: {page}")
+        page = write_modules_page(state, task.site.name)
+        task.logger.info(f"this site's modules and mixtures, for its eyes: {page}")
 
-    def learner_of(self, header: TaskHeader, site: Site, cohort: Cohort) -> TaskLearner:
+    def learner_of(self, task: Task) -> TaskLearner:
         """The site's learner, built once per process and run."""
         from fedtar_flare.methods.fedkei.learner import TaskLearner
 
-        if self.learner is None or self._learner_key != (header.run_id, site.name):
+        key = (task.header.run_id, task.site.name)
+        if self.learner is None or self._learner_key != key:
             self.learner = TaskLearner(
                 self.settings.model,
                 self.settings.training,
-                seed=seed_of(self.executor.chance(cohort), site.name, 0, 0, "batches"),
-                device=self.executor.site_config.device,
-                precision=self.executor.site_config.precision,
-                places=self.executor.site_config.policy.models,
+                seed=task.seed("batches", of_run=True),
+                device=task.config.device,
+                precision=task.config.precision,
+                places=task.config.policy.models,
             )
-            self._learner_key = (header.run_id, site.name)
-        self.learner.min_cell, self.learner.checkpoint = self.executor.min_cell, site.stop_if_aborted
+            self._learner_key = key
+        self.learner.min_cell, self.learner.checkpoint = task.min_cell, task.site.stop_if_aborted
         return self.learner
 
 

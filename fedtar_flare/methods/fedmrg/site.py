@@ -16,18 +16,16 @@ from fedtar_flare.methods.fedmrg.bank import FEATURES, rows_of_round
 from fedtar_flare.methods.fedmrg.contract import BRANCH
 from fedtar_flare.methods.fedmrg.dual_adapter import decoder_targets
 from fedtar_flare.protocol.exchange import WIRE_DTYPES
-from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.runtime.requirements import AdaptedModel
-from fedtar_flare.runtime.site_executor import PRODUCTION_MIN_CELL, seed_of
-from fedtar_flare.site.context import Site
+from fedtar_flare.runtime.task import PRODUCTION_MIN_CELL, Task
 from fedtar_flare.site.policy import streaming_allowed
-from fedtar_flare.site.state import SiteState
 
 if TYPE_CHECKING:
-    from fedtar_flare.data.cohort import Cohort, Sample
+    from fedtar_flare.data.cohort import Sample
     from fedtar_flare.learning.learner import ReportLearner
     from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
     from fedtar_flare.models.report_generator import ReportGenerator
+    from fedtar_flare.site.site_file import SiteConfig
 
 WHOLE = ("encoder.*", "projection.*", "pooling.*", "!encoder.backbone.conv1.*", "!encoder.*embed*")
 """Parameters of the base model that travel whole with ``backbone: whole``.
@@ -46,7 +44,8 @@ class FedMRGSite(PooledSite):
     and sends is added to ``lora.exchange``. A site's guard must let it pass.
     """
 
-    def resolve(self, given: RunSettings, source: str) -> RunSettings:
+    @staticmethod
+    def resolve(given: RunSettings, source: str) -> RunSettings:
         """With the adapted layers, and what travels whole, that ``fedmrg`` says."""
         config, targets = given.fedmrg, given.model.lora_targets
         if config.backbone != "lora":
@@ -69,7 +68,7 @@ class FedMRGSite(PooledSite):
             require_positions(len(labeler(config.labeler).findings), model.max_length, model.decoder_positions)
 
     def extend(self, model: ReportGenerator) -> None:
-        extend(model, self.settings.fedmrg.extension(self.settings.model.slices, self.executor.seed))
+        extend(model, self.settings.fedmrg.extension(self.settings.model.slices, self.seed))
 
     def adapted_model(self, time_steps: int) -> AdaptedModel:
         """With the specialised adapter, which is as large as the generic one."""
@@ -82,25 +81,23 @@ class FedMRGSite(PooledSite):
         """The same learner: with its specialised adapter untrained, it is the generic model."""
         return self.learner_class, {"fedmrg": self.settings.fedmrg}
 
-    def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:
+    def at_handshake(self, task: Task) -> None:
         """Raises :class:`ConfigError` where a real hospital's reports would be read by the synthetic cohort's rules."""
-        require_labeler(self.settings.fedmrg.labeler, "fedmrg.labeler", self.executor.site_config.source)
-        state.write(ABOUT, {}, {"mix": self.settings.fedmrg.mix, "time_steps": header.time_steps})
+        require_labeler(self.settings.fedmrg.labeler, "fedmrg.labeler", task.config.source)
+        task.state.write(ABOUT, {}, {"mix": self.settings.fedmrg.mix, "time_steps": task.header.time_steps})
 
-    def before_training(
-        self, header: TaskHeader, site: Site, state: SiteState, learner: ReportLearner
-    ) -> dict[str, torch.Tensor]:
+    def before_training(self, task: Task, learner: ReportLearner) -> dict[str, torch.Tensor]:
         """The site's rows for the bank, rounded as they travel."""
-        mine = cast("FedMRGLearner", learner)
+        mine, header = cast("FedMRGLearner", learner), task.header
         if not self.contrasts:
             return {}
         chosen: list[list[Sample]] = []
-        if self.shares_features(site):
-            seed = seed_of(self.executor.chance(learner.cohort), site.name, 0, 0, "bank")
-            group = self.patients_a_row(site)
+        if self.shares_features(task):
+            seed = task.seed("bank", learner.cohort, of_run=True)
+            group = self.patients_a_row(task.config, task.min_cell)
             samples = learner.cohort.samples("train")
             chosen = rows_of_round(samples, header.round, self.settings.fedmrg.bank_rows, group, seed)
-        rows = mine.share_rows(chosen, header.round, self.executor.min_cell)
+        rows = mine.share_rows(chosen, header.round, task.min_cell)
         if rows is None:
             return {}
         mine.bank.sent[header.round] = rows.to(WIRE_DTYPES[self.settings.lora.dtype_up]).float()
@@ -112,24 +109,22 @@ class FedMRGSite(PooledSite):
         config = self.settings.fedmrg
         return bool(config.bank_rows and config.contrast_weight) and config.backbone != "frozen"
 
-    def shares_features(self, site: Site) -> bool:
+    def shares_features(self, task: Task) -> bool:
         """Whether rows may leave: as the site file says, else only from synthetic data or a simulated site.
 
         Never where the site's policy has a filter besides the guard: a privacy filter would refuse the whole update.
         """
-        return self.executor.site_config.may_share("features") and streaming_allowed(site.workspace)
+        return task.config.may_share("features") and streaming_allowed(task.site.workspace)
 
-    def patients_a_row(self, site: Site) -> int:
+    def patients_a_row(self, config: SiteConfig, min_cell: int) -> int:
         """As the job says, but at a real site at least its smallest cell, and at least 5."""
-        config = self.executor.site_config
-        least = 1 if config.without_patients else max(self.executor.min_cell, PRODUCTION_MIN_CELL)
+        least = 1 if config.without_patients else max(min_cell, PRODUCTION_MIN_CELL)
         return max(self.settings.fedmrg.bank_group, least)
 
-    def evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
+    def evaluate(self, task: Task, learner: ReportLearner) -> dict[str, Any]:
         """Also how well the prompts of the scored patients are predicted, once the branch has been trained."""
-        payload = super().evaluate(learner, header, site, state)
-        if header.round:
-            least = self.executor.min_cell
-            samples = learner.cohort.samples("test" if header.score == "test" else None, least=least)
+        payload, least = super().evaluate(task, learner), task.min_cell
+        if task.header.round:
+            samples = learner.cohort.samples("test" if task.header.score == "test" else None, least=least)
             payload["diagnoses"] = cast("FedMRGLearner", learner).diagnoses(samples, least)
         return payload

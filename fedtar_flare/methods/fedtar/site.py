@@ -19,18 +19,14 @@ from fedtar_flare.methods.fedtar.demographics import DemographicMixture, fit_mix
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.release import MOST_SHARE, released_t_numbers, require_spread
 from fedtar_flare.protocol.contract import HEAD_NAMES
-from fedtar_flare.protocol.exchange import Tensors
-from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.runtime.lora_mean import aligned
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.requirements import AdaptedModel
-from fedtar_flare.runtime.site_executor import seed_of
+from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.admission import JobRequest
-from fedtar_flare.site.context import Site
 from fedtar_flare.site.state import SiteState
 
 if TYPE_CHECKING:
-    from fedtar_flare.data.cohort import Cohort
     from fedtar_flare.learning.learner import ReportLearner, Validated
     from fedtar_flare.models.report_generator import ReportGenerator
 
@@ -38,24 +34,25 @@ if TYPE_CHECKING:
 class PatientSite(ReportSite):
     """Trains a report generator with the patient-adaptive part of one site, whose mixture it fits at the handshake."""
 
-    def resolve(self, given: RunSettings, source: str) -> RunSettings:
+    @staticmethod
+    def resolve(settings: RunSettings, source: str) -> RunSettings:
         """With the diagnosis as it is at this source, and the head exchanged where it is shared."""
-        diagnosis, lora = given.diagnosis.of(source), given.lora
+        diagnosis, lora = settings.diagnosis.of(source), settings.lora
         if diagnosis.shared:
             lora = lora.replace(exchange=(*lora.exchange, HEAD_NAMES))
-        return given.replace(diagnosis=diagnosis, lora=lora)
+        return settings.replace(diagnosis=diagnosis, lora=lora)
 
     def check(self) -> None:
         """Refuse what needs an exchange where nothing is shared."""
-        if self.executor.contract.shares:
+        if self.method.contract.shares:
             return
-        if self.given.diagnosis.shared:
-            raise ConfigError(f"diagnosis.shared: with method '{self.executor.method}' nothing is shared")
-        if self.given.patient.local_adapter:
-            raise ConfigError(f"patient.local_adapter: with method '{self.executor.method}' there is no other adapter")
+        if self.settings.given.diagnosis.shared:
+            raise ConfigError(f"diagnosis.shared: with method '{self.method.name}' nothing is shared")
+        if self.settings.patient.local_adapter:
+            raise ConfigError(f"patient.local_adapter: with method '{self.method.name}' there is no other adapter")
 
     def extend(self, model: ReportGenerator) -> None:
-        extend(model, self.settings.diagnosis.extension(self.settings.model, self.executor.seed))
+        extend(model, self.settings.diagnosis.extension(self.settings.model, self.seed))
 
     def adapted_model(self, time_steps: int) -> AdaptedModel:
         """With the hypernetworks (a weight vector and a bias for each shared value), the projection and e_t."""
@@ -70,26 +67,28 @@ class PatientSite(ReportSite):
         rates = {"patient.lr": patient.lr} if patient.enabled else {}
         return rates | ({"diagnosis.lr": diagnosis.rate} if diagnosis.on else {})
 
-    def asks(self, rounds: int, time_steps: int) -> JobRequest:
+    def job_request(self, rounds: int, time_steps: int) -> JobRequest:
         """With the reports among which the diagnosis chooses."""
-        request, diagnosis = super().asks(rounds, time_steps), self.settings.diagnosis
+        request, diagnosis = super().job_request(rounds, time_steps), self.settings.diagnosis
         beams = {"diagnosis.candidates": diagnosis.candidates} if diagnosis.on else {}
         return replace(request, beams={**request.beams, **beams})
 
-    def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:
+    def learner_settings(self, task: Task) -> dict[str, Any]:
         """The patient part, and the mixture that the handshake fitted."""
-        mixture = read_mixture(state)[0] if self.settings.patient.enabled else None
+        mixture = read_mixture(task.state)[0] if self.settings.patient.enabled else None
         return {"patient": self.settings.patient, "mixture": mixture, "diagnosis": self.settings.diagnosis}
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
         """Without the patient part, and with the head that all sites began with, or that they share."""
-        alone, there = self.settings.patient.replace(enabled=False), self.resolve(self.given, source)
-        lora, diagnosis = there.lora, there.diagnosis
-        return PatientLearner, {"lora": lora, "patient": alone, "mixture": None, "diagnosis": diagnosis}
+        settings = self.settings.at(source)
+        unadapted = settings.patient.replace(enabled=False)
+        shared = {"lora": settings.lora, "diagnosis": settings.diagnosis}
+        return PatientLearner, shared | {"patient": unadapted, "mixture": None}
 
-    def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:
+    def at_handshake(self, task: Task) -> None:
         """Fit the demographic mixture on the training patients."""
-        require_labeler(self.settings.diagnosis.labeler, "diagnosis.labeler", self.executor.site_config.source)
+        header, state, cohort = task.header, task.state, task.cohort
+        require_labeler(self.settings.diagnosis.labeler, "diagnosis.labeler", task.config.source)
         if self.settings.diagnosis.shared and not self.settings.diagnosis.on:
             text = "diagnosis.shared: there is no head to share, since diagnosis.labeler is none for this site's data"
             raise ConfigError(text, public=text)
@@ -97,40 +96,39 @@ class PatientSite(ReportSite):
             return
         if state.has("mixture"):
             arrays, about = state.read("mixture")
-            if about["rank"] != self.lora_here.rank:
+            if about["rank"] != self.lora.rank:
                 text = f"the site file's lora_rank was another at the run's first handshake: {about['rank']}"
                 raise ConfigError(text, public=text)
             if about["time_steps"] < header.time_steps:
                 state.write("mixture", arrays, about | {"time_steps": header.time_steps})
             return
-        seed = seed_of(self.executor.chance(cohort), site.name, 0, 0, "mixture")
-        mixture = fit_mixture(cohort, self.settings.patient, seed)
+        mixture = fit_mixture(cohort, self.settings.patient, task.seed("mixture", of_run=True))
         if mixture.note:
-            self.executor.logger.warning(f"site {site.name}: {mixture.note}")
+            task.logger.warning(f"site {task.site.name}: {mixture.note}")
         about = {  # what it takes to use this site's state later, without the job
             "median_age": mixture.median_age,
             "patient": self.settings.patient.to_dict(),
-            "rank": self.lora_here.rank,
+            "rank": self.lora.rank,
             "time_steps": header.time_steps,
-            "seed": self.executor.seed,
+            "seed": self.seed,
             "site": cohort.site,
             "key": key_check(cohort.key),
         }
         state.write("mixture", mixture.state(), about)
 
-    def evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
+    def evaluate(self, task: Task, learner: ReportLearner) -> dict[str, Any]:
         """After the last round also the site's own page of its patients' phi."""
         from fedtar_flare.methods.fedtar.phi_page import MOST, write_phi_page
         from fedtar_flare.reporting.tsne import FEWEST
 
-        payload = super().evaluate(learner, header, site, state)
+        payload, header = super().evaluate(task, learner), task.header
         first = {s.visit.patient_id: s for s in reversed(learner.cohort.samples("train"))}
         samples = [*first.values()][:: -(-len(first) // MOST) or 1]
         if not isinstance(learner, PatientLearner) or learner.patient is None or self.settings.patient.constant_q:
             return payload
         if payload and header.round == header.rounds and len(samples) >= FEWEST:
-            page = write_phi_page(state.folder, site.name, header.round, samples, learner.phi(samples))
-            self.executor.logger.info(f"t-SNE of phi, for this site alone: {page}")
+            page = write_phi_page(task.state.folder, task.site.name, header.round, samples, learner.phi(samples))
+            task.logger.info(f"t-SNE of phi, for this site alone: {page}")
         return payload
 
 
@@ -147,12 +145,14 @@ class FedTARSite(PatientSite):
     (Eq. 8).
     """
 
-    def visits_of(self, header: TaskHeader) -> int | Collection[int] | None:
-        """Those of step t, with those that are replayed."""
+    def steps_of(self, task: Task) -> int | Collection[int] | None:
+        """Step t, with those that are replayed."""
+        header = task.header
         return self.settings.temporal.steps(header.round, header.step, header.time_steps)
 
-    def on_broadcast(self, header: TaskHeader, state: SiteState, weights: Tensors) -> None:
+    def on_weights(self, task: Task) -> None:
         """Keep w_{t-1} for the T numbers; what is left of other rounds goes (not earlier: a task may be repeated)."""
+        header, state, weights = task.header, task.state, task.weights
         before = _broadcast(header.round, header.step - 2)
         if state.has(before):
             require_spread(state.read(before)[0], weights)
@@ -161,36 +161,36 @@ class FedTARSite(PatientSite):
                 state.remove(name)
         state.write(_broadcast(header.round, header.step - 1), weights, {})
 
-    def close(
-        self, header: TaskHeader, state: SiteState, weights: Tensors, validated: Validated | None
-    ) -> tuple[dict[str, float], dict[str, Any]]:
+    def close(self, task: Task, validated: Validated | None) -> tuple[dict[str, float], dict[str, Any]]:
         """The T numbers ``<g, w_t - w_{t-1}>``, rounded as they may leave.
 
         None where this site did not get every step of the round, trained at none, or has sent as many as it may.
         """
         if validated is None:
             return {}, {}
-        received, form = self._received(header, state), self.settings.lora.mean
+        header, received = task.header, self._received(task)
         values = sum(value.numel() for value in validated.gradient.values())
         whole = len(received) == (header.arrived or header.time_steps)
-        trained = any(name.startswith(f"{header.round:04d}-") for name in state.versions())
+        trained = any(name.startswith(f"{header.round:04d}-") for name in task.state.versions())
         if not whole or not trained or header.round * header.time_steps > MOST_SHARE * values:
             return {}, {"t_numbers": None}
-        gradient, path = aligned(form, self.lora_here.rank, validated.gradient, [*received, dict(weights)])
+        gradient, path = aligned(
+            self.settings.lora.mean, self.lora.rank, validated.gradient, [*received, dict(task.weights)]
+        )
         return {}, {"t_numbers": released_t_numbers(gradient, path)}
 
-    def closed_from(self, header: TaskHeader, state: SiteState, weights: Tensors) -> str:
+    def closed_from(self, task: Task) -> str:
         """The T numbers follow from all broadcasts of the round, which must differ in many values."""
-        received = self._received(header, state)
-        if len(received) == (header.arrived or header.time_steps):
-            require_spread(received[-1], weights)
-        return " ".join(map(checksum, [*received, weights]))
+        received = self._received(task)
+        if len(received) == (task.header.arrived or task.header.time_steps):
+            require_spread(received[-1], task.weights)
+        return " ".join(map(checksum, [*received, task.weights]))
 
     @staticmethod
-    def _received(header: TaskHeader, state: SiteState) -> list[Mapping[str, torch.Tensor]]:
+    def _received(task: Task) -> list[Mapping[str, torch.Tensor]]:
         """w_0..w_{T-1} of the round, those that came."""
-        names = [_broadcast(header.round, t) for t in range(header.time_steps)]
-        return [state.read(name)[0] for name in names if state.has(name)]
+        names = [_broadcast(task.header.round, t) for t in range(task.header.time_steps)]
+        return [task.state.read(name)[0] for name in names if task.state.has(name)]
 
 
 def _broadcast(round_: int, step: int) -> str:

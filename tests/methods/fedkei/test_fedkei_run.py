@@ -161,7 +161,7 @@ def test_the_recipe_takes_as_many_tasks_as_are_listed_and_no_lora():
     )
     assert (
         recipe.controller.config.num_rounds == 4
-        and recipe.controller.strategy.config == recipe.executor.resolved.fedkei
+        and recipe.controller.strategy.config == recipe.executor.strategy.settings.fedkei
     )
     with pytest.raises(ConfigError, match="no such group"):
         MethodRecipe("fedkei", lora={"rank": 2})

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hospital_site import executor_of
+from hospital_site import executor_of, task_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -113,13 +113,14 @@ def test_the_bank_comes_down_with_the_weights_and_is_checked(learner_of):
         SiteBank(3).receive(torch.zeros(100_001, 3))
 
 
-def executor_at(source="manifest", share=None, simulated=False, workspace=None, min_patients=5, **fedmrg):
+def strategy_at(source="manifest", share=None, simulated=False, workspace=None, min_patients=5, **fedmrg):
     executor = executor_of("fedmrg", fedmrg={"labeler": "none", **fedmrg})
     shares = None if share is None else ["features"] * share
     policy = Bounds(min_patients=1 if simulated or source == "synthetic" else min_patients)
     about = {"path": Path("m.csv"), "simulated": simulated, "policy": policy}
-    executor.site_config = SiteConfig(source=source, shares=shares, **about)
-    return executor, SimpleNamespace(simulated=simulated, workspace=workspace)
+    config = SiteConfig(source=source, shares=shares, **about)
+    site = SimpleNamespace(simulated=simulated, workspace=workspace)
+    return executor.strategy, task_of(executor, source, config=config, site=site, min_cell=policy.min_patients)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +129,8 @@ def executor_at(source="manifest", share=None, simulated=False, workspace=None, 
      ("synthetic", False, None, True), ("synthetic", False, False, False), ("manifest", True, False, False)],
 )  # fmt: skip
 def test_a_real_site_shares_no_row_unless_its_own_file_says_so(tmp_path, source, simulated, share, expected):
-    executor, site = executor_at(source, share, simulated, tmp_path)
-    assert executor.strategy.shares_features(site) is expected
+    strategy, task = strategy_at(source, share, simulated, tmp_path)
+    assert strategy.shares_features(task) is expected
 
 
 def test_no_row_leaves_a_site_whose_policy_has_a_privacy_filter(tmp_path):
@@ -137,8 +138,8 @@ def test_no_row_leaves_a_site_whose_policy_has_a_privacy_filter(tmp_path):
     policy = tmp_path / "local" / "privacy.json"
     for path, expected in ((GUARD, True), (PRIVACY_FILTER, False)):
         policy.write_text(json.dumps({"scopes": [{"task_result_filters": [{"path": path}]}]}))
-        executor, site = executor_at(share=True, workspace=tmp_path)
-        assert executor.strategy.shares_features(site) is expected
+        strategy, task = strategy_at(share=True, workspace=tmp_path)
+        assert strategy.shares_features(task) is expected
 
 
 @pytest.mark.parametrize(
@@ -147,8 +148,8 @@ def test_no_row_leaves_a_site_whose_policy_has_a_privacy_filter(tmp_path):
      ({"source": "synthetic", "bank_group": 2}, 2), ({"min_patients": 1}, 5)],
 )  # fmt: skip
 def test_a_row_of_a_real_site_is_of_at_least_five_patients_whatever_the_job_says(settings, expected):
-    executor, site = executor_at(share=True, **settings)
-    assert executor.strategy.patients_a_row(site) == expected
+    strategy, task = strategy_at(share=True, **settings)
+    assert strategy.patients_a_row(task.config, task.min_cell) == expected
 
 
 @pytest.mark.parametrize("setting", [{"bank_rows": 0}, {"contrast_weight": 0.0}, {"backbone": "frozen"}])

@@ -110,6 +110,6 @@ def test_targets_are_kept_to_the_decoder_unless_the_encoder_has_lora_too():
     assert narrow == decoder_targets(narrow)
     for backbone, kept in (("whole", narrow), ("frozen", narrow), ("lora", targets)):
         settings = {"model": {"lora_targets": targets}, "fedmrg": {"backbone": backbone, "labeler": "none"}}
-        assert executor_of("fedmrg", "tiny", **settings).resolved.model.lora_targets == kept
+        assert executor_of("fedmrg", "tiny", **settings).strategy.settings.model.lora_targets == kept
     names = ("decoder.h.0.c_fc", "encoder.x.dense", "encoder.x.c_fc")
     assert [matches(name, narrow) for name in names] == [True, False, False]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from command import run_simulator
 from federation import federation_of, last, same_bits
-from hospital_site import HospitalSite, executor_of
+from hospital_site import HospitalSite, executor_of, task_of
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.learning.drafting import Drafter, Study
@@ -192,7 +192,7 @@ def test_rows_of_another_width_than_most_sites_have_are_refused():
 
 def test_a_site_that_shares_no_row_still_uses_those_of_others(place):
     site = Recording(place / "other", "site-1").site
-    site.executor.strategy.shares_features = lambda site: False
+    site.executor.strategy.shares_features = lambda task: False
     _, w = site.handshake("no-rows")
     rows = torch.eye(32)[:5]
     reply, update = site.train({**w, "bank.features": rows}, 2, 1, "no-rows")
@@ -298,9 +298,8 @@ def test_malformed_parts_and_diagnoses_are_refused_by_name(name, value):
 
 def test_a_real_hospital_refuses_the_synthetic_cohort_s_labeler(tmp_path):
     executor = executor_of("fedmrg")
-    executor.site_config = SimpleNamespace(source="manifest")
     with pytest.raises(ConfigError, match="chexpert-rules, ctrate-rules or none") as refused:
-        executor.strategy.at_handshake(None, None, None, None)
+        executor.strategy.at_handshake(task_of(executor, config=SimpleNamespace(source="manifest")))
     assert "synthetic sites alone" in refused.value.public
 
 

@@ -31,9 +31,9 @@ def executor(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(executor):
-    tokenizer = build_tokenizer(executor.resolved.model)
+    tokenizer = build_tokenizer(executor.strategy.settings.model)
     with torch.device("meta"):
-        return ReportGenerator(executor.resolved.model, tokenizer, load_pretrained=False)
+        return ReportGenerator(executor.strategy.settings.model, tokenizer, load_pretrained=False)
 
 
 def bytes_of(parameters):
@@ -53,9 +53,9 @@ def test_the_models_have_the_paper_s_sizes_and_take_its_tokens(model):
 
 def test_what_travels_is_the_paper_s_59_million_values(executor):
     """4.7 TB for 10 sites over 1,000 rounds both ways, as the paper's communication cost; the bank apart."""
-    made_of = outline(executor.resolved.model, executor.strategy.extend)
-    factors = made_of.lora_values(executor.resolved.model.lora_targets, executor.resolved.lora.rank)
-    whole = made_of.exchanged(executor.resolved.lora.exchange)
+    made_of = outline(executor.strategy.settings.model, executor.strategy.extend)
+    factors = made_of.lora_values(executor.strategy.settings.model.lora_targets, executor.strategy.settings.lora.rank)
+    whole = made_of.exchanged(executor.strategy.settings.lora.exchange)
     values = dict.fromkeys(("encoder", "projection", "diagnosis"), 0)
     for name in whole:
         values[name.partition(".")[0]] += made_of.tensors[name]
@@ -66,16 +66,16 @@ def test_what_travels_is_the_paper_s_59_million_values(executor):
     assert round(2 * 10 * 1000 * 4 * total / 1e12, 1) == 4.8
     assert not [name for name in whole if name in made_of.barred], "neither pixels nor words one by one"
 
-    layers = made_of.targeted(executor.resolved.model.lora_targets)
+    layers = made_of.targeted(executor.strategy.settings.model.lora_targets)
     assert len(layers) == 64 and {name.rpartition(".")[2] for name in layers} == {"q_proj", "v_proj"}
-    assert executor.resolved.lora.alpha / executor.resolved.lora.rank == 1.0
+    assert executor.strategy.settings.lora.alpha / executor.strategy.settings.lora.rank == 1.0
 
 
 def test_where_the_folder_is_absent_it_is_said_what_to_do(tmp_path):
     absent = MethodRecipe("fedmrg", preset="fedmrg-paper", model={"decoder_name": str(tmp_path / "llama")}).executor
     with pytest.raises(ConfigError, match=r"there is no folder .*llama: name an existing model folder"):
-        build_tokenizer(absent.resolved.model)
-    named = MethodRecipe("fedmrg", preset="fedmrg-paper").executor.resolved.model
+        build_tokenizer(absent.strategy.settings.model)
+    named = MethodRecipe("fedmrg", preset="fedmrg-paper").executor.strategy.settings.model
     assert named.named()["decoder_name"] == "meta-llama/Llama-2-7b-chat-hf", "a site's policy names its folder"
     (tmp_path / "empty").mkdir()
     located = named.with_local_paths({"meta-llama/Llama-2-7b-chat-hf": tmp_path / "empty"})

@@ -16,7 +16,7 @@ from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.reporting.examples import read_examples
 from fedtar_flare.runtime.report_site import ReportSite
-from fedtar_flare.runtime.site_executor import seed_of
+from fedtar_flare.runtime.task import seed_of
 
 
 def two_rounds(folder, run_id, fresh):

@@ -85,6 +85,6 @@ def test_one_process_goes_on_as_many_do(place, kept):
 def test_it_is_refused_where_nothing_is_shared_and_is_the_small_preset_s_alone():
     with pytest.raises(ConfigError, match=r"patient\.local_adapter: with method 'local_patient' there is no other"):
         executor_of("local_patient", preset="tiny", patient=KEPT)
-    presets = {name: FedTARRecipe(preset=name).executor.resolved.patient for name in ("small", "paper")}
+    presets = {name: FedTARRecipe(preset=name).executor.strategy.settings.patient for name in ("small", "paper")}
     assert presets["small"].local_adapter and not presets["paper"].local_adapter
-    assert executor_of("fedtar", preset="tiny").resolved.patient.local_adapter is False
+    assert executor_of("fedtar", preset="tiny").strategy.settings.patient.local_adapter is False

@@ -23,7 +23,7 @@ def exported(recipe, folder):
 def test_the_paper_s_preset_is_the_whole_setting(tmp_path):
     recipe = FedTARRecipe(preset="paper")
     executor, controller = recipe.executor, recipe.controller
-    there, here = controller.strategy.settings, executor.resolved
+    there, here = controller.strategy.settings, executor.strategy.settings
     assert (controller.config.time_steps, there.server.eta, there.server.alpha_form) == (5, 1e-4, "softmax")
     assert here.patient.scale == here.lora.alpha / here.lora.rank == 32.0
     assert here.patient.time_conditioned is here.patient.common_start is False
@@ -43,7 +43,7 @@ def test_a_preset_of_a_paper_reaches_every_method_and_says_where_each_value_come
     for name in ("fedavg", "fedpeft", "local", "centralised", "fedmrg"):
         here = MethodRecipe(name, preset="fedmrg-paper")
         assert (here.controller.config.num_rounds, here.controller.config.time_steps) == (1000, 1)
-        lora, training = here.executor.resolved.lora, here.executor.resolved.training
+        lora, training = here.executor.strategy.settings.lora, here.executor.strategy.settings.training
         assert (lora.rank, lora.alpha, training.lr, training.local_epochs) == (16, 16.0, 5e-5, 0.02)
         assert {"encoder.*", "projection.*"} <= set(lora.exchange), "they are trained, so that none stays random"
         assert len(set(lora.exchange)) == len(lora.exchange)
@@ -66,13 +66,18 @@ def test_explicit_settings_win_over_the_preset_s_and_leave_its_others():
     executor, controller = recipe.executor, recipe.controller
     there = controller.strategy.settings
     assert (controller.config.time_steps, there.server.eta) == (3, 5e-3)
-    assert (executor.resolved.patient.scale, executor.resolved.patient.time_conditioned) == (2.0, False)
-    assert (executor.resolved.training.lr, executor.resolved.patient.lr) == (3e-4, 1e-5)
+    assert (executor.strategy.settings.patient.scale, executor.strategy.settings.patient.time_conditioned) == (
+        2.0,
+        False,
+    )
+    assert (executor.strategy.settings.training.lr, executor.strategy.settings.patient.lr) == (3e-4, 1e-5)
     small = FedTARRecipe()
     there = small.controller.strategy.settings
-    assert small.controller.config.time_steps == 3 and small.executor.resolved.patient.scale == 1.0, "no preset leaks"
-    assert there.server.alpha_form == "sigmoid" and small.executor.resolved.patient.profile == ("age", "sex")
-    assert there.temporal.replay == small.executor.resolved.temporal.replay == "seen"
+    assert small.controller.config.time_steps == 3 and small.executor.strategy.settings.patient.scale == 1.0, (
+        "no preset leaks"
+    )
+    assert there.server.alpha_form == "sigmoid" and small.executor.strategy.settings.patient.profile == ("age", "sex")
+    assert there.temporal.replay == small.executor.strategy.settings.temporal.replay == "seen"
     assert FedTARRecipe(temporal={"replay": "none"}).controller.strategy.settings.temporal.replay == "none", (
         "the server follows the sites"
     )

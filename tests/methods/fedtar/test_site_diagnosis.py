@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import learners
 import pytest
 import torch
-from hospital_site import executor_of
+from hospital_site import executor_of, task_of
 from learners import MODEL
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
@@ -159,25 +159,30 @@ def test_a_completed_report_states_all_that_the_head_reads_and_what_it_stated(le
 def at(source, diagnosis, exchange=()):
     """The executor of a site with data of this source, as far as it knows that."""
     executor = executor_of("fedtar", preset="tiny", diagnosis=diagnosis, lora={"exchange": exchange})
-    executor.site_config = SimpleNamespace(source=source)
-    executor.strategy.at_source(source)
+    executor.strategy = executor.strategy.at(source, None)
     return executor
+
+
+def greet(executor, **parts):
+    """Do what the strategy does at the handshake."""
+    config = SimpleNamespace(source=executor.strategy.source)
+    executor.strategy.at_handshake(task_of(executor, config=config, **parts))
 
 
 def test_a_real_hospital_s_reports_are_not_read_by_the_synthetic_rules():
     with pytest.raises(ConfigError, match=r"diagnosis\.labeler is 'synthetic'.*chexpert-rules"):
-        at("manifest", {"labeler": "synthetic"}).strategy.at_handshake(None, None, None, None)
+        greet(at("manifest", {"labeler": "synthetic"}))
 
 
 @pytest.mark.parametrize(("source", "decided"), [("synthetic", "synthetic"), ("manifest", "none")])
 def test_left_to_the_data_real_reports_are_not_labelled_and_sites_that_differ_disagree(source, decided):
     auto = {"labeler": "auto"}
-    executor, before = at(source, auto), executor_of("fedtar", preset="tiny", diagnosis=auto).settings_digest()
-    assert executor.resolved.diagnosis.labeler == decided
-    assert (executor.settings_digest() == before) == (source == "synthetic")
+    executor, before = at(source, auto), executor_of("fedtar", preset="tiny", diagnosis=auto).strategy.settings_digest()
+    assert executor.strategy.settings.diagnosis.labeler == decided
+    assert (executor.strategy.settings_digest() == before) == (source == "synthetic")
     assert executor.strategy.shared_learner(source)[1]["diagnosis"].on == (source == "synthetic")
     with pytest.raises(ConfigError, match="has not been decided"):
-        assert executor.strategy.given.diagnosis.on
+        assert executor.strategy.settings.given.diagnosis.on
 
 
 @pytest.mark.parametrize(
@@ -204,7 +209,7 @@ SHARED = TOLD.replace(shared=True, lr=0.02)
 @pytest.fixture
 def sharing(learner_of):
     def make(min_cell=1, diagnosis=SHARED, **training):
-        exchange = executor_of("fedtar", diagnosis=diagnosis.to_dict()).resolved.lora.exchange
+        exchange = executor_of("fedtar", diagnosis=diagnosis.to_dict()).strategy.settings.lora.exchange
         learner = learner_of(enabled=False, diagnosis=diagnosis, exchange=exchange, **training)
         learner.min_cell = min_cell
         return learner
@@ -283,7 +288,7 @@ def test_a_head_is_shared_only_where_there_is_one_and_somebody_to_share_it_with(
         executor_of("local_patient", diagnosis={"labeler": "synthetic", "shared": True})
     executor = at("synthetic", {"labeler": "none", "shared": True})
     with pytest.raises(ConfigError, match=r"diagnosis\.shared.*no head"):
-        executor.strategy.at_handshake(SimpleNamespace(time_steps=2), SimpleNamespace(name="site-1"), None, cohort)
+        greet(executor, cohort=cohort)
 
 
 @pytest.mark.parametrize(
@@ -299,15 +304,19 @@ def test_a_head_is_shared_only_where_there_is_one_and_somebody_to_share_it_with(
 def test_left_to_the_data_the_head_of_synthetic_data_alone_is_shared(source, settings, shared, rate):
     executor = at(source, settings, ["a"])
     _, outside = executor.strategy.shared_learner(source)
-    assert (executor.resolved.diagnosis.shared, executor.resolved.diagnosis.lr) == (shared, rate)
-    assert executor.resolved.lora.exchange == outside["lora"].exchange == (("a", HEAD_NAMES) if shared else ("a",))
+    assert (executor.strategy.settings.diagnosis.shared, executor.strategy.settings.diagnosis.lr) == (shared, rate)
+    assert (
+        executor.strategy.settings.lora.exchange
+        == outside["lora"].exchange
+        == (("a", HEAD_NAMES) if shared else ("a",))
+    )
 
 
 def test_the_small_preset_shares_the_head_of_synthetic_data_where_anything_is_shared():
-    assert FedTARRecipe().executor.resolved.lora.exchange == (HEAD_NAMES,)
-    assert FedTARRecipe().executor.resolved.diagnosis.epochs == 3
-    assert MethodRecipe("fedavg_patient").executor.resolved.lora.exchange == (HEAD_NAMES,)
-    assert MethodRecipe("local_patient").executor.resolved.lora.exchange == ()
+    assert FedTARRecipe().executor.strategy.settings.lora.exchange == (HEAD_NAMES,)
+    assert FedTARRecipe().executor.strategy.settings.diagnosis.epochs == 3
+    assert MethodRecipe("fedavg_patient").executor.strategy.settings.lora.exchange == (HEAD_NAMES,)
+    assert MethodRecipe("local_patient").executor.strategy.settings.lora.exchange == ()
 
 
 def test_the_head_leaves_only_where_the_site_s_guard_names_it():
