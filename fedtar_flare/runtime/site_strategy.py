@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.globs import matches
 from fedtar_flare.core.settings import RunSettings, Settings, build
 from fedtar_flare.core.tensor_file import coarse_checksums
 from fedtar_flare.data.minimum_cell import shown_count
