@@ -54,42 +54,19 @@ def build_cohort(
             report = report_of(patient, visit, share, style, options)
             scanner = scanners[visit.time_step]
             folder = Path("patients", patient.patient_id, visit.visit_id)
+            age = visit.age if patient.age_recorded else None
             sizes = {name: state.size for name, state in visit.findings.items()}
-            noise = stream("image", seed, site, patient.patient_id, visit.visit_id)
-            write_ct_series(
-                root / folder / "ct",
-                render(anatomy, sizes, scanner, noise),
-                scanner.spacing_mm,
-                patient_id=patient.patient_id,
-                study_datetime=visit.acquired,
-                age=visit.age if patient.age_recorded else None,
-                sex=patient.sex,
-                kernel=scanner.kernel,
-                seed=seed,
-            )
+            hu = render(anatomy, sizes, scanner, stream("image", seed, site, patient.patient_id, visit.visit_id))
+            who = {"patient_id": patient.patient_id, "sex": patient.sex}
+            header = {**who, "study_datetime": visit.acquired, "age": age, "kernel": scanner.kernel, "seed": seed}
+            write_ct_series(root / folder / "ct", hu, scanner.spacing_mm, **header)
             (root / folder / "report.txt").write_text(report + "\n")
             shared = {"visit_id": visit.visit_id, "acquired": visit.acquired.isoformat()}
-            listed.append(
-                {
-                    **shared,
-                    "image": (folder / "ct").as_posix(),
-                    "age": visit.age if patient.age_recorded else None,
-                    "findings": list(visit.findings),
-                    "changes": sorted(planted_changes(visit)),
-                    "report": report,
-                }
-            )
-            known.append(
-                {
-                    **shared,
-                    "time_step": visit.time_step,
-                    "age": visit.age,
-                    "wording": share,
-                    "findings": {name: asdict(state) for name, state in visit.findings.items()},
-                    "resolved": list(visit.resolved),
-                }
-            )
-        who = {"patient_id": patient.patient_id, "sex": patient.sex}
+            read = {"image": (folder / "ct").as_posix(), "age": age, "findings": list(visit.findings)}
+            listed.append({**shared, **read, "changes": sorted(planted_changes(visit)), "report": report})
+            findings = {name: asdict(state) for name, state in visit.findings.items()}
+            planted = {"time_step": visit.time_step, "age": visit.age, "wording": share, "findings": findings}
+            known.append({**shared, **planted, "resolved": list(visit.resolved)})
         index.append({**who, "visits": listed})
         group = "older" if patient.visits[0].age >= OLDER_FROM else "younger"
         truth.append({**who, "age_group": group, "age_recorded": patient.age_recorded, "visits": known})
@@ -108,17 +85,14 @@ def build_cohort(
             "by_step": {step: factors_at(options, step, len(steps)) for step in steps},
         },
     }
-    made = {**settings, "effects": effects, "scanners": {step: asdict(one) for step, one in scanners.items()}}
+    made = {**settings, "effects": effects, "scanners": {step: asdict(scanners[step]) for step in steps}}
     return {"patients": index}, {**made, "patients": truth}
 
 
 def report_of(patient: PlannedPatient, visit: PlannedVisit, share: float, style: int, options: CohortOptions) -> str:
     """The report of a planned visit, with a share of the kinds of finding in the second wording."""
-    return write_report(
-        wording_of(style, share, options.own_words),
-        visit.findings,
-        resolved=visit.resolved,
-        follow_up=visit is not patient.visits[0],
-        # by the first visit's age, so that a patient stays in one group
-        older=options.effects and patient.visits[0].age >= OLDER_FROM,
-    )
+    later = visit is not patient.visits[0]
+    # by the first visit's age, so that a patient stays in one group
+    older = options.effects and patient.visits[0].age >= OLDER_FROM
+    wording = wording_of(style, share, options.own_words)
+    return write_report(wording, visit.findings, resolved=visit.resolved, follow_up=later, older=older)

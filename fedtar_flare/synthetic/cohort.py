@@ -17,7 +17,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,25 +29,39 @@ from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.course import CohortOptions
 from fedtar_flare.synthetic.vocabulary import kind_of
 
+__all__ = ["synthetic_cohort"]
+
 INDEX, TRUTH = "index.json", "truth.json"
 _ABANDONED_AFTER_S = 24 * 3600
 """Age from which an unfinished folder of a killed process is removed."""
 
 
 def synthetic_cohort(
-    site: str,
-    *,
-    folder: Path,
-    patients: int,
-    timeline: Timeline,
-    seed: int,
-    options: CohortOptions | None = None,
+    site: str, *, folder: Path, patients: int, timeline: Timeline, seed: int, options: CohortOptions | None = None
 ) -> Cohort:
-    """The synthetic cohort of a site; made when it is not there yet (some 0.1 s per visit), else read in milliseconds.
+    """Read the synthetic cohort of a site (in milliseconds); make it first (some 0.1 s per visit) where it is missing.
 
-    The site's name decides about reporting style and scanner. The folder keeps cohorts, each in a subfolder named by
-    site and a key of all settings and of the code. ``options.patients`` goes before ``patients``. With ``period``,
-    visits are drawn in the timeline's calendar bins.
+    Parameters
+    ----------
+    site : str
+        Its name decides about reporting style and scanner.
+    folder : Path
+        Folder of cohorts; each has a subfolder, named by site and a hash of all settings and of the code.
+    patients, seed : int
+        Number of patients, unless ``options`` has its own; seed of all random numbers.
+    timeline : Timeline
+        Time steps; with ``period``, visits are drawn in its calendar bins.
+    options : CohortOptions, optional
+        What the cohort contains.
+
+    Returns
+    -------
+    Cohort
+
+    Raises
+    ------
+    ConfigError
+        For fewer than one patient.
     """
     options = options or CohortOptions()
     if patients < 1:
@@ -68,12 +82,7 @@ def synthetic_cohort(
         _make(place, settings, timeline, options)
         index = _read(place / INDEX)
         assert index is not None
-    return Cohort(
-        site,
-        [_patient(entry, place) for entry in index["patients"]],
-        key=synthetic_key(seed, site),
-        timeline=timeline,
-    )
+    return Cohort(site, _patients(index["patients"], place), key=synthetic_key(seed, site), timeline=timeline)
 
 
 @functools.cache
@@ -90,23 +99,28 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _patient(entry: Mapping[str, Any], place: Path) -> Patient:
-    visits = tuple(
-        Visit(
-            patient_id=entry["patient_id"],
-            visit_id=visit["visit_id"],
-            acquired=datetime.fromisoformat(visit["acquired"]),
-            image=place / visit["image"],
-            report=visit["report"],
-            modality="ct",
-            age=visit["age"],
-            findings=frozenset(visit["findings"]),
-            changes=frozenset((name, direction) for name, direction in visit["changes"]),
-            labels=frozenset(map(kind_of, visit["findings"])),
-        )
-        for visit in entry["visits"]
-    )
-    return Patient(entry["patient_id"], entry["sex"], visits)
+def _patients(entries: Sequence[Mapping[str, Any]], place: Path) -> list[Patient]:
+    """The patients of an index, with images below ``place``."""
+    patients = []
+    for entry in entries:
+        visits = []
+        for visit in entry["visits"]:
+            visits.append(
+                Visit(
+                    entry["patient_id"],
+                    visit["visit_id"],
+                    datetime.fromisoformat(visit["acquired"]),
+                    place / visit["image"],
+                    visit["report"],
+                    "ct",
+                    visit["age"],
+                    findings=frozenset(visit["findings"]),
+                    changes=frozenset(map(tuple, visit["changes"])),
+                    labels=frozenset(map(kind_of, visit["findings"])),
+                )
+            )
+        patients.append(Patient(entry["patient_id"], entry["sex"], tuple(visits)))
+    return patients
 
 
 def _make(place: Path, settings: Mapping[str, Any], timeline: Timeline, options: CohortOptions) -> None:

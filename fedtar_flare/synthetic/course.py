@@ -13,9 +13,9 @@ Planted effects, all switchable in ``CohortOptions`` and written to the truth:
   lymphadenopathy in women.
 - **sites**: prevalence, reporting style, scanner and, as an option, size differ.
 - **new findings**, which the warm start has never seen: some percent of the visits of most sites each, almost none at
-  the others, so that a site meets in others' data what it lacks. Their course is the same everywhere: a pneumothorax
-  is gone after one visit, a large one after two; a cavity shrinks slowly; fibrosis only grows; pericardial effusion
-  comes and goes. They have random numbers of their own: without them (the control cohort) all else stays as it is.
+  the others, so that others' data shows a site what it lacks. Their course is the same everywhere: a pneumothorax is
+  gone after one visit, a large one after two; a cavity shrinks slowly; fibrosis only grows; pericardial effusion comes
+  and goes. They use a separate random stream: without them (the control cohort) all else stays as it is.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ from fedtar_flare.synthetic.vocabulary import (
     NEW_KINDS,
     kind_of,
 )
+
+__all__ = ["CohortOptions"]
 
 OLDER_FROM = 65.0
 """Age from which a patient belongs to the older group."""
@@ -94,7 +96,7 @@ class CohortOptions(Settings):
 
 @dataclass(frozen=True, slots=True)
 class PlannedVisit:
-    """One visit: id, moment, time step, age then (whether recorded or not), findings, and ids that have resolved."""
+    """One visit; ``age`` is known here even where it is not recorded, ``resolved`` are findings that are gone."""
 
     visit_id: str
     acquired: datetime
@@ -106,7 +108,7 @@ class PlannedVisit:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPatient:
-    """One patient: id, sex, whether the age is recorded, visits by date."""
+    """One patient, with visits by date."""
 
     patient_id: str
     sex: Literal["F", "M"]
@@ -142,14 +144,14 @@ def factors_at(options: CohortOptions, step: int, time_steps: int) -> dict[str, 
     begins = change_step(options, time_steps)
     after = begins is not None and step >= begins
     if options.change == "epidemic":
-        return {kind: one["epidemic"][after] for kind, one in KIND.items() if "epidemic" in one}
+        return {kind: entry["epidemic"][after] for kind, entry in KIND.items() if "epidemic" in entry}
     return factors_of("changed") if after and options.change in ("early", "late") else {}
 
 
 def plan_patient(
     site: str, style: int, number: int, *, timeline: Timeline, seed: int, options: CohortOptions
 ) -> PlannedPatient:
-    """The patient with a number (0, 1, ...) at a site: a pure function of the arguments.
+    """Plan the patient of a number (0, 1, ...) at a site: a pure function of the arguments.
 
     The identifier is drawn until the keyed hash puts the patient into the split planned for the number, 7 : 1 : 2
     within any ten and one of each within the first three: small simulated sites can validate and test too. The
@@ -159,11 +161,9 @@ def plan_patient(
     time_steps = timeline.time_steps
     rng = stream("patient", seed, site, number)
     key = synthetic_key(seed, site)
-    patient_id = next(
-        name
-        for name in (f"{site}-{int(rng.integers(16**8)):08x}" for _ in range(10_000))
-        if split_of(name, key) == _CYCLE[number % len(_CYCLE)]
-    )
+    patient_id = f"{site}-{int(rng.integers(16**8)):08x}"
+    while split_of(patient_id, key) != _CYCLE[number % len(_CYCLE)]:
+        patient_id = f"{site}-{int(rng.integers(16**8)):08x}"
     sex: Literal["F", "M"] = "F" if rng.random() < 0.5 else "M"
     age = float(np.clip(rng.normal(64, 14), 20, 92))
     age_recorded = bool(rng.random() >= options.untidy)
@@ -227,7 +227,7 @@ def _factors(style: int, age: float, sex: str, options: CohortOptions) -> dict[s
 
 def factors_of(group: str) -> dict[str, float]:
     """How much more frequent kinds are in a group: ``older``, ``M``, ``F``, or ``changed``."""
-    return {kind: one[group] for kind, one in KIND.items() if group in one}
+    return {kind: entry[group] for kind, entry in KIND.items() if group in entry}
 
 
 def almost_never(style: int) -> tuple[str, ...]:

@@ -157,11 +157,7 @@ def consolidation(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Pla
     """Airless lung with an irregular border and dark air-filled bronchi in it, in the lower lobe."""
     lung = lungs[side]
     radius = CONSOLIDATION_MM[size - 1] * (0.96 + 0.08 * place[2])
-    center = (
-        lung.center_x + lung.sign * (place[0] * 20 + 4),
-        4 + 18 * place[1],
-        lung.base + 52 + 10 * place[2],
-    )
+    center = (lung.center_x + lung.sign * (place[0] * 20 + 4), 4 + 18 * place[1], lung.base + 52 + 10 * place[2])
     bumps = np.concatenate([rng.standard_normal((5, 3)), rng.uniform(0.06, 0.16, (5, 1))], axis=1)
     for direction in rng.standard_normal((12, 3)):  # patches around it
         x, y, z = radius * 1.08 * direction / np.linalg.norm(direction)
@@ -179,11 +175,7 @@ def nodule(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Place, rng
     """A round solid nodule in the upper lobe; stretched along the body so that thick slices cannot miss it."""
     lung = lungs[side]
     radius = NODULE_MM[size - 1] / 2
-    center = (
-        lung.center_x + lung.sign * (20 * place[0] - 10),
-        -32 + 22 * place[1],
-        lung.apex - 52 - 10 * place[2],
-    )
+    center = (lung.center_x + lung.sign * (20 * place[0] - 10), -32 + 22 * place[1], lung.apex - 52 - 10 * place[2])
     canvas.ball(center, (radius + 1, radius + 1, max(radius, 17.0)), TISSUE + 40, lung.mask)
 
 

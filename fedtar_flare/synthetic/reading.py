@@ -1,6 +1,6 @@
-"""What a text of the synthetic cohort says of its findings, by the rules of :mod:`fedtar_flare.metrics`.
+"""Findings that a report of the synthetic cohort states, by the rules of :mod:`fedtar_flare.metrics`.
 
-It may be in any site's style, the generic one, or a mixture; an unreadable text says nothing.
+The report may be in any site's style, the generic one, or a mixture; an unreadable text states nothing.
 """
 
 from functools import cache
@@ -14,13 +14,20 @@ from fedtar_flare.synthetic.reports import Change
 from fedtar_flare.synthetic.styles import GENERIC, STYLES
 from fedtar_flare.synthetic.vocabulary import KIND, SIDED, ids
 
+__all__ = ["changes_in", "denied_in", "findings_in", "kind_labeler"]
+
 _DIRECTIONS: dict[Change, Direction] = {"new": "new", "larger": "increased", "smaller": "decreased"}
 _WORDINGS = (GENERIC, *(wording for style in STYLES for wording in style))
 
 
 @cache
 def kind_labeler() -> RuleLabeler:
-    """The labeler of the kinds of finding, whatever their side; it knows the words of all styles."""
+    """The labeler of the kinds of finding, whatever their side, by the words of all styles.
+
+    Returns
+    -------
+    RuleLabeler
+    """
     words = {
         word.strip(" ,()").lower(): direction
         for wording in _WORDINGS
@@ -30,39 +37,73 @@ def kind_labeler() -> RuleLabeler:
         kind: tuple({word: level for level, word in enumerate(wording.sizes[kind].split("|"))} for wording in _WORDINGS)
         for kind in KIND
     }
-    observations = [Observation(kind, one["phrases"], ignore=one.get("ignore", "")) for kind, one in KIND.items()]
+    observations = [Observation(kind, entry["phrases"], ignore=entry.get("ignore", "")) for kind, entry in KIND.items()]
     return RuleLabeler(observations, unsided=KIND.keys() - SIDED, degrees=scales, changes=words)
 
 
 def findings_in(text: str) -> frozenset[str]:
-    """Findings that a text states as present now; a sided one whose side is not said is left out."""
-    return frozenset(name for one in statements(text, kind_labeler()) if not one.resolved for name in _ids(one))
+    """Findings that a text states as present now.
+
+    Parameters
+    ----------
+    text : str
+        A report or draft.
+
+    Returns
+    -------
+    frozenset of str
+        Finding ids; a sided finding without a stated side is left out.
+    """
+    return frozenset(name for found in statements(text, kind_labeler()) if not found.resolved for name in _ids(found))
 
 
 def denied_in(text: str) -> frozenset[str]:
-    """Findings of which a text says that they are not there, both sides of a sided one, unless it states them too."""
+    """Findings that a text states as absent.
+
+    Parameters
+    ----------
+    text : str
+        A report or draft.
+
+    Returns
+    -------
+    frozenset of str
+        Finding ids, both sides of a sided one; none that the text states as present too.
+    """
     labeler = kind_labeler()
-    kinds = {one.finding for one in statements(text, labeler) if one.resolved}
-    kinds |= {one.name for words in sentences(text) for one in labeler.mentions(words) if one.label == "negative"}
+    kinds = {found.finding for found in statements(text, labeler) if found.resolved}
+    kinds |= {m.name for words in sentences(text) for m in labeler.mentions(words) if m.label == "negative"}
     return frozenset(ids(sorted(kinds))) - findings_in(text)
 
 
 def changes_in(text: str) -> frozenset[FindingChange]:
-    """Changes since the visit before that a text states."""
+    """Changes since the previous visit that a text states.
+
+    Parameters
+    ----------
+    text : str
+        A report or draft.
+
+    Returns
+    -------
+    frozenset of FindingChange
+    """
     return frozenset(
-        FindingChange(name, way) for one in statements(text, kind_labeler()) for name in _ids(one) for way in one.change
+        FindingChange(name, direction)
+        for found in statements(text, kind_labeler())
+        for name in _ids(found)
+        for direction in found.change
     )
 
 
 def planted_changes(visit: PlannedVisit) -> frozenset[FindingChange]:
-    """True changes since the visit before, of which the reports speak: no style has a word for a stable finding."""
-    changed = {
-        FindingChange(name, _DIRECTIONS[state.change])
-        for name, state in visit.findings.items()
-        if state.change in _DIRECTIONS
-    }
-    return frozenset(changed | {FindingChange(name, "resolved") for name in visit.resolved})
+    """True changes since the previous visit that reports describe; no style has a word for a stable finding."""
+    changes = {FindingChange(name, "resolved") for name in visit.resolved}
+    for name, state in visit.findings.items():
+        if state.change in _DIRECTIONS:
+            changes.add(FindingChange(name, _DIRECTIONS[state.change]))
+    return frozenset(changes)
 
 
-def _ids(one: Statement) -> list[str]:
-    return [f"{one.finding}_{side}" for side in one.side] if one.finding in SIDED else [one.finding]
+def _ids(found: Statement) -> list[str]:
+    return [f"{found.finding}_{side}" for side in found.side] if found.finding in SIDED else [found.finding]

@@ -12,10 +12,12 @@ from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.cohort import INDEX, TRUTH, synthetic_cohort
 from fedtar_flare.synthetic.course import CohortOptions
 
+__all__ = ["write_sites"]
+
 
 @dataclass(frozen=True)
-class Written:
-    """One synthetic site on disk: its files, and how many patients and visits it has."""
+class WrittenSite:
+    """One synthetic site on disk."""
 
     site: str
     manifest: Path
@@ -27,12 +29,30 @@ class Written:
 
 def write_sites(
     out: Path, names: list[str], *, patients: int, timeline: Timeline, seed: int, options: CohortOptions | None = None
-) -> list[Written]:
+) -> list[WrittenSite]:
     """Write one synthetic cohort per site, each usable through a manifest like a hospital's own data.
 
     Layout: ``<out>/<site>/manifest.csv``, ``<out>/<site>/patients/<patient>/<visit>/{ct/,report.txt}``,
-    ``<out>/<site>/truth.json`` and ``<out>/sites/<site>.yaml``, the folder that ``FEDTAR_SITES`` may name. A site that
-    is there already is refused (:class:`ConfigError`); the other parameters are those of :func:`synthetic_cohort`.
+    ``<out>/<site>/truth.json`` and ``<out>/sites/<site>.yaml``, the folder that ``FEDTAR_SITES`` may name.
+
+    Parameters
+    ----------
+    out : Path
+        Folder of all sites.
+    names : list of str
+        Names of the sites.
+    patients, timeline, seed, options
+        Of each site, as for :func:`synthetic_cohort`.
+
+    Returns
+    -------
+    list of WrittenSite
+        Files, and numbers of patients and visits of each site.
+
+    Raises
+    ------
+    ConfigError
+        For a name given twice, or a site that exists already.
     """
     if len(set(names)) != len(names):
         raise ConfigError(f"a site is named twice: {', '.join(names)}")
@@ -61,5 +81,5 @@ def write_sites(
         content = yaml.safe_dump({"source": "manifest", "path": f"../{name}/manifest.csv"}, sort_keys=False)
         site_file = write_text(out / "sites" / f"{name}.yaml", content)
         counts = len(cohort.patients), len(rows)
-        written.append(Written(name, folder / "manifest.csv", site_file, folder / TRUTH, *counts))
+        written.append(WrittenSite(name, folder / "manifest.csv", site_file, folder / TRUTH, *counts))
     return written

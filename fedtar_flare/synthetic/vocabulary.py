@@ -10,16 +10,29 @@ from typing import Any
 
 from fedtar_flare.core.files import read_yaml
 
+__all__ = ["FINDINGS", "KIND", "KNOWN_FINDINGS", "NEW_FINDINGS", "ids"]
+
 KIND: Mapping[str, Any] = read_yaml(Path(__file__).with_name("findings.yaml"), "kinds of finding")
 """Kind to its entry in the file."""
 KINDS = tuple(KIND)
-KNOWN_KINDS = tuple(kind for kind, one in KIND.items() if one.get("known"))
+KNOWN_KINDS = tuple(kind for kind, entry in KIND.items() if entry.get("known"))
 NEW_KINDS = tuple(kind for kind in KINDS if kind not in KNOWN_KINDS)
-SIDED = frozenset(kind for kind, one in KIND.items() if one.get("sided"))
+SIDED = frozenset(kind for kind, entry in KIND.items() if entry.get("sided"))
 
 
 def ids(kinds: Sequence[str]) -> tuple[str, ...]:
-    """Of each kind its finding, or the right and the left one."""
+    """Finding ids of kinds.
+
+    Parameters
+    ----------
+    kinds : sequence of str
+        Kinds of finding.
+
+    Returns
+    -------
+    tuple of str
+        One id for each kind; for a sided one the right and the left.
+    """
     return tuple(name for kind in kinds for name in ((f"{kind}_right", f"{kind}_left") if kind in SIDED else (kind,)))
 
 

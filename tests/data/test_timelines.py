@@ -42,12 +42,7 @@ def course(patients, rename=None):
     }
 
 
-@given(
-    STUDIES | CROWDED,
-    st.randoms(use_true_random=False),
-    st.permutations("abc"),
-    st.sampled_from(["keep", "merge"]),
-)
+@given(STUDIES | CROWDED, st.randoms(use_true_random=False), st.permutations("abc"), st.sampled_from(["keep", "merge"]))
 def test_order_does_not_hang_on_rows_or_identifiers(studies, random, names, same_day):
     mixed, rename = random.sample(studies, len(studies)), dict(zip("abc", names, strict=True))
     assert course(read(studies, same_day), rename) == course(read(mixed, same_day, rename))

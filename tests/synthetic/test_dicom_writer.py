@@ -42,10 +42,7 @@ def test_against_the_standards_own_tables(tmp_path):
 
 
 @settings(max_examples=15, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    shape=st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9)),
-)
+@given(seed=st.integers(0, 10**6), shape=st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9)))
 def test_hounsfield_units_round_trip_exactly(tmp_path_factory, seed, shape):
     hu = volume(seed, shape)
     files = write(tmp_path_factory.mktemp("ct"), hu)
