@@ -8,7 +8,7 @@ from tables import write_table
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.sources.covid_chestxray import COLUMNS, read_covid_chestxray
 from fedtar_flare.data.sources.fields import DAY_ZERO
-from fedtar_flare.data.task_stream import TaskStream
+from fedtar_flare.methods.fedkei.task_stream import TaskStream
 
 
 def row(pid, offset, name, **changes):

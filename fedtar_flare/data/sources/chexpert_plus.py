@@ -23,7 +23,7 @@ from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.report_text import with_headings
 from fedtar_flare.data.sources.fields import DAY_ZERO, known_age, sex_of
 from fedtar_flare.data.sources.reading import Reading
-from fedtar_flare.data.sources.tables import Row, find_table, place_of, rows_of
+from fedtar_flare.data.sources.tables import Row, find_table, option_path, rows_of
 
 OPTIONS = ("undated", "images", "views")
 COLUMNS = ("path_to_image", "frontal_lateral", "ap_pa", "deid_patient_id", "patient_report_date_order", "age", "sex")
@@ -51,7 +51,7 @@ def read_chexpert_plus(path: Path, options: Mapping[str, Any] | None = None) -> 
             f"in the order of their numbers, which may not be that of time (it is {options.get('undated')!r})"
         )
     table = find_table(path, ("df_chexpert_plus_*.csv", "df_chexpert_plus_*.csv.gz"), "the table of images")
-    images = place_of(path, options, "images") or path
+    images = option_path(path, options, "images") or path
     studies: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows_of(table, COLUMNS, [*SECTIONS.values()]):
         studies[row["deid_patient_id"], PurePosixPath(row["path_to_image"]).parent.name].append(row)

@@ -23,7 +23,7 @@ from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.report_text import with_headings
 from fedtar_flare.data.sources.fields import known_age, moment_of, sex_of
 from fedtar_flare.data.sources.reading import Reading
-from fedtar_flare.data.sources.tables import Row, find_table, image_folder, label_table, place_of, rows_of
+from fedtar_flare.data.sources.tables import Row, find_table, image_folder, label_table, option_path, rows_of
 
 OPTIONS = ("part", "images", "reports", "metadata", "labels")
 PARTS = {"train": "train", "valid": "validation"}
@@ -46,14 +46,14 @@ def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Readin
     root = path / "dataset" if (path / "dataset").is_dir() else path
     usual = [root / f"{part}_fixed", root / part]
     images = image_folder(path, options, usual, "source 'ct_rate': no folder of volumes")
-    reports = place_of(path, options, "reports") or _table(root, "radiology_text_reports", PARTS[part], "reports")
-    metadata = place_of(path, options, "metadata") or _table(root, "metadata", PARTS[part], "metadata")
+    reports = option_path(path, options, "reports") or _table(root, "radiology_text_reports", PARTS[part], "reports")
+    metadata = option_path(path, options, "metadata") or _table(root, "metadata", PARTS[part], "metadata")
     texts = {
         row["VolumeName"]: row
         for row in rows_of(reports, ["VolumeName", *NEEDED_SECTIONS.values()], [*OPTIONAL_SECTIONS.values()])
     }
     details = {row["VolumeName"]: row for row in rows_of(metadata, METADATA_COLUMNS, ("StudyTime", "NumberofSlices"))}
-    labels = label_table(place_of(path, options, "labels"), ("VolumeName",))
+    labels = label_table(option_path(path, options, "labels"), ("VolumeName",))
     scans: dict[tuple[str, str], list[str]] = {}
     for volume in sorted({*texts, *details}):
         with collecting(reading.problems):

@@ -9,21 +9,35 @@ from datetime import datetime
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.cohort import MAX_AGE, Sex
 
+__all__ = ["DAY_ZERO", "PICTURES", "age_at", "age_of", "date_of", "labels_of", "labels_text", "moment_of", "sex_of"]
+
 logger = logging.getLogger(__name__)
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 """Suffixes of radiographs that are not DICOM."""
 YEAR_DAYS = 365.2425
 DAY_ZERO = datetime(2000, 1, 1)
-"""Stands where a collection has no dates, or counts days from a moment of its own."""
+"""Date of studies without one; also day 0 where a collection only counts days."""
 UNKNOWN = ("", "NAN", "NA", "N/A", "NONE", "NULL", "UNKNOWN", "-", "?")
 UNITS = {"Y": 1.0, "M": 1 / 12, "W": 7 / YEAR_DAYS, "D": 1 / YEAR_DAYS}
 SEXES: dict[str, Sex] = {"F": "F", "FEMALE": "F", "M": "M", "MALE": "M"}
 
 
 def date_of(text: str) -> datetime:
-    """ISO 8601 (``2020-01-31``, ``2020-01-31 12:30``, zone allowed) or DICOM (``20200131``, ``20200131123000``).
+    """Read a date, with or without a time. 01/02/2020 is refused: it means two days in two countries.
 
-    Raises :class:`DataError` ``no-date`` when empty, else ``bad-date``: 01/02/2020 means two days in two countries.
+    Parameters
+    ----------
+    text : str
+        ISO 8601 (``2020-01-31``, ``2020-01-31 12:30``, zone allowed) or DICOM (``20200131``, ``20200131123000``).
+
+    Returns
+    -------
+    datetime
+
+    Raises
+    ------
+    DataError
+        ``no-date`` when empty, else ``bad-date`` (a ValueError inside).
     """
     text = text.strip()
     if not text:
@@ -39,21 +53,44 @@ def date_of(text: str) -> datetime:
 
 
 def moment_of(day: str, clock: str) -> datetime:
-    """:func:`date_of` two columns that a spreadsheet made numbers: 20200131.0, and 85320.515 for 08:53:20, or empty."""
+    """Read a DICOM date and time of two columns that a spreadsheet has turned into numbers.
+
+    Parameters
+    ----------
+    day, clock : str
+        Such as 20200131.0, and 85320.515 for 08:53:20; an empty time means midnight.
+
+    Returns
+    -------
+    datetime
+        As :func:`date_of` reads it.
+    """
     day = day.split(".")[0]
     return date_of(day + clock_of(clock) if day and clock else day)
 
 
 def clock_of(text: str) -> str:
-    """HHMMSS of a time as a number."""
+    """HHMMSS of a time that was stored as a number."""
     return text.split(".")[0].zfill(6)
 
 
 def age_of(text: str) -> float | None:
-    """Years as a number (``54``, ``54.5``), with a unit (``45 years``, ``054Y``, ``018M``) or with a bound (``90+`` and
-    ``>89`` count as 90 and 89); None when empty, ``nan``, ``N/A`` or ``000Y``: nobody entered it.
+    """Read an age.
 
-    Raises :class:`DataError` ``bad-age`` or ``age-out-of-range``; see :func:`known_age`.
+    Parameters
+    ----------
+    text : str
+        Years as a number (``54.5``), with a unit (``45 years``, ``054Y``, ``018M``) or a bound (``90+``, ``>89``).
+
+    Returns
+    -------
+    float or None
+        Years; a bound counts as the age. None when nobody entered it: empty, ``nan``, ``N/A`` or ``000Y``.
+
+    Raises
+    ------
+    DataError
+        ``bad-age`` or ``age-out-of-range``.
     """
     text = text.strip().upper()
     if text in UNKNOWN:
@@ -67,7 +104,7 @@ def age_of(text: str) -> float | None:
 
 
 def known_age(text: str, where: str) -> float | None:
-    """:func:`age_of`, and None with a warning for ``bad-age``: words that nobody understands do not cost a study."""
+    """As :func:`age_of`, but None with a warning for ``bad-age``: an unreadable age does not cost a study."""
     try:
         return age_of(text)
     except DataError as error:
@@ -78,29 +115,61 @@ def known_age(text: str, where: str) -> float | None:
 
 
 def age_at(born: str, visit: datetime) -> float | None:
-    """Years from a birth date to a visit; None without one. Raises as :func:`date_of` and :func:`checked_age`."""
+    """Compute the age at a visit.
+
+    Parameters
+    ----------
+    born, visit : str, datetime
+        Birth date as :func:`date_of` reads it, or empty; moment of the visit.
+
+    Returns
+    -------
+    float or None
+        Years; None without a birth date.
+    """
     if not born.strip():
         return None
     return checked_age((visit.replace(tzinfo=None) - date_of(born).replace(tzinfo=None)).days / YEAR_DAYS)
 
 
 def checked_age(years: float) -> float:
-    """The same age; raises :class:`DataError` ``age-out-of-range`` unless within 0 to 130."""
+    """The age itself; DataError ``age-out-of-range`` unless it is within 0 to 130 years."""
     if not 0 <= years <= MAX_AGE:
         raise DataError(f"age {years:g} is not within 0 to {MAX_AGE:g} years", reason="age-out-of-range")
     return years
 
 
 def sex_of(text: str) -> Sex | None:
-    """``F``, ``female``, ``M``, ``male`` in any case; anything else is None: unknown or other."""
+    """Read a sex.
+
+    Parameters
+    ----------
+    text : str
+        ``F``, ``female``, ``M`` or ``male`` in any case.
+
+    Returns
+    -------
+    Sex or None
+        None for anything else: unknown or other.
+    """
     return SEXES.get(text.strip().upper())
 
 
 def labels_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Labels of an image, and those of which nobody is sure, marked by ``?``; separated by ``;`` or ``|``.
+    """Read the labels of an image.
 
     >>> labels_of("effusion; ?nodule")
     (frozenset({'effusion'}), frozenset({'nodule'}))
+
+    Parameters
+    ----------
+    text : str
+        Names, separated by ``;`` or ``|``; uncertain ones begin with ``?``.
+
+    Returns
+    -------
+    tuple of frozenset of str
+        The certain and the uncertain labels.
     """
     parts = [part.strip() for part in re.split(r"[;|]", text) if part.strip()]
     unsure = frozenset(part[1:].strip() for part in parts if part.startswith("?"))
@@ -108,5 +177,15 @@ def labels_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def labels_text(labels: frozenset[str], uncertain: frozenset[str]) -> str:
-    """What :func:`labels_of` reads."""
+    """Write labels so that :func:`labels_of` reads them.
+
+    Parameters
+    ----------
+    labels, uncertain : frozenset of str
+        The certain and the uncertain labels.
+
+    Returns
+    -------
+    str
+    """
     return ";".join([*sorted(labels), *(f"?{label}" for label in sorted(uncertain))])

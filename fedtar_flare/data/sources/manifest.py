@@ -23,6 +23,8 @@ from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import Row, own_table
 from fedtar_flare.data.splits import SPLITS, Split
 
+__all__ = ["as_meant", "read_manifest", "write_rows"]
+
 logger = logging.getLogger(__name__)
 OPTIONS = ("modality",)
 REQUIRED = ("patient_id", "study_datetime", "image")
@@ -41,10 +43,22 @@ _FORMULA = re.compile(r"\s*'*[=+@-]")
 def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
     """Read a table of studies. A row that cannot be used is left out; its error names row and column.
 
-    ``path`` is the file, or a folder with ``manifest.csv`` or ``manifest.parquet``. Without the option ``modality``
-    the first existing image decides between CT and radiograph, as many radiographs are stored in colour.
+    Parameters
+    ----------
+    path : Path
+        The table, or a folder with ``manifest.csv`` or ``manifest.parquet``.
+    options : mapping, optional
+        Without ``modality`` the first existing image decides between CT and radiograph (never photograph, since many
+        radiographs are stored in colour).
 
-    Raises :class:`ConfigError` for no such table, a missing column, an unknown option.
+    Returns
+    -------
+    Reading
+
+    Raises
+    ------
+    ConfigError
+        For a missing table or column, or an unknown option.
     """
     options = options or {}
     asked = options.get("modality")
@@ -75,9 +89,13 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
 
 
 def write_rows(table: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write at least one row as a CSV manifest, whole or not at all, with the columns of the first.
+    """Write a CSV manifest, whole or not at all.
 
-    A cell that a spreadsheet would take for a formula gets a ``'`` in front, which :func:`read_manifest` takes away.
+    Parameters
+    ----------
+    table, rows : Path, sequence of mappings
+        The file; at least one row, whose columns the table has. A cell that a spreadsheet would take for a formula
+        gets a ``'`` in front, which :func:`read_manifest` removes.
     """
     with replacing(table, SHARED) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -111,7 +129,7 @@ def _required(row: Row, column: str, reason: str, where: str) -> None:
 
 
 def _modality(image: Path) -> Modality:
-    """CT or radiograph, by what the image looks like; a single DICOM file says so itself."""
+    """CT or radiograph, by the kind of file; a single DICOM file states its modality."""
     if image.suffix.lower() in PICTURES:
         return "radiograph"
     if image.is_dir() or image.name.lower().endswith((".nii", ".nii.gz", ".zip")):
@@ -148,7 +166,17 @@ def _rows(table: Path, problems: list[DataError]) -> Iterator[tuple[int, Row]]:
 
 
 def as_meant(cell: str) -> str:
-    """A cell without the mark that :func:`write_rows` puts before what begins like a formula."""
+    """Remove the mark that :func:`write_rows` puts before a cell that begins like a formula.
+
+    Parameters
+    ----------
+    cell : str
+        A cell of a table.
+
+    Returns
+    -------
+    str
+    """
     return cell[1:].strip() if cell.startswith("'") and _FORMULA.match(cell[1:]) else cell
 
 

@@ -21,7 +21,7 @@ from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
 from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.sources.fields import age_of, checked_age, clock_of, moment_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, read_text
-from fedtar_flare.data.sources.tables import Row, find_table, label_table, place_of, rows_of
+from fedtar_flare.data.sources.tables import Row, find_table, label_table, option_path, rows_of
 from fedtar_flare.data.splits import Split
 
 OPTIONS = ("reports", "patients", "split", "labels", "views")
@@ -40,14 +40,14 @@ def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Read
     """
     options = options or {}
     reading = Reading.of(path, options, "mimic_cxr", OPTIONS, ("findings", "impression"))
-    reports = place_of(path, options, "reports") or path
+    reports = option_path(path, options, "reports") or path
     if not reports.is_dir():
         raise ConfigError(f"source 'mimic_cxr': the folder of reports {reports} is not there")
     reports = reports / "files" if (reports / "files").is_dir() else reports
-    people = _people(place_of(path, options, "patients"))
+    people = _people(option_path(path, options, "patients"))
     split = options.get("split")
     official = None if split is None else _official(path, split)
-    labels = label_table(place_of(path, options, "labels"), ("subject_id", "study_id"))
+    labels = label_table(option_path(path, options, "labels"), ("subject_id", "study_id"))
     metadata = find_table(path, ("mimic-cxr-*-metadata.csv", "mimic-cxr-*-metadata.csv.gz"), "the table of images")
     studies: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows_of(metadata, COLUMNS, ("Rows", "Columns")):

@@ -1,4 +1,4 @@
-"""What every source shares: from single studies to patients, counting what is left out and why.
+"""What every source shares: single studies become patients, and studies left out are counted by reason.
 
 Dates moved by a de-identifier (1900, 2180) are dates like any other; a study without a date is left out, never ordered
 by its identifier. A study whose image is missing is left out too, but keeps its place among the patient's visits.
@@ -20,6 +20,8 @@ from fedtar_flare.data.cohort import Patient, Sex, Visit, order_in_time
 from fedtar_flare.data.report_text import CLEANINGS, check_sections, clean_report, select_sections
 from fedtar_flare.data.splits import Split
 
+__all__ = ["Reading", "by_reason", "counts_text", "log_left_out"]
+
 logger = logging.getLogger(__name__)
 _LOGGED: set[int] = set()
 COMMON_OPTIONS = ("same_day", "sections", "cleaning", "min_visits", "min_words")
@@ -29,18 +31,28 @@ CHOICES = {"same_day": ("keep", "merge"), "cleaning": CLEANINGS, "views": ("fron
 
 @dataclass
 class Reading:
-    """Studies of one source as they come in, and what is done with each (``docs/reference/site-file.md``)."""
+    """Studies of one source as they come in, and the options that apply to each (``docs/reference/site-file.md``)."""
 
-    where: str  # name of the source for messages
+    where: str
+    """Name of the source in messages."""
     same_day: str = "keep"
-    sections: tuple[str, ...] = ()  # of a report; empty: all of it
+    """``merge``: the studies of a calendar day become one visit."""
+    sections: tuple[str, ...] = ()
+    """Sections that are kept of a report; empty: all of it."""
     cleaning: str = "none"
-    views: str = "frontal"  # which of a study's radiographs are visits: the preferred frontal one, or "all"
-    min_visits: int = 1  # of a patient
-    min_words: int = 1  # of a report, its sections chosen
-    problems: list[DataError] = field(default_factory=list)  # one for each study left out
-    institutions: dict[str, str] = field(default_factory=dict)  # patient to the first one stated, where known
-    stated: dict[str, set[Split]] = field(default_factory=lambda: defaultdict(set))  # by patient, splits of the source
+    """Cleaning of reports (:func:`.report_text.clean_report`)."""
+    views: str = "frontal"
+    """Which of a study's radiographs are visits: the preferred ``frontal`` one, or ``all``."""
+    min_visits: int = 1
+    """Fewest visits of a patient."""
+    min_words: int = 1
+    """Fewest words of the kept sections of a report."""
+    problems: list[DataError] = field(default_factory=list)
+    """One error for each study left out."""
+    institutions: dict[str, str] = field(default_factory=dict)
+    """Patient id to the first institution stated, where known."""
+    stated: dict[str, set[Split]] = field(default_factory=lambda: defaultdict(set))
+    """Patient id to the splits that the source states."""
     _visits: dict[str, list[Visit]] = field(default_factory=lambda: defaultdict(list))
     _unreadable: dict[str, list[Visit]] = field(default_factory=lambda: defaultdict(list))
     _sexes: dict[str, set[Sex]] = field(default_factory=lambda: defaultdict(set))
@@ -48,14 +60,29 @@ class Reading:
 
     @classmethod
     def of(
-        cls, path: Path, options: Mapping[str, Any], source: str, own: Sequence[str], sections: tuple[str, ...] = ()
+        cls, path: Path, options: Mapping[str, Any], source: str, further: Sequence[str], sections: tuple[str, ...] = ()
     ) -> Reading:
-        """An empty reading of a source that has options of its ``own``, and default ``sections``.
+        """Begin to read a source.
 
-        Raises :class:`ConfigError` for an unknown option, with the nearest known one, or a value that is not allowed.
+        Parameters
+        ----------
+        path, options, source : Path, mapping, str
+            Where the source is; its options; its name.
+        further, sections : sequence of str, tuple of str
+            Names of the source's options besides the common ones; its default sections.
+
+        Returns
+        -------
+        Reading
+            Without a study.
+
+        Raises
+        ------
+        ConfigError
+            For an unknown option, with the nearest known one, or a value that is not allowed.
         """
         where = f"source '{source}'"
-        check_names(options, sorted([*own, *COMMON_OPTIONS]), where, "option")
+        check_names(options, sorted([*further, *COMMON_OPTIONS]), where, "option")
         chosen = {name: options.get(name, allowed[0]) for name, allowed in CHOICES.items()}
         for name, value in chosen.items():
             if value not in CHOICES[name]:
@@ -69,10 +96,19 @@ class Reading:
         return cls(str(path), sections=wanted, **chosen, **least)
 
     def add(self, visit: Visit, sex: Sex | None, institution: str = "", where: str = "") -> None:
-        """Take a study in; one whose image is missing counts as a problem and keeps its place in time.
+        """Add a study; one whose image is missing counts as a problem and keeps its place in time.
 
-        ``where`` says in messages where the source names the image. Raises :class:`DataError` ``no-section``,
-        ``empty-report`` when cleaning leaves no word, or ``too-few-words``.
+        Parameters
+        ----------
+        visit, sex : Visit, Sex or None
+            The study with its whole report; the patient's sex as the study states it.
+        institution, where : str
+            The patient's institution; where the source names the image, for messages.
+
+        Raises
+        ------
+        DataError
+            ``no-section``, ``empty-report`` when cleaning leaves no word, or ``too-few-words``.
         """
         study = f"{self.where}: patient {visit.patient_id}, study {visit.visit_id}"
         if visit.report or visit.labels is None:
@@ -92,92 +128,115 @@ class Reading:
         self._sexes[visit.patient_id].update({sex} if sex else ())
 
     def patients(self) -> list[Patient]:
-        """Patients with their visits in order of date, without duplicates and contradictions.
+        """End the reading: patients with visits in order of date, without duplicates and contradictions.
 
         The same study twice (same moment and image) counts once. Studies of different sex under one id belong to
-        different people, so none of them is used, and neither is a patient of several splits. The first call ends the
-        reading and logs the problems. Raises :class:`DataError` ``no-patient`` with the reasons when nothing is left.
+        different people, so none of them is used, and neither is a patient of several splits. The first call logs the
+        problems.
+
+        Returns
+        -------
+        list of Patient
+
+        Raises
+        ------
+        DataError
+            ``no-patient``, with the reasons, when no study is left.
         """
         if self._patients is None:
-            found = (self._patient(patient_id, visits) for patient_id, visits in self._visits.items())
-            self._patients = [patient for patient in found if patient is not None]
+            self._patients = list(filter(None, map(self._patient, self._visits)))
             log_left_out(self.problems)
         if not self._patients:
             reasons = counts_text(self.rejected()) or "it holds no study"
             raise DataError(f"{self.where}: no study can be used ({reasons})", reason="no-patient")
         return self._patients
 
-    def _patient(self, patient_id: str, visits: list[Visit]) -> Patient | None:
+    def _patient(self, patient_id: str) -> Patient | None:
+        visits, splits = self._visits[patient_id], self.stated.get(patient_id, ())
+        who = f"{self.where}: patient {patient_id}"
         if len(self._sexes[patient_id]) > 1:
-            text = f"{self.where}: patient {patient_id} is F in one row and M in another; two people under one id?"
-            self.problems += [DataError(text, reason="conflicting-sex") for _ in visits]
+            text = f"{who} is F in one row and M in another; two people under one id?"
+            self._reject(text, "conflicting-sex", visits)
             return None
-        if len(self.stated.get(patient_id, ())) > 1:
-            text = (
-                f"{self.where}: patient {patient_id} is in several splits: {', '.join(sorted(self.stated[patient_id]))}"
-            )
-            self.problems += [DataError(text, reason="conflicting-split") for _ in visits]
+        if len(splits) > 1:
+            self._reject(f"{who} is in several splits: {', '.join(sorted(splits))}", "conflicting-split", visits)
             return None
-        kept = _once(visits)
-        text = f"{self.where}: patient {patient_id}: the same study twice"
-        self.problems += [DataError(text, reason="duplicate-visit") for _ in range(len(visits) - len(kept))]
-        gone = _once(self._unreadable.get(patient_id, []))
+        usable = _distinct(visits)
+        self._reject(f"{who}: the same study twice", "duplicate-visit", visits[len(usable) :])
+        unreadable = _distinct(self._unreadable.get(patient_id, []))
         if self.same_day == "merge":
-            kept = merged_days(kept, self.cleaning)
-            days = {visit.acquired.date() for visit in kept}
-            gone = [v for v in merged_days(gone, self.cleaning) if v.acquired.date() not in days]
-        if len(kept) < self.min_visits:
-            text = f"{self.where}: patient {patient_id} has {len(kept)} visit(s), fewer than min_visits"
-            self.problems += [DataError(text, reason="too-few-visits") for _ in kept]
+            usable = merged_days(usable, self.cleaning)
+            days = {visit.acquired.date() for visit in usable}
+            unreadable = [v for v in merged_days(unreadable, self.cleaning) if v.acquired.date() not in days]
+        if len(usable) < self.min_visits:
+            text = f"{who} has {len(usable)} visit(s), fewer than min_visits"
+            self._reject(text, "too-few-visits", usable)
             return None
-        return Patient(patient_id, next(iter(self._sexes[patient_id]), None), tuple(kept), tuple(gone))
+        return Patient(patient_id, next(iter(self._sexes[patient_id]), None), tuple(usable), tuple(unreadable))
+
+    def _reject(self, text: str, reason: str, visits: Sequence[Visit]) -> None:
+        """Count one problem for each of the visits."""
+        self.problems += [DataError(text, reason=reason)] * len(visits)
 
     @property
     def splits(self) -> dict[str, Split]:
-        """By patient, the split that the source states, where it does."""
+        """Patient id to the split that the source states, where it does."""
         return {patient_id: next(iter(stated)) for patient_id, stated in self.stated.items()}
 
     def rejected(self) -> dict[str, int]:
-        """Reason to number of studies left out."""
+        """Count the studies left out.
+
+        Returns
+        -------
+        dict of str to int
+            By reason.
+        """
         return by_reason(self.problems)
 
 
-def _once(visits: Sequence[Visit]) -> list[Visit]:
-    """The visits in order, one per moment and image."""
-    once: dict[tuple[object, Path], Visit] = {}
+def _distinct(visits: Sequence[Visit]) -> list[Visit]:
+    """The visits in order, the first of each moment and image."""
+    distinct: dict[tuple[object, Path], Visit] = {}
     for visit in sorted(visits, key=order_in_time):
-        once.setdefault((visit.acquired, visit.image), visit)
-    return list(once.values())
+        distinct.setdefault((visit.acquired, visit.image), visit)
+    return list(distinct.values())
 
 
 def merged_days(visits: Sequence[Visit], cleaning: str = "none") -> list[Visit]:
-    """One visit per calendar day from a patient's visits in order: the first study's image and moment, the first known
-    age, every report of the day once (cleaned ones in one line), and all labels; what one study is sure of is sure.
+    """One visit per calendar day from a patient's visits in order.
+
+    It has the first study's image and moment, the first known age, every report of the day once (cleaned ones in one
+    line), and all labels; a label that is certain in one study is certain.
     """
     merged = []
     for _, day in groupby(visits, key=lambda visit: visit.acquired.date()):
         studies = list(day)
         reports = dict.fromkeys(study.report for study in studies if study.report)
-        known = [study.findings for study in studies if study.findings is not None]
+        findings = [study.findings for study in studies if study.findings is not None]
         labels = [study.labels for study in studies if study.labels is not None]
-        sure = frozenset[str]().union(*labels)
+        certain = frozenset[str]().union(*labels)
         merged.append(
             replace(
                 studies[0],
                 report=("\n" if cleaning == "none" else " ").join(reports),
                 age=next((study.age for study in studies if study.age is not None), None),
-                findings=frozenset().union(*known) if known else None,
-                labels=sure if labels else None,
-                uncertain=frozenset[str]().union(*(study.uncertain for study in studies)) - sure,
+                findings=frozenset().union(*findings) if findings else None,
+                labels=certain if labels else None,
+                uncertain=frozenset[str]().union(*(study.uncertain for study in studies)) - certain,
             )
         )
     return merged
 
 
 def log_left_out(problems: Sequence[DataError]) -> None:
-    """Warn with the count of each reason, once in a process for the same studies.
+    """Warn with the number of each reason, once in a process for the same studies.
 
-    Their files and rows go to the debug level alone: a site's log is read by others than those who may see that.
+    Files and rows are logged at the debug level only: more people read a site's log than may see patients' data.
+
+    Parameters
+    ----------
+    problems : sequence of DataError
+        One for each study left out.
     """
     key = hash(tuple(sorted(map(str, problems))))
     if key in _LOGGED:
@@ -190,20 +249,38 @@ def log_left_out(problems: Sequence[DataError]) -> None:
 
 
 def by_reason(problems: Iterable[DataError]) -> dict[str, int]:
-    """Reason to number, by name."""
+    """Count errors by reason.
+
+    Parameters
+    ----------
+    problems : iterable of DataError
+        Such as one for each study left out.
+
+    Returns
+    -------
+    dict of str to int
+        In the order of the reasons' names.
+    """
     return dict(sorted(Counter(problem.reason for problem in problems).items()))
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Counts in words."""
+    """Write counts by reason as text.
+
+    Parameters
+    ----------
+    counts : mapping of str to int
+        By reason.
+
+    Returns
+    -------
+    str
+    """
     return ", ".join(f"{reason}: {n}" for reason, n in counts.items())
 
 
 def read_text(path: Path, where: str) -> str:
-    """A text file in UTF-8 (with or without a byte order mark).
-
-    Raises :class:`DataError` ``no-report`` when it cannot be read, or ``not-utf8``.
-    """
+    """A text file in UTF-8, with or without a byte order mark; DataError ``no-report`` or ``not-utf8``."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:

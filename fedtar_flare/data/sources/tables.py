@@ -12,12 +12,15 @@ from typing import Any, NamedTuple, TextIO
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
 
+__all__ = ["Row", "own_table", "rows_of"]
+
 Row = dict[str, str]
+"""Trimmed values by column."""
 Labels = tuple[frozenset[str], frozenset[str]]
-"""Those that an image has, and those of which nobody is sure."""
+"""The certain and the uncertain labels of an image."""
 
 
-def place_of(path: Path, options: Mapping[str, Any], name: str) -> Path | None:
+def option_path(path: Path, options: Mapping[str, Any], name: str) -> Path | None:
     """The file or folder that an option names, relative to ``path``; None without the option."""
     return path / Path(str(options[name])).expanduser() if options.get(name) else None
 
@@ -25,10 +28,25 @@ def place_of(path: Path, options: Mapping[str, Any], name: str) -> Path | None:
 def rows_of(
     table: Path, columns: Sequence[str], optional: Sequence[str] = (), *, strict: bool = True, others: bool = False
 ) -> Iterator[Row]:
-    """The rows of a UTF-8 ``.csv`` or ``.csv.gz``, values trimmed, with the columns asked for (``others``: with all).
+    """Read the rows of a UTF-8 table with trimmed values.
 
-    ``optional`` columns are empty where absent. Unless ``strict``, bytes that are not UTF-8 are replaced, not refused.
-    Raises :class:`ConfigError` when the table cannot be read or lacks a column.
+    Parameters
+    ----------
+    table : Path
+        A ``.csv`` or ``.csv.gz`` file.
+    columns, optional : sequence of str
+        Columns that the table must have; columns that are empty where it lacks them.
+    strict, others : bool
+        Whether bytes that are not UTF-8 are refused (else replaced); whether rows have all other columns too.
+
+    Returns
+    -------
+    iterator of dict of str to str
+
+    Raises
+    ------
+    ConfigError
+        When the table or a row cannot be read, or a column is missing.
     """
     errors = "strict" if strict else "replace"
     try:
@@ -52,12 +70,12 @@ Records = Iterator[tuple[int, Row | DataError]]
 
 
 def _records(file: TextIO, table: Path, delimiter: str = ",") -> tuple[list[str], Records]:
-    """The header, and each row that is not blank with its number as in a spreadsheet: trimmed values by column, or why
-    it cannot be read.
+    """The header, and each row that is not blank with its number as in a spreadsheet: trimmed values by column, or the
+    reason why it cannot be read.
 
-    Nothing is guessed: a row must have as many cells as the header, and quotation marks must be as RFC 4180 has them. A
-    line that ends in a report without quotation marks makes two rows, the first of which may be whole: neither counts.
-    Raises :class:`ConfigError` for a column that is there twice, or where rows cannot be told apart.
+    Nothing is guessed: a row must have as many cells as the header, and quotation marks must follow RFC 4180. A line
+    break within an unquoted report makes two rows, of which the first may look complete: neither counts. Raises
+    ConfigError for two columns of one name, or where the bounds between rows are unclear.
     """
     csv.field_size_limit(10_000_000)  # a report is one field
     reader = csv.reader(file, delimiter=delimiter, strict=True)
@@ -81,7 +99,7 @@ def _records(file: TextIO, table: Path, delimiter: str = ",") -> tuple[list[str]
     first = header or []
     head = [name.strip() for name in first]
     if twice := sorted({name for name in head if name and head.count(name) > 1}):
-        raise ConfigError(f"{table}: column(s) {', '.join(twice)} are there twice; which one counts cannot be told")
+        raise ConfigError(f"{table}: column(s) {', '.join(twice)} are there twice; it is unclear which counts")
 
     def rows() -> Records:
         before: tuple[int, Row | DataError] | None = None
@@ -108,7 +126,7 @@ def _records(file: TextIO, table: Path, delimiter: str = ",") -> tuple[list[str]
 
 
 def find_table(folder: Path, patterns: Sequence[str], what: str) -> Path:
-    """The first file that fits one of the patterns; raises :class:`ConfigError` without one."""
+    """The first file that fits one of the patterns; ConfigError without one."""
     for pattern in patterns:
         if files := sorted(folder.glob(pattern)):
             return files[0]
@@ -117,22 +135,22 @@ def find_table(folder: Path, patterns: Sequence[str], what: str) -> Path:
 
 def image_folder(path: Path, options: Mapping[str, Any], usual: Sequence[Path], what: str) -> Path:
     """The folder of the option ``images``, else the first usual one that is there; :class:`ConfigError` without one."""
-    given = place_of(path, options, "images")
-    places = [given] if given else usual
-    for place in places:
-        if place.is_dir():
-            return place
-    raise ConfigError(f"{what} ({' or '.join(map(str, places))})")
+    given = option_path(path, options, "images")
+    folders = [given] if given else usual
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    raise ConfigError(f"{what} ({' or '.join(map(str, folders))})")
 
 
 class OwnTable(NamedTuple):
-    """A hospital's table, open."""
+    """A hospital's open table."""
 
     columns: list[str]
     records: Records
 
     def rows(self, problems: list[DataError], where: str) -> Iterator[tuple[int, Row]]:
-        """Rows by number; those that cannot be read are added to the problems."""
+        """Rows with their numbers; a row that cannot be read is added to the problems."""
         for number, row in self.records:
             with collecting(problems), within(f"{where}, row {number}"):
                 if isinstance(row, DataError):
@@ -143,9 +161,22 @@ class OwnTable(NamedTuple):
 
 @contextmanager
 def own_table(table: Path, what: str) -> Iterator[OwnTable]:
-    """A hospital's own UTF-8 CSV table, separated by comma, semicolon or tab, whichever its first line has most of.
+    """Open a hospital's UTF-8 table, separated by comma, semicolon or tab: the one its first line has most of.
 
-    Raises :class:`ConfigError` when it cannot be read.
+    Parameters
+    ----------
+    table, what : Path, str
+        The CSV file, and its name in messages.
+
+    Returns
+    -------
+    OwnTable
+        With ``columns``, and ``rows(problems, where)``.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be read.
     """
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:
@@ -159,14 +190,13 @@ def own_table(table: Path, what: str) -> Iterator[OwnTable]:
 
 
 def label_table(table: Path | None, keys: Sequence[str]) -> dict[tuple[str, ...], Labels]:
-    """By study, its labels of a table with a column for each; none without a table.
+    """Labels by study, from a table with the ``keys`` of a study and a column per label; empty without a table.
 
-    A cell says 1 (there), -1 (unsure), or anything else: not there, or not said. ``keys`` name a study's columns; all
-    others are labels. Raises :class:`ConfigError` as :func:`rows_of`.
+    A cell of 1 means present, -1 uncertain, anything else absent or not stated.
     """
-    found: dict[tuple[str, ...], Labels] = {}
+    labels: dict[tuple[str, ...], Labels] = {}
     for row in rows_of(table, keys, others=True) if table else ():
         values = {name: text.removesuffix(".0") for name, text in row.items() if name not in keys}
-        sure, unsure = (frozenset(n for n, text in values.items() if text == said) for said in ("1", "-1"))
-        found[tuple(row[key] for key in keys)] = sure, unsure
-    return found
+        present, uncertain = (frozenset(n for n, value in values.items() if value == flag) for flag in ("1", "-1"))
+        labels[tuple(row[key] for key in keys)] = present, uncertain
+    return labels

@@ -8,13 +8,13 @@ import torch
 from pydantic import ValidationError
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError, FedTARError
-from fedtar_flare.data.task_stream import DiseaseTask
 from fedtar_flare.methods.fedkei.config import STEPS
 from fedtar_flare.methods.fedkei.contract import ADAPT, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask, Stream
 from fedtar_flare.methods.fedkei.mixture import Mixture, mixture_of
 from fedtar_flare.methods.fedkei.plans import PLANS
 from fedtar_flare.methods.fedkei.pool import Pool
+from fedtar_flare.methods.fedkei.task_stream import DiseaseTask
 from fedtar_flare.protocol.exchange import MASTER_DTYPE, check_update_size
 from fedtar_flare.protocol.messages import LEFT, Reply, version
 from fedtar_flare.runtime.aggregation import SpilledUpdates

@@ -10,9 +10,9 @@ from torch import Tensor
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.data.minimum_cell import enough, round_to_cell
 from fedtar_flare.data.splits import SPLITS, Split
-from fedtar_flare.data.task_stream import Labeled, TaskStream
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.pipeline import images_of
+from fedtar_flare.methods.fedkei.task_stream import Labeled, TaskStream
 from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.models.volume_encoder import check_volumes
 
@@ -52,7 +52,7 @@ class SiteTask:
     def of(cls, cohort: Cohort, stream: TaskStream, step: int, least: int) -> "SiteTask":
         """Of a step of the site's stream."""
         splits = {split: stream.labeled(cohort.samples(split), step) for split in SPLITS}
-        return cls(stream.task(step).name, stream.places[step - 1] + 1, splits, least)
+        return cls(stream.task(step).name, stream.order[step - 1] + 1, splits, least)
 
     @property
     def shortage(self) -> str:

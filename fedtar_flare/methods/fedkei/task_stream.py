@@ -1,8 +1,8 @@
-"""Tasks of classification in sequence: which disease is new at which step, and who counts as what.
+"""Tasks of classification in sequence: which disease is new at which step, and each image's label there.
 
-At step t an image is positive where it has the new disease. It is negative where it has not, and belongs to the base
-(of the start) or has the disease of an earlier step: old images serve again. An image of neither, or of which nobody is
-sure whether it has the new disease, is left out of the step. A patient's split is the same at all steps.
+At step t an image is positive where it has the new disease. It is negative where it has not, and either belongs to the
+base (the images of the start) or has the disease of an earlier step: old images serve again. All others, and those that
+may or may not have the new disease, are left out of the step. A patient's split is the same at all steps.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.data.minimum_cell import enough, shown_count
 
 Order = Literal["synchronous", "reversed", "shuffled"]
-"""Of the tasks at a site: as listed, the other way round, or by a permutation of the site's own."""
+"""Order of the tasks at a site: as listed, the other way round, or by a permutation that differs between sites."""
 
 NOTHING = "none"
-"""In a base: images without any label."""
+"""Name, in a base, of images without any label."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
@@ -57,8 +57,8 @@ class Labeled:
 
     def patients(self, label: int | None = None) -> set[str]:
         """The patients who have a sample of this label; None: of any."""
-        chosen = zip(self.samples, self.labels, strict=True)
-        return {sample.visit.patient_id for sample, own in chosen if label in (None, own)}
+        pairs = zip(self.samples, self.labels, strict=True)
+        return {sample.visit.patient_id for sample, value in pairs if label in (None, value)}
 
     def enough(self, least: int) -> bool:
         """Whether both classes have enough patients."""
@@ -74,9 +74,8 @@ class TaskStream:
 
     ``tasks`` are as :meth:`DiseaseTask.parse` reads them, ``order``, ``site`` and ``seed`` as in :func:`order_of`.
     Images with a label of ``base`` (:data:`NOTHING`: no label) are negatives from the first step on. ``from_report``
-    gives the labels that a report states, and those of which it is unsure, where the source gives none; without it,
-    such images are left out. Raises :class:`ConfigError` for no task, a name given twice, or a label of two tasks, or
-    of a task and the base.
+    gives the certain and the uncertain labels of a report where the source gives none; without it, such images are left
+    out. Raises ConfigError for no task, a name given twice, or a label of two tasks, or of a task and the base.
     """
 
     def __init__(
@@ -100,8 +99,8 @@ class TaskStream:
                 raise ConfigError(f"tasks: {what} '{twice[0]:.80}' is there twice")
         self._healthy = NOTHING in base
         self._base = frozenset(base) - {NOTHING}
-        self.places = order_of(len(listed), order, site, seed)
-        self._tasks = [listed[place] for place in self.places]
+        self.order = order_of(len(listed), order, site, seed)
+        self._tasks = [listed[i] for i in self.order]
 
     def __len__(self) -> int:
         """T."""
@@ -112,7 +111,7 @@ class TaskStream:
         return self._tasks[step - 1]
 
     def label_of(self, visit: Visit, step: int) -> int | None:
-        """1, 0, or None for an image that is left out of the step (or whose labels nobody knows)."""
+        """Label at a step: 1, 0, or None for an image that is left out (also one of unknown labels)."""
         labels, uncertain = visit.labels, visit.uncertain
         if labels is None and self._from_report is not None and visit.report:
             labels, uncertain = self._from_report(visit.report)
@@ -129,13 +128,16 @@ class TaskStream:
 
     def labeled(self, samples: Iterable[Sample], step: int) -> Labeled:
         """The samples that take part in a step, in their order."""
-        found = [(sample, self.label_of(sample.visit, step)) for sample in samples]
-        kept = [(sample, label) for sample, label in found if label is not None]
-        return Labeled(tuple(sample for sample, _ in kept), tuple(label for _, label in kept))
+        taken, labels = [], []
+        for sample in samples:
+            if (label := self.label_of(sample.visit, step)) is not None:
+                taken.append(sample)
+                labels.append(label)
+        return Labeled(tuple(taken), tuple(labels))
 
 
 def order_of(count: int, order: Order, site: str = "", seed: int = 0) -> tuple[int, ...]:
-    """Places 0..count-1 of the listed tasks, in the order in which a site meets them.
+    """Indices 0..count-1 of the listed tasks, in the order in which a site meets them.
 
     ``shuffled`` depends on site and seed alone, the same in every process.
     """

@@ -12,7 +12,7 @@ from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.data.sources.fields import labels_of, labels_text
 from fedtar_flare.data.sources.manifest import read_manifest
-from fedtar_flare.data.task_stream import DiseaseTask, TaskStream, order_of
+from fedtar_flare.methods.fedkei.task_stream import DiseaseTask, TaskStream, order_of
 
 TASKS = ("nodule", "effusion", "mass=tumour|metastasis")
 LABELS = ("nodule", "effusion", "tumour", "metastasis", "other")
@@ -86,7 +86,7 @@ def test_shuffled_orders_differ_between_sites():
     assert len({order_of(6, "shuffled", f"site-{i}") for i in range(8)}) > 4
     stream = TaskStream(TASKS, order="shuffled", site="site-2", seed=1)
     assert {stream.task(t).name for t in (1, 2, 3)} == {"nodule", "effusion", "mass"}
-    assert stream.task(2) == DiseaseTask.parse(TASKS[stream.places[1]])
+    assert stream.task(2) == DiseaseTask.parse(TASKS[stream.order[1]])
 
 
 @pytest.mark.parametrize(
