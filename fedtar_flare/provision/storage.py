@@ -24,14 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 class KitStorage(FilesystemStorage):
-    """FLARE's file storage in a folder below the kit, or where ``nvflare poc`` puts it (``root_dir``).
+    """FLARE's file storage in a folder below the kit; ConfigError for an absolute folder or one outside the kit."""
 
-    Raises ConfigError for an absolute folder or one outside the kit.
-    """
-
-    def __init__(self, folder: str, root_dir: str | None = None):
+    def __init__(self, folder: str):
         self.folder = folder
-        super().__init__(root_dir=root_dir or str(_in_kit(folder)))
+        super().__init__(root_dir=str(_in_kit(folder)))
 
 
 class KitJobManager(SimpleJobDefManager):
@@ -50,10 +47,9 @@ class KitJobManager(SimpleJobDefManager):
         folder: str = "storage/jobs",
         job_store_id: str = "job_store",
         sites: Sequence[str] | None = None,
-        uri_root: str | None = None,  # as ``nvflare poc`` sets it
     ):
         self.folder, self.sites = folder, list(sites or ())
-        super().__init__(uri_root=uri_root or str(_in_kit(folder)), job_store_id=job_store_id)
+        super().__init__(uri_root=str(_in_kit(folder)), job_store_id=job_store_id)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """When the server starts: end the jobs that it had left at RUNNING. When a job comes: refuse what is wrong."""

@@ -73,15 +73,6 @@ def test_from_the_job_s_script_to_a_hospital_that_has_approved_its_production_fo
         check_results(federation, out.split("fedtar watch ")[1].split()[0])
 
 
-def test_a_job_s_script_runs_server_and_hospitals_on_this_machine(tmp_path, home):
-    recipe("alone").export(str(tmp_path))
-    places = {name: str(tmp_path / name) for name in ("HOME", "NVFLARE_POC_WORKSPACE")} | {"FEDTAR_HOME": str(home)}
-    Path(places["HOME"]).mkdir()
-    code, out, err = run("python", tmp_path / "alone" / "job.py", "--env", "poc", "-n", 2, timeout=600, **places)
-    assert code == 0, err
-    assert Path(out.split("report: ")[1].strip()).is_file()
-
-
 def test_a_job_with_code_of_its_own_is_refused(federation, exported):
     """The lead of our policy may submit, and may not bring code (FLARE's default policy lets a lead do both)."""
     job = exported("with_code")
