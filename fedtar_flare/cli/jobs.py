@@ -185,12 +185,11 @@ def compare(arguments: argparse.Namespace) -> int:
 
     What has a result is not run again: the command goes on where it was stopped.
     """
-    from fedtar_flare.suite.cost import cost
     from fedtar_flare.suite.file import read_suite
-    from fedtar_flare.suite.hospitals import require_hospitals
     from fedtar_flare.suite.page import write_page
     from fedtar_flare.suite.plan import experiments
     from fedtar_flare.suite.run import run_suite
+    from fedtar_flare.suite.variants import require_hospitals
 
     if arguments.workers < 1:
         raise ConfigError(f"--workers must be at least 1, not {arguments.workers}")
@@ -206,7 +205,6 @@ def compare(arguments: argparse.Namespace) -> int:
     chosen = [one for one in planned if not arguments.only or one.name in arguments.only]
     if not arguments.page:
         require_hospitals(suite)
-        print(cost(arguments.out, chosen, arguments.workers))
     failed = [] if arguments.page else run_suite(arguments.out, chosen, processes=arguments.workers)
     page = write_page(arguments.out, suite, planned)
     print(f"page: {page}" if page else "no run is done yet: there is nothing to compare")

@@ -184,12 +184,12 @@ def score(arguments: argparse.Namespace) -> None:
         lines.append(f"{title:<34}{values[0]:>10}{values[1]:>8}{values[2]:>8}{one.get('n', ''):>7}")
     data = {"reports": len(rows), "positive": positive, "averages": averages, "classes": classes}
     if arguments.against:
-        from fedtar_flare.suite.against import every_metric
-        from fedtar_flare.suite.tables import every_metric as table_of
+        from fedtar_flare.suite.compare import compare_scores
+        from fedtar_flare.suite.tables import metric_table
 
-        found = every_metric("", [(rows, _labelled(arguments, arguments.against)[1])], arguments.drawn)
-        table = table_of(found, {"": str(arguments.state)}, "", arguments.drawn)
-        data["against"] = [one._asdict() for one in found]
+        tests = compare_scores("", [(rows, _labelled(arguments, arguments.against)[1])], arguments.drawn)
+        table = metric_table(tests, {"": str(arguments.state)}, "", arguments.drawn)
+        data["against"] = [test._asdict() for test in tests]
         lines += ["", table.title, "  ".join(table.head), *("  ".join(row) for row in table.rows)]
     show(arguments, data, *lines)
 

@@ -1,4 +1,4 @@
-"""What is kept of a finished run: its result, and the scores of single reports or test images."""
+"""Collects the result of a finished run: its settings and scores, and the scores of single reports or test images."""
 
 import json
 import platform
@@ -15,16 +15,17 @@ from fedtar_flare.registry import method
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site.context import home
 from fedtar_flare.site.state import SiteState, task_scores
-from fedtar_flare.suite.hospitals import site_config
-from fedtar_flare.suite.outside import Found, shared_alone
+from fedtar_flare.suite.outside import Scored, shared_alone
 from fedtar_flare.suite.plan import Experiment
+from fedtar_flare.suite.results import grouped
+from fedtar_flare.suite.variants import site_config
 from fedtar_flare.version import __version__
 
 PACKAGES = ("torch", "transformers", "peft", "nvflare", "numpy")
 
 
-def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Found:
-    """What is kept of the run whose record and checkpoints are in ``results``; removes the state of its sites.
+def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Scored:
+    """The result and rows of the run whose record and checkpoints are in ``results``; removes the state of its sites.
 
     Scores of reports are of one round everywhere, at the hospitals that took part and outside (``scored_round``).
     """
@@ -35,9 +36,9 @@ def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Foun
         for site in experiment.sites
     }
     if experiment.writes_reports:
-        found, rows = _of_reports(experiment, recipe, results, events, states)
+        scores, rows = _report_scores(experiment, recipe, results, events, states)
     else:
-        found, rows = _of_tasks(events, states, start.rounds)
+        scores, rows = _task_scores(events, states, start.rounds)
     for state in states.values():
         shutil.rmtree(state.folder, ignore_errors=True)
     variant = experiment.variant
@@ -60,39 +61,36 @@ def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Foun
         "rounds": start.rounds,
         "curves": _curves(events),
     }
-    return result | found, rows
+    return result | scores, rows
 
 
 def _curves(events: Sequence[Event]) -> dict[str, list[list[float]]]:
     """What the method's events name as curves: ``[round, value, ...]`` by title."""
-    found: dict[str, list[list[float]]] = {}
+    curves: dict[str, list[list[float]]] = {}
     for event in events:
         for title, name in event.curves.items():
             value = getattr(event, name)
             values = value if isinstance(value, list) else [value]
-            found.setdefault(title, []).append([getattr(event, "round", 0), *values])
-    return found
+            curves.setdefault(title, []).append([getattr(event, "round", 0), *values])
+    return curves
 
 
-def _of_reports(
+def _report_scores(
     experiment: Experiment,
     recipe: MethodRecipe,
     results: Path,
     events: Sequence[Event],
     states: Mapping[str, SiteState],
-) -> Found:
+) -> Scored:
     variant = experiment.variant
     evaluations, validations = of_kind(events, Evaluation), of_kind(events, Validation)
-    arrives = recipe.controller.config.rounds_per_period
-    chosen = scored_round(evaluations, None if arrives else best_round(validations))
+    chosen = scored_round(evaluations, best_round(validations))
     outside, rows = shared_alone(recipe, results, variant.outside, chosen, variant.outside_split)
     for site, state in states.items():
-        for number in sorted({event.round for event in evaluations}) if arrives else (0, chosen):
+        for number, when in ((0, "start"), (chosen, "end")):
             file = state.folder / f"{REPORT_SCORES}{number:04d}.jsonl"
             lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-            of_site = [{"site": site, "when": "end" if number else "start", **json.loads(line)} for line in lines]
-            learnt = -(-(number or variant.joins.get(site, 1) - 1) // arrives) if arrives else 0
-            rows += over_time(of_site, learnt) if arrives else of_site
+            rows += [{"site": site, "when": when, **json.loads(line)} for line in lines]
     return {
         "scored_round": chosen,
         "validation": [event.model_dump(mode="json", include={"round", "loss", "sites"}) for event in validations],
@@ -104,28 +102,16 @@ def _of_reports(
 def keep_reports(folder: Path, experiment: Experiment, rows: Sequence[Mapping[str, Any]], round_: int) -> None:
     """Keep a run's reports where :func:`.report_texts` finds them: ``<folder>/<site>``, ``<folder>/outside/<site>``.
 
-    Those before training are of round 0. There are none of a method that writes none.
+    Reports before training are of round 0. A method that writes no reports keeps none.
     """
-    kept: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if row.get("when") in ("start", "end"):
-            place = row["site"] if row["site"] in experiment.sites else f"outside/{row['site']}"
-            kept.setdefault((place, round_ if row["when"] == "end" else 0), []).append(row)
-    for (place, number), of_place in kept.items():
-        write_report_scores(folder / place, number, of_place)
+    if not experiment.writes_reports:
+        return
+    for (site, when), reports in grouped(rows, lambda row: (row["site"], row["when"])).items():
+        name = site if site in experiment.sites else f"outside/{site}"
+        write_report_scores(folder / name, round_ if when == "end" else 0, reports)
 
 
-def over_time(rows: Sequence[dict[str, Any]], learnt: int) -> list[dict[str, Any]]:
-    """Rows that a site kept when it had ``learnt`` from so many periods, as they are compared where visits arrive.
-
-    ``when`` is ``end`` for reports of the next period, which were scored ahead of time, ``start`` before anything was
-    learnt, and ``past`` for reports of periods that were learnt from.
-    """
-    ahead = "end" if learnt else "start"
-    return [{**row, "learnt": learnt, "when": ahead if row["time_step"] > learnt else "past"} for row in rows]
-
-
-def _of_tasks(events: Sequence[Event], states: Mapping[str, SiteState], steps: int) -> Found:
+def _task_scores(events: Sequence[Event], states: Mapping[str, SiteState], steps: int) -> Scored:
     """Of a method that learns tasks of classification.
 
     A row is an image in a task: ``site``, ``step``, ``task``, ``patient_id``, ``label`` and ``scores`` at e = 0..E.
@@ -134,10 +120,10 @@ def _of_tasks(events: Sequence[Event], states: Mapping[str, SiteState], steps: i
     begun = {event.round: event for event in of_kind(events, TaskBegun)}
     tasks = []
     for event in of_kind(events, TaskLearnt):
-        for site, one in sorted(event.sites.items()):
+        for site, learnt in sorted(event.sites.items()):
             waited = begun[event.round].waited(site) if event.round in begun else 0.0
-            seconds = [round(waited + spent, 3) for spent in one.at_epoch or [0.0]]
-            about = one.model_dump(mode="json", exclude={"at_epoch", "seconds"})
+            seconds = [round(waited + spent, 3) for spent in learnt.at_epoch or [0.0]]
+            about = learnt.model_dump(mode="json", exclude={"at_epoch", "seconds"})
             about |= {"step": event.round, "site": site, "seconds": seconds, "start_seconds": seconds[0]}
             tasks.append(about)
     rows = []

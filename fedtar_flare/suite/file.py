@@ -10,6 +10,8 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import read_yaml
 from fedtar_flare.core.settings import Settings, build
 
+__all__ = ["Suite", "read_suite"]
+
 
 class Arm(Settings):
     """One row of the comparison."""
@@ -19,38 +21,34 @@ class Arm(Settings):
     settings: dict[str, Any] = Field({}, description="arguments of the method's recipe, over the suite's own")
 
 
-class HospitalSettings(Settings):
-    """What is said of the hospitals, by a suite and by a scenario over it."""
-
-    outside: tuple[str, ...] = Field((), description="hospitals that only get the shared adapter at the end")
-    cohort: dict[str, Any] = Field(
-        {}, description="options of each hospital's synthetic cohort, and lora_rank; under a hospital's name, its own"
-    )
-
-
-class Scenario(HospitalSettings):
+class Scenario(Settings):
     """The suite's hospitals with something changed; an empty one changes nothing.
 
     A list of numbers (``sites``) or of an option's values (``cohort``) stands for a run with each of them, and several
-    lists for every combination. A hospital that a scenario names in ``cohort`` or ``joins`` is the one it is about.
+    lists for every combination. Arms are compared at the hospitals that ``cohort`` or ``joins`` names, or at all.
     """
+
+    cohort: dict[str, Any] = Field({}, description="options of synthetic cohorts, as a suite's, over the suite's own")
 
     sites: tuple[int, ...] = Field((), description="how many of the suite's first hospitals take part; all by default")
     joins: dict[str, int] = Field({}, description="by hospital: the round in which it begins")
-    compared: tuple[str, ...] = Field(
-        (), description="hospitals at which arms are compared; by default those that 'cohort' or 'joins' names, or all"
-    )
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
-        if not all(number >= 1 for number in (*self.sites, *self.joins.values())):
-            yield ("sites", "numbers from 1 on") if self.sites else ("joins", "rounds from 1 on")
+        if not all(number >= 1 for number in self.sites):
+            yield "sites", "numbers from 1 on"
+        if not all(number >= 1 for number in self.joins.values()):
+            yield "joins", "rounds from 1 on"
 
 
-class Suite(HospitalSettings):
+class Suite(Settings):
     """A suite file (YAML)."""
 
     name: str = Field(description="of the suite")
     sites: tuple[str, ...] = Field(min_length=1, description="hospitals that take part")
+    outside: tuple[str, ...] = Field((), description="hospitals that only get the shared adapter at the end")
+    cohort: dict[str, Any] = Field(
+        {}, description="options of each hospital's synthetic cohort; under a hospital's name, its own"
+    )
     needs_site_files: bool = Field(
         False, description="hospitals have data of their own: refused without the site files that FEDTAR_SITES names"
     )
@@ -64,13 +62,13 @@ class Suite(HospitalSettings):
         "patients", description="what the bootstrap and the permutation of the tables of every metric draw"
     )
     scenarios: dict[str, dict[str, Any]] = Field(
-        {}, description="by name: what differs (sites, outside, cohort, joins); by default one in which nothing does"
+        {}, description="by name: what differs (sites, cohort, joins); by default one in which nothing does"
     )
     arms: dict[str, dict[str, Any]] = Field(min_length=1, description="by name: method, label and settings")
 
     @property
     def compared_with(self) -> tuple[str, ...]:
-        """Arms that have a table of differences; stars in other tables are about the first."""
+        """Arms that all others are compared with; stars in tables of scores are about the first."""
         return self.references or (next(iter(self.arms)),)
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
@@ -78,11 +76,14 @@ class Suite(HospitalSettings):
             yield "references", f"some of the arms {', '.join(self.arms)}, each once"
         if len({*self.sites, *self.outside}) < len(self.sites) + len(self.outside):
             yield "outside", "hospitals that are not among the sites, each once"
-        if odd := {key for key, own in self.cohort.items() if isinstance(own, dict)} - {*self.sites, *self.outside}:
+        if odd := {key for key, options in self.cohort.items() if isinstance(options, dict)} - {
+            *self.sites,
+            *self.outside,
+        }:
             yield "cohort", f"options, and those of single hospitals, of which '{min(odd)}' is none"
         if len(set(self.seeds)) < len(self.seeds):
             yield "seeds", "different numbers"
-        if self.needs_site_files and any(one.get("cohort") for one in (self.to_dict(), *self.scenarios.values())):
+        if self.needs_site_files and any(part.get("cohort") for part in (self.to_dict(), *self.scenarios.values())):
             yield "needs_site_files", "false where the suite says what synthetic hospitals contain"
 
 
@@ -92,7 +93,23 @@ def shipped() -> dict[str, Path]:
 
 
 def read_suite(suite: Path | str) -> Suite:
-    """A suite, by its file or a shipped one's name; raises :class:`ConfigError` naming it and what does not fit."""
+    """Read a suite.
+
+    Parameters
+    ----------
+    suite : Path or str
+        A suite file, or the name of a suite that comes with the package.
+
+    Returns
+    -------
+    Suite
+        Its content; scenarios and arms are checked by :func:`.experiments`.
+
+    Raises
+    ------
+    ConfigError
+        No such suite, or a setting that does not fit; it names the file and the setting.
+    """
     path = Path(suite)
     if not path.suffix and not path.is_file():
         if str(suite) not in shipped():

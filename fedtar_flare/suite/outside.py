@@ -1,4 +1,4 @@
-"""What a hospital gets that never took part: the shared adapter alone, on its own patients."""
+"""Scores of a run's shared adapter at hospitals that never took part."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,19 +11,19 @@ from fedtar_flare.runtime.checkpoint import BEST, load
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.site.cohort import labeler_of_site, prepare_site
-from fedtar_flare.suite.hospitals import site_config
+from fedtar_flare.suite.variants import site_config
 
-Found = tuple[dict[str, Any], list[dict[str, Any]]]
-"""A part of a result, and rows."""
+Scored = tuple[dict[str, Any], list[dict[str, Any]]]
+"""A part of a run's result, and rows of single reports or images."""
 
 
 def shared_alone(
     recipe: MethodRecipe, results: Path, hospitals: Sequence[str], round_: int, split: str = "test"
-) -> Found:
-    """Score a finished run's shared adapter at hospitals outside; nothing where the method shares nothing.
+) -> Scored:
+    """Score a finished run's shared adapter at hospitals outside; empty where the method shares nothing.
 
-    Scores are by hospital: of the adapter before training (``start``) and of the given round, the best or the last
-    (``end``), on the test patients or (``split`` is ``all``) on all.
+    By hospital: scores of the adapter before training (``start``) and of round ``round_`` (``end``), on the test
+    patients or, with ``split="all"``, on all.
     """
     scores: dict[str, dict[str, Any]] = {}
     rows: list[dict[str, Any]] = []

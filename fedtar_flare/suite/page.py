@@ -5,31 +5,48 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 
 from fedtar_flare.core.files import write_text
 from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.metrics.report_sums import Units
 from fedtar_flare.reporting.format import NOTHING, duration, score, size
 from fedtar_flare.reporting.plots import Figure
 from fedtar_flare.reporting.render import render
 from fedtar_flare.suite import tables
-from fedtar_flare.suite.against import Difference, Units, both, differences, every_metric
-from fedtar_flare.suite.arrival import of_periods, period_figures, period_table
 from fedtar_flare.suite.charts import figures
+from fedtar_flare.suite.compare import Difference, compare_scores, differences, paired_runs
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.joining import gains, joining_figures
 from fedtar_flare.suite.plan import Experiment
-from fedtar_flare.suite.results import Done, by_arm, done
-from fedtar_flare.suite.summary import WHERE, Summary, summaries
-from fedtar_flare.suite.tables import Table, head
+from fedtar_flare.suite.results import WHERE, Result, by_arm, read_results, seed_means
+from fedtar_flare.suite.tables import Table
 from fedtar_flare.suite.task_page import task_page
-from fedtar_flare.suite.verdict import MAIN, families, of_gains, of_reports, ranked
+from fedtar_flare.suite.verdict import MAIN, arm_verdict, gain_verdict, ranked
+
+__all__ = ["write_page"]
 
 PAGE, FIGURES = "comparison.html", "figures"
 
 
 def write_page(folder: Path, suite: Suite, experiments: Sequence[Experiment]) -> Path | None:
-    """Write the page of those of the suite's runs that have results, and ``figures/``; None without any result."""
-    results = done(folder, experiments)
+    """Write the page of those of the suite's runs that have results, and its figures.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the comparison, with ``results/``; gets ``comparison.html`` and ``figures/*.svg``.
+    suite : Suite
+        The suite file's content.
+    experiments : sequence of Experiment
+        The suite's runs.
+
+    Returns
+    -------
+    Path or None
+        The page; None without any result.
+    """
+    results = read_results(folder, experiments)
     if not results:
         return None
     content, drawn = (page if experiments[0].writes_reports else task_page)(suite, results)
@@ -38,27 +55,22 @@ def write_page(folder: Path, suite: Suite, experiments: Sequence[Experiment]) ->
     return write_text(folder / PAGE, content)
 
 
-def page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
+def page(suite: Suite, results: Sequence[Result]) -> tuple[str, list[Figure]]:
     """The page as well-formed HTML, and its figures. Nothing is fetched when it is opened."""
-    own = ranked([one for one in results if not one.experiment.variant.scenario])
-    arms = summaries(own)
+    own = ranked([result for result in results if not result.experiment.variant.scenario])
     first = suite.compared_with[0]
-    found = gains(results, first)
-    labels = {one.experiment.name: one.result["label"] for one in results}
+    labels = {result.arm: result.label for result in results}
     reference = labels.get(first, first)
-    alone = not any(one.result["shares"] for one in results if one.experiment.name == first)
-    joining, shown = joining_figures(found, reference), figures(own, arms, first) if own else []
-    against = {name: differences(own, name) for name in suite.compared_with} if own else {}
-    main = _main(own, against, labels, first) if own else []
-    kinds, over_time = families(results), of_periods(results)
-    if over_time:
-        shown += period_figures(over_time)
-        others = [tables.scenarios(gains(results, name), labels.get(name, name)) for name in suite.compared_with[1:]]
-        main = [*main[:-2], period_table(over_time), *others]  # nothing is scored without the patient adapter
-    costs = [
-        [arm.label, str(len(arm.scored)), duration(arm.seconds), size(arm.bytes) if arm.bytes else NOTHING]
-        for arm in arms
-    ]
+    alone = not any(result.content["shares"] for result in results if result.arm == first)
+    gained = gains(results, first)
+    joining = joining_figures(gained, reference)
+    shown: list[Figure] = []
+    main: list[Table] = []
+    verdict = [gain_verdict(gained, reference, alone)]
+    if own:
+        tests = {name: differences(own, name) for name in suite.compared_with}
+        shown, main = figures(own, first), _main(own, tests, labels, first)
+        verdict = arm_verdict(own, tests[first], labels, first)
     text = render(
         "comparison.html",
         suite=suite,
@@ -66,23 +78,21 @@ def page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
         labels=labels,
         alone=alone,
         joining=joining,
-        scenarios=tables.scenarios(found, reference),
-        grid=tables.grid(found),
-        verdict=of_reports(own, against[first], labels, first) if own else of_gains(found, reference, alone),
-        tables=[t.fold(kinds) for t in (*main, tables.left_out(results, suite.sites, first)) if t.rows],
+        gains=tables.gain_table(gained, reference),
+        verdict=verdict,
+        tables=[table for table in main if table.rows],
         metrics=_every_metric(own, suite.compared_with, labels, suite.drawn),
         figures=shown,
-        every=[] if over_time else _every(arms),
-        over_time=over_time,
-        rounds=_rounds(arms),
+        every=_every_score(own),
+        rounds=_rounds(own),
         reference=reference,
-        costs=Table("Cost", "", ["method", "seeds", "one run", "tensors both ways"], costs).fold(kinds),
+        costs=_costs(own),
     )
     return text, [*joining, *shown]
 
 
 def _main(
-    own: Sequence[Done], against: Mapping[str, Sequence[Difference]], labels: Mapping[str, str], first: str
+    own: Sequence[Result], tests: Mapping[str, Sequence[Difference]], labels: Mapping[str, str], first: str
 ) -> list[Table]:
     """In the paper's shape: at the hospitals that took part, with and without the patient adapter, and outside."""
     members, generic, outside = WHERE.values()
@@ -91,53 +101,64 @@ def _main(
     alone = "What a method's shared adapter knows by itself, without any patient adapter."
     strangers = "Hospitals that never took part and get the shared adapter of the same round."
     return [
-        tables.scores(members, about, own, Done.members, against[first]),
-        *(tables.differences(found, labels, name) for name, found in against.items() if found),
-        tables.scores(generic, alone, own, Done.generic),
-        tables.scores(outside, strangers, own, Done.outside),
+        tables.scores(members, about, own, Result.members, tests[first]),
+        *(tables.difference_table(against, labels, name) for name, against in tests.items() if against),
+        tables.scores(generic, alone, own, Result.generic),
+        tables.scores(outside, strangers, own, Result.outside),
     ]
 
 
 def _every_metric(
-    results: Sequence[Done], references: Sequence[str], labels: Mapping[str, str], drawn: Units
+    results: Sequence[Result], references: Sequence[str], labels: Mapping[str, str], drawn: Units
 ) -> list[Table]:
     """The best arm of each method (results are ranked) against each reference with which it has a seed in common."""
-    found = []
+    out = []
     for reference in references:
-        others = [one.experiment for one in results if one.experiment.name != reference]
-        best = {one.arm.method: one.name for one in reversed(others)}
+        others = [result.experiment for result in results if result.arm != reference]
+        best = {experiment.arm.method: experiment.name for experiment in reversed(others)}
         for arm in (name for name in by_arm(results) if name in best.values()):
-            if tests := every_metric(arm, both(results, arm, reference), drawn):
-                found.append(tables.every_metric(tests, labels, reference, drawn))
-    return found
+            if tests := compare_scores(arm, paired_runs(results, arm, reference), drawn):
+                out.append(tables.metric_table(tests, labels, reference, drawn))
+    return out
 
 
-def _every(arms: Sequence[Summary]) -> list[Table]:
-    """All scores, as means over hospitals."""
-    names = [name for name in SCORES if any(name in arm.after[where] for arm in arms for where in WHERE)]
-    return [
-        Table(title, "", head(names), lines) for where, title in WHERE.items() if (lines := _rows(arms, where, names))
-    ]
+def _every_score(results: Sequence[Result]) -> list[Table]:
+    """All scores, mean over hospitals and seeds, with the standard deviation over seeds."""
+    arms = by_arm(results)
+    out: list[Table] = []
+    names = [n for n in SCORES if any(seed_means(results, where, n) for where in WHERE)]
+    for where, title in WHERE.items():
+        rows: list[list[str]] = []
+        for runs in arms.values():
+            means = {name: seed_means(runs, where, name) for name in names}
+            if any(means.values()):
+                if not rows:
+                    start = {name: seed_means(runs, where, name, "start") for name in names}
+                    rows.append([tables.WARM_START, *(score(n, fmean(v) if v else None) for n, v in start.items())])
+                rows.append([runs[0].label, *(_with_spread(name, values) for name, values in means.items())])
+        if rows:
+            out.append(Table(title, "", tables.head(names), rows))
+    return out
 
 
-def _rows(arms: Sequence[Summary], where: str, names: Sequence[str]) -> list[list[str]]:
-    measured = [arm for arm in arms if arm.after[where]]
-    if not measured:
-        return []
-    first = measured[0].before[where]
-    start = [tables.WARM_START, *(score(n, sum(first[n]) / len(first[n]) if n in first else None) for n in names)]
-    return [start, *([arm.label, *(_value(arm, where, name) for name in names)] for arm in measured)]
+def _with_spread(name: str, values: Sequence[float]) -> str:
+    text = score(name, fmean(values) if values else None)
+    return f"{text} ± {score(name, stdev(values))}" if len(values) > 1 else text
 
 
-def _value(arm: Summary, where: str, name: str) -> str:
-    mean, spread = arm.mean(where, name), arm.spread(where, name)
-    return score(name, mean) + (f" ± {score(name, spread)}" if spread is not None else "")
+def _costs(results: Sequence[Result]) -> Table:
+    rows = []
+    for runs in by_arm(results).values():
+        seconds, sent = (fmean(run.content[name] for run in runs) for name in ("seconds", "bytes"))
+        rows.append([runs[0].label, str(len(runs)), duration(seconds), size(sent) if sent else NOTHING])
+    return Table("Cost", "", ["method", "seeds", "one run", "tensors both ways"], rows)
 
 
-def _rounds(arms: Sequence[Summary]) -> str:
-    """Which round each arm was scored at, seed by seed; those of most runs are said once."""
-    if not (scored := Counter(round_ for arm in arms for round_ in arm.scored)):
+def _rounds(results: Sequence[Result]) -> str:
+    """At which round each arm was scored, seed by seed; the most frequent round is stated once."""
+    scored = {runs[0].label: [run.content["scored_round"] for run in runs] for runs in by_arm(results).values()}
+    if not scored:
         return ""
-    usual, _ = scored.most_common(1)[0]
-    others = [f"{arm.label} {', '.join(map(str, arm.scored))}" for arm in arms if set(arm.scored) != {usual}]
+    usual, _ = Counter(number for numbers in scored.values() for number in numbers).most_common(1)[0]
+    others = [f"{label} {', '.join(map(str, numbers))}" for label, numbers in scored.items() if {*numbers} != {usual}]
     return f"Round {usual} in every run" + (f", but for (seed by seed) {'; '.join(others)}." if others else ".")

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from fedtar_flare.core.errors import ConfigError
@@ -16,6 +17,8 @@ from fedtar_flare.suite.file import Arm, Suite
 from fedtar_flare.suite.variants import Variant, variants
 from fedtar_flare.version import __version__
 
+__all__ = ["Experiment", "experiments"]
+
 FORMAT = 2
 """Of a result; results of another format are made anew."""
 
@@ -24,16 +27,20 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class Experiment:
-    """One run of the suite: an arm (by ``name``) with a seed on a set of hospitals."""
+    """One run of a suite: an arm with a seed on a set of hospitals."""
 
     name: str
+    """Of the arm."""
     arm: Arm
+    """Method and settings."""
     seed: int
+    """Of data, weights and order."""
     variant: Variant
+    """Hospitals of the run."""
     recipe: dict[str, Any]
     """Arguments of the recipe, seed included."""
     digest: str
-    """Of all that decides about the result, with defaults; a result with it need not be made again."""
+    """Of everything that decides the result, defaults included: a result with an equal digest is not made again."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -56,22 +63,52 @@ class Experiment:
         return "-".join(filter(None, (self.name, self.variant.name, str(self.seed), self.digest)))
 
     def build(self, threads: int = 1) -> MethodRecipe:
-        """The recipe, with so many torch threads unless it sets them; :class:`ConfigError` names the arm."""
+        """Build the recipe.
+
+        Parameters
+        ----------
+        threads : int
+            Torch threads, unless the settings have ``torch_threads``.
+
+        Returns
+        -------
+        MethodRecipe
+            The job of this run.
+
+        Raises
+        ------
+        ConfigError
+            A setting does not fit; the message names the arm.
+        """
         try:
             recipe: MethodRecipe = MethodRecipe(self.arm.method, **{"torch_threads": threads} | self.recipe)
         except ConfigError as error:
             raise ConfigError(f"arm '{self.name}': {error}") from error
-        rounds = recipe.controller.config.num_rounds
-        if late := [f"{s} (round {r})" for s, r in self.variant.joins.items() if r > rounds]:
-            raise ConfigError(f"{late[0]} joins after the last round, {rounds}")
+        server = recipe.controller.config
+        if server.rounds_per_period:
+            raise ConfigError(f"arm '{self.name}': a suite has no visits that arrive by periods (rounds_per_period)")
+        if late := [f"{s} (round {r})" for s, r in self.variant.joins.items() if r > server.num_rounds]:
+            raise ConfigError(f"{late[0]} joins after the last round, {server.num_rounds}")
         return recipe
 
 
 def experiments(suite: Suite) -> list[Experiment]:
-    """All runs of a suite, seed by seed, so that every arm has a first result early; all recipes are tried at once.
+    """List the runs of a suite, seed by seed, so that every arm has a first result early. All recipes are built once.
 
-    An arm whose method shares nothing is run only where its result is needed (:attr:`Variant.alone`).
-    :class:`ConfigError` says which name, method or setting of an arm, or option of a hospital, does not fit.
+    Parameters
+    ----------
+    suite : Suite
+        The suite file's content.
+
+    Returns
+    -------
+    list of Experiment
+        An arm whose method shares nothing is run only where its result is needed (:attr:`.Variant.alone`).
+
+    Raises
+    ------
+    ConfigError
+        A name, method or setting of an arm, or an option of a hospital, does not fit.
     """
     site_names(suite.sites)
     arms = {name: build(Arm, values, f"arm '{name}'") for name, values in suite.arms.items()}
@@ -79,14 +116,14 @@ def experiments(suite: Suite) -> list[Experiment]:
         raise ConfigError(f"arm '{odd[0]}': a name has lower-case letters, digits, '.', '_' and '-' alone")
     _one_kind(suite, arms)
     sharing = {name for name, arm in arms.items() if contract_of(arm.method).shares}
-    several = variants(suite)
-    return [
-        _experiment(suite, name, arm, seed, one if name in sharing or one.alone == one.sites else one.on(one.alone))
-        for seed in suite.seeds
-        for one in several
-        for name, arm in arms.items()
-        if name in sharing or one.alone
-    ]
+    out = []
+    for seed, variant in product(suite.seeds, variants(suite)):
+        for name, arm in arms.items():
+            if name in sharing or variant.alone == variant.sites:
+                out.append(_experiment(suite, name, arm, seed, variant))
+            elif variant.alone:
+                out.append(_experiment(suite, name, arm, seed, variant.on(variant.alone)))
+    return out
 
 
 def _one_kind(suite: Suite, arms: Mapping[str, Arm]) -> None:
@@ -112,18 +149,16 @@ def _one_kind(suite: Suite, arms: Mapping[str, Arm]) -> None:
 
 def _experiment(suite: Suite, name: str, arm: Arm, seed: int, variant: Variant) -> Experiment:
     recipe = merged(suite.settings, arm.settings) | {"seed": seed}
-    one = Experiment(name, arm, seed, variant, recipe, "")
+    experiment = Experiment(name, arm, seed, variant, recipe, "")
     hospitals = {key: getattr(variant, key) for key in ("sites", "outside", "outside_split", "cohort", "joins")}
-    key = json.dumps([FORMAT, __version__, arm.method, one.build().resolved(), hospitals], sort_keys=True)
-    return replace(one, digest=hashlib.sha256(key.encode()).hexdigest()[:12])
+    key = json.dumps([FORMAT, __version__, arm.method, experiment.build().resolved(), hospitals], sort_keys=True)
+    return replace(experiment, digest=hashlib.sha256(key.encode()).hexdigest()[:12])
 
 
 def merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with others over them, group by group."""
-    result = dict(common)
+    out = dict(common)
     for name, value in own.items():
-        group = result.get(name)
-        if isinstance(group, Mapping) and isinstance(value, Mapping):
-            value = merged(group, value)
-        result[name] = value
-    return result
+        group = out.get(name)
+        out[name] = merged(group, value) if isinstance(group, Mapping) and isinstance(value, Mapping) else value
+    return out

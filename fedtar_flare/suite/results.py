@@ -1,10 +1,11 @@
-"""The results of a suite that are there, read for its page."""
+"""The finished runs of a suite, read for its page."""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 from fedtar_flare.core.files import read_json
@@ -17,14 +18,31 @@ Row = dict[str, Any]
 ``when``: ``start`` before training, ``end`` at the scored round. Of a method that classifies, scores of one test image
 in a task (:mod:`fedtar_flare.suite.collect`)."""
 
+WHERE = {
+    "members": "At the hospitals that took part",
+    "generic": "The shared adapter alone, at the hospitals that took part",
+    "outside": "The shared adapter alone, at hospitals outside",
+}
+"""Where a model is scored, in the order of the page's tables."""
+
 
 @dataclass(frozen=True)
-class Done:
-    """An experiment that has a result."""
+class Result:
+    """An experiment with the content of its result file."""
 
     experiment: Experiment
-    result: dict[str, Any]
+    content: dict[str, Any]
     rows_path: Path
+
+    @property
+    def arm(self) -> str:
+        """Name of the arm."""
+        return self.experiment.name
+
+    @property
+    def label(self) -> str:
+        """The arm's name for people."""
+        return str(self.content["label"])
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -38,7 +56,7 @@ class Done:
 
     def generic(self, when: str = "end") -> list[Row]:
         """Of the shared adapter alone at the hospitals that took part; empty for a method that shares nothing."""
-        if not self.result["shares"]:
+        if not self.content["shares"]:
             return []
         return self.members(when, personal=False) or self.members(when)
 
@@ -47,26 +65,42 @@ class Done:
         sites = set(self.experiment.variant.outside)
         return [row for row in self.rows if row["site"] in sites and row["when"] == when]
 
+    def hospital_mean(self, where: str, score: str, when: str = "end") -> float | None:
+        """Mean of a score over the hospitals of a place in :data:`WHERE`, from the run's evaluations."""
+        if where == "outside":
+            sites = {site: scores[when] for site, scores in self.content["outside"].items()}
+        else:
+            number = self.content["scored_round"] if when == "end" else self.content["evaluations"][0]["round"]
+            event = next(event for event in self.content["evaluations"] if event["round"] == number)
+            sites = event["sites"]
+            if where == "generic":  # without a patient adapter, the shared adapter alone is all that exists
+                sites = (event["generic"] or sites) if self.content["shares"] else {}
+        values = [value for scores in sites.values() if (value := scores["all"].get(score)) is not None]
+        return fmean(values) if values else None
 
-def done(folder: Path, experiments: Sequence[Experiment]) -> list[Done]:
+
+def read_results(folder: Path, experiments: Sequence[Experiment]) -> list[Result]:
     """The experiments that have a result, in the suite's order."""
-    return [
-        Done(one, read_json(file), rows_file(folder, one))
-        for one in experiments
-        if (file := result_file(folder, one)).is_file()
-    ]
+    files = [(experiment, result_file(folder, experiment)) for experiment in experiments]
+    return [Result(one, read_json(file), rows_file(folder, one)) for one, file in files if file.is_file()]
 
 
-def by_arm(results: Sequence[Done]) -> dict[str, list[Done]]:
+def by_arm(results: Sequence[Result]) -> dict[str, list[Result]]:
     """The results of each arm, in the suite's order."""
-    return grouped(results, lambda one: one.experiment.name)
+    return grouped(results, lambda result: result.arm)
+
+
+def seed_means(results: Sequence[Result], where: str, score: str, when: str = "end") -> list[float]:
+    """:meth:`Result.hospital_mean` of each run that has it."""
+    means = [result.hospital_mean(where, score, when) for result in results]
+    return [mean for mean in means if mean is not None]
 
 
 def grouped(values: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
-    """The values by key, in the order in which the keys come first."""
+    """The values by key, keys in the order of their first value."""
     groups: dict[Any, list[T]] = {}
-    for one in values:
-        groups.setdefault(key(one), []).append(one)
+    for value in values:
+        groups.setdefault(key(value), []).append(value)
     return groups
 
 

@@ -1,4 +1,4 @@
-"""Run a suite: each experiment in this process or in one of several; its result is a small JSON file."""
+"""Runs a suite: each experiment in this process or in one of several; its result is a small JSON file."""
 
 import json
 import logging
@@ -7,16 +7,17 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
 from pathlib import Path
 
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.core.files import write_text
-from fedtar_flare.suite.hospitals import described
 from fedtar_flare.suite.plan import Experiment
+from fedtar_flare.suite.variants import site_files
+
+__all__ = ["run_suite"]
 
 logger = logging.getLogger(__name__)
 RESULTS = "results"
@@ -40,52 +41,64 @@ def pending(folder: Path, experiments: Iterable[Experiment]) -> list[Experiment]
 def run_suite(
     folder: Path, experiments: Sequence[Experiment], *, processes: int = 1, say: Callable[[str], None] = print
 ) -> list[str]:
-    """Run what has no result in the folder yet; one that fails is left out, the others go on.
+    """Run the experiments that have no result in the folder yet. One that fails does not stop the others.
 
-    ``processes`` of them run at the same time, each with its share of the cores; ``say`` gets a line after each, with
-    the time left. Returns a line for each that failed.
+    Parameters
+    ----------
+    folder : Path
+        Folder of the comparison; gets ``results/`` and ``runs/``.
+    experiments : sequence of Experiment
+        The runs that are wanted.
+    processes : int
+        Runs at the same time, each with its share of the cores.
+    say : callable
+        Gets a line after each run, with the time left.
+
+    Returns
+    -------
+    list of str
+        A line for each run that failed, with the reason.
     """
     todo = pending(folder, experiments)
     before, started = len(experiments) - len(todo), time.monotonic()
     say(f"{len(experiments)} runs, {before} of them done before")
     failed: list[str] = []
-    done, lock = before, threading.Lock()
-
-    def finished(one: Experiment, problem: str) -> None:
-        nonlocal done
-        with lock:
-            done += 1
-            if problem:
-                failed.append(f"{one.title}: {problem}")
-            left = (time.monotonic() - started) / (done - before) * (len(experiments) - done) / 60
-            say(f"{done}/{len(experiments)}  {one.title}: {'failed' if problem else 'done'}; {left:.0f} min left")
-
-    threads = max(1, cores() // processes)
-    if processes == 1:
-        for one in todo:
-            finished(one, attempt(folder, one, threads))
-        return failed
-    waiting = iter(todo)  # the lanes take from one iterator, whose steps are atomic
-
-    def lane(_: int) -> None:
-        """Run what waits, one after the other, in one process; where it dies, the next experiment gets a new one."""
-        with ExitStack() as pools:
-            pool = None
-            for one in waiting:
-                pool = pool or pools.enter_context(one_worker())
-                try:
-                    problem = pool.submit(attempt, folder, one, threads).result()
-                except BrokenProcessPool:
-                    problem, pool = "its process died (killed, or out of memory)", None
-                finished(one, problem)
-
-    with ThreadPoolExecutor(processes) as lanes:
-        list(lanes.map(lane, range(processes)))
+    for done, (run, problem) in enumerate(_attempts(folder, todo, processes), start=1):
+        if problem:
+            failed.append(f"{run.title}: {problem}")
+        left = (time.monotonic() - started) / done * (len(todo) - done) / 60
+        state = "failed" if problem else "done"
+        say(f"{before + done}/{len(experiments)}  {run.title}: {state}; {left:.0f} min left")
     return failed
 
 
-def one_worker() -> ProcessPoolExecutor:
-    """A process that does one thing after the other, and ends when this one does, even when it is killed."""
+def _attempts(folder: Path, todo: Sequence[Experiment], processes: int) -> Iterator[tuple[Experiment, str]]:
+    """Each experiment once it has ended, with the reason if it failed."""
+    threads = max(1, cores() // processes)
+    if processes == 1:
+        for run in todo:
+            yield run, attempt(folder, run, threads)
+        return
+    lanes = ThreadPoolExecutor(processes)
+    try:
+        runs = {lanes.submit(attempt_in_process, folder, run, threads): run for run in todo}
+        for future in as_completed(runs):
+            yield runs[future], future.result()
+    finally:
+        lanes.shutdown(cancel_futures=True)  # when the user interrupts, nothing new begins
+
+
+def attempt_in_process(folder: Path, experiment: Experiment, threads: int) -> str:
+    """:func:`attempt` in a process of its own, whose death is a reason too."""
+    try:
+        with single_worker() as worker:
+            return worker.submit(attempt, folder, experiment, threads).result()
+    except BrokenProcessPool:
+        return "its process died (killed, or out of memory)"
+
+
+def single_worker() -> ProcessPoolExecutor:
+    """A pool of one process, which ends when this process does, even when this one is killed."""
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     return ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent)
 
@@ -102,7 +115,7 @@ def _end_with_parent() -> None:
 
 
 def attempt(folder: Path, experiment: Experiment, threads: int) -> str:
-    """Run one experiment; why it failed, or nothing: a text, since not every exception can be sent to a process."""
+    """Run one experiment; returns why it failed, or "": a text, since not every exception can be pickled."""
     try:
         run_experiment(folder, experiment, threads)
     except FedTARError as error:
@@ -135,7 +148,7 @@ def run_experiment(folder: Path, experiment: Experiment, threads: int = 1) -> No
     work = folder / "runs" / experiment.file_name
     shutil.rmtree(work, ignore_errors=True)
     began = time.monotonic()
-    with described(experiment.variant, work / "hospitals"):
+    with site_files(experiment.variant, work / "hospitals"):
         results = run_in_process(recipe, list(experiment.sites), work, experiment.variant.joins)
         result, rows = collect(experiment, recipe, results)
     result["seconds"] = round(time.monotonic() - began, 1)

@@ -1,20 +1,27 @@
-"""The sets of hospitals on which a suite runs its arms: what each of its scenarios stands for."""
+"""The sets of hospitals on which a suite runs its arms, and their site files for the time of a run."""
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import write_text
 from fedtar_flare.core.settings import build
+from fedtar_flare.site.site_file import SITES_VARIABLE, SiteConfig, load_site_config, sites_folder
 from fedtar_flare.suite.file import Scenario, Suite
 from fedtar_flare.synthetic.course import CohortOptions
 
+__all__ = ["require_hospitals"]
+
 HOSPITALS = "hospitals"
-"""How a point names the number of hospitals."""
-LORA_RANK = "lora_rank"
-"""Beside the options of a cohort, the one setting of a hospital's site file that a suite says."""
+"""Name of the number of hospitals in a point."""
 
 
 @dataclass(frozen=True)
@@ -26,25 +33,23 @@ class Variant:
     sites: tuple[str, ...]
     outside: tuple[str, ...] = ()
     outside_split: str = "test"
-    """Whom those outside are scored on: their test patients, or ``all``."""
+    """On whom hospitals outside are scored: their ``test`` patients, or ``all``."""
     cohort: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Options of synthetic cohorts and :data:`LORA_RANK`, by hospital; empty where the suite says nothing of any."""
+    """Options of synthetic cohorts by hospital; empty where the suite sets none."""
     joins: dict[str, int] = field(default_factory=dict)
-    """Round in which a hospital begins, of those that do not from the start."""
+    """By hospital, the round in which it begins, where that is not the first."""
     point: dict[str, Any] = field(default_factory=dict)
-    """What it takes from each list of its scenario: the number of hospitals, and options of the cohort."""
+    """Its value from each list of its scenario: the number of hospitals, and options of the cohort."""
     compared: tuple[str, ...] = ()
     """Hospitals whose gain is shown: those that the scenario names, else those that are in all its points."""
-    left_out: tuple[str, ...] = ()
-    """Of the suite's hospitals, those that are outside."""
     alone: tuple[str, ...] = ()
     """Where an arm that shares nothing is run; what a hospital learns alone does not depend on others."""
 
     @property
     def name(self) -> str:
         """For file names and progress: the point of a scenario with lists, else the scenario."""
-        said = "_".join(f"{key}-{value}" for key, value in self.point.items()) or self.scenario
-        return re.sub(r"[^a-z0-9._]+", "-", said.lower()).strip("-")[:60]
+        text = "_".join(f"{key}-{value}" for key, value in self.point.items()) or self.scenario
+        return re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-")[:60]
 
     def on(self, sites: Sequence[str]) -> "Variant":
         """The same with some of the hospitals alone, and nobody outside."""
@@ -54,59 +59,104 @@ class Variant:
 
 
 def variants(suite: Suite) -> list[Variant]:
-    """All of a suite, scenario by scenario; :class:`ConfigError` where one or an option of a cohort does not fit."""
-    several = {name: build(Scenario, given, f"scenario '{name}'") for name, given in suite.scenarios.items()}
-    return [one for name, scenario in (several or {"": Scenario()}).items() for one in _expanded(suite, name, scenario)]
+    """All of a suite, scenario by scenario; ConfigError where a scenario or an option of a cohort does not fit."""
+    scenarios = {name: build(Scenario, values, f"scenario '{name}'") for name, values in suite.scenarios.items()}
+    pairs = (scenarios or {"": Scenario()}).items()
+    return [variant for name, scenario in pairs for variant in _expand(suite, name, scenario)]
 
 
-def _expanded(suite: Suite, name: str, scenario: Scenario) -> list[Variant]:
+def _expand(suite: Suite, name: str, scenario: Scenario) -> list[Variant]:
     """A variant for each combination of what the scenario lists."""
     numbers = scenario.sites or (len(suite.sites),)
     if max(numbers) > len(suite.sites):
         raise ConfigError(f"scenario '{name}': sites must be numbers from 1 to {len(suite.sites)}")
     named = {key for key, value in scenario.cohort.items() if isinstance(value, Mapping)} | scenario.joins.keys()
     lists = {key: value for key, value in scenario.cohort.items() if isinstance(value, list | tuple)}
-    found = []
+    joins = {site: r for site, r in scenario.joins.items() if r > 1}
+    out = []
     for number, *values in product(numbers, *lists.values()):
-        sites = tuple(site for site in suite.sites[:number] if site not in scenario.outside)
-        outside = scenario.outside or suite.outside
-        if odd := sorted(named - {*sites, *outside} | {*scenario.joins, *scenario.compared} - set(sites)):
+        sites = suite.sites[:number]
+        if odd := sorted(named - {*sites, *suite.outside} | scenario.joins.keys() - set(sites)):
             raise ConfigError(f"scenario '{name}': among the {len(sites)} hospitals that take part is no '{odd[0]}'")
-        if not sites:
-            raise ConfigError(f"scenario '{name}': nobody takes part")
         point = dict(zip(lists, values, strict=True))
-        compared = tuple(site for site in sites if site in (scenario.compared or named)) or sites[: min(numbers)]
-        joins = {site: r for site, r in scenario.joins.items() if r > 1}
-        left_out = tuple(site for site in outside if site in suite.sites)
+        compared = tuple(site for site in sites if site in named) or sites[: min(numbers)]
         alone: tuple[str, ...] = ()
-        if number == min(numbers) and not left_out:
-            # no run begins without a hospital that is there from the start
+        if number == min(numbers):
+            # no run begins without a hospital that takes part from the start
             first = [site for site in sites if site not in joins][:1] if set(compared) <= joins.keys() else []
             alone = tuple(site for site in sites if site in (*first, *compared))
-        found.append(
+        out.append(
             Variant(
                 scenario=name if scenario != Scenario() else "",
                 sites=sites,
-                outside=outside,
+                outside=suite.outside,
                 outside_split=suite.outside_split,
-                cohort=_cohorts(suite, scenario.cohort | point, (*sites, *outside)),
+                cohort=_cohorts(suite, scenario.cohort | point, (*sites, *suite.outside)),
                 joins=joins,
                 point=({HOSPITALS: number} if len(numbers) > 1 else {}) | point,
                 compared=compared,
-                left_out=left_out,
                 alone=alone,
             )
         )
-    return found
+    return out
 
 
 def _cohorts(suite: Suite, changed: Mapping[str, Any], sites: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Options by hospital: the suite's, the scenario's, and the hospital's own of both."""
     parts = (suite.cohort, changed)
     shared = {key: value for part in parts for key, value in part.items() if not isinstance(value, Mapping)}
-    found = {}
+    out = {}
     for site in sites:
-        found[site] = shared | {key: value for part in parts for key, value in part.get(site, {}).items()}
-        own = {name: value for name, value in found[site].items() if name != LORA_RANK}
-        build(CohortOptions, own, f"cohort of {site}")
-    return found if any(found.values()) else {}
+        out[site] = shared | {key: value for part in parts for key, value in part.get(site, {}).items()}
+        build(CohortOptions, out[site], f"cohort of {site}")
+    return out if any(out.values()) else {}
+
+
+@contextmanager
+def site_files(variant: Variant, folder: Path) -> Iterator[None]:
+    """Within the context, FEDTAR_SITES names site files of the variant's cohorts; no change where it sets none.
+
+    ConfigError where FEDTAR_SITES names other site files.
+    """
+    if not variant.cohort:
+        yield
+        return
+    if (named := sites_folder()) is not None:
+        raise ConfigError(f"the suite describes synthetic hospitals; unset {SITES_VARIABLE}, which names {named}")
+    for site, options in variant.cohort.items():
+        write_text(folder / f"{site}.yaml", yaml.safe_dump({"source": "synthetic", "options": options}))
+    os.environ[SITES_VARIABLE] = str(folder.resolve())
+    try:
+        yield
+    finally:
+        del os.environ[SITES_VARIABLE]
+
+
+def require_hospitals(suite: Suite) -> None:
+    """Check, before anything runs, that each hospital of a suite has its site file and its data.
+
+    Parameters
+    ----------
+    suite : Suite
+        The suite file's content.
+
+    Raises
+    ------
+    ConfigError
+        A site file or its data is missing, or a suite for real data is to run on synthetic hospitals.
+    """
+    if suite.needs_site_files and sites_folder() is None:
+        names = ", ".join((*suite.sites, *suite.outside))
+        raise ConfigError(
+            f"suite '{suite.name}' needs data of its own: make site files for {names} (fedtar data partition), and set "
+            f"{SITES_VARIABLE} to their folder"
+        )
+    for site in (*suite.sites, *suite.outside):
+        config = site_config(site)
+        if suite.needs_site_files and config.source == "synthetic":
+            raise ConfigError(f"{config.origin}: suite '{suite.name}' compares on real data, not on phantoms")
+
+
+def site_config(site: str) -> SiteConfig:
+    """A simulated site's configuration."""
+    return load_site_config(site, workspace=None, simulator=True)

@@ -10,46 +10,41 @@ from statistics import fmean
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.metrics.significance import Interval
 from fedtar_flare.reporting.format import number, score
-from fedtar_flare.suite.against import COMPARED, SUMS, Difference, value
+from fedtar_flare.suite.compare import COMPARED, SUMS, Difference, interval_of
 from fedtar_flare.suite.joining import Gain
-from fedtar_flare.suite.results import Done, by_arm
+from fedtar_flare.suite.results import Result, by_arm
 
 MAIN = COMPARED[0]
-"""The score by which arms are ordered; of COMPARED, of which higher values are better."""
+"""The score by which arms are ordered; higher is better, as in all of :data:`COMPARED`."""
 
 
-def means(results: Sequence[Done], name: str) -> dict[str, float]:
-    """By arm, a score of the hospitals that took part, mean over seeds, best first; arms without it are left out."""
-    found = {}
+def arm_means(results: Sequence[Result], name: str) -> dict[str, float]:
+    """A score at the hospitals that took part, mean over seeds, by arm, best first; arms without it are left out."""
+    means = {}
     for arm, runs in by_arm(results).items():
-        sums = [one for run in runs if (one := SUMS[name](run.members())) is not None]
-        if sums and math.isfinite(mean := fmean(one.value() for one in sums)):
-            found[arm] = mean
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+        sums = [of_run for run in runs if (of_run := SUMS[name](run.members())) is not None]
+        if sums and math.isfinite(mean := fmean(of_run.value() for of_run in sums)):
+            means[arm] = mean
+    return dict(sorted(means.items(), key=lambda pair: -pair[1]))
 
 
-def ranked(results: Sequence[Done]) -> list[Done]:
+def ranked(results: Sequence[Result]) -> list[Result]:
     """The results, those of the arm with the best main score first."""
-    place = {arm: i for i, arm in enumerate(means(results, MAIN))}
-    return sorted(results, key=lambda one: place.get(one.experiment.name, len(place)))
+    rank = {arm: i for i, arm in enumerate(arm_means(results, MAIN))}
+    return sorted(results, key=lambda result: rank.get(result.arm, len(rank)))
 
 
-def families(results: Sequence[Done]) -> dict[str, str]:
-    """By the label of an arm, its method."""
-    return {one.result["label"]: one.experiment.arm.method for one in results}
-
-
-def of_reports(
-    results: Sequence[Done], against: Sequence[Difference], labels: Mapping[str, str], first: str
+def arm_verdict(
+    results: Sequence[Result], tests: Sequence[Difference], labels: Mapping[str, str], reference: str
 ) -> list[str]:
-    """The verdict on the main score against the arm ``first``, and which arms are best in the others."""
-    best = {name: found for name in COMPARED if (found := means(results, name))}
+    """The verdict on the main score against the arm ``reference``, and which arms are best in the other scores."""
+    best = {name: means for name in COMPARED if (means := arm_means(results, name))}
     if MAIN not in best:
         return ["No arm has a score that arms are compared by."]
-    less = {one.arm: (one.difference, one.p) for one in against if one.score == MAIN}
-    arm = next(iter(best[MAIN]))
-    of_best, shown = value(MAIN, [one.members() for one in by_arm(results)[arm]]), partial(score, MAIN)
-    text = verdict(SCORES[MAIN].label, [*best[MAIN]], of_best, less, first, labels, shown, " points")
+    less = {test.arm: (test.difference, test.p) for test in tests if test.score == MAIN}
+    order = [*best[MAIN]]
+    interval = interval_of(MAIN, [run.members() for run in by_arm(results)[order[0]]])
+    text = verdict(SCORES[MAIN].label, order, interval, less, reference, labels, partial(score, MAIN), " points")
     others = [f"{SCORES[name].label}: {labels[next(iter(best[name]))]}" for name in best if name != MAIN]
     return [text, *([f"Best in other scores: {'; '.join(others)}."] if others else [])]
 
@@ -59,7 +54,7 @@ def verdict(
     order: Sequence[str],
     best: Interval | None,
     less: Mapping[str, tuple[Interval, float | None]],
-    first: str,
+    reference: str,
     labels: Mapping[str, str],
     shown: Callable[[float], str],
     unit: str = "",
@@ -67,11 +62,11 @@ def verdict(
     """``FedTAR has the best BLEU-4, 81.3 (95 % interval 78.0 to 84.1); its difference to FedAvg is 0.4 points (-1.2 to
     2.0, p 0.412): not beyond chance.``
 
-    ``order`` are arms, the best first; ``less`` has their differences to the arm ``first``, each with its p.
+    ``order`` lists the arms, the best first; ``less`` has their differences to the reference, each with its p.
     """
     text = f"{labels[order[0]]} has the best {what}"
     text += f", {shown(best.value)} (95 % interval {shown(best.low)} to {shown(best.high)})" if best else ""
-    arm = next((name for name in order[: 1 if order[0] != first else None] if name in less), None)
+    arm = next((name for name in order[: 1 if order[0] != reference else None] if name in less), None)
     if arm is None:
         return f"{text}."
     gap, p = less[arm]
@@ -80,23 +75,22 @@ def verdict(
     whose = "its difference" if arm == order[0] else f"next is {labels[arm]}, whose difference"
     inside = f"{shown(gap.low)} to {shown(gap.high)}{f', p {number(p)}' if tested else ''}"
     chance = "beyond chance" if beyond else "not beyond chance"
-    return f"{text}; {whose} to {labels[first]} is {shown(gap.value)}{unit} ({inside}): {chance}."
+    return f"{text}; {whose} to {labels[reference]} is {shown(gap.value)}{unit} ({inside}): {chance}."
 
 
-def of_gains(found: Sequence[Gain], reference: str, alone: bool) -> list[str]:
+def gain_verdict(gains: Sequence[Gain], reference: str, alone: bool) -> str:
     """In how many scenarios and points the arms are better than the reference, by the interval of the main score.
 
-    It says whether joining pays where in the reference each hospital trains ``alone``.
+    Where each hospital of the reference trains ``alone``, the question is whether joining pays.
     """
-    gains = [one for one in found if one.score == MAIN]
-    if not gains:
-        return [f"No arm can be compared with '{reference}' yet."]
-    more, fewer = sum(one.gain.low > 0 for one in gains), sum(one.gain.high < 0 for one in gains)
-    arms, label = {one.label for one in gains}, SCORES[MAIN].label
-    chance, of = len(gains) - more - fewer, f"in {more} of {len(gains)} settings"
+    shown = [gain for gain in gains if gain.score == MAIN]
+    if not shown:
+        return f"No arm can be compared with '{reference}' yet."
+    more, fewer = sum(gain.gain.low > 0 for gain in shown), sum(gain.gain.high < 0 for gain in shown)
+    arms, label, of = {gain.label for gain in shown}, SCORES[MAIN].label, f"in {more} of {len(shown)} settings"
     if alone:
         text = f"Joining pays in {label} over '{reference}' {of}, costs in {fewer}, and is"
     else:
         who = f"'{arms.pop()}'" if len(arms) == 1 else "Another arm"
         text = f"{who} is better than '{reference}' on {label} {of}, worse in {fewer}, and"
-    return [f"{text} not beyond chance in {chance}."]
+    return f"{text} not beyond chance in {len(shown) - more - fewer}."

@@ -6,9 +6,8 @@ import yaml
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.registry import method, own_names
 from fedtar_flare.suite.file import Suite, read_suite, shipped
-from fedtar_flare.suite.hospitals import described, require_hospitals, site_config
 from fedtar_flare.suite.plan import experiments
-from fedtar_flare.suite.variants import variants
+from fedtar_flare.suite.variants import require_hospitals, site_config, site_files, variants
 
 SUITES = sorted(shipped().values())
 REPORTS = {name for name in own_names() if method(name).reports}
@@ -34,6 +33,15 @@ def test_every_recipe_of_a_shipped_suite_can_be_built_and_its_documents_say_how_
     if path.stem in ("quick", "paper_tables"):  # the suites of all methods that write reports
         assert {arm["method"] for arm in suite.arms.values()} == REPORTS
         assert len({one.digest for one in planned}) == len(planned), "no two arms are equal"
+
+
+def test_files_of_kept_results_can_be_run_but_for_those_whose_visits_arrive(repository):
+    for file in (repository / "docs" / "research" / "suites").glob("*.yaml"):
+        if file.stem in ("arrival", "spreading"):
+            with pytest.raises(ConfigError):
+                experiments(read_suite(file))
+        else:
+            assert experiments(read_suite(file))
 
 
 def test_a_result_is_made_again_for_another_value_of_a_setting_and_for_a_default_that_changes(monkeypatch):
@@ -88,18 +96,6 @@ def test_an_arm_that_shares_nothing_is_run_where_its_result_is_read_alone():
     assert sorted(len(one.sites) for one in together) == [2, 2, 3, 3, 3, 3]
 
 
-def test_a_hospital_outside_is_left_out_of_every_arm_that_shares_something():
-    turns = {f"without {site}": {"outside": [site]} for site in SMALL["sites"]}
-    planned = experiments(Suite(**SMALL, scenarios={"own": {}} | turns, cohort={"patients": 4}))
-    out = [one for one in planned if one.variant.scenario]
-    assert {one.name for one in out} == {"fedavg"} and len(planned) == 5
-    for one in out:
-        assert one.variant.outside == one.variant.left_out
-        assert one.variant.scenario == f"without {one.variant.outside[0]}"
-        assert {*one.sites, *one.variant.outside} == set(SMALL["sites"]) and len(one.sites) == 2
-        assert one.variant.cohort == {site: {"patients": 4} for site in SMALL["sites"]}
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -120,7 +116,7 @@ def test_a_hospital_outside_is_left_out_of_every_arm_that_shares_something():
         ({"scenarios": {"a": {"joins": {"site-9": 2}}}}, "is no 'site-9'"),
         ({"scenarios": {"a": {"joins": {"site-2": 9}}}}, "after the last round"),
         ({"scenarios": {"a": {"sites": [2], "cohort": {"site-3": {"patients": 3}}}}}, "is no 'site-3'"),
-        ({"scenarios": {"a": {"sites": [1], "outside": ["site-1"]}}}, "nobody takes part"),
+        ({"settings": {"preset": "tiny", "server": {"rounds_per_period": 1}}}, "rounds_per_period"),
         ({"cohort": {"own_word": 1}}, "did you mean 'own_words'"),
         ({"cohort": {"site-9": {"patients": 1}}}, "'site-9' is none"),
         ({"needs_site_files": True, "cohort": {"patients": 3}}, "needs_site_files"),
@@ -145,14 +141,13 @@ def test_real_data_is_asked_for_before_anything_runs(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="not on phantoms"):
         require_hospitals(suite)
     first = variants(Suite(**SMALL, cohort={"patients": 3}))[0]
-    with pytest.raises(ConfigError, match="unset FEDTAR_SITES"), described(first, tmp_path / "files"):
+    with pytest.raises(ConfigError, match="unset FEDTAR_SITES"), site_files(first, tmp_path / "files"):
         pass
 
 
 def test_site_files_of_a_variant_are_in_force_within_its_run_alone(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDTAR_SITES", raising=False)
-    variant = variants(Suite(**SMALL, cohort={"patients": 3, "site-2": {"lora_rank": 2}}))[0]
-    with described(variant, tmp_path):
-        found = [site_config(site) for site in ("site-1", "site-2")]
-        assert [(one.options, one.lora_rank) for one in found] == [({"patients": 3}, None), ({"patients": 3}, 2)]
+    variant = variants(Suite(**SMALL, cohort={"patients": 3, "site-2": {"patients": 4}}))[0]
+    with site_files(variant, tmp_path):
+        assert [site_config(site).options["patients"] for site in ("site-1", "site-2")] == [3, 4]
     assert site_config("site-2").options == {}

@@ -17,12 +17,11 @@ from made_up_results import keep, parsed
 from fedtar_flare.learning.report_labeler import import_labeler
 from fedtar_flare.record.events import End, Evaluation, Joined, SiteScores, Step
 from fedtar_flare.record.log import of_kind, read_events, scored_round
-from fedtar_flare.suite.against import differences, value
+from fedtar_flare.suite.compare import differences, interval_of
 from fedtar_flare.suite.file import Suite, read_suite
 from fedtar_flare.suite.plan import Experiment, experiments
-from fedtar_flare.suite.results import done
+from fedtar_flare.suite.results import read_results, seed_means
 from fedtar_flare.suite.run import cores, pending, result_file, run_suite
-from fedtar_flare.suite.summary import summaries
 
 TINY = {
     "name": "try",
@@ -114,20 +113,18 @@ def test_the_page_compares_the_arms_where_they_were_scored(ran):
     assert str(folder / "comparison.html") in printed
     text, _ = parsed(folder / "comparison.html")
     assert text.count("each hospital alone") > 1 and "hospitals outside" in text
-    results = done(folder, experiments(read_suite(file)))
-    arms = summaries(results)
-    assert [arm.name for arm in arms] == ["fedavg", "alone"]
-    assert arms[0].bytes > 0 and arms[0].mean("outside", "token_loss") > 0
-    assert arms[1].mean("outside", "token_loss") is None and arms[1].spread("members", "token_loss") is None
+    fedavg, alone = results = read_results(folder, experiments(read_suite(file)))
+    assert [fedavg.arm, alone.arm] == ["fedavg", "alone"] and fedavg.content["bytes"] > 0
+    assert len(seed_means([fedavg], "outside", "token_loss")) == 1 and not seed_means([alone], "outside", "token_loss")
     against = differences(results, "fedavg")
     assert [(one.arm, one.score) for one in against][:2] == [("alone", "bleu_4"), ("alone", "cider")]
     for one in against[:2]:
         assert one.difference.low <= one.difference.value <= one.difference.high and 0 <= one.p <= 1
     for one in results:  # a hospital's mean token loss, from its reports' scores and from the run's evaluation
-        event = next(e for e in one.result["evaluations"] if e["round"] == one.result["scored_round"])
+        event = next(e for e in one.content["evaluations"] if e["round"] == one.content["scored_round"])
         for site in TINY["sites"]:
             rows = [row for row in one.members() if row["site"] == site]
-            assert value("token_loss", [rows]).value == pytest.approx(event["sites"][site]["all"]["token_loss"])
+            assert interval_of("token_loss", [rows]).value == pytest.approx(event["sites"][site]["all"]["token_loss"])
 
 
 @pytest.mark.slow
@@ -137,8 +134,8 @@ def test_what_a_hospital_learns_alone_does_not_depend_on_the_others(ran, tmp_pat
     file = suite_file(tmp_path, sites=["site-1"], outside=[], arms={"alone": TINY["arms"]["alone"]})
     code, _, errors = fedtar_here("compare", file, "-o", tmp_path / "out", FEDTAR_HOME=str(tmp_path / "home"))
     assert code == 0, errors
-    (by_itself,) = done(tmp_path / "out", experiments(read_suite(file)))
-    beside = next(one for one in done(folder, experiments(Suite(**TINY))) if one.experiment.name == "alone")
+    (by_itself,) = read_results(tmp_path / "out", experiments(read_suite(file)))
+    beside = next(one for one in read_results(folder, experiments(Suite(**TINY))) if one.arm == "alone")
     assert by_itself.members() == [row for row in beside.members() if row["site"] == "site-1"]
 
 
@@ -163,7 +160,7 @@ def test_a_difference_is_what_the_rows_say_and_the_same_results_differ_by_nothin
             for patient in range(8)
         ]
         keep(tmp_path, experiment, {}, rows)
-    found = {one.score: one for one in differences(done(tmp_path, planned), "fedavg")}
+    found = {one.score: one for one in differences(read_results(tmp_path, planned), "fedavg")}
     for score, more in (("cider", 0.5), ("finding_f1_new", 1.0), ("finding_change_micro_f1", 1.0)):
         assert found[score].difference == pytest.approx((more, more, more)) and found[score].p < 0.001
     assert found["bleu_4"].difference.value == 0 and found["bleu_4"].p == 1
@@ -223,14 +220,14 @@ def test_two_processes_run_what_can_be_run(tmp_path, monkeypatch):
     assert sorted(line.split(":")[0] for line in failed) == ["dies, late, seed 0", "raises, late, seed 0"]
     assert any("process died" in line for line in failed) and any("CannotBeSent: out of" in line for line in failed)
     assert len(said) == 5 and not pending(tmp_path, good)
-    for one in done(tmp_path, good):
-        assert one.result["torch_threads"] == max(1, cores() // 2)
-        evaluations = {event["round"]: set(event["sites"]) for event in one.result["evaluations"]}
+    for one in read_results(tmp_path, good):
+        assert one.content["torch_threads"] == max(1, cores() // 2)
+        evaluations = {event["round"]: set(event["sites"]) for event in one.content["evaluations"]}
         assert evaluations == {0: {"site-1"}, 1: {"site-1"}, 2: {"site-1", "site-2"}}
-        assert one.result["scored_round"] == 2 and set(one.result["counts"]) == {"site-1", "site-2"}
+        assert one.content["scored_round"] == 2 and set(one.content["counts"]) == {"site-1", "site-2"}
         assert {row["site"] for row in one.members()} == {"site-1", "site-2"}
-    fedtar = done(tmp_path, good)[0]
-    assert [row[0] for row in fedtar.result["curves"]["alpha"]] == [0, 1, 2]
+    fedtar = read_results(tmp_path, good)[0]
+    assert [row[0] for row in fedtar.content["curves"]["alpha"]] == [0, 1, 2]
 
 
 def test_a_run_that_fails_is_said_and_the_others_go_on(tmp_path, monkeypatch):
@@ -245,8 +242,8 @@ def test_a_worker_ends_with_the_process_that_started_it_even_when_that_is_killed
     """What it has to do goes on for ten minutes; the pipe's end says that nobody is left who could write to it."""
     code = """
 import os, time
-from fedtar_flare.suite.run import one_worker
-pool = one_worker()
+from fedtar_flare.suite.run import single_worker
+pool = single_worker()
 print(pool.submit(os.getpid).result(), flush=True)
 pool.submit(time.sleep, 600).result()
 """

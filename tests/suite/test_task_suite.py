@@ -11,7 +11,7 @@ from fedtar_flare.metrics.classification import auc, lca
 from fedtar_flare.suite import page
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.plan import experiments
-from fedtar_flare.suite.results import by_arm, done
+from fedtar_flare.suite.results import by_arm, read_results
 from fedtar_flare.suite.run import run_suite
 from fedtar_flare.suite.task_scores import Run, differences, values
 
@@ -75,7 +75,7 @@ def test_what_only_reports_answer_is_refused_and_so_are_both_kinds_in_one_table(
 
 def test_scores_are_means_over_sites_of_the_tasks_after_the_first(tmp_path):
     _, planned = made(tmp_path)
-    for one in done(tmp_path, planned):
+    for one in read_results(tmp_path, planned):
         run = Run(one)
         wanted = []
         for site in SITES:
@@ -91,11 +91,11 @@ def test_scores_are_means_over_sites_of_the_tasks_after_the_first(tmp_path):
 
 def test_equal_arms_differ_by_nothing_and_a_better_one_by_more(tmp_path):
     _, planned = made(tmp_path, shuffled_too=True)
-    found = differences(runs_by_arm(done(tmp_path, planned)), "rand")
+    found = differences(runs_by_arm(read_results(tmp_path, planned)), "rand")
     assert set(found) == {"fedkei"}, "an arm that met other images is not paired"
     assert all(one.value == (0, 0, 0) and one.p == 1 for one in found["fedkei"].values())
     _, planned = made(tmp_path / "better", better=0.6)
-    arms = runs_by_arm(done(tmp_path / "better", planned))
+    arms = runs_by_arm(read_results(tmp_path / "better", planned))
     more = differences(arms, "rand")["fedkei"]["lca"]
     assert more.value.low > 0 and more.value.low < more.value.value < more.value.high and 0 < more.p < 1
     own = values(arms["rand"])["final"].value
@@ -132,7 +132,7 @@ def test_a_suite_is_run_to_its_page(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     planned = experiments(Suite(**{**SUITE, "seeds": [0]}))
     assert run_suite(tmp_path, planned, say=lambda line: None) == []
-    rand, ours = (Run(one) for one in done(tmp_path, planned))
+    rand, ours = (Run(one) for one in read_results(tmp_path, planned))
     assert rand.images == ours.images
     first = [place for place in rand.places if place[0] == 1]
     assert first and all(rand.curves()[place] == ours.curves()[place] for place in first), "no pool, no difference"
