@@ -134,8 +134,8 @@ def test_a_suite_is_run_to_its_page(tmp_path, monkeypatch):
     assert run_suite(tmp_path, planned, say=lambda line: None) == []
     rand, ours = (Run(one) for one in read_results(tmp_path, planned))
     assert rand.images == ours.images
-    first = [place for place in rand.places if place[0] == 1]
-    assert first and all(rand.curves()[place] == ours.curves()[place] for place in first), "no pool, no difference"
+    first = [cell for cell in rand.cells if cell[0] == 1]
+    assert first and all(rand.curves()[cell] == ours.curves()[cell] for cell in first), "no pool, no difference"
     assert ours.tasks[2, "site-1"]["start_seconds"] > rand.tasks[2, "site-1"]["start_seconds"]
     assert not [folder for folder in (tmp_path / "home").glob("state/*/*") if folder.parent.name != "sites"]
     assert page.write_page(tmp_path, Suite(**{**SUITE, "seeds": [0]}), planned)
