@@ -59,11 +59,11 @@ TWICE = (
 
 
 @pytest.mark.parametrize("text", TWICE)
-def test_a_key_that_is_there_twice_is_refused_by_name(text, tmp_path):
-    with pytest.raises(ConfigError, match=r"the file: .*line \d: '(approval|policy|exclude|b)' is there twice"):
+def test_a_key_that_occurs_twice_is_refused_by_name(text, tmp_path):
+    with pytest.raises(ConfigError, match=r"the file: .*line \d: '(approval|policy|exclude|b)' occurs twice"):
         parse_yaml(text, "the file")
     (tmp_path / "a.json").write_text('{"scopes": [{"methods": [], "methods": ["fedavg"]}]}')
-    with pytest.raises(ConfigError, match="'methods' is there twice"):
+    with pytest.raises(ConfigError, match="'methods' occurs twice"):
         read_json(tmp_path / "a.json")
 
 

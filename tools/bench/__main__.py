@@ -1,7 +1,7 @@
-"""The bench: ``python -m tests.benchmarks`` compares ours with rivals, one row each.
+"""The bench: ``python -m tools.bench`` compares this package with rivals, a row for each comparison.
 
-python -m tests.benchmarks [--only NAME ...] [--json FILE] [--quick]
-python -m tests.benchmarks --gpu [--tiny] [--json FILE]
+python -m tools.bench [--only NAME ...] [--json FILE] [--quick]
+python -m tools.bench --gpu [--tiny] [--json FILE]
 """
 
 import argparse
@@ -22,7 +22,7 @@ PACKAGES = ("fedtar_flare", "torch", "transformers", "peft", "nvflare", "monai",
 
 
 def machine() -> dict[str, Any]:
-    """What it ran on."""
+    """The hardware, the load before, the date and the versions."""
     file = Path("/proc/cpuinfo")
     processor = re.search(r"model name\s*:\s*(.+)", file.read_text() if file.exists() else "")
     return {
@@ -36,11 +36,12 @@ def machine() -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    from tests.benchmarks import cpu, gpu
+    """The command (see the head of this file)."""
+    from tools.bench import cpu, gpu
 
     known = cpu.comparisons()
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", choices=known, help="this one; may be repeated")
+    parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", choices=known, help="measure this comparison; may be repeated")
     parser.add_argument("--json", type=Path, default=Path("bench.json"), help="results, with hardware and versions")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, and measures nothing")
     parser.add_argument("--gpu", action="store_true", help="an update of the paper-size model on a GPU, nothing else")
@@ -49,12 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.gpu:
         return gpu.main(options.tiny, options.json, machine())
     torch.set_num_threads(1)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     print(cpu.HEAD)
     for name in options.only or known:
-        found[name] = known[name].measure(options.quick)
-        print(known[name].row(found[name]), flush=True)
-        content = {"machine": machine(), "quick": options.quick, "results": found}
+        results[name] = known[name].measure(options.quick)
+        print(known[name].row(results[name]), flush=True)
+        content = {"machine": machine(), "quick": options.quick, "results": results}
         options.json.write_text(json.dumps(content, indent=1), encoding="utf-8")
     return 0
 

@@ -1,20 +1,20 @@
-"""The bench runs at a tiny size, keeps its results and renders them."""
+"""The bench runs at a tiny size, saves its results and renders them."""
 
 import json
 
 import pytest
 
-from tests.benchmarks.__main__ import main
-from tests.benchmarks.cpu import Comparison, alternated
+from tools.bench.__main__ import main
+from tools.bench.cpu import Comparison, alternated
 
 
-def test_the_command_keeps_what_it_measured(tmp_path, capsys):
+def test_the_command_saves_each_result(tmp_path, capsys):
     file = tmp_path / "bench.json"
     names = ["step-loop-8", "step-shared-8", "mean-5"]
     assert main(["--quick", "--json", str(file), *(word for name in names for word in ("--only", name))]) == 0
-    said, found = capsys.readouterr().out, json.loads(file.read_text())
-    assert found["quick"] and "torch" in found["machine"]["versions"] and list(found["results"]) == names
-    assert said.count("\n") == 2 + len(names) and "WeightedAggregationHelper" in said
+    printed, saved = capsys.readouterr().out, json.loads(file.read_text())
+    assert saved["quick"] and "torch" in saved["machine"]["versions"] and list(saved["results"]) == names
+    assert printed.count("\n") == 2 + len(names) and "WeightedAggregationHelper" in printed
     with pytest.raises(SystemExit):
         main(["--only", "nothing of this name"])
 
@@ -40,7 +40,7 @@ def test_cases_take_turns():
 
 
 @pytest.mark.slow
-def test_the_gpu_bench_runs_without_one_in_small_and_says_what_it_needs(tmp_path, capsys, monkeypatch):
+def test_the_gpu_bench_runs_on_a_cpu_at_tiny_size(tmp_path, capsys, monkeypatch):
     file = tmp_path / "gpu.json"
     assert main(["--gpu", "--tiny", "--json", str(file)]) == 0
     found = json.loads(file.read_text())

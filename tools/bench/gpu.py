@@ -1,9 +1,10 @@
-"""An update of the paper-size model on a GPU, against the usual PEFT loop: ``python -m tests.benchmarks --gpu``.
+"""An update of the paper-size model on a GPU, against the usual PEFT loop: ``python -m tools.bench --gpu``.
 
-CvT-21 at 384 pixels and DistilGPT2 in size, with random weights, in bfloat16 autocast. "Ours" is FedTAR's learner, from
-the images in its cache to the step of both optimisers; "plain" is the same model with PEFT's shared LoRA alone, the
-batch already on the GPU, AdamW and clipping. "Sharing" is ours in :data:`SITES` processes at the same time, as sites of
-one machine run: milliseconds of the slowest, reports and gigabytes of all. After :data:`PATIENCE` s no row begins.
+The model is CvT-21 at 384 pixels with a decoder of DistilGPT2's size, random weights, in bfloat16 autocast. "Ours" is
+FedTAR's learner, from the images in its cache to the step of both optimisers; "plain" is the same model with PEFT's
+shared LoRA, the batch already on the GPU, AdamW and clipping. "Sharing" runs ours in :data:`SITES` processes at once,
+as sites of one machine do: milliseconds of the slowest, reports and gigabytes of all. No row begins after
+:data:`PATIENCE` seconds.
 """
 
 import gc
@@ -40,33 +41,38 @@ _PAPER: dict[str, Any] = {
     "tokenizer": "small",
     "weights": "random",
 }
-_TOGETHER: list[Any] = []
-"""In one of several processes, the barrier at which they meet."""
+_BARRIER: list[Any] = []
+"""In a process of :meth:`Bench.sharing`: the barrier at which all wait before they begin."""
 
 
 class Bench:
     """The measurements, each a row of the results.
 
-    Args:
-        tiny: on the CPU with a tiny model: shows that it runs, and measures nothing.
-        folder: for prepared images.
-        launches: whether they are counted.
+    Parameters
+    ----------
+    tiny : bool
+        Run a tiny model on the CPU, to show that the bench runs.
+    folder : Path
+        For prepared images.
+    launches : bool
+        Count launches of kernels.
     """
 
     def __init__(self, tiny: bool, folder: Path, launches: bool = True):
         self.tiny, self.folder, self.launches = tiny, folder, launches
         self.device = "cpu" if tiny else "cuda"
-        self.sizes, self.turns = ((2, 3), 2) if tiny else ((8, 32, 96), 10)
+        self.sizes: tuple[int, ...] = (2, 3) if tiny else (8, 32, 96)
+        self.repetitions = 2 if tiny else 10
         self.config: ModelConfig = preset("tiny") if tiny else preset("paper", **_PAPER)
         self.cohort = prepared_cohort(self.config, 8, folder)
         self.rows: list[dict[str, Any]] = []
         self._begun = time.perf_counter()
 
-    def run(self, tell: Callable[[], None]) -> None:
-        """All rows, in the order of what must not be left out; ``tell`` after each."""
+    def run(self, save: Callable[[], None]) -> None:
+        """Measure all rows, the most important first, and ``save`` after each."""
         learner, compiled = self.learner(), self.learner()
-        compiled.tokens = lambda samples, images: None  # the encoder is part of the graph
-        compiled.generator.forward = torch.compile(compiled.generator.forward)
+        vars(compiled)["tokens"] = lambda samples, images: None  # the encoder is part of the graph
+        vars(compiled.generator)["forward"] = torch.compile(compiled.generator.forward)
         kinds: list[tuple[str, Callable[[int], dict[str, Any]], Sequence[int]]] = []
         for size in self.sizes:  # one after the other, so that both meet the machine in the same state
             kinds += [("plain", self.plain, (size,)), ("ours", partial(self.ours, learner), (size,))]
@@ -88,15 +94,15 @@ class Bench:
                 except (torch.OutOfMemoryError, RuntimeError, multiprocessing.TimeoutError) as error:
                     self.rows.append(row | {"left_out": f"{type(error).__name__}: {str(error)[:300]}"})
                 print(json.dumps(self.rows[-1]), file=sys.stderr, flush=True)
-                tell()
+                save()
 
     def learner(self) -> PatientLearner:
-        """FedTAR's, with the paper's patient part."""
+        """FedTAR's learner, with the paper's patient part."""
         patient = PatientConfig(components=16, patients_per_component=1)
         return PatientLearner(
             model=self.config,
             lora=LoRAConfig(),
-            training=TrainingConfig(lr=1e-5, batch_size=max(self.sizes)),  # all in one piece
+            training=TrainingConfig(lr=1e-5, batch_size=max(self.sizes)),  # no micro-batches
             patient=patient,
             mixture=fit_mixture(self.cohort, patient, 0),
             cohort=self.cohort,
@@ -106,21 +112,23 @@ class Bench:
         )
 
     def samples(self, size: int) -> list[Sample]:
-        """As many visits, some of them more than once where there are fewer."""
+        """``size`` visits, some of them repeated where the cohort has fewer."""
         known = self.cohort.samples("train")
         return [known[i % len(known)] for i in range(size)]
 
     def ours(self, learner: PatientLearner, size: int) -> dict[str, Any]:
+        """FedTAR's update."""
         optimizer, start = learner.shared_optimizer(list(learner.shared_parameters.values()), 1.0), learner.shared()
         samples = self.samples(size)
         return self._timed(lambda: learner.local_update(samples, "0", optimizer, start), size)
 
     def plain(self, size: int, compiled: bool = False) -> dict[str, Any]:
+        """The usual PEFT loop's update."""
         from peft import LoraConfig, get_peft_model
 
         from fedtar_flare.models.adapters.lora import target_names
 
-        learner = self.learner()  # its tokenizer and its images alone are used
+        learner = self.learner()  # for its tokenizer and its images
         built = build_model(self.config)
         names = target_names(built, self.config.lora_targets)
         config = LoraConfig(r=4, lora_alpha=128, lora_dropout=0.0, target_modules=names)
@@ -129,7 +137,7 @@ class Bench:
         optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=self.device == "cuda")
         samples = self.samples(size)
         images = learner.images(samples)
-        ids, labels = (one.to(self.device) for one in learner.tokenizer.batch([s.visit.report for s in samples]))
+        ids, labels = (part.to(self.device) for part in learner.tokenizer.batch([s.visit.report for s in samples]))
         forward = model.get_base_model().forward
         forward = torch.compile(forward) if compiled else forward
 
@@ -149,7 +157,7 @@ class Bench:
         return self._timed(lambda: learner.images(samples), size, launches=False)
 
     def writing(self, learner: PatientLearner, personal: bool, size: int) -> dict[str, Any]:
-        """Beam search of :data:`WORDS` tokens that nothing ends before."""
+        """Beam search of :data:`WORDS` tokens."""
         generator, samples = learner.generator, self.samples(size)
         generator.max_length = min(WORDS, self.config.max_length)
         generator.eos_id = generator.pad_id = generator.bos_id
@@ -158,56 +166,55 @@ class Bench:
         bias[generator.bos_id] = -1e4  # never the end
         head.bias = torch.nn.Parameter(bias, requires_grad=False)
         images = learner.images(samples)
-        return self._timed(lambda: learner.generate(samples, images, personal), size, turns=2, launches=False)
+        return self._timed(lambda: learner.generate(samples, images, personal), size, repetitions=2, launches=False)
 
     def sharing(self, size: int) -> dict[str, Any]:
+        """FedTAR's updates in several processes at once."""
         context = multiprocessing.get_context("spawn")
-        with context.Pool(SITES, _meet, (context.Barrier(SITES),)) as pool:
+        with context.Pool(SITES, _share, (context.Barrier(SITES),)) as pool:
             work = pool.starmap_async(_site, [(self.tiny, self.folder, size)] * SITES, chunksize=1)
-            found = work.get(PATIENCE / 2)
-        added = {
-            key: round(sum(one[key] for one in found), 2) for key in ("reports_per_s", "peak_gb") if key in found[0]
-        }
-        return {key: max(one[key] for one in found) for key in ("ms", "least_ms", "first_s")} | added
+            rows = work.get(PATIENCE / 2)
+        sums = {key: round(sum(row[key] for row in rows), 2) for key in ("reports_per_s", "peak_gb") if key in rows[0]}
+        return {key: max(row[key] for row in rows) for key in ("ms", "least_ms", "first_s")} | sums
 
     def _timed(
-        self, run: Callable[[], Any], size: int, turns: int | None = None, launches: bool = True
+        self, run: Callable[[], Any], size: int, repetitions: int | None = None, launches: bool = True
     ) -> dict[str, Any]:
-        """Milliseconds, gigabytes at most and kernel launches of one run, after two that do not count."""
+        """Milliseconds, gigabytes at the peak and kernel launches of a run, after two that are not timed."""
         cuda = self.device == "cuda"
         seconds = []
         if cuda:
-            gc.collect()  # models of earlier rows are circles: they go now, or the next row runs out of memory
+            gc.collect()  # models of earlier rows hold circular references, and would fill the memory
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        for _ in range(2 + (turns or self.turns)):
+        for _ in range(2 + (repetitions or self.repetitions)):
             start = time.perf_counter()
             run()
             if cuda:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
-        found = {
+        row = {
             "ms": round(1e3 * statistics.median(seconds[2:]), 1),
             "least_ms": round(1e3 * min(seconds[2:]), 1),
             "first_s": round(seconds[0], 1),
             "reports_per_s": round(size / statistics.median(seconds[2:]), 1),
         }
         if cuda:
-            found["peak_gb"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+            row["peak_gb"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
         if cuda and launches and self.launches and size == self.sizes[0]:  # the same for all sizes, and slow to count
-            found["launches"] = _launches(run)
-        return found
+            row["launches"] = _launches(run)
+        return row
 
 
-def _meet(barrier: Any) -> None:
-    _TOGETHER.append(barrier)
+def _share(barrier: Any) -> None:
+    _BARRIER.append(barrier)
 
 
 def _site(tiny: bool, folder: Path, size: int) -> dict[str, Any]:
-    """One of several processes that begin their updates together."""
+    """Measure in a process whose updates begin together with those of the others."""
     bench = Bench(tiny, folder, launches=False)
     learner = bench.learner()
-    _TOGETHER[0].wait()
+    _BARRIER[0].wait()
     return bench.ours(learner, size)
 
 
@@ -221,13 +228,13 @@ def _launches(run: Callable[[], Any]) -> int:
 
 
 def prepared_cohort(config: ModelConfig, patients: int, folder: Path) -> Cohort:
-    """A synthetic site's."""
+    """A synthetic site's cohort, its images prepared."""
     cohort = synthetic_cohort("site-1", folder=folder, patients=patients, timeline=Timeline(STEPS), seed=0)
     return prepare_cohort(cohort, config, folder / "prepared")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """One line a number of reports and kind, with how it compares with plain PEFT."""
+    """The table: a line for each kind and number of reports, with the ratio to plain PEFT."""
     plain = {row["reports"]: row["ms"] for row in rows if row["what"] == "plain" and "ms" in row}
     keys = ("ms", "least_ms", "reports_per_s", "peak_gb", "launches", "first_s")
     lines = [f"| what | reports | {' | '.join(keys)} | times plain |", "|---|" + "---:|" * (len(keys) + 2)]
@@ -247,9 +254,9 @@ def main(tiny: bool, file: Path, machine: dict[str, Any]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(tiny, Path(folder))
 
-        def tell() -> None:
+        def save() -> None:
             file.write_text(json.dumps({"machine": machine, "tiny": tiny, "rows": bench.rows}, indent=1), "utf-8")
 
-        bench.run(tell)
+        bench.run(save)
     print(table(bench.rows))
     return 0

@@ -1,7 +1,6 @@
-"""Ours and a rival on the CPU, in turn, in one process, each repetition giving one ratio.
+"""This package ("ours") and a rival ("theirs") on the CPU, in turn, in one process; each repetition gives a ratio.
 
-The means are first checked to be the same numbers. Seconds are the processor's for this process, so that what
-runs beside it counts little.
+Seconds are the processor's for this process, so that other processes count little. Means are first checked to be equal.
 """
 
 import gc
@@ -32,24 +31,24 @@ VALUES = 77_568
 
 @dataclass(frozen=True)
 class Comparison:
-    """One row of the table; ``make`` gives ours and theirs, from whether sizes are tiny and an empty folder.
-
-    ``goal`` is for ours / theirs, at most; or, where it is negative, for theirs / ours, at least.
-    """
+    """A row of the table."""
 
     what: str
     rival: str
     goal: float
+    """Largest ours / theirs; where it is negative, smallest theirs / ours."""
     make: Callable[[bool, Path], Cases]
+    """Gives ours and theirs, from whether sizes are tiny, and an empty folder."""
     repetitions: int = 5
 
     def measure(self, quick: bool) -> Measured:
+        """Time both in turn; at tiny sizes where ``quick``."""
         with tempfile.TemporaryDirectory() as folder:
             cases = dict(zip(("ours", "theirs"), self.make(quick, Path(folder)), strict=True))
             return alternated(cases, 2 if quick else self.repetitions)
 
     def row(self, measured: Measured) -> str:
-        """The goal, the median ratio with the smallest and the largest, and both in their unit."""
+        """The line: goal, median ratio with the smallest and the largest, and the seconds of both."""
         ours, theirs = measured["ours"], measured["theirs"]
         ratios = [b / a if self.goal < 0 else a / b for a, b in zip(ours, theirs, strict=True)]
         missed = median(ratios) < -self.goal if self.goal < 0 else median(ratios) > self.goal
@@ -82,6 +81,7 @@ def alternated(
 
 
 def noise(shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    """Normal numbers, alike for equal seeds."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -95,16 +95,17 @@ def training_step(quick: bool, folder: Path, samples: int, rival: str) -> Cases:
     x, q = noise((samples, length, width), 1), torch.softmax(noise((samples, COMPONENTS), 2), 1)
     step = torch.arange(samples) % STEPS + 1
 
-    def passed(parts: list[slice] | None) -> None:
-        """With the patient adapter in each part of the batch; None: with the shared adapter alone."""
-        for part in parts or [slice(None)]:
-            with patient.adapt(q[part], step[part]) if parts else nullcontext():
-                (model(x[part]).square().mean() / len(parts or [0])).backward()
+    def run(parts: list[slice], personal: bool = True) -> None:
+        """Pass the parts of the batch, with the patient adapter or with the shared one only."""
+        for part in parts:
+            with patient.adapt(q[part], step[part]) if personal else nullcontext():
+                (model(x[part]).square().mean() / len(parts)).backward()
         for module in (model, patient):
             module.zero_grad(set_to_none=True)
 
-    theirs = {"shared": None, "loop": [slice(i, i + 1) for i in range(samples)]}
-    return lambda: passed([slice(None)]), lambda: passed(theirs[rival])
+    whole, loop = [slice(None)], [slice(i, i + 1) for i in range(samples)]
+    theirs = partial(run, whole, personal=False) if rival == "shared" else partial(run, loop)
+    return partial(run, whole), theirs
 
 
 def mean(quick: bool, folder: Path, updates: int) -> Cases:
@@ -118,10 +119,10 @@ def mean(quick: bool, folder: Path, updates: int) -> Cases:
     }
 
     def ours() -> dict[str, Tensor]:
-        with SpilledUpdates(folder / "updates", sent["site-00"]) as kept:
+        with SpilledUpdates(folder / "updates", sent["site-00"]) as updates_:
             for site, update in sent.items():
-                kept.add(site, update)
-            return kept.mean(dict.fromkeys(sent, 1.0 / updates))
+                updates_.add(site, update)
+            return updates_.mean(dict.fromkeys(sent, 1.0 / updates))
 
     def theirs() -> dict[str, Tensor]:
         helper = WeightedAggregationHelper()
@@ -136,7 +137,7 @@ def mean(quick: bool, folder: Path, updates: int) -> Cases:
 
 
 def comparisons() -> dict[str, Comparison]:
-    """All, by name."""
+    """All comparisons by name."""
     rows = {}
     for n in (8, 32):
         what = f"training step with per-patient LoRA, e={WIDTH}, r={RANK}, L={LENGTH}, N={n}"
