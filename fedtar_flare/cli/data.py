@@ -193,7 +193,7 @@ def check(arguments: argparse.Namespace) -> int:
 def _lines(found: Check, summary: dict[str, Any]) -> list[str]:
     from fedtar_flare.curation.check import SHARED_HELP
 
-    sexes = ", ".join(f"{sex} {n}" for sex, n in found.sexes().items() if n)
+    sexes = ", ".join(f"{sex} {n}" for sex, n in found.sexes.items() if n)
     per_patient = ", ".join(f"{n}: {count}" for n, count in summary["visits_per_patient"].items())
     lines = [
         f"{found.source}: {summary['patients']} patients, {summary['visits']} visits that can be used",
@@ -211,7 +211,7 @@ def _lines(found: Check, summary: dict[str, Any]) -> list[str]:
         lines.append(f"  likely identifier in the report, {kind}: {len(visits)}, such as in {', '.join(visits[:3])}")
     if found.excluded:
         lines.append(f"  excluded by the site: {found.excluded} visits")
-    for reason, n in found.rejections().items():
+    for reason, n in found.rejections.items():
         lines.append(f"  REJECTED, {reason}: {n}")
         lines += [f"    {text}" for text in summary["examples"][reason]]
     if found.shared:

@@ -1,7 +1,7 @@
 """A hospital's DICOM export folder (any naming, any depth, zips, with or without DICOMDIR) to a manifest of studies.
 
 Headers alone tell the files apart: patients by PatientID, studies by StudyInstanceUID, dated by StudyDate, else
-AcquisitionDate, else SeriesDate. A study that cannot stand in a manifest is left out and counted by reason.
+AcquisitionDate, else SeriesDate. A study that a manifest cannot hold is left out and counted by reason.
 """
 
 import hashlib
@@ -21,12 +21,15 @@ from fedtar_flare.data.sources.fields import age_at, age_of, date_of
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.reading import by_reason, counts_text
 
+__all__ = ["index_folder", "write_manifest"]
+
 FRONTAL = {"PA": 0, "AP": 1}
+"""Rank of a view among a study's radiographs; all others follow."""
 
 
 @dataclass
 class Study:
-    """One row of a manifest to be; ``top`` is its highest folder that holds no other study, where it is ``alone``."""
+    """A future row of a manifest; ``top`` is the study's highest folder, ``exclusive`` if it holds no other study."""
 
     patient_id: str
     uid: str
@@ -39,7 +42,7 @@ class Study:
     sex: str
     files: list[Path]
     top: Path
-    alone: bool
+    exclusive: bool
     report: str = ""
     report_file: Path | None = None
 
@@ -50,12 +53,12 @@ class Study:
 
 @dataclass
 class Index:
-    """What an export folder holds."""
+    """Content of an export folder."""
 
-    studies: list[Study] = field(default_factory=list)  # by date, those that can stand in a manifest
-    problems: list[DataError] = field(default_factory=list)  # one for each study that cannot, and for stray files
-    notes: Counter[str] = field(default_factory=Counter)  # by reason, what was passed over within studies
-    # accession number to the patients who have it, each with an issuer, as far as one is named
+    studies: list[Study] = field(default_factory=list)  # by date, those that a manifest can hold
+    problems: list[DataError] = field(default_factory=list)  # one for each other study, and for stray files
+    notes: Counter[str] = field(default_factory=Counter)  # by reason, files ignored within studies
+    # accession number to its patients, each with the number's issuer or an empty text
     owners: dict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
     files: int = 0  # number of all files
     dicom: int = 0  # and of DICOM files
@@ -66,7 +69,7 @@ class Index:
 
 
 class Links(NamedTuple):
-    """Where a study gets a folder of symbolic links, and files that belong in it beside its slices."""
+    """The folder for a study's folder of symbolic links, and files to link besides its slices."""
 
     folder: Path
     unreadable: list[Path]
@@ -81,11 +84,32 @@ def index_folder(
     say: Any = None,
     every: float = 15.0,
 ) -> Index:
-    """Find the studies below a folder, of one ``modality``: by default that of which there are more.
+    """Find the studies below a folder.
 
-    Studies that share a folder are left out (``shared-folder``), unless ``links`` names a folder where each gets one of
-    its own, of symbolic links. ``workers`` processes read headers; ``say`` takes progress lines, at most one every
-    ``every`` seconds. Raises ConfigError if there is no such folder, DataError without a DICOM file.
+    Parameters
+    ----------
+    folder : Path
+        A DICOM export.
+    modality : Modality, optional
+        Modality of the manifest; by default the more frequent one.
+    links : Path, optional
+        Folder where each study that shares a folder gets a folder of symbolic links; without it such studies are left
+        out (``shared-folder``).
+    workers : int
+        Processes that read headers.
+    say, every : callable, float
+        Takes progress lines; shortest time between two of them, seconds.
+
+    Returns
+    -------
+    Index
+
+    Raises
+    ------
+    ConfigError
+        If there is no such folder.
+    DataError
+        ``no-dicom``.
     """
     from fedtar_flare.imaging.readers.dicom_files import files_below
 
@@ -117,18 +141,31 @@ def index_folder(
 
 
 def write_manifest(index: Index, manifest: Path) -> int:
-    """Write the studies that have a report, count the others (``no-report``), and return the number of rows.
+    """Write the studies that have a report, and count the others as problems (``no-report``).
 
-    ``index.studies`` keeps those that were written. Raises DataError (``no-patient``) if no study is left.
+    Parameters
+    ----------
+    index, manifest : Index, Path
+        Studies, of which ``index.studies`` keeps those that were written; the table to write.
+
+    Returns
+    -------
+    int
+        Number of rows.
+
+    Raises
+    ------
+    DataError
+        ``no-patient`` if no study is left.
     """
-    rows, kept = [], []
+    rows, written = [], []
     folder = manifest.absolute().parent
     for study in index.studies:
         if not study.report.strip() and study.report_file is None:
             text = f"study {study.uid} (accession '{study.accession}') of {study.acquired:%Y-%m-%d}: no report"
             index.problems.append(DataError(text, reason="no-report"))
             continue
-        kept.append(study)
+        written.append(study)
         rows.append(
             {
                 "patient_id": study.patient_id,
@@ -142,8 +179,8 @@ def write_manifest(index: Index, manifest: Path) -> int:
         )
     if not rows:
         reasons = counts_text(index.rejected()) or "no study"
-        raise DataError(f"no study can stand in the manifest ({reasons})", reason="no-patient")
-    index.studies = kept
+        raise DataError(f"the manifest would have no study ({reasons})", reason="no-patient")
+    index.studies = written
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(manifest, rows)
     return len(rows)
@@ -187,7 +224,7 @@ def _study(
         sex="".join(sexes),
         files=sorted({Path(file.path) for file in files}),
         top=top,
-        alone=holders[top] == {uid},
+        exclusive=holders[top] == {uid},
     )
 
 

@@ -1,4 +1,4 @@
-"""What the headers of an export folder's DICOM files say, read in parallel."""
+"""Headers of an export folder's DICOM files, read in parallel."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ CHUNK = 200
 
 
 class File(NamedTuple):
-    """What one DICOM file says of itself; ``kind`` is of ``IMAGES``, or the reason why it is none."""
+    """The header of one DICOM file; ``kind`` is one of ``IMAGES``, or the reason why the file is no image."""
 
     path: str
     in_zip: bool
@@ -33,20 +33,20 @@ class File(NamedTuple):
     birth_date: str  # without dots
     age: str
     sex: str  # F, M or empty
-    view: str  # of a frontal radiograph PA, AP or empty; else the reason why it is none
+    view: str  # of a frontal radiograph PA, AP or empty; else the reason why it is not frontal
     sop: str
 
 
-class Read(NamedTuple):
-    """What some files say."""
+class Headers(NamedTuple):
+    """Headers of some files."""
 
     files: list[File]
     problems: list[DataError]  # of files that cannot be read
-    broken: list[str]  # paths of such that may be slices
-    strays: list[str]  # paths of files that are neither DICOM nor what usually lies beside it
+    broken: list[str]  # paths of unreadable files that may be slices
+    strays: list[str]  # paths of files that are neither DICOM nor usual companions of it
 
 
-def read_headers(paths: list[str]) -> Read:
+def read_headers(paths: list[str]) -> Headers:
     """Headers of DICOM files, also in zips (a worker's task)."""
     from pydicom.tag import Tag
 
@@ -54,7 +54,7 @@ def read_headers(paths: list[str]) -> Read:
     from fedtar_flare.imaging.readers.film_view import KEYWORDS as VIEW
 
     tags = [Tag(keyword) for keyword in f"{KEYWORDS} {VIEW}".split()]
-    read = Read([], [], [], [])
+    read = Headers([], [], [], [])
     for path in paths:
         before = len(read.problems)
         if Path(path).name.upper().startswith("DICOMDIR"):  # its files are among the others
@@ -74,16 +74,16 @@ def read_headers(paths: list[str]) -> Read:
 def all_headers(
     paths: Sequence[Path], workers: int, say: Any, every: float
 ) -> tuple[list[File], list[DataError], dict[str, list[Path]]]:
-    """The headers of all DICOM files among these, in the order of their paths; a problem for each that cannot be read,
-    and by study its unreadable files, in a folder that holds slices of it and of no other.
+    """The headers of all DICOM files, in the order of their paths; problems; and the unreadable files of each study.
 
-    A file that is not DICOM is a problem where it lies among slices: it may be one.
+    An unreadable file belongs to a study if its folder has slices of that study only. A file among slices that is not
+    DICOM is a problem, since it may be a lost slice.
     """
     from fedtar_flare.imaging.workers import each
 
     chunks = [{"paths": [str(path) for path in paths[i : i + CHUNK]]} for i in range(0, len(paths), CHUNK)]
     progress = Progress("header", len(paths), say or (lambda line: None), every)
-    got: dict[int, Read] = {}
+    got: dict[int, Headers] = {}
     read = 0
     for i, outcome in each(read_headers, chunks, workers):
         if isinstance(outcome, DataError):
@@ -92,19 +92,19 @@ def all_headers(
         read += len(chunks[i]["paths"])
         progress(read)
     in_order = [got[i] for i in sorted(got)]
-    files = [file for one in in_order for file in one.files]
-    problems = [problem for one in in_order for problem in one.problems]
+    files = [file for batch in in_order for file in batch.files]
+    problems = [problem for batch in in_order for problem in batch.problems]
     owners: dict[Path, set[str]] = defaultdict(set)
     for file in files:
         if file.kind == "ct" and not file.in_zip:
             owners[Path(file.path).parent].add(file.study)
-    strays = [path for one in in_order for path in map(Path, one.strays) if path.parent in owners]
+    strays = [path for batch in in_order for path in map(Path, batch.strays) if path.parent in owners]
     for path in strays:
         text = f"{path}: not DICOM, and among slices of {len(owners[path.parent])} study(ies): a lost slice?"
         problems.append(DataError(text, reason="unreadable"))
     lost: dict[str, list[Path]] = defaultdict(list)
     nameless = [Path(file.path) for file in files if file.kind == "no-pixel-data" and not file.study]
-    for path in [Path(path) for one in in_order for path in one.broken] + nameless + strays:
+    for path in [Path(path) for batch in in_order for path in batch.broken] + nameless + strays:
         if len(studies := owners[path.parent]) == 1:
             lost[next(iter(studies))].append(path)
     return files, problems, lost
@@ -118,8 +118,8 @@ def studies_below(files: Sequence[File]) -> dict[Path, set[str]]:
             direct[Path(file.path)].add(file.study)
     holders: dict[Path, set[str]] = defaultdict(set)
     for path, studies in direct.items():
-        for place in (path, *path.parents):
-            holders[place] |= studies
+        for folder in (path, *path.parents):
+            holders[folder] |= studies
     return holders
 
 
@@ -163,7 +163,7 @@ def _file(header: Any) -> File:
         date = date or first(dataset, f"{name}Date")
         time = time or first(dataset, f"{name}Time")
 
-    def said(keyword: str) -> str:
+    def text_of(keyword: str) -> str:
         value = dataset.get(keyword)  # decoded by the file's own character set
         return "" if value is None else str(value).strip(" \0")
 
@@ -171,9 +171,9 @@ def _file(header: Any) -> File:
         path=str(header.source.path),
         in_zip=header.source.archive is not None,
         kind=kind,
-        patient_id=said("PatientID"),
+        patient_id=text_of("PatientID"),
         study=first(dataset, "StudyInstanceUID"),
-        accession=said("AccessionNumber"),
+        accession=text_of("AccessionNumber"),
         issuer=issuer,
         date=date.replace(".", ""),
         time=time.replace(":", ""),

@@ -12,12 +12,14 @@ from fedtar_flare.data.sources.fields import date_of
 from fedtar_flare.data.sources.manifest import as_meant
 from fedtar_flare.data.sources.tables import own_table
 
+__all__ = ["join_reports"]
+
 FILE_NAME = re.compile(r'(?!\.{1,2}\Z)[^/\\:*?"<>|\0]+')
 KEYS = ("study_instance_uid", "accession_number", "issuer", "patient_id", "study_date", "report")
 
 
 class Report(NamedTuple):
-    """The text or file of a report, where it was found, whose it says it is, and who issued its accession number."""
+    """The text or file of a report, its origin for messages, and the patient and issuer that the origin states."""
 
     origin: str
     content: str | Path
@@ -30,14 +32,30 @@ Found = dict[tuple[str, ...], list[Report]]
 
 
 def join_reports(index: Index, reports: Path | None) -> int:
-    """Give each study its report; a study with several different ones is left out (``ambiguous-report``), and so is one
-    whose report is under an accession number that several patients or issuers have (``ambiguous-accession-number``).
-    Where both name the issuer, that decides: a number of another issuer's alone is ``report-of-another-issuer``.
+    """Give each study of an index its report.
 
-    ``reports`` is a CSV table with the column ``report`` and one of ``study_instance_uid``, ``accession_number``, or
-    ``patient_id`` with ``study_date``; a folder with ``<AccessionNumber>.txt`` or ``<StudyInstanceUID>.txt``; or None:
-    such files, or ``report.txt``, beside each study. Returns how many reports belong to no study. Raises ConfigError
-    without such a table or folder, or if a column is missing.
+    Left out are studies of several different reports (``ambiguous-report``), and those whose report is under an
+    accession number of several patients or issuers (``ambiguous-accession-number``) unless study and report name the
+    issuer; where the issuer is another one: ``report-of-another-issuer``.
+
+    Parameters
+    ----------
+    index : Index
+        Its studies get a report, or are moved to its problems.
+    reports : Path, optional
+        A CSV table with the column ``report`` and one of ``study_instance_uid``, ``accession_number``, or
+        ``patient_id`` with ``study_date``; or a folder with ``<AccessionNumber>.txt`` or ``<StudyInstanceUID>.txt``.
+        Without it, such files, or ``report.txt``, beside each study.
+
+    Returns
+    -------
+    int
+        Number of reports that belong to no study.
+
+    Raises
+    ------
+    ConfigError
+        For a missing table, folder or column.
     """
     if reports is not None and not reports.exists():
         raise ConfigError(f"{reports}: there is no such table or folder of reports")
@@ -52,24 +70,23 @@ def join_reports(index: Index, reports: Path | None) -> int:
                 study.report_file = _beside(study)
                 if study.report_file is not None and study.report_file.stem == study.accession:
                     _by_number(study, [Report(str(study.report_file), "")], index.owners[study.accession])
-            own = _of(study, found, index.owners[study.accession])
-            if own:
-                study.report, study.report_file = _one(own, study)
-            used |= {report.origin for report in own}
+            if matching := _matching(study, found, index.owners[study.accession]):
+                study.report, study.report_file = _single(matching, study)
+            used |= {report.origin for report in matching}
             index.studies.append(study)
     return len({report.origin for some in found.values() for report in some} - used)
 
 
-def _same(one: str, other: str) -> bool:
-    """Whether two issuers' names are of one: the universal name decides where both have two."""
-    names, others = (name.replace("urn:oid:", "").split("|") for name in (one, other))
+def _same(issuer: str, other: str) -> bool:
+    """Whether two names mean one issuer: the universal name decides where both have two."""
+    names, others = (name.replace("urn:oid:", "").split("|") for name in (issuer, other))
     return names[-1] == others[-1] if len(names) == len(others) else not set(names).isdisjoint(others)
 
 
 def _by_number(study: Study, reports: list[Report], owners: set[tuple[str, str]]) -> list[Report]:
-    """Those of the reports under the study's accession number that are of its issuer and patient.
+    """Reports of the study's issuer and patient among those under its accession number; DataError where it is unclear.
 
-    ``owners`` has the patients and issuers of all studies with this number. Raises DataError where that does not tell.
+    ``owners`` has the patients and issuers of all studies with this number.
     """
     mine = [report for report in reports if not (study.issuer and report.issuer) or _same(study.issuer, report.issuer)]
     where = f"study {study.uid}: {reports[0].origin}"
@@ -81,29 +98,30 @@ def _by_number(study: Study, reports: list[Report], owners: set[tuple[str, str]]
     mine = [report for report in mine if report.patient_id in ("", study.patient_id)] or mine
     for report in mine:
         sure = study.issuer and report.issuer
-        own = [(p, i) for p, i in owners if report.patient_id in ("", p) and (not sure or _same(i, study.issuer))]
-        names = ({i for _, i in own} | {one.issuer for one in reports if not sure}) - {""}
-        if len({p for p, _ in own}) > 1 or not all(_same(one, other) for one in names for other in names):
+        fits = [(p, i) for p, i in owners if report.patient_id in ("", p) and (not sure or _same(i, study.issuer))]
+        issuers = ({i for _, i in fits} | {r.issuer for r in reports if not sure}) - {""}
+        if len({p for p, _ in fits}) > 1 or not all(_same(a, b) for a in issuers for b in issuers):
             text = f"{where} has an accession number of several patients or issuers; columns of these have to tell"
             raise DataError(text, reason="ambiguous-accession-number")
     return mine
 
 
-def _of(study: Study, found: Found, owners: set[tuple[str, str]]) -> list[Report]:
+def _matching(study: Study, found: Found, owners: set[tuple[str, str]]) -> list[Report]:
     """The reports under the first key that has any."""
     day = study.acquired.date().isoformat()
     for key in (("uid", study.uid), ("accession", study.accession), ("day", study.patient_id, day)):
-        own = found.get(key, []) if key[1] else []
-        own = _by_number(study, own, owners) if own and key[0] == "accession" else own
-        if any(report.patient_id not in ("", study.patient_id) for report in own):
-            text = f"study {study.uid}: {own[0].origin} says that its report is another patient's"
+        reports = found.get(key, []) if key[1] else []
+        if reports and key[0] == "accession":
+            reports = _by_number(study, reports, owners)
+        if any(report.patient_id not in ("", study.patient_id) for report in reports):
+            text = f"study {study.uid}: {reports[0].origin} is the report of another patient"
             raise DataError(text, reason="report-of-another-patient")
-        if own:
-            return own
+        if reports:
+            return reports
     return []
 
 
-def _one(reports: Sequence[Report], study: Study) -> tuple[str, Path | None]:
+def _single(reports: Sequence[Report], study: Study) -> tuple[str, Path | None]:
     contents = {report.content for report in reports}
     if len(contents) > 1:
         origins = ", ".join(sorted(report.origin for report in reports)[:4])
@@ -118,7 +136,7 @@ def _beside(study: Study) -> Path | None:
     folders = {path.parent for path in study.files}
     alone = [study.top, *(f for f in sorted(folders) if f.is_relative_to(study.top) and f != study.top)]
     between = [p for f in alone for p in f.parents if p.is_relative_to(study.top) and p not in alone]
-    own = [folder / "report.txt" for folder in (*alone, *between)] if study.alone else []
+    own = [folder / "report.txt" for folder in (*alone, *between)] if study.exclusive else []
     named = [folder / name for folder in (*alone, *between, *folders, study.top.parent) for name in names]
     return next((file for file in (*named, *own) if file.is_file()), None)
 

@@ -1,4 +1,4 @@
-"""Look at everything a site would train on, before it does: open every image, give every rejection a reason."""
+"""Check everything that a site would train on: open every image, and give a reason for every rejected study."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from fedtar_flare.imaging.thumbnails import png_address
 if TYPE_CHECKING:
     from fedtar_flare.imaging.readers.volume import CTVolume, Note
 
+__all__ = ["Check", "SHARED_HELP", "check"]
+
 THUMBNAIL_SIZE = 160
 THUMBNAIL_SLICES = 3
 EXAMPLES = 3
@@ -31,6 +33,7 @@ SHARED_HELP = (
     "If they are one person, give all rows one patient_id; if a picture was filed under the wrong patient, remove that "
     "row. Until then they are in one split of every run"
 )
+"""Advice to a site whose patients share a picture."""
 
 
 class Thumbnail(NamedTuple):
@@ -43,86 +46,110 @@ class Thumbnail(NamedTuple):
 
 @dataclass
 class Check:
-    """What was found."""
+    """Result of :func:`check`."""
 
     source: str
-    modality: str = ""  # empty when nothing can be used
-    patients: list[Patient] = field(default_factory=list)  # with at least one usable study, and these studies only
-    rejected: dict[str, list[str]] = field(default_factory=dict)  # by reason, the texts of studies that cannot be used
-    excluded: int = 0  # studies of patients on the site's exclusion list; not looked at
-    notes: dict[str, list[str]] = field(default_factory=dict)  # by reason, what readers met and could live with
-    shapes: list[tuple[int, ...]] = field(default_factory=list)  # (slices, rows, columns); a picture has one slice
-    spacings: list[tuple[float, ...]] = field(default_factory=list)  # of each CT, between those, mm
-    identifiers: dict[str, list[str]] = field(default_factory=dict)  # by kind, visits whose report seems to hold one
-    shared: list[tuple[Visit, Visit]] = field(default_factory=list)  # different patients' visits with the same picture
+    """The target as given."""
+    modality: str = ""
+    """Modality of the usable visits; empty when nothing can be used."""
+    patients: list[Patient] = field(default_factory=list)
+    """Patients with at least one usable visit, and these visits only."""
+    rejected: dict[str, list[str]] = field(default_factory=dict)
+    """By reason, a text for each study that cannot be used."""
+    excluded: int = 0
+    """Number of visits of patients on the site's exclusion list; their images are not opened."""
+    notes: dict[str, list[str]] = field(default_factory=dict)
+    """By reason, what the readers noted about usable images."""
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    """(slices, rows, columns) of each usable image; a picture has one slice."""
+    spacings: list[tuple[float, ...]] = field(default_factory=list)
+    """Distances between slices, rows and columns of each CT, mm."""
+    identifiers: dict[str, list[str]] = field(default_factory=dict)
+    """By kind, ids of the visits whose report seems to hold an identifier."""
+    shared: list[tuple[Visit, Visit]] = field(default_factory=list)
+    """Pairs of visits of different patients with the same picture."""
     thumbnails: list[Thumbnail] = field(default_factory=list)
-    seconds: float = 0.0  # of reading images
-    images: int = 0  # opened
+    """Small pictures of some visits."""
+    seconds: float = 0.0
+    """Time that reading images took."""
+    images: int = 0
+    """Number of images opened."""
 
     @property
     def visits(self) -> list[Visit]:
         """All usable visits."""
         return [visit for patient in self.patients for visit in patient.visits]
 
+    @property
     def visits_per_patient(self) -> list[int]:
+        """Number of usable visits of each patient."""
         return [len(patient.visits) for patient in self.patients]
 
+    @property
     def gaps(self) -> list[float]:
         """Days from each visit to the next of the same patient."""
-        return [
-            (after.acquired - before.acquired).total_seconds() / 86400
-            for patient in self.patients
-            for before, after in pairwise(patient.visits)
-        ]
+        pairs = [pair for patient in self.patients for pair in pairwise(patient.visits)]
+        return [(after.acquired - before.acquired).total_seconds() / 86400 for before, after in pairs]
 
+    @property
     def sexes(self) -> dict[str, int]:
         """Patients by sex."""
         seen = Counter(patient.sex or "unknown" for patient in self.patients)
         return {sex: seen[sex] for sex in ("F", "M", "unknown")}
 
+    @property
     def ages(self) -> list[float]:
         """Years at each visit, where known."""
         return [visit.age for visit in self.visits if visit.age is not None]
 
+    @property
     def words(self) -> list[int]:
         """Length of each report in words."""
         return [len(visit.report.split()) for visit in self.visits]
 
+    @property
     def rejections(self) -> dict[str, int]:
-        """Reason to number, the commonest first."""
+        """Number of rejected studies by reason, the commonest first."""
         order = sorted(self.rejected, key=lambda reason: (-len(self.rejected[reason]), reason))
         return {reason: len(self.rejected[reason]) for reason in order}
 
+    @property
     def shared_texts(self) -> list[str]:
-        """Each two patients with the same pictures, the number of these, and the first."""
-        of: dict[tuple[str, str], list[str]] = {}
-        for one, other in self.shared:
-            first = " and ".join(f"{visit.visit_id} ({visit.acquired:%Y-%m-%d})" for visit in (one, other))
-            of.setdefault((one.patient_id, other.patient_id), []).append(first)
-        return [f"{one} and {other}: {len(found)} picture(s), {found[0]}" for (one, other), found in of.items()]
+        """A text for each two patients who share pictures, with their number and the first of them."""
+        by_patients: dict[tuple[str, str], list[str]] = {}
+        for pair in self.shared:
+            visits = " and ".join(f"{visit.visit_id} ({visit.acquired:%Y-%m-%d})" for visit in pair)
+            by_patients.setdefault((pair[0].patient_id, pair[1].patient_id), []).append(visits)
+        return [f"{a} and {b}: {len(texts)} picture(s), {texts[0]}" for (a, b), texts in by_patients.items()]
 
     def summary(self) -> dict[str, Any]:
-        """Everything in numbers, for JSON; only examples (rejected studies, shared pictures) hold an identity."""
+        """Summarise in numbers; only the examples (rejected studies, shared pictures) hold an identity.
+
+        Returns
+        -------
+        dict
+            Ready for JSON.
+        """
         return {
             "source": self.source,
             "modality": self.modality or None,
             "patients": len(self.patients),
             "visits": len(self.visits),
-            "visits_per_patient": {str(n): k for n, k in sorted(Counter(self.visits_per_patient()).items())},
-            "gap_days": spread(self.gaps()),
-            "sex": self.sexes(),
-            "age": spread(self.ages()) | {"unknown": len(self.visits) - len(self.ages())},
-            "report_words": spread(self.words()),
+            "visits_per_patient": {str(n): k for n, k in sorted(Counter(self.visits_per_patient).items())},
+            "gap_days": spread(self.gaps),
+            "sex": self.sexes,
+            "age": spread(self.ages) | {"unknown": len(self.visits) - len(self.ages)},
+            "report_words": spread(self.words),
             "slices": spread([shape[0] for shape in self.shapes]) if self.modality == "ct" else None,
             "slice_spacing_mm": spread([spacing[0] for spacing in self.spacings]) if self.modality == "ct" else None,
-            "rejected": self.rejections(),
+            "rejected": self.rejections,
             "examples": {reason: texts[:EXAMPLES] for reason, texts in self.rejected.items()},
             "excluded": self.excluded,
             "notes": {reason: len(texts) for reason, texts in sorted(self.notes.items())},
             "shared_pictures": {
                 "pairs": len(self.shared),
                 "patients": len({visit.patient_id for pair in self.shared for visit in pair}),
-                "examples": self.shared_texts(),  # all: each needs a decision
+                "examples": self.shared_texts,  # all: each needs a decision
             },
             "likely_identifiers": {kind: len(visits) for kind, visits in sorted(self.identifiers.items())},
             "images_opened": self.images,
@@ -131,7 +158,7 @@ class Check:
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Number, smallest, quartiles and largest; only the number where there is none."""
+    """Number of values, extremes and quartiles; the number alone where it is 0."""
     if not values:
         return {"n": 0}
     names = ("min", "lower_quartile", "median", "upper_quartile", "max")
@@ -140,10 +167,25 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = None, every: float = 15.0) -> Check:
-    """Read everything that a manifest (CSV), a folder with ``manifest.csv``, or a site file (YAML) names.
+    """Read all that a site would train on: every row, and every image.
 
-    ``thumbnails`` studies are shown, spread evenly over time; ``say`` takes progress lines, at most one every ``every``
-    seconds. Raises ConfigError if the target is nothing of the kind.
+    Parameters
+    ----------
+    target : Path
+        A manifest (CSV), a folder with ``manifest.csv``, or a site file (YAML).
+    workers, thumbnails : int
+        Processes that read images; number of visits with small pictures, spread evenly over time.
+    say, every : callable, float
+        Takes progress lines; shortest time between two of them, seconds.
+
+    Returns
+    -------
+    Check
+
+    Raises
+    ------
+    ConfigError
+        If the target is none of these.
     """
     from fedtar_flare.imaging.duplicates import shared_pictures
     from fedtar_flare.imaging.workers import each
@@ -187,10 +229,7 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
 
 
 def read_target(target: Path) -> tuple[Reading, frozenset[str], Limits]:
-    """Studies of a manifest or site file, patients that the site excludes, and its limits.
-
-    Raises ConfigError if it is neither.
-    """
+    """Studies of a manifest or site file, patients that the site excludes, and its limits; ConfigError for others."""
     from fedtar_flare.data.sources import read_source
     from fedtar_flare.data.sources.manifest import read_manifest
     from fedtar_flare.site.cohort import excluded_patients
@@ -210,7 +249,7 @@ def read_target(target: Path) -> tuple[Reading, frozenset[str], Limits]:
 
 
 class Opened(NamedTuple):
-    """What an image is like, once it was read."""
+    """Properties of an image that was read."""
 
     shape: tuple[int, ...]
     spacing_mm: tuple[float, ...]  # of a CT
@@ -229,17 +268,16 @@ def check_task(image: str, modality: str, thumbnail: bool, limits: Limits) -> Op
         if modality == "ct":
             volume = read_ct(image)
             slices = _slices(volume)
-            pictures = [png_address(one, THUMBNAIL_SIZE) for one in slices] if thumbnail else []
+            pictures = [png_address(plane, THUMBNAIL_SIZE) for plane in slices] if thumbnail else []
             return Opened(volume.hu.shape, volume.spacing_mm, volume.warnings, pictures, miniature(slices))
         pixels = read_radiograph(image) if modality == "radiograph" else read_photograph(image).transpose(1, 2, 0)
         plane = pixels if pixels.ndim == 2 else pixels[..., 0]
-        return Opened(
-            (1, *plane.shape), (), (), [png_address(pixels, THUMBNAIL_SIZE)] if thumbnail else [], miniature([plane])
-        )
+        pictures = [png_address(pixels, THUMBNAIL_SIZE)] if thumbnail else []
+        return Opened((1, *plane.shape), (), (), pictures, miniature([plane]))
 
 
 def _noted(found: Check, visit: Visit, outcome: Opened | DataError) -> bool:
-    """Whether an image can be used; what it is like, or why not, is noted."""
+    """Whether an image can be used; notes its properties, or the reason why not."""
     where = f"{visit.visit_id} ({visit.acquired:%Y-%m-%d})"
     if isinstance(outcome, DataError):
         found.rejected.setdefault(outcome.reason, []).append(f"{where}: {outcome}")
@@ -255,7 +293,7 @@ def _noted(found: Check, visit: Visit, outcome: Opened | DataError) -> bool:
 
 
 def _slices(volume: CTVolume) -> list[np.ndarray]:
-    """Slices as the model would see them: over the lungs, in the lung window."""
+    """Slices as in the model input: over the lungs, in the lung window."""
     import torch
     from monai.data import MetaTensor
     from monai.transforms import Compose

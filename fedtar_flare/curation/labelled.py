@@ -13,8 +13,10 @@ from fedtar_flare.data.sources.fields import DAY_ZERO, PICTURES, labels_of, labe
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.tables import Row, rows_of
 
+__all__ = ["tabulate"]
+
 FIELDS = ("image", "patient_id", "study_datetime", "order", "age", "sex", "split", "institution")
-"""What a column may stand for, and with ``labels`` a group of a name."""
+"""Meanings of a column, and with ``labels`` of a group in a name."""
 SUFFIXES = (*PICTURES, ".dcm", ".dicom")
 SPLIT_WORDS = {"val": "validation", "valid": "validation", "validate": "validation"}
 FLAGS = {"1": "1", "1.0": "1", "-1": "-1", "-1.0": "-1", "0": "0", "0.0": "0", "": "0"}
@@ -22,9 +24,7 @@ FLAGS = {"1": "1", "1.0": "1", "-1": "-1", "-1.0": "-1", "0": "0", "0.0": "0", "
 
 @dataclass(frozen=True)
 class Tabulated:
-    """What was written, how many images have each label, and what did not meet: images without a row, and rows without
-    an image.
-    """
+    """The manifest, numbers of its images, patients and labels, and of unmatched images and rows."""
 
     manifest: Path
     images: int
@@ -53,7 +53,7 @@ def tabulate(
         The manifest, which must not be there yet.
     tables : sequence of Path
         CSV tables with one column of images. Several rows of an image are several readers: what more than half of them
-        see is a label, what fewer see is uncertain.
+        state is a label, what fewer state is uncertain.
     columns : mapping of str to str
         Of :data:`FIELDS`, the column that holds each; ``image`` is needed. ``order`` is a number: days after
         2000-01-01, for collections without dates. Without ``patient_id`` each image is a patient of its own.
@@ -62,6 +62,11 @@ def tabulate(
     name : str
         Without tables: a regular expression that finds groups of :data:`FIELDS` and ``labels`` in each image's path
         below the folder.
+
+    Returns
+    -------
+    Tabulated
+        Path and counts of the manifest, and numbers of images without a row and of rows without an image.
 
     Raises
     ------
@@ -77,27 +82,27 @@ def tabulate(
         raise ConfigError(f"{out} is there already; name another file, or delete it first")
     files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in SUFFIXES]
     if name:
-        found, strangers = _from_names(folder, files, name), 0
+        found, without_image = _from_names(folder, files, name), 0
     else:
-        found, strangers = _from_tables(files, tables, columns, labels)
+        found, without_image = _from_tables(files, tables, columns, labels)
     if not found:
         raise ConfigError(f"{folder}: none of {len(files)} images has labels")
     rows = [_row(file, fields, out.parent) for file, fields in found.items()]
     write_rows(out, rows)
     counts = Counter(label for fields in found.values() for label in labels_of(fields["labels"])[0])
     patients = len({row["patient_id"] for row in rows})
-    return Tabulated(out, len(rows), patients, dict(sorted(counts.items())), len(files) - len(rows), strangers)
+    return Tabulated(out, len(rows), patients, dict(sorted(counts.items())), len(files) - len(rows), without_image)
 
 
-def _row(file: Path, fields: Row, place: Path) -> Row:
+def _row(file: Path, fields: Row, folder: Path) -> Row:
     order = fields.pop("order", "").removesuffix(".0")
     if not order.isdecimal() and order:
         raise ConfigError(f"{file.name}: order '{order}' is no number")
     split = fields.get("split", "").lower()
-    standing = {"patient_id": file.stem, "study_datetime": str(DAY_ZERO.date() + timedelta(days=int(order or 0)))}
-    stated = {field: value for field, value in fields.items() if value or field not in standing}
-    image = os.path.relpath(file.absolute(), place.absolute())
-    return standing | stated | {"image": image, "split": SPLIT_WORDS.get(split, split)}
+    defaults = {"patient_id": file.stem, "study_datetime": str(DAY_ZERO.date() + timedelta(days=int(order or 0)))}
+    stated = {field: value for field, value in fields.items() if value or field not in defaults}
+    image = os.path.relpath(file.absolute(), folder.absolute())
+    return defaults | stated | {"image": image, "split": SPLIT_WORDS.get(split, split)}
 
 
 def _from_names(folder: Path, files: Iterable[Path], name: str) -> dict[Path, Row]:
@@ -116,7 +121,7 @@ def _from_names(folder: Path, files: Iterable[Path], name: str) -> dict[Path, Ro
 def _from_tables(
     files: Sequence[Path], tables: Sequence[Path], columns: dict[str, str], labels: Sequence[str]
 ) -> tuple[dict[Path, Row], int]:
-    """Of each image with labels its fields, and the number of images that are named and not there."""
+    """The fields of each image that has labels, and the number of rows' images that are missing."""
     if "image" not in columns or not labels:
         raise ConfigError("tables need a column of images (image=COLUMN) and at least one of labels")
     by_name: dict[str, list[Row]] = {}
@@ -127,20 +132,20 @@ def _from_tables(
             by_name.setdefault(_stem(Path(row[columns["image"]])), []).append(row)
     if missing := sorted({*columns.values(), *labels} - heads - {"*"}):
         raise ConfigError(f"{', '.join(map(str, tables))}: no column '{missing[0]}' (there is: {', '.join(heads)})")
-    places = Counter(map(_stem, files))
-    if twice := sorted(stem for stem in by_name if places[stem] > 1):
-        raise ConfigError(f"{places[twice[0]]} images are called '{twice[0]}': which one a row means cannot be told")
+    stems = Counter(map(_stem, files))
+    if twice := sorted(stem for stem in by_name if stems[stem] > 1):
+        raise ConfigError(f"{stems[twice[0]]} images are called '{twice[0]}': it is unclear which one a row means")
     if list(labels) == ["*"]:
-        rows = [row for own in by_name.values() for row in own]
+        rows = [row for several in by_name.values() for row in several]
         free = sorted(heads - set(columns.values()) - {""})
         labels = [head for head in free if {row.get(head, "") for row in rows} <= set(FLAGS)]
     found = {}
     for file in files:
-        own = by_name.get(_stem(file), [])
-        if voters := [row for row in own if labels[0] in row]:
-            stated = {field: next((row[c] for row in own if row.get(c)), "") for field, c in columns.items()}
+        of_image = by_name.get(_stem(file), [])
+        if voters := [row for row in of_image if labels[0] in row]:
+            stated = {field: next((row[c] for row in of_image if row.get(c)), "") for field, c in columns.items()}
             found[file] = stated | {"labels": _voted([_labels(row, labels) for row in voters])}
-    return found, len(set(by_name) - set(places))
+    return found, len(set(by_name) - set(stems))
 
 
 def _stem(file: Path) -> str:
@@ -148,15 +153,15 @@ def _stem(file: Path) -> str:
 
 
 def _labels(row: Row, labels: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """What one row states, and of what it is unsure."""
+    """The certain and the uncertain labels of one row."""
     if len(labels) == 1 and row[labels[0]] not in FLAGS:
         return labels_of(row[labels[0]])
-    said = {}
+    flags = {}
     for label in labels:
         if (flag := row.get(label, "")) not in FLAGS:
             raise ConfigError(f"column '{label}' holds '{flag}', which is none of 0, 1 and -1")
-        said[label.replace(";", ",").replace("|", ",")] = FLAGS[flag]
-    sure, unsure = (frozenset(label for label, flag in said.items() if flag == wanted) for wanted in ("1", "-1"))
+        flags[label.replace(";", ",").replace("|", ",")] = FLAGS[flag]
+    sure, unsure = (frozenset(label for label, flag in flags.items() if flag == wanted) for wanted in ("1", "-1"))
     return sure, unsure
 
 

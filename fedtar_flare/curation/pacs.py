@@ -1,4 +1,4 @@
-"""A PACS by DICOMweb, through dicomweb-client. What it answers is bounded, and nothing of it is logged."""
+"""A PACS by DICOMweb, through dicomweb-client. The size of its answers is bounded, and they are never logged."""
 
 import io
 import logging
@@ -18,6 +18,8 @@ from urllib3 import Retry
 from fedtar_flare.core.errors import ConfigError, DataError, FedTARError
 from fedtar_flare.imaging.limits import current
 
+__all__ = ["Pacs"]
+
 ANSWER_BYTES, CHUNK, PAGE, REQUEST, VALUE = 64 << 20, 1 << 18, 200, 1 << 16, 1024
 """Bytes of an answer, bytes read at a time, records of a page, bytes that a request counts as, letters of a value."""
 BUSY, REFUSED, MOST = (429, 502, 503, 504), (401, 403), 100_000
@@ -32,11 +34,24 @@ def is_uid(text: str) -> bool:
 
 
 class Pacs:
-    """A client of one DICOMweb service, which asks no faster than ``rate`` (megabytes a second) and is never sent on.
+    """A client of one DICOMweb service, of bounded speed, that follows no redirect.
 
-    ``token`` is a file with a bearer token (or ``Basic ...``), ``cert`` one with a client's certificate and key (PEM),
-    which only their owner may read; ``ca`` has certificates to trust in place of the public ones. Raises ConfigError.
     Methods raise DataError for a bad answer, and FedTARError when it makes no sense to go on.
+
+    Parameters
+    ----------
+    url : str
+        ``http(s)://HOST[:PORT]/PATH``.
+    token, cert, ca : Path or None
+        Files with a bearer token (or ``Basic ...``), with the client's certificate and key (PEM; only their owner may
+        read these two), and with certificates to trust in place of the public ones.
+    rate : float, default 20
+        Most megabytes a second.
+
+    Raises
+    ------
+    ConfigError
+        For settings that do not fit, or without dicomweb-client.
     """
 
     def __init__(self, url: str, token: Path | None, cert: Path | None, ca: Path | None, rate: float = 20.0):
@@ -50,7 +65,7 @@ class Pacs:
         if token and where.scheme == "http" and where.hostname not in ("localhost", "127.0.0.1", "::1"):
             raise ConfigError(f"{where.netloc}: a token is sent over https:// alone")
         self.host, self._rate, self._free, self._left, self._end = where.netloc, rate * 1e6, 0.0, ANSWER_BYTES, b""
-        self._token = Path(_own(token)).read_text(encoding="utf-8", errors="replace").strip() if token else ""
+        self._token = Path(_private(token)).read_text(encoding="utf-8", errors="replace").strip() if token else ""
         if token and not re.fullmatch(r"((Bearer|Basic) )?[\w.~+/=-]+", self._token, re.ASCII):
             raise ConfigError(f"{token}: no bearer token in one line (nor 'Basic' and what follows it)")
         for name in ("dicomweb_client", "urllib3", "pydicom"):  # their messages quote queries and values
@@ -62,25 +77,42 @@ class Pacs:
         session.mount(f"{where.scheme}://", HTTPAdapter(max_retries=again))
         session.trust_env = False  # no .netrc, no proxy, no certificates of the environment
         session.headers["Accept-Encoding"], session.auth = "identity", self._prepared
-        session.cert, session.verify = _own(cert) if cert else None, _own(ca, 0) if ca else True
+        session.cert, session.verify = _private(cert) if cert else None, _private(ca, 0) if ca else True
         options: dict[str, Any] = {"chunk_size": CHUNK, "permissive_uid": True, "timeout": 60}
         self._client = DICOMwebClient(url.rstrip("/"), session, callback=self._bounded, **options)
         self._client.set_http_retry_params(retry=False)
 
     def search(self, level: str, key: str, fields: Sequence[str], most: int = MOST, **of: Any) -> list[Record]:
-        """What the PACS says it has (QIDO-RS) of ``studies`` or ``instances``, each once, with ``key`` and ``fields``.
+        """List what the PACS has (QIDO-RS). Pages are requested until one has nothing new: a server may ignore limits.
 
-        Page after page is asked for until one has nothing new: a server may ignore limit and offset.
+        Parameters
+        ----------
+        level, key : str
+            ``studies`` or ``instances``; keyword of their UID.
+        fields, most : sequence of str, int
+            Keywords to ask for; most records to accept.
+        **of
+            What the records belong to, as dicomweb-client takes it.
+
+        Returns
+        -------
+        list of dict of str to str
+            Each record once, with ``key`` and ``fields``.
+
+        Raises
+        ------
+        DataError
+            ``bad-uid``, ``too-many`` or a bad answer.
         """
         found: dict[str, Record] = {}
         offset, new, ask = 0, 1, getattr(self._client, f"search_for_{level}")
         while new:
-            with self._asking():
+            with self._request():
                 self._left = ANSWER_BYTES
                 page = ask(limit=PAGE, offset=offset, fields=list(fields), **of)
-                records = {_value(one, key): {name: _value(one, name) for name in (key, *fields)} for one in page}
+                records = {_value(item, key): {name: _value(item, name) for name in (key, *fields)} for item in page}
             if not all(map(is_uid, records)):
-                raise DataError(f"{self.host} answers with a {key} that is none", reason="bad-uid")
+                raise DataError(f"{self.host} answers with a {key} that is no UID", reason="bad-uid")
             new = len(records.keys() - found.keys())
             found, offset = found | records, offset + len(page)
             if len(found) > most:
@@ -88,8 +120,24 @@ class Pacs:
         return list(found.values())
 
     def series(self, study: str, series: str) -> Iterator[tuple[Any, bytes]]:
-        """The instances of a series and their files (WADO-RS), compressed as the PACS stores them."""
-        with self._asking():
+        """Get the instances of a series (WADO-RS), compressed as the PACS stores them.
+
+        Parameters
+        ----------
+        study, series : str
+            UIDs.
+
+        Yields
+        ------
+        tuple of Dataset and bytes
+            An instance and its file.
+
+        Raises
+        ------
+        DataError
+            ``too-large`` or ``bad-answer``.
+        """
+        with self._request():
             self._left, as_stored = current().file_bytes, (("application/dicom", "*"),)
             for dataset in self._client.iter_series(study, series, media_types=as_stored):
                 dataset.save_as(file := io.BytesIO(), enforce_file_format=True)
@@ -99,23 +147,35 @@ class Pacs:
                 raise DataError(f"{self.host} broke off within a series", reason="bad-answer")
 
     def store(self, dataset: Any) -> bool:
-        """Store one instance beside its study (STOW-RS), never over another; returns False where it is there already.
+        """Store one instance with its study (STOW-RS), never over another.
 
-        DataError: ``no-study`` unless the PACS has that study of that patient, ``not-stored`` unless it says it did.
+        Parameters
+        ----------
+        dataset : Dataset
+            The instance.
+
+        Returns
+        -------
+        bool
+            False where the PACS has it already.
+
+        Raises
+        ------
+        DataError
+            ``no-study`` unless the PACS has that study of that patient; ``not-stored`` unless it confirms.
         """
         study, sop = dataset.StudyInstanceUID, dataset.SOPInstanceUID
-        there = self.search("studies", "StudyInstanceUID", ["PatientID"], 1, search_filters={"StudyInstanceUID": study})
-        if there != [{"StudyInstanceUID": study, "PatientID": dataset.PatientID}]:
+        found = self.search("studies", "StudyInstanceUID", ["PatientID"], 1, search_filters={"StudyInstanceUID": study})
+        if found != [{"StudyInstanceUID": study, "PatientID": dataset.PatientID}]:
             raise DataError(f"{self.host} has no such study of this patient; nothing was sent", reason="no-study")
-        if sop in (
-            one["SOPInstanceUID"] for one in self.search("instances", "SOPInstanceUID", [], study_instance_uid=study)
-        ):
+        stored = self.search("instances", "SOPInstanceUID", [], study_instance_uid=study)
+        if {"SOPInstanceUID": sop} in stored:
             return False
         dataset.preamble, self._left = b"\0" * 128, ANSWER_BYTES
-        with self._asking():
+        with self._request():
             answer = self._client.store_instances([dataset], study)
-            stored = [one.ReferencedSOPInstanceUID for one in answer.get("ReferencedSOPSequence") or ()]
-        if sop not in stored:
+            confirmed = [item.ReferencedSOPInstanceUID for item in answer.get("ReferencedSOPSequence") or ()]
+        if sop not in confirmed:
             raise DataError(f"{self.host} did not store the draft", reason="not-stored")
         return True
 
@@ -132,7 +192,7 @@ class Pacs:
         self._free = max(now, self._free) + count / self._rate
 
     def _bounded(self, response: Any, **_: Any) -> Any:
-        """The answer, read no faster and no further than it may be; one that sends the request on is refused."""
+        """Bound the speed and size of an answer; refuse a redirect."""
         if response.is_redirect:
             to = urlsplit(response.headers["location"])
             text = f"{self.host} sends the request on to {to.scheme}://{to.netloc}, which is not followed"
@@ -152,8 +212,8 @@ class Pacs:
         return response
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Errors say what to do and quote nothing: the libraries' texts hold queries and values."""
+    def _request(self) -> Iterator[None]:
+        """Replace the libraries' errors, whose texts hold queries and values, by errors with advice."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -171,7 +231,7 @@ class Pacs:
             raise FedTARError(f"{text} network, token and certificates; the same command goes on later") from None
 
 
-def _own(path: Path, forbidden: int = 0o077) -> str:
+def _private(path: Path, forbidden: int = 0o077) -> str:
     if not path.is_file() or path.stat().st_mode & forbidden:
         text = "holds a secret and can be read by others: chmod 600" if path.is_file() else "there is no such file:"
         raise ConfigError(f"{path}: {text} {path}")

@@ -14,42 +14,55 @@ from fedtar_flare.reporting.format import NOTHING, duration, whole
 from fedtar_flare.reporting.plots import SITE_COLOURS, Bar, Chart, Series, ticks
 from fedtar_flare.reporting.render import Tile, render
 
+__all__ = ["data_page"]
+
 STAYS = "This page shows patients' images and stays at this site. Do not send it, publish it or put it into a ticket."
 MOST_BARS = 12
 
 
 def data_page(found: Check) -> str:
-    """The page as well-formed HTML (it parses as XML too). Pictures are part of it; nothing is fetched."""
+    """Render the page of a check: one file that needs nothing else.
+
+    Parameters
+    ----------
+    found : Check
+        The result of the check.
+
+    Returns
+    -------
+    str
+        Well-formed HTML (it parses as XML too).
+    """
     notes = {reason: (len(texts), texts) for reason, texts in sorted(found.notes.items())}
     identifiers = {kind: (len(visits), [", ".join(visits[:12])]) for kind, visits in sorted(found.identifiers.items())}
-    days = [round(gap) for gap in found.gaps()]
+    days = [round(gap) for gap in found.gaps]
     return render(
         "data.html",
         found=found,
         name=Path(found.source).name,
         stays=STAYS,
         tiles=_tiles(found),
-        rejected={reason: (n, found.rejected[reason]) for reason, n in found.rejections().items()},
+        rejected={reason: (n, found.rejected[reason]) for reason, n in found.rejections.items()},
         notes=notes,
         identifiers=identifiers,
         most=EXAMPLES,
-        shared=found.shared_texts(),
+        shared=found.shared_texts,
         shared_help=SHARED_HELP,
-        unknown_ages=len(found.visits) - len(found.ages()),
+        unknown_ages=len(found.visits) - len(found.ages),
         of_patients=[
-            histogram("Patients by number of visits", found.visits_per_patient(), "visits", whole_numbers=True),
+            histogram("Patients by number of visits", found.visits_per_patient, "visits", whole_numbers=True),
             histogram("Pairs of visits by time between them", days, "days", whole_numbers=True),
-            histogram("Visits by age", found.ages(), "years"),
+            histogram("Visits by age", found.ages, "years"),
         ],
-        of_reports=[histogram("Reports by length", found.words(), "words", whole_numbers=True), *_by_year(found)],
+        of_reports=[histogram("Reports by length", found.words, "words", whole_numbers=True), *_by_year(found)],
         of_images=_of_images(found),
     )
 
 
 def _tiles(found: Check) -> list[Tile]:
-    sexes, gaps, ages = found.sexes(), spread(found.gaps()), spread(found.ages())
-    more = sum(n > 1 for n in found.visits_per_patient())
-    rejected = whole(sum(found.rejections().values()))
+    sexes, gaps, ages = found.sexes, spread(found.gaps), spread(found.ages)
+    more = sum(n > 1 for n in found.visits_per_patient)
+    rejected = whole(sum(found.rejections.values()))
     rate = f"{duration(found.seconds)}, {found.images / found.seconds:.1f}/s" if found.seconds > 0 else ""
     return [
         Tile("Patients", whole(len(found.patients)), f"{whole(more)} with several visits"),
@@ -117,7 +130,7 @@ def histogram(title: str, values: Sequence[float], unit: str, *, whole_numbers: 
 
 
 def bin_edges(values: Sequence[float], whole_numbers: bool) -> list[float]:
-    """Evenly spaced round numbers around all values, about :data:`MOST_BARS`; whole numbers get bars around them."""
+    """About :data:`MOST_BARS` evenly spaced round numbers around all values; whole numbers lie within bars."""
     low, high = float(min(values)), float(max(values))
     if low == high:  # one bar in the middle of some room
         room = 1.0 if whole_numbers else max(abs(low) * 0.1, 0.1)

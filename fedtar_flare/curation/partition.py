@@ -22,6 +22,8 @@ from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import rows_of
 
+__all__ = ["partition_source"]
+
 WAYS = ("institution", "random", "clusters", "dirichlet")
 DRAWS = 1000
 Assignment = dict[str, str]
@@ -30,13 +32,13 @@ Assignment = dict[str, str]
 
 def shuffled(ids: Iterable[str], seed: int, use: str = "partition") -> list[str]:
     """Patient ids in an order that depends on the seed (and the use) alone."""
-    return sorted(ids, key=lambda one: hashlib.sha256(f"{use}\x1f{seed}\x1f{one}".encode()).digest())
+    return sorted(ids, key=lambda i: hashlib.sha256(f"{use}\x1f{seed}\x1f{i}".encode()).digest())
 
 
 def by_institution(patients: Sequence[Patient], institutions: Mapping[str, str]) -> Assignment:
     """One site for every institution, named after it; raises ConfigError without institutions, or for a name twice."""
     if not any(patient.patient_id in institutions for patient in patients):
-        raise ConfigError("this source does not tell institutions; divide it by random, clusters or dirichlet")
+        raise ConfigError("this source states no institutions; divide it by random, clusters or dirichlet")
     names: dict[str, str] = {}
     for institution in sorted({institutions.get(patient.patient_id, "unknown") for patient in patients}):
         name = site_name(institution)
@@ -160,13 +162,33 @@ def partition_source(
 ) -> tuple[list[PartitionedSite], dict[str, int]]:
     """Divide a source into sites and write ``out/<site>/manifest.csv`` and ``out/sites/<site>.yaml``.
 
-    What the source's ``options`` do to reports is done here, once. ``by`` is of ``WAYS``; all but
-    ``institution`` need the number of ``sites``. ``dirichlet`` takes a ``concentration`` and ``classes``, the number of
-    report clusters, or ``labels``, a CSV table with the columns ``patient_id`` and ``label``. With ``relative``, image
-    paths are relative to the manifests' folders.
+    Parameters
+    ----------
+    source, path, options : str, Path, mapping
+        Name, place and options of the source; options for reports are applied here, once.
+    out : Path
+        Folder to write.
+    by, sites : str, int
+        One of ``WAYS``; number of sites, for all but ``institution``.
+    seed, time_steps : int
+        Seed of the division; number of time steps in the counts that are returned.
+    concentration, classes, labels : float, int, Path
+        For ``dirichlet``: parameter of the distribution (0.1: very unlike sites, 100: nearly equal ones), and either
+        the number of report clusters or a CSV table with the columns ``patient_id`` and ``label``.
+    relative : bool
+        Whether image paths are relative to the manifests' folders.
 
-    Gives the sites by name, and by reason the number of studies left out. Raises ConfigError or DataError where
-    settings or data do not allow the partition, or a site is there already.
+    Returns
+    -------
+    list of PartitionedSite
+        By name.
+    dict of str to int
+        Number of studies left out, by reason.
+
+    Raises
+    ------
+    ConfigError
+        Where settings or data do not allow the division, or a site exists already.
     """
     if by not in WAYS:
         raise ConfigError(f"by '{by}' is not one of {', '.join(WAYS)}")

@@ -1,4 +1,4 @@
-"""Studies of a PACS to a folder that ``fedtar data index`` reads: only those that a query names, whole or not at all.
+"""Pull the studies that a query names from a PACS, whole or not at all, into a folder for ``fedtar data index``.
 
 ``studies/<study>/<series>/<instance>.dcm``, and ``finished/<study>.json`` for each study that has exactly the instances
 that the PACS listed. It is pulled again when that list, or what the PACS says of the study, has changed.
@@ -20,14 +20,31 @@ from fedtar_flare.curation.pacs import MOST, Pacs, Record, is_uid
 from fedtar_flare.data.sources.tables import own_table
 from fedtar_flare.imaging.limits import current
 
+__all__ = ["pull", "read_query"]
+
 STUDY = ["AccessionNumber", "PatientID", "PatientBirthDate", "PatientSex", "StudyDate", "StudyDescription",
          "ModalitiesInStudy", "StudyInstanceUID"]  # fmt: skip
 SERIES = ["SeriesInstanceUID", "Modality", "SeriesDescription", "SeriesNumber", "BodyPartExamined"]
 
 
 def read_query(table: Path) -> list[Record]:
-    """The rows of a CSV table whose columns are DICOM keywords; a cell is a value, one with ``*`` or ``?``, or a range
-    of dates (20240101-20241231). Raises ConfigError for another column, and for a row that names no study.
+    """Read a query.
+
+    Parameters
+    ----------
+    table : Path
+        A CSV table whose columns are DICOM keywords; a cell is a value, one with ``*`` or ``?``, or a range of dates
+        (20240101-20241231).
+
+    Returns
+    -------
+    list of dict of str to str
+        Its rows.
+
+    Raises
+    ------
+    ConfigError
+        For another column, or a row that names no study.
     """
     problems: list[DataError] = []
     with own_table(table, "the query") as opened:
@@ -43,11 +60,26 @@ def read_query(table: Path) -> list[Record]:
 def pull(
     pacs: Pacs, query: Sequence[Record], folder: Path, *, verify: bool = False, say: Any = print, every: float = 15.0
 ) -> tuple[Counter[str], list[DataError]]:
-    """Bring what the query names into the folder; what an earlier pull has finished there is only compared (``verify``:
-    with the checksum of every file). When the PACS breaks off (FedTARError), the next call goes on from there.
+    """Pull studies into a folder. After an error of the PACS (FedTARError), the next call continues.
 
-    Returns the numbers of studies ``asked`` for, ``pulled``, of them ``again``, ``there`` before and ``gone`` (in the
-    folder and not in the answer), of ``files`` and ``bytes`` that came, and why studies were left out.
+    Parameters
+    ----------
+    pacs, query : Pacs, sequence of dict
+        The PACS; rows that name studies.
+    folder : Path
+        Studies that an earlier pull has finished there are only compared.
+    verify : bool
+        Whether to compare the checksum of every file.
+    say, every : callable, float
+        Takes progress lines; shortest time between two of them, seconds.
+
+    Returns
+    -------
+    Counter
+        Numbers of studies ``asked`` for, ``pulled``, of these ``again``, ``there`` before, and ``gone`` (in the folder
+        but not in the answer), and of ``files`` and ``bytes`` pulled.
+    list of DataError
+        One for each study left out.
     """
     (folder / "studies").mkdir(parents=True, exist_ok=True, mode=0o700)
     problems: list[DataError] = []
@@ -60,7 +92,7 @@ def pull(
         for number, (uid, (study, rows)) in enumerate(sorted(wanted.items()), start=1):
             with collecting(problems), within(f"study {uid}"):
                 listed = pacs.search("instances", "SOPInstanceUID", SERIES, study_instance_uid=uid)
-                listed = [one for one in listed if any(_fits(row, one, SERIES) for row in rows)]
+                listed = [i for i in listed if any(_fits(row, i, SERIES) for row in rows)]
                 now = [sorted(study.items()), sorted((i["SeriesInstanceUID"], i["SOPInstanceUID"]) for i in listed)]
                 mark, record = _digest(json.dumps(now).encode()), folder / "finished" / f"{uid}.json"
                 before = read_json(record) if record.exists() else {}
@@ -77,7 +109,7 @@ def pull(
 
 
 def _wanted(pacs: Pacs, query: Sequence[Record], problems: list[DataError]) -> dict[str, tuple[Record, list[Record]]]:
-    """By UID, each study and the rows that name it; a PACS may ignore what it does not know."""
+    """Each study by UID, with the rows that name it; checked here, since a PACS may ignore keywords."""
     found: dict[str, tuple[Record, list[Record]]] = {}
     for row in query:
         asked = {name: row[name] for name in STUDY if name in row}
@@ -90,34 +122,34 @@ def _wanted(pacs: Pacs, query: Sequence[Record], problems: list[DataError]) -> d
     return found
 
 
-def _fits(asked: Mapping[str, str], said: Record, names: Sequence[str]) -> bool:
-    """Whether a record is what is asked for, by the rules of DICOM's matching (PS3.4, C.2.2.2)."""
+def _fits(asked: Mapping[str, str], record: Record, names: Sequence[str]) -> bool:
+    """Whether a record matches a query by the rules of DICOM (PS3.4, C.2.2.2)."""
     for name in asked.keys() & names:
         if "Date" in name and (ends := re.fullmatch(r"(\d{8})?-(\d{8})?", asked[name])):
-            if not said[name] or not (ends[1] or "0") <= said[name] <= (ends[2] or "9"):
+            if not record[name] or not (ends[1] or "0") <= record[name] <= (ends[2] or "9"):
                 return False
             continue
         rule = re.escape(asked[name]).replace(r"\*", ".*").replace(r"\?", ".")
         flags = re.IGNORECASE if "Description" in name else 0
-        if not any(re.fullmatch(rule, value.strip(), flags) for value in said[name].split("\\")):
+        if not any(re.fullmatch(rule, value.strip(), flags) for value in record[name].split("\\")):
             return False
     return True
 
 
 def _fetch(pacs: Pacs, study: Record, listed: Sequence[Record], folder: Path) -> dict[str, tuple[int, str]]:
-    """Bring the listed instances, all or none. Returns the size and SHA-256 of each file."""
+    """Pull the listed instances, all or none; the size and SHA-256 of each file."""
     uid, room = study["StudyInstanceUID"], current().archive_bytes
     part, place = folder / "parts" / uid, folder / "studies" / uid
     missing: dict[str, set[str]] = defaultdict(set)
-    for one in listed:
-        missing[one["SeriesInstanceUID"]].add(one["SOPInstanceUID"])
+    for instance in listed:
+        missing[instance["SeriesInstanceUID"]].add(instance["SOPInstanceUID"])
     if not listed or not all(map(is_uid, missing)):
         raise DataError("no series that the query names", reason="no-series")
     files: dict[str, tuple[int, str]] = {}
     for series, expected in sorted(missing.items()):
         for dataset, content in pacs.series(uid, series):
-            said = [str(dataset.get(key, "")) for key in ("StudyInstanceUID", "SeriesInstanceUID", "PatientID")]
-            if said != [uid, series, study["PatientID"]]:
+            names = [str(dataset.get(key, "")) for key in ("StudyInstanceUID", "SeriesInstanceUID", "PatientID")]
+            if names != [uid, series, study["PatientID"]]:
                 raise DataError("an instance of another study, series or patient came", reason="another-study")
             if (sop := str(dataset.get("SOPInstanceUID", ""))) not in expected:
                 raise DataError("an instance came that was not listed, or came twice", reason="changed-meanwhile")

@@ -1,7 +1,7 @@
-"""Reports of other systems to the table that ``fedtar data index`` joins: FHIR R4, HL7 v2, DICOM SR, OMOP.
+"""Collect reports of other systems (FHIR R4, HL7 v2, DICOM SR, OMOP) for ``fedtar data index``.
 
-What a standard's status calls final, amended, corrected or appended counts; of several states of a report the newest,
-unless that says that the report was withdrawn. All else is counted by reason.
+Reports count whose status is final, amended, corrected or appended; of several states of a report the newest, unless it
+withdraws the report. All others are counted by reason.
 """
 
 import base64
@@ -21,11 +21,13 @@ from fedtar_flare.core.errors import DataError, collecting, decoding, within
 from fedtar_flare.curation.archive_files import issuer_of
 from fedtar_flare.data.sources.tables import own_table
 
+__all__ = ["collect"]
+
 KEPT = ("final", "amended", "corrected", "appended", "F", "C", "COMPLETE VERIFIED FINAL")
-"""Of FHIR's DiagnosticReport.status, HL7's table 0123, and DICOM's completion, verification and preliminary flag."""
+"""Status that counts: of FHIR's DiagnosticReport, HL7's table 0123, DICOM's completion, verification, preliminary."""
 WITHDRAWN = ("cancelled", "entered-in-error", "X")
 IMAGING = {"", "RAD", "CT", "CUS", "NMR", "NMS", "OUS", "RUS", "RX", "VUS", "XRC", "LP29684-5"}
-"""Sections of HL7's table 0074, and LOINC's radiology: reports of others may have the same accession numbers."""
+"""Sections of HL7's table 0074, and LOINC's radiology; other sections may use the same accession numbers."""
 CHARSETS = {"ASCII": "ascii", "UNICODE UTF-8": "utf-8", "GB 18030-2000": "gb18030", "BIG-5": "big5",
             "KS X 1001": "euc_kr", "ISO IR14": "shift_jisx0213", "ISO IR6": "ascii", "ISO IR87": "ascii",
             "ISO IR159": "ascii", **{f"8859/{n}": f"iso8859-{n}" for n in (*range(1, 10), 15)}}  # fmt: skip
@@ -41,14 +43,29 @@ DICOM_STUDY = ("113014", "110180")
 ACCESSION = ("IPC-1", "OBR-18", "OBR-3")
 COLUMNS = ("patient_id", "accession_number", "issuer", "study_instance_uid", "study_date", "report")
 Report = dict[str, str]
-"""One state of a report: its ``COLUMNS`` as far as they are said, ``status``, and ``issued``, which sorts."""
+"""One state of a report: those of ``COLUMNS`` that it states, ``status``, and ``issued`` in a form that sorts."""
 
 
 def collect(source: Path, accession: str = "", charset: str = "ASCII") -> tuple[list[Report], Counter[str], list[str]]:
-    """The reports of a file or folder that count; how many do not, by reason; a line on the first unread one of each.
+    """Collect the reports of a file or folder.
 
-    ``accession``: field of HL7 (default: IPC-1, else OBR-18, else OBR-3) or column of OMOP's note table that has the
-    accession number; ``charset``: of HL7 messages that do not say theirs.
+    Parameters
+    ----------
+    source : Path
+        Files of any of the standards.
+    accession : str
+        Field of HL7 (default: IPC-1, else OBR-18, else OBR-3) or column of OMOP's note table with the accession number.
+    charset : str
+        Character set of HL7 messages that do not state theirs.
+
+    Returns
+    -------
+    list of dict of str to str
+        The reports that count, by ``COLUMNS``.
+    Counter
+        Numbers of all others, by reason.
+    list of str
+        For each reason of unread reports, a line about the first.
     """
     found: list[Report] = []
     problems: list[DataError] = []
@@ -107,7 +124,7 @@ def _newest(found: Iterable[Report]) -> tuple[list[Report], Counter[str]]:
 
 
 def _when(text: str) -> str:
-    """A date and time of any of the standards in a form that sorts: in UTC, where it says its zone."""
+    """A date and time of any of the standards in a form that sorts: in UTC, where a zone is stated."""
     when = datetime.fromisoformat(re.sub(r"^(\d{8})(?=\d)", r"\1T", text.strip()))
     return when.replace(tzinfo=when.tzinfo or UTC).astimezone(UTC).isoformat(timespec="microseconds")
 

@@ -24,8 +24,10 @@ from fedtar_flare.data.sources.fields import DAY_ZERO
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.splits import Split
 
+__all__ = ["unpack"]
+
 PARTS: dict[str, Split] = {"train": "train", "val": "validation", "test": "test"}
-"""The file's own division, and the splits of a manifest."""
+"""Parts of the file, and the splits of a manifest."""
 MOST = 1_000_000
 """Pictures that are written at most; the largest set of MedMNIST has a quarter of it."""
 
@@ -35,7 +37,7 @@ _UNFIT = re.compile(r"[;|]|^[?]")
 
 @dataclass(frozen=True)
 class Unpacked:
-    """What was written; ``labels``: how many pictures have each; ``colour``: whether any picture is in colour."""
+    """The manifest, the numbers of its pictures in all and by label, and whether any picture is in colour."""
 
     manifest: Path
     pictures: int
@@ -44,14 +46,26 @@ class Unpacked:
 
 
 def unpack(file: Path, out: Path, names: Sequence[str] = (), most: int | None = None) -> Unpacked:
-    """Write ``out/pictures/<part>-<n>.png`` and ``out/manifest.csv``, each picture a patient of its own.
+    """Write ``out/pictures/<part>-<n>.png`` and ``out/manifest.csv``; each picture is a patient.
 
-    The file's division into train, val and test is the manifest's ``split``. Its arrays lie unpacked in ``out``
-    meanwhile, as those of the largest size hold more than memory does. ``names`` are of the classes 0, 1, ...
-    (by default ``class-0``, ``class-1``, ...); ``most`` takes as many of each part, evenly spread, since a file may
-    be sorted by class. Raises
-    :class:`ConfigError` when the file is no such data set, a class has no name, or one that a manifest cannot hold, or
-    ``out`` has a manifest.
+    Parameters
+    ----------
+    file, out : Path
+        The ``.npz`` file, whose train, val and test are the manifest's ``split``; the folder to write, where the arrays
+        lie unpacked meanwhile, since the largest exceed memory.
+    names : sequence of str
+        Names of the classes 0, 1, ...; by default ``class-0``, ``class-1``, ...
+    most : int, optional
+        Most pictures of each part, evenly spread, since a file may be sorted by class.
+
+    Returns
+    -------
+    Unpacked
+
+    Raises
+    ------
+    ConfigError
+        When the file is no such data set, a class has no name or an unusable one, or ``out`` has a manifest.
     """
     from PIL import Image
 
@@ -69,12 +83,12 @@ def unpack(file: Path, out: Path, names: Sequence[str] = (), most: int | None = 
             raise ConfigError(f"{file} has no arrays train_images and train_labels (or val, test)")
         if sum(len(labels) if most is None else min(most, len(labels)) for _, labels in parts.values()) > MOST:
             raise ConfigError(f"{file} has more than {MOST:,} pictures: say with --most how many of each part to take")
-        said = {
-            part: {int(i): _said(labels[i], names, file) for i in _spread(len(labels), most)}
+        chosen = {  # all before a picture is written, so that a bad label leaves no picture behind
+            part: {int(i): _names_of(labels[i], names, file) for i in _spread(len(labels), most)}
             for part, (_, labels) in parts.items()
         }
         for part, (images, _) in parts.items():
-            for i, labels in said[part].items():
+            for i, labels in chosen[part].items():
                 place = out / "pictures" / f"{part}-{i:06d}.png"
                 with replacing(place) as temporary:
                     Image.fromarray(np.asarray(images[i])).save(temporary, format="png")
@@ -86,10 +100,10 @@ def unpack(file: Path, out: Path, names: Sequence[str] = (), most: int | None = 
     return Unpacked(table, len(rows), dict(sorted(counts.items())), colour)
 
 
-def _spread(there: int, most: int | None) -> np.ndarray:
-    """At most as many places as asked for, evenly spread."""
-    wanted = there if most is None else min(most, there)
-    return np.arange(wanted) * there // max(wanted, 1)
+def _spread(count: int, most: int | None) -> np.ndarray:
+    """Indices of at most so many of ``count`` items, evenly spread."""
+    wanted = count if most is None else min(most, count)
+    return np.arange(wanted) * count // max(wanted, 1)
 
 
 @contextmanager
@@ -107,11 +121,11 @@ def _part(file: Path, folder: Path, part: str, names: Sequence[str]) -> tuple[np
     """Pictures, memory-mapped in ``folder``, and labels (n, C); None without such a part. Nothing is unpickled."""
     arrays = [f"{part}_images.npy", f"{part}_labels.npy"]
     with zipfile.ZipFile(file) as packed:
-        there = [array for array in arrays if array in packed.namelist()]
-        if not there:
+        present = [array for array in arrays if array in packed.namelist()]
+        if not present:
             return None
-        if there != arrays:
-            raise ConfigError(f"{file} has {there[0][:-4]}, and not the other of {part}_images and {part}_labels")
+        if present != arrays:
+            raise ConfigError(f"{file} has {present[0][:-4]}, and not the other of {part}_images and {part}_labels")
         size, free = sum(packed.getinfo(array).file_size for array in arrays), shutil.disk_usage(folder).free
         if size > free:  # no more than the archive says is unpacked
             raise ConfigError(f"{file}: {part} unpacks to {size / 1e9:.1f} GB; {free / 1e9:.1f} GB are free there")
@@ -137,7 +151,7 @@ def _part(file: Path, folder: Path, part: str, names: Sequence[str]) -> tuple[np
     return images, labels
 
 
-def _said(label: np.ndarray, names: Sequence[str], file: Path) -> list[str]:
+def _names_of(label: np.ndarray, names: Sequence[str], file: Path) -> list[str]:
     """Names of a picture's classes."""
     classes = [int(c) for c in (np.flatnonzero(label) if len(label) > 1 else label)]
     for number in classes:

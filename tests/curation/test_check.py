@@ -53,10 +53,10 @@ def radiographs(tmp_path):
 def test_numbers_against_a_plain_count(radiographs):
     found = check(radiographs)
     assert (found.modality, len(found.patients), len(found.visits), found.images) == ("radiograph", 3, 5, 6)
-    assert Counter(found.visits_per_patient()) == {3: 1, 1: 2} and found.gaps() == [10, 50]
-    assert found.sexes() == {"F": 1, "M": 1, "unknown": 1} and sorted(found.ages()) == [50, 50, 50.2, 70]
-    assert sorted(found.words()) == [1, 2, 3, 3, 5] or sorted(found.words()) == [1, 2, 2, 3, 5]
-    assert found.rejections() == {"empty-report": 1, "no-date": 1, "unreadable": 1}
+    assert Counter(found.visits_per_patient) == {3: 1, 1: 2} and found.gaps == [10, 50]
+    assert found.sexes == {"F": 1, "M": 1, "unknown": 1} and sorted(found.ages) == [50, 50, 50.2, 70]
+    assert sorted(found.words) == [1, 2, 3, 3, 5] or sorted(found.words) == [1, 2, 2, 3, 5]
+    assert found.rejections == {"empty-report": 1, "no-date": 1, "unreadable": 1}
     assert "row 7" in found.rejected["empty-report"][0] and found.rejected["unreadable"][0].startswith("row-6 ")
     assert sorted(found.shapes) == [(1, side, 50) for side in (60, 61, 62, 63, 67)]
     assert found.identifiers == {"name": ["row-5"]}
@@ -71,7 +71,7 @@ def test_ct_with_notes_and_pictures(tmp_path):
     write_series(tmp_path / "c", trunk()[:4], spacing=(6.0, 5.0, 5.0))
     write(tmp_path, *(["A", f"2020-01-0{n}", name, "Clear.", "", ""] for n, name in enumerate("abc", start=1)))
     found = check(tmp_path, thumbnails=1)
-    assert found.modality == "ct" and found.rejections() == {"too-few-slices": 1} and list(found.notes) == ["copies"]
+    assert found.modality == "ct" and found.rejections == {"too-few-slices": 1} and list(found.notes) == ["copies"]
     assert found.shapes == [(30, 64, 64)] * 2 and found.spacings == [(6.0, 5.0, 5.0)] * 2
     (shown,) = found.thumbnails
     pictures = [Image.open(io.BytesIO(base64.b64decode(p.split(",")[1]))) for p in shown.pictures]
@@ -105,7 +105,7 @@ def test_an_error_that_no_reader_names_is_told_and_the_check_goes_on(radiographs
 
     monkeypatch.setattr("fedtar_flare.imaging.readers.pictures.read_radiograph", breaks)
     found = check(radiographs)
-    assert found.rejections()["internal-error"] == 6 and found.rejections()["no-date"] == 1
+    assert found.rejections["internal-error"] == 6 and found.rejections["no-date"] == 1
     assert "KeyError: 'odd'" in found.rejected["internal-error"][0]
 
 
@@ -190,7 +190,7 @@ def test_real_radiographs_and_a_real_ct(shared_data, tmp_path):
     (tmp_path / "site.yaml").write_text(f"source: covid_chestxray\npath: {shared_data / 'covid_chestxray'}\n")
     found = check(tmp_path / "site.yaml", thumbnails=3)
     assert len(found.patients) == 39 and len(found.visits) == 114 == found.images  # none of the radiographs is refused
-    assert set(found.rejections()) == {"empty-report", "no-date", "not-frontal-radiograph"}
+    assert set(found.rejections) == {"empty-report", "no-date", "not-frontal-radiograph"}
     assert Counter((a.patient_id, b.patient_id) for a, b in found.shared) == {("97", "178"): 4, ("285", "339"): 3}
     write(tmp_path, ["A", "2020-01-01", str(shared_data / "lung_pet_ct_dx"), "Clear.", "", ""])
     (spacing,) = check(tmp_path, thumbnails=0).spacings

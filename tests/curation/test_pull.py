@@ -187,7 +187,7 @@ CUT = (*parts()[:2], [parts(instance(7))[2][0][:-40]])
     ("change", "reason"),
     [
         ({"studies": [record(**STUDY | {"PatientID": "P8"})]}, "not-asked-for"),
-        ({"studies": [record(**STUDY | {"StudyInstanceUID": "../../etc"})]}, "that is none"),
+        ({"studies": [record(**STUDY | {"StudyInstanceUID": "../../etc"})]}, "no UID"),
         ({"studies": [{"0020000D": 5}]}, "not DICOMweb"),
         ({"studies": (200, {}, [b"<html>" + NAME.encode()])}, "not DICOMweb"),
         ({"studies": (200, {}, ENDLESS)}, "more than"),
