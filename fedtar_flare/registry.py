@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fedtar_flare.core.settings import Settings
     from fedtar_flare.protocol.contract import Contract
 
+__all__ = ["DEFAULT", "Method", "caution_of", "contract_of", "default_names", "method", "names", "package_of"]
+
 GROUP = "fedtar_flare.methods"
 DEFAULT = "fedtar"
 _PACKAGE = "fedtar-flare"
@@ -31,35 +33,66 @@ _PACKAGE = "fedtar-flare"
 class Method:
     """A federated method: plain data, and a class for each place where its algorithm runs."""
 
-    contract: Contract  # what travels; its ``method`` is the name under which the method is announced
-    server: type[Any]  # ServerStrategy: the algorithm at the server, ``one_round(w, r)``
-    site: type[Any]  # SiteStrategy: what a site does in each task
-    learner: type[Any] | None = None  # ReportLearner: local training; None: the site's strategy makes one of its own
-    executor: type[Any] | None = None  # classes of its own that its jobs name; None: SiteExecutor
-    controller: type[Any] | None = None  # and FederatedController
-    paper: str = ""  # where the method is published
-    settings: Mapping[str, type[Settings]] = field(default_factory=dict)  # groups of its own at a site, by name
-    server_settings: type[Settings] | None = None  # of its algorithm at the server, given in the group ``server``
-    server_groups: tuple[str, ...] = ()  # groups of ``settings`` that the server gets too
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # arguments of the recipe, by group
-    events: tuple[Any, ...] = ()  # record events besides the shared ones
-    sections: tuple[Any, ...] = ()  # of the run page besides the shared ones
-    kept: Callable[..., Any] | None = None  # reads what a site keeps of a run, as ``learning.drafting.SavedLearner``
+    contract: Contract
+    """What travels; its ``method`` is the name under which the method is announced."""
+    server: type[Any]
+    """ServerStrategy: the algorithm at the server, ``one_round(w, r)``."""
+    site: type[Any]
+    """SiteStrategy: what a site does in each task."""
+    learner: type[Any] | None = None
+    """ReportLearner: local training; None: the site's strategy makes one of its own."""
+    executor: type[Any] | None = None
+    """Classes of its own that its jobs name; None: SiteExecutor."""
+    controller: type[Any] | None = None
+    """And FederatedController."""
+    paper: str = ""
+    """Where the method is published."""
+    settings: Mapping[str, type[Settings]] = field(default_factory=dict)
+    """Groups of its own at a site, by name."""
+    server_settings: type[Settings] | None = None
+    """Of its algorithm at the server, given in the group ``server``."""
+    server_groups: tuple[str, ...] = ()
+    """Groups of ``settings`` that the server gets too."""
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Arguments of the recipe, by group."""
+    events: tuple[Any, ...] = ()
+    """Record events besides the shared ones."""
+    sections: tuple[Any, ...] = ()
+    """Of the run page besides the shared ones."""
+    kept: Callable[..., Any] | None = None
+    """Reads what a site keeps of a run, as ``learning.drafting.SavedLearner``."""
     extend: Callable[[Any, Any], None] | None = None
     """Adds to a base model what the adapter needs besides itself, given the learner's description of it."""
-    mixes_ranks: bool = False  # whether sites' adapters may have ranks of their own, and ``lora.mean`` another form
-    reports: bool = True  # whether it writes reports; else it classifies images
-    simulation_only: bool = False  # whether no hospital may run it
+    mixes_ranks: bool = False
+    """Whether sites' adapters may have ranks of their own, and ``lora.mean`` another form."""
+    reports: bool = True
+    """Whether it writes reports; else it classifies images."""
+    simulation_only: bool = False
+    """Whether no hospital may run it."""
     rounds: Callable[[Mapping[str, Any]], tuple[int, int]] | None = None
     """R and T where neither the job nor its preset says them, given the job's groups of settings."""
 
     @property
     def name(self) -> str:
+        """Under which the method is announced."""
         return self.contract.method
 
     def derive(self, name: str, title: str, *, contract: Mapping[str, Any] | None = None, **changes: Any) -> Method:
-        """A method that differs from this one in name, title, these fields of its contract and these of its own, which
-        say with another server whether it ``mixes_ranks``.
+        """Make a method that differs from this one.
+
+        Parameters
+        ----------
+        name, title : str
+            Of the new method.
+        contract : dict, optional
+            Fields of the contract that differ.
+        **changes
+            Fields of :class:`Method` that differ. With another ``server``, ``mixes_ranks`` is False unless given.
+
+        Returns
+        -------
+        Method
+            The new method.
         """
         changes.setdefault("mixes_ranks", self.mixes_ranks and "server" not in changes)
         contract_ = replace(self.contract, method=name, title=title, **(contract or {}))
@@ -79,7 +112,13 @@ def _is_own(point: EntryPoint) -> bool:
 
 
 def names() -> tuple[str, ...]:
-    """Names of all installed methods: this package's own, then those of other packages."""
+    """List all installed methods.
+
+    Returns
+    -------
+    tuple of str
+        This package's own, then those of other packages.
+    """
     return tuple(_announced())
 
 
@@ -89,24 +128,68 @@ def own_names() -> tuple[str, ...]:
 
 
 def default_names() -> tuple[str, ...]:
-    """This package's own methods that a kit allows where nobody lists any: those without a caution."""
+    """List the methods that a kit allows where nobody lists any.
+
+    Returns
+    -------
+    tuple of str
+        This package's own without a caution.
+    """
     return tuple(name for name in own_names() if not caution_of(name))
 
 
 def caution_of(name: str) -> str:
-    """What the contract of a method of this package warns of; empty for any other."""
+    """Look up what a method's contract warns of.
+
+    Parameters
+    ----------
+    name : str
+        Of the method.
+
+    Returns
+    -------
+    str
+        Empty for none, and for methods of other packages.
+    """
     return contract_of(name).caution if name in own_names() else ""
 
 
 def package_of(name: str) -> str:
-    """Name and version of the package that announces a method."""
+    """Look up the package that announces a method.
+
+    Parameters
+    ----------
+    name : str
+        Of an installed method.
+
+    Returns
+    -------
+    str
+        Name and version.
+    """
     dist = _announced()[name].dist
     return f"{dist.name} {dist.version}" if dist is not None else "unknown"
 
 
 @cache
 def method(name: str) -> Method:
-    """The installed method of that name; ConfigError where none, or something else, is announced under it."""
+    """Load an installed method.
+
+    Parameters
+    ----------
+    name : str
+        Under which it is announced.
+
+    Returns
+    -------
+    Method
+        The method.
+
+    Raises
+    ------
+    ConfigError
+        None, or something else, is announced under that name.
+    """
     points = _announced()
     if name not in points:
         from fedtar_flare.core.settings import suggestion  # the list of methods needs no settings
@@ -123,5 +206,21 @@ def method(name: str) -> Method:
 
 
 def contract_of(name: str) -> Contract:
-    """A method's contract, as installed here; raises ConfigError as :func:`method` does."""
+    """Look up a method's contract, as installed here.
+
+    Parameters
+    ----------
+    name : str
+        Of the method.
+
+    Returns
+    -------
+    Contract
+        What it exchanges.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`method`.
+    """
     return method(name).contract

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any, ClassVar, Self
 
 import torch
@@ -25,8 +24,9 @@ from fedtar_flare.learning.training import Trained, Validated, adamw, batches, p
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.protocol.lora_ranks import factor
 
+__all__ = ["ReportLearner"]
+
 logger = logging.getLogger(__name__)
-Read = list[tuple[list[str], Tensor]]
 clock = time.monotonic
 
 
@@ -35,20 +35,29 @@ class ReportLearner(SiteModel):
 
     The hooks are what a method overrides; all have a default. :attr:`personal_optimizer` steps the personal parameters,
     whose gradient norm is limited by itself.
+
+    Parameters
+    ----------
+    training : TrainingConfig
+        Local training.
+    fresh_noise : bool
+        Whether what per-patient DP-SGD draws is new in every task, as at a site with patients; else it is the seed's.
+    **others
+        Arguments of :class:`SiteModel`.
     """
 
     personal_optimizer: torch.optim.Optimizer | None = None
     rate: float = 1.0
     """By what a task multiplies its learning rates (:meth:`TrainingConfig.rate_of`)."""
-    read: Read
-    """Patients and losses (B,) of the reports of the last batch, part by part."""
-    updates_told: ClassVar[int | None] = None
-    """Of how many local updates, from the first one, :class:`Trained` gives the mean loss; None: of all."""
+    batch_losses: list[tuple[list[str], Tensor]]
+    """Patients and losses (B,) of the reports of the last batch, micro-batch by micro-batch."""
+    loss_updates: ClassVar[int | None] = None
+    """How many local updates, from the first one, are behind the loss of :class:`Trained`; None: all."""
 
     def __init__(self, *, training: TrainingConfig, fresh_noise: bool = False, **others: Any):
         super().__init__(training=training, **others)
         self.fresh_noise = fresh_noise
-        self.read = []
+        self.batch_losses = []
         self._ahead: dict[tuple[str, tuple[int, ...]], Future[ImageBatch]] = {}
         self._micro_batch = min(training.micro_batch or training.batch_size, training.batch_size)
         if training.gradient_checkpointing:
@@ -61,62 +70,142 @@ class ReportLearner(SiteModel):
 
     @classmethod
     def shares_batches(cls) -> bool:
-        """Whether processes may share its batches: not where it sums a batch in its own way, unless it says so."""
+        """Tell whether several processes may share a batch.
+
+        Returns
+        -------
+        bool
+            False where the class sums a batch in its own way, unless it says otherwise.
+        """
         return cls._accumulate is ReportLearner._accumulate
 
     @classmethod
     def may_be_private(cls) -> bool:
-        """Whether per-patient DP-SGD covers its updates: not where it makes them in its own way."""
+        """Tell whether per-patient DP-SGD covers the updates.
+
+        Returns
+        -------
+        bool
+            False where the class makes updates in its own way.
+        """
         own = ("_accumulate", "local_update", "after_backward")
         return all(getattr(cls, name) is getattr(ReportLearner, name) for name in own)
 
     def draw_rate(self, visits: int) -> float:
-        """Probability of each patient of being in an update, of so many visits."""
+        """Compute each patient's probability of being in an update of per-patient DP-SGD.
+
+        Parameters
+        ----------
+        visits : int
+            Training visits of the task.
+
+        Returns
+        -------
+        float
+            ``batch_size / visits``, at most 1.
+        """
         return min(1.0, self.training.batch_size / visits)
 
     # ------------------------------------------------------------------ hooks
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
-        """Losses that a local update is made of, shape (B,); ``seed`` is of this update, for what is random in it."""
+        """Compute the losses that a local update is made of.
+
+        Parameters
+        ----------
+        samples : sequence of Sample
+            B samples.
+        images : ImageBatch
+            Their images.
+        seed : str
+            Of this update, for what is random in it.
+
+        Returns
+        -------
+        Tensor
+            Shape (B,).
+        """
         return self.report_losses(samples, images)
 
     def local_update(
         self, samples: Sequence[Sample], seed: str, optimizer: torch.optim.Optimizer, start: Mapping[str, Tensor]
     ) -> float | None:
-        """One update of the shared part (by ``optimizer``) and of the personal part on a batch; its loss.
+        """Make one update of the shared part and of the personal part.
 
-        None where its loss or gradient is not finite: it is then left out for both.
+        Parameters
+        ----------
+        samples : sequence of Sample
+            The batch.
+        seed : str
+            Of this update.
+        optimizer : torch.optim.Optimizer
+            Of the shared part.
+        start : dict of str to Tensor
+            ``w_{t-1}``, as :meth:`shared` gave it before the first update.
+
+        Returns
+        -------
+        float or None
+            The batch's loss; None where it or a gradient is not finite: the update is then left out for both parts.
         """
         loss = self._accumulate(samples, seed)
         self.after_backward(start)
         parts = (list(self.shared_parameters.values()), list(self.personal_parameters()))
         limit = self.training.max_grad_norm or math.inf
         norms = [nn.utils.clip_grad_norm_(parameters, limit) for parameters in parts]
-        numbers = torch.stack([value.to(loss) for value in (loss, *norms)])
-        found, *lengths = numbers.tolist()  # the only time in an update that the processor waits for a GPU
-        if not all(map(math.isfinite, (found, *lengths))):
+        # the only time in an update that the processor waits for a GPU
+        numbers: list[float] = torch.stack([value.to(loss) for value in (loss, *norms)]).tolist()
+        if not all(map(math.isfinite, numbers)):
             return None
         optimizer.step()
         if self.personal_optimizer is not None:
             self.personal_optimizer.step()
-        return found
+        return numbers[0]
 
     def after_backward(self, start: Mapping[str, Tensor]) -> None:
-        """Change the gradients of a batch before they are clipped; ``start`` is w_{t-1}, as :meth:`shared` gave it."""
+        """Change the gradients of a batch before they are clipped. Per-patient DP-SGD does not cover such a change.
+
+        Parameters
+        ----------
+        start : dict of str to Tensor
+            ``w_{t-1}``, as :meth:`shared` gave it.
+        """
 
     def shared_optimizer(self, parameters: Sequence[nn.Parameter], epochs: float) -> torch.optim.Optimizer:
-        """Fresh in every task, since its start point is not where the last task ended.
+        """Make the optimiser of the shared part, fresh in every task: its start point is not where the last task ended.
 
-        ``epochs`` is how often the task goes through its visits: reports read / visits.
+        Parameters
+        ----------
+        parameters : sequence of nn.Parameter
+            The shared part.
+        epochs : float
+            How often the task goes through its visits: reports read / visits.
+
+        Returns
+        -------
+        torch.optim.Optimizer
+            By default AdamW.
         """
         rate = self.rate * self.training.lr
         return adamw(parameters, lr=rate, weight_decay=self.training.weight_decay)
 
     def personal_parameters(self) -> Sequence[nn.Parameter]:
-        """What is trained besides the adapter and stays at the site."""
+        """List what is trained besides the adapter and stays at the site.
+
+        Returns
+        -------
+        sequence of nn.Parameter
+            By default none.
+        """
         return ()
 
     def private(self) -> dict[str, Tensor]:
-        """What persists at the site between tasks."""
+        """Copy what persists at the site between tasks.
+
+        Returns
+        -------
+        dict of str to Tensor
+            By default nothing.
+        """
         return {}
 
     # ------------------------------------------------------------------ training
@@ -128,9 +217,9 @@ class ReportLearner(SiteModel):
         updates: int | None = None,
         least: int = 1,
     ) -> Trained:
-        """Local updates of the shared and the personal part on the visits of a time step.
+        """Train the shared and the personal part on the visits of a time step (FedTAR, Algorithm 1, local updates).
 
-        An update whose loss or gradient is not finite is skipped, for the shared and the personal part alike.
+        An update whose loss or gradient is not finite is skipped, for both parts alike.
 
         Parameters
         ----------
@@ -144,6 +233,11 @@ class ReportLearner(SiteModel):
             How many; None: as ``training`` says.
         least : int
             How many are made even if ``training.seconds`` is up.
+
+        Returns
+        -------
+        Trained
+            The update ``w_k - w_{t-1}``, and what may be said of it.
 
         Raises
         ------
@@ -159,55 +253,60 @@ class ReportLearner(SiteModel):
         optimizer = self.shared_optimizer(list(self.shared_parameters.values()), epochs)
         for group in self.personal_optimizer.param_groups if self.personal_optimizer else ():
             group["lr"] = self.rate * group.setdefault("initial_lr", group["lr"])
-        losses: list[float] = []
-        read: list[Read] = []
-        seen: list[list[int]] = []
+        # 1. The batches: shuffled epochs, or patients drawn at random for DP-SGD.
         planned = list(batches(len(samples), self.training.batch_size, count, seed))
-        drawn: Iterable[list[int]] = planned
+        batches_: Iterable[list[int]] = planned
         if self.training.noise_multiplier is not None:
             self._random = generator_of(seed, self.fresh_noise)
             names = [sample.visit.patient_id for sample in samples]
-            planned, drawn = [], poisson_batches(names, self.draw_rate(len(samples)), count, self._random)
-        self._ahead = {}  # of a task that failed
-        begin, made = clock(), 0
+            planned, batches_ = [], poisson_batches(names, self.draw_rate(len(samples)), count, self._random)
+        # 2. The updates; the next one's images are read while one is made.
+        losses: list[float] = []
+        report_losses: list[tuple[list[str], Tensor]] = []
+        visits: set[int] = set()
+        visits_of_loss: set[int] = set()
+        self._ahead = {}  # a task that failed may have left some
+        begin, tried, updates_made = clock(), 0, 0
         with ThreadPoolExecutor(1) as reader:
-            for number, chosen in enumerate(drawn, start=1):
+            for number, batch in enumerate(batches_, start=1):
                 if number > max(1, least) and not self._fits(number, clock() - begin):
                     break
-                made = number
+                tried = number
                 self.checkpoint()
                 for following in planned[number : number + 1]:
                     self._read_ahead(reader, [samples[i] for i in following], f"{seed}/{number}")
-                loss = self.local_update([samples[i] for i in chosen], f"{seed}/{number - 1}", optimizer, start)
+                loss = self.local_update([samples[i] for i in batch], f"{seed}/{number - 1}", optimizer, start)
                 if loss is None:
                     logger.warning("local update %d of %d skipped: its loss or gradient is not finite", number, count)
                     continue
-                losses.append(loss)
-                read.append(self.read)
-                seen.append(chosen)
+                visits.update(batch)
+                if self.loss_updates is None or len(losses) < self.loss_updates:
+                    losses.append(loss)
+                    report_losses += self.batch_losses
+                    visits_of_loss.update(batch)
+                updates_made += 1
                 on_update(number, loss)
         self._ahead = {}
         self._clear_gradients()
         if not losses:
             raise DataError(
-                f"none of the {made} local updates had a finite loss and gradient; the learning rate is too high or "
+                f"none of the {tried} local updates had a finite loss and gradient; the learning rate is too high or "
                 "the weights that came down are damaged",
                 reason="non-finite-gradient",
             )
+        # 3. The update w_k - w_{t-1}, and whose visits are behind it and its loss; planted ones are nobody's.
         end = self.shared()
         self.ranks.require_equal(end | self.private())
-        update = {name: end[name] - start[name] for name in self.shared_parameters}
-        told = losses[: self.updates_told]
-        learnt, behind = (set(chain(*part)) for part in (seen, seen[: self.updates_told]))
+        real = {i for i in visits if not samples[i].planted}
         return Trained(
-            update,
+            {name: end[name] - start[name] for name in self.shared_parameters},
             samples=len(samples),
-            loss=self._told_loss([*chain(*read[: len(told)])], sum(told) / len(told)),
-            updates=made,
-            skipped_updates=made - len(losses),
-            patients=len({samples[i].visit.patient_id for i in learnt if not samples[i].planted}),
-            loss_patients=len({samples[i].visit.patient_id for i in behind if not samples[i].planted}),
-            loss_visits=sum(not samples[i].planted for i in behind),
+            loss=self._reported_loss(report_losses, sum(losses) / len(losses)),
+            updates=tried,
+            skipped_updates=tried - updates_made,
+            patients=len({samples[i].visit.patient_id for i in real}),
+            loss_patients=len({samples[i].visit.patient_id for i in real & visits_of_loss}),
+            loss_visits=len(real & visits_of_loss),
         )
 
     def _read_ahead(self, reader: ThreadPoolExecutor, samples: Sequence[Sample], seed: str) -> None:
@@ -216,7 +315,20 @@ class ReportLearner(SiteModel):
             self._ahead[seed, tuple(map(id, first))] = reader.submit(self.images, first, seed)
 
     def training_images(self, samples: Sequence[Sample], seed: str) -> ImageBatch:
-        """The :meth:`images` of a part of an update, which may have been read during the update before."""
+        """Collate the images of a part of an update, which may have been read during the update before.
+
+        Parameters
+        ----------
+        samples : sequence of Sample
+            B samples.
+        seed : str
+            Of the update.
+
+        Returns
+        -------
+        ImageBatch
+            As :meth:`images` gives it.
+        """
         ahead = self._ahead.pop((seed, tuple(map(id, samples))), None)
         return self.images(samples, seed) if ahead is None else ahead.result()
 
@@ -261,13 +373,13 @@ class ReportLearner(SiteModel):
             self._micro_batch = size
             self._clear_gradients()
             total = torch.zeros((), dtype=torch.float64, device=self.device)
-            self.read = []
+            self.batch_losses = []
             for part in parts(share, size):
                 if training_seed is None:
                     losses = self.report_losses(part, self.images(part))
                 else:
                     losses = self.training_losses(part, self.training_images(part, training_seed), training_seed)
-                self.read.append(([sample.visit.patient_id for sample in part], losses.detach()))
+                self.batch_losses.append(([sample.visit.patient_id for sample in part], losses.detach()))
                 loss = losses.sum() / count
                 loss.backward()
                 total += loss.detach()
@@ -292,7 +404,13 @@ class ReportLearner(SiteModel):
         return {name: p for name, p in found.items() if factor(name) != "A"} if self.lora.mean == "ffa" else found
 
     def validate(self) -> Validated | None:
-        """Loss and gradient in w over the validation patients' visits, with the personal part; None without any."""
+        """Compute loss and gradient in w over the validation patients' visits, with the personal part.
+
+        Returns
+        -------
+        Validated or None
+            None without a validation patient.
+        """
         samples = self.cohort.samples("validation", least=self.min_cell)
         if not samples:
             return None
@@ -302,12 +420,12 @@ class ReportLearner(SiteModel):
             for name, p in self.shared_parameters.items()
         }
         self._clear_gradients()
-        return Validated(self._told_loss(self.read, loss), gradient, len(samples))
+        return Validated(self._reported_loss(self.batch_losses, loss), gradient, len(samples))
 
-    def _told_loss(self, read: Read, mean: float) -> float:
-        """The ``mean`` of what was read at all ranks, so that no report by itself shows in it."""
+    def _reported_loss(self, report_losses: Sequence[tuple[list[str], Tensor]], mean: float) -> float:
+        """The mean loss of the reports of all ranks, winsorised so that no report by itself shows in it."""
         if self.min_cell == 1:
             return mean
-        own = [pair for patients, losses in read for pair in zip(patients, losses.tolist(), strict=True)]
-        pairs = [*chain(*self.ranks.gather(own))]
+        own = [pair for patients, losses in report_losses for pair in zip(patients, losses.tolist(), strict=True)]
+        pairs = [pair for pairs in self.ranks.gather(own) for pair in pairs]
         return winsorised_mean(pairs, self.min_cell) if pairs else mean  # DP-SGD may draw nobody

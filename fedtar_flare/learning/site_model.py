@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
     from fedtar_flare.learning.report_labeler import ReportLabeler
 
+__all__ = ["EVALUATION_BATCH", "SiteModel"]
+
 logger = logging.getLogger(__name__)
 EVALUATION_BATCH = 32
 
@@ -180,10 +182,31 @@ class SiteModel:
 
     # ------------------------------------------------------------------ hooks
     def extend(self, generator: ReportGenerator) -> None:
-        """Add modules to the base model, before it gets its adapter; they are no part of its fingerprint."""
+        """Add modules to the base model, before it gets its adapter; they are no part of its fingerprint.
+
+        Parameters
+        ----------
+        generator : ReportGenerator
+            The base model; changed in place.
+        """
 
     def adapt(self, generator: ReportGenerator, lora: LoRAConfig, seed: int) -> PeftModel:
-        """The model with the adapter that travels, and what travels whole."""
+        """Give the base model the adapter that travels, and what travels whole.
+
+        Parameters
+        ----------
+        generator : ReportGenerator
+            The base model.
+        lora : LoRAConfig
+            The adapter.
+        seed : int
+            Of its initial values.
+
+        Returns
+        -------
+        PeftModel
+            With frozen base weights.
+        """
         return add_lora(
             generator,
             targets=self._config.lora_targets,
@@ -211,10 +234,22 @@ class SiteModel:
         return self.has_personal_part
 
     def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
-        """What must be in force around a forward pass or beam search of these samples.
+        """Open what must be in force around a forward pass or beam search, such as the patients' own adapters.
 
         The backward pass comes after it was left: what of it layers that are computed again still find, see
         :class:`~fedtar_flare.models.recomputation.RecomputedLayers`.
+
+        Parameters
+        ----------
+        samples : sequence of Sample
+            The B samples of the pass.
+        personal : bool
+            Whether the personal part acts.
+
+        Returns
+        -------
+        context manager
+            By default one that does nothing.
         """
         return nullcontext()
 
@@ -225,7 +260,24 @@ class SiteModel:
         personal: bool = True,
         prompts: Tensor | None = None,
     ) -> Tensor:
-        """Mean token loss of each of the B reports, shape (B,), float32; with ``prompts`` (B, D, E) in training."""
+        """Compute the loss of each report.
+
+        Parameters
+        ----------
+        samples : sequence of Sample
+            B samples.
+        images : ImageBatch
+            Their images.
+        personal : bool
+            Whether the personal part acts.
+        prompts : Tensor, optional
+            In training, prompts (B, D, E) in place of those that the diagnosis head gives.
+
+        Returns
+        -------
+        Tensor
+            Mean token loss of each report, shape (B,), float32.
+        """
         input_ids, labels = self.tokenizer.batch([sample.visit.report for sample in samples])
         with self._autocasting(), self.context(samples, personal):
             ids, labels = input_ids.to(self.device), labels.to(self.device)
@@ -233,6 +285,13 @@ class SiteModel:
             return self.generator(images, ids, labels, tokens=tokens, prompts=prompts)
 
     def describe(self) -> dict[str, Any]:
+        """Describe the model for the record.
+
+        Returns
+        -------
+        dict
+            JSON values: preset, parts, licence, size, fingerprint and settings.
+        """
         return {
             "preset": self._config.preset,
             "base_model": f"fedtar_flare preset '{self._config.preset}'",
@@ -249,34 +308,92 @@ class SiteModel:
 
     # ------------------------------------------------------------------ what travels
     def shared(self) -> dict[str, Tensor]:
-        """The shared part by name, float32 on the CPU."""
+        """Copy the shared part.
+
+        Returns
+        -------
+        dict of str to Tensor
+            By name, float32 on the CPU.
+        """
         return shared_state(self.model, self.adapter)
 
     def load_shared(self, weights: Mapping[str, Tensor]) -> None:
-        """Load the shared part; raises :class:`ExchangeError` naming a tensor that does not fit."""
+        """Load the shared part.
+
+        Parameters
+        ----------
+        weights : dict of str to Tensor
+            As the server sends it, at the job's rank.
+
+        Raises
+        ------
+        ExchangeError
+            A tensor does not fit; the message names it.
+        """
         here = weights if self.lora_rank == self.lora.rank else lowered(weights, self.lora_rank)
         load_shared_state(self.model, here, self.adapter)
 
     def exchanged(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The shared part at the job's rank, after ``weights`` came down or, without them, as the seed gives it."""
+        """Give the shared part at the job's rank, which may be above the site's own.
+
+        Parameters
+        ----------
+        weights : dict of str to Tensor
+            What came down; empty: the seed's initial weights are given.
+
+        Returns
+        -------
+        dict of str to Tensor
+            By name.
+        """
         return self.shared() if self.lora_rank == self.lora.rank else dict(weights) or initial_weights(self.model)
 
     def load_private(self, state: Mapping[str, Tensor]) -> None:
-        """Load what the site keeps between tasks."""
+        """Load what the site keeps between tasks.
+
+        Parameters
+        ----------
+        state : dict of str to Tensor
+            As :meth:`ReportLearner.private` gave it.
+        """
 
     def load_for_writing(self, state: Mapping[str, Tensor]) -> None:
-        """Load of it what acts when reports are written."""
+        """Load the part of the private state that acts when reports are written.
+
+        Parameters
+        ----------
+        state : dict of str to Tensor
+            As :meth:`ReportLearner.private` gave it.
+        """
         self.load_private(state)
 
     def adapter_config(self) -> dict[str, Any]:
-        """PEFT's configuration of the shared part, without any path of the site."""
+        """Give PEFT's configuration of the shared part.
+
+        Returns
+        -------
+        dict
+            Without any path of the site.
+        """
         return adapter_config(self.model, self.adapter)
 
     # ------------------------------------------------------------------ images, reports, scores
     def images(self, samples: Sequence[Sample], training_seed: str | None = None, prior: bool = True) -> ImageBatch:
-        """The samples' images, and what is shown of the visits before where ``prior`` says so.
+        """Collate the samples' images, with what the model is shown of the visits before.
 
-        With a ``training_seed``, images are augmented and visits before masked as the settings say.
+        Parameters
+        ----------
+        samples : sequence of Sample
+            B samples.
+        training_seed : str, optional
+            Of augmentation and of masked priors; None: neither, as when reports are written.
+        prior : bool
+            Whether to add what is shown of the visits before.
+
+        Returns
+        -------
+        ImageBatch
+            On the model's device.
         """
         prepared = self.prepared(samples)
         if training_seed is not None and (changes := self.random_transforms()):
@@ -287,11 +404,28 @@ class SiteModel:
         return batch
 
     def random_transforms(self) -> list[Spec]:
-        """What changes training images at random; empty for nothing."""
+        """List what changes training images at random.
+
+        Returns
+        -------
+        list of dict
+            The job's random transforms, and augmentation if it is on; empty for nothing.
+        """
         return random_for_training(self.transforms, augment=self.training.augment, image_size=self._config.image_size)
 
     def prepared(self, samples: Sequence[Sample]) -> list[Prepared]:
-        """The samples' images from the cache, as this site's machine shows them."""
+        """Read the samples' images from the cache, as this site's machine shows them.
+
+        Parameters
+        ----------
+        samples : sequence of Sample
+            The samples.
+
+        Returns
+        -------
+        list of Prepared
+            One for each sample.
+        """
         found = images_of(samples)
         return found if self.image_change is None else [self.image_change(one) for one in found]
 
@@ -302,9 +436,23 @@ class SiteModel:
         texts: Mapping[Visit, str] | None = None,
         skipped: int = 1,
     ) -> PriorBatch | None:
-        """What is shown of the visits before; ``texts`` by visit stand for their reports. None for nothing.
+        """Collate what the model is shown of the visits before.
 
-        ``skipped`` is how many visits later the reports are for which these are the visits before.
+        Parameters
+        ----------
+        samples : sequence of Sample
+            B samples.
+        training_seed : str, optional
+            Of masking and augmentation; None: neither.
+        texts : dict of Visit to str, optional
+            Drafts that stand for the reports of earlier visits.
+        skipped : int
+            How many visits before the report these visits lie; 1: the last one.
+
+        Returns
+        -------
+        PriorBatch or None
+            On the model's device; None where nothing is shown.
         """
         kinds = available_priors(samples, self.cohort.timeline.prior_kinds)
         if training_seed is not None:
@@ -319,7 +467,20 @@ class SiteModel:
         return None if batch is None else batch.to(self.device)
 
     def tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
-        """The encoder's tokens (B, S, N, C); what its frozen stages give is computed once, unless images change."""
+        """Encode images; what the encoder's frozen stages give is computed once for each study, unless images change.
+
+        Parameters
+        ----------
+        samples : sequence of Sample
+            B samples.
+        images : ImageBatch
+            Their images.
+
+        Returns
+        -------
+        Tensor
+            Tokens (B, S, N, C): S slices, N tokens a slice, C channels.
+        """
         kept = self._reading
         if kept is not None and "tokens" in kept:
             return kept["tokens"]
@@ -340,7 +501,22 @@ class SiteModel:
 
     @torch.no_grad()
     def generate(self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True) -> list[str]:
-        """Reports written by beam search."""
+        """Write drafts by beam search.
+
+        Parameters
+        ----------
+        samples : sequence of Sample
+            B samples.
+        images : ImageBatch
+            Their images.
+        personal : bool
+            Whether the personal part acts.
+
+        Returns
+        -------
+        list of str
+            B drafts.
+        """
         with self._autocasting(), self.context(samples, personal):
             ids = self.generator.generate(
                 images,
@@ -350,7 +526,20 @@ class SiteModel:
         return [self.tokenizer.decode(row) for row in ids.tolist()]
 
     def write(self, sample: Sample, images: ImageBatch) -> str:
-        """A report for one study, with what the site keeps to itself."""
+        """Write the draft of one study, with what the site keeps to itself.
+
+        Parameters
+        ----------
+        sample : Sample
+            The study.
+        images : ImageBatch
+            Its image.
+
+        Returns
+        -------
+        str
+            The draft.
+        """
         with self._writing():
             return self.generate([sample], images)[0]
 
@@ -369,11 +558,25 @@ class SiteModel:
         steps: int | Collection[int] | None = None,
         generic: bool = True,
     ) -> Evaluated:
-        """Scores of the reports written for a split's patients, or (None) for all, at these steps (:func:`cells`).
+        """Write drafts and score them against the reports.
 
-        With ``generic``, the reports are also written without the personal part, where there is one.
+        Each pass reuses the loaded images. Of several processes each writes its share, and all end with every draft.
 
-        Each pass reuses the loaded images. Of several processes each writes its share, and all end with every report.
+        Parameters
+        ----------
+        min_cell : int
+            Fewest patients of a cell whose scores are given.
+        split : {"train", "validation", "test"}, optional
+            Whose reports; None: all patients'.
+        steps : int or collection of int, optional
+            Of which time steps; None: all.
+        generic : bool
+            Whether to write the drafts without the personal part too, where there is one.
+
+        Returns
+        -------
+        Evaluated
+            Scores, those without the personal part, and a row for each report.
         """
         with torch.no_grad(), self._writing():
             return self._evaluate(min_cell, self.cohort.samples(split, steps), generic and self.has_personal_part)

@@ -14,6 +14,17 @@ from fedtar_flare.data.cohort import Sample
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.transform_list import Spec
 
+__all__ = [
+    "Trained",
+    "Validated",
+    "adamw",
+    "augmented",
+    "load_optimizer_state",
+    "optimizer_state",
+    "parts",
+    "require_finite",
+]
+
 logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -24,28 +35,57 @@ _PREFIX = "adamw/"
 class Trained:
     """What one training task gave."""
 
-    update: dict[str, Tensor]  # w_k - w_{t-1} by name, float32
-    samples: int  # n_k, training visits of this site at this step
-    loss: float  # mean token loss over the local updates (:attr:`ReportLearner.updates_told`)
-    updates: int = 0  # made or skipped: all that were planned, unless ``training.seconds`` is up
-    skipped_updates: int = 0  # left out because their loss or gradient was not finite
-    patients: int = 0  # distinct ones that the updates were made from
-    loss_patients: int = 0  # distinct patients and visits behind the loss
+    update: dict[str, Tensor]
+    """W_k - w_{t-1} by name, float32."""
+    samples: int
+    """N_k, training visits of this site at this step."""
+    loss: float
+    """Mean token loss over the local updates (:attr:`ReportLearner.loss_updates`)."""
+    updates: int = 0
+    """Made or skipped: all that were planned, unless ``training.seconds`` is up."""
+    skipped_updates: int = 0
+    """Left out because their loss or gradient was not finite."""
+    patients: int = 0
+    """Distinct ones that the updates were made from."""
+    loss_patients: int = 0
+    """Distinct patients behind the loss."""
     loss_visits: int = 0
-    parts: Mapping[str, Any] = field(default_factory=dict)  # further numbers that the method's contract declares
+    """Visits behind the loss."""
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    """Further numbers that the method's contract declares."""
 
 
 @dataclass(frozen=True)
 class Validated:
-    """Validation loss (mean over reports of the per-report token mean), its gradient in w, number of reports."""
+    """What validation gave."""
 
     loss: float
+    """Mean over reports of each report's mean token loss."""
     gradient: dict[str, Tensor]
+    """Of the loss in w, by name."""
     reports: int
+    """How many there were."""
 
 
 def batches(samples: int, size: int, count: int, seed: int) -> Iterator[list[int]]:
-    """``count`` batches of indices, running through shuffled epochs; the last batch of an epoch may be smaller."""
+    """Draw batches of indices, running through shuffled epochs; the last batch of an epoch may be smaller.
+
+    Parameters
+    ----------
+    samples : int
+        Number of samples.
+    size : int
+        Of a batch.
+    count : int
+        How many batches.
+    seed : int
+        Of the order.
+
+    Yields
+    ------
+    list of int
+        The batch's indices.
+    """
     generator = torch.Generator().manual_seed(seed)
     order: list[int] = []
     for _ in range(count):
@@ -56,7 +96,20 @@ def batches(samples: int, size: int, count: int, seed: int) -> Iterator[list[int
 
 
 def parts(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
-    """The items in their order, ``size`` at a time."""
+    """Cut a sequence into parts of a size.
+
+    Parameters
+    ----------
+    items : sequence
+        Kept in their order.
+    size : int
+        Of a part; the last may be smaller.
+
+    Yields
+    ------
+    sequence
+        The next part.
+    """
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
@@ -83,7 +136,20 @@ def retry_smaller_batch(size: int, run: Callable[[int], _Result]) -> _Result:
 
 
 def adamw(parameters: Sequence[Any], **settings: Any) -> torch.optim.AdamW:
-    """Of parameters or groups of them; one kernel for all where they are on a GPU."""
+    """Make AdamW; one kernel for all parameters where they are on a GPU.
+
+    Parameters
+    ----------
+    parameters : sequence
+        Parameters, or groups of them.
+    **settings
+        Of :class:`torch.optim.AdamW`.
+
+    Returns
+    -------
+    torch.optim.AdamW
+        The optimiser.
+    """
     tensors = (tensor for one in parameters for tensor in (one["params"] if isinstance(one, dict) else [one]))
     return torch.optim.AdamW(parameters, fused=any(tensor.is_cuda for tensor in tensors) or None, **settings)
 
@@ -91,7 +157,24 @@ def adamw(parameters: Sequence[Any], **settings: Any) -> torch.optim.AdamW:
 def augmented(
     prepared: Sequence[Prepared], samples: Sequence[Sample], seed: str, transforms: Sequence[Spec]
 ) -> list[Prepared]:
-    """Images changed by random ``transforms``; the change depends on the visit and ``seed`` alone."""
+    """Change images at random; the change depends on the visit and the seed alone.
+
+    Parameters
+    ----------
+    prepared : sequence of Prepared
+        The images.
+    samples : sequence of Sample
+        Whose images they are.
+    seed : str
+        Of the update.
+    transforms : sequence of dict
+        Random transforms, as ``data.transforms`` names them.
+
+    Returns
+    -------
+    list of Prepared
+        Changed copies.
+    """
     from fedtar_flare.imaging.augment import augment, sample_seed
 
     seeds = [sample_seed(0, seed, sample.visit.patient_id, sample.visit.visit_id) for sample in samples]
@@ -99,7 +182,20 @@ def augmented(
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimiser's state of these parameters, as ``adamw/<field>/<parameter>``; empty before its first step."""
+    """Copy the optimiser's state of some parameters.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        AdamW.
+    parameters : dict of str to nn.Parameter
+        By name.
+
+    Returns
+    -------
+    dict of str to Tensor
+        As ``adamw/<field>/<parameter>``; empty before the first step.
+    """
     return {
         f"{_PREFIX}{key}/{name}": value
         for name, parameter in parameters.items()
@@ -110,7 +206,17 @@ def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, n
 def load_optimizer_state(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]
 ) -> None:
-    """Load what :func:`optimizer_state` gave; other names are ignored."""
+    """Load what :func:`optimizer_state` gave.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        AdamW; its state is replaced.
+    parameters : dict of str to nn.Parameter
+        By name.
+    state : dict of str to Tensor
+        Other names than ``adamw/...`` are ignored.
+    """
     optimizer.state.clear()
     for key, value in without_prefix(state, _PREFIX).items():
         field, name = key.split("/", 1)
@@ -121,7 +227,18 @@ def load_optimizer_state(
 
 
 def require_finite(state: Mapping[str, Tensor]) -> None:
-    """Raise DataError (``non-finite-state``) on NaN or infinity: a state saved with it would spoil every later task."""
+    """Refuse a state with NaN or infinity: saved, it would spoil every later task.
+
+    Parameters
+    ----------
+    state : dict of str to Tensor
+        The private state.
+
+    Raises
+    ------
+    DataError
+        ``non-finite-state``.
+    """
     for name, value in state.items():
         if not torch.isfinite(value).all():
             raise DataError(

@@ -105,7 +105,7 @@ class DRFAServer(FedAvgServer):
 class DRFALearner(ReportLearner):
     """Tells the loss of the weights that came down, on the first batch."""
 
-    updates_told = 1
+    loss_updates = 1
 
 
 def onto_simplex(values: Sequence[float]) -> list[float]:

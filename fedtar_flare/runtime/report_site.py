@@ -128,7 +128,13 @@ class ReportSite(SiteStrategy):
         return AdaptedModel(self.settings.model, self.lora, self.extend)
 
     def own_rates(self) -> dict[str, float]:
-        """Learning rates of what the method trains for itself, by setting."""
+        """List the learning rates of what the method trains for itself.
+
+        Returns
+        -------
+        dict of str to float
+            By setting.
+        """
         return {}
 
     def job_request(self, rounds: int, time_steps: int) -> JobRequest:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fedtar_flare.site.context import Site
     from fedtar_flare.site.site_file import SiteConfig
 
+__all__ = ["AdaptedModel", "describe", "request_of", "requirements"]
+
 LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"} | {
     "google/medgemma-4b-it": "Health AI Developer Foundations terms of use"
 }
@@ -33,17 +35,30 @@ LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"
 
 @dataclass(frozen=True)
 class AdaptedModel:
-    """A job's model and its adapter."""
+    """A job's model and its adapter, described without weights."""
 
     config: ModelConfig
+    """The base model."""
     lora: LoRAConfig
+    """The adapter, of this site's rank."""
     extend: Callable[[ReportGenerator], None] = lambda model: None
     """Adds to a model what the method gives it."""
     own_parameters: Callable[[int], int] = lambda values: 0
     """Most parameters that the method trains for itself, given the number of values of the shared adapter."""
 
     def reach(self, models: Mapping[str, Path | None] | None) -> Reach:
-        """What the job changes of the model, given where the site has the models that it names (see JobRequest)."""
+        """Work out what the job changes of the model.
+
+        Parameters
+        ----------
+        models : dict of str to Path, optional
+            Where the site has the models that the job names; None: they are not looked at.
+
+        Returns
+        -------
+        Reach
+            Layers that the adapter reaches, parameters that travel whole, and the number of parameters.
+        """
         from fedtar_flare.models.outline import UNKNOWN, outline
 
         config = self.config
@@ -131,7 +146,23 @@ def request_of(
     clip: Amounts,
     beams: Amounts,
 ) -> JobRequest:
-    """The request of a job of R ``rounds`` and T ``time_steps``; amounts by setting, a ``clip`` of 0 is none."""
+    """Build the request of a job from amounts by setting.
+
+    Parameters
+    ----------
+    model : AdaptedModel
+        The model and its adapter.
+    rounds, time_steps : int
+        R and T.
+    local_steps, batch_size, learning_rate, decay, clip, beams : dict of str to float
+        Amounts by the setting that asks them, as in :class:`~fedtar_flare.site.admission.JobRequest`; a ``clip`` of 0
+        is none.
+
+    Returns
+    -------
+    JobRequest
+        To be held against a site's bounds.
+    """
     config, lora = model.config, model.lora
     clips = {name: norm for name, norm in clip.items() if norm > 0}
     return JobRequest(
@@ -157,7 +188,18 @@ def request_of(
 
 
 def requirements(recipe: Any) -> dict[str, Any]:
-    """What the job of a recipe needs, as primitives; sizes of a model whose parts are not on this machine are None."""
+    """Work out what a job needs of a site.
+
+    Parameters
+    ----------
+    recipe : MethodRecipe or DeployedJob
+        The job.
+
+    Returns
+    -------
+    dict
+        JSON values by topic; sizes of a model whose parts are not on this machine are None.
+    """
     executor, controller = recipe.executor, recipe.controller
     strategy = executor.strategy
     adapted = strategy.adapted_model(controller.config.time_steps)
@@ -234,7 +276,18 @@ def leaving(contract: Contract) -> dict[str, Any]:
 
 
 def describe(needs: dict[str, Any]) -> str:
-    """What :func:`requirements` gives, as text for people."""
+    """Write what :func:`requirements` gives as text for people.
+
+    Parameters
+    ----------
+    needs : dict
+        What it gave.
+
+    Returns
+    -------
+    str
+        Lines of at most 110 characters.
+    """
     data, model, work, leaves = needs["data"], needs["model"], needs["work"], needs["leaves_the_site"]
     material = f"over up to {data['time_steps']} time steps, with reports" if data["reports"] else "with labels"
     parts = "; ".join(f"{name} (licence: {licence})" for name, licence in model["parts"].items())

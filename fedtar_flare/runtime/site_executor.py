@@ -222,6 +222,8 @@ class SiteExecutor(Executor):
 
         Raises
         ------
+        ConfigError, ExchangeError
+            The task is none of the method's, or brings what does not come down in it.
         FedTARError
             Its ``public`` text goes to the server, its full text to the site's own log.
         """
@@ -243,7 +245,15 @@ class SiteExecutor(Executor):
         return answer
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Keep the site's audit of what leaves; at the run's end, end the processes that did the tasks together."""
+        """Keep the site's audit of what leaves; at the run's end, end the processes that did the tasks together.
+
+        Parameters
+        ----------
+        event_type : str
+            FLARE's event.
+        fl_ctx : FLContext
+            FLARE's context.
+        """
         audit.record_event(event_type, fl_ctx)
         if event_type == EventType.END_RUN and self._group is not None:
             self._group.close()

@@ -120,7 +120,13 @@ class SiteStrategy(ABC):
             raise ConfigError(text, public=text)
 
     def settings_digest(self) -> str:
-        """Digest of the settings that must be the same at every site."""
+        """Digest the settings that must be the same at every site.
+
+        Returns
+        -------
+        str
+            Of all groups, and the seed.
+        """
         return f"{self.settings.digest()}-{self.seed}"
 
     def request(self, rounds: int, time_steps: int) -> JobRequest:
@@ -184,11 +190,33 @@ class SiteStrategy(ABC):
 
     # ------------------------------------------------------------------ the site's one division of its data
     def min_cell(self, config: SiteConfig) -> int:
-        """Fewest distinct patients behind anything that leaves: the larger of the job's number and the site's."""
+        """Choose the fewest distinct patients behind anything that leaves.
+
+        Parameters
+        ----------
+        config : SiteConfig
+            The site file.
+
+        Returns
+        -------
+        int
+            The larger of the job's number and the site's.
+        """
         return max(self.settings.data.min_cell, config.policy.min_patients)
 
     def timeline_text(self, time_steps: int) -> str:
-        """How visits become time steps, as one text."""
+        """Write how visits become time steps as one text.
+
+        Parameters
+        ----------
+        time_steps : int
+            T.
+
+        Returns
+        -------
+        str
+            Two jobs with the same text divide visits in the same way.
+        """
         timeline = self.settings.data.timeline(time_steps)
         return " ".join([timeline.alignment, *map(str, (date.isoformat() for date in timeline.periods))])
 
@@ -273,20 +301,44 @@ class SiteStrategy(ABC):
         """Raise :class:`ConfigError` where settings do not fit each other."""
 
     def shares_batches(self) -> bool:
-        """Whether several processes can do the tasks together."""
+        """Tell whether several processes can do the tasks together.
+
+        Returns
+        -------
+        bool
+            By default False.
+        """
         return False
 
     def extra_values(self) -> int:
-        """Values of one exchange besides the adapter's and those of ``lora.exchange``."""
+        """Count values of one exchange besides the adapter's and those of ``lora.exchange``.
+
+        Returns
+        -------
+        int
+            By default 0.
+        """
         return 0
 
     def model_values(self) -> int | None:
-        """Parameters of the model where it is another than the report generator of :meth:`adapted_model`."""
+        """Count the model's parameters where it is another than the report generator of :meth:`adapted_model`.
+
+        Returns
+        -------
+        int or None
+            None: it is that one.
+        """
         return None
 
     @abstractmethod
     def work(self) -> str:
-        """What a training task does, in words, for the description of a job."""
+        """Say what a training task does, for the description of a job.
+
+        Returns
+        -------
+        str
+            A few words.
+        """
 
     @abstractmethod
     def adapted_model(self, time_steps: int) -> AdaptedModel:
@@ -320,7 +372,13 @@ class SiteStrategy(ABC):
 
     @abstractmethod
     def handlers(self) -> Mapping[str, Handler]:
-        """What does each task, by the task's name."""
+        """Choose what does each task.
+
+        Returns
+        -------
+        dict of str to callable
+            By the task's name.
+        """
 
     # ------------------------------------------------------------------ what the tasks share
     def agreement(self, task: Task, start: Tensors) -> Reply:

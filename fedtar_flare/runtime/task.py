@@ -19,7 +19,7 @@ from fedtar_flare.site.context import Site
 from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.state import SiteState
 
-__all__ = ["PRODUCTION_MIN_CELL", "Answer", "Task", "missing_state", "seed_of"]
+__all__ = ["Answer", "PRODUCTION_MIN_CELL", "Task", "missing_state", "seed_of"]
 
 PRODUCTION_MIN_CELL = 5
 """Fewest distinct patients of a split at a step, at a real site whose policy sets no ``min_patients``."""

@@ -172,7 +172,7 @@ class FedMRGLearner(ReportLearner):
         for name, pairs in chain.from_iterable(one.items() for one in found):
             self._pairs.setdefault(name, []).extend(pairs)
         patients, losses = zip(*chain(*(one.get("language_generic", ()) for one in found)), strict=True)
-        self.read = [([*patients], torch.tensor(losses))]
+        self.batch_losses = [([*patients], torch.tensor(losses))]
         return fmean(losses)
 
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
