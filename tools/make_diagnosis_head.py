@@ -28,7 +28,7 @@ from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.learning.diagnosis import PROMPTS, DiagnosisBranch, extend, head_file
 from fedtar_flare.learning.labels import POSITIVE
 from fedtar_flare.learning.training import batches, parts
-from fedtar_flare.metrics.clinical import finding_f1
+from fedtar_flare.metrics.agreement import finding_f1
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.report_generator import ReportGenerator

@@ -136,7 +136,7 @@ def volume_preparation(size: InputSize) -> Callable[[np.ndarray, tuple[float, fl
 
 def scores(model: ReportGenerator, tokenizer: ReportTokenizer, pairs: Pairs) -> dict[str, float | None]:
     """BLEU-4, F1 of known and new findings (micro) and each finding's recall, of the reports that the model writes."""
-    from fedtar_flare.metrics.clinical import finding_counts, known_and_new
+    from fedtar_flare.metrics.agreement import finding_counts, known_and_new
     from fedtar_flare.metrics.language import language_scores
 
     written = write_reports(model, tokenizer, pairs.images)

@@ -168,8 +168,8 @@ def score(arguments: argparse.Namespace) -> None:
     recall and F1 by micro, macro and example average, and of each class. With --against, every score's difference to
     another run, with its interval and tests. The numbers are for the site: no minimum cell guards them.
     """
-    from fedtar_flare.metrics.label_scores import CERTAIN, CERTAIN_OR_NOT, label_counts
-    from fedtar_flare.metrics.report_labels import classes_of
+    from fedtar_flare.metrics.agreement import CERTAIN, CERTAIN_OR_NOT, label_counts
+    from fedtar_flare.metrics.labeler import classes_of
 
     name, rows = _labelled(arguments, arguments.state)
     positive = "stated or doubted" if arguments.doubts else "stated"
@@ -198,8 +198,8 @@ def _labelled(arguments: argparse.Namespace, state: Path) -> tuple[str, list[dic
     """A labeler's name, and a state's reports with the labels that it reads off them."""
     from fedtar_flare.learning.evaluation import report_texts
     from fedtar_flare.learning.report_labeler import ReportLabeler
-    from fedtar_flare.metrics.report_labels import NEURAL
-    from fedtar_flare.metrics.reports import Labelled
+    from fedtar_flare.metrics.labeler import NEURAL
+    from fedtar_flare.metrics.reports import TextLabeler
 
     rows, name = report_texts(state, arguments.round, personal=not arguments.shared), arguments.labeler
     if name in NEURAL:
@@ -207,7 +207,7 @@ def _labelled(arguments: argparse.Namespace, state: Path) -> tuple[str, list[dic
             raise ConfigError(f"the run has kept no labels by {name}: name the folder of 'fedtar labeler import'")
         return name, rows
     sides = [[row[key] for row in rows] for key in ("reference", "text")]
-    by = Labelled.by_rules(name) if name in NEURAL.values() else ReportLabeler(Path(name)).label(sides[0], sides[1])
+    by = TextLabeler.by_rules(name) if name in NEURAL.values() else ReportLabeler(Path(name)).label(sides[0], sides[1])
     for row in rows:
         row["labels"] = {by.labeler: [by.code(row["reference"]), by.code(row["text"])]}
     return by.labeler, rows

@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from fedtar_flare.curation.check import EXAMPLES, SHARED_HELP, Check, spread
-from fedtar_flare.metrics.report_labels import report_labels, rules_for
+from fedtar_flare.metrics.labeler import report_labels, rules_for
 from fedtar_flare.reporting.format import NOTHING, duration, whole
 from fedtar_flare.reporting.plots import SITE_COLOURS, Bar, Chart, Series, ticks
 from fedtar_flare.reporting.render import Tile, render

@@ -1,12 +1,12 @@
-"""Which findings are new or gone since the visit before, and the prompts that say so to the decoder.
+"""Prompts that tell the decoder which findings are new or gone since the visit before.
 
-That follows from what is there now and what was there before. Now is what the report says in training, and what the
-head reads off the image when reports are written. Before is what a labeler reads in the report before, where that is
-shown, else what the head reads off the image before; in training it is always what the report before says.
+A change follows from the classes of a finding now and before. Now: from the report in training, and from the head's
+prediction when reports are written. Before: in training always from the report before; later from the labels of the
+report before where that is shown, else from the head's prediction for the image before.
 
-The prompt of a finding that is new or gone is that of what it is now plus that of its change, a direction fixed at
+The prompt of a finding that is new or gone is that of its class now plus that of its change, a direction fixed at
 random, the same for every finding and at every site. That of a finding that is gone is the largest: the decoder has to
-find it among all prompts, while it comes upon the others at findings that it has just named.
+pick it out among all prompts, while prompts of new findings belong to findings that it has just named.
 """
 
 from collections.abc import Sequence
@@ -17,27 +17,45 @@ from torch import Tensor, nn
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.labels import POSITIVE, Labeler
 
+__all__ = ["Comparison", "FIXED_RMS", "NEW", "RESOLVED", "UNKNOWN", "changes_of", "is_shown"]
+
 CHANGES = ("new", "resolved")
-"""What can have become of a finding, numbered from 1; 0: neither, or before is not known."""
+"""Changes of a finding, numbered from 1; 0: neither, or the visit before is unknown."""
 NEW, RESOLVED = 1, 2
 UNKNOWN = -1
-"""Stands for the class of a finding at a visit of which nothing is shown."""
+"""Class of a finding at a visit before that is not shown."""
 FIXED_RMS = 1.5
 """Root mean square of a fixed prompt, about that of the shipped ones."""
 CHANGE_RMS = (0.6, 1.5)
-"""Of what each change adds; larger ones make a decoder name fewer findings that has not learnt to read them."""
+"""Root mean square of each change's prompt. An untrained decoder names fewer findings the larger these are."""
 
 
 def changes_of(now: Tensor, before: Tensor) -> Tensor:
-    """Number of each finding's change, (B, D) int64, from its classes now and before, (B, D)."""
-    there, was = now == POSITIVE, before == POSITIVE
-    return (NEW * (there & ~was) + RESOLVED * (~there & was)) * (before != UNKNOWN)
+    """Find the changes of findings.
+
+    Parameters
+    ----------
+    now, before : Tensor of shape (B, D)
+        Classes of D findings at a visit and at the one before.
+
+    Returns
+    -------
+    Tensor of shape (B, D), int64
+        Number of the change among :data:`CHANGES`, or 0.
+    """
+    present, was = now == POSITIVE, before == POSITIVE
+    return (NEW * (present & ~was) + RESOLVED * (~present & was)) * (before != UNKNOWN)
 
 
 class Comparison(nn.Module):
-    """Classes of the labeler's D findings at the visits before, and the prompts (width E) of their change.
+    """Classes of D findings at the visits before, and prompts of their change.
 
-    The directions that stand for the changes depend on ``seed`` alone.
+    Parameters
+    ----------
+    labeler, width : Labeler, int
+        Its findings are compared; ``width`` is E, that of a prompt.
+    seed : int
+        Fixes the directions that stand for the changes.
     """
 
     embeddings: Tensor
@@ -46,14 +64,25 @@ class Comparison(nn.Module):
         super().__init__()
         self._labeler = labeler
         drawn = torch.randn(len(CHANGES), width, generator=torch.Generator().manual_seed(seed))
-        sizes, found = torch.tensor(CHANGE_RMS)[:, None], drawn.square().mean(1, keepdim=True).sqrt()
-        self.register_buffer("embeddings", sizes * drawn / found, persistent=False)
+        sizes, rms = torch.tensor(CHANGE_RMS)[:, None], drawn.square().mean(1, keepdim=True).sqrt()
+        self.register_buffer("embeddings", sizes * drawn / rms, persistent=False)
 
     def prompts(self, embeddings: Tensor, now: Tensor, before: Tensor) -> Tensor:
-        """Prompts (B, D, E) from those of each class (D, K, E) and the findings' classes now and before, (B, D).
+        """Make a prompt for each finding.
 
-        A finding that is gone has the prompt of its being there instead of one that is nothing: the decoder is to know
-        which it is.
+        A finding that is gone has the prompt of its presence where that of its class is zero, so that the decoder knows
+        which finding it is.
+
+        Parameters
+        ----------
+        embeddings : Tensor of shape (D, K, E)
+            Prompts of each finding's K classes.
+        now, before : Tensor of shape (B, D)
+            The findings' classes.
+
+        Returns
+        -------
+        Tensor of shape (B, D, E)
         """
         change = changes_of(now, before)
         prompts = embeddings[torch.arange(now.shape[1], device=now.device), now]
@@ -63,9 +92,18 @@ class Comparison(nn.Module):
         return torch.where((change > 0)[..., None], changed, prompts)
 
     def before(self, prior: PriorBatch, seen: Tensor | None) -> Tensor:
-        """Classes (B, D) of the findings at the visits before; UNKNOWN in rows that show nothing of them.
+        """Find the classes of the findings at the visits before.
 
-        ``seen`` (B, D): what the head reads off the images before.
+        Parameters
+        ----------
+        prior : PriorBatch
+        seen : Tensor of shape (B, D), optional
+            The head's predictions for the images before.
+
+        Returns
+        -------
+        Tensor of shape (B, D)
+            UNKNOWN in rows where nothing of the visit before is shown.
         """
         shape = (len(prior.days), len(self._labeler.findings))
         classes = torch.full(shape, UNKNOWN, device=self.embeddings.device)
@@ -77,16 +115,34 @@ class Comparison(nn.Module):
         return classes
 
     def count_differences(self, text: str, change: Sequence[int]) -> int:
-        """Findings that a text does not call new or gone as the numbers (D) of the changes do."""
-        said = self._labeler.changes(text)
-        return sum(
-            any(((name, word) in said) != (number == own) for own, word in enumerate(CHANGES, start=1))
-            for name, number in zip(self._labeler.findings, change, strict=True)
-        )
+        """Count the findings whose change a text states differently.
+
+        Parameters
+        ----------
+        text, change : str, sequence of int
+            ``change`` has the number of each of the D findings' change.
+
+        Returns
+        -------
+        int
+        """
+        stated, count = self._labeler.changes(text), 0
+        for name, number in zip(self._labeler.findings, change, strict=True):
+            count += any(((name, word) in stated) != (number == k) for k, word in enumerate(CHANGES, start=1))
+        return count
 
 
 def is_shown(prior: PriorBatch) -> Tensor:
-    """(B,) bool: which rows show anything of the visit before."""
+    """Find the rows that show anything of the visit before.
+
+    Parameters
+    ----------
+    prior : PriorBatch
+
+    Returns
+    -------
+    Tensor of shape (B,), bool
+    """
     shown = torch.zeros(len(prior.days), dtype=torch.bool, device=prior.days.device)
     if prior.images is not None:
         shown = shown | prior.images.slice_mask.any(1)

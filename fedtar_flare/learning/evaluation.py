@@ -1,8 +1,7 @@
-"""Scores of generated reports: by time step for everyone, and by report for the site alone."""
+"""Scores of drafts: of a site by time step, which may leave it, and of single reports, which stay."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,75 +11,107 @@ from fedtar_flare.core.files import PRIVATE, write_text
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.data.minimum_cell import enough, full_cells, round_share, round_to_cell
 from fedtar_flare.learning.labels import labeler_of
-from fedtar_flare.metrics.alarms import identical_share
-from fedtar_flare.metrics.clinical import finding_counts
-from fedtar_flare.metrics.language import bleu_of_sums, clean, language_statistics
+from fedtar_flare.metrics.agreement import finding_counts
+from fedtar_flare.metrics.labeler import rules_for
+from fedtar_flare.metrics.language import bleu_of_sums, identical_share, report_statistics
 from fedtar_flare.metrics.registry import scores_of
-from fedtar_flare.metrics.report_labels import rules_for
-from fedtar_flare.metrics.reports import Labelled, Reports
+from fedtar_flare.metrics.reports import Reports, TextLabeler
+
+__all__ = ["REPORT_SCORES", "TEXTS", "Evaluated", "report_rows", "report_texts", "site_scores", "write_report_scores"]
 
 REPORT_SCORES = "report-scores-"
-"""How the files begin that hold scores of single reports."""
-Texts = Sequence[str]
-Losses = Sequence[float]
-Labels = Labelled | None
-"""What the site's neural labeler reads off both texts."""
+"""Prefix of the files with scores of single reports."""
+TEXTS = ("text", "reference")
+"""Columns of a row that are patients' reports: these stay in the site's own state."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What one evaluation gave; rows, samples and texts stay at the site."""
+    """The result of an evaluation; rows, samples and drafts stay at the site.
 
-    scores: dict[str, Any]  # of :func:`cells`; with the patient adapter, as are the texts
-    scores_generic: dict[str, Any] | None  # the same without it; None for a method that has none
-    rows: list[dict[str, Any]]  # of :func:`report_rows`; one per report, and one more without the patient adapter
+    Attributes
+    ----------
+    scores : dict
+        As :func:`site_scores` gives them, with the patient adapter, as are the drafts.
+    scores_generic : dict, optional
+        The same without the patient adapter; None for a method that has none.
+    rows : list of dict
+        As :func:`report_rows` gives them: one per report, and one more without the patient adapter.
+    samples, texts : list of Sample, list of str
+        The visits, and the draft of each.
+    """
+
+    scores: dict[str, Any]
+    scores_generic: dict[str, Any] | None
+    rows: list[dict[str, Any]]
     samples: list[Sample]
     texts: list[str]
 
 
-def cells(
-    samples: Sequence[Sample], texts: Texts, losses: Losses, time_steps: int, min_cell: int, labels: Labels = None
+def site_scores(
+    samples: Sequence[Sample],
+    drafts: Sequence[str],
+    losses: Sequence[float],
+    time_steps: int,
+    min_cell: int,
+    text_labeler: TextLabeler | None = None,
 ) -> dict[str, Any]:
-    """Scores per time step and over all steps.
+    """Score a site's drafts, per time step and over all steps.
 
-    A cell with fewer than ``min_cell`` distinct patients holds an n of 0 alone, and its reports do not count in ``all``
-    either: otherwise subtraction would reveal its scores. Every n is rounded down to a multiple of ``min_cell``, scores
-    accordingly.
+    A cell (the reports of a time step) with fewer than ``min_cell`` distinct patients gets no scores and an n of 0, and
+    its reports do not count in ``all`` either: otherwise subtraction would reveal its scores. Every n is rounded down
+    to a multiple of ``min_cell``, scores accordingly.
 
-    ``texts`` are the reports generated for the visits ``samples``, ``losses`` the mean token loss of each reference,
-    nats. Gives ``{"steps": {"1": cell, ...}, "all": cell}``; a cell has ``n`` and the scores of
-    :func:`~fedtar_flare.metrics.registry.scores_of`, at a step those that are by step. With them come ``findings``
-    (:func:`finding_scores`) and ``references``, their own ``identical_share`` and ``contradictions``, with which alarms
-    about the generated reports are compared; both over the visits that count in ``all``.
+    Parameters
+    ----------
+    samples, drafts : sequence of Sample, sequence of str
+        Visits, and the draft of each.
+    losses : sequence of float
+        Mean token loss of each reference, nats.
+    time_steps, min_cell : int
+    text_labeler : TextLabeler, optional
+        The site's neural labeler; its scores are over all steps only.
+
+    Returns
+    -------
+    dict
+        ``steps`` (time step as text to scores) and ``all``: ``n`` and the scores of :func:`.scores_of`, at a step only
+        those that are by step. Over the reports in ``all`` also ``findings`` (:func:`finding_scores`), and
+        ``references``, the references' own ``identical_share`` and ``contradictions``, which limit alarms.
     """
-    at = {str(t): [i for i, s in enumerate(samples) if s.time_step == t] for t in range(1, time_steps + 1)}
-    cells_ = full_cells(((str(s.time_step), s.visit.patient_id) for s in samples), min_cell)
-    full = {t: chosen for t, chosen in at.items() if t in cells_}
-    reports = {t: reports_of(samples, texts, losses, chosen, min_cell) for t, chosen in full.items()}
-    steps: dict[str, dict[str, Any]] = {t: {"n": round_to_cell(len(full.get(t, ())), min_cell)} for t in at}
-    for t, at_step in reports.items():
-        steps[t] |= scores_of(at_step, min_cell=min_cell, by_step=True, n=steps[t]["n"])
-    shown = [i for chosen in full.values() for i in chosen]
-    scores: dict[str, Any] = {"steps": steps, "all": {"n": sum(step["n"] for step in steps.values())}}
-    if shown:
-        over_all = replace(reports_of(samples, texts, losses, shown, min_cell), labelled=labels)
-        n = scores["all"]["n"]
-        scores["all"] |= scores_of(over_all, min_cell=min_cell, n=n)
-        scores["findings"] = finding_scores(over_all, min_cell)
-        claimants = over_all.claiming(references=True)
-        contradicted = over_all.contradictions(references=True) if enough(claimants, min_cell) else None
-        scores["references"] = {
-            "identical_share": round_share(identical_share(over_all.references), n, min_cell),
-            "contradictions": contradicted and round_share(contradicted, len(claimants), min_cell),
-        }
-    return scores
+    cells = full_cells([(sample.time_step, sample.visit.patient_id) for sample in samples], min_cell)
+    steps: dict[str, dict[str, Any]] = {}
+    counted: list[int] = []
+    for t in range(1, time_steps + 1):
+        steps[str(t)] = {"n": 0}
+        if t in cells:
+            chosen = [i for i, sample in enumerate(samples) if sample.time_step == t]
+            n = round_to_cell(len(chosen), min_cell)
+            reports = reports_of(samples, drafts, losses, chosen, min_cell)
+            steps[str(t)] = {"n": n, **scores_of(reports, by_step=True, n=n)}
+            counted += chosen
+    n = sum(step["n"] for step in steps.values())
+    if not counted:
+        return {"steps": steps, "all": {"n": n}}
+    reports = replace(reports_of(samples, drafts, losses, counted, min_cell), text_labeler=text_labeler)
+    claimants = {patient for patient, _ in reports.reference_claims}
+    contradictions = reports.reference_contradictions if enough(claimants, min_cell) else None
+    return {
+        "steps": steps,
+        "all": {"n": n, **scores_of(reports, n=n)},
+        "findings": finding_scores(reports),
+        "references": {
+            "identical_share": round_share(identical_share(reports.references), n, min_cell),
+            "contradictions": contradictions and round_share(contradictions, len(claimants), min_cell),
+        },
+    }
 
 
 def reports_of(
-    samples: Sequence[Sample], texts: Texts, losses: Losses, chosen: Sequence[int], least: int = 1
+    samples: Sequence[Sample], drafts: Sequence[str], losses: Sequence[float], chosen: Sequence[int], min_cell: int
 ) -> Reports:
     """The ``chosen`` visits' reports; the truth is what was planted where the source knows it, else the references'."""
-    visits, generated = [samples[i].visit for i in chosen], [texts[i] for i in chosen]
+    visits, texts = [samples[i].visit for i in chosen], [drafts[i] for i in chosen]
     reader, references = labeler_of(visits), [visit.report for visit in visits]
     findings = [visit.findings for visit in visits if visit.findings is not None]
     changes = [visit.changes for visit in visits if visit.changes is not None]
@@ -88,73 +119,83 @@ def reports_of(
         patients=[visit.patient_id for visit in visits],
         times=[visit.acquired.timestamp() for visit in visits],
         references=references,
-        generated=generated,
+        drafts=texts,
         rules=rules_for(visits[0].modality),
         losses=[losses[i] for i in chosen],
-        changes=changes if len(changes) == len(visits) else [reader.changes(text) for text in references],
-        claimed=[reader.changes(text) for text in generated],
-        findings=findings if reader.known is not None else [reader.stated(text) for text in references],
-        named=[reader.stated(text) for text in generated],
+        changes=changes if len(changes) == len(visits) else list(map(reader.changes, references)),
+        draft_changes=list(map(reader.changes, texts)),
+        findings=findings if reader.known is not None else list(map(reader.stated, references)),
+        draft_findings=list(map(reader.stated, texts)),
         known=reader.known,
         labeler=reader.rules,
-        least=least,
+        min_cell=min_cell,
     )
 
 
-def finding_scores(reports: Reports, min_cell: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Per finding ``n``, the reports that have it, and ``recall``, the share of those that name it.
+def finding_scores(reports: Reports) -> dict[str, dict[str, dict[str, float]]]:
+    """Per finding ``n``, the reports that have it, and ``recall``, the share of those whose draft names it.
 
-    Where at least ``min_cell`` distinct patients' reports name it, also ``named``, how many do, and ``precision``, the
+    Where drafts of at least a minimum cell of patients name it, also ``named``, how many do, and ``precision``, the
     share of those that have it. They are under ``known`` and ``new`` (to the warm start) where the truth is known;
-    elsewhere under ``stated``: classes that the rule-based labeler finds in the references. A finding of fewer than
-    ``min_cell`` distinct patients is left out (with a cell of 1, only if no report names it either); ``n`` and
-    ``named`` are rounded down to a multiple of ``min_cell``.
+    elsewhere under ``stated``: classes that the rule-based labeler finds in the references. A finding of fewer patients
+    is left out (with a cell of 1, only if no draft names it either); ``n`` and ``named`` are rounded down to a multiple
+    of the cell.
     """
-
-    def full(side: Sequence[AbstractSet[str]]) -> set[str]:
-        return full_cells(
-            ((name, one) for one, names in zip(reports.patients, side, strict=True) for name in names), min_cell
-        )
-
-    having, naming, known = full(reports.findings), full(reports.named), reports.known
-    found: dict[str, dict[str, dict[str, float]]] = {"stated": {}} if known is None else {"known": {}, "new": {}}
-    for name, (there, named, right) in finding_counts(reports.findings, reports.named).items():
-        # a precision of what too few have would tell how many of them have it
+    min_cell, known = reports.min_cell, reports.known
+    having, naming = reports.common(reports.findings), reports.common(reports.draft_findings)
+    scores: dict[str, dict[str, dict[str, float]]] = {"stated": {}} if known is None else {"known": {}, "new": {}}
+    for name, (actual, named, hits) in finding_counts(reports.findings, reports.draft_findings).items():
+        # the precision of a finding that too few patients have would reveal how many of them have it
         if name in having or (min_cell == 1 and name in naming):
-            one: dict[str, float] = {"n": round_to_cell(there, min_cell)}
-            if there:
-                one["recall"] = round_share(right / there, there, min_cell)
+            one: dict[str, float] = {"n": round_to_cell(actual, min_cell)}
+            if actual:
+                one["recall"] = round_share(hits / actual, actual, min_cell)
             if name in naming:
-                precision = round_share(right / named, named, min_cell)
-                one |= {"named": round_to_cell(named, min_cell), "precision": precision}
+                one["named"] = round_to_cell(named, min_cell)
+                one["precision"] = round_share(hits / named, named, min_cell)
             kind = "stated" if known is None else "known" if name in known else "new"
-            found[kind][name.replace(" ", "_")] = one
-    return found
+            scores[kind][name.replace(" ", "_")] = one
+    return scores
 
 
 def report_rows(
-    samples: Sequence[Sample], texts: Texts, losses: Losses, *, personal: bool, labels: Labels = None
+    samples: Sequence[Sample],
+    drafts: Sequence[str],
+    losses: Sequence[float],
+    *,
+    personal: bool,
+    labels: TextLabeler | None = None,
 ) -> list[dict[str, Any]]:
-    """Each report with its reference, its scores by itself, and what it adds to the scores of a corpus.
+    """List each draft with its reference, its own scores, and what it adds to the scores of a corpus.
 
-    A row has ``text`` and ``reference``, ``patient_id``, ``visit_id``, ``time_step``, ``split``, ``personal`` (whether
-    with the patient adapter), ``token_loss``; ``bleu_1`` to ``bleu_4`` of the report by itself; the fields of one
-    report in :class:`~fedtar_flare.metrics.language.LanguageStatistics` (``cider`` with the document frequencies of
-    these references); ``findings`` (the truth) and ``findings_in_text``, sorted, and ``changes`` and
-    ``changes_in_text``, pairs of a finding and what became of it since the visit before; None where the truth is not
-    known; and ``labels``, by labeler what is read off the reference and off the text (:func:`.label_code`).
+    Parameters
+    ----------
+    samples, drafts, losses : sequence of Sample, sequence of str, sequence of float
+        As for :func:`site_scores`.
+    personal : bool
+        Whether the drafts were written with the patient adapter.
+    labels : TextLabeler, optional
+        The site's neural labeler.
+
+    Returns
+    -------
+    list of dict
+        ``text`` (the draft), ``reference``, ``patient_id``, ``visit_id``, ``time_step``, ``split``, ``personal``,
+        ``token_loss``; ``bleu_1`` to ``bleu_4`` of the single report; its fields of
+        :class:`~fedtar_flare.metrics.language.LanguageStatistics` (``cider`` with the document frequencies of these
+        references); ``findings`` (the truth) and ``findings_in_text``, ``changes`` and ``changes_in_text`` (pairs of a
+        finding and a direction), sorted, None where the truth is not known; and ``labels``: by labeler the codes of
+        reference and draft (:func:`.label_code`).
     """
     if not samples:
         return []
-    readers = [Labelled.by_rules(rules_for(samples[0].visit.modality)), *filter(None, [labels])]
-    statistics = language_statistics(
-        [[clean(sample.visit.report).split()] for sample in samples], [clean(text).split() for text in texts]
-    )
+    labelers = [TextLabeler.by_rules(rules_for(samples[0].visit.modality)), *filter(None, [labels])]
+    statistics = report_statistics([sample.visit.report for sample in samples], drafts)
     columns: dict[str, Any] = {name: values.tolist() for name, values in vars(statistics).items()}
     lengths = statistics.hypothesis_length, statistics.reference_length
     bleu = bleu_of_sums(statistics.matches, statistics.guesses, *lengths).tolist()
     rows = []
-    for i, (sample, text, loss) in enumerate(zip(samples, texts, losses, strict=True)):
+    for i, (sample, text, loss) in enumerate(zip(samples, drafts, losses, strict=True)):
         visit = sample.visit
         reader = labeler_of([visit])
         rows.append(
@@ -173,21 +214,32 @@ def report_rows(
                 "findings_in_text": None if visit.findings is None else sorted(reader.stated(text)),
                 "changes": None if visit.changes is None else sorted(map(list, visit.changes)),
                 "changes_in_text": None if visit.changes is None else sorted(map(list, reader.changes(text))),
-                "labels": {one.labeler: [one.code(visit.report), one.code(text)] for one in readers},
+                "labels": {one.labeler: [one.code(visit.report), one.code(text)] for one in labelers},
             }
         )
     return rows
 
 
-TEXTS = ("text", "reference")
-"""Of a row; reports of patients, which stay in the site's own state."""
-
-
 def report_texts(folder: Path, round_: int | None = None, *, personal: bool = True) -> list[dict[str, Any]]:
-    """The rows that :func:`write_report_scores` kept, of one round (None: the last), with the patient adapter or not.
+    """Read the rows that :func:`write_report_scores` wrote.
 
-    ``folder`` is a site's state of a run, or holds such folders of several sites: rows then tell their ``site``. A
-    method without a patient adapter has the same reports in both. Raises ConfigError where the folder has none.
+    Parameters
+    ----------
+    folder : Path
+        A site's state of a run, or the folder above several sites' states: rows then name their ``site``.
+    round_ : int, optional
+        By default the last.
+    personal : bool
+        Drafts with the patient adapter, or without; the same for a method that has none.
+
+    Returns
+    -------
+    list of dict
+
+    Raises
+    ------
+    ConfigError
+        If the folder has no such rows, or a file is broken.
     """
     name = f"{REPORT_SCORES}{'*' if round_ is None else f'{round_:04d}'}.jsonl"
     places = [folder] if any(folder.glob(name)) else sorted({file.parent for file in folder.glob(f"*/{name}")})
@@ -210,9 +262,20 @@ def report_texts(folder: Path, round_: int | None = None, *, personal: bool = Tr
 
 
 def write_report_scores(folder: Path, number: int, rows: Iterable[Mapping[str, Any]], of: str = REPORT_SCORES) -> Path:
-    """Write the rows as ``report-scores-<round>.jsonl``, atomically, readable by the owner alone.
+    """Write rows of single reports as JSON lines, atomically, readable by the owner alone.
 
-    They name patients: ``folder`` is the site's state of the run, which never leaves the site.
+    Parameters
+    ----------
+    folder : Path
+        The site's state of the run, which never leaves the site: rows name patients.
+    number, of : int, str
+        Round (or period) and prefix of the file's name.
+    rows : iterable of mapping
+        As :func:`report_rows` gives them.
+
+    Returns
+    -------
+    Path
     """
     path = folder / f"{of}{number:04d}.jsonl"
     return write_text(path, "".join(f"{json.dumps(row)}\n" for row in rows), PRIVATE)

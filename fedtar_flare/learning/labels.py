@@ -8,9 +8,8 @@ from typing import Literal
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cohort import Visit
-from fedtar_flare.metrics.labeler import RuleLabeler
-from fedtar_flare.metrics.report_labels import rule_labeler, rules_for
-from fedtar_flare.metrics.temporal import finding_changes
+from fedtar_flare.metrics.labeler import RuleLabeler, rule_labeler, rules_for
+from fedtar_flare.metrics.qualifiers import finding_changes
 
 __all__ = ["POSITIVE", "Labeler", "LabelerName", "labeler", "labeler_of", "require_labeler"]
 

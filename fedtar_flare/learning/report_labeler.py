@@ -20,8 +20,8 @@ from fedtar_flare.core.files import PRIVATE, read_json, write_json
 from fedtar_flare.core.tensor_file import checksum
 from fedtar_flare.learning.labels import CLASSES
 from fedtar_flare.learning.training import retry_smaller_batch
-from fedtar_flare.metrics.report_labels import NEURAL, classes_of
-from fedtar_flare.metrics.reports import Labelled
+from fedtar_flare.metrics.labeler import NEURAL, classes_of
+from fedtar_flare.metrics.reports import TextLabeler
 from fedtar_flare.models.weights import load_weights, model_tensors, save_weights
 
 __all__ = ["ReportLabeler", "import_labeler"]
@@ -141,7 +141,7 @@ class ReportLabeler:
 
     def label(
         self, references: Iterable[str], drafts: Iterable[str], checkpoint: Callable[[], None] = lambda: None
-    ) -> Labelled:
+    ) -> TextLabeler:
         """Labels of all these texts; ``checkpoint`` is called between batches."""
         about, known = read_json(self.folder / ABOUT), dict[str, str]()
         file = self.cache and self.cache / f"labels-{about['checksum']}.json"
@@ -153,7 +153,7 @@ class ReportLabeler:
         codes |= self._labels(about["kind"], left, checkpoint) if left else {}
         if file and not digests.keys().isdisjoint(left):
             write_json(file, known | {digest: codes[text] for text, digest in digests.items()}, PRIVATE)
-        return Labelled(about["kind"], codes.__getitem__)
+        return TextLabeler(about["kind"], codes.__getitem__)
 
     @torch.no_grad()
     def _labels(self, kind: str, texts: Sequence[str], checkpoint: Callable[[], None]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.imaging.transform_list import Spec, deterministic, random_for_training
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.device import choose_device
-from fedtar_flare.learning.evaluation import Evaluated, cells, report_rows
+from fedtar_flare.learning.evaluation import Evaluated, report_rows, site_scores
 from fedtar_flare.learning.frozen import KEPT_BYTES, FrozenStages
 from fedtar_flare.learning.prior import PRIOR_DROPOUT, available_priors, drop_priors, prior_batch, writing_order
 from fedtar_flare.learning.ranks import ALONE, Ranks
@@ -623,7 +623,7 @@ class SiteModel:
         if self.report_labeler is not None and not self.ranks.rank:
             references = [sample.visit.report for sample in samples]
             labelled = self.report_labeler.label(references, chain(*texts.values()), self.checkpoint)
-        scores = {p: cells(samples, texts[p], losses[p], steps, min_cell, labelled) for p in passes}
+        scores = {p: site_scores(samples, texts[p], losses[p], steps, min_cell, labelled) for p in passes}
         rows = [row for p in passes for row in report_rows(samples, texts[p], losses[p], personal=p, labels=labelled)]
         return Evaluated(scores[True], scores.get(False), rows, samples, texts[True])
 

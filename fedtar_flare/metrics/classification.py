@@ -1,4 +1,4 @@
-"""Scores of classifiers that learn task after task: AUC, the area under its learning curve, and tests over seeds."""
+"""Scores of classifiers that learn task after task: AUC, the area under the learning curve, and a test over seeds."""
 
 from collections.abc import Sequence
 
@@ -7,16 +7,30 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtar_flare.core.errors import DataError
 
+__all__ = ["Array", "auc", "auc_of_draws", "best_epoch", "epochs_to", "lca", "welch"]
+
 Array = NDArray[np.float64]
 Curve = Sequence[float | None]
-"""AUC at e = 0..E; None where it is not defined."""
+"""AUC at e = 0..E; None where it is undefined."""
 
 
 def auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
-    """Probability that a positive example scores above a negative one, ties half; None with one class.
+    """Probability that a positive example scores above a negative one, ties half (Hanley and McNeil, Radiology 1982).
 
-    Of labels (n,), 0 or 1, and scores (n,): Hanley and McNeil, Radiology 1982. DataError: ``unequal-lengths``, or
-    ``non-finite-score``.
+    Parameters
+    ----------
+    labels, scores : array of shape (n,)
+        Labels are 0 or 1.
+
+    Returns
+    -------
+    float or None
+        None where a class is missing.
+
+    Raises
+    ------
+    DataError
+        ``unequal-lengths``, or ``non-finite-score``.
     """
     truth, value = np.asarray(labels).astype(bool), np.asarray(scores, dtype=np.float64)
     if truth.shape != value.shape or truth.ndim != 1:
@@ -26,27 +40,36 @@ def auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
     positives, negatives = int(truth.sum()), int((~truth).sum())
     if not positives or not negatives:
         return None
-    _, place, many = np.unique(value, return_inverse=True, return_counts=True)
-    mean_rank = np.cumsum(many) - (many - 1) / 2
-    above = mean_rank[place][truth].sum() - positives * (positives + 1) / 2
+    _, index, counts = np.unique(value, return_inverse=True, return_counts=True)
+    mean_rank = np.cumsum(counts) - (counts - 1) / 2
+    above = mean_rank[index][truth].sum() - positives * (positives + 1) / 2
     return float(above / (positives * negatives))
 
 
-def auc_of_draws(labels: Sequence[int], scores: Array, places: Sequence[int], draws: Array) -> Array:
-    """AUC (R, C) of R draws of patients, for C columns of scores of the same images; nan where a class is missing.
+def auc_of_draws(labels: Sequence[int], scores: Array, patients: Sequence[int], draws: Array) -> Array:
+    """AUC of R draws of patients, for C columns of scores of the same n images.
 
     A patient who is drawn k times counts as k, so each pair of a positive and a negative image counts as the product
     of their patients' draws::
 
         AUC_r = sum_pq w_rp A_pq w_rq / (sum_p w_rp n+_p)(sum_q w_rq n-_q)
 
-    with A_pq the pairs of patients p and q in which the positive image scores higher, ties half. Of n images there are
-    ``labels`` (n,), 0 or 1, ``scores`` (n, C), and ``places`` (n,), the column of each image's patient in ``draws``
-    (R, P), which says how often each patient is drawn.
+    with A_pq the pairs of patients p and q in which the positive image scores higher, ties half.
+
+    Parameters
+    ----------
+    labels, patients : sequence of int, length n
+        Labels are 0 or 1; ``patients`` has the column of each image's patient in ``draws``.
+    scores, draws : ndarray of shape (n, C), (R, P)
+        ``draws`` has how often each patient is drawn.
+
+    Returns
+    -------
+    ndarray of shape (R, C)
+        nan where a class is missing.
     """
-    truth, whose = np.asarray(labels).astype(bool), np.asarray(places)
-    patients = np.eye(draws.shape[1])
-    positive, negative = patients[whose[truth]], patients[whose[~truth]]
+    truth, columns, one_hot = np.asarray(labels).astype(bool), np.asarray(patients), np.eye(draws.shape[1])
+    positive, negative = one_hot[columns[truth]], one_hot[columns[~truth]]
     pairs = (draws @ positive.sum(0)) * (draws @ negative.sum(0))
     found = np.full((len(draws), scores.shape[1]), np.nan)
     for c in range(scores.shape[1]):
@@ -57,26 +80,67 @@ def auc_of_draws(labels: Sequence[int], scores: Array, places: Sequence[int], dr
 
 
 def lca(curve: Curve) -> float | None:
-    """Area under the learning curve: mean AUC over e = 1..E; None where the curve is not defined at some epoch."""
+    """Area under the learning curve: mean AUC over e = 1..E.
+
+    Parameters
+    ----------
+    curve : sequence of float or None
+        AUC at e = 0..E.
+
+    Returns
+    -------
+    float or None
+        None where the AUC of an epoch is undefined.
+    """
     counted = [value for value in curve[1:] if value is not None]
     return float(np.mean(counted)) if counted and len(counted) == len(curve) - 1 else None
 
 
 def epochs_to(curve: Curve, target: float) -> int | None:
-    """First epoch whose AUC is at least ``target``; None if there is none."""
+    """Find the first epoch whose AUC reaches a target.
+
+    Parameters
+    ----------
+    curve, target : sequence of float or None, float
+
+    Returns
+    -------
+    int or None
+    """
     return next((e for e, value in enumerate(curve) if value is not None and value >= target), None)
 
 
 def best_epoch(curve: Curve) -> int | None:
-    """The (first) epoch of the highest AUC; None where no epoch has one."""
+    """Find the first epoch with the highest AUC.
+
+    Parameters
+    ----------
+    curve : sequence of float or None
+
+    Returns
+    -------
+    int or None
+    """
     defined = [(value, -e) for e, value in enumerate(curve) if value is not None]
     return -max(defined)[1] if defined else None
 
 
 def welch(a: ArrayLike, b: ArrayLike) -> float:
-    """Two-sided p of Welch's test of two samples of unequal variance (Biometrika 1947), such as one score a seed.
+    """Two-sided p of Welch's test of two samples of unequal variance (Biometrika 1947).
 
-    DataError ``too-few-seeds`` with fewer than two numbers in either.
+    Parameters
+    ----------
+    a, b : array of float
+        Such as a score per seed.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    DataError
+        ``too-few-seeds`` with fewer than two numbers in either.
     """
     from scipy import stats
 

@@ -1,4 +1,4 @@
-"""BLEU-1..4, ROUGE-L and CIDEr of generated reports, equal to pycocoevalcap's.
+"""BLEU-1..4, ROUGE-L and CIDEr of drafts, equal to pycocoevalcap's, and how often drafts repeat each other.
 
 Scores are raw: BLEU and ROUGE-L in 0..1, CIDEr in 0..10. CIDEr weighs a phrase by its rarity in the corpus of
 references: it is 0 for a corpus of one report, and sites' values must not be pooled (average them, and say so).
@@ -17,13 +17,20 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtar_flare.core.errors import DataError
 
+__all__ = ["bleu_of_sums", "clean", "identical_share", "language_scores", "report_statistics"]
+
+MOST_REFERENCES = 500
+"""Most drafts and references that :func:`mismatched_share` compares, spread evenly over those given."""
+
 _N = 4  # longest n-gram
+_BLEU = tuple(f"bleu_{n}" for n in range(1, _N + 1))
 _ROUGE_BETA = 1.2
 _CIDER_SIGMA = 6.0
 # pycocoevalcap's guards against empty reports; they show in the scores of very short texts, so they belong to BLEU
@@ -46,9 +53,19 @@ Array = NDArray[np.float64]
 def clean(text: str) -> str:
     """Bring a report into the form that is scored: lower case, tokens separated by one space, ``.`` a token.
 
-    List numbers, underscores left by de-identification, quotes and all other punctuation go; the point or comma inside
-    a number and the hyphen inside a word stay.
+    List numbers, underscores left by de-identification, quotes and other punctuation are removed; the point or comma
+    within a number and the hyphen within a word stay.
 
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
     >>> clean("1. No   effusion.\\n2. Nodule (1.5 cm), well-defined; follow-up!")
     'no effusion . nodule 1.5 cm well-defined follow-up'
     """
@@ -61,93 +78,183 @@ def clean(text: str) -> str:
     return _FULL_STOPS.sub(". ", text).strip()
 
 
-def require_pairs(references: Sized, hypotheses: Sized) -> None:
-    """Raise DataError (``unequal-lengths``, ``no-reports``) unless each of some reports has its reference."""
-    if len(references) != len(hypotheses):
+def require_pairs(references: Sized, drafts: Sized) -> None:
+    """Raise DataError (``unequal-lengths``, ``no-reports``) unless there are drafts, each with its reference."""
+    if len(references) != len(drafts):
         raise DataError(
-            f"{len(references)} reference(s) but {len(hypotheses)} generated report(s): they must go in pairs",
+            f"{len(references)} reference(s) but {len(drafts)} draft(s): they must go in pairs",
             reason="unequal-lengths",
         )
     if not len(references):
         raise DataError("there is no report to score", reason="no-reports")
 
 
-def language_scores(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, float]:
-    """Raw ``bleu_1`` to ``bleu_4``, ``rouge_l`` and ``cider`` of N texts, which are cleaned first (:func:`clean`).
-
-    An empty hypothesis scores 0; all scores are finite. DataError: ``no-reports``, or ``unequal-lengths``.
-    """
-    return language_statistics(
-        [[clean(text).split()] for text in references], [clean(text).split() for text in hypotheses]
-    ).scores()
-
-
 @dataclass(frozen=True)
 class LanguageStatistics:
-    """What each of N reports adds to the corpus scores."""
+    """What each of N reports adds to the corpus scores; document frequencies of CIDEr are those of all N."""
 
     matches: Array
-    """(N, 4): n-grams of the hypothesis that a reference has too, clipped, n = 1..4."""
+    """(N, 4): n-grams of the draft that a reference has too, clipped, n = 1..4."""
     guesses: Array
-    """(N, 4): n-grams of the hypothesis."""
+    """(N, 4): n-grams of the draft."""
     hypothesis_length: Array
+    """(N,): tokens of the draft."""
     reference_length: Array
-    """(N,): tokens; of the reference nearest in length."""
+    """(N,): tokens of the reference nearest in length."""
     rouge_l: Array
+    """(N,): the report's own score, as is ``cider``."""
     cider: Array
-    """(N,): the report's own score; document frequencies are those of all N."""
-
-    def __len__(self) -> int:
-        return len(self.cider)
 
     def scores(self) -> dict[str, float]:
         """``bleu_1`` to ``bleu_4``, ``rouge_l``, ``cider`` of the corpus."""
-        every = np.ones((1, len(self)))
-        columns = (self.matches, self.guesses, self.hypothesis_length, self.reference_length)
-        bleu = bleu_of_sums(*(every @ column for column in columns))[0].tolist()
-        rouge_l, cider = (float((every @ column)[0] / len(self)) for column in (self.rouge_l, self.cider))
-        return {f"bleu_{n}": score for n, score in enumerate(bleu, start=1)} | {"rouge_l": rouge_l, "cider": cider}
+        every = np.ones((1, len(self.cider)))
+        lengths = every @ self.hypothesis_length, every @ self.reference_length
+        bleu = bleu_of_sums(every @ self.matches, every @ self.guesses, *lengths)[0].tolist()
+        scores = dict(zip(_BLEU, bleu, strict=True))
+        for name in ("rouge_l", "cider"):
+            scores[name] = float((every @ getattr(self, name))[0] / len(self.cider))
+        return scores
+
+
+def language_scores(references: Sequence[str], drafts: Sequence[str]) -> dict[str, float]:
+    """Score the language of N drafts as one corpus.
+
+    Parameters
+    ----------
+    references, drafts : sequence of str
+        Cleaned here (:func:`clean`). An empty draft scores 0.
+
+    Returns
+    -------
+    dict of str to float
+        Raw ``bleu_1`` to ``bleu_4``, ``rouge_l`` and ``cider``; all are finite.
+    """
+    return report_statistics(references, drafts).scores()
+
+
+def report_statistics(references: Sequence[str], drafts: Sequence[str]) -> LanguageStatistics:
+    """Clean N reports and take the statistics that their language scores follow from.
+
+    Parameters
+    ----------
+    references, drafts : sequence of str
+        In pairs, else DataError ``unequal-lengths`` or ``no-reports``.
+
+    Returns
+    -------
+    LanguageStatistics
+    """
+    return language_statistics([[clean(text).split()] for text in references], [clean(text).split() for text in drafts])
 
 
 def language_statistics(
-    references: Sequence[Sequence[Sequence[str]]], hypotheses: Sequence[Sequence[str]]
+    references: Sequence[Sequence[Sequence[str]]], drafts: Sequence[Sequence[str]]
 ) -> LanguageStatistics:
-    """Statistics of N tokenised reports, each with at least one reference.
+    """Statistics of N tokenised drafts, each with at least one reference.
 
     DataError: ``no-reports``, ``unequal-lengths``, ``no-reference``, or ``not-tokens`` (a text instead of tokens).
     """
-    require_pairs(references, hypotheses)
-    texts = list(zip(hypotheses, references, strict=True))
-    for i, (tokens, group) in enumerate(texts):
-        if isinstance(group, str) or isinstance(tokens, str) or any(isinstance(r, str) for r in group):
+    require_pairs(references, drafts)
+    matches, guesses, nearest, rouge_l, pairs = [], [], [], [], []
+    for i, (draft, group) in enumerate(zip(drafts, references, strict=True)):
+        if isinstance(group, str) or isinstance(draft, str) or any(isinstance(r, str) for r in group):
             raise DataError(f"report {i}: a text where a list of tokens belongs; split it first", reason="not-tokens")
         if not group:
             raise DataError(f"report {i} has no reference", reason="no-reference")
-    counted = [_ngrams(tokens) for tokens in hypotheses]
-    counted_references = [[_ngrams(tokens) for tokens in group] for group in references]
-    pairs = list(zip(counted, counted_references, strict=True))
+        own, others = _ngrams(draft), [_ngrams(reference) for reference in group]
+        pairs.append((own, others))
+        # a match counts at most as often as in the reference that has most of it
+        most = [functools.reduce(operator.or_, counts) for counts in zip(*others, strict=True)]
+        matches.append([(own[n] & most[n]).total() for n in range(_N)])
+        guesses.append([max(0, len(draft) - n) for n in range(_N)])
+        nearest.append(min((abs(len(reference) - len(draft)), len(reference)) for reference in group)[1])
+        rouge_l.append(_rouge_l(draft, group))
     return LanguageStatistics(
-        matches=np.array([_matches(own, group) for own, group in pairs], dtype=np.float64),
-        guesses=np.array([[max(0, len(h) - n) for n in range(_N)] for h in hypotheses], dtype=np.float64),
-        hypothesis_length=np.array([len(h) for h in hypotheses], dtype=np.float64),
-        reference_length=np.array(
-            [min((abs(len(r) - len(h)), len(r)) for r in group)[1] for h, group in texts], dtype=np.float64
-        ),
-        rouge_l=np.array([_rouge_l(h, group) for h, group in texts]),
+        matches=np.array(matches, dtype=np.float64),
+        guesses=np.array(guesses, dtype=np.float64),
+        hypothesis_length=np.array([*map(len, drafts)], dtype=np.float64),
+        reference_length=np.array(nearest, dtype=np.float64),
+        rouge_l=np.array(rouge_l),
         cider=_cider(pairs),
     )
 
 
-def bleu_of_sums(matches: Array, guesses: Array, hypothesis_length: Array, reference_length: Array) -> Array:
-    """Corpus BLEU-1..4 (..., 4) from counts (..., 4) and lengths (...) summed over reports, also of several sites.
+def bleu_of_sums(matches: Array, guesses: Array, draft_length: Array, reference_length: Array) -> Array:
+    """Corpus BLEU-1..4 from sums over reports, also of several sites.
 
     The geometric mean of clipped precisions times the brevity penalty (Papineni et al., 2002, Section 2.3).
+
+    Parameters
+    ----------
+    matches, guesses : ndarray of shape (..., 4)
+    draft_length, reference_length : ndarray of shape (...)
+
+    Returns
+    -------
+    ndarray of shape (..., 4)
     """
     precision = (matches + _TINY) / (guesses + _SMALL)
     bleu = np.cumprod(precision, axis=-1) ** (1 / np.arange(1, _N + 1))
-    ratio = (hypothesis_length + _TINY) / (reference_length + _SMALL)
+    ratio = (draft_length + _TINY) / (reference_length + _SMALL)
     brevity = np.exp(np.minimum(0.0, 1 - 1 / ratio))
     return np.asarray(bleu * brevity[..., None], dtype=np.float64)
+
+
+def identical_share(texts: Sequence[str]) -> float:
+    """Share of reports whose cleaned text occurs more than once.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        At least one, else DataError ``no-reports``.
+
+    Returns
+    -------
+    float
+        0 where all differ.
+    """
+    require_pairs(texts, texts)
+    counts = Counter(map(clean, texts))
+    return sum(count for count in counts.values() if count > 1) / len(texts)
+
+
+def mismatched_share(patients: Sequence[str], references: Sequence[str], drafts: Sequence[str]) -> float | None:
+    """Mean share of other patients' references that a draft fits better than its own reference.
+
+    0 is perfect, 0.5 is chance; None with a single patient. Fit is the Dice overlap of words and word pairs; a tie
+    counts half. DataError: ``no-reports``, or ``unequal-lengths``.
+    """
+    require_pairs(references, drafts)
+    require_pairs(patients, drafts)
+    chosen = np.unique(np.linspace(0, len(drafts) - 1, min(len(drafts), MOST_REFERENCES)).astype(int))
+    rows = [_grams(texts[i]) for texts in (drafts, references) for i in chosen]
+    grams = list(set().union(*rows))
+    column = dict(zip(grams, range(len(grams)), strict=True))
+    matrix = np.zeros((len(rows), len(column)), dtype=np.float32)
+    for i, row in enumerate(rows):
+        matrix[i, [*map(column.__getitem__, row)]] = 1
+    draft, reference = np.split(matrix, 2)
+    fit = 2 * (draft @ reference.T) / np.maximum(draft.sum(1)[:, None] + reference.sum(1)[None], 1)
+    own = np.diagonal(fit)[:, None]
+    names = np.array([str(patients[i]) for i in chosen])
+    others = names[:, None] != names[None]
+    if not others.any():
+        return None
+    better = ((fit > own) + 0.5 * (fit == own)) * others
+    counted = others.sum(1)
+    return float((better.sum(1)[counted > 0] / counted[counted > 0]).mean())
+
+
+def length_ratio(references: Sequence[str], drafts: Sequence[str]) -> float | None:
+    """Words of all drafts per word of the references; None where no reference has a word."""
+    require_pairs(references, drafts)
+    words, written = (len(" ".join(map(clean, texts)).split()) for texts in (references, drafts))
+    return written / words if words else None
+
+
+def _grams(text: str) -> set[tuple[str, ...]]:
+    words = clean(text).split()
+    return {*zip(words), *pairwise(words)}
 
 
 def _ngrams(tokens: Sequence[str]) -> list[Counts]:
@@ -155,17 +262,11 @@ def _ngrams(tokens: Sequence[str]) -> list[Counts]:
     return [Counter(zip(*(tokens[i:] for i in range(n)), strict=False)) for n in range(1, _N + 1)]
 
 
-def _matches(hypothesis: Sequence[Counts], references: Sequence[Sequence[Counts]]) -> list[int]:
-    """Per n, the n-grams found in a reference, each at most as often as in the reference that has most of it."""
-    most = (functools.reduce(operator.or_, counts) for counts in zip(*references, strict=True))
-    return [(own & others).total() for own, others in zip(hypothesis, most, strict=True)]
-
-
-def _rouge_l(hypothesis: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+def _rouge_l(draft: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """F-measure (beta 1.2) of the references' best precision and recall; as in pycocoevalcap, two empty texts agree."""
-    own = hypothesis or [""]
+    own = draft or [""]
     common = [(_lcs(reference or [""], own), max(1, len(reference))) for reference in references]
-    precision = max(length for length, _ in common) / len(own)
+    precision = max(common)[0] / len(own)
     recall = max(length / tokens for length, tokens in common)
     if not precision:
         return 0.0
@@ -193,18 +294,19 @@ def _cider(pairs: Sequence[tuple[list[Counts], list[list[Counts]]]]) -> Array:
     log_n = math.log(len(pairs))
     idf = {gram: log_n - math.log(count) for gram, count in frequency.items()}
     scores = []
-    for hypothesis, references in pairs:
-        norms = [_norm(counts, idf, log_n) for counts in hypothesis]
+    for draft, references in pairs:
         total = 0.0
         for reference in references:
             cosines = 0.0
-            for own, other, norm in zip(hypothesis, reference, norms, strict=True):
-                both = [gram for gram in own if gram in other]  # a set's order differs from process to process
-                dot = sum(min(own[gram], other[gram]) * other[gram] * idf[gram] ** 2 for gram in both)
+            for own, other in zip(draft, reference, strict=True):
+                dot = 0.0
+                for gram, count in own.items():  # not a set, whose order differs from process to process
+                    if gram in other:
+                        dot += min(count, other[gram]) * other[gram] * idf[gram] ** 2
                 if dot:  # then neither norm is 0
-                    cosines += dot / (norm * _norm(other, idf, log_n))
+                    cosines += dot / (_norm(own, idf, log_n) * _norm(other, idf, log_n))
             # pycocoevalcap takes a text's length in 2-grams
-            difference = sum(hypothesis[1].values()) - sum(reference[1].values())
+            difference = draft[1].total() - reference[1].total()
             total += cosines * math.exp(-(difference**2) / (2 * _CIDER_SIGMA**2))
         scores.append(10 * total / _N / len(references))
     return np.array(scores)
@@ -212,4 +314,4 @@ def _cider(pairs: Sequence[tuple[list[Counts], list[list[Counts]]]]) -> Array:
 
 def _norm(counts: Counts, idf: Mapping[tuple[str, ...], float], unseen: float) -> float:
     """Length of the tf-idf vector; an n-gram that no reference has weighs log N."""
-    return math.hypot(*(count * idf.get(gram, unseen) for gram, count in counts.items()))
+    return math.hypot(*[count * idf.get(gram, unseen) for gram, count in counts.items()])

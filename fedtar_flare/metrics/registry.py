@@ -1,15 +1,18 @@
-"""All scores of generated reports by name: how each is computed, shown and read."""
+"""All scores of drafts by name: how each is computed, rounded and shown."""
 
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 from fedtar_flare.data.minimum_cell import enough, round_loss, round_share, winsorised_mean
-from fedtar_flare.metrics.alarms import identical_share, length_ratio, mismatched_share
+from fedtar_flare.metrics.agreement import AVERAGES, METRICS, Average, Metric
 from fedtar_flare.metrics.grades import Part
-from fedtar_flare.metrics.label_scores import AVERAGES, METRICS, Average, Metric
-from fedtar_flare.metrics.reports import Reports
+from fedtar_flare.metrics.language import identical_share, length_ratio, mismatched_share
+from fedtar_flare.metrics.reports import Reports, accuracy, changing, efficacy, graded
+
+__all__ = ["EFFICACY", "SCORES", "scores_of"]
 
 LANGUAGE, FINDINGS, CONTENT = "Language", "Findings", "Classes, change and repetition"
 GRADES = "Findings against the reference"
@@ -17,32 +20,47 @@ GRADES = "Findings against the reference"
 
 @dataclass(frozen=True)
 class Score:
-    """One score, by its name in records and its label for people."""
+    """A score: its name in records, its label for people, and how it is computed and shown.
+
+    Attributes
+    ----------
+    name, label : str
+    function : callable
+        From :class:`Reports` to the raw value; None where it is undefined.
+    unit, scale, decimals : str, float, int
+        Of the value that people see, raw times ``scale``.
+    most : float
+        Largest raw value; none is below 0.
+    higher_is_better : bool, optional
+        None: the nearer to 1, the better.
+    by_step : bool
+        Whether it is computed at each time step too, and not only over all steps.
+    needs : str
+        What reports must have besides the texts: ``findings``, or the labels of the labeler of this name.
+    concerned : callable, optional
+        The patients that the value rests on, where these are not all. With fewer than a minimum cell it is None.
+    rounding : callable
+        Rounds the value, given the number of reports or patients that it rests on, and the minimum cell.
+    curve : bool
+        Whether a chart over rounds is drawn.
+    group : str
+        Scores of a group share a table; all of them are computed at each step, or none is.
+    """
 
     name: str
     label: str
     function: Callable[[Reports], float | None]
-    """From reports to the raw value; None where it is not defined for them."""
     unit: str = "x 100"
-    """Of the value as it is shown: raw times ``scale``, with ``decimals``."""
     scale: float = 100.0
     most: float = 1.0
-    """Largest raw value; none is below 0."""
     higher_is_better: bool | None = True
-    """None: the nearer to 1, the better."""
     decimals: int = 1
     by_step: bool = False
-    """Computed at each time step too, not over all steps alone."""
     needs: str = ""
-    """What reports must have besides the texts: ``findings``, or the labels of the labeler of this name."""
     concerned: Callable[[Reports], AbstractSet[str]] | None = None
-    """Patients on whose reports the value rests, where these are not all: without a minimum cell of them it is None."""
     rounding: Callable[[float, int, int], float] = round_share
-    """Of the value as it is reported, given how many reports or patients it rests on, and the minimum cell."""
     curve: bool = False
-    """A chart over rounds is drawn."""
     group: str = CONTENT
-    """Scores of one group share a table, and are computed at each step, or none of them is."""
 
 
 def _language(name: str, label: str, curve: bool = False, most: float = 1.0) -> Score:
@@ -56,7 +74,7 @@ def _findings(name: str, label: str, curve: bool = True) -> Score:
 
 
 def _graded(name: str, part: Part) -> Score:
-    concerned, of_part = partial(Reports.graded, part=part), partial(Reports.accuracy, part=part)
+    concerned, of_part = partial(graded, part=part), partial(accuracy, part=part)
     return Score(name, f"{part} right", of_part, unit="% of findings", concerned=concerned, group=GRADES)
 
 
@@ -66,14 +84,14 @@ EFFICACY: dict[str, tuple[str, Average, Metric, bool]] = {
     for average in AVERAGES
     for metric in METRICS
 }
-"""Clinical efficacy by name: labeler, average, metric, and whether what is uncertain counts as positive (RadBERT labels
-nothing as uncertain)."""
+"""Scores of clinical efficacy: name to labeler, average, metric, and whether uncertain labels count as positive
+(RadBERT gives none)."""
 
 
 def _efficacy(name: str, labeler: str, average: Average, metric: Metric, uncertain: bool) -> Score:
     model = {"chexbert": "CheXbert", "radbert": "RadBERT"}[labeler]
     how = f" (uncertain is {'positive' if uncertain else 'negative'})" if "uncertain" in name else ""
-    of = partial(Reports.efficacy, average=average, metric=metric, uncertain=uncertain)
+    of = partial(efficacy, average=average, metric=metric, uncertain=uncertain)
     label, group = f"{model} {average} {metric.replace('f1', 'F1')}{how}", f"Clinical efficacy by {model}{how}"
     return Score(name, label, of, needs=labeler, group=group)
 
@@ -90,7 +108,7 @@ SCORES = {
         Score(
             "token_loss",
             "token loss",
-            lambda r: winsorised_mean([*zip(r.patients, r.losses, strict=True)], r.least),
+            lambda r: winsorised_mean([*zip(r.patients, r.losses, strict=True)], r.min_cell),
             unit="nats per token",
             scale=1.0,
             most=1e4,
@@ -108,49 +126,49 @@ SCORES = {
         Score(
             "presence_f1",
             "presence F1",
-            lambda r: r.presence_f1,
-            concerned=lambda r: r.graded("presence"),
+            attrgetter("presence_f1"),
+            concerned=partial(graded, part="presence"),
             group=GRADES,
         ),
         _graded("side_accuracy", "side"),
         _graded("degree_accuracy", "degree"),
         _graded("change_accuracy", "change"),
-        Score("chexpert_rules_f1", "CheXpert classes F1 (rules)", lambda r: r.class_f1, needs="chexpert-rules"),
-        Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)", lambda r: r.class_f1, needs="ctrate-rules"),
+        Score("chexpert_rules_f1", "CheXpert classes F1 (rules)", attrgetter("class_f1"), needs="chexpert-rules"),
+        Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)", attrgetter("class_f1"), needs="ctrate-rules"),
         *(_efficacy(name, *one) for name, one in EFFICACY.items()),
         Score(
             "finding_change_micro_f1",
             "changes named F1",
-            lambda r: r.change_f1,
-            concerned=Reports.changing,
+            attrgetter("change_f1"),
+            concerned=changing,
             curve=True,
         ),
         Score(
             "contradictions",
             "contradictions between visits",
-            Reports.contradictions,
+            attrgetter("contradictions"),
             unit="% of claims",
             higher_is_better=False,
-            concerned=Reports.claiming,
+            concerned=lambda r: {patient for patient, _ in r.claims},
         ),
         Score(
             "identical_share",
             "identical reports",
-            lambda r: identical_share(r.generated),
+            lambda r: identical_share(r.drafts),
             unit="% of reports",
             higher_is_better=False,
         ),
         Score(
             "mismatched_share",
             "other references fit better",
-            lambda r: mismatched_share(r.patients, r.references, r.generated),
+            lambda r: mismatched_share(r.patients, r.references, r.drafts),
             unit="% of references",
             higher_is_better=False,
         ),
         Score(
             "length_ratio",
             "length ratio",
-            lambda r: length_ratio(r.references, r.generated) if r.has_words else None,
+            lambda r: length_ratio(r.references, r.drafts),
             unit="words per word",
             scale=1.0,
             most=1e4,
@@ -159,23 +177,31 @@ SCORES = {
         ),
     )
 }
-"""In the order in which they are shown."""
+"""All scores by name, in the order in which they are shown."""
 
 
-def scores_of(
-    reports: Reports, *, min_cell: int = 1, by_step: bool = False, n: int | None = None
-) -> dict[str, float | None]:
-    """Every score that these reports can have, by name; None where one is not defined, or rests on too few patients.
+def scores_of(reports: Reports, *, by_step: bool = False, n: int | None = None) -> dict[str, float | None]:
+    """Compute every score that these reports can have.
 
-    ``min_cell`` is the fewest distinct patients that a value may rest on, and decides how it is rounded
-    (:attr:`Score.rounding`); ``by_step`` selects :attr:`Score.by_step`; ``n`` is the number of reports that
-    is told, by default theirs.
+    Parameters
+    ----------
+    reports : Reports
+        Their ``min_cell`` is the fewest patients that a value may rest on, and decides how it is rounded.
+    by_step : bool
+        Only scores that are computed at each time step.
+    n : int, optional
+        Number of reports to round by; by default theirs.
+
+    Returns
+    -------
+    dict of str to float or None
+        By name; None where a score is undefined or rests on too few patients.
     """
-    available, found = {"", *reports.available}, {}
+    available, scores = {"", *reports.available}, {}
     for score in SCORES.values():
         if score.needs in available and (score.by_step or not by_step):
             concerned = reports.patients if score.concerned is None else score.concerned(reports)
-            value = score.function(reports) if enough(concerned, min_cell) else None
+            value = score.function(reports) if enough(concerned, reports.min_cell) else None
             count = n if n is not None and score.concerned is None else len(concerned)
-            found[score.name] = None if value is None else score.rounding(value, count, min_cell)
-    return found
+            scores[score.name] = None if value is None else score.rounding(value, count, reports.min_cell)
+    return scores

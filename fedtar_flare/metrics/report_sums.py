@@ -1,23 +1,28 @@
-"""What the rows of single reports (:func:`.learning.evaluation.report_rows`) add to a score, by patient or by study."""
+"""Scores as sums over patients or studies, from rows of single reports (:func:`.learning.evaluation.report_rows`)."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from fedtar_flare.metrics.label_scores import CERTAIN, CERTAIN_OR_NOT, Average, Metric, label_counts
+from fedtar_flare.metrics.agreement import CERTAIN, CERTAIN_OR_NOT, Average, Metric, label_counts
+from fedtar_flare.metrics.labeler import classes_of
 from fedtar_flare.metrics.language import LanguageStatistics
 from fedtar_flare.metrics.registry import EFFICACY
-from fedtar_flare.metrics.report_labels import classes_of
 from fedtar_flare.metrics.significance import PatientSums, bleu_score, f1_score, label_score, mean_score
 
+__all__ = ["Row", "SUMS", "SumsOf", "Units", "finding_f1"]
+
 Row = Mapping[str, Any]
+"""A report with its scores."""
 Units = Literal["patients", "studies"]
+"""What is drawn in a bootstrap."""
 SumsOf = Callable[..., PatientSums | None]
+"""From rows, and by what they are drawn (patients by default), to their sums; None where no row has the score."""
 
 
 def _drawn(rows: Sequence[Row], units: Units) -> list[tuple[str, ...]]:
-    """What is drawn, of each row: its patient, or its study."""
+    """The patient or study of each row."""
     keys = ("site", "patient_id", "visit_id")[: 2 if units == "patients" else 3]
     return [tuple(str(row.get(key)) for key in keys) for row in rows]
 
@@ -39,21 +44,34 @@ def _bleu(n: int) -> SumsOf:
     return bleu
 
 
-def finding_f1(there: str, named: str, names: Collection[str] | None = None) -> SumsOf:
-    """F1 of what is there and what a report names, two columns of a row; None where no report has them."""
+def finding_f1(truth: str, named: str, findings: Collection[str] | None = None) -> SumsOf:
+    """Make the F1 of two columns of findings or changes.
+
+    Parameters
+    ----------
+    truth, named : str
+        Columns: the truth, and the draft's.
+    findings : collection of str, optional
+        By default all.
+
+    Returns
+    -------
+    SumsOf
+    """
 
     def f1(rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
-        known = [row for row in rows if row.get(there) is not None]
-        sides = [[{tuple(x) if isinstance(x, list) else x for x in row[k]} for row in known] for k in (there, named)]
-        truth, found = ([one if names is None else one & set(names) for one in side] for side in sides)
-        counts = np.array([(len(a & b), len(b), len(a)) for a, b in zip(truth, found, strict=True)]).T
-        return f1_score(_drawn(known, units), *counts) if known else None
+        known, counts = [row for row in rows if row.get(truth) is not None], []
+        for row in known:
+            sides = [{tuple(x) if isinstance(x, list) else x for x in row[column]} for column in (truth, named)]
+            actual, found = sides if findings is None else [side & set(findings) for side in sides]
+            counts.append((len(actual & found), len(found), len(actual)))
+        return f1_score(_drawn(known, units), *np.array(counts).T) if known else None
 
     return f1
 
 
 def _labels(labeler: str, average: Average, metric: Metric, uncertain: bool = False) -> SumsOf:
-    """Agreement of the labels that a labeler reads off both texts of a row; None where no report has them."""
+    """Agreement of a labeler's labels of both texts."""
 
     def labels(rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
         known = [row for row in rows if labeler in row.get("labels", ())]
@@ -75,4 +93,4 @@ SUMS: dict[str, SumsOf] = {
     "ctrate_rules_f1": _labels("ctrate-rules", "micro", "f1"),
     **{name: _labels(*one) for name, one in EFFICACY.items()},
 }
-"""What rows add to a score, by the score's name in the registry."""
+"""By the score's name in the registry."""

@@ -1,4 +1,4 @@
-"""What is denied and what is doubted in a sentence: cues and their reach, after NegEx (Chapman et al., 2001)."""
+"""Which words of a sentence are denied or doubted: cues and their reach, after NegEx (Chapman et al., 2001)."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -8,7 +8,7 @@ from fedtar_flare.metrics.sentences import Match, Phrasebook, phrases
 
 
 class Cue(Enum):
-    """What a phrase does to the words around it."""
+    """The effect of a phrase on the words around it."""
 
     DENIES_AFTER = 1
     DENIES_BEFORE = 2
@@ -33,7 +33,7 @@ _ALTERNATIVES = frozenset({"or", "nor", "and/or"})
 
 
 class Scopes(NamedTuple):
-    """Per word of a sentence, whether it is denied or doubted by what stands before it, or after it."""
+    """Per word of a sentence, whether a cue before it (left) or after it (right) denies or doubts it."""
 
     denied_from_left: list[bool]
     denied_from_right: list[bool]
@@ -45,6 +45,7 @@ class Scopes(NamedTuple):
         return self.denied_from_left[end - 1] or self.denied_from_right[start]
 
     def doubted(self, start: int, end: int) -> bool:
+        """The same for a doubt."""
         return self.doubted_from_left[end - 1] or self.doubted_from_right[start]
 
 

@@ -9,8 +9,11 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+import yaml
+
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import read_yaml
+
+__all__ = ["sentences"]
 
 Tag = TypeVar("Tag")
 
@@ -27,10 +30,19 @@ _TOKEN = re.compile(r"\d+(?:[.,]\d+)+|[^\W_]+(?:'[^\W_]+)?|\n\s*\n|\n\s*(?=\d+[.
 
 
 def sentences(text: str) -> Iterator[list[str]]:
-    """Yield the lower-case words and the marks ``, : ( ) ?`` of each sentence.
+    """Split a report into sentences and words.
 
     A sentence ends at ``. ; !``, a quote, a bullet, a blank line, a line with a list mark, and after ``?``. Hyphens and
     slashes separate words; the point in a number does not end a sentence.
+
+    Parameters
+    ----------
+    text : str
+
+    Yields
+    ------
+    list of str
+        Lower-case words and the marks ``, : ( ) ?`` of each sentence.
     """
     words: list[str] = []
     previous = ""
@@ -56,7 +68,7 @@ class Match(NamedTuple, Generic[Tag]):
 
 
 class _Node(Generic[Tag]):
-    """A place in the tree of phrases: what may come next, and the tags of the phrases that end here."""
+    """A node in the tree of phrases: the words that may follow, and the tags of the phrases that end here."""
 
     __slots__ = ("exact", "gaps", "lengths", "stems", "tags")
 
@@ -73,11 +85,12 @@ class _Node(Generic[Tag]):
             return self.gaps.setdefault(_GAPS[part], _Node())
         if part.endswith("*"):
             node = self.stems.setdefault(part[:-1], _Node())
-            self.lengths = tuple(sorted({len(stem) for stem in self.stems}))
+            self.lengths = tuple(sorted(set(map(len, self.stems))))
             return node
         return self.exact.setdefault(part, _Node())
 
     def after(self, word: str) -> Sequence[_Node[Tag]]:
+        """The nodes behind a word."""
         found = [self.exact[word]] if word in self.exact else []
         for length in self.lengths:
             if word[:length] in self.stems and len(word) >= length:
@@ -101,7 +114,7 @@ class Phrasebook(Generic[Tag]):
                 raise ConfigError(f"phrase {phrase!r}: it must begin and end with a word, not with a gap")
             nodes = [self._root]
             for part in parts:
-                nodes = [node.add(word) for node in nodes for word in part.split("|")]
+                nodes = [node.add(word) for node in nodes for word in part.split("|")]  # every alternative
             for node in nodes:
                 node.tags.append(tag)
         self._beginnings = lru_cache(maxsize=20_000)(self._root.after)
@@ -110,16 +123,16 @@ class Phrasebook(Generic[Tag]):
         """Every occurrence of every phrase, from left to right; they may overlap. A gap is as short as it can be."""
         found = []
         for start, word in enumerate(words):
-            places = [(node, start + 1) for node in self._beginnings(word)]
+            states = [(node, start + 1) for node in self._beginnings(word)]
             ends: dict[_Node[Tag], int] = {}
-            while places:
-                node, i = places.pop()
+            while states:
+                node, i = states.pop()
                 if node.tags:
                     ends[node] = min(i, ends.get(node, i))
                 if i < len(words):
-                    places += [(following, i + 1) for following in node.after(words[i])]
+                    states += [(following, i + 1) for following in node.after(words[i])]
                     for gap, behind in node.gaps.items():
-                        places += _over(gap, behind, words, i)
+                        states += _over(gap, behind, words, i)
             found += [Match(start, end, tag) for node, end in ends.items() for tag in node.tags]
         return found
 
@@ -134,22 +147,22 @@ class Phrasebook(Generic[Tag]):
 
 def listed(table: str) -> tuple[str, ...]:
     """Phrases of a table, which separates them by commas."""
-    return tuple(phrase for phrase in (" ".join(part.split()) for part in table.split(",")) if phrase)
+    return tuple(filter(None, [" ".join(part.split()) for part in table.split(",")]))
 
 
 @cache
 def phrases(kind: str) -> dict[str, tuple[str, ...]]:
     """The tables of one kind in ``phrases.yaml``, by name."""
-    file = read_yaml(Path(__file__).with_name("phrases.yaml"), "tables of phrases")
+    file = yaml.safe_load(Path(__file__).with_name("phrases.yaml").read_text(encoding="utf-8"))
     return {name: listed(table.format_map(file["names"])) for name, table in file[kind].items()}
 
 
 def _over(gap: int, behind: _Node[Tag], words: Sequence[str], i: int) -> list[tuple[_Node[Tag], int]]:
-    """Places behind a gap that begins at word i."""
+    """Nodes behind a gap that begins at word i, each with the next word."""
     barriers = _NO_GAP if gap == GAP else _NO_WIDE_GAP
-    places = []
+    states = []
     for j in range(i, min(i + gap + 1, len(words))):
-        places += [(node, j + 1) for node in behind.after(words[j])]
+        states += [(node, j + 1) for node in behind.after(words[j])]
         if words[j] in barriers:
             break
-    return places
+    return states

@@ -1,8 +1,8 @@
 """Intervals and tests for scores of reports, over patients and over seeds.
 
-A patient's reports are not independent, so patients are what is drawn. Of each patient only sums are kept, from which
-the score of any set of patients follows: a few numbers per patient instead of texts. Replicates are rows of weights and
-one matrix product, which takes a fifth of the time of ``scipy.stats.permutation_test`` on the same sums.
+A patient's reports are not independent, so patients are drawn. Of each patient only sums are kept, from which the score
+of any set of patients follows: a few numbers per patient instead of texts. Replicates are rows of weights and one
+matrix product, which takes a fifth of the time of ``scipy.stats.permutation_test`` on the same sums.
 
 References
 ----------
@@ -22,25 +22,49 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtar_flare.core.errors import DataError
-from fedtar_flare.metrics.label_scores import Average, LabelCounts, Metric
+from fedtar_flare.metrics.agreement import Average, LabelCounts, Metric
 from fedtar_flare.metrics.language import LanguageStatistics, bleu_of_sums
+
+__all__ = [
+    "Interval",
+    "PatientSums",
+    "SEED",
+    "against_others",
+    "compare",
+    "holm",
+    "interval",
+    "kappa_score",
+    "label_score",
+    "mean_score",
+    "over_seeds",
+]
 
 Array = NDArray[np.float64]
 Key = TypeVar("Key")
 Score = Callable[[Array], Array]
-"""Scores (R,) of sums (R, K); nan where a score is not defined."""
+"""From sums (R, K) to scores (R,); nan where a score is undefined."""
 
 REPLICATES = 5_000
 CONFIDENCE = 0.95
 SEED = 20_240_229
+"""Of all draws."""
 _CELLS = 2_000_000  # numbers drawn at a time
 
 
 @dataclass(frozen=True)
 class PatientSums:
-    """What each of P patients adds to a corpus: ``sums`` (P, K).
+    """What each of P patients adds to a score of the corpus.
 
-    DataError: ``no-reports`` without any patient; ``unusable-sums`` where a sum is not finite or the shape wrong.
+    Attributes
+    ----------
+    patients, sums : tuple, ndarray of shape (P, K)
+    score : callable
+        From sums (R, K) to scores (R,); nan where undefined.
+
+    Raises
+    ------
+    DataError
+        ``no-reports`` without any patient; ``unusable-sums`` where a sum is not finite or the shape is wrong.
     """
 
     patients: tuple[Any, ...]
@@ -60,16 +84,22 @@ class PatientSums:
         return len(self.patients)
 
     def value(self) -> float:
-        """The score of all patients."""
+        """Score all patients together.
+
+        Returns
+        -------
+        float
+        """
         return float(self.score(self.sums.sum(axis=0, keepdims=True))[0])
 
+    @property
     def of_each(self) -> Array:
-        """The score of each patient alone, (P,)."""
+        """The score of each single patient, (P,)."""
         return self.score(self.sums)
 
 
 def patient_sums(patients: Sequence[Any], reports: ArrayLike, score: Score) -> PatientSums:
-    """Sums of ``reports`` (N, K) by patient; ``patients`` (N,) says whose each is. DataError ``unequal-lengths``."""
+    """Sums of ``reports`` (N, K) by patient, given the patient of each (N,). DataError ``unequal-lengths``."""
     rows = np.asarray(reports, dtype=np.float64)
     if rows.ndim != 2 or len(rows) != len(patients):
         raise DataError(
@@ -84,20 +114,40 @@ def patient_sums(patients: Sequence[Any], reports: ArrayLike, score: Score) -> P
 
 
 def mean_score(patients: Sequence[Any], values: ArrayLike) -> PatientSums:
-    """Mean over reports of one number each, (N,): ROUGE-L, CIDEr with fixed document frequencies, an example's F1."""
+    """Prepare a mean over reports, such as ROUGE-L or CIDEr with fixed document frequencies.
+
+    Parameters
+    ----------
+    patients, values : sequence of length N, array of shape (N,)
+        The patient and the value of each report.
+
+    Returns
+    -------
+    PatientSums
+    """
     column = np.asarray(values, dtype=np.float64)
     return patient_sums(patients, np.stack([column, np.ones_like(column)], axis=1), _ratio)
 
 
-def f1_score(patients: Sequence[Any], hits: ArrayLike, named: ArrayLike, there: ArrayLike) -> PatientSums:
-    """Micro F1, 2 hits / (named + there), from counts per report, (N,)."""
-    two_hits, total = 2 * np.asarray(hits), np.asarray(named) + np.asarray(there)
+def f1_score(patients: Sequence[Any], hits: ArrayLike, named: ArrayLike, actual: ArrayLike) -> PatientSums:
+    """Micro F1, 2 hits / (named + actual), from counts per report, (N,)."""
+    two_hits, total = 2 * np.asarray(hits), np.asarray(named) + np.asarray(actual)
     return patient_sums(patients, np.stack([two_hits, total], axis=1), _ratio)
 
 
 def label_score(patients: Sequence[Any], counts: LabelCounts, average: Average, metric: Metric) -> PatientSums:
-    """Precision, recall or F1 of labels, as :meth:`.LabelCounts.averages` has them; nan where nothing is positive."""
-    parts = [*counts.parts(metric), counts.there + counts.named]
+    """Prepare precision, recall or F1 of labels, as in :meth:`.LabelCounts.averages`; nan where nothing is positive.
+
+    Parameters
+    ----------
+    patients, counts : sequence of length N, LabelCounts of N reports
+    average, metric : {"micro", "macro", "example"}, {"precision", "recall", "f1"}
+
+    Returns
+    -------
+    PatientSums
+    """
+    parts = [*counts.parts(metric), counts.actual + counts.named]
     if average != "macro":
         parts = [part.sum(axis=1, keepdims=True) for part in parts]
     if average == "example":
@@ -122,13 +172,22 @@ def bleu_score(patients: Sequence[Any], statistics: LanguageStatistics, n: int =
 
 
 def kappa_score(patients: Sequence[Any], codes: ArrayLike, kinds: int) -> PatientSums:
-    """Cohen's kappa of two readers, Fleiss's of more; nan where all said one and the same of everything.
+    """Prepare Cohen's kappa of two readers, or Fleiss's of more; nan where all answers are the same.
 
-    ``codes`` (N, R) are what R >= 2 readers said of N items, whole numbers below ``kinds``.
+    Parameters
+    ----------
+    patients, codes : sequence of length N, array of shape (N, R)
+        Answers of R >= 2 readers about N items, as whole numbers below ``kinds``.
+    kinds : int
+        Possible answers.
+
+    Returns
+    -------
+    PatientSums
     """
-    said = np.eye(kinds)[np.asarray(codes, dtype=int)]  # (N, R, kinds)
-    items, readers, _ = said.shape
-    same = said.sum(axis=1)
+    answers = np.eye(kinds)[np.asarray(codes, dtype=int)]  # (N, R, kinds)
+    items, readers, _ = answers.shape
+    same = answers.sum(axis=1)
     agreed = (same * (same - 1)).sum(axis=1, keepdims=True) / (readers * (readers - 1))
 
     def score(sums: Array) -> Array:
@@ -137,7 +196,7 @@ def kappa_score(patients: Sequence[Any], codes: ArrayLike, kinds: int) -> Patien
         expected = (of_reader.prod(axis=0) if readers == 2 else of_reader.mean(axis=0) ** 2).sum(axis=0)
         return np.where(expected < 1 - 1e-12, (observed - expected) / np.maximum(1 - expected, 1e-12), np.nan)
 
-    columns = [agreed, np.ones((items, 1)), said.reshape(items, -1)]
+    columns = [agreed, np.ones((items, 1)), answers.reshape(items, -1)]
     return patient_sums(patients, np.concatenate(columns, axis=1), score)
 
 
@@ -147,7 +206,12 @@ def _ratio(sums: Array) -> Array:
 
 
 class Interval(NamedTuple):
-    """A value with its percentile interval."""
+    """A value with the ends of its percentile interval.
+
+    Attributes
+    ----------
+    value, low, high : float
+    """
 
     value: float
     low: float
@@ -170,11 +234,21 @@ class Comparison(NamedTuple):
 def compare(a: Sequence[PatientSums], b: Sequence[PatientSums], *, higher_is_better: bool = True) -> Comparison:
     """Compare two systems on the same patients, seed by seed: each replicate draws the same patients for both.
 
-    The interval is :func:`over_seeds`'; all else is of the patients of all seeds together.
-    ``p`` is that of a paired permutation test: under the null hypothesis each patient's results may be exchanged
-    between the systems. All 2^P exchanges are tried where they are no more than :data:`REPLICATES`; else as many random
-    ones, with p = (1 + at least as extreme) / (1 + tried). ``higher_is_better`` decides which system wins a
-    patient or a replicate. DataError as :func:`over_seeds` raises it.
+    The interval is that of :func:`over_seeds`; the rest is over the patients of all seeds together. ``p`` is that of a
+    paired permutation test: under the null hypothesis each patient's results may be exchanged between the systems. All
+    2^P exchanges are tried where they are no more than :data:`REPLICATES`; else as many random ones, with p = (1 + at
+    least as extreme) / (1 + tried).
+
+    Parameters
+    ----------
+    a, b : sequence of PatientSums
+        A run per seed; errors are those of :func:`over_seeds`.
+    higher_is_better : bool
+        Decides which system wins a patient or a replicate.
+
+    Returns
+    -------
+    Comparison
     """
     value, drawn = _over_seeds(a, b, REPLICATES)
     one, other = _pooled(a), _pooled(b)
@@ -184,7 +258,7 @@ def compare(a: Sequence[PatientSums], b: Sequence[PatientSums], *, higher_is_bet
         return float(((gains > 0) + 0.5 * (gains == 0)).mean())
 
     p = _permutation_p(one, other, one.value() - other.value())
-    return Comparison(interval(value, drawn), p, won(one.of_each() - other.of_each()), won(drawn))
+    return Comparison(interval(value, drawn), p, won(one.of_each - other.of_each), won(drawn))
 
 
 def _pooled(runs: Sequence[PatientSums]) -> PatientSums:
@@ -209,21 +283,40 @@ def _permutation_p(a: PatientSums, b: PatientSums, observed: float) -> float:
 
 
 def against_others(of: PatientSums, members: ArrayLike) -> float:
-    """Two-sided p of a group's score against all others', by a permutation test of who the members (P,) are.
+    """Test a group's score against that of all others, by a permutation of who belongs to the group.
 
-    As many are drawn as there are; nan where a score is not defined.
+    Parameters
+    ----------
+    of, members : PatientSums, array of shape (P,)
+        ``members`` has 1 for the group's patients, else 0.
+
+    Returns
+    -------
+    float
+        Two-sided p; nan where a score is undefined.
     """
     group, generator = np.asarray(members, dtype=np.float64)[None], np.random.default_rng((SEED, 5))
     drawn = (generator.permuted(group.repeat(rows, axis=0), axis=1) for rows in _parts(len(of), REPLICATES))
     scores = [of.score(one @ of.sums) - of.score((1 - one) @ of.sums) for one in chain([group], drawn)]
-    found = np.abs(np.concatenate(scores))
-    return float((~(found < found[0] - 1e-12)).mean()) if np.isfinite(found[0]) else float("nan")
+    gaps = np.abs(np.concatenate(scores))
+    return float((~(gaps < gaps[0] - 1e-12)).mean()) if np.isfinite(gaps[0]) else float("nan")
 
 
 def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
-    """p values of several tests, corrected after Holm: sorted upwards, the i-th of m is p (m - i + 1), never falling.
+    """Correct the p values of several tests after Holm: sorted upwards, the i-th of m is p (m - i + 1), never falling.
 
-    DataError ``unusable-p`` for a value outside 0..1.
+    Parameters
+    ----------
+    p_values : mapping
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    DataError
+        ``unusable-p`` for a value outside 0..1.
     """
     if not all(0 <= p <= 1 for p in p_values.values()):
         raise DataError(f"p values must lie in 0..1; got {dict(p_values)}", reason="unusable-p")
@@ -237,11 +330,20 @@ def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
 def over_seeds(
     runs: Sequence[PatientSums], against: Sequence[PatientSums] | None = None, *, replicates: int = REPLICATES
 ) -> Interval:
-    """Mean score over seeds, or mean difference to the runs ``against`` (seed by seed), with a hierarchical interval.
+    """Mean score over seeds, or mean difference to other runs, with a hierarchical interval.
 
     A replicate draws as many seeds as there are, with replacement, then patients. Seeds that share their patients share
-    the draw: patients that are hard are hard for all. Otherwise each drawn seed draws patients of its own. DataError:
-    ``no-reports`` without any run; ``unequal-lengths`` or ``unequal-patients`` for runs not in pairs.
+    the draw, since a patient who is hard for one is hard for all. Otherwise each drawn seed draws its own patients.
+
+    Parameters
+    ----------
+    runs, against : sequence of PatientSums
+        A run per seed, in pairs, else DataError ``no-reports``, ``unequal-lengths`` or ``unequal-patients``.
+    replicates : int
+
+    Returns
+    -------
+    Interval
     """
     return interval(*_over_seeds(runs, against, replicates))
 
@@ -306,7 +408,18 @@ def _parts(patients: int, replicates: int) -> Iterator[int]:
 
 
 def interval(value: float, replicates: Array) -> Interval:
-    """A value with the percentiles of its replicates (R,), of those that are defined; nan without any."""
+    """Give a value its percentile interval.
+
+    Parameters
+    ----------
+    value, replicates : float, ndarray of shape (R,)
+        Undefined replicates are left out.
+
+    Returns
+    -------
+    Interval
+        Ends are nan where no replicate is defined.
+    """
     defined = replicates[np.isfinite(replicates)]
     if not len(defined) or not np.isfinite(value):
         return Interval(value, float("nan"), float("nan"))

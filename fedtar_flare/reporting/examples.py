@@ -25,7 +25,7 @@ from fedtar_flare.data.cohort import Modality
 from fedtar_flare.imaging.thumbnails import png_address
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.metrics.grades import PARTS, Grade, grade
-from fedtar_flare.metrics.report_labels import rules_for
+from fedtar_flare.metrics.labeler import rules_for
 from fedtar_flare.reporting.groups import GroupScore
 from fedtar_flare.reporting.render import render
 

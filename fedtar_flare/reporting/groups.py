@@ -10,8 +10,8 @@ import numpy as np
 
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.imaging.readers.dicom_tags import first, headers
-from fedtar_flare.metrics.label_scores import label_counts
-from fedtar_flare.metrics.report_labels import classes_of, rules_for
+from fedtar_flare.metrics.agreement import label_counts
+from fedtar_flare.metrics.labeler import classes_of, rules_for
 from fedtar_flare.metrics.significance import against_others, holm, label_score, mean_score
 
 AGES = ((0, 40, "under 40"), (40, 60, "40 to 59"), (60, 80, "60 to 79"), (80, 131, "80 and older"))

@@ -7,8 +7,8 @@ from functools import cache
 
 from fedtar_flare.metrics.grades import Statement, statements
 from fedtar_flare.metrics.labeler import Direction, Observation, RuleLabeler
+from fedtar_flare.metrics.qualifiers import FindingChange
 from fedtar_flare.metrics.sentences import sentences
-from fedtar_flare.metrics.temporal import FindingChange
 from fedtar_flare.synthetic.course import PlannedVisit
 from fedtar_flare.synthetic.reports import Change
 from fedtar_flare.synthetic.styles import GENERIC, STYLES

@@ -11,7 +11,7 @@ from labelers import WORDS, published
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.report_labeler import ReportLabeler, import_labeler
-from fedtar_flare.metrics.report_labels import classes_of
+from fedtar_flare.metrics.labeler import classes_of
 from fedtar_flare.site.site_file import read_site_file
 
 TEXTS = ["No effusion.", "Small\n  effusion. " * 400, "", "heart", "small heart small heart"]

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtar_flare.metrics.alarms import MOST_REFERENCES, alarms, identical_share, length_ratio, mismatched_share
+from fedtar_flare.metrics.alarms import alarms
+from fedtar_flare.metrics.language import MOST_REFERENCES, identical_share, length_ratio, mismatched_share
 
 WORDS = ["lung", "heart", "effusion", "nodule", "clear", "small", "left", "right", "edema", "no", "mild", "stable"]
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from test_registry import reports
 
 from fedtar_flare.metrics.grades import DEGREES, PARTS, grade, statements
+from fedtar_flare.metrics.labeler import rule_labeler
 from fedtar_flare.metrics.registry import scores_of
-from fedtar_flare.metrics.report_labels import rule_labeler
 from fedtar_flare.synthetic.reading import kind_labeler
 from fedtar_flare.synthetic.reports import State, write_report
 from fedtar_flare.synthetic.styles import GENERIC, STYLES
@@ -113,8 +113,8 @@ def test_of_any_texts_presence_is_symmetric_and_a_text_agrees_with_itself(one, o
 
 def test_scores_are_shares_of_what_is_graded_and_rest_on_enough_patients():
     large = [("p", 0, "Small left effusion, new.", "Large left effusion, new. Cardiomegaly.")]
-    rows = [*large, ("q", 0, "Mild edema.", "Mild edema."), ("r", 0, "Clear.", "Clear.")]
-    found = {cell: scores_of(reports(rows), min_cell=cell) for cell in (1, 2)}
+    rows = [*large, ("q", 0, "Mild effusion.", "Mild effusion."), ("r", 0, "Clear.", "Clear.")]
+    found = {cell: scores_of(reports(rows, min_cell=cell)) for cell in (1, 2)}
     names = ("presence_f1", "side_accuracy", "degree_accuracy", "change_accuracy")
     assert [found[1][name] for name in names] == [pytest.approx(4 / 5), 1.0, 0.5, 1.0]
     assert [found[2][name] for name in names] == [1.0, None, 0.5, None]  # shares of two patients' reports are halves

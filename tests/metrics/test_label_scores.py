@@ -6,9 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from fedtar_flare.metrics.clinical import finding_counts, finding_f1, known_and_new
-from fedtar_flare.metrics.label_scores import CERTAIN_OR_NOT, label_code, label_counts
-from fedtar_flare.metrics.report_labels import report_labels
+from fedtar_flare.metrics.agreement import (
+    CERTAIN_OR_NOT,
+    finding_counts,
+    finding_f1,
+    known_and_new,
+    label_code,
+    label_counts,
+)
+from fedtar_flare.metrics.labeler import report_labels
 from fedtar_flare.metrics.significance import label_score
 
 CLASSES = ("a", "b", "c")

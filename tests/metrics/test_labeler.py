@@ -10,9 +10,8 @@ from labeled_sentences import SENTENCES, expected
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.metrics import sentences as sentences_module
-from fedtar_flare.metrics.label_scores import label_code, label_counts
-from fedtar_flare.metrics.labeler import Observation, RuleLabeler
-from fedtar_flare.metrics.report_labels import rule_labeler
+from fedtar_flare.metrics.agreement import label_code, label_counts
+from fedtar_flare.metrics.labeler import Observation, RuleLabeler, rule_labeler
 from fedtar_flare.metrics.sentences import GAP, Phrasebook, sentences
 from fedtar_flare.synthetic.reports import State, write_report
 from fedtar_flare.synthetic.styles import STYLES

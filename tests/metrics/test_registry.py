@@ -12,10 +12,10 @@ VISITS = [  # patient, time, reference, generated
 ]
 
 
-def reports(visits=VISITS, rules="chexpert-rules", known=None, changes=(), claimed=()):
+def reports(visits=VISITS, rules="chexpert-rules", known=None, changes=(), draft_changes=(), min_cell=1):
     n, nothing = len(visits), [frozenset()] * len(visits)
-    sets = (changes or nothing, claimed or nothing, nothing, nothing)
-    return Reports(*zip(*visits, strict=True), rules, [1.0] * n, *sets, known=known)
+    sets = (changes or nothing, draft_changes or nothing, nothing, nothing)
+    return Reports(*zip(*visits, strict=True), rules, [1.0] * n, *sets, known=known, min_cell=min_cell)
 
 
 @pytest.mark.parametrize("rules", ["chexpert-rules", "ctrate-rules"])
@@ -29,7 +29,7 @@ def test_every_score_is_computed_where_the_reports_have_what_it_needs(rules, kno
 
 def test_values_by_hand():
     said = frozenset({("Pleural Effusion", "unchanged")})
-    scores = scores_of(reports(changes=[said] * 3, claimed=[frozenset(), said, frozenset()]))
+    scores = scores_of(reports(changes=[said] * 3, draft_changes=[frozenset(), said, frozenset()]))
     assert scores["finding_change_micro_f1"] == pytest.approx(0.5)
     assert scores["chexpert_rules_f1"] == pytest.approx(2 / 3) and scores["contradictions"] == 1.0
     assert (scores["token_loss"], scores["length_ratio"]) == (1.0, 1.0)
@@ -37,8 +37,7 @@ def test_values_by_hand():
 
 def test_a_value_that_rests_on_fewer_patients_than_a_cell_is_none():
     said = frozenset({("Pleural Effusion", "unchanged")})
-    several = reports(changes=[frozenset(), said, said])
-    values = {n: scores_of(several, min_cell=n) for n in (1, 2, 3)}
+    values = {n: scores_of(reports(changes=[frozenset(), said, said], min_cell=n)) for n in (1, 2, 3)}
     assert [values[n]["contradictions"] for n in values] == [1.0, None, None]  # p's reports alone claim anything
     assert [values[n]["finding_change_micro_f1"] for n in values] == [0.0, 0.0, None]
 

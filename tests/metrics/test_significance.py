@@ -53,7 +53,7 @@ def test_ratio_scores_are_those_of_the_drawn_corpus():
         alone = language_statistics(
             [[r] for i, r in enumerate(references) if i % 11 == 4], [h for i, h in enumerate(hypotheses) if i % 11 == 4]
         )
-        assert bleu.of_each()[4] == pytest.approx(alone.scores()[f"bleu_{n}"])
+        assert bleu.of_each[4] == pytest.approx(alone.scores()[f"bleu_{n}"])
         interval = over_seeds([bleu], replicates=500)
         assert interval.low <= interval.value <= interval.high
 

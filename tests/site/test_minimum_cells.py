@@ -15,9 +15,9 @@ from fedtar_flare.data.minimum_cell import round_share, winsorised_mean
 from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.learning.config import DataConfig
-from fedtar_flare.learning.evaluation import cells
+from fedtar_flare.learning.evaluation import site_scores
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.metrics.reports import Labelled
+from fedtar_flare.metrics.reports import TextLabeler
 
 START = datetime(2020, 1, 1)
 TEXTS = ("Stable nodule.", "New effusion.", "The effusion has increased.", "Clear lungs.")
@@ -96,7 +96,7 @@ def test_scores_tell_of_enough_patients_alone_and_no_total_tells_a_blank(numbers
     if not samples:
         return
     texts = [TEXTS[len(s.visit.report) % 4] for s in samples]
-    found = cells(samples, texts, [1.0] * len(samples), 3, least)
+    found = site_scores(samples, texts, [1.0] * len(samples), 3, least)
     for t, cell in found["steps"].items():
         if len(patients_of(made, "train", int(t))) < least:
             assert cell == {"n": 0}
@@ -124,7 +124,9 @@ def test_weights_that_make_losses_of_too_few_patients_huge_move_no_told_loss_bey
     assert winsorised_mean([*zip(ids, usual, strict=True)], 1) == pytest.approx(sum(usual) / len(usual))
     visits = [Visit(p, str(i), START, Path("x"), "Clear lungs.", "radiograph") for i, p in enumerate(ids)]
     samples = [Sample(visit, None, None, 1, "test") for visit in visits]
-    assert len({cells(samples, [""] * len(ids), row, 1, least)["all"].get("token_loss") for row in values[2:]}) == 1
+    assert (
+        len({site_scores(samples, [""] * len(ids), row, 1, least)["all"].get("token_loss") for row in values[2:]}) == 1
+    )
 
 
 def on_grid(share, n):
@@ -139,7 +141,7 @@ def test_drafts_that_all_name_a_rare_finding_do_not_count_those_who_have_it(havi
     texts = [draft] * having + ["Small right effusion."] * (20 - having)
     visits = [Visit(f"p{i}", "v", START, Path("x"), text, "radiograph") for i, text in enumerate(texts)]
     samples = [Sample(visit, None, None, 1, "test") for visit in visits]
-    told = cells(samples, [draft] * 20, [1.0] * 20, 1, 5)["all"]
+    told = site_scores(samples, [draft] * 20, [1.0] * 20, 1, 5)["all"]
     names = ("presence_f1", "chexpert_rules_f1", "side_accuracy", "change_accuracy", "finding_change_micro_f1")
     assert not any(told[name] for name in names)
 
@@ -154,7 +156,7 @@ def test_clinical_efficacy_tells_of_classes_of_enough_patients_alone(having, nam
         drafts = ["x"] * right + ["-"] * (20 - naming) + ["x"] * (naming - right)
         visits = [Visit(f"p{i}", "v", START, Path("x"), text, "ct") for i, text in enumerate(texts)]
         samples = [Sample(visit, None, None, 1, "test") for visit in visits]
-        told = cells(samples, drafts, [1.0] * 20, 1, 5, Labelled("radbert", codes.__getitem__))["all"]
+        told = site_scores(samples, drafts, [1.0] * 20, 1, 5, TextLabeler("radbert", codes.__getitem__))["all"]
         values.add(tuple(told[name] for name in SCORES if name.startswith("radbert")))
     assert len(values) == 1 and (having == 10 or set(*values) == {None})
 
@@ -167,7 +169,7 @@ def test_contradictions_are_told_of_enough_patients_alone():
     for claims in (1, 4, 5):
         for i in second[:claims]:
             texts[i] = "The effusion has increased."
-        told.append(cells(samples, texts, [1.0] * len(samples), 2, 5)["all"]["contradictions"])
+        told.append(site_scores(samples, texts, [1.0] * len(samples), 2, 5)["all"]["contradictions"])
     assert told == [None, None, 1.0]
 
 

@@ -9,7 +9,7 @@ import torch
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.imaging.pipeline import Size, prepare
 from fedtar_flare.learning.pretraining import write_reports
-from fedtar_flare.metrics.clinical import finding_f1
+from fedtar_flare.metrics.agreement import finding_f1
 from fedtar_flare.metrics.language import language_scores
 from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
 from fedtar_flare.models.config import ASSETS, preset

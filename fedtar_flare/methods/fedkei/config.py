@@ -9,7 +9,7 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import Settings, build, suggestion
 from fedtar_flare.methods.fedkei.plans import PLANS
 from fedtar_flare.methods.fedkei.task_stream import NOTHING, Order, TaskStream
-from fedtar_flare.metrics.report_labels import RuleLabels, report_labels
+from fedtar_flare.metrics.labeler import RuleLabels, report_labels
 from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.presets import papers
 
