@@ -8,20 +8,27 @@ from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedtar_flare.learning.evaluation import REPORT_SCORES, write_report_scores
+from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.record.events import SHARED, Evaluation, Event, Joined, Start, Step, TaskBegun, TaskLearnt, Validation
 from fedtar_flare.record.log import best_round, of_kind, read_events, scored_round
 from fedtar_flare.registry import method
+from fedtar_flare.runtime.checkpoint import BEST, load
 from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.runtime.report_site import ReportSite
+from fedtar_flare.site.cohort import labeler_of_site, prepare_site
 from fedtar_flare.site.context import home
 from fedtar_flare.site.state import SiteState, task_scores
-from fedtar_flare.suite.outside import Scored, shared_alone
 from fedtar_flare.suite.plan import Experiment
 from fedtar_flare.suite.results import grouped
 from fedtar_flare.suite.variants import site_config
 from fedtar_flare.version import __version__
 
 PACKAGES = ("torch", "transformers", "peft", "nvflare", "numpy")
+Scored = tuple[dict[str, Any], list[dict[str, Any]]]
+"""A part of a run's result, and rows of single reports or images."""
 
 
 def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Scored:
@@ -85,7 +92,7 @@ def _report_scores(
     variant = experiment.variant
     evaluations, validations = of_kind(events, Evaluation), of_kind(events, Validation)
     chosen = scored_round(evaluations, best_round(validations))
-    outside, rows = shared_alone(recipe, results, variant.outside, chosen, variant.outside_split)
+    outside, rows = score_outside(recipe, results, variant.outside, chosen, variant.outside_split)
     for site, state in states.items():
         for number, when in ((0, "start"), (chosen, "end")):
             file = state.folder / f"{REPORT_SCORES}{number:04d}.jsonl"
@@ -97,6 +104,58 @@ def _report_scores(
         "evaluations": [event.model_dump(mode="json") for event in evaluations],
         "outside": outside,
     }, rows
+
+
+def score_outside(
+    recipe: MethodRecipe, results: Path, hospitals: Sequence[str], round_: int, split: str = "test"
+) -> Scored:
+    """Score a finished run's shared adapter at hospitals outside; empty where the method shares nothing.
+
+    By hospital: scores of the adapter before training (``start``) and of round ``round_`` (``end``), on the test
+    patients or, with ``split="all"``, on all.
+    """
+    scores: dict[str, dict[str, Any]] = {}
+    rows: list[dict[str, Any]] = []
+    if not recipe.contract.shares or not hospitals:
+        return scores, rows
+    checkpoint = load(results / "checkpoint" / BEST)
+    if checkpoint.round != round_:
+        checkpoint = load(results / "checkpoint" / f"round-{round_:04d}.safetensors")
+    for hospital in hospitals:
+        learner = _learner(recipe, hospital)
+        states: Mapping[str, Mapping[str, torch.Tensor]] = {"start": learner.shared(), "end": checkpoint.weights}
+        for when, weights in states.items():
+            learner.load_shared(weights)
+            evaluated = learner.evaluate(min_cell=1, split="test" if split == "test" else None)
+            scores.setdefault(hospital, {})[when] = evaluated.scores
+            rows += [{"site": hospital, "when": when, **row} for row in evaluated.rows]
+    return scores, rows
+
+
+def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
+    """The method's model with the shared adapter and nothing else, on a hospital's patients."""
+    executor, config = recipe.executor, site_config(hospital)
+    cohort, _ = prepare_site(
+        config,
+        hospital,
+        model=executor.strategy.settings.model,
+        data=executor.strategy.settings.data,
+        time_steps=recipe.controller.config.time_steps,
+        seed=executor.seed,
+    )
+    assert isinstance(executor.strategy, ReportSite)
+    kind, more = executor.strategy.shared_learner(config.source)
+    learner = kind(
+        model=executor.strategy.settings.model,
+        training=executor.strategy.settings.training,
+        cohort=cohort,
+        seed=executor.seed,
+        device=config.device,
+        precision=config.precision,
+        **({"lora": executor.strategy.settings.lora} | more),
+    )
+    learner.report_labeler = labeler_of_site(config)
+    return learner
 
 
 def keep_reports(folder: Path, experiment: Experiment, rows: Sequence[Mapping[str, Any]], round_: int) -> None:

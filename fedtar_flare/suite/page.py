@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -61,12 +60,11 @@ def page(suite: Suite, results: Sequence[Result]) -> tuple[str, list[Figure]]:
     first = suite.compared_with[0]
     labels = {result.arm: result.label for result in results}
     reference = labels.get(first, first)
-    alone = not any(result.content["shares"] for result in results if result.arm == first)
     gained = gains(results, first)
     joining = joining_figures(gained, reference)
     shown: list[Figure] = []
     main: list[Table] = []
-    verdict = [gain_verdict(gained, reference, alone)]
+    verdict = [gain_verdict(gained, reference)]
     if own:
         tests = {name: differences(own, name) for name in suite.compared_with}
         shown, main = figures(own, first), _main(own, tests, labels, first)
@@ -76,7 +74,6 @@ def page(suite: Suite, results: Sequence[Result]) -> tuple[str, list[Figure]]:
         suite=suite,
         results=results,
         labels=labels,
-        alone=alone,
         joining=joining,
         gains=tables.gain_table(gained, reference),
         verdict=verdict,
@@ -84,7 +81,6 @@ def page(suite: Suite, results: Sequence[Result]) -> tuple[str, list[Figure]]:
         metrics=_every_metric(own, suite.compared_with, labels, suite.drawn),
         figures=shown,
         every=_every_score(own),
-        rounds=_rounds(own),
         reference=reference,
         costs=_costs(own),
     )
@@ -150,15 +146,6 @@ def _costs(results: Sequence[Result]) -> Table:
     rows = []
     for runs in by_arm(results).values():
         seconds, sent = (fmean(run.content[name] for run in runs) for name in ("seconds", "bytes"))
-        rows.append([runs[0].label, str(len(runs)), duration(seconds), size(sent) if sent else NOTHING])
-    return Table("Cost", "", ["method", "seeds", "one run", "tensors both ways"], rows)
-
-
-def _rounds(results: Sequence[Result]) -> str:
-    """At which round each arm was scored, seed by seed; the most frequent round is stated once."""
-    scored = {runs[0].label: [run.content["scored_round"] for run in runs] for runs in by_arm(results).values()}
-    if not scored:
-        return ""
-    usual, _ = Counter(number for numbers in scored.values() for number in numbers).most_common(1)[0]
-    others = [f"{label} {', '.join(map(str, numbers))}" for label, numbers in scored.items() if {*numbers} != {usual}]
-    return f"Round {usual} in every run" + (f", but for (seed by seed) {'; '.join(others)}." if others else ".")
+        rounds = ", ".join(str(run.content["scored_round"]) for run in runs)
+        rows.append([runs[0].label, str(len(runs)), rounds, duration(seconds), size(sent) if sent else NOTHING])
+    return Table("Cost", "", ["method", "seeds", "scored at round", "one run", "tensors both ways"], rows)

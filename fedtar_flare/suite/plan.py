@@ -128,23 +128,15 @@ def experiments(suite: Suite) -> list[Experiment]:
 
 def _one_kind(suite: Suite, arms: Mapping[str, Arm]) -> None:
     """Refuse a suite whose arms cannot stand in one table, or that asks of classifiers what only reports answer."""
-    kinds = {name: method(arm.method).reports for name, arm in arms.items()}
-    if all(kinds.values()):
-        return
-    first = next(name for name, reports in kinds.items() if not reports)
-    if other := next((name for name, reports in kinds.items() if reports), ""):
+    reports = {arm.method for arm in arms.values() if method(arm.method).reports}
+    classify = {arm.method for arm in arms.values()} - reports
+    if reports and classify:
         raise ConfigError(
-            f"arms '{first}' and '{other}' have no score in common: {arms[first].method} classifies images and "
-            f"{arms[other].method} writes reports. Compare them in suites of their own"
+            f"arms: {min(classify)} classifies images and {min(reports)} writes reports, which have no score in common"
         )
-    if suite.drawn == "studies":
-        raise ConfigError(f"drawn: studies is for methods that write reports; {arms[first].method} draws patients")
-    for what, given in (("outside", suite.outside), ("scenarios", suite.scenarios)):
-        if given:
-            raise ConfigError(
-                f"{what}: a suite of {arms[first].method} has none, as its hospitals share no model that another could "
-                "take as it is"
-            )
+    given = {"outside": suite.outside, "scenarios": suite.scenarios, "drawn": suite.drawn == "studies"}
+    if classify and (wrong := [name for name, value in given.items() if value]):
+        raise ConfigError(f"{wrong[0]}: for methods that write reports; {min(classify)} classifies images")
 
 
 def _experiment(suite: Suite, name: str, arm: Arm, seed: int, variant: Variant) -> Experiment:

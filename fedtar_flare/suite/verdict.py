@@ -78,19 +78,11 @@ def verdict(
     return f"{text}; {whose} to {labels[reference]} is {shown(gap.value)}{unit} ({inside}): {chance}."
 
 
-def gain_verdict(gains: Sequence[Gain], reference: str, alone: bool) -> str:
-    """In how many scenarios and points the arms are better than the reference, by the interval of the main score.
-
-    Where each hospital of the reference trains ``alone``, the question is whether joining pays.
-    """
-    shown = [gain for gain in gains if gain.score == MAIN]
+def gain_verdict(gains: Sequence[Gain], reference: str) -> str:
+    """In how many scenarios and points the arms are better than the reference, by the interval of the main score."""
+    shown = [gain.gain for gain in gains if gain.score == MAIN]
     if not shown:
         return f"No arm can be compared with '{reference}' yet."
-    more, fewer = sum(gain.gain.low > 0 for gain in shown), sum(gain.gain.high < 0 for gain in shown)
-    arms, label, of = {gain.label for gain in shown}, SCORES[MAIN].label, f"in {more} of {len(shown)} settings"
-    if alone:
-        text = f"Joining pays in {label} over '{reference}' {of}, costs in {fewer}, and is"
-    else:
-        who = f"'{arms.pop()}'" if len(arms) == 1 else "Another arm"
-        text = f"{who} is better than '{reference}' on {label} {of}, worse in {fewer}, and"
-    return f"{text} not beyond chance in {len(shown) - more - fewer}."
+    more, fewer = sum(gain.low > 0 for gain in shown), sum(gain.high < 0 for gain in shown)
+    text = f"Against '{reference}', {SCORES[MAIN].label} is better in {more} of {len(shown)} settings, worse in {fewer}"
+    return f"{text}, and not beyond chance in {len(shown) - more - fewer}."

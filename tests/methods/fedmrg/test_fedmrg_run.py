@@ -23,7 +23,7 @@ from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site import audit
 from fedtar_flare.site.context import home as cache_home
 from fedtar_flare.site.state import SiteState
-from fedtar_flare.suite.outside import shared_alone
+from fedtar_flare.suite.collect import score_outside
 
 T, SEED = 2, 0
 MEMBERS, UNSEEN = ("site-1", "site-2"), "site-3"
@@ -266,7 +266,7 @@ def test_peft_loads_the_adapter(federation):
 @pytest.mark.slow
 def test_a_hospital_outside_a_comparison_gets_the_generic_model(federation):
     recipe = MethodRecipe("fedmrg", preset="tiny", num_rounds=2, time_steps=T, **SETTINGS)
-    outside, _ = shared_alone(recipe, federation.results, ["site-4"], federation.controller.results.best())
+    outside, _ = score_outside(recipe, federation.results, ["site-4"], federation.controller.results.best())
     assert set(outside["site-4"]) == {"start", "end"}
     losses = [outside["site-4"][when]["all"]["token_loss"] for when in ("start", "end")]
     assert losses[0] != losses[1]
