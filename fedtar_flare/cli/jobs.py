@@ -218,29 +218,29 @@ def health(arguments: argparse.Namespace) -> int:
     answers its heartbeats, and alive while its process goes on sending them, also to a server that is away. A server
     is either while it takes a TLS connection at its port. Ask on the machine on which it runs.
     """
-    from fedtar_flare.provision.health import look
+    from fedtar_flare.provision.health import kit_health
 
-    well, text = look(arguments.kit, arguments.live)
-    show(arguments, {"healthy": well, "reason": text}, text)
-    return int(not well)
+    healthy, text = kit_health(arguments.kit, arguments.live)
+    show(arguments, {"healthy": healthy, "reason": text}, text)
+    return int(not healthy)
 
 
 def status(arguments: argparse.Namespace) -> None:
     """Ask the server of a provisioned federation, over mTLS, with the startup kit of an admin user."""
-    from fedtar_flare.provision.status import jobs, line
+    from fedtar_flare.provision.status import job_line, list_jobs
 
-    found = jobs(**given(arguments, "kit", "limit", "job_id"))
-    show(arguments, found, *(map(line, found) if found else ["no job was submitted yet"]))
+    jobs = list_jobs(**given(arguments, "kit", "limit", "job_id"))
+    show(arguments, jobs, *(map(job_line, jobs) if jobs else ["no job was submitted yet"]))
 
 
 def watch(arguments: argparse.Namespace) -> int:
     """Print a line whenever a job gets further. Exit code 0 when it completes, 1 otherwise."""
-    from fedtar_flare.provision.status import line, watch
+    from fedtar_flare.provision.status import job_line, watch_job
 
     def say(entry: dict[str, object]) -> None:
-        print(json.dumps(entry) if arguments.json else line(entry), flush=True)
+        print(json.dumps(entry) if arguments.json else job_line(entry), flush=True)
 
-    return 0 if watch(arguments.kit, arguments.job_id, say) == "FINISHED:COMPLETED" else 1
+    return 0 if watch_job(arguments.kit, arguments.job_id, say) == "FINISHED:COMPLETED" else 1
 
 
 def resume(arguments: argparse.Namespace) -> None:
@@ -261,7 +261,7 @@ def continue_(arguments: argparse.Namespace) -> None:
     Weights, the method's state and what sites keep go on, and T grows by one. The new job is another one for a site's
     approval. Each site first writes the reports of the new period's visits, which nothing was learnt from.
     """
-    from fedtar_flare.provision.resume import continued, resume
+    from fedtar_flare.provision.resume import continued_recipe, resume
 
     run, rounds, begins = arguments.run_to_continue, arguments.rounds, arguments.begins
     if rounds < 1:
@@ -274,7 +274,7 @@ def continue_(arguments: argparse.Namespace) -> None:
     from fedtar_flare.reporting.run import read_run
     from fedtar_flare.runtime.simulation import simulate
 
-    recipe = continued(Path(run), rounds, begins, arguments.learn)
+    recipe = continued_recipe(Path(run), rounds, begins, arguments.learn)
     if Path(run).resolve().is_relative_to((arguments.workspace / recipe.name).resolve()):
         raise ConfigError(f"--workspace {arguments.workspace} holds the run itself, which would be replaced")
     with ProgressLine() as line:

@@ -15,6 +15,8 @@ from fedtar_flare.provision.kit import complete, prepare_start, site_policy
 from fedtar_flare.registry import contract_of, default_names
 from fedtar_flare.site.policy import PRIVACY, rights
 
+__all__ = ["KitBuilder"]
+
 
 class KitBuilder(Builder):
     """Listed in ``project.yml`` after ``StaticFileBuilder`` and before ``SignatureBuilder``.
@@ -102,7 +104,15 @@ class KitBuilder(Builder):
                 write_json(local / PRIVACY, site_policy(self.methods, self.extra_names, self.filters))
 
     def finalize(self, project: Project, ctx: ProvisionContext) -> None:
-        """Keep the kits and the project's root key, which FLARE writes for everybody to read, from other users."""
+        """Make the kits and the project's root key, which FLARE writes for everybody to read, private to their owner.
+
+        Parameters
+        ----------
+        project : Project
+            FLARE's description of the federation.
+        ctx : ProvisionContext
+            Where FLARE has written the kits.
+        """
         for folder in (*Path(ctx.get_wip_dir()).iterdir(), Path(ctx.get_state_dir())):
             folder.chmod(0o700)
         for file in Path(ctx.get_state_dir()).iterdir():

@@ -1,6 +1,7 @@
-"""Whether a site or a server is alive and ready, as probes of containers and clusters ask (``fedtar health KIT``).
+"""Whether a site or a server is alive and ready, for probes of containers and clusters (``fedtar health KIT``).
 
-A site listens at no port, so its process writes down that its heartbeat goes on; a server is asked for a connection.
+A site listens at no port, so its process writes the times of its heartbeats to a file; a server is asked for a
+connection.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from fedtar_flare.core.files import read_json, write_json
 if TYPE_CHECKING:  # a probe waits for no import of FLARE's
     from nvflare.apis.fl_context import FLContext
     from nvflare.fuel.f3.message import Message
+
+__all__ = ["kit_health"]
 
 FILE = "fedtar_health.json"
 STALLED, UNANSWERED = 180.0, 60.0
@@ -55,8 +58,26 @@ class Pulse:
             write_json(Path.cwd() / FILE, {"pid": os.getpid(), **self._times})  # a site works in its kit
 
 
-def look(kit: Path, live: bool = False) -> tuple[bool, str]:
-    """Whether the server or site of this kit is ready, or at least ``live``, and why. ConfigError if it is no kit."""
+def kit_health(kit: Path, live: bool = False) -> tuple[bool, str]:
+    """Find out whether the server or site of a kit is ready.
+
+    Parameters
+    ----------
+    kit : Path
+        Startup kit, on the machine on which its process runs.
+    live : bool
+        A site that only is alive is enough: its heartbeats go on, though the server may not answer.
+
+    Returns
+    -------
+    tuple of (bool, str)
+        Whether it is healthy, and why.
+
+    Raises
+    ------
+    ConfigError
+        The folder is no kit of a server or site.
+    """
     if (kit / "startup" / "fed_server.json").is_file():
         from fedtar_flare.site.doctor.connection import server
 
@@ -66,9 +87,9 @@ def look(kit: Path, live: bool = False) -> tuple[bool, str]:
         raise ConfigError(f"{kit} is no kit of a FLARE server or site: startup/fed_client.json is not there")
     if not (kit / FILE).is_file():
         return False, "the site has not started"
-    seen = read_json(kit / FILE)
-    ages = {name: time.monotonic() - seen[name] for name in ("beat", "answered") if seen.get(name) is not None}
-    if not _runs(int(seen["pid"])):
+    pulse = read_json(kit / FILE)
+    ages = {name: time.monotonic() - pulse[name] for name in ("beat", "answered") if pulse.get(name) is not None}
+    if not _runs(int(pulse["pid"])):
         return False, "the site's process has ended"
     if not 0 <= ages.get("beat", 0) <= STALLED:
         return False, f"no heartbeat for {STALLED:g} s"

@@ -1,4 +1,4 @@
-"""Go on with a run whose job ended, which FLARE cannot: a new job, the same run.
+"""Continues a run whose job ended, which FLARE cannot: a new job, the same run.
 
 The server keeps each job's checkpoints in its kit (``fedtar_checkpoints/<job id>/``), and the sites their own state. A
 job that names the old one continues after its last whole round, with the same run id, weights, state and optimiser.
@@ -23,6 +23,8 @@ from fedtar_flare.site.approval import SIGNATURES, mappings, only
 if TYPE_CHECKING:
     from fedtar_flare.runtime.recipe import MethodRecipe
 
+__all__ = ["continued_recipe", "resume"]
+
 SERVER_CONFIG, CLIENT_CONFIG = "config_fed_server.json", "config_fed_client.json"
 _DURATION = re.compile(r"(?:(\d+) days?, )?(\d+):(\d+):(\d+)")
 
@@ -39,17 +41,42 @@ def resume(
     learn: str | None = None,
     min_sites: int | None = None,
 ) -> str:
-    """Submit the job that goes on with ``job_id``; returns the new job's id.
+    """Submit a job that continues the run of an ended one after its last whole round.
 
-    ``kit`` is that of an admin user who may submit, ``job_folder`` the job as it was submitted (None: downloaded from
-    the server), ``rounds`` more rounds than the run had. With ``period`` they are added to the run's, for a period of
-    visits that begins on the day ``begins`` (ISO 8601; None: the day after ``job_id`` ended); ``learn`` says from what:
-    the "newest" period alone or "all" so far (None: as the run did). ``min_sites`` takes the
-    place of the run's. ``force`` resumes although FLARE says that the job has not ended: a killed server leaves its job
-    at RUNNING for ever if its kit was made without this plugin's builder. It needs ``job_folder``, since FLARE refuses
-    downloads of a running job, and must not be used while the job really runs: two jobs would write the same site
-    state. Raises FedTARError where the job has not ended or the server refuses, and ConfigError where the folder holds
-    no job of this plugin.
+    Parameters
+    ----------
+    job_id : str
+        The ended job.
+    kit : Path
+        Startup kit of an admin user who may submit jobs.
+    job_folder : Path, optional
+        The job as it was submitted; default: downloaded from the server.
+    rounds : int, optional
+        Rounds of the run in all; with ``period``, rounds that are added for the new period.
+    force : bool
+        Resume although FLARE says that the job runs: a killed server leaves its job at RUNNING for ever if its kit was
+        made without this plugin's builder. Needs ``job_folder``, since FLARE refuses downloads of a running job. Two
+        jobs that really run would write the same site state.
+    period : bool
+        Add a time step, for visits of a new period.
+    begins : str, optional
+        First day of the new period (ISO 8601); default: the day after the job ended.
+    learn : {"newest", "all"}, optional
+        Periods to learn from; default: as the run did.
+    min_sites : int, optional
+        In place of the run's.
+
+    Returns
+    -------
+    str
+        The new job's id.
+
+    Raises
+    ------
+    ConfigError
+        The folder holds no job of this plugin, or an argument does not fit.
+    FedTARError
+        The job has not ended, or the server refuses.
     """
     if force and job_folder is None:
         raise ConfigError("--force needs --job: FLARE gives nobody the files of a job that it takes for running")
@@ -129,18 +156,33 @@ def _edited(job: Path, name: str) -> Iterator[dict[str, Any]]:
         write_json(file, config)
 
 
-def continued(results: Path, rounds: int, begins: str | None = None, learn: str | None = None) -> MethodRecipe:
-    """The recipe that goes on with a simulated run, given its results folder, as :func:`resume` does with ``period``;
-    without ``begins`` there is no new time step.
+def continued_recipe(results: Path, rounds: int, begins: str | None = None, learn: str | None = None) -> MethodRecipe:
+    """Make the recipe that continues a simulated run, as :func:`resume` does with ``period``.
+
+    Parameters
+    ----------
+    results : Path
+        Results folder of the run.
+    rounds : int
+        Rounds that are added.
+    begins : str, optional
+        First day of the new period (ISO 8601); without it no time step is added.
+    learn : {"newest", "all"}, optional
+        Periods to learn from; default: as the run did.
+
+    Returns
+    -------
+    MethodRecipe
+        The job, which starts from the run's last whole round.
     """
     from fedtar_flare.runtime.recipe import MethodRecipe
 
     config = results.resolve().parent / "app_server" / "config"
-    said = dict(only(config / SERVER_CONFIG, "workflows").get("args") or {})
+    server = dict(only(config / SERVER_CONFIG, "workflows").get("args") or {})
     components = mappings(read_json(config / SERVER_CONFIG), "components", config / SERVER_CONFIG)
     site = only(config / CLIENT_CONFIG, "executors")["executor"].get("args") or {}
-    at_server, groups = said.pop("settings", None) or {}, dict(site.get("settings") or {})
-    common = {name: said.pop(name, _default(name)) for name in ("num_rounds", "time_steps", "min_sites", "seed")}
+    at_server, groups = server.pop("settings", None) or {}, dict(site.get("settings") or {})
+    common = {name: server.pop(name, _default(name)) for name in ("num_rounds", "time_steps", "min_sites", "seed")}
     if begins:
         groups["data"] = with_period(groups.get("data") or {}, begins, learn)
         common["time_steps"] += 1
@@ -148,9 +190,9 @@ def continued(results: Path, rounds: int, begins: str | None = None, learn: str 
     common |= {name: site[name] for name in ("preset", "torch_threads") if name in site}
     if tracker := next((one for one in components if one.get("id") == "mlflow"), None):
         common["mlflow"] = tracker["args"]["tracking_uri"]
-    said |= at_server.get("server", {}) | {"resume_from": str(results.resolve() / "checkpoint")}
-    said.pop("initial_checkpoint", None)
-    return MethodRecipe(said.pop("method"), server=said, **common, **groups)
+    server |= at_server.get("server", {}) | {"resume_from": str(results.resolve() / "checkpoint")}
+    server.pop("initial_checkpoint", None)
+    return MethodRecipe(server.pop("method"), server=server, **common, **groups)
 
 
 def with_period(data: Mapping[str, Any], begins: str, learn: str | None = None) -> dict[str, Any]:

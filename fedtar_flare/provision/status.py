@@ -1,4 +1,4 @@
-"""What a federation does now, asked over mTLS with an admin's startup kit."""
+"""The jobs of a running federation, asked over mTLS with an admin's startup kit."""
 
 import contextlib
 import sys
@@ -11,9 +11,12 @@ from fedtar_flare.core.errors import ConfigError, FedTARError, plain
 from fedtar_flare.core.files import read_json
 from fedtar_flare.record.log import STATS_GROUP
 
+__all__ = ["CONNECT_SECONDS", "admin_of", "job_line", "list_jobs", "watch_job"]
+
 FINISHED = ("FINISHED", "FAILED")
-WATCH_SECONDS = 2.0
+"""How the status of an ended job begins."""
 CONNECT_SECONDS = 20.0
+"""How long to wait for the server's answer to a login."""
 
 
 @contextlib.contextmanager
@@ -42,27 +45,72 @@ def open_session(kit: Path) -> Iterator[Any]:
 
 
 def admin_of(kit: Path) -> str:
-    """Name of the admin user whose startup kit this is; ConfigError if it is none."""
+    """Read the name of the admin user whose startup kit this is.
+
+    Parameters
+    ----------
+    kit : Path
+        Folder of the kit.
+
+    Returns
+    -------
+    str
+        The user's name, an e-mail address.
+
+    Raises
+    ------
+    ConfigError
+        It is no startup kit of an admin user.
+    """
     file = kit / "startup" / "fed_admin.json"
     if not file.is_file():
         raise ConfigError(f"{kit} is no startup kit of an admin user: {file} is not there")
     return str(read_json(file).get("admin", {}).get("username", ""))
 
 
-def jobs(kit: Path, limit: int = 10, job_id: str | None = None) -> list[dict[str, Any]]:
-    """The server's newest jobs, newest first, or the one of this id.
+def list_jobs(kit: Path, limit: int = 10, job_id: str | None = None) -> list[dict[str, Any]]:
+    """Ask the server for its newest jobs.
 
-    Each has ``id``, ``name``, ``status``, ``submitted``, ``submitter``, ``duration`` and, once a running one has begun,
-    its ``progress`` (see :meth:`FederatedController.progress`).
+    Parameters
+    ----------
+    kit : Path
+        Startup kit of an admin user.
+    limit : int
+        How many jobs at most.
+    job_id : str, optional
+        This job alone.
+
+    Returns
+    -------
+    list of dict
+        Newest first: ``id``, ``name``, ``status``, ``submitted``, ``submitter``, ``duration`` and, once a running job
+        has begun, ``progress`` (see :meth:`.FederatedController.progress`).
     """
     with open_session(kit) as session:
         newest = None if job_id else session.list_jobs(detailed=True, limit=limit, reverse=True)
-        found = [session.get_job_meta(job_id)] if job_id else newest or []
-        return [_with_progress(session, entry) for entry in found]
+        entries = [session.get_job_meta(job_id)] if job_id else newest or []
+        return [_with_progress(session, entry) for entry in entries]
 
 
-def watch(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], seconds: float = WATCH_SECONDS) -> str:
-    """Call ``say`` with the job, as in :func:`jobs`, at every change but that of time; returns its final status."""
+def watch_job(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], seconds: float = 2.0) -> str:
+    """Follow a job until it ends.
+
+    Parameters
+    ----------
+    kit : Path
+        Startup kit of an admin user.
+    job_id : str
+        The job.
+    say : callable
+        Gets the job, as :func:`list_jobs` has it, at every change but that of time.
+    seconds : float
+        Between two looks.
+
+    Returns
+    -------
+    str
+        The job's final status.
+    """
     before = None
     with open_session(kit) as session:
         while True:
@@ -76,13 +124,21 @@ def watch(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], secon
             time.sleep(seconds)
 
 
-def line(entry: Mapping[str, Any]) -> str:
-    """One job in one line; of a running one, further lines say the server's alarms and how far it is.
+def job_line(job: Mapping[str, Any]) -> str:
+    """Describe a job for the terminal. Names come from whoever submitted the job: unprintable characters are replaced.
 
-    Names come from whoever submitted the job: what does not print is replaced.
+    Parameters
+    ----------
+    job : mapping
+        A job of :func:`list_jobs`.
+
+    Returns
+    -------
+    str
+        One line; of a running job, further lines with the server's alarms and its progress.
     """
-    progress = entry.get("progress") or {}
-    text = plain(f"{entry['id']}  {entry['status']:<22} {entry['name']}")
+    progress = job.get("progress") or {}
+    text = plain(f"{job['id']}  {job['status']:<22} {job['name']}")
     text = "\n  ".join([text, *(f"ALARM {plain(alarm)}" for alarm in progress.get("alarms") or ())])
     if not progress.get("task"):
         return text
@@ -91,10 +147,10 @@ def line(entry: Mapping[str, Any]) -> str:
         f"; {plain(label)} {' '.join(f'{value:.3f}' for value in values)}"
         for label, values in (progress.get("numbers") or {}).items()
     )
-    place = f"round {progress['round']} of {progress['rounds']}, step {progress['step']} of {progress['time_steps']}"
+    where = f"round {progress['round']} of {progress['rounds']}, step {progress['step']} of {progress['time_steps']}"
     losses = progress.get("validation_loss") or {}
     last = f"; validation loss {losses[max(losses, key=int)]:.4f}" if losses else ""
-    return f"{text}\n  {progress['task']}: {place}, {progress['seconds']:.0f} s; {sites}{numbers}{last}"
+    return f"{text}\n  {progress['task']}: {where}, {progress['seconds']:.0f} s; {sites}{numbers}{last}"
 
 
 def _with_progress(session: Any, meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,17 +168,14 @@ def _with_progress(session: Any, meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _progress(session: Any, job_id: str) -> dict[str, Any] | None:
-    """What the job's controller says of itself; None while it starts or has just ended."""
+    """What the job's controller reports of itself; None while it starts or has just ended."""
     try:
-        stats = session.show_stats(job_id, "server")
-    except Exception:  # FLARE raises when the job's process is not there yet, or not any more
+        todo = [session.show_stats(job_id, "server")]
+    except Exception:  # FLARE raises when the job's process has not started yet, or has ended
         return None
-    return _find(stats)
-
-
-def _find(stats: Any) -> dict[str, Any] | None:
-    if not isinstance(stats, Mapping):
-        return None
-    if isinstance(stats.get(STATS_GROUP), Mapping):
-        return dict(stats[STATS_GROUP])
-    return next((found for value in stats.values() if (found := _find(value)) is not None), None)
+    for stats in todo:  # FLARE nests them by process
+        if isinstance(stats, Mapping):
+            if isinstance(stats.get(STATS_GROUP), Mapping):
+                return dict(stats[STATS_GROUP])
+            todo.extend(stats.values())
+    return None

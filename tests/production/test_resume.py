@@ -15,8 +15,8 @@ from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
-from fedtar_flare.provision.resume import _day_after, add_period, continued, resumed_job
-from fedtar_flare.provision.status import line
+from fedtar_flare.provision.resume import _day_after, add_period, continued_recipe, resumed_job
+from fedtar_flare.provision.status import job_line
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 
 
@@ -174,7 +174,7 @@ def test_an_administrator_who_asks_is_told_how_far_the_run_is(tmp_path):
     assert second["sites"] == {"a": "answered", "b": "working"}
     assert second["numbers"]["alpha"] == pytest.approx([0.5, 0.5], abs=0.1)
     assert set(told[-1]["validation_loss"]) == {"1"}
-    text = line({"id": "x", "name": "n", "status": "RUNNING", "progress": told[-1]})
+    text = job_line({"id": "x", "name": "n", "status": "RUNNING", "progress": told[-1]})
     assert "round 2 of 2, step 2 of 2" in text and "b working" in text and "validation loss" in text
 
 
@@ -243,7 +243,7 @@ def test_a_simulation_goes_on_with_the_settings_that_it_had(tmp_path, begins, mo
     server_file.write_text(json.dumps(config))
     curves = []
     monkeypatch.setattr("fedtar_flare.runtime.recipe.add_tracking", lambda _, uri: curves.append(uri))
-    recipe = continued(results, 2, begins, begins and "all")
+    recipe = continued_recipe(results, 2, begins, begins and "all")
     assert curves == ["http://there"]
     if begins:
         said |= {"time_steps": 3, "data": PERIODS["data"] | {"periods": ["2019-04-01", begins], "replay_share": 1.0}}

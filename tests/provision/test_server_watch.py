@@ -12,7 +12,7 @@ from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
 
 from fedtar_flare.provision import logins
 from fedtar_flare.provision.logins import AGAIN_AFTER, TAKEN_OVER, WITHIN, LoginAlarm
-from fedtar_flare.provision.status import line
+from fedtar_flare.provision.status import job_line
 from fedtar_flare.provision.storage import KitJobManager
 from fedtar_flare.runtime.alarms import FILE, SHOWN, alarms, raise_alarm
 
@@ -126,12 +126,12 @@ def test_alarms_are_shown_by_status_the_newest_of_a_day_alone(tmp_path):
     found = alarms(tmp_path)
     assert [text.split(" ", 1)[1] for text in found] == [f"number {n}" for n in range(2, SHOWN + 2)]
     entry = {"id": "x", "name": "job", "status": "RUNNING", "progress": {"task": "", "sites": {}, "alarms": found}}
-    assert line(entry).count("ALARM") == SHOWN
+    assert job_line(entry).count("ALARM") == SHOWN
 
 
 @pytest.mark.parametrize("name", ["\x1b[2J\x1b[31mFINISHED", "two\nlines", "bell\x07", "right-to-left\u202e"])
 def test_the_name_of_a_job_writes_nothing_but_itself_on_a_terminal(name):
-    text = line({"id": "x", "name": name, "status": "FINISHED:COMPLETED"})
+    text = job_line({"id": "x", "name": name, "status": "FINISHED:COMPLETED"})
     assert text.isprintable() and text.count("FINISHED:COMPLETED") == 1
 
 
@@ -140,9 +140,9 @@ def test_a_line_says_how_far_a_job_is_with_the_newest_loss_and_the_method_s_numb
     progress = {"task": "train", "round": 2, "rounds": 5, "step": 1, "time_steps": 3, "seconds": 61.4}
     progress |= {"sites": {"north": "done", "south": "asked"}, "validation_loss": {"1": 0.75, "10": 0.5}}
     numbers = {"alpha": [0.25, 0.75], "experts at north": [3]}
-    assert line(job | {"progress": progress | {"numbers": numbers}}).splitlines() == [
+    assert job_line(job | {"progress": progress | {"numbers": numbers}}).splitlines() == [
         "1f  RUNNING                night",
         "  train: round 2 of 5, step 1 of 3, 61 s; north done, south asked; alpha 0.250 0.750; experts at north 3.000"
         "; validation loss 0.5000",
     ]
-    assert line(job) == line(job | {"progress": {"task": ""}}) == "1f  RUNNING                night"
+    assert job_line(job) == job_line(job | {"progress": {"task": ""}}) == "1f  RUNNING                night"
