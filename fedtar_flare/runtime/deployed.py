@@ -1,4 +1,4 @@
-"""A job as it lies in a folder, exported or put at a site by FLARE, read back into what it asks of a site."""
+"""Reads a job's folder, exported or deployed at a site by FLARE, back into what the job asks of a site."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +18,8 @@ from fedtar_flare.site.approval import CLIENT_CONFIG, SERVER_CONFIG, digest_of, 
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.policy import SERVER_CLASSES, SITE_CLASSES
 
+__all__ = ["DeployedJob", "app_of", "read_job"]
+
 META = "meta.json"
 _CLASS = ("path", "class_path", "name")
 """Keys by which FLARE's configurations name a class."""
@@ -28,13 +30,17 @@ class DeployedJob:
     """A job of this package."""
 
     name: str
+    """As its ``meta.json`` has it."""
     settings: Mapping[str, Any]
-    """What it gives the executor and the controller that differs from the defaults."""
+    """Arguments of the executor (``site``) and the controller (``server``) that differ from the defaults."""
     submitter: str
-    """As the server says; empty for a job that was not submitted."""
+    """As the server reports it; empty for a job that was not submitted."""
     executor: SiteExecutor
+    """What it runs at a site."""
     controller: FederatedController
+    """What it runs at the server."""
     digest: str
+    """Of the files that reach a site; an approval is for one digest."""
     foreign: tuple[str, ...]
     """Classes that it builds at a site and that are not of its method: FLARE's own, or others."""
     brings_code: bool
@@ -42,15 +48,33 @@ class DeployedJob:
 
     @property
     def contract(self) -> Contract:
+        """Contract of its method."""
         return self.executor.contract
 
     def breaches(self, bounds: Bounds) -> list[str]:
-        """Which of a site's bounds it is beyond (see :func:`fedtar_flare.site.admission.breaches`)."""
+        """List where the job is beyond a site's bounds.
+
+        Parameters
+        ----------
+        bounds : Bounds
+            ``policy`` of the site file.
+
+        Returns
+        -------
+        list of str
+            A sentence for each bound (see :func:`fedtar_flare.site.admission.breaches`).
+        """
         config = self.controller.config
         return breaches(self.executor.strategy.request(config.num_rounds, config.time_steps), bounds)
 
     def describe(self) -> str:
-        """What it asks of a site and what will leave, as text for people."""
+        """Describe for people what the job asks of a site and what will leave.
+
+        Returns
+        -------
+        str
+            Lines of text; names that others chose have their unprintable characters replaced.
+        """
         lines = [
             describe(requirements(self)),
             "",
@@ -67,31 +91,65 @@ class DeployedJob:
 
 
 def app_of(job: Path, site: str = "") -> Path:
-    """The one app within a job's folder that goes to a site, or the folder itself; ConfigError unless there is one."""
+    """Find the app of a job that goes to a site.
+
+    Parameters
+    ----------
+    job : Path
+        Folder of a job, or of an app, which is returned as it is.
+    site : str
+        Name of the site, where the job has several apps.
+
+    Returns
+    -------
+    Path
+        Folder of the app, with ``config/config_fed_client.json``.
+
+    Raises
+    ------
+    ConfigError
+        There is no such app, or several.
+    """
     if (job / CLIENT_CONFIG).is_file():
         return job
-    found = [app for app in sorted(job.iterdir()) if (app / CLIENT_CONFIG).is_file()] if job.is_dir() else []
-    if len(found) > 1:
+    apps = [app for app in sorted(job.iterdir()) if (app / CLIENT_CONFIG).is_file()] if job.is_dir() else []
+    if len(apps) > 1:
         names = read_json(job / META).get("deploy_map")
         names = names if isinstance(names, dict) else {}
-        found = [app for app in found if {site, "@ALL"} & set(map(str, names.get(app.name) or ()))]
-    if len(found) != 1:
-        raise ConfigError(f"{job}: {len(found)} apps of a job for this site; one folder must have {CLIENT_CONFIG}")
-    return found[0]
+        apps = [app for app in apps if {site, "@ALL"} & set(map(str, names.get(app.name) or ()))]
+    if len(apps) != 1:
+        raise ConfigError(f"{job}: {len(apps)} apps of a job for this site; one folder must have {CLIENT_CONFIG}")
+    return apps[0]
 
 
 def read_job(app: Path) -> DeployedJob:
-    """Read an app, importing no class but those of installed methods; ConfigError if it is none of this package's."""
+    """Read an app, importing no class but those of installed methods.
+
+    Parameters
+    ----------
+    app : Path
+        Folder of the app (see :func:`app_of`).
+
+    Returns
+    -------
+    DeployedJob
+        The job; its executor and controller are built, and nothing is run.
+
+    Raises
+    ------
+    ConfigError
+        The app is none of this package's, or an argument does not fit.
+    """
     site = read_json(app / CLIENT_CONFIG)
     meta = read_json(app.parent / META) if (app.parent / META).is_file() else {}
     entry, workflow = executor_entry(app), only(app / SERVER_CONFIG, "workflows")
     others = [entry for key in ("task_data_filters", "task_result_filters") for entry in mappings(site, key, app)]
-    filters = [one for other in others for one in mappings(other, "filters", app)]
+    filters = [part for chain in others for part in mappings(chain, "filters", app)]
     built = [entry, *mappings(site, "components", app), *filters]
     paths = dict.fromkeys(plain(path) for component in built for path in _classes(component))
     return DeployedJob(
         name=plain(str(meta.get("name") or app.parent.name)),
-        settings={part: one.get("args") or {} for part, one in (("site", entry), ("server", workflow))},
+        settings={"site": entry.get("args") or {}, "server": workflow.get("args") or {}},
         submitter=plain(str(meta.get("submitter_name") or "")),
         executor=executor_of(app),
         controller=_build(workflow, SERVER_CLASSES, FederatedController, app),
@@ -127,7 +185,7 @@ def _build(entry: Mapping[str, Any], classes: Sequence[str], base: type, app: Pa
         raise ConfigError(f"{app}: '{path:.80}' is no {base.__name__}")
     try:
         built = kind(**(entry.get("args") or {}))
-        _ = built.strategy  # a method that is not installed, or a wrong setting, is said here
+        _ = built.strategy  # a method that is not installed, or a wrong setting, fails here
         return built
     except FedTARError:
         raise

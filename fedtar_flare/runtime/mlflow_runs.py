@@ -1,4 +1,4 @@
-"""Scalars to MLflow by FLARE's receiver, which makes a run for each site that is there when a job begins.
+"""Writes scalars to MLflow by FLARE's receiver, which makes an MLflow run for each site that a job begins with.
 
 Here the server's own curves have a run too, and so have sites that come later.
 """
@@ -12,10 +12,14 @@ from nvflare.app_opt.tracking.mlflow.mlflow_receiver import MLflowReceiver
 
 
 class MLflowRuns(MLflowReceiver):
-    """Brings what a run's TensorBoard has to an MLflow server, one run for each site and one for the server.
+    """Writes a run's TensorBoard scalars to an MLflow server, an MLflow run for each site and one for the server.
 
-    ``tracking_uri`` is MLflow's; who may write there is for the server's environment to say (MLFLOW_TRACKING_TOKEN and
-    the like), never for a job.
+    Parameters
+    ----------
+    tracking_uri : str
+        MLflow's. Credentials come from the server's environment (MLFLOW_TRACKING_TOKEN and the like), never from a job.
+    experiment : str
+        Name of the MLflow experiment.
     """
 
     def __init__(self, tracking_uri: str, experiment: str):

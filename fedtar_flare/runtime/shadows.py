@@ -1,4 +1,4 @@
-"""Shadow runs: a site's part of a run, trained again without federation, on patients of one's choice."""
+"""Shadow runs: a site's part of a run, trained again without federation, on chosen patients."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,19 +20,43 @@ from fedtar_flare.site.context import Site
 from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.state import SiteState
 
+__all__ = ["train_shadow"]
+
 
 def train_shadow(
     cohort: Cohort, run: Mapping[str, Any], rounds: int, *, site: Site, config: SiteConfig, model: Mapping[str, Any]
 ) -> SiteModel:
-    """The model that a run's training tasks of so many rounds give at this site alone, from the run's start on.
+    """Train again, at this site alone, the model of a run's training tasks, from the run's start on.
 
-    It learns from the prepared ``cohort``; each task's update is added whole. ``run`` is what the site's state says of
-    it (:meth:`~fedtar_flare.site.state.SiteState.about_run`), ``model`` overrides settings of the base model. No budget
-    is charged, and nothing is kept. Raises ConfigError where the run cannot be repeated so, DataError where no task has
-    enough patients.
+    Each task's update is added whole. No privacy budget is charged, and nothing stays on disk.
+
+    Parameters
+    ----------
+    cohort : Cohort
+        The prepared patients to learn from.
+    run : mapping
+        What the site's state holds about the run (:meth:`~fedtar_flare.site.state.SiteState.about_run`).
+    rounds : int
+        Rounds to repeat.
+    site, config : Site, SiteConfig
+        The site, and its site file.
+    model : mapping
+        Settings of the base model that differ from the run's.
+
+    Returns
+    -------
+    SiteModel
+        The trained model.
+
+    Raises
+    ------
+    ConfigError
+        The run cannot be repeated so.
+    DataError
+        No task has enough patients.
     """
     if (job := run.get("job")) is None or job["rounds_per_period"]:
-        raise ConfigError("--shadows: a run of an earlier release, or whose visits arrived by periods, is not repeated")
+        raise ConfigError("--shadows: a run whose visits arrived by periods is not repeated")
     settings = job["settings"] | {"model": {**(job["settings"].get("model") or {}), **model}}
     method, config = registry.method(job["method"]), config.replace(canaries=0)
     strategy = method.site(method, job["preset"], settings, run["seed"]).at(config.source, config.lora_rank)

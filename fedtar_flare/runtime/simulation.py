@@ -1,4 +1,4 @@
-"""Run a recipe in FLARE's simulator and say where its results are."""
+"""Runs a recipe in FLARE's simulator."""
 
 import contextlib
 import copy
@@ -18,6 +18,8 @@ from fedtar_flare.record.log import ROUNDS_FILE, of_kind, read_events
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site.context import CHATTY, SITE_NAME, check_workspace
 from fedtar_flare.site.site_file import SITES_VARIABLE, load_site_config, sites_folder
+
+__all__ = ["run_status", "simulate", "site_names"]
 
 ALLOW_LIST = {"format_version": 2, "class_allow_list": ["nvflare.", "fedtar_flare."]}
 """The simulator's own policy: on a researcher's machine a job may use these two packages."""
@@ -66,21 +68,21 @@ def simulate(
         The run failed; names the server's log.
     """
     names = site_names(sites)
-    place = Path(workspace).resolve() / recipe.name
-    check_workspace(place)
+    root = Path(workspace).resolve() / recipe.name
+    check_workspace(root)
     _check_sites(recipe, names, threads)
-    policy = place / "local" / "resources.json"
+    policy = root / "local" / "resources.json"
     policy.parent.mkdir(parents=True, exist_ok=True)
     policy.write_text(json.dumps(ALLOW_LIST, indent=2), encoding="utf-8")
-    folder = place / "server" / "simulate_job" / "fedtar"
-    log = place / "server" / "log.txt"
+    folder = root / "server" / "simulate_job" / "fedtar"
+    log = root / "server" / "log.txt"
     if (sites_files := sites_folder()) is not None:
         os.environ[SITES_VARIABLE] = str(sites_files.resolve())  # the sites' processes start in other folders
     environment = SimEnv(
         clients=names,
         num_threads=threads or len(names),
-        workspace_root=str(place.parent),
-        log_config=str(_console_log(place / "local" / "console_log.json", quiet=say is not None)),
+        workspace_root=str(root.parent),
+        log_config=str(_console_log(root / "local" / "console_log.json", quiet=say is not None)),
     )
     with _followed(folder, say, every), contextlib.suppress(RuntimeError):  # the record says why, better than FLARE
         recipe.execute(environment)  # or exports it, where a job.py was called with FLARE's --export
@@ -91,9 +93,22 @@ def simulate(
 
 
 def site_names(sites: int | str | Sequence[str]) -> list[str]:
-    """Names of simulated sites: a number gives site-1, site-2, ...; a text is a number, or is split at its commas.
+    """Name the sites of a simulation.
 
-    Raises ConfigError for no site, a name twice, and one that could not name a folder of the workspace.
+    Parameters
+    ----------
+    sites : int, str or sequence of str
+        A number gives ``site-1``, ``site-2``, ...; a text is a number, or names separated by commas.
+
+    Returns
+    -------
+    list of str
+        The names.
+
+    Raises
+    ------
+    ConfigError
+        No site, a name twice, or a name that cannot be a folder of the workspace.
     """
     if isinstance(sites, int) or (isinstance(sites, str) and sites.lstrip("-").isdecimal()):
         sites = int(sites)
@@ -129,7 +144,7 @@ def _check_sites(recipe: MethodRecipe, names: list[str], threads: int | None) ->
 
 @contextlib.contextmanager
 def _followed(folder: Path, say: Callable[[str], object] | None, every: float) -> Iterator[None]:
-    """Tell ``say`` within the context how far the run in a results folder is."""
+    """Within the context, report to ``say`` how far the run in a results folder is."""
     if say is None:
         yield
         return
@@ -173,7 +188,18 @@ def _console_log(file: Path, quiet: bool) -> Path:
 
 
 def run_status(folder: Path) -> str:
-    """How the run in a results folder ended: ``completed``, or what happened instead."""
+    """Find out how a run ended.
+
+    Parameters
+    ----------
+    folder : Path
+        Results folder of the run.
+
+    Returns
+    -------
+    str
+        ``completed``, or what happened instead.
+    """
     try:
         events = read_events(folder)
     except FedTARError:
