@@ -33,17 +33,12 @@ def collection(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])
 def test_studies_in_the_order_of_their_numbers(collection, suffix):
-    rows = [
-        row("patient1", "study1", "AP", "2"),
-        row("patient1", "study1", "PA", "2"),
-        row("patient1", "study2", "AP", 1),
-    ]
-    reading = read_chexpert_plus(collection(*rows, row("patient1", "study2", "LL", "1"), suffix=suffix), ORDER)
+    studies = (("study1", "AP", "2"), ("study1", "PA", "2"), ("study2", "AP", 1), ("study2", "LL", "1"))
+    rows = [row("patient1", *study) for study in studies]
+    reading = read_chexpert_plus(collection(*rows, suffix=suffix), ORDER)
     (patient,) = reading.patients()
-    assert [(v.visit_id, v.image.name) for v in patient.visits] == [
-        ("study2", f"view1_AP{suffix}"),
-        ("study1", f"view1_PA{suffix}"),
-    ]
+    visits = [(v.visit_id, v.image.name) for v in patient.visits]
+    assert visits == [("study2", f"view1_AP{suffix}"), ("study1", f"view1_PA{suffix}")]
     assert patient.sex == "F" and patient.visits[0].age == 61
     assert patient.visits[0].report == "Clear.\nNormal." and not reading.rejected()
 
@@ -55,17 +50,13 @@ def test_every_view(collection):
 
 
 def test_what_cannot_be_used_is_counted(collection):
-    rows = [
-        row("patient1", "study1", "AP", "1"),
-        row("patient1", "study2", "LL", "2"),
-        row("patient2", "study1", "AP", ""),
-    ]
-    empty = dict.fromkeys(SECTIONS.values(), "")
-    reading = read_chexpert_plus(collection(*rows, row("patient3", "study1", "PA", "1", **empty)), ORDER)
+    studies = (("patient1", "study1", "AP", "1"), ("patient1", "study2", "LL", "2"), ("patient2", "study1", "AP", ""))
+    empty = row("patient3", "study1", "PA", "1", **dict.fromkeys(SECTIONS.values(), ""))
+    reading = read_chexpert_plus(collection(*(row(*study) for study in studies), empty), ORDER)
     assert len(reading.patients()) == 1
     assert reading.rejected() == {"empty-report": 1, "no-date": 1, "not-frontal-radiograph": 1}
 
 
 def test_the_order_must_be_asked_for(collection):
-    with pytest.raises(ConfigError, match="may not be that of time"):
+    with pytest.raises(ConfigError, match="undated: order"):
         read_chexpert_plus(collection(row("patient1", "study1", "AP", "1")))

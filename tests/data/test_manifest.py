@@ -92,7 +92,7 @@ IMAGES = {**dict.fromkeys(("folder", "v.nii.gz", "s.zip", "CT"), "ct"), **dict.f
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_modality_is_told_from_the_first_image(table, folder, name):
+def test_modality_follows_from_the_first_image(table, folder, name):
     if name in ("CT", "DX"):
         ds = slice_dataset(chest()[0], 0)
         ds.Modality = name
@@ -139,17 +139,11 @@ def test_report_files_that_cannot_be_used(table, folder, content, reason):
 @BOTH
 @pytest.mark.parametrize(
     "column, value, reason",
-    [
-        ("image", "nowhere.png", "no-image"),
-        ("image", "", "no-image"),
-        ("report", " ", "empty-report"),
-        ("study_datetime", "", "no-date"),
-        ("study_datetime", "01/02/2020", "bad-date"),
-        ("study_datetime", "2020-02-30", "bad-date"),
-        ("age", "430", "age-out-of-range"),
-        ("patient_id", "", "no-patient-id"),
-    ],
-)
+    [("image", "nowhere.png", "no-image"), ("image", "", "no-image"), ("report", " ", "empty-report"),
+     ("study_datetime", "", "no-date"), ("study_datetime", "01/02/2020", "bad-date"),
+     ("study_datetime", "2020-02-30", "bad-date"), ("age", "430", "age-out-of-range"),
+     ("patient_id", "", "no-patient-id")],
+)  # fmt: skip
 def test_a_bad_row_is_named_and_the_good_one_kept(folder, write, number, column, value, reason):
     reading = read_manifest(write(folder, [GOOD, {**GOOD, "patient_id": "bad", column: value}]))
     assert [p.patient_id for p in reading.patients()] == ["ok"] and reading.rejected() == {reason: 1}
@@ -157,10 +151,11 @@ def test_a_bad_row_is_named_and_the_good_one_kept(folder, write, number, column,
     assert "row" not in reading.problems[0].public
 
 
-def test_what_nobody_understands_of_age_and_sex_is_unknown(table, caplog):
-    (patient,) = read_manifest(table("1,2020-01-01,a.png,x,old,7")).patients()
+def test_an_unreadable_age_or_sex_is_unknown_and_a_column_of_nearly_the_right_name_is_pointed_out(table, caplog):
+    row = "1,2020-01-01,a.png,x,old,7,1990-01-01"
+    (patient,) = read_manifest(table(row, head=f"{HEAD},birthdate")).patients()
     assert (patient.sex, patient.visits[0].age) == (None, None)
-    assert "row 2, column 'sex': '7'" in caplog.text and "row 2, column 'age': 'OLD' is no age" in caplog.text
+    assert all(words in caplog.text for words in ("row 2, column 'sex'", "row 2, column 'age'", "'birth_date'"))
 
 
 LAST = "patient_id,study_datetime,image,report"
@@ -177,7 +172,7 @@ ROW = "{},2020-01-01,a.png,{}"
         (["Clear.", "Nodule.\n\nStable, since 2019."], [3, 5]),
     ],
 )
-def test_a_row_that_says_something_else_than_it_reads_is_refused_with_its_number(table, reports, bad):
+def test_a_malformed_row_is_refused_with_its_number(table, reports, bad):
     path = table(*(ROW.format(i, text) for i, text in enumerate(reports)), head=LAST)
     with pytest.raises(ConfigError, match=rf"row {bad[0]}: "):  # a public collection's is as it was published, or not
         list(rows_of(path, ["report"]))
@@ -199,17 +194,12 @@ def test_a_split_of_the_sources_own(table):
     assert reading.rejected() == {"bad-split": 1, "conflicting-split": 2}
 
 
-@pytest.mark.parametrize(
-    "head, rows, message",
-    [
-        (LAST, [ROW.format(1, '"Stable nodule'), ROW.format(2, "Clear.")], "lines 2 to 3.*cannot be told apart"),
-        (LAST, [ROW.format(1, '"Stable nodule'), ROW.format(2, '"Clear, all."')], "lines 2 to 3.*cannot be told apart"),
-        (f"{LAST},report", [ROW.format(1, "Clear.,Nodule.")], "column.*report.*twice"),
-    ],
-)
-def test_a_table_whose_rows_or_columns_cannot_be_told_apart_is_refused(table, head, rows, message):
-    with pytest.raises(ConfigError, match=message):
-        read_manifest(table(*rows, head=head)).patients()
+@pytest.mark.parametrize("second", ["Clear.", '"Clear, all."'])
+def test_a_table_with_unclear_rows_or_columns_is_refused(table, second):
+    with pytest.raises(ConfigError, match="lines 2 to 3"):
+        read_manifest(table(ROW.format(1, '"Stable nodule'), ROW.format(2, second), head=LAST)).patients()
+    with pytest.raises(ConfigError, match=r"column\(s\) report"):
+        read_manifest(table(ROW.format(1, "Clear.,Nodule."), head=f"{LAST},report")).patients()
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from('",;\n\t'), min_size=1)))
@@ -242,51 +232,30 @@ def test_a_study_twice_and_two_people_under_one_id(folder, write, number, caplog
 
 
 @BOTH
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"patient_id": "patientid"}, "'patient_id' is missing; 'patientid' comes near"),
-        ({"image": "Image"}, "'image' is missing; 'Image' comes near"),
-        ({"study_datetime": "when"}, "'study_datetime' is missing"),
-        ({"report": "words"}, "'report' is missing"),
-        (dict.fromkeys(GOOD, "nothing"), "'patient_id' is missing"),
-    ],
-)
-def test_a_missing_column_is_named(folder, write, number, changes, message):
-    row = {changes.get(name, name): value for name, value in GOOD.items()}
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize("name, other", [("patient_id", "patientid"), ("image", "Image"), ("study_datetime", "when"),
+                                         ("report", "words")])  # fmt: skip
+def test_a_missing_column_is_named(folder, write, number, name, other):
+    row = {other if column == name else column: value for column, value in GOOD.items()}
+    with pytest.raises(ConfigError, match=f"'{name}'"):
         read_manifest(write(folder, [row]))
 
 
-def test_a_column_that_is_nearly_right_is_pointed_out(table, caplog):
-    read_manifest(table("1,2020-01-01,a.png,x,1990-01-01", head="patient_id,study_datetime,image,report,birthdate"))
-    assert "'birthdate' is not read; did you mean 'birth_date'" in caplog.text
-
-
 @pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"modalty": "ct"}, "did you mean 'modality'"),
-        ({"modality": "mr"}, "modality 'mr'"),
-        ({"same_day": "merg"}, "did you mean 'merge'"),
-        ({"cleaning": "r2gen"}, "did you mean 'r2gen-v1'"),
-    ],
-)
-def test_a_wrong_option_names_the_nearest(table, options, message):
-    with pytest.raises(ConfigError, match=message):
-        read_manifest(table("1,2020-01-01,a.png,x,50,F"), options)
+    "option, value, nearest",
+    [("modalty", "ct", "modality"), ("modality", "mr", "mr"), ("same_day", "merg", "merge"),
+     ("cleaning", "r2gen", "r2gen-v1")],
+)  # fmt: skip
+def test_a_wrong_option_names_the_nearest(table, option, value, nearest):
+    with pytest.raises(ConfigError, match=f"'{nearest}'"):
+        read_manifest(table("1,2020-01-01,a.png,x,50,F"), {option: value})
 
 
 def test_unreadable_tables(folder, table, monkeypatch):
     (folder / "bad.parquet").write_bytes(b"no table")
     good = write_parquet(folder, [GOOD])
-    for path, message in (
-        (folder / "nowhere.csv", "cannot be read"),
-        (table("1,2020-01-01,a.png,Größe", encoding="latin-1"), "not UTF-8"),
-        (folder / "bad.parquet", "not readable as Parquet"),
-        (folder / "nowhere.parquet", "no such file"),
-    ):
-        with pytest.raises(ConfigError, match=message):
+    latin = table("1,2020-01-01,a.png,Größe", encoding="latin-1")
+    for path in (folder / "nowhere.csv", latin, folder / "bad.parquet", folder / "nowhere.parquet"):
+        with pytest.raises(ConfigError, match=path.name):
             read_manifest(path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"pip install 'fedtar_flare\[parquet\]'"):
@@ -340,19 +309,12 @@ def test_no_cell_that_is_written_is_a_formula_and_each_reads_back_as_it_was(tmp_
     assert (found.patient_id, visit.report, visit.image) == (patient, report, folder / "-1.png")
 
 
-DATES = {
-    "2020-01-31": datetime(2020, 1, 31),
-    "2020-01-31 12:30": datetime(2020, 1, 31, 12, 30),
-    "2020-01-31T12:30:05": datetime(2020, 1, 31, 12, 30, 5),
-    "20200131": datetime(2020, 1, 31),
-    "202001311230": datetime(2020, 1, 31, 12, 30),
-    "20200131123005.123": datetime(2020, 1, 31, 12, 30, 5),
-    "1900-01-01": datetime(1900, 1, 1),
-}
-
-
 def test_dates():
-    assert {text: date_of(text) for text in DATES} == DATES
+    day = datetime(2020, 1, 31)
+    minute, second = day.replace(hour=12, minute=30), day.replace(hour=12, minute=30, second=5)
+    dates = {"2020-01-31": day, "20200131": day, "2020-01-31 12:30": minute, "202001311230": minute}
+    dates |= {"2020-01-31T12:30:05": second, "20200131123005.123": second, "1900-01-01": datetime(1900, 1, 1)}
+    assert {text: date_of(text) for text in dates} == dates
     for text in ("2020013170520", "2020-01-31x05:20", "2020-W05-1", "01/02/2020"):
         with refused("bad-date"):
             date_of(text)

@@ -15,8 +15,6 @@ REPORT = """                                 FINAL REPORT
 
  INDICATION:  ___ with new onset ascites
 
- COMPARISON:  None.
-
  FINDINGS:
 
  There is no focal consolidation.
@@ -81,21 +79,21 @@ def test_visits_by_shifted_date_with_their_sections(collection, zipped):
 
 
 @pytest.mark.parametrize(
-    "radiographs, chosen",
+    "radiographs",
     [
-        ([image_row("a", view="AP"), image_row("b", view="PA"), image_row("c", view="LATERAL")], "b"),
-        ([image_row("b", clock="120000.0"), image_row("a", clock="130000.0")], "b"),
-        ([image_row("b", clock="93000.0"), image_row("a", clock="130000.0")], "b"),
-        ([image_row("a", rows="1000"), image_row("b", rows="3000")], "b"),
-        ([image_row("c"), image_row("b")], "b"),
+        [image_row("a", view="AP"), image_row("b", view="PA"), image_row("c", view="LATERAL")],
+        [image_row("b", clock="120000.0"), image_row("a", clock="130000.0")],
+        [image_row("b", clock="93000.0"), image_row("a", clock="130000.0")],
+        [image_row("a", rows="1000"), image_row("b", rows="3000")],
+        [image_row("c"), image_row("b")],
     ],
 )
-def test_one_radiograph_of_a_study_by_the_stated_rule(collection, radiographs, chosen):
-    for order in (radiographs, radiographs[::-1]):
+def test_radiograph_b_of_a_study_is_chosen_by_the_stated_rule(collection, radiographs):
+    laterals = [image_row("1", view="LATERAL"), image_row("0", view="LL")]
+    for order in (radiographs, radiographs[::-1], radiographs + laterals):
         (patient,) = read(collection(*order)).patients()
-        assert [v.image.stem for v in patient.visits] == [chosen]
-    (patient,) = read(collection(*radiographs, image_row("1", view="LATERAL"), image_row("0", view="LL"))).patients()
-    assert patient.visits[0].lateral.name == "0.jpg" and patient.visits[0].image.stem == chosen
+        assert [v.image.stem for v in patient.visits] == ["b"]
+    assert patient.visits[0].lateral.name == "0.jpg"
 
 
 def test_every_view_is_a_visit_where_that_is_asked_for_and_patients_of_few_visits_are_left_out(collection):
@@ -165,12 +163,9 @@ def test_official_splits(collection):
 
 def test_wrong_layouts_and_options(collection, tmp_path):
     root = collection(image_row("d1"))
-    for place, options, said in (
-        (root, {"reports": "nowhere"}, "folder of reports"),
-        (tmp_path / "mimic-cxr", {}, "table of images"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            read_mimic_cxr(place, options)
+    for folder, options in ((root, {"reports": "nowhere"}), (tmp_path / "mimic-cxr", {})):
+        with pytest.raises(ConfigError):
+            read_mimic_cxr(folder, options)
     (root / "mimic-cxr-2.0.0-metadata.csv").rename(root / "mimic-cxr-2.0.0-metadata.csv.gz")
     with pytest.raises(ConfigError, match="cannot be read"):
         read(root)
@@ -183,6 +178,5 @@ def test_findings_of_a_table_are_labels_and_minus_one_is_unsure(collection):
         file.write(text)
     options = {"reports": "../mimic-cxr", "labels": "chexpert.csv.gz"}
     (patient,) = read_mimic_cxr(path, options).patients()
-    assert [(v.labels, v.uncertain) for v in patient.visits] == [
-        ({"Edema"}, {"Pneumonia"}), ({"No Finding"}, frozenset())
-    ]  # fmt: skip
+    pairs = [(v.labels, v.uncertain) for v in patient.visits]
+    assert pairs == [({"Edema"}, {"Pneumonia"}), ({"No Finding"}, frozenset())]

@@ -80,7 +80,7 @@ def test_a_report_that_cleaning_empties_is_left_out_by_reason():
         reading.add(Visit("a", "s", EPOCHS[0], Path("i"), "... ___ .", "ct"), None)
 
 
-def test_the_same_studies_are_told_once_and_named_at_the_debug_level_alone(tmp_path, caplog):
+def test_the_same_studies_are_logged_once_and_named_at_the_debug_level_only(tmp_path, caplog):
     problems = [DataError(f"{tmp_path}/patient-17/2020-03-04: row {n}", reason="no-image") for n in range(3)]
     problems.append(DataError(f"{tmp_path}/patient-18", reason="no-report"))
     caplog.set_level(logging.DEBUG)

@@ -35,12 +35,9 @@ def test_no_phantom_is_imported(tmp_path, repository):
     (tmp_path / "site-1.yaml").write_text(f"source: manifest\npath: manifest.csv\nstate_dir: {tmp_path / 'state'}\n")
     paths = os.pathsep.join([str(repository), str(repository / "tests")])
     environment = {**os.environ, "FEDTAR_HOME": str(tmp_path / "home"), "FEDTAR_SITES": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
-        env=environment | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    environment |= {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     scores, phantoms = done.stdout.splitlines()
     assert "chexpert_rules_f1" in scores and phantoms == "[]"
