@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 RESTARTS = 10
-"""Times that k-means++ starts anew; the best result is taken."""
+"""Starts of k-means++, of which the best result is taken."""
 _EQUAL = 1e-12  # relative to the largest squared norm: squared distances below it are rounding
 
 
@@ -26,8 +26,8 @@ def gram(matrix: Tensor) -> Tensor:
 def squared_distances(inner: Tensor) -> Tensor:
     """Squared distances (N, N) of points with these inner products; rounding is set to 0."""
     norms = inner.diagonal()
-    found = norms[:, None] + norms[None, :] - 2 * inner
-    return torch.where(found > _EQUAL * norms.abs().max().clamp(min=1e-300), found, torch.zeros_like(found))
+    squares = norms[:, None] + norms[None, :] - 2 * inner
+    return torch.where(squares > _EQUAL * norms.abs().max().clamp(min=1e-300), squares, torch.zeros_like(squares))
 
 
 def coordinates(inner: Tensor) -> Tensor:
@@ -37,30 +37,29 @@ def coordinates(inner: Tensor) -> Tensor:
 
 
 def kmeans(inner: Tensor, clusters: int) -> list[int]:
-    """Each point's cluster of at most K by inner products (N, N): k-means++, the best of ten starts, always the same.
+    """Assign N points with these inner products (N, N) to at most ``clusters`` clusters by k-means++, deterministically.
 
-    Equal points share a cluster; clusters are numbered from 0 by their earliest members.
+    Equal points share a cluster. Returns each point's cluster; clusters are numbered from 0 by their earliest members.
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
     first = distinct(inner)
     points = sorted(set(first))
-    many = min(clusters, len(points))
-    if many == len(points):
+    if len(points) <= clusters:
         return renumbered(first)
     weights = np.bincount(first, minlength=len(first))[points]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found = KMeans(many, n_init=RESTARTS, random_state=0).fit(
+        fitted = KMeans(clusters, n_init=RESTARTS, random_state=0).fit(
             coordinates(inner)[points].numpy(), sample_weight=weights
         )
-    labels = dict(zip(points, found.labels_.tolist(), strict=True))
+    labels = dict(zip(points, fitted.labels_.tolist(), strict=True))
     return renumbered([labels[point] for point in first])
 
 
 def distinct(inner: Tensor) -> list[int]:
-    """For each point the earliest that equals it."""
+    """For each of N points with these inner products (N, N), the index of the earliest point that equals it."""
     return (squared_distances(inner) == 0).int().argmax(1).tolist()
 
 
@@ -83,7 +82,7 @@ def merge_small(assignment: Sequence[int], sites: Sequence[str], inner: Tensor, 
             return labels
         means = torch.nn.functional.one_hot(torch.tensor(labels)).double()
         means = means / means.sum(0)
-        apart = squared_distances(means.T @ inner @ means)[small]
-        apart[small] = torch.inf
-        nearest = int(apart.argmin())
+        distances = squared_distances(means.T @ inner @ means)[small]
+        distances[small] = torch.inf
+        nearest = int(distances.argmin())
         labels = renumbered([nearest if label == small else label for label in labels])

@@ -13,6 +13,8 @@ from fedtar_flare.metrics.labeler import RuleLabels, report_labels
 from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.presets import papers
 
+__all__ = ["FedKEIConfig", "LearnerSettings"]
+
 STEPS = 2
 """Steps of a task (a round of the run): PROBE and ADAPT."""
 
@@ -29,14 +31,14 @@ BASE = (NOTHING, "cardiomegaly", "emphysema", "lymphadenopathy")
 
 
 class LearnerSettings(Settings):
-    """How a site learns."""
+    """How a site tunes a module."""
 
     epochs: int = Field(5, ge=1, description="E of tuning")
     batch_size: int = Field(16, ge=1, le=1024, description="of tuning and of the inner loop")
     lr: float = Field(0.05, gt=0, description="of SGD, tuning")
     momentum: float = Field(0.9, ge=0, lt=1, description="of SGD, tuning")
     eta_in: float = Field(0.05, gt=0, description="step size of alpha (Eq. 6)")
-    mu: float = Field(0.01, ge=0, description="weight of FedProx' term")
+    mu: float = Field(0.01, ge=0, description="weight of FedProx' proximal term")
     safeguard: Literal["off", "validation"] = Field(
         "off", description="'validation': start from the common start where the mixture's validation loss is worse"
     )
@@ -83,17 +85,30 @@ class FedKEIConfig(Settings):
 
     @property
     def negatives(self) -> tuple[str, ...]:
-        """``base``, or its default."""
+        """Labels of the images that are negatives from the start: ``base``, or its default."""
         return self.base or (BASE if self.tasks == TASKS else (NOTHING,))
 
     def stream(self, site: str, seed: int) -> TaskStream:
-        """The tasks in a site's order."""
+        """The tasks in the order of one site.
+
+        Parameters
+        ----------
+        site : str
+            Its name, by which tasks are shuffled.
+        seed : int
+            The job's.
+
+        Returns
+        -------
+        TaskStream
+            Tasks, their negatives and the rules that read labels from reports.
+        """
         rules = None if self.labeler == "none" else report_labels(self.labeler)
         return TaskStream(self.tasks, self.negatives, self.order, site, seed, rules)
 
 
 def classifier_of(preset: str, settings: dict[str, Any] | None, seed: int) -> ClassifierConfig:
-    """The named preset with some settings replaced; the common start is by the job's seed. Raises ConfigError."""
+    """The named preset with some settings replaced and the job's seed, which gives the common start (or ConfigError)."""
     if preset not in CLASSIFIERS:
         raise ConfigError(
             f"preset '{preset}' is unknown to fedkei: it must be one of {', '.join(CLASSIFIERS)}"

@@ -1,12 +1,12 @@
 """What FedKEI exchanges: the common start once, then in each task centres down, and a gradient and a module up.
 
-Centres go down stacked along a leading axis K, which adapters and heads have apart. PROBE is answered in that shape,
-ADAPT with one module, without the axis, as its difference from the common start. Labels, images and the weights alpha
-stay.
+Centres go down stacked along a leading axis K, of which adapters and heads each have their own. PROBE is answered in
+that shape, ADAPT with one module, without the axis, as its difference from the common start. Labels, images and the
+weights alpha stay.
 
-A module is what one hospital learnt of one disease, and more than a model averaged over all: a centre of one hospital
-alone is that hospital's module, sent to all others. And G is nearly a gradient of the whole training split in full:
-its columns add up to nearly v. Both are declared as modules, which no privacy filter lets out with noise.
+A module says more than a model averaged over all sites: it is what one hospital learnt of one disease, and a cluster of
+one hospital sends that hospital's module to all others. And G is nearly the full gradient of the whole training split:
+its columns add up to nearly v. Both are declared as modules, which privacy filters refuse instead of adding noise.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from fedtar_flare.protocol.tasks import HANDSHAKE, PRIVACY, SCORES, handshake
 PROBE, ADAPT = "probe", "adapt"
 
 IMPORTANCE, PULL = "importance.", "pull."
-"""Before a tensor's name on the wire: its Fisher information, and that times the tensor."""
+"""Prefixes of tensor names on the wire: the tensor's Fisher information, and that times the tensor."""
 
 _ADAPTER = (LORA_NAMES, "base_model.model.*.ia3_l")
 _HEAD = ("head.weight", "head.bias")

@@ -6,7 +6,7 @@ from fedtar_flare.record.events import Event, TaskBegun, TaskLearnt, TaskOutcome
 
 
 class Stream(Event):
-    """The plan and the tasks; ``orders``: site to the names of its tasks, step by step."""
+    """The plan, the tasks, and for each site the names of its tasks in order (``orders``)."""
 
     kind: ClassVar[str] = "task_stream"
     plan: str
@@ -18,11 +18,11 @@ class Stream(Event):
 
 
 class Mixed(TaskBegun):
-    """The mixture of a task: how many modules the pool held, and its clusters as :meth:`.mixture.Mixture.report` says.
+    """The mixture of a task.
 
-    ``places``: by kind, the modules in the plane as :meth:`.mixture.Mixture.places` says; ``probed``: site to the
-    images behind its gradient; ``probe_seconds``: until the last answer to PROBE; ``probe_took``: site to the seconds
-    of its own work for it; ``left``: sites whose modules left the pool with them.
+    ``modules`` counts the pool; ``clusters`` is :meth:`.mixture.Mixture.report`, ``places`` :meth:`.Mixture.places`;
+    ``probed``: images behind each site's gradient; ``probe_seconds``: until the last answer to PROBE; ``probe_took``:
+    seconds of each site's own work for it; ``left``: sites that left, whose modules left the pool with them.
     """
 
     kind: ClassVar[str] = "mixed"
@@ -41,10 +41,10 @@ class Mixed(TaskBegun):
 
 
 class SiteTask(TaskOutcome):
-    """What one site learnt in a task; nothing of a split in which a class has too few patients.
+    """What one site learnt in a task; a split in which a class has too few patients is left out.
 
-    ``auc`` is of the test images at epoch 0..E, the losses are of the validation images as in ``learner.Adapted``;
-    ``rand_auc`` and ``rand_at_epoch`` are the same from the common start; ``counts``: split to negatives and positives.
+    ``auc`` is of the test images at epoch 0..E; the losses are of the validation images, as in ``learner.Adapted``;
+    ``rand_auc`` and ``rand_at_epoch`` are of tuning from the common start; ``counts``: negatives and positives by split.
     """
 
     auc: list[float] = []
@@ -59,9 +59,9 @@ class SiteTask(TaskOutcome):
 
     @property
     def gap(self) -> float | None:
-        """By how much tuning lowered the validation loss of what it began from; None without one."""
-        began = self.start_loss if self.fell_back else self.mixture_loss
-        return None if began is None or self.final_loss is None else began - self.final_loss
+        """Validation loss before tuning minus the loss after it; None where either is unknown."""
+        before = self.start_loss if self.fell_back else self.mixture_loss
+        return None if before is None or self.final_loss is None else before - self.final_loss
 
 
 class Learnt(TaskLearnt):

@@ -39,21 +39,22 @@ from fedtar_flare.models.classifier import ClassifierConfig
 logger = logging.getLogger(__name__)
 
 TEMPERATURE = 2.0
-"""Of the distillation."""
+"""tau of the distillation."""
 Timed = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """What ADAPT gave; alpha and the scores stay at the site.
+    """Result of ADAPT; alpha and the scores stay at the site.
 
-    ``difference`` is theta - w0, float32 by name: what is sent, for FedCurv with ``importance``, the module's Fisher
-    information. ``curve`` (E + 1,) is the AUC on the test split at e = 0..E, None where that has one class, of
-    ``scores`` (E + 1, n), float64; ``at_epoch`` (E + 1,) are the seconds of start and tuning, without evaluation, until
-    then. ``losses`` (E,) are mean training losses of the epochs; ``mixture_loss``, ``start_loss`` and ``final_loss``
-    mean validation losses of the mixture, of w0 and of theta, None without validation examples. ``fell_back``: tuning
-    began from w0 after all (safeguard). ``membership``: AUC of telling the training from the test images by the
-    module's probability of their label. ``seconds`` by phase: ``alpha``, ``safeguard``, ``tuning``, ``evaluation``.
+    ``difference`` is theta - w0, float32 by name, and ``importance`` the module's Fisher information (FedCurv): both
+    are sent. ``curve`` (E + 1,) is the AUC of the test split at e = 0..E, None where it has one class, and ``scores``
+    (E + 1, n), float64, those of its images; ``at_epoch`` (E + 1,) are the seconds of start and tuning until then,
+    without evaluation. ``losses`` (E,) are mean training losses of the epochs; ``mixture_loss``, ``start_loss`` and
+    ``final_loss`` mean validation losses of the mixture, of w0 and of theta, None without validation examples.
+    ``fell_back``: the safeguard made tuning begin from w0. ``membership``: AUC of guessing by the module's probability
+    of an image's label whether it was trained on. ``seconds`` by phase: ``alpha``, ``safeguard``, ``tuning``,
+    ``evaluation``.
     """
 
     difference: dict[str, Tensor]
@@ -73,30 +74,31 @@ class Adapted:
 
 
 class TaskLearner(TaskModel):
-    """How one site learns a task with its model; ``seed`` is of its batches, ``others`` are of :class:`TaskModel`."""
+    """One site learns a task with its model; ``seed`` is of its batches, ``others`` are of :class:`TaskModel`."""
 
     def __init__(self, classifier: ClassifierConfig, settings: LearnerSettings, *, seed: int, **others: Any):
         super().__init__(classifier, **others)
         self.settings, self.seed = settings, seed
 
     def is_start(self, centres: Mapping[str, Tensor]) -> bool:
-        """Whether these centres (K, *shape) are the common start alone."""
+        """Whether these centres (K, *shape) are the common start."""
         return all(len(centres[name]) == 1 and torch.equal(centres[name][0], v) for name, v in self.start.items())
 
     # ------------------------------------------------------------------ PROBE
     def probe(
         self, centres: Mapping[str, Tensor], data: TaskData, task: int, *, direct: bool = False
     ) -> tuple[float, dict[str, Tensor]]:
-        """Loss at C alpha', and G of these centres by name (Eq. 9), to first order; ``direct``: without inner steps.
+        """Loss at C alpha', and G (K, *shape) of these centres by name (Eq. 9), to first order.
 
-        Raises DataError ``non-finite-gradient``; ExchangeError where the centres do not fit the model.
+        ``direct``: without inner steps (Variant C). Raises DataError ``non-finite-gradient``; ExchangeError where the
+        centres do not fit the model.
         """
         c = self._columns(centres)
         alpha, gradient_sum = self._inner(c, data.train, task, None if direct else "probe")
         everything = range(len(data.train.labels))
         loss, v = self.gradient(self._theta(combined(c, alpha)), data.train, everything, self.settings.batch_size)
-        found = self.layout.stacked(first_order(c, alpha, gradient_sum, v, self.settings.eta_in))
-        gradients = {name: value.float().cpu().contiguous() for name, value in found.items()}
+        g = self.layout.stacked(first_order(c, alpha, gradient_sum, v, self.settings.eta_in))
+        gradients = {name: value.float().cpu().contiguous() for name, value in g.items()}
         if not all(torch.isfinite(value).all() for value in gradients.values()):
             raise DataError(
                 "the gradient of the start has values that are not finite (NaN or infinity); lower eta_in",
@@ -113,7 +115,7 @@ class TaskLearner(TaskModel):
         plan: Plan = PLANS["fedkei"],
         on_epoch: Callable[[int], None] = lambda epoch: None,
     ) -> Adapted:
-        """Learn alpha as the plan says (but of the common start, which has one centre) and tune theta.
+        """Learn alpha as the plan says and tune theta; the common start is one centre, whose alpha is 1.
 
         ``received`` are the centres (K, *shape) by name, and for the objective ``fisher`` the pool's curvature
         (:meth:`.pool.Pool.curvature`); ``on_epoch`` gets e = 0..E. Raises as :meth:`probe`, and DataError
@@ -182,17 +184,17 @@ class TaskLearner(TaskModel):
         )
 
     def _alpha(self, mode: str, c: Vectors, examples: Examples, task: int) -> Vectors:
-        """alpha of each kind (K,)."""
+        """alpha (K,) of each kind: by the inner steps, fixed at 1 / K, or the best of the centres."""
         if mode != "best":
             return self._inner(c, examples, task, "alpha" if mode == "learnt" else None)[0]
-        units = ([(kind, row) for row in torch.eye(one.shape[1]).to(one)] for kind, one in c.items())
+        units = ([(kind, row) for row in torch.eye(centres.shape[1]).to(centres)] for kind, centres in c.items())
         choices = [dict(choice) for choice in product(*units)]
-        return min(choices, key=lambda one: cast(float, self.mean_loss(self._theta(combined(c, one)), examples)))
+        return min(choices, key=lambda alpha: cast(float, self.mean_loss(self._theta(combined(c, alpha)), examples)))
 
     def _tune(
         self, examples: Examples, plan: Plan, task: int, curvature: Mapping[str, Tensor], timed: Timed
     ) -> Iterator[tuple[float, int]]:
-        """Tune the module that is loaded by SGD; yields each epoch's mean loss and how many updates were left out."""
+        """Tune the loaded module by SGD; yields each epoch's mean loss and its number of skipped updates."""
         settings = self.settings
         own = {name: p for name, p in self.parameters.items() if plan.trains(name)}
         start = {name: parameter.detach().clone() for name, parameter in own.items()}
@@ -235,7 +237,7 @@ class TaskLearner(TaskModel):
         plan: Plan,
         taught: Tensor | None,
     ) -> tuple[float, dict[str, Tensor]]:
-        """Loss and gradient that an update takes, without terms of the distance to other modules."""
+        """Loss and gradient of an update, without the terms of the distance to other modules."""
         names = list(own)
         if plan.objective == "maml" and len(batch) > 1:
             half = (len(batch) + 1) // 2
@@ -244,11 +246,11 @@ class TaskLearner(TaskModel):
             with torch.no_grad():
                 for name, parameter in own.items():
                     parameter.sub_(first[name], alpha=self.settings.lr)
-            found = self.gradients(examples, batch[half:], names)
+            second = self.gradients(examples, batch[half:], names)
             with torch.no_grad():
                 for name, parameter in own.items():
                     parameter.copy_(before[name])
-            return found
+            return second
         if taught is not None:
             logits = self.logits(examples, batch)
             loss = self.cross_entropy(logits, examples, batch) + distillation(logits, taught[list(batch)])
@@ -257,7 +259,7 @@ class TaskLearner(TaskModel):
 
     @torch.no_grad()
     def _taught(self, examples: Examples) -> Tensor | None:
-        """Logits (n, 2) of the examples by what is loaded; None of the common start, which has nothing to teach."""
+        """Logits (n, 2) of the examples by the loaded module; None for the common start, which has nothing to teach."""
         if self.is_start({name: value[None] for name, value in self.state().items()}):
             return None
         return torch.cat([self.logits(examples, p) for p in parts(range(len(examples.labels)), EVALUATION_BATCH)])
@@ -268,22 +270,22 @@ class TaskLearner(TaskModel):
         return self.vectors(origin_of(self.start))
 
     def _columns(self, centres: Mapping[str, Tensor]) -> dict[Kind, Tensor]:
-        """C less the origin (d, K), by kind."""
+        """C minus the origin, (d, K), by kind."""
         origin, columns = self._origin, self.layout.columns(centres)
         return {kind: c.to(origin[kind]) - origin[kind][:, None] for kind, c in columns.items()}
 
-    def _theta(self, at: Vectors) -> dict[Kind, Tensor]:
-        """Theta (d,) of what is less the origin."""
-        return {kind: origin + at[kind] for kind, origin in self._origin.items()}
+    def _theta(self, difference: Vectors) -> dict[Kind, Tensor]:
+        """theta (d,), given its difference from the origin."""
+        return {kind: origin + difference[kind] for kind, origin in self._origin.items()}
 
     def _inner(self, c: Vectors, examples: Examples, task: int, phase: str | None) -> tuple[Vectors, Vectors]:
-        """An epoch of :func:`.mixing.inner_steps` from alpha0 = 1/K; without a phase no step."""
-        equal: Vectors = {kind: one.new_full((one.shape[1],), 1 / one.shape[1]) for kind, one in c.items()}
+        """An epoch of :func:`.mixing.inner_steps` from alpha0 = 1 / K; without a phase no step is taken."""
+        equal: Vectors = {kind: m.new_full((m.shape[1],), 1 / m.shape[1]) for kind, m in c.items()}
         size, everything = self.settings.batch_size, range(len(examples.labels))
         steps = shuffled(everything, size, self.seed, task, phase, 0) if phase else []
 
-        def gradient(s: int, at: Vectors) -> Vectors:
-            return self.gradient(self._theta(at), examples, steps[s], size)[1]
+        def gradient(s: int, difference: Vectors) -> Vectors:
+            return self.gradient(self._theta(difference), examples, steps[s], size)[1]
 
         return inner_steps(c, equal, gradient, len(steps), self.settings.eta_in)
 
@@ -302,14 +304,14 @@ def add_curvature(
 
 def distillation(logits: Tensor, taught: Tensor) -> Tensor:
     """``tau^2 KL(teacher || student)``, mean over the batch, of logits (B, 2) at temperature tau = 2."""
-    student, teacher = (F.log_softmax(one / TEMPERATURE, dim=1) for one in (logits, taught))
+    student, teacher = (F.log_softmax(values / TEMPERATURE, dim=1) for values in (logits, taught))
     return TEMPERATURE**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
-def _membership(data: TaskData, of_training: Tensor, of_test: Tensor) -> float | None:
-    """AUC by which the module's probability of an image's label tells those that it was tuned on; None without test."""
-    known = ((of_training, data.train.labels), (of_test, data.test.labels))
-    members, others = (torch.where(labels == 1, scores, 1 - scores) for scores, labels in known)
+def _membership(data: TaskData, training_scores: Tensor, test_scores: Tensor) -> float | None:
+    """AUC of guessing by the probability of an image's label whether the module was tuned on it; None without test."""
+    pairs = ((training_scores, data.train.labels), (test_scores, data.test.labels))
+    members, others = (torch.where(labels == 1, scores, 1 - scores) for scores, labels in pairs)
     truth = torch.cat([torch.ones(len(members)), torch.zeros(len(others))])
     return auc(truth.numpy(), torch.cat([members, others]).numpy())
 

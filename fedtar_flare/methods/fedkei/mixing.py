@@ -1,18 +1,18 @@
 """The mathematics of mixtures (Eq. 3 to 11): weights of modules, inner steps, hypergradient and outer step.
 
-A module is the adapter and the head that one site learnt in one task. Adapter and head are two kinds, mixed apart: each
-has its own matrix M (d, N) of N modules as columns, its own weights ``beta`` (N, K) within K clusters, and at each site
-its own weights ``alpha`` (K,) between clusters::
+A module is the adapter and the head that one site learnt in one task. Adapter and head are two kinds, mixed
+independently: each has its own matrix M (d, N) of N modules as columns, its own weights ``beta`` (N, K) within K
+clusters, and at each site its own weights ``alpha`` (K,) between clusters::
 
     C = o + (M - o) beta          o: the origin, 0 as in the paper (1 for factors of IA3)
     theta = o + (C - o) alpha
 
-In functions matrices hold differences from the origin already. With batches s = 0..S-1 at a site::
+The functions below take matrices from which the origin has been subtracted. With batches s = 0..S-1 at a site::
 
     alpha_{s+1} = alpha_s - eta_in C^T g_s        g_s = grad L_s(C alpha_s)
     G = (d theta' / d C)^T v                      theta' = C alpha_S,  v = grad L(theta')
 
-Adapter and head meet in the loss (C is block-diagonal): gradients are by kind.
+The loss couples adapter and head (C is block-diagonal); gradients are by kind.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,13 +26,13 @@ from fedtar_flare.core.errors import ExchangeError
 
 Kind = Literal["adapter", "head"]
 Vectors = Mapping[Kind, Tensor]
-"""By kind, a vector (d,), a matrix (d, K) or weights (K,)."""
+"""By kind: a vector (d,), a matrix (d, K) or weights (K,)."""
 
 KINDS: tuple[Kind, ...] = ("adapter", "head")
-"""What is clustered and mixed apart."""
+"""Parts of a module that are clustered and mixed independently."""
 
 BETA_LIMIT = 1.0
-"""Farthest that a column of beta may move from its initial value in the outer step."""
+"""Largest Euclidean distance of a column of beta from its initial value after the outer step."""
 
 
 def kind_of(name: str) -> Kind:
@@ -48,11 +48,11 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Layout":
-        """Of a module."""
+        """The layout of a module, given its tensors."""
         return cls(tuple(sorted((name, tuple(value.shape)) for name, value in tensors.items())))
 
     def parts(self, kind: Kind) -> list[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of one kind."""
+        """Names and shapes of the tensors of one kind."""
         return [(name, shape) for name, shape in self.shapes if kind_of(name) == kind]
 
     def vectors(self, tensors: Mapping[str, Tensor]) -> dict[Kind, Tensor]:
@@ -62,36 +62,36 @@ class Layout:
     def columns(self, stacked: Mapping[str, Tensor]) -> dict[Kind, Tensor]:
         """Tensors (K, *shape) as one matrix (d, K) of each kind.
 
-        Raises :class:`ExchangeError`, which names the tensor, where one is missing, unknown or misshapen, or the K of
-        one kind differ.
+        Raises :class:`ExchangeError`, which names the tensor, where one is missing, unknown or of another shape, or
+        where the tensors of a kind differ in K.
         """
         for name in sorted(stacked.keys() ^ dict(self.shapes).keys()):
             raise ExchangeError(f"tensor '{name}' is {'unknown' if name in stacked else 'missing'} in a mixture")
-        found: dict[Kind, Tensor] = {}
+        matrices: dict[Kind, Tensor] = {}
         for kind in KINDS:
             parts = self.parts(kind)
-            many = stacked[parts[0][0]].shape[:1]
+            leading = stacked[parts[0][0]].shape[:1]
             for name, shape in parts:
-                if stacked[name].shape != (*many, *shape) or not many or not many[0]:
+                if stacked[name].shape != (*leading, *shape) or not leading or not leading[0]:
                     raise ExchangeError(
                         f"tensor '{name}' has shape {tuple(stacked[name].shape)} in a mixture, not {('K', *shape)}, "
                         f"with one K of at least 1 for all tensors of the {kind}"
                     )
-            found[kind] = torch.cat([stacked[name].flatten(1) for name, _ in parts], dim=1).T
-        return found
+            matrices[kind] = torch.cat([stacked[name].flatten(1) for name, _ in parts], dim=1).T
+        return matrices
 
     def stacked(self, columns: Vectors) -> dict[str, Tensor]:
         """Tensors (K, *shape) by name of one matrix (d, K) of each kind; undoes :meth:`columns`."""
-        found = {}
+        tensors = {}
         for kind in KINDS:
             parts, rows = self.parts(kind), columns[kind].T
             sizes = [torch.Size(shape).numel() for _, shape in parts]
             for (name, shape), values in zip(parts, rows.split(sizes, dim=1), strict=True):
-                found[name] = values.reshape(len(rows), *shape)
-        return dict(sorted(found.items()))
+                tensors[name] = values.reshape(len(rows), *shape)
+        return dict(sorted(tensors.items()))
 
     def tensors(self, vectors: Vectors) -> dict[str, Tensor]:
-        """A module's tensors of one vector (d,) of each kind; undoes :meth:`vectors`."""
+        """A module's tensors, given one vector (d,) of each kind; undoes :meth:`vectors`."""
         return {name: value[0] for name, value in self.stacked({k: v[:, None] for k, v in vectors.items()}).items()}
 
 
@@ -102,13 +102,13 @@ def origin_of(start: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 # ---------------------------------------------------------------------- at the server
 def initial_beta(assignment: Sequence[int]) -> Tensor:
-    """``beta0 = Z diag(1 / n_k)`` (N, K), float64, of each module's cluster 0..K-1 (Eq. 3; the mean is our reading)."""
+    """``beta0 = Z diag(1 / n_k)`` (N, K), float64, given each module's cluster (Eq. 3; we read it as a mean)."""
     members = torch.nn.functional.one_hot(torch.as_tensor(assignment)).double()
     return members / members.sum(0)
 
 
 def mix(matrix: Tensor, weights: Tensor) -> Tensor:
-    """``M beta`` (d, K) (Eq. 4), summed in float64, in the matrix's number format."""
+    """``C = M beta`` (d, K) (Eq. 4), summed in float64, in the matrix's dtype."""
     return (matrix.double() @ weights.double()).to(matrix.dtype)
 
 
@@ -117,8 +117,8 @@ def outer_step(
 ) -> tuple[Tensor, Tensor]:
     """``beta' = beta0 - eta_out mask * (M^T G)`` (Eq. 8); only weights within a module's own cluster move.
 
-    Takes beta0 (N, K) in float64, M (d, N), the sum over the sites of G (d, K), and the farthest that a column may
-    move. Gives beta' (N, K), and the distance (K,) that each column would have had from beta0 without the limit.
+    Takes beta0 (N, K) in float64, M (d, N), G (d, K) summed over the sites, and the largest distance of a column from
+    beta0. Returns beta' (N, K), and the distance (K,) of each column before it is limited.
     """
     moved = beta0 - eta_out * ((beta0 > 0) * (matrix.double().T @ gradient.double()))
     change = moved - beta0
@@ -133,7 +133,7 @@ def inner_steps(
 ) -> tuple[Vectors, Vectors]:
     """``steps`` steps of Eq. 6 from ``alpha`` (K,) on centres (d, K); ``gradient(s, theta)`` gives g_s (d,).
 
-    Theta is less the origin. Returns alpha' = alpha_S, and the sum of the g_s (d,).
+    ``theta`` has the origin subtracted. Returns alpha' = alpha_S, and the sum of the g_s (d,).
     """
     total = {kind: torch.zeros_like(c[:, 0]) for kind, c in centres.items()}
     for s in range(steps):
@@ -145,7 +145,7 @@ def inner_steps(
 
 
 def combined(centres: Vectors, alpha: Vectors) -> dict[Kind, Tensor]:
-    """``theta = C alpha`` (Eq. 5), less the origin."""
+    """``theta = C alpha`` (Eq. 5), with the origin subtracted."""
     return {kind: c @ alpha[kind] for kind, c in centres.items()}
 
 

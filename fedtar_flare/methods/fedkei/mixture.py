@@ -18,9 +18,9 @@ from fedtar_flare.reporting.tsne import FEWEST, tsne
 
 @dataclass(frozen=True)
 class Part:
-    """The mixture of one kind: M (d, N) less its origin (d, 1), beta and beta0 (N, K) float64.
+    """The mixture of one kind: M (d, N) minus its origin (d, 1), beta and beta0 (N, K), float64.
 
-    ``assignment``: each module's cluster; ``distance``: (K,) of beta from beta0 after a step, before the limit.
+    ``assignment``: each module's cluster; ``distance`` (K,): of beta from beta0 after an outer step, before the limit.
     """
 
     modules: tuple[Module, ...]
@@ -38,7 +38,7 @@ class Part:
         return cls(tuple(modules), tuple(assignment), pool.matrix(kind, modules), beta0, beta0, pool.origin(kind))
 
     def weighted(self, beta: Tensor) -> "Part":
-        """The same modules under other weights (N, K)."""
+        """The same modules with other weights (N, K)."""
         return replace(self, beta=beta, beta0=beta)
 
 
@@ -49,8 +49,8 @@ Parts = Mapping[Kind, Part]
 class Mixture:
     """What the server mixes for a task.
 
-    Without ``parts`` it is the common start alone. ``own``: for plans that mix for each site apart, by site; the others
-    get ``parts``. ``probes``: whether PROBE is asked for before ADAPT; ``seconds``: of clustering.
+    Without ``parts`` it is the common start. ``own``: the mixtures of plans that mix for each site, by site; a site
+    that is not in it gets ``parts``. ``probes``: whether PROBE comes before ADAPT; ``seconds``: of clustering.
     """
 
     pool: Pool
@@ -60,14 +60,14 @@ class Mixture:
     seconds: float = 0.0
 
     def centres(self, site: str | None = None) -> dict[str, Tensor]:
-        """C (K, *shape) by tensor name (Eq. 4), float32, to be sent to a site (None: to all alike); K is by kind."""
+        """C (K, *shape) by tensor name (Eq. 4), float32, for a site (None: for all); each kind has its own K."""
         parts = self.parts if site is None else self.own.get(site, self.parts)
         if parts is None:
             return {name: value[None].clone() for name, value in self.pool.start.items()}
         return self.pool.layout.stacked({kind: p.origin + mix(p.matrix, p.beta) for kind, p in parts.items()})
 
     def step(self, gradients: Mapping[str, Tensor], eta_out: float) -> "Mixture":
-        """The mixture after the outer step (Eq. 8), given the sum over the sites of G (K, *shape), by name."""
+        """The mixture after the outer step (Eq. 8), given G (K, *shape) by name, summed over the sites."""
         if self.parts is None:
             return self
         columns, moved = self.pool.layout.columns(gradients), {}
@@ -82,7 +82,7 @@ class Mixture:
             {"kind": "adapter", "cluster": 0, "for": None or the site that it is mixed for, "distance": 0.02 or None,
              "members": [{"site": "site-1", "task": 1, "beta": 0.5, "beta0": 0.5}, ...]}
 
-        ``members`` are those of the cluster and whoever else has weight in it. Empty for the common start alone.
+        ``members`` are the cluster's and all others with a weight in it. Empty for the common start.
         """
         mixed: dict[str | None, Parts] = {} if self.parts is None or self.own else {None: self.parts}
         mixed.update(self.own.items())
@@ -106,7 +106,7 @@ class Mixture:
     def places(self) -> dict[str, list[dict[str, Any]]]:
         """By kind, modules in the plane by t-SNE of their distances: ``{"site", "task", "cluster", "x", "y"}`` each.
 
-        Empty for the common start alone, and for fewer modules than such a figure needs.
+        Empty for the common start, and for fewer modules than t-SNE needs.
         """
         return {
             kind: [
@@ -119,16 +119,16 @@ class Mixture:
 
 
 def mixture_of(plan: Plan, pool: Pool, task: int, settings: FedKEIConfig) -> Mixture:
-    """A plan's mixture for a task (counted from 1) of modules of the tasks before it.
+    """A plan's mixture for a task (counted from 1), of modules of the tasks before it.
 
-    It is the common start alone where there is no such module, or where all of them together are of fewer sites than a
+    It is the common start where there is no such module, or where all of them together come from fewer sites than a
     cluster must have.
     """
     began = time.monotonic()
     modules = {"none": (), "all": pool.before(task)}.get(plan.members, pool.last(task))
     sites = [module.site for module in modules]
     if plan.members == "own":
-        # nobody but the site itself gets it, so a minimum of sites has no place here
+        # only the site itself gets its module, so that no minimum of sites applies
         return Mixture(
             pool, None, own={m.site: {kind: Part.of(pool, kind, (m,), [0]) for kind in KINDS} for m in modules}
         )
@@ -152,34 +152,34 @@ def mixture_of(plan: Plan, pool: Pool, task: int, settings: FedKEIConfig) -> Mix
     return Mixture(pool, parts, own, probes, time.monotonic() - began)
 
 
-def _clusters(plan: Plan, sites: Sequence[str], inner: Tensor, many: int) -> list[int]:
+def _clusters(plan: Plan, sites: Sequence[str], inner: Tensor, clusters: int) -> list[int]:
     if plan.groups == "kmeans":
-        return kmeans(inner, many)
+        return kmeans(inner, clusters)
     if plan.groups == "site":
         return [sorted(set(sites)).index(site) for site in sites]
     return list(range(len(sites))) if plan.groups == "each" else [0] * len(sites)
 
 
 def similarity(inner: Tensor, own: int) -> Tensor:
-    """FedAMP's weights (N, 1), float64, of N modules for the one at ``own``: near ones count for more.
+    """FedAMP's weights (N, 1), float64, of N modules for the module at index ``own``; nearer modules weigh more.
 
-    ``xi_j = exp(-d_j^2 / sigma) / N`` for the others, the rest for its own module. Sigma is the mean squared distance
+    ``xi_j = exp(-d_j^2 / sigma) / N`` for the others, the rest for its own module. sigma is the mean squared distance
     of two modules (our choice: free of scale).
     """
-    apart = squared_distances(inner)
-    many = len(apart)
-    mean = apart.sum() / max(many * (many - 1), 1)
-    weights = torch.exp(-apart[own] / mean.clamp(min=1e-300)) / many
+    squares = squared_distances(inner)
+    n = len(squares)
+    sigma = squares.sum() / max(n * (n - 1), 1)
+    weights = torch.exp(-squares[own] / sigma.clamp(min=1e-300)) / n
     weights[own] = 0
     weights[own] = 1 - weights.sum()
     return weights[:, None]
 
 
 def gap_weights(pool: Pool, modules: Sequence[Module], task: int) -> Tensor:
-    """FedGA's weights (N, 1), float64, of the latest modules: sites whom the shared start served badly count for more.
+    """FedGA's weights (N, 1), float64, of the latest modules; sites with a larger generalisation gap weigh more.
 
     Task after task, ``a_i += d (g_i - mean g) / max_j |g_j - mean g|`` with the gaps g of the sites that sent theirs
-    and d = 1 / (2 N) (our choice); none falls below a tenth of an equal one; then all are divided by their sum.
+    and d = 1 / (2 N) (our choice); no weight falls below 0.1 / N; then all are divided by their sum.
     """
     weights = {module.site: 1 / len(modules) for module in modules}
     for past in sorted({module.task for module in pool.before(task)}):

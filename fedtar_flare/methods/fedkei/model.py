@@ -31,9 +31,9 @@ class TaskModel:
     """
 
     min_cell: int = 1
-    """Fewest patients whose extreme shows in a loss that may be told."""
+    """Fewest patients whose extreme losses may show in a mean loss that leaves the site."""
     checkpoint: Callable[[], None] = staticmethod(lambda: None)
-    """Called before each batch; it may raise to stop."""
+    """Called before each batch; it raises where the task is to stop."""
     read: Sequence[tuple[str, float]] = ()
     """Patient and loss of each example of the last batch."""
 
@@ -57,11 +57,11 @@ class TaskModel:
         self.parameters = shared_parameters(self.classifier)
 
     def state(self) -> dict[str, Tensor]:
-        """The module that is loaded, float32 on the CPU."""
+        """The loaded module, float32 on the CPU."""
         return shared_state(self.classifier)
 
     def load(self, module: Mapping[str, Tensor]) -> None:
-        """Load a module; :class:`ExchangeError` names a tensor that does not fit."""
+        """Load a module; raises :class:`ExchangeError`, which names a tensor that does not fit."""
         load_shared_state(self.classifier, module)
 
     def describe(self) -> dict[str, Any]:
@@ -77,20 +77,20 @@ class TaskModel:
             "config": self.config.to_dict(),
         }
 
-    # ------------------------------------------------------------------ of what is loaded
+    # ------------------------------------------------------------------ with the loaded module
     def logits(self, examples: Examples, indices: Sequence[int]) -> Tensor:
         """Logits (B, 2), float32 or finer."""
         self.checkpoint()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-            found: Tensor = self.classifier(examples.batch(indices).to(self.device))
-        return found.float() if found.dtype == torch.bfloat16 else found
+            logits: Tensor = self.classifier(examples.batch(indices).to(self.device))
+        return logits.float() if logits.dtype == torch.bfloat16 else logits
 
     def loss(self, examples: Examples, indices: Sequence[int]) -> Tensor:
         """Mean cross-entropy."""
         return self.cross_entropy(self.logits(examples, indices), examples, indices)
 
     def cross_entropy(self, logits: Tensor, examples: Examples, indices: Sequence[int]) -> Tensor:
-        """Mean over these examples; :attr:`read` keeps each one's patient and value."""
+        """Mean cross-entropy of these examples; sets :attr:`read`."""
         truth = examples.labels[list(indices)].to(logits.device)
         each = F.cross_entropy(logits.detach(), truth, reduction="none").tolist()
         self.read = [(examples.patients[i], loss) for i, loss in zip(indices, each, strict=True)]
@@ -106,28 +106,28 @@ class TaskModel:
 
     def fisher(self, examples: Examples) -> dict[str, Tensor]:
         """Diagonal of the empirical Fisher information: mean of examples' squared gradients; float32, on the CPU."""
-        found = {name: torch.zeros_like(value) for name, value in self.parameters.items()}
+        squares = {name: torch.zeros_like(value) for name, value in self.parameters.items()}
         for i in range(len(examples.labels)):
             for name, gradient in self.gradients(examples, [i])[1].items():
-                found[name].addcmul_(gradient, gradient, value=1 / len(examples.labels))
-        return {name: value.float().cpu() for name, value in sorted(found.items())}
+                squares[name].addcmul_(gradient, gradient, value=1 / len(examples.labels))
+        return {name: value.float().cpu() for name, value in sorted(squares.items())}
 
     @torch.no_grad()
     def scores(self, examples: Examples) -> Tensor:
         """Scores (n,) of the new disease in 0..1, float64, on the CPU."""
         everything = range(len(examples.labels))
         logits = [self.logits(examples, part).double().cpu() for part in parts(everything, EVALUATION_BATCH)]
-        return torch.cat([one.softmax(1)[:, 1] for one in logits] or [torch.zeros(0, dtype=torch.float64)])
+        return torch.cat([part.softmax(1)[:, 1] for part in logits] or [torch.zeros(0, dtype=torch.float64)])
 
     # ------------------------------------------------------------------ as functions of theta (d,) by kind
     def vectors(self, module: Mapping[str, Tensor]) -> dict[Kind, Tensor]:
-        """A module as vectors in the classifier's own format and on its device."""
-        some = next(iter(self.parameters.values()))
-        return {kind: value.to(some) for kind, value in self.layout.vectors(module).items()}
+        """A module as vectors (d,), of the classifier's dtype and on its device."""
+        like = next(iter(self.parameters.values()))
+        return {kind: value.to(like) for kind, value in self.layout.vectors(module).items()}
 
     @torch.no_grad()
     def load_vectors(self, theta: Vectors) -> None:
-        """Load theta as it is."""
+        """Load theta."""
         tensors = self.layout.tensors(theta)
         for name, parameter in self.parameters.items():
             parameter.copy_(tensors[name])
@@ -137,17 +137,17 @@ class TaskModel:
     ) -> tuple[float, dict[Kind, Tensor]]:
         """Mean loss of all these examples and its gradient, ``size`` at a time."""
         self.load_vectors(theta)
-        total, found = 0.0, {kind: torch.zeros_like(value) for kind, value in theta.items()}
+        total, mean = 0.0, {kind: torch.zeros_like(value) for kind, value in theta.items()}
         for chosen in parts(indices, size):
             loss, gradients = self.gradients(examples, chosen)
             total += loss * len(chosen)
             for kind, value in self.layout.vectors(gradients).items():
-                found[kind] += value * (len(chosen) / len(indices))
-        return total / len(indices), found
+                mean[kind] += value * (len(chosen) / len(indices))
+        return total / len(indices), mean
 
     @torch.no_grad()
     def mean_loss(self, theta: Vectors, examples: Examples) -> float | None:
-        """Mean loss of all examples, as it may be told; None where there is none."""
+        """Mean loss of all examples, as it may leave the site; None without examples."""
         count = len(examples.labels)
         if not count:
             return None

@@ -1,7 +1,7 @@
-"""Plans: FedKEI, its rivals and controls, which differ in how the server mixes a start and what a site minimises.
+"""Plans: FedKEI, its rivals and controls. They differ in how the server mixes a start and in what a site minimises.
 
-Every start is ``theta = M beta alpha`` over some modules of the pool (:func:`.mixture.mixture_of`). Where the pool has
-nothing for a plan, it is the common start alone (K = 1, alpha fixed at 1).
+Every start is ``theta = M beta alpha`` over some modules of the pool (:func:`.mixture.mixture_of`). Where the pool has no
+module for a plan, it is the common start (K = 1, alpha fixed at 1).
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Plan:
-    """One row of the table of plans.
+    """How starts are mixed and what a site minimises.
 
     - ``members``: modules that are mixed: ``none``; ``last``: each site's latest; ``all``; ``own``: the site's latest,
       for that site alone. ``groups``: into which clusters: ``one``, ``each`` on its own, by ``site``, ``kmeans``.
@@ -37,7 +37,7 @@ class Plan:
     extra_epochs: int = 0
 
     def tunes_as(self, other: "Plan") -> bool:
-        """Whether both tune alike what begins alike."""
+        """Whether both plans tune equal starts to equal modules."""
         return (self.objective, self.extra_epochs) == (other.objective, other.extra_epochs)
 
     def trains(self, name: str) -> bool:

@@ -15,10 +15,10 @@ from fedtar_flare.methods.fedkei.mixing import Kind, Layout, origin_of
 
 @dataclass(frozen=True)
 class Module:
-    """What a site learnt in a task (``task`` counts the run's steps from 1): theta, by tensor name.
+    """theta that a site learnt in a task (counted from 1), as tensors by name.
 
-    ``gap``: by how much tuning lowered the validation loss, where the site said so. ``importance``: its Fisher
-    information by tensor name, where the plan asks for it.
+    ``gap`` is how much tuning lowered the validation loss, where the site reports it, ``importance`` the Fisher
+    information by tensor name, where the plan uses it.
     """
 
     site: str
@@ -41,13 +41,13 @@ class Pool:
 
     @property
     def modules(self) -> tuple[Module, ...]:
-        """All, by task and site."""
+        """All modules, by task and site."""
         return tuple(self._modules[key] for key in sorted(self._modules))
 
     def add(self, site: str, task: int, sent: Mapping[str, Tensor], gap: float | None = None) -> None:
-        """Keep what ADAPT ``sent``, of checked names and shapes: theta = w0 + its difference, and its importance.
+        """Add the module that ADAPT ``sent``, of checked names and shapes: theta = w0 + its difference, and importance.
 
-        A site's earlier module of the task is replaced. :class:`ExchangeError` where an importance is negative.
+        It replaces the site's earlier module of the task. Raises :class:`ExchangeError` for a negative importance.
         """
         importance = without_prefix(sent, IMPORTANCE)
         for name, value in sorted(importance.items()):
@@ -57,11 +57,11 @@ class Pool:
         self._modules[task, site] = Module(site, task, theta, gap, importance)
 
     def leave(self, site: str) -> int:
-        """Forget all modules of a site; how many there were."""
-        gone = [key for key in self._modules if key[1] == site]
-        for key in gone:
+        """Remove all modules of a site; returns their number."""
+        keys = [key for key in self._modules if key[1] == site]
+        for key in keys:
             del self._modules[key]
-        return len(gone)
+        return len(keys)
 
     def before(self, task: int) -> tuple[Module, ...]:
         """Modules of tasks before this one."""
@@ -73,10 +73,10 @@ class Pool:
         return tuple(latest[site] for site in sorted(latest))
 
     def curvature(self, task: int) -> dict[str, Tensor]:
-        """FedCurv's sums over the sites' latest modules before this task, as they go down: (1, *shape), 0 without any.
+        """FedCurv's sums over the sites' latest modules before this task: (1, *shape) each, 0 without any module.
 
         They are ``sum_j F_j`` under IMPORTANCE and ``sum_j F_j theta_j`` under PULL. FedCurv leaves a site's own module
-        out of its sum; here it is in, so that all sites get one message and need nothing of what they sent before.
+        out of its sum; here it is included, so that all sites get the same message and need not remember what they sent.
         """
         sums = {
             f"{prefix}{name}": torch.zeros_like(v) for prefix in (IMPORTANCE, PULL) for name, v in self.start.items()
@@ -88,7 +88,7 @@ class Pool:
         return {name: value[None] for name, value in sums.items()}
 
     def matrix(self, kind: Kind, modules: Sequence[Module]) -> Tensor:
-        """M (d, N), float32: these modules of one kind as columns, less the origin."""
+        """M (d, N), float32: these modules of one kind as columns, minus the origin."""
         return torch.stack([self.layout.vectors(m.tensors)[kind] for m in modules], dim=1) - self.origin(kind)
 
     def origin(self, kind: Kind) -> Tensor:

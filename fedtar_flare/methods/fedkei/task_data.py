@@ -1,4 +1,4 @@
-"""A task's images at one site: who takes part in it, whether they suffice, and what may be reported of them."""
+"""A task's images at one site: which samples are in it, whether they suffice, and what may be reported of them."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ from fedtar_flare.models.volume_encoder import check_volumes
 class Examples:
     """One split of a task at a site: labels (n,), int64, 1: the new disease; ids of patients (n,); prepared images."""
 
-    def __init__(self, found: Labeled):
-        self._samples = found.samples
-        self.patients = [sample.visit.patient_id for sample in found.samples]
-        self.labels: Tensor = torch.tensor(found.labels, dtype=torch.int64)
+    def __init__(self, labeled: Labeled):
+        self._samples = labeled.samples
+        self.patients = [sample.visit.patient_id for sample in labeled.samples]
+        self.labels: Tensor = torch.tensor(labeled.labels, dtype=torch.int64)
 
     def batch(self, indices: Sequence[int]) -> ImageBatch:
-        """These examples' images."""
+        """The images of these examples."""
         return collate(images_of([self._samples[i] for i in indices]))
 
 
@@ -50,20 +50,20 @@ class SiteTask:
 
     @classmethod
     def of(cls, cohort: Cohort, stream: TaskStream, step: int, least: int) -> "SiteTask":
-        """Of a step of the site's stream."""
+        """The task at a step of the site's stream."""
         splits = {split: stream.labeled(cohort.samples(split), step) for split in SPLITS}
         return cls(stream.task(step).name, stream.order[step - 1] + 1, splits, least)
 
     @property
     def shortage(self) -> str:
-        """Why nothing can be learnt, in public words; empty where it can."""
+        """Why the task cannot be learnt, in words that may leave the site; empty where it can be."""
         if self.splits["train"].enough(self.least):
             return ""
         few = "no training image" if self.least == 1 else f"under {self.least} patients with a training image"
         return f"{few} with, or without, the task's disease"
 
     def examples(self) -> TaskData:
-        """As the learner reads them; no validation images of too few patients."""
+        """The learner's examples; without validation images where too few patients have any."""
         validation = self.splits["validation"]
         if not enough(validation.patients(), self.least):
             validation = Labeled((), ())
@@ -82,22 +82,22 @@ class SiteTask:
 
     def counts(self) -> dict[str, list[int]]:
         """Negatives and positives by split, rounded as they may be reported."""
-        return {split: found.counts(self.least) for split, found in self.splits.items()}
+        return {split: labeled.counts(self.least) for split, labeled in self.splits.items()}
 
 
 def require_fitting(cohort: Cohort, classifier: ClassifierConfig) -> None:
-    """Refuse (:class:`DataError` ``no-volume``) pictures where the encoder sees whole volumes."""
+    """Raise :class:`DataError` (``no-volume``) for images without depth where the encoder takes whole volumes."""
     if classifier.whole_volumes:
         check_volumes({visit.modality for visit in cohort.visits})
 
 
 def keyed(*parts: object) -> torch.Generator:
-    """A generator that depends on these words and numbers alone."""
+    """A random generator seeded by these parts."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def shuffled(indices: Sequence[int], size: int, *key: object) -> list[list[int]]:
-    """The batches of one epoch, in an order that the key gives; the last may be smaller."""
+    """The batches of one epoch, in an order drawn by the key; the last may be smaller."""
     order = torch.randperm(len(indices), generator=keyed(*key)).tolist()
     return [[indices[i] for i in order[at : at + size]] for at in range(0, len(order), size)]
