@@ -29,7 +29,7 @@ from fedtar_flare.models.weights import load_weights
 if TYPE_CHECKING:
     from peft import PeftModel
 
-__all__ = ["CLASSES", "ClassifierConfig", "build_classifier"]
+__all__ = ["ClassifierConfig", "bare_classifier", "build_classifier"]
 
 CLASSES = 2
 """Logits of the head; index 1 stands for the new disease."""
@@ -157,6 +157,31 @@ def _pooled(encoder: SliceEncoder, images: Tensor) -> Tensor:
     return F.layer_norm(encoder(images).mean(1), (encoder.width,))
 
 
+def bare_classifier(config: ClassifierConfig, places: Mapping[str, Path | None] | None = None) -> Classifier:
+    """Build the classifier without its adapter, on the CPU, float32.
+
+    Parameters
+    ----------
+    config : ClassifierConfig
+        Its ``seed`` gives every weight that is not loaded.
+    places : mapping, optional
+        Local paths of what the classifier takes by name.
+
+    Returns
+    -------
+    Classifier
+        Called with an :class:`ImageBatch` it gives logits (B, 2).
+
+    Raises
+    ------
+    ConfigError
+        The encoder cannot be had, or its weights do not fit.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return Classifier(_encoder(config, places or {}), config.seed)
+
+
 def build_classifier(config: ClassifierConfig, places: Mapping[str, Path | None] | None = None) -> PeftModel:
     """The classifier on the CPU, float32, in eval mode; its module is the common start w0.
 
@@ -164,10 +189,7 @@ def build_classifier(config: ClassifierConfig, places: Mapping[str, Path | None]
     Calling it with an :class:`ImageBatch` gives logits (B, 2). ``places`` as for ``with_local_paths``. Raises
     ConfigError where the encoder cannot be had, its weights do not fit, or the targets match no layer.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        classifier = Classifier(_encoder(config, places or {}), config.seed)
-    targets = config.adapted_layers()
+    classifier, targets = bare_classifier(config, places), config.adapted_layers()
     if config.adapter == "ia3":
         return add_ia3(classifier, targets=targets, extra=_HEAD).eval()
     return add_lora(

@@ -17,11 +17,11 @@ from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.sources import load_libraries
 
-__all__ = ["UNKNOWN", "encoder_memory", "outline"]
+__all__ = ["EMBEDDING", "UNKNOWN", "encoder_memory", "outline"]
 
 logger = logging.getLogger(__name__)
 
-_EMBEDDING = re.compile(r"(.*\.)?((patch_|pos_)?embed(ding)?s?|lm_head|wte|wpe)(\..*)?|encoder\.backbone\.conv1(\..*)?")
+EMBEDDING = re.compile(r"(.*\.)?((patch_|pos_)?embed(ding)?s?|lm_head|wte|wpe)(\..*)?|encoder\.backbone\.conv1(\..*)?")
 """Layers that take words or pixels; of a ResNet, that is its first convolution."""
 
 
@@ -76,9 +76,9 @@ def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lam
     modules = {n: module for n, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))}
     output = model.decoder.get_output_embeddings()
     barred = {n for n, module in modules.items() if isinstance(module, nn.Embedding) or module is output}
-    barred |= {name for name in modules if _EMBEDDING.fullmatch(name)}
+    barred |= {name for name in modules if EMBEDDING.fullmatch(name)}
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    tied = {id(p) for n, p in parameters.items() if n.rpartition(".")[0] in barred or _EMBEDDING.fullmatch(n)}
+    tied = {id(p) for n, p in parameters.items() if n.rpartition(".")[0] in barred or EMBEDDING.fullmatch(n)}
     barred |= {name for name, parameter in parameters.items() if id(parameter) in tied}
     extend(model)
     parameters = dict(model.named_parameters(remove_duplicate=False))

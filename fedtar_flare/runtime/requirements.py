@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.limits import machine_memory
@@ -33,18 +33,33 @@ LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"
 """As their model cards state; for other models see theirs."""
 
 
-@dataclass(frozen=True)
-class AdaptedModel:
-    """A job's model and its adapter, described without weights."""
+class JobModel(Protocol):
+    """A job's model and its adapter: how large they are, and what of the model the job changes."""
 
-    config: ModelConfig
-    """The base model."""
-    lora: LoRAConfig
-    """The adapter, of this site's rank."""
-    extend: Callable[[ReportGenerator], None] = lambda model: None
-    """Adds to a model what the method gives it."""
-    own_parameters: Callable[[int], int] = lambda values: 0
-    """Most parameters that the method trains for itself, given the number of values of the shared adapter."""
+    @property
+    def config(self) -> Any:
+        """Settings of the model."""
+
+    @property
+    def lora(self) -> LoRAConfig:
+        """Settings of the adapter."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Hub names or local folders of the model's parts."""
+
+    @property
+    def weights(self) -> str | None:
+        """Name or path of the model's own weights; None: those of its parts."""
+
+    def sizes(self) -> dict[str, int]:
+        """Count ``parameters`` and ``exchanged`` values.
+
+        Returns
+        -------
+        dict
+            Numbers by name; empty where the model's parts are not on this machine.
+        """
 
     def reach(self, models: Mapping[str, Path | None] | None) -> Reach:
         """Work out what the job changes of the model.
@@ -59,6 +74,43 @@ class AdaptedModel:
         Reach
             Layers that the adapter reaches, parameters that travel whole, and the number of parameters.
         """
+
+
+@dataclass(frozen=True)
+class AdaptedModel:
+    """A report generator and its adapter (see :class:`JobModel`)."""
+
+    config: ModelConfig
+    """The base model."""
+    lora: LoRAConfig
+    """The adapter, of this site's rank."""
+    extend: Callable[[ReportGenerator], None] = lambda model: None
+    """Adds to a model what the method gives it."""
+    own_parameters: Callable[[int], int] = lambda values: 0
+    """Most parameters that the method trains for itself, given the number of values of the shared adapter."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.config.encoder_name, self.config.decoder_name) if name)
+
+    @property
+    def weights(self) -> str | None:
+        return self.config.weights
+
+    def sizes(self) -> dict[str, int]:
+        from fedtar_flare.models.outline import outline
+
+        if any(not Path(name).expanduser().is_dir() for name in self.names):
+            return {}  # on a hub: nothing is fetched to describe a job
+        try:
+            model = outline(self.config, self.extend)
+        except ConfigError:
+            return {}
+        whole = sum(model.tensors[name] for name in model.exchanged(self.lora.exchange))
+        factors = model.lora_values(self.config.lora_targets, self.lora.rank)
+        return {"parameters": model.parameters, "exchanged": factors + whole}
+
+    def reach(self, models: Mapping[str, Path | None] | None) -> Reach:
         from fedtar_flare.models.outline import UNKNOWN, outline
 
         config = self.config
@@ -204,9 +256,7 @@ def requirements(recipe: Any) -> dict[str, Any]:
     strategy = executor.strategy
     adapted = strategy.adapted_model(controller.config.time_steps)
     model = adapted.config
-    sizes = _sizes(adapted, strategy.extra_values())
-    if (own := strategy.model_values()) is not None:
-        sizes["parameters"] = own
+    sizes = adapted.sizes()
     exchanged = sizes.get("exchanged") if recipe.contract.shares else 0
     half = adapted.lora.dtype_up == "bfloat16"
     return {
@@ -225,14 +275,14 @@ def requirements(recipe: Any) -> dict[str, Any]:
             "cache_bytes_per_study": 3 * model.slices * model.image_size**2,
         },
         "model": {
-            "preset": model.preset,
-            "parts": _parts(model),
-            "weights": model.weights,
+            "preset": strategy.preset,
+            "parts": _parts(adapted.names, adapted.weights),
+            "weights": adapted.weights,
             "parameters": sizes.get("parameters"),
             "memory_of_weights_bytes": 4 * sizes["parameters"] if sizes else None,
         },
         "computer": {
-            "gpu": "not needed" if model.preset in ("small", "tiny", "vlm-tiny") else "strongly advised",
+            "gpu": "not needed" if strategy.preset in ("small", "tiny", "vlm-tiny") else "strongly advised",
             "python": "3.11 to 3.13",
         },
         "work": {
@@ -330,26 +380,10 @@ def _task_lines(task: dict[str, Any]) -> list[str]:
     return lines + [f"  {name}: {about}" for name, about in task["fields"].items()]
 
 
-def _parts(model: ModelConfig) -> dict[str, str]:
-    if model.weights == "small" or not (model.encoder_name or model.decoder_name):
-        return {"shipped with fedtar_flare" if model.weights == "small" else "made by the job": "Apache-2.0"}
-    names = [name for name in (model.encoder_name, model.decoder_name) if name]
+def _parts(names: tuple[str, ...], weights: str | None) -> dict[str, str]:
+    if weights == "small" or not names:
+        return {"shipped with fedtar_flare" if weights == "small" else "made by the job": "Apache-2.0"}
     return {name: LICENSES.get(name, "see its model card") for name in names}
-
-
-def _sizes(adapted: AdaptedModel, extra: int) -> dict[str, int]:
-    """Parameters of the model and of one exchange; empty where the model's parts are not here."""
-    from fedtar_flare.models.outline import outline
-
-    config, lora = adapted.config, adapted.lora
-    if any(name and not Path(name).expanduser().is_dir() for name in (config.encoder_name, config.decoder_name)):
-        return {}  # on a hub: nothing is fetched to describe a job
-    try:
-        model = outline(config, adapted.extend)
-    except ConfigError:
-        return {}
-    whole = extra + sum(model.tensors[name] for name in model.exchanged(lora.exchange))
-    return {"parameters": model.parameters, "exchanged": model.lora_values(config.lora_targets, lora.rank) + whole}
 
 
 def require_whole_periods(site: Site, share: float) -> None:

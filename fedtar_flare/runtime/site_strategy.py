@@ -19,7 +19,7 @@ from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.protocol.exchange import ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import MAX_ROUNDS, MAX_STEPS, Reply, ok, version
 from fedtar_flare.protocol.tasks import ADAPTER, HANDSHAKE, PARAMETERS
-from fedtar_flare.runtime.requirements import AdaptedModel
+from fedtar_flare.runtime.requirements import JobModel
 from fedtar_flare.runtime.task import Answer, Task
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.job_records import fix_cells
@@ -310,26 +310,6 @@ class SiteStrategy(ABC):
         """
         return False
 
-    def extra_values(self) -> int:
-        """Count values of one exchange besides the adapter's and those of ``lora.exchange``.
-
-        Returns
-        -------
-        int
-            By default 0.
-        """
-        return 0
-
-    def model_values(self) -> int | None:
-        """Count the model's parameters where it is another than the report generator of :meth:`adapted_model`.
-
-        Returns
-        -------
-        int or None
-            None: it is that one.
-        """
-        return None
-
     @abstractmethod
     def work(self) -> str:
         """Say what a training task does, for the description of a job.
@@ -341,7 +321,7 @@ class SiteStrategy(ABC):
         """
 
     @abstractmethod
-    def adapted_model(self, time_steps: int) -> AdaptedModel:
+    def adapted_model(self, time_steps: int) -> JobModel:
         """The job's model and its adapter, for its size and for what the job changes of it.
 
         Parameters

@@ -70,10 +70,10 @@ def test_what_a_site_is_told_of_its_size_holds():
     config = TINY.replace(encoder_config={"feature_size": 12})
     model = build_classifier(config)
     site = executor_of("fedkei", preset="tiny", model=config.to_dict()).strategy
-    told = site.adapted_model(2).own_parameters(0)
-    true = sum(parameter.numel() for parameter in model.parameters())
-    assert true <= told <= 1.2 * true
-    assert site.extra_values() == sum(parameter.numel() for parameter in shared_parameters(model).values())
+    described = site.adapted_model(2)
+    assert described.reach({}).parameters == sum(parameter.numel() for parameter in model.parameters())
+    exchanged = sum(parameter.numel() for parameter in shared_parameters(model).values())
+    assert described.sizes()["exchanged"] == exchanged
 
 
 def test_weights_of_a_local_file_are_loaded_under_every_published_name(tmp_path):

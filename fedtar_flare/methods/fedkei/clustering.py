@@ -37,7 +37,7 @@ def coordinates(inner: Tensor) -> Tensor:
 
 
 def kmeans(inner: Tensor, clusters: int) -> list[int]:
-    """Assign N points with these inner products (N, N) to at most ``clusters`` clusters by k-means++, deterministically.
+    """Assign N points with these inner products (N, N) to at most ``clusters`` clusters, always the same: k-means++.
 
     Equal points share a cluster. Returns each point's cluster; clusters are numbered from 0 by their earliest members.
     """

@@ -108,7 +108,7 @@ class FedKEIConfig(Settings):
 
 
 def classifier_of(preset: str, settings: dict[str, Any] | None, seed: int) -> ClassifierConfig:
-    """The named preset with some settings replaced and the job's seed, which gives the common start (or ConfigError)."""
+    """The named preset with some settings replaced and the job's seed, which gives the common start."""
     if preset not in CLASSIFIERS:
         raise ConfigError(
             f"preset '{preset}' is unknown to fedkei: it must be one of {', '.join(CLASSIFIERS)}"

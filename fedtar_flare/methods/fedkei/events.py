@@ -44,7 +44,7 @@ class SiteTask(TaskOutcome):
     """What one site learnt in a task; a split in which a class has too few patients is left out.
 
     ``auc`` is of the test images at epoch 0..E; the losses are of the validation images, as in ``learner.Adapted``;
-    ``rand_auc`` and ``rand_at_epoch`` are of tuning from the common start; ``counts``: negatives and positives by split.
+    ``rand_auc`` and ``rand_at_epoch`` are of tuning from the common start; ``counts``: negatives, positives by split.
     """
 
     auc: list[float] = []

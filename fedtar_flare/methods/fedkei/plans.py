@@ -1,7 +1,7 @@
 """Plans: FedKEI, its rivals and controls. They differ in how the server mixes a start and in what a site minimises.
 
-Every start is ``theta = M beta alpha`` over some modules of the pool (:func:`.mixture.mixture_of`). Where the pool has no
-module for a plan, it is the common start (K = 1, alpha fixed at 1).
+Every start is ``theta = M beta alpha`` over some modules of the pool (:func:`.mixture.mixture_of`). Where the pool has
+no module for a plan, it is the common start (K = 1, alpha fixed at 1).
 """
 
 from dataclasses import dataclass

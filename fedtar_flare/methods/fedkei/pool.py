@@ -76,7 +76,7 @@ class Pool:
         """FedCurv's sums over the sites' latest modules before this task: (1, *shape) each, 0 without any module.
 
         They are ``sum_j F_j`` under IMPORTANCE and ``sum_j F_j theta_j`` under PULL. FedCurv leaves a site's own module
-        out of its sum; here it is included, so that all sites get the same message and need not remember what they sent.
+        out of its sum; here it is included, so that all sites get one message and need not remember what they sent.
         """
         sums = {
             f"{prefix}{name}": torch.zeros_like(v) for prefix in (IMPORTANCE, PULL) for name, v in self.start.items()

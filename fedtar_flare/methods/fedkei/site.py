@@ -15,19 +15,15 @@ from fedtar_flare.imaging.transform_list import RANDOM
 from fedtar_flare.learning.config import DataConfig, LoRAConfig
 from fedtar_flare.methods.fedkei.config import STEPS, LearnerSettings, classifier_of
 from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
+from fedtar_flare.methods.fedkei.description import AdaptedClassifier
 from fedtar_flare.methods.fedkei.plans import PLANS
 from fedtar_flare.methods.fedkei.section import write_modules_page
 from fedtar_flare.methods.fedkei.task_data import SiteTask, require_fitting
-from fedtar_flare.models.adapters.lora import shared_parameters
-from fedtar_flare.models.classifier import CLASSES, build_classifier
-from fedtar_flare.models.config import ModelConfig
-from fedtar_flare.models.config import preset as generator_preset
 from fedtar_flare.models.weights import with_fingerprint
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.registry import Method
-from fedtar_flare.runtime.requirements import AdaptedModel, request_of
 from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_start
 from fedtar_flare.runtime.task import Answer, Task, missing_state
 from fedtar_flare.site.admission import JobRequest
@@ -77,68 +73,30 @@ class FedKEISite(SiteStrategy):
             raise ConfigError(f"data: transforms: {changing[0]} is random, and fedkei trains on images as prepared")
 
     # ------------------------------------------------------------------ what the job asks of a site
-    def adapted_model(self, time_steps: int) -> AdaptedModel:
-        """The report generator with the classifier's encoder: its outline tells which layers an adapter reaches.
-
-        Its other parts count too, where a bound is on the number of parameters. A ``vit`` or ``swin_unetr`` has the
-        tiny encoder in its place, and counts beside it.
-        """
-        model, sizes, own = self.settings.model, self.settings.model.sizes, 0
-        if model.encoder == "vit":
-            own = 16 * sizes["depth"] * sizes["embed_dim"] ** 2
-        elif model.encoder == "swin_unetr":
-            own = 3600 * sizes["feature_size"] ** 2 + 250_000
-        return AdaptedModel(self._generator(), self.settings.lora, own_parameters=lambda values: own)
-
-    def _generator(self) -> ModelConfig:
-        model = self.settings.model
-        common: dict[str, Any] = {
-            "image_size": model.image_size,
-            "slices": model.slices,
-            "lora_targets": model.adapted_layers(),
-        }
-        if model.encoder_weights is not None:
-            common["weights"] = model.encoder_weights
-        if model.encoder != "timm":
-            return generator_preset("small" if model.encoder == "small" else "tiny", **common)
-        common |= {"encoder_name": model.encoder_name, "image_statistics": model.image_statistics}
-        return ModelConfig(preset="classifier", encoder="timm", **common)
+    def adapted_model(self, time_steps: int) -> AdaptedClassifier:
+        """The classifier and its adapter."""
+        return AdaptedClassifier(self.settings.model, self.settings.lora)
 
     def job_request(self, rounds: int, time_steps: int) -> JobRequest:
-        """An epoch counts as one update, the least that it is made of."""
-        training = self.settings.training
-        return request_of(
-            self.adapted_model(time_steps),
-            rounds,
-            time_steps,
+        """What the method asks of a site; an epoch counts as one update, the least that it is made of."""
+        model, training = self.settings.model, self.settings.training
+        names = {"model.encoder_name": model.encoder_name, "model.encoder_weights": model.encoder_weights}
+        return JobRequest(
+            patients={"reports of an update": training.epochs * training.batch_size},
             local_steps={"training.epochs": training.epochs},
             batch_size={"training.batch_size": training.batch_size},
+            gradient_scale={"alpha / rank": 1.0},
             learning_rate={"training.lr": training.lr, "training.eta_in": training.eta_in},
             decay={},
-            clip={},
+            rank={"model.rank": model.rank},
+            pixels={"pixels of a study": model.slices * model.image_size**2},
+            tokens={},
             beams={},
+            rounds={"rounds": rounds},
+            time_steps={"time steps": time_steps},
+            models={setting: name for setting, name in names.items() if name not in (None, "random")},
+            reach=self.adapted_model(time_steps).reach,
         )
-
-    def _sizes(self) -> tuple[int, int]:
-        """Values of the module, and parameters of the frozen encoder."""
-        made = build_classifier(self.settings.model.replace(encoder_weights=None))
-        shared = sum(value.numel() for value in shared_parameters(made).values())
-        return shared, sum(value.numel() for value in made.parameters()) - shared
-
-    def extra_values(self) -> int:
-        """Values of the head, or 0 for a named encoder, whose width only the encoder tells.
-
-        Of an encoder that the generator's outline has not, those of the adapter too.
-        """
-        if self.settings.model.encoder == "timm":
-            return 0
-        if self.settings.model.encoder in ("vit", "swin_unetr"):
-            return self._sizes()[0]
-        return CLASSES * (self._generator().encoder_config["embed_dim"][-1] + 1)
-
-    def model_values(self) -> int | None:
-        """Parameters of the frozen encoder; None for a named one, which is not made to describe a job."""
-        return None if self.settings.model.encoder == "timm" else self._sizes()[1]
 
     def work(self) -> str:
         training = self.settings.training

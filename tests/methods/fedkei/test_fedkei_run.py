@@ -141,7 +141,7 @@ def test_a_job_is_held_against_the_bounds_of_a_site():
     for words in ("training.epochs 2", "batch_size 2", "reports of an update 4", "training.lr 0.5"):
         assert words in few
     assert "vit_base_patch16_224" in found(preset="fedkei-paper")
-    assert "lora_targets" in found(model={"targets": ["encoder.*embed*"]})
+    assert "model.targets" in found(model={"targets": ["encoder.*embed*"]})
 
 
 @pytest.mark.parametrize(
