@@ -1,9 +1,9 @@
 """Centralised training: one process trains on the visits of all sites. In a simulation only.
 
-It bounds what a federation could reach, and is what hospitals cannot do. The first site by name stands for the centre:
-it alone trains, on the union of all sites' training patients, each in the split that its own site gave it. R * T times
-it makes the local updates of one exchange. Every site scores its own test patients, so that the scores stand beside
-those of the other methods.
+It bounds what a federation could reach, and hospitals cannot do it. The first site by name is the centre: only it
+trains, on the union of all sites' training patients, each in the split that its own site gave it. It makes as many
+local updates as a site does in all R * T exchanges. Every site scores its own test patients, so that the scores compare
+with those of the other methods.
 
 A real site refuses every task before anything is read, and the job is not exported for production.
 """
@@ -18,20 +18,22 @@ from fedtar_flare.protocol.tasks import close_round, handshake, train
 from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.state import SiteState
 
+__all__ = ["METHOD", "CentralisedServer", "CentralisedSite"]
+
 
 class CentralisedServer(FedAvgServer):
-    """FedAvg of one site."""
+    """FedAvg of one site; arguments as :class:`.FedAvgServer`."""
 
     def trainers(self) -> list[str]:
-        """The first site by name."""
+        """The first site by name, as a list."""
         return self.run.sites[:1]
 
 
 class CentralisedSite(PooledSite):
-    """Trains on the patients of all sites of a simulation."""
+    """Trains on the patients of all sites of a simulation; arguments as :class:`.PooledSite`."""
 
     def at_handshake(self, task: Task) -> None:
-        """Raises :class:`ConfigError` where the site's state, by which the centre finds the site, lies elsewhere."""
+        """Raises :class:`ConfigError` for a ``state_dir`` of its own: the centre finds the sites by their states."""
         if task.config.state_dir is not None:
             raise ConfigError(
                 f"{task.config.origin}: sites of a centralised simulation keep their state in one place; "

@@ -1,4 +1,4 @@
-"""DRFA: FedAvg with mixing weights that rise for the sites with the largest loss, for the worst-off site's sake.
+"""DRFA: FedAvg with mixing weights that rise for the sites with the largest loss, for the sake of the worst of them.
 
 Deng, Kamani and Mahdavi, "Distributionally Robust Federated Averaging" (NeurIPS 2020), Algorithm 1: minimise over w the
 maximum over lambda in the simplex of ``sum_i lambda_i f_i(w)``. Adapted to R rounds of T exchanges that all sites
@@ -32,6 +32,8 @@ from fedtar_flare.runtime.aggregation import aggregation_weights
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.tasking import Answers, Tensors
 
+__all__ = ["METHOD", "DRFALearner", "DRFAServer", "RobustConfig"]
+
 _PREFIX = "lambda."
 
 
@@ -42,7 +44,7 @@ class RobustConfig(Settings):
 
 
 class DRFAServer(FedAvgServer):
-    """DRFA at the server, with lambda in the checkpoint."""
+    """DRFA at the server, with lambda (``mixing``, by site) in the checkpoint; arguments as :class:`.FedAvgServer`."""
 
     def __init__(self, run: FederatedController):
         super().__init__(run)
@@ -66,24 +68,35 @@ class DRFAServer(FedAvgServer):
         return w
 
     def after_exchange(self, t: int, answers: Answers) -> None:
-        """The exchange of the snapshot also gives the losses."""
+        """Take the sites' losses from the exchange of the snapshot."""
         if t == self._snapshot:
             replies = sorted(answers.replies.items())
             self._losses = {s: reply.numbers["train_loss"] for s, reply in replies if "train_loss" in reply.numbers}
 
     def snapshot(self, r: int) -> int:
-        """Of which exchange of round r the losses are taken."""
+        """The exchange of a round whose losses move lambda.
+
+        Parameters
+        ----------
+        r : int
+            The round, from 1.
+
+        Returns
+        -------
+        int
+            Its number in the round, from 1: by seed and round alone, so that a resumed run draws it again.
+        """
         return random.Random(f"{self.run.config.seed}/{r}").randint(1, len(self.steps(r)))
 
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Lambda of these sites, rescaled to sum to one; their shares by visits where all of it is 0."""
+        """Lambda of these sites, rescaled to sum to one; where all of them are 0, their shares by visits."""
         total = math.fsum(self.mixing[site] for site in counts)
         if total <= 0:
             return super().shares_of(counts)
         return {site: self.mixing[site] / total for site in sorted(counts)}
 
     def _include_new_sites(self) -> None:
-        """Give sites that are new their share of lambda."""
+        """Give new sites their share of lambda."""
         visits = {site: max(1, sum(self.run.visits[site]["train"])) for site in self.run.sites}
         shares = aggregation_weights(visits, self.run.config.weighting)
         new = {site: share for site, share in shares.items() if site not in self.mixing}
@@ -103,13 +116,13 @@ class DRFAServer(FedAvgServer):
 
 
 class DRFALearner(ReportLearner):
-    """Tells the loss of the weights that came down, on the first batch."""
+    """Reports the loss of the weights that came down, on its first batch; arguments as :class:`.ReportLearner`."""
 
     loss_updates = 1
 
 
 def onto_simplex(values: Sequence[float]) -> list[float]:
-    """The nearest point (Euclidean) with no negative part and sum 1 (Duchi et al., ICML 2008, Figure 1).
+    """The nearest point (Euclidean) of the probability simplex (Duchi et al., ICML 2008, Figure 1).
 
     >>> onto_simplex([0.75, 1.25, -1.0])
     [0.25, 0.75, 0.0]

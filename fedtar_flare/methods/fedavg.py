@@ -17,9 +17,15 @@ from fedtar_flare.runtime.server_strategy import ServerStrategy
 from fedtar_flare.runtime.task import Task
 from fedtar_flare.runtime.tasking import Answers, Tensors
 
+__all__ = ["METHOD", "FedAvgServer", "PooledSite"]
+
 
 class FedAvgServer(ServerStrategy):
-    """FedAvg at the server; a rival may override :meth:`merge`."""
+    """FedAvg at the server; arguments as :class:`.ServerStrategy`.
+
+    A method that differs in what the server does with the mean overrides :meth:`merge`; one that also uses the sites'
+    answers overrides :meth:`after_exchange`.
+    """
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """T exchanges, or one for each period so far; each replaces w by the weighted mean of the sites' weights."""
@@ -32,10 +38,34 @@ class FedAvgServer(ServerStrategy):
         return w
 
     def after_exchange(self, t: int, answers: Answers) -> None:
-        """Called with what the sites answered at exchange t, before it is merged."""
+        """Use the sites' answers of an exchange, before its mean is merged; by default nothing.
+
+        Parameters
+        ----------
+        t : int
+            The exchange within the round, from 1.
+        answers : Answers
+            Replies by site, and why sites are missing.
+        """
 
     def merge(self, w: Tensors, mean: Tensors, answers: Answers) -> Tensors:
-        """The weights after an exchange, given the mean of the sites' differences (float64)."""
+        """Add the sites' mean update to the weights.
+
+        Parameters
+        ----------
+        w : Tensors
+            The weights that went down, float32 by name.
+        mean : Tensors
+            Mean of the sites' updates (differences from ``w``), float64, by the names of ``w`` and of
+            :meth:`extra_tensors`.
+        answers : Answers
+            The sites' replies.
+
+        Returns
+        -------
+        Tensors
+            The weights after the exchange, float32, by the names of ``w``.
+        """
         if isinstance(mean, ProductMean):
             return mean.step(w)[0]
         return {name: (w[name].double() + mean[name]).float() for name in sorted(w)}
@@ -46,7 +76,7 @@ class FedAvgServer(ServerStrategy):
 
 
 class PooledSite(ReportSite):
-    """A site that trains on the visits of all time steps together."""
+    """A site that trains on the visits of all time steps together; arguments as :class:`.ReportSite`."""
 
     def steps_of(self, task: Task) -> int | Collection[int] | None:
         """All steps together."""

@@ -1,9 +1,9 @@
 """FedAvg, and at the end each site fine-tunes the shared adapter for itself.
 
-The plainest personalisation, which any personal part must beat: after the last round of FedAvg a site goes on from the
-shared adapter w_T for some local updates on its own visits, and keeps the outcome. Validation is of the shared adapter
-alone, so that the best round is chosen as in FedAvg; the last scores are with the site's own adapter and without it.
-These updates come on top of the R * T exchanges; by default they are as many as one exchange has.
+The plainest personalisation, which any personal part must beat: after the last round of FedAvg a site continues from
+the shared adapter w_T with some local updates on its own visits, and stores the result. Only the shared adapter is
+validated, so that the best round is chosen as in FedAvg; the last scores are with the site's own adapter and without
+it. These updates come in addition to the R * T exchanges; by default they are as many as one exchange has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +28,8 @@ from fedtar_flare.protocol.lora_ranks import pairs
 from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.state import state_of_run
 
+__all__ = ["METHOD", "FineTuneConfig", "FineTuneLearner", "FineTuneSite"]
+
 
 class FineTuneConfig(Settings):
     """The fine-tuning at the end of a run."""
@@ -36,12 +38,13 @@ class FineTuneConfig(Settings):
 
 
 class FineTuneLearner(ReportLearner):
-    """Keeps an adapter of the site's own, which acts in the shared one's place when reports are scored or written.
+    """Holds a fine-tuned adapter, which replaces the shared one when reports are scored or written.
 
-    It is never trained further and never validated: both are of the shared adapter.
+    Training and validation use the shared adapter. Other arguments than ``finetune`` as :class:`.ReportLearner`.
     """
 
     tuned: Mapping[str, torch.Tensor] | None = None
+    """The fine-tuned adapter by tensor name; None before the end of the run."""
 
     def __init__(self, *, finetune: FineTuneConfig, **others: Any):
         super().__init__(**others)
@@ -63,7 +66,13 @@ class FineTuneLearner(ReportLearner):
         return super().validate()
 
     def fine_tune(self, seed: int) -> None:
-        """Train on the site's visits of all steps, keep the outcome aside, and restore the shared adapter."""
+        """Train on the site's visits of all steps, set :attr:`tuned`, and restore the shared adapter.
+
+        Parameters
+        ----------
+        seed : int
+            Of the batches.
+        """
         start = self.shared()
         self.train(None, seed, updates=self.updates)
         self.tuned = self.shared()
@@ -77,10 +86,10 @@ class FineTuneLearner(ReportLearner):
 
 
 class FineTuneSite(PooledSite):
-    """Fine-tunes within the last closing task."""
+    """Fine-tunes within the last closing task; arguments as :class:`.PooledSite`."""
 
     def personalise(self, task: Task, learner: ReportLearner) -> None:
-        """After the last round, where the site has enough training visits."""
+        """Fine-tune after the last round, where the site has enough training visits."""
         assert isinstance(learner, FineTuneLearner)
         visits = len(learner.cohort.samples("train", least=learner.min_cell))
         if task.header.round < task.header.rounds or not visits:
@@ -93,12 +102,12 @@ class FineTuneSite(PooledSite):
         self.save_private(task, learner)
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
-        """Without an adapter of its own."""
+        """The shared adapter without the fine-tuned one."""
         return ReportLearner, {}
 
 
 def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> SavedLearner:
-    """The adapter that the site fine-tuned after the last round; it needs neither key nor the best round's adapter.
+    """The adapter that the site fine-tuned after the last round; neither key nor the best round's adapter is needed.
 
     Raises ConfigError where the state is of another run, or holds no such adapter; StateError where it is damaged.
     """

@@ -1,9 +1,9 @@
 """FedAvg with FedTAR's patient-adaptive part: the visits of all time steps are pooled, alpha is 1.
 
 The shared adapter is averaged as in :mod:`fedtar_flare.methods.fedavg`; each site trains its patient part (FedTAR,
-Eq. 2 to 4) beside it and keeps it. What is left out of FedTAR is the aggregation over time (Eq. 7 and 8), so that the
-difference between the two is what that aggregation is worth. With ``patient.time_conditioned=False`` time is left out
-altogether.
+Eq. 2 to 4) beside it, which stays at the site. FedTAR's aggregation over time (Eq. 7 and 8) is missing, so that the
+difference between the two methods is the effect of that aggregation. With ``patient.time_conditioned=False`` nothing
+depends on time.
 """
 
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
@@ -13,9 +13,11 @@ from fedtar_flare.methods.fedtar.method import METHOD as FEDTAR
 from fedtar_flare.methods.fedtar.method import PATIENT_PRESETS, PATIENT_SETTINGS
 from fedtar_flare.methods.fedtar.site import PatientSite
 
+__all__ = ["METHOD", "FedAvgPatientSite"]
+
 
 class FedAvgPatientSite(PooledSite, PatientSite):
-    """Trains on pooled visits with the patient part."""
+    """Trains on pooled visits with the patient part; arguments as :class:`.PatientSite`."""
 
 
 METHOD = FEDAVG.derive(

@@ -7,8 +7,8 @@ Reddi et al., "Adaptive Federated Optimization" (ICLR 2021), Algorithm 2; Delta 
     v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)          (FedYogi)
     w <- w + server_lr m / (sqrt(v) + tau)
 
-m starts at 0 and v at tau^2, the least that the paper allows. As in the paper, the bias of m and v is not corrected.
-``torch.optim.Adam``, which FLARE's own FedOpt steps, divides m by 1 - beta1^t and v by 1 - beta2^t and starts v at 0.
+m starts at 0 and v at tau^2, the smallest value that the paper allows. As in the paper, the bias of m and v is not
+corrected. ``torch.optim.Adam``, which FLARE's own FedOpt uses, divides m by 1 - beta1^t and v by 1 - beta2^t and starts v at 0.
 The mean is weighted by ``weighting`` (the paper's is uniform); the local optimiser is AdamW, as in every method here.
 """
 
@@ -22,6 +22,8 @@ from fedtar_flare.methods.fedavg import FedAvgServer
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.tasking import Answers, Tensors
 
+__all__ = ["FEDADAM", "FEDYOGI", "AdaptiveConfig", "FedAdamServer", "FedYogiServer"]
+
 
 class AdaptiveConfig(Settings):
     """The server's optimiser."""
@@ -33,7 +35,10 @@ class AdaptiveConfig(Settings):
 
 
 class FedAdamServer(FedAvgServer):
-    """FedAdam at the server, whose m and v (float64) are in the checkpoint."""
+    """FedAdam at the server, with m and v (float64, by tensor name) in the checkpoint.
+
+    Arguments as :class:`.FedAvgServer`.
+    """
 
     def __init__(self, run: FederatedController):
         super().__init__(run)
@@ -41,12 +46,23 @@ class FedAdamServer(FedAvgServer):
         self.v: dict[str, torch.Tensor] = {}
 
     def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        """v after an exchange, given Delta^2."""
+        """The second moment after an exchange.
+
+        Parameters
+        ----------
+        v, square : Tensor
+            v before it, and Delta^2; float64, of one tensor.
+
+        Returns
+        -------
+        Tensor
+            v after it.
+        """
         beta2 = self.settings.server.beta2
         return beta2 * v + (1 - beta2) * square
 
     def merge(self, w: Tensors, mean: Tensors, answers: Answers) -> Tensors:
-        """One step of the server's optimiser."""
+        """One step of the server's optimiser (Algorithm 2)."""
         config, merged = self.settings.server, {}
         for name in sorted(w):
             delta = mean[name]
@@ -66,7 +82,7 @@ class FedAdamServer(FedAvgServer):
 
 
 class FedYogiServer(FedAdamServer):
-    """FedYogi at the server."""
+    """FedYogi at the server; arguments as :class:`.FedAvgServer`."""
 
     def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         return v - (1 - self.settings.server.beta2) * square * torch.sign(v - square)

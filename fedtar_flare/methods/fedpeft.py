@@ -1,4 +1,4 @@
-"""FedAvg of other parts of the model than LoRA: the rivals of FedMRG's paper that differ in what travels.
+"""FedAvg of other parts of the model than LoRA: the rivals of FedMRG's paper that differ in what is exchanged.
 
 All are FedAvg (:mod:`fedtar_flare.methods.fedavg`) with as many exchanges and local updates; ``peft.kind`` says what
 is trained and averaged:
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     from fedtar_flare.models.report_generator import ReportGenerator
 
+__all__ = ["METHOD", "PEFTConfig", "PEFTLearner", "PEFTSite"]
+
 ADAPTER = Group("adapter", "averaged", OTHER_KINDS, "an adapter: AdaLoRA's or FedPara's factors, or VeRA's vectors")
 PROMPTS = Group("prompts", "averaged", ("diagnosis.*",), "learnt vectors that stand for words, of all reports")
 ORTHOGONALITY = 0.5
@@ -68,12 +70,25 @@ class PEFTConfig(Settings):
             yield "target_rank", "none, unless kind is adalora"
 
     def extension(self, targets: Sequence[str], seed: int) -> dict[str, Any]:
-        """What :func:`extend` needs to know."""
+        """Arguments of :func:`extend`, as the checkpoint stores them.
+
+        Parameters
+        ----------
+        targets : sequence of str
+            Globs of the adapted layers.
+        seed : int
+            Of the learnt words' start.
+
+        Returns
+        -------
+        dict
+            JSON primitives.
+        """
         return {"kind": self.kind, "prompts": self.prompts, "targets": targets, "seed": seed}
 
 
 def extend(generator: ReportGenerator, settings: dict[str, Any]) -> None:
-    """Give a base model what its adapter stands on: learnt words, or for LoHa plain linear layers."""
+    """Prepare a base model for its adapter: add learnt words, or for LoHa make its layers plain linear ones."""
     from fedtar_flare.models import learned_prompts
 
     if settings["kind"] in WORDS:
@@ -84,17 +99,17 @@ def extend(generator: ReportGenerator, settings: dict[str, Any]) -> None:
 
 
 class PEFTSite(PooledSite):
-    """Trains what ``peft`` says."""
+    """Trains the parameters that ``peft.kind`` names; arguments as :class:`.PooledSite`."""
 
     @staticmethod
     def resolve(given: RunSettings, source: str) -> RunSettings:
-        """Learnt words travel too."""
+        """With the learnt words exchanged too."""
         if given.peft.kind not in WORDS:
             return given
         return given.replace(lora=given.lora.replace(exchange=(*given.lora.exchange, *PROMPTS.names)))
 
     def check(self) -> None:
-        """Refuse what trains nothing, and a rank too small to be pruned."""
+        """Refuse a job that trains nothing, and a rank too small to be pruned."""
         peft, lora = self.settings.peft, self.settings.given.lora
         if peft.kind == "none" and not lora.exchange:
             raise ConfigError("peft.kind is none: lora.exchange must name the parameters that are trained and travel")
@@ -113,7 +128,10 @@ class PEFTSite(PooledSite):
 
 
 class PEFTLearner(ReportLearner):
-    """Trains another kind of adapter, learnt words, or parameters alone; other arguments than ``peft`` as its base."""
+    """Trains another kind of adapter, learnt words, or parameters of the model.
+
+    Other arguments than ``peft`` as :class:`.ReportLearner`.
+    """
 
     def __init__(self, *, peft: PEFTConfig, seed: int, **settings: Any):
         self._peft, self._seed = peft, seed
@@ -128,7 +146,7 @@ class PEFTLearner(ReportLearner):
         extend(generator, self._extension)
 
     def adapt(self, generator: ReportGenerator, lora: LoRAConfig, seed: int) -> PeftModel:
-        """PEFT's model; where there is no adapter, what stands for one."""
+        """PEFT's model, or a stand-in of the same form where there is no adapter."""
         kind = self._peft.kind
         if kind == "none" or kind in WORDS:
             return cast("PeftModel", without_adapter(generator, lora.exchange))
@@ -145,7 +163,7 @@ class PEFTLearner(ReportLearner):
         )
 
     def describe(self) -> dict[str, Any]:
-        """The parameters of an adapter are not the model's."""
+        """With the number of the model's parameters, the adapter's excluded."""
         own = sum(p.numel() for n, p in self.shared_parameters.items() if n.startswith("base_model.model."))
         whole = sum(parameter.numel() for parameter in self.model.parameters())
         return super().describe() | {"extension": self._extension, "parameters": whole - own}
@@ -156,7 +174,7 @@ class PEFTLearner(ReportLearner):
 
     # ------------------------------------------------------------------ AdaLoRA
     def train(self, *args: Any, **kwargs: Any) -> Trained:
-        """The importance by which AdaLoRA prunes begins anew."""
+        """Reset the importance by which AdaLoRA prunes, then train."""
         self._made = 0
         if self._peft.kind == "adalora":
             self._tuner.rankallocator.reset_ipt()
@@ -178,7 +196,7 @@ class PEFTLearner(ReportLearner):
     def local_update(
         self, samples: Sequence[Sample], seed: str, optimizer: torch.optim.Optimizer, start: Mapping[str, torch.Tensor]
     ) -> float | None:
-        """AdaLoRA: then entries of E are pruned by what the gradients of this task say of them."""
+        """AdaLoRA: after the update, prune entries of E by the importance that this task's gradients give them."""
         loss = super().local_update(samples, seed, optimizer, start)
         if loss is not None and self._peft.kind == "adalora":
             self._made += 1

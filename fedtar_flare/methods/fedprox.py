@@ -15,6 +15,8 @@ from fedtar_flare.core.settings import Settings
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 
+__all__ = ["METHOD", "ProximalConfig", "ProximalLearner"]
+
 
 class ProximalConfig(Settings):
     """The proximal term."""
@@ -23,7 +25,10 @@ class ProximalConfig(Settings):
 
 
 class ProximalLearner(ReportLearner):
-    """Adds the gradient of ``mu / 2 ||w - w^t||^2`` (Eq. 2)."""
+    """Adds the gradient of ``mu / 2 ||w - w^t||^2`` (Eq. 2).
+
+    Other arguments than ``proximal`` as :class:`.ReportLearner`.
+    """
 
     def __init__(self, *, proximal: ProximalConfig, **others: Any):
         super().__init__(**others)

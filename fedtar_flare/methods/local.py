@@ -1,8 +1,8 @@
 """Local-only: every site trains its own adapter on its own visits, and no weight leaves it.
 
-It decides whether joining pays: pooled visits and as many local updates as in the federation. The common start comes
-with the handshake, or each site makes it from the seed; after that no weights travel. The server keeps the round's
-time and asks for scores.
+It shows whether joining a federation pays: pooled visits and as many local updates. The common start comes with the
+handshake, or each site makes it from the seed; after that no weights travel. The server counts rounds and asks for
+scores.
 """
 
 from collections.abc import Mapping
@@ -14,15 +14,20 @@ from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.protocol.tasks import close_round, handshake, train
 
+__all__ = ["METHOD", "LocalLearner"]
+
 
 class LocalLearner(ReportLearner):
-    """Keeps the adapter at the site as private state; it begins with the common start of the handshake."""
+    """Holds the adapter as private state of the site; it begins with the common start of the handshake.
+
+    Arguments as :class:`.ReportLearner`.
+    """
 
     def private(self) -> dict[str, torch.Tensor]:
         return super().private() | self.shared()
 
     def load_private(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take the site's own adapter."""
+        """Load the site's own adapter."""
         super().load_private(state)
         self.load_shared({name: state[name] for name in self.shared_parameters})
 

@@ -1,6 +1,6 @@
-"""Local-only with FedTAR's patient-adaptive part: every site alone, and no weight leaves it.
+"""Local-only with FedTAR's patient-adaptive part: no weight leaves a site.
 
-It decides whether a site needs the others once it has the patient part; see :mod:`fedtar_flare.methods.local`.
+It shows whether a site needs the others once it has the patient part; see :mod:`fedtar_flare.methods.local`.
 """
 
 from fedtar_flare.learning.diagnosis import extend
@@ -11,13 +11,15 @@ from fedtar_flare.methods.fedtar.site import PatientSite
 from fedtar_flare.methods.local import METHOD as LOCAL
 from fedtar_flare.methods.local import LocalLearner
 
+__all__ = ["METHOD", "LocalPatientLearner", "LocalPatientSite"]
+
 
 class LocalPatientLearner(LocalLearner, PatientLearner):
-    """Keeps the adapter and the patient part at the site."""
+    """Holds the adapter and the patient part as private state of the site; arguments as :class:`.PatientLearner`."""
 
 
 class LocalPatientSite(PooledSite, PatientSite):
-    """Trains on pooled visits with the patient part."""
+    """Trains on pooled visits with the patient part; arguments as :class:`.PatientSite`."""
 
 
 METHOD = LOCAL.derive(

@@ -12,14 +12,14 @@ p_i are the shares by ``weighting`` of all sites (1 / N, the paper's, with ``uni
 site, c goes down with the weights, and the change of c_i comes up with the update: twice the bytes of FedAvg.
 
 The local optimiser is AdamW by default, as in every method here. There (x - y_i) / (K lr) would be a mean of normalised
-steps, of another unit than the gradients that it corrects, and so the mean of the gradients takes its place. AdamW
-rescales the corrected gradient in each coordinate, so that the correction turns the local steps and does not cancel the
-drift exactly as the paper's analysis has it. ``scaffold.optimizer=sgd`` is the paper's own local step; its learning
+steps, of another unit than the gradients that it corrects, so the mean of the gradients replaces it. AdamW rescales
+the corrected gradient in each coordinate, so that the correction turns the local steps but does not cancel the drift
+exactly as the paper's analysis has it. ``scaffold.optimizer=sgd`` is the paper's own local step; its learning
 rate, ``training.lr``, must then be much larger.
 
-A change of c_i is a plain mean of gradients, which tells far more of single visits than the weights that AdamW moved:
-many means over known batches give the gradient of each visit. Batches are therefore secret at a site with patients, and
-unclipped gradients refused; but a site's kit lists this method only where its staff names it.
+A change of c_i is a plain mean of gradients, which reveals far more of single visits than weights that AdamW moved:
+many means over known batches give the gradient of each visit. At a site with patients the batches are therefore secret,
+and unclipped gradients are refused; and a site's kit lists this method only where its staff names it.
 
 An update that comes too late or is refused leaves the site's c_i ahead of the server's c until it is trained again.
 """
@@ -46,8 +46,10 @@ from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.task import Task
 from fedtar_flare.runtime.tasking import Answers, Tensors
 
+__all__ = ["METHOD", "ScaffoldConfig", "ScaffoldLearner", "ScaffoldServer", "ScaffoldSite"]
+
 PREFIX = "control."
-"""Of a control variate's name, before that of the tensor that it belongs to."""
+"""Prefix of a control variate's name, before its tensor's."""
 CONTROL = Group("control", "averaged", (f"control.{LORA_NAMES}",), "control variates: means of a site's gradients")
 
 
@@ -58,20 +60,20 @@ class ScaffoldConfig(Settings):
 
 
 class ScaffoldServer(FedAvgServer):
-    """SCAFFOLD at the server, with c (float64) in the checkpoint."""
+    """SCAFFOLD at the server, with c (float64) in the checkpoint; arguments as :class:`.FedAvgServer`."""
 
     def __init__(self, run: FederatedController):
         super().__init__(run)
         self.control: dict[str, torch.Tensor] = {}
 
     def extra_tensors(self, w: Tensors) -> Tensors:
-        """c, at first 0."""
+        """c, which starts at 0."""
         if not self.control:
             self.control = {f"{PREFIX}{name}": torch.zeros_like(w[name], dtype=torch.float64) for name in sorted(w)}
         return self.control
 
     def merge(self, w: Tensors, mean: Tensors, answers: Answers) -> Tensors:
-        """The steps of x and of c; the latter by the share of the sites that answered."""
+        """The steps of x and of c (Algorithm 1); that of c by the share of the sites that answered."""
         visits = {site: sum(self.run.visits[site]["train"]) for site in self.run.sites}
         counts = {site: max(n, site in answers.replies) for site, n in visits.items()}
         shares = self.run.shares_of({site: n for site, n in counts.items() if n})
@@ -88,12 +90,12 @@ class ScaffoldServer(FedAvgServer):
 
 
 class ScaffoldSite(PooledSite):
-    """SCAFFOLD at a site; its control variates are of the adapter alone."""
+    """SCAFFOLD at a site, with control variates of the adapter only; arguments as :class:`.PooledSite`."""
 
     def check(self) -> None:
         if exchange := self.settings.lora.exchange:
             raise ConfigError(
-                f"lora: exchange is {list(exchange)}: SCAFFOLD has control variates for the adapter alone; leave it "
+                f"lora: exchange is {list(exchange)}: SCAFFOLD has control variates of the adapter only; leave it "
                 "empty, or warm-start these parameters (fedtar warmstart)"
             )
 
@@ -106,7 +108,10 @@ class ScaffoldSite(PooledSite):
 
 
 class ScaffoldLearner(ReportLearner):
-    """Adds c - c_i to every gradient and keeps c_i, the mean of the last task's gradients (see the module)."""
+    """Adds c - c_i to every gradient and sets c_i to the mean of the task's gradients (see the module).
+
+    Other arguments than ``scaffold`` as :class:`.ReportLearner`.
+    """
 
     def __init__(self, *, scaffold: ScaffoldConfig, **others: Any):
         super().__init__(**others)
@@ -123,21 +128,22 @@ class ScaffoldLearner(ReportLearner):
         return torch.optim.SGD(parameters, lr=rate, weight_decay=self.training.weight_decay)
 
     def load_shared(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Also takes c, which comes down with the weights of a training task."""
+        """Load c too, which comes down with the weights of a training task."""
         self._common = without_prefix(weights, PREFIX)
         super().load_shared({name: v for name, v in weights.items() if not name.startswith(PREFIX)})
 
     def train(self, *args: Any, **kwargs: Any) -> Trained:
-        """The update holds the change of c_i too."""
+        """As :class:`.ReportLearner`; the update holds the change of c_i too."""
         self._sum, self._batches = {}, 0
         trained = super().train(*args, **kwargs)
         control = {name: value / self._batches for name, value in self._sum.items()}
-        change = {f"{PREFIX}{name}": value - self._own_of(name, value) for name, value in control.items()}
+        before = {name: self._own.get(name, torch.zeros_like(value)) for name, value in control.items()}
+        change = {f"{PREFIX}{name}": value - before[name] for name, value in control.items()}
         self._own = control
         return replace(trained, update=trained.update | change)
 
     def after_backward(self, start: Mapping[str, torch.Tensor]) -> None:
-        """Clip, then ``grad += c - c_i``; a batch whose gradient is not finite will be skipped and does not count."""
+        """Clip, then ``grad += c - c_i``; a batch whose gradient is not finite is skipped and does not count in c_i."""
         parameters = self.shared_parameters
         torch.nn.utils.clip_grad_norm_(parameters.values(), self.training.max_grad_norm or math.inf)
         gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in parameters.items()}
@@ -146,7 +152,7 @@ class ScaffoldLearner(ReportLearner):
         self._batches += 1
         for name, gradient in gradients.items():
             seen = gradient.detach().float().cpu().clone()
-            correction = self._common[name] - self._own_of(name, seen)
+            correction = self._common[name] - self._own.get(name, torch.zeros_like(seen))
             self._sum[name] = self._sum[name] + seen if name in self._sum else seen
             parameters[name].grad = gradient + correction.to(gradient)
 
@@ -156,9 +162,6 @@ class ScaffoldLearner(ReportLearner):
 
     def load_private(self, state: Mapping[str, torch.Tensor]) -> None:
         self._own = without_prefix(state, PREFIX)
-
-    def _own_of(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        return self._own.get(name, torch.zeros_like(like))
 
 
 METHOD = FEDAVG.derive(
