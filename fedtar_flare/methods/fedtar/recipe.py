@@ -6,6 +6,8 @@ from typing import Any
 
 from fedtar_flare.runtime.recipe import MethodRecipe
 
+__all__ = ["FedTARRecipe"]
+
 
 class FedTARRecipe(MethodRecipe):
     """The job of FedTAR; arguments as :class:`MethodRecipe`.
