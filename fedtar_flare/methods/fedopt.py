@@ -9,7 +9,7 @@ Reddi et al., "Adaptive Federated Optimization" (ICLR 2021), Algorithm 2; Delta 
 
 m starts at 0 and v at tau^2, the smallest value that the paper allows. As in the paper, the bias of m and v is not
 corrected. ``torch.optim.Adam``, which FLARE's own FedOpt uses, divides m by 1 - beta1^t and v by 1 - beta2^t and starts
-v at 0. The mean is weighted by ``weighting`` (the paper's is uniform); the local optimiser is AdamW, as everywhere here.
+v at 0. The mean is weighted by ``weighting`` (the paper's is uniform); the local optimiser is AdamW, as always here.
 """
 
 import torch

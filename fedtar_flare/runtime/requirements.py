@@ -34,23 +34,47 @@ LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"
 
 
 class JobModel(Protocol):
-    """A job's model and its adapter: how large they are, and what of the model the job changes."""
+    """A job's model and its adapter, described without weights (:class:`AdaptedModel`, or a method's own)."""
 
     @property
-    def config(self) -> Any:
-        """Settings of the model."""
+    def config(self) -> Any: ...
 
     @property
-    def lora(self) -> LoRAConfig:
-        """Settings of the adapter."""
+    def lora(self) -> LoRAConfig: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def weights(self) -> str | None: ...
+
+    def sizes(self) -> dict[str, int]: ...
+
+    def reach(self, models: Mapping[str, Path | None] | None) -> Reach: ...
+
+
+@dataclass(frozen=True)
+class AdaptedModel:
+    """A report generator and its adapter, described without weights."""
+
+    config: ModelConfig
+    """The base model."""
+    lora: LoRAConfig
+    """The adapter, of this site's rank."""
+    extend: Callable[[ReportGenerator], None] = lambda model: None
+    """Adds to a model what the method gives it."""
+    own_parameters: Callable[[int], int] = lambda values: 0
+    """Most parameters that the method trains for itself, given the number of values of the shared adapter."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Hub names or local folders of the model's parts."""
+        return tuple(name for name in (self.config.encoder_name, self.config.decoder_name) if name)
 
     @property
     def weights(self) -> str | None:
         """Name or path of the model's own weights; None: those of its parts."""
+        return self.config.weights
 
     def sizes(self) -> dict[str, int]:
         """Count ``parameters`` and ``exchanged`` values.
@@ -60,6 +84,17 @@ class JobModel(Protocol):
         dict
             Numbers by name; empty where the model's parts are not on this machine.
         """
+        from fedtar_flare.models.outline import outline
+
+        if any(not Path(name).expanduser().is_dir() for name in self.names):
+            return {}  # on a hub: nothing is fetched to describe a job
+        try:
+            model = outline(self.config, self.extend)
+        except ConfigError:
+            return {}
+        whole = sum(model.tensors[name] for name in model.exchanged(self.lora.exchange))
+        factors = model.lora_values(self.config.lora_targets, self.lora.rank)
+        return {"parameters": model.parameters, "exchanged": factors + whole}
 
     def reach(self, models: Mapping[str, Path | None] | None) -> Reach:
         """Work out what the job changes of the model.
@@ -74,43 +109,6 @@ class JobModel(Protocol):
         Reach
             Layers that the adapter reaches, parameters that travel whole, and the number of parameters.
         """
-
-
-@dataclass(frozen=True)
-class AdaptedModel:
-    """A report generator and its adapter (see :class:`JobModel`)."""
-
-    config: ModelConfig
-    """The base model."""
-    lora: LoRAConfig
-    """The adapter, of this site's rank."""
-    extend: Callable[[ReportGenerator], None] = lambda model: None
-    """Adds to a model what the method gives it."""
-    own_parameters: Callable[[int], int] = lambda values: 0
-    """Most parameters that the method trains for itself, given the number of values of the shared adapter."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(name for name in (self.config.encoder_name, self.config.decoder_name) if name)
-
-    @property
-    def weights(self) -> str | None:
-        return self.config.weights
-
-    def sizes(self) -> dict[str, int]:
-        from fedtar_flare.models.outline import outline
-
-        if any(not Path(name).expanduser().is_dir() for name in self.names):
-            return {}  # on a hub: nothing is fetched to describe a job
-        try:
-            model = outline(self.config, self.extend)
-        except ConfigError:
-            return {}
-        whole = sum(model.tensors[name] for name in model.exchanged(self.lora.exchange))
-        factors = model.lora_values(self.config.lora_targets, self.lora.rank)
-        return {"parameters": model.parameters, "exchanged": factors + whole}
-
-    def reach(self, models: Mapping[str, Path | None] | None) -> Reach:
         from fedtar_flare.models.outline import UNKNOWN, outline
 
         config = self.config

@@ -10,14 +10,13 @@ from fedtar_flare.core.globs import matches
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.classifier import ClassifierConfig, bare_classifier, build_classifier
-from fedtar_flare.models.config import RANDOM
 from fedtar_flare.models.outline import EMBEDDING
 from fedtar_flare.site.admission import Reach
 
 
 @dataclass(frozen=True)
 class AdaptedClassifier:
-    """A classifier and its adapter; a :class:`~fedtar_flare.runtime.requirements.JobModel`."""
+    """A classifier and its adapter (see :class:`~fedtar_flare.runtime.requirements.AdaptedModel`)."""
 
     config: ClassifierConfig
     lora: LoRAConfig
@@ -32,7 +31,7 @@ class AdaptedClassifier:
 
     @property
     def _untrained(self) -> ClassifierConfig:
-        return self.config.replace(encoder_weights=RANDOM if self.config.encoder == "timm" else None)
+        return self.config.replace(encoder_weights="random" if self.config.encoder == "timm" else None)
 
     def sizes(self) -> dict[str, int]:
         if any(not Path(name).expanduser().is_dir() for name in self.names):

@@ -1,4 +1,4 @@
-"""The feature bank: rows of each hospital's image features, which all others contrast their own images with.
+"""The feature bank: rows of each hospital's image features, with which all others contrast their own images.
 
 A row is the unit mean of the features of g training patients, of one visit each. The patients of a row stay together
 for the whole run, so that no difference of two rows is one patient's.
@@ -21,52 +21,53 @@ FEATURES = "bank.features"
 """Name of the rows on the wire."""
 
 SENT = "sent/"
-"""Of the names of the rows that the site sent, by round, in its private state."""
+"""Prefix, in the site's private state, of the rows that it sent; the round follows."""
 
 ROUNDS = 3
-"""For how many rounds a site's rows serve, unless newer ones of its own replace them."""
+"""Rounds in which a site's rows are used, unless newer rows of the site replace them."""
 
 MOST_ROWS, WIDEST, MOST_DOWN = 64, 4096, 100_000
-"""Most rows of a site in a round, widest row, and most rows that a site takes from the server."""
+"""Most rows of a site in a round, largest width of a row, and most rows that a site takes from the server."""
 
 
 def rows_of_round(samples: Sequence[Sample], round_: int, rows: int, group: int, seed: int) -> list[list[Sample]]:
-    """The samples of each row of a round (from 1): at most ``rows`` of them, of one visit each of ``group`` patients.
+    """Choose the samples of each row of a round (from 1): at most ``rows`` rows, each one visit of ``group`` patients.
 
-    ``samples`` are for training, patient by patient in the site's own secret order (``Cohort.samples``). In an order by
-    ``seed`` each row comes once before any comes again; every time a patient comes, it is with the next visit. Empty
+    ``samples`` are the training samples, patient by patient in the site's own secret order (``Cohort.samples``). In an
+    order by ``seed`` each row is used once before any is used again; each time with the patients' next visits. Empty
     where there are fewer patients than ``group``.
     """
-    visits: dict[str, list[Sample]] = {}
+    of_patient: dict[str, list[Sample]] = {}
     for sample in samples:
-        visits.setdefault(sample.visit.patient_id, []).append(sample)
-    patients = list(visits.values())
+        of_patient.setdefault(sample.visit.patient_id, []).append(sample)
+    patients = list(of_patient.values())
     groups = [patients[i : i + group] for i in range(0, len(patients) - group + 1, group)]
-    many = min(rows, len(groups))
-    if not many:
+    count = min(rows, len(groups))
+    if not count:
         return []
-    rounds_of_cycle = len(groups) // many
-    cycle, place = divmod(round_ - 1, rounds_of_cycle)
+    cycle, part = divmod(round_ - 1, len(groups) // count)
     order = torch.randperm(len(groups), generator=torch.Generator().manual_seed((seed + cycle) % 2**63)).tolist()
-    return [[own[cycle % len(own)] for own in groups[i]] for i in order[place * many : (place + 1) * many]]
+    chosen = order[part * count : (part + 1) * count]
+    return [[visits[cycle % len(visits)] for visits in groups[i]] for i in chosen]
 
 
 def membership_auc(rows: Tensor, inside: Tensor, outside: Tensor) -> float:
-    """AUC of the largest cosine to any row, of features (n, C) of patients in the rows against (m, C) of others.
+    """AUC of guessing by the largest cosine to any row whether a patient is in the rows (M, C).
 
-    It is what somebody can do who has the patient's image, the encoder and the rows: 1 where they give away who is in
-    them, 0.5 where they tell nothing.
+    ``inside`` (n, C) and ``outside`` (m, C) are features of patients in the rows and of others. The attacker has the
+    patient's image, the encoder and the rows: 1 means that the rows give away who is in them, 0.5 a guess.
     """
     scores = torch.cat([inside, outside]) @ rows.T
-    found = auc(np.repeat([1, 0], [len(inside), len(outside)]), scores.amax(1).numpy())
-    assert found is not None
-    return found
+    value = auc(np.repeat([1, 0], [len(inside), len(outside)]), scores.amax(1).numpy())
+    assert value is not None
+    return value
 
 
 class SiteBank:
-    """The bank as one site has it: :attr:`rows` (M, C), ``width`` C, are the other hospitals' unit rows.
+    """The bank at one site: :attr:`rows` (M, C) are the other hospitals' unit rows, of ``width`` C.
 
-    :attr:`sent` by round are the rows that this site sent, part of its state, :attr:`use` numbers for the record.
+    :attr:`sent` are the rows that this site sent, by round, which its state holds; :attr:`use` are numbers for the
+    record.
     """
 
     def __init__(self, width: int):
@@ -76,7 +77,7 @@ class SiteBank:
         self.use: dict[str, float] = {}
 
     def receive(self, rows: Tensor | None) -> None:
-        """Take what came down, in place of what was there; :class:`ExchangeError` where it is no bank of unit rows."""
+        """Replace the rows by those that came down; :class:`ExchangeError` unless they are unit rows of this width."""
         rows = torch.zeros(0, self.width) if rows is None else rows
         if rows.dim() != 2 or rows.shape[1] != self.width or len(rows) > MOST_DOWN:
             raise ExchangeError(f"the server sent a bank of shape {tuple(rows.shape)}, not rows of {self.width}")
@@ -84,22 +85,22 @@ class SiteBank:
         self.rows = rows.clone()
 
     def begin(self, round_: int) -> None:
-        """Forget what was sent too long ago to be in the bank, and leave out of the bank what this site sent."""
-        self.sent = {r: kept for r, kept in self.sent.items() if 0 < round_ - r <= ROUNDS}
+        """Drop sent rows that are too old to be in the bank, and remove the site's own rows from the bank."""
+        self.sent = {r: rows for r, rows in self.sent.items() if 0 < round_ - r <= ROUNDS}
         if self.sent and len(self.rows):
             own = torch.cat(list(self.sent.values()))
             self.rows = self.rows[~(self.rows[:, None] == own[None]).all(-1).any(1)]
         self.use = {"sent": 0.0, "received": float(len(self.rows))}
 
     def share(self, inside: Tensor, group: int, round_: int) -> Tensor:
-        """Rows (M, C) of unit features (M * group, C), kept as sent: the unit mean of each group."""
+        """Rows (M, C) to send, added to :attr:`sent`: the unit mean of each group of unit features (M * group, C)."""
         shared = F.normalize(inside.unflatten(0, (-1, group)).mean(1), dim=-1)
         self.sent[round_] = shared
         self.use |= {"sent": float(len(shared)), "patients_a_row": float(group)}
         return shared
 
     def state(self) -> dict[str, Tensor]:
-        """What persists at the site."""
+        """The sent rows, for the site's private state."""
         return {f"{SENT}{round_}": rows for round_, rows in self.sent.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -108,9 +109,9 @@ class SiteBank:
 
 
 class FeatureBank:
-    """The rows at the server; those of round q serve the rounds q + 1 to q + :data:`ROUNDS`.
+    """The rows at the server; those of round q are used in the rounds q + 1 to q + :data:`ROUNDS`.
 
-    ``seed`` is of the order in which all are sent down.
+    ``seed`` gives the order in which all rows are sent down.
     """
 
     def __init__(self, seed: int = 0):
@@ -118,28 +119,27 @@ class FeatureBank:
         self._rows: dict[str, tuple[int, Tensor]] = {}
 
     def put(self, site: str, round_: int, rows: Tensor) -> None:
-        """Keep a site's rows of a round in place of its earlier ones."""
+        """Replace a site's rows by those of a round."""
         self._rows[site] = (round_, rows.clone())
 
     def rows(self, round_: int) -> Tensor | None:
-        """All rows that serve in a round, without their origin; None without any."""
-        self._rows = {site: kept for site, kept in self._rows.items() if round_ - kept[0] <= ROUNDS}
-        found = [self._rows[site][1] for site in sorted(self._rows)]
-        if not found:
+        """All rows that are used in a round, shuffled so that their sites cannot be told; None without any."""
+        self._rows = {site: sent for site, sent in self._rows.items() if round_ - sent[0] <= ROUNDS}
+        if not self._rows:
             return None
-        together = torch.cat(found)
+        rows = torch.cat([self._rows[site][1] for site in sorted(self._rows)])
         generator = torch.Generator().manual_seed((self.seed * 10_007 + round_) % 2**63)
-        return together[torch.randperm(len(together), generator=generator)]
+        return rows[torch.randperm(len(rows), generator=generator)]
 
     def ages(self, round_: int) -> list[int]:
         """Rounds since each site's rows came."""
-        return sorted(round_ - kept for kept, _ in self._rows.values())
+        return sorted(round_ - sent for sent, _ in self._rows.values())
 
     def state(self) -> dict[str, Tensor]:
         """For a checkpoint."""
-        return {f"bank/{kept}/{site}": rows for site, (kept, rows) in sorted(self._rows.items())}
+        return {f"bank/{sent}/{site}": rows for site, (sent, rows) in sorted(self._rows.items())}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`state` gave."""
-        places = {name: name.split("/", 2) for name in sorted(state)}
-        self._rows = {site: (int(kept), state[name]) for name, (_, kept, site) in places.items()}
+        names = {name: name.split("/", 2) for name in sorted(state)}
+        self._rows = {site: (int(sent), state[name]) for name, (_, sent, site) in names.items()}

@@ -1,4 +1,4 @@
-"""Settings of what is FedMRG's own."""
+"""FedMRG's own settings."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -10,6 +10,8 @@ from fedtar_flare.learning.labels import LabelerName
 from fedtar_flare.methods.fedmrg.bank import MOST_ROWS
 from fedtar_flare.methods.fedmrg.dual_adapter import Backbone
 
+__all__ = ["FedMRGConfig"]
+
 Prompts = Literal["paper", "memory", "none"]
 
 PROMPTS: dict[Prompts, dict[str, Any]] = {
@@ -17,25 +19,25 @@ PROMPTS: dict[Prompts, dict[str, Any]] = {
     "memory": {"prompt_place": "memory", "prompt_classes": "positive", "head": "attention"},
     "none": {"prompt_place": "none", "prompt_classes": "all", "head": "mean"},
 }
-"""What :func:`fedtar_flare.learning.diagnosis.extend` is to make of the diagnosis branch."""
+"""Arguments of :func:`fedtar_flare.learning.diagnosis.extend` by kind of prompts."""
 
 
 class FedMRGConfig(Settings):
     """Dual adapters, mutual distillation, contrast of images, and diagnoses as prompts (Che et al.).
 
-    Where the paper gives no value, the default is a decision: its curves of the weights have no numbers. Adapters and
+    Where the paper gives no value, the default is our choice: its curves of the weights have no numbers. Adapters and
     the diagnosis branch learn at ``training.lr``. Each ablation of its Table IV is one setting: ``specialised: false``
     (A_s), ``contrast_weight: 0`` (L_hcl), ``prompts: none``, ``g2l_weight: 0`` and ``l2g_weight: 0``.
     """
 
     mix: float = Field(
-        0.5, ge=0, le=1, description="mu of Eq. 6, at inference: 1 the generic adapter alone, 0 the specialised whole"
+        0.5, ge=0, le=1, description="mu of Eq. 6, at inference: 1 the generic adapter alone, 0 the specialised in full"
     )
     specialised: bool = Field(
         True, description="train the specialised adapter; False: one generic adapter, without distillation"
     )
-    l2g_weight: float = Field(0.5, ge=0, description="weight of what the specialised adapter teaches (Eq. 4)")
-    g2l_weight: float = Field(0.5, ge=0, description="weight of what the generic adapter teaches (Eq. 5)")
+    l2g_weight: float = Field(0.5, ge=0, description="weight of distilling specialised into generic (Eq. 4)")
+    g2l_weight: float = Field(0.5, ge=0, description="weight of distilling generic into specialised (Eq. 5)")
     distillation: Literal["states", "logits"] = Field(
         "states",
         description="what is taught: the last hidden states and the next token's probabilities, or the latter alone, "
@@ -79,6 +81,19 @@ class FedMRGConfig(Settings):
             yield "head_weights", "none, unless labeler is synthetic and prompts is memory"
 
     def extension(self, slices: int, seed: int) -> dict[str, Any]:
-        """What :func:`fedtar_flare.learning.diagnosis.extend` needs to know."""
+        """Arguments of :func:`fedtar_flare.learning.diagnosis.extend`.
+
+        Parameters
+        ----------
+        slices : int
+            Slices of an image.
+        seed : int
+            Of a branch that is not warm-started.
+
+        Returns
+        -------
+        dict
+            JSON primitives.
+        """
         own = {"labeler": self.labeler, "head_weights": self.head_weights}
         return own | PROMPTS[self.prompts] | {"slices": slices, "seed": seed}

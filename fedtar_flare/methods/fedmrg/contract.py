@@ -1,7 +1,7 @@
 """What FedMRG exchanges: generic factors, the encoder's parameters, the diagnosis branch, rows of image features.
 
-The rows are personal data: with one patient a row, who has image and encoder can tell that the patient is in the bank.
-The specialised adapter has a name of its own in its tensors' names, which no group here holds.
+The rows are personal data: with one patient a row, whoever has image and encoder can tell that the patient is in the
+bank. No group holds the specialised adapter: its tensors have other names.
 """
 
 from dataclasses import replace

@@ -37,13 +37,13 @@ _DECODER = "decoder.*"
 
 
 def decoder_targets(targets: Sequence[str]) -> tuple[str, ...]:
-    """``targets`` within the decoder: globs that begin with it, and those that begin with ``*`` put below it."""
+    """``targets`` within the decoder: globs that begin with ``decoder.``, and those with ``*``, prefixed by it."""
     below = (f"decoder.{glob}" if glob[0] == "*" else glob for glob in targets)
     return tuple(dict.fromkeys(glob for glob in below if glob.startswith(("decoder.", "!"))))
 
 
 def add_specialised(model: PeftModel, targets: Sequence[str], seed: int) -> None:
-    """Add Q and S, like G in rank and scale, to the decoder layers of ``targets``; Q is not trained."""
+    """Add Q and S, with G's rank and scale, to the decoder layers of ``targets``; Q is frozen."""
     generic = model.peft_config[GENERIC]
     for name in (BROADCAST, SPECIALISED):
         add_lora(
@@ -65,18 +65,18 @@ def copy_broadcast(model: PeftModel) -> None:
 
 
 def generic_model(model: PeftModel) -> AbstractContextManager[None]:
-    """G acts."""
+    """A context in which the decoder has G."""
     return active_adapters(model, [GENERIC], _DECODER)
 
 
 def specialised_model(model: PeftModel) -> AbstractContextManager[None]:
-    """Q and S act, as in training."""
+    """A context in which the decoder has Q and S, as in training."""
     return active_adapters(model, [BROADCAST, SPECIALISED], _DECODER)
 
 
 @contextmanager
 def mixed_model(model: PeftModel, mix: float) -> Iterator[None]:
-    """G and (1 - mix) times S act (Eq. 6)."""
+    """A context in which the decoder has G and (1 - mix) times S (Eq. 6)."""
     layers = [layer for layer in lora_layers(model).values() if SPECIALISED in layer.scaling]
     before = [layer.scaling[SPECIALISED] for layer in layers]
     try:

@@ -1,4 +1,4 @@
-"""FedMRG's own events of the record: who only is scored, the parts of the losses, predicted prompts, and the bank."""
+"""FedMRG's own events of the record: sites that are only scored, parts of the losses, predicted prompts, the bank."""
 
 from typing import ClassVar
 
@@ -6,14 +6,14 @@ from fedtar_flare.record.events import Event
 
 
 class Outside(Event):
-    """Sites that never train, of whom all patients are scored."""
+    """Sites that never train; all of their patients are scored."""
 
     kind: ClassVar[str] = "outside"
     sites: list[str] = []
 
 
 class LossParts(Event):
-    """Parts of the training loss in a round: site to part to its mean over the local updates."""
+    """Parts of the training loss in a round: by site and part, the mean over the local updates."""
 
     kind: ClassVar[str] = "loss_parts"
     round: int
@@ -21,7 +21,7 @@ class LossParts(Event):
 
 
 class Diagnoses(Event):
-    """How well the prompts are predicted after a round: site to finding to ``n``, ``recall`` and ``accuracy``."""
+    """How well the prompts are predicted after a round: by site and finding, ``n``, ``recall`` and ``accuracy``."""
 
     kind: ClassVar[str] = "diagnoses"
     round: int
@@ -29,7 +29,7 @@ class Diagnoses(Event):
 
 
 class Bank(Event):
-    """The feature bank in a round: rows that went down, the age in rounds of the oldest, and what each site says."""
+    """The feature bank in a round: rows sent down, age of the oldest in rounds, and numbers by site."""
 
     kind: ClassVar[str] = "bank"
     round: int

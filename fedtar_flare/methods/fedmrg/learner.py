@@ -1,12 +1,12 @@
-"""FedMRG at one site: each local update has two halves, in which one adapter learns from the other.
+"""FedMRG at one site: each local update has two halves, in each of which one adapter learns from the other.
 
 ::
 
     L1 = L_LM(generic)     + L_CE + a L_HCL + b KD(generic, specialised)     moves Theta and G
     L2 = L_LM(specialised) + L_CE + a L_HCL + b KD(specialised, generic)     moves Theta and S
 
-Theta is the encoder with its pooling and map, and the diagnosis branch. The AdamW of Theta and G is made afresh in each
-task and shared by both halves; that of S is kept.
+Theta is the encoder with its pooling and map, and the diagnosis branch. Both halves share the AdamW of Theta and G,
+which is new in each task; that of S persists.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,13 +53,18 @@ from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 
+__all__ = ["FedMRGLearner"]
+
 HALVES = ("generic", "specialised")
 PREFIX = "specialised/"
-"""Of the specialised factors' names in the site's private state."""
+"""Prefix of the specialised factors in the site's private state."""
 
 
 class FedMRGLearner(ReportLearner):
-    """The two halves of every local update; other arguments than ``fedmrg`` as :class:`ReportLearner`."""
+    """Trains the generic and the specialised adapter against each other (Che et al., Algorithm 1).
+
+    Other arguments than ``fedmrg`` as :class:`.ReportLearner`.
+    """
 
     adapter = GENERIC
 
@@ -83,14 +88,14 @@ class FedMRGLearner(ReportLearner):
         """Each rank contrasts its share of a batch with the whole of it (:class:`BatchContrast`)."""
         return True
 
-    # ------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------ the model
     @property
     def _branch(self) -> DiagnosisBranch | None:
         return self.generator.diagnosis
 
     @property
     def feature_width(self) -> int:
-        """C, of a feature."""
+        """Width C of an image feature."""
         return int(self.generator.encoder.width)
 
     @property
@@ -107,7 +112,7 @@ class FedMRGLearner(ReportLearner):
         return super().describe() | mine
 
     def load_shared(self, weights: Mapping[str, Tensor]) -> None:
-        """Also takes the bank, which comes down with the weights of a training task unless it is empty."""
+        """Load the bank too, which comes down with the weights of a training task unless it is empty."""
         self.bank.receive(weights.get(FEATURES))
         super().load_shared({name: value for name, value in weights.items() if name != FEATURES})
 
@@ -121,12 +126,12 @@ class FedMRGLearner(ReportLearner):
         return any(bool(p.any()) for name, p in self._specialised.items() if ".lora_B." in name)
 
     def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
-        """Both adapters (Eq. 6), or the generic one alone."""
+        """Both adapters (Eq. 6), or only the generic one."""
         both = personal and self._personal and self.personal_part_acts
         return mixed_model(self.model, self._fedmrg.mix) if both else generic_model(self.model)
 
     def validate(self) -> Validated | None:
-        """Of the generic model: it is what travels, and what the best round is chosen by."""
+        """Validate the generic model: it travels, and the best round is chosen by it."""
         self._personal = False
         try:
             return super().validate()
@@ -150,7 +155,7 @@ class FedMRGLearner(ReportLearner):
         )
 
     def train(self, *args: Any, **kwargs: Any) -> Trained:
-        """As :meth:`ReportLearner.train`, from Q = G; the losses that it names are the generic model's token losses."""
+        """As :meth:`.ReportLearner.train`, from Q = G; the reported loss is the generic model's token loss."""
         copy_broadcast(self.model)
         self._pairs = {}
         trained = super().train(*args, **kwargs)
@@ -161,7 +166,7 @@ class FedMRGLearner(ReportLearner):
     def local_update(
         self, samples: Sequence[Sample], seed: str, optimizer: torch.optim.Optimizer, start: Mapping[str, Tensor]
     ) -> float | None:
-        """Both halves; a second half that is not finite leaves the first one's step."""
+        """Both halves; where the second is not finite, the first half's step remains."""
         self._parts = {}
         for half in HALVES if self._fedmrg.specialised else HALVES[:1]:
             self._half = half
@@ -176,7 +181,7 @@ class FedMRGLearner(ReportLearner):
         return fmean(losses)
 
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
-        """Loss of each report in the running half, (B,); the teacher and what it reads have no gradient."""
+        """Loss of each report in the current half, (B,); the teacher and its inputs have no gradient."""
         base, settings = self.generator, self._fedmrg
         ids, labels = (part.to(self.device) for part in self.tokenizer.batch([s.visit.report for s in samples]))
         classes = self._classes(samples)
@@ -191,8 +196,8 @@ class FedMRGLearner(ReportLearner):
                 student, teacher = teacher, student
             with student(self.model):
                 logits, states = base.decode(memory, mask, ids, prompts)
-            found = {f"language_{self._half}": report_loss(logits, labels)}
-            losses = found[f"language_{self._half}"]
+            losses = report_loss(logits, labels)
+            found = {f"language_{self._half}": losses}
             weight = settings.l2g_weight if self._half == HALVES[0] else settings.g2l_weight
             if settings.specialised and weight:
                 with torch.no_grad(), teacher(self.model):
@@ -207,8 +212,8 @@ class FedMRGLearner(ReportLearner):
             found["contrast"] = self._contrast(samples, features(tokens, images.slice_mask))
             losses = losses + settings.contrast_weight * found["contrast"]
         for name, values in found.items():
-            kept = self._parts.setdefault(name, {})
-            kept |= {s.visit: value for s, value in zip(samples, values.tolist(), strict=True)}
+            part = self._parts.setdefault(name, {})
+            part |= {s.visit: value for s, value in zip(samples, values.tolist(), strict=True)}
         return losses
 
     @property
@@ -221,14 +226,14 @@ class FedMRGLearner(ReportLearner):
         return torch.tensor([label(s.visit.report) for s in samples], dtype=torch.long, device=self.device)
 
     def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> Tensor:
-        """As :meth:`ReportLearner._accumulate`; the contrast is of the whole batch, whatever its parts."""
+        """As :meth:`.ReportLearner._accumulate`; the contrast is of the whole batch, in whatever parts."""
         if training_seed is not None:
             losses = partial(contrast_losses, bank=self.bank.rows, temperature=self._fedmrg.temperature)
             self._contrast = BatchContrast(samples, partial(self._see, training_seed), losses, self._micro_batch)
         return super()._accumulate(samples, training_seed)
 
     def _see(self, seed: str, samples: Sequence[Sample], second: bool) -> Tensor:
-        """Unit features (B, C) of the images that an update trains on, or of their second view, changed at random."""
+        """Unit features (B, C) of an update's images, or of their second view, which is changed at random."""
         if second:
             changes = built_in(self._config.image_size)
             images = collate(augmented(self.prepared(samples), samples, f"{seed}/view", changes)).to(self.device)
@@ -243,15 +248,39 @@ class FedMRGLearner(ReportLearner):
     # ------------------------------------------------------------------ the bank
     @torch.no_grad()
     def features_of(self, samples: Sequence[Sample]) -> Tensor:
-        """Unit features (B, C) of the samples' plain images by the encoder as it is, on the CPU."""
+        """Unit features of the samples' images, without random changes, by the encoder as it is.
+
+        Parameters
+        ----------
+        samples : sequence of Sample
+            B visits.
+
+        Returns
+        -------
+        Tensor
+            (B, C), on the CPU.
+        """
         return torch.cat([self._features(self.images(p, prior=False)).cpu() for p in parts(samples, EVALUATION_BATCH)])
 
     def share_rows(self, rows: Sequence[Sequence[Sample]], round_: int, min_cell: int) -> Tensor | None:
-        """The unit rows (M, C) of these groups of samples, kept as sent; None without any.
+        """Make the site's rows for the bank, by the encoder that came down: it is the same at all sites.
 
-        They are made by the encoder that came down, which is one space for all sites and has no trace of this one. How
-        well they give away who is in them is measured against the site's validation and test patients, where at least
-        ``min_cell`` patients are on either side.
+        How well the rows reveal who is in them is measured against the site's validation and test patients, where at
+        least ``min_cell`` patients are on either side.
+
+        Parameters
+        ----------
+        rows : sequence of sequence of Sample
+            M groups of equal length, one a row.
+        round_ : int
+            From 1.
+        min_cell : int
+            The site's smallest cell.
+
+        Returns
+        -------
+        Tensor or None
+            Unit rows (M, C), also added to the bank as sent; None without any group.
         """
         self.bank.begin(round_)
         if not rows:
@@ -266,8 +295,20 @@ class FedMRGLearner(ReportLearner):
     # ------------------------------------------------------------------ diagnoses
     @torch.no_grad()
     def diagnoses(self, samples: Sequence[Sample], min_cell: int) -> dict[str, dict[str, float]]:
-        """How well prompts are predicted, finding by finding that at least ``min_cell`` distinct patients have: reports
-        that state it (``n``, down to a multiple of ``min_cell``), recall and accuracy. Empty without a branch.
+        """Measure how well prompts are predicted, for each finding that at least ``min_cell`` patients have.
+
+        Parameters
+        ----------
+        samples : sequence of Sample
+            The scored visits.
+        min_cell : int
+            The site's smallest cell.
+
+        Returns
+        -------
+        dict
+            By finding, reports that state it (``n``, rounded down to a multiple of ``min_cell``), ``recall`` and
+            ``accuracy``; empty without a branch.
         """
         branch, known = self._branch, self._labeler
         if branch is None or not samples:
@@ -277,24 +318,25 @@ class FedMRGLearner(ReportLearner):
             images = self.images(part, prior=False)
             with self._autocasting():
                 predicted.append(branch(self.tokens(part, images), images.slice_mask).argmax(-1).cpu())
-        said, truth = torch.cat(predicted), self._classes(samples).cpu()
-        found = {}
+        predictions, truth = torch.cat(predicted), self._classes(samples).cpu()
+        quality = {}
         for i, finding in enumerate(known.findings):
-            there = truth[:, i] == POSITIVE
-            having = {s.visit.patient_id for s, states in zip(samples, there.tolist(), strict=True) if states}
-            if enough(having, min_cell):
-                found[finding.replace(" ", "_")] = {
-                    "n": round_to_cell(int(there.sum()), min_cell),
-                    "recall": round_share(
-                        float((said[there, i] == POSITIVE).float().mean()), int(there.sum()), min_cell
-                    ),
-                    "accuracy": round_share(float((said[:, i] == truth[:, i]).float().mean()), len(samples), min_cell),
+            stated = truth[:, i] == POSITIVE
+            patients = {s.visit.patient_id for s, states in zip(samples, stated.tolist(), strict=True) if states}
+            if enough(patients, min_cell):
+                n = int(stated.sum())
+                recall = float((predictions[stated, i] == POSITIVE).float().mean())
+                accuracy = float((predictions[:, i] == truth[:, i]).float().mean())
+                quality[finding.replace(" ", "_")] = {
+                    "n": round_to_cell(n, min_cell),
+                    "recall": round_share(recall, n, min_cell),
+                    "accuracy": round_share(accuracy, len(samples), min_cell),
                 }
-        return found
+        return quality
 
-    # ------------------------------------------------------------------ what stays
+    # ------------------------------------------------------------------ private state
     def private(self) -> dict[str, Tensor]:
-        """The specialised adapter and its optimiser, and the rows sent in the last rounds."""
+        """The specialised adapter, its optimiser, and the rows sent in the last rounds."""
         assert self.personal_optimizer is not None
         own = {f"{PREFIX}{name}": value.detach() for name, value in self._specialised.items()}
         return own | self.bank.state() | optimizer_state(self.personal_optimizer, self._specialised)

@@ -1,12 +1,12 @@
-"""FedMRG's losses besides language: the contrast of visits (Eq. 3), and what one adapter teaches the other (Eq. 4, 5).
+"""FedMRG's losses besides language: contrast of visits (Eq. 3), and distillation between the adapters (Eq. 4, 5).
 
 **Contrast.** With unit features u_i and v_i of two views of visit i, and A(i) the features of all visits of *other
 patients* in the batch, both views, and all rows of the bank::
 
     l_i = -u_i . v_i / tau + log sum_{z in A(i)} exp(u_i . z / tau)
 
-As printed, A(i) leaves out the positive v_i, so that l_i may be negative. Visits of the same patient are left out,
-which the paper does not say: a stable patient's visits would be torn apart.
+As printed, A(i) leaves out the positive v_i, so that l_i may be negative. We also leave out visits of the same patient,
+which the paper does not mention: the contrast would push a stable patient's visits apart.
 
 **Distillation.** ``KD(student, teacher) = 1 - cos(h_st, h_te) + KL(teacher || student)``, without gradient in the
 teacher, over the positions that predict a token of the report. The paper prints KL(student || teacher), while the
@@ -37,25 +37,25 @@ def features(tokens: Tensor, slice_mask: Tensor) -> Tensor:
 def contrast_losses(u: Tensor, v: Tensor, patients: Tensor, bank: Tensor, *, temperature: float) -> Tensor:
     """``l_i`` (N,) of each visit (Eq. 3); 0 where A(i) is empty.
 
-    Takes unit features u, v (N, C) of the two views, patients (N,) with equal numbers for visits of one patient, unit
-    rows (M, C) of other hospitals, of which there may be none, and tau.
+    Takes unit features u, v (N, C) of the two views, numbers of the patients (N,), unit rows (M, C) of other hospitals,
+    possibly none, and tau.
     """
     others = patients[:, None] != patients[None, :]
     allowed = torch.cat([others, others, others.new_ones(len(u), len(bank))], dim=1)
     scores = u @ torch.cat([u, v, bank.to(u)]).T / temperature
-    some = allowed.any(1)
+    has_negatives = allowed.any(1)
     # a row without any negative would be a logarithm of zero, whose gradient is not a number
-    scores = scores.masked_fill(~allowed & some[:, None], -torch.inf)
+    scores = scores.masked_fill(~allowed & has_negatives[:, None], -torch.inf)
     losses = torch.logsumexp(scores, dim=1) - (u * v).sum(1) / temperature
-    return torch.where(some, losses, torch.zeros_like(losses))
+    return torch.where(has_negatives, losses, torch.zeros_like(losses))
 
 
 class BatchContrast:
-    """Contrast of each visit of a part of the batch against the whole of it, by ``losses`` of (u, v, patients).
+    """Contrast of each visit of a part of the batch against the whole batch, by ``losses`` of (u, v, patients).
 
-    Where the batch comes in parts, the features of all of it are made without a graph, ``size`` samples at a time, and
-    each part adds ``<u, dL/du> + <v, dL/dv>``: the exact gradient, under the loss's own value. ``see`` is the encoder
-    as it is during this update.
+    Where the batch comes in parts, the features of the whole batch are made without a graph, ``size`` samples at a
+    time, and each part's loss is ``<u, dL/du> + <v, dL/dv>`` with its value replaced: the gradient is exact.
+    ``see`` is the encoder as it is during this update.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ def distill_losses(
 ) -> Tensor:
     """Mean KD (B,), float32, over each report's tokens.
 
-    Takes last hidden states (B, L, E), and logits (B, L, V) of which position i predicts the token at i + 1; labels
-    (B, L) are -100 where no loss is taken. Without ``with_states`` there is no cosine: FedDAT's distillation.
+    Takes last hidden states (B, L, E), logits (B, L, V) whose position i predicts the token at i + 1, and labels
+    (B, L), -100 where no loss is taken. Without ``with_states`` there is no cosine: FedDAT's distillation.
     """
     counted = labels[:, 1:] != IGNORED
     own = logits[:, :-1].float().log_softmax(-1)
     taught = teacher_logits[:, :-1].detach().float().log_softmax(-1)
-    apart = (taught.exp() * (taught - own)).sum(-1)
+    kd = (taught.exp() * (taught - own)).sum(-1)
     if with_states:
-        apart = 1 - F.cosine_similarity(states[:, :-1].float(), teacher_states[:, :-1].detach().float(), dim=-1) + apart
-    return (apart * counted).sum(1) / counted.sum(1).clamp(min=1)
+        kd = 1 - F.cosine_similarity(states[:, :-1].float(), teacher_states[:, :-1].detach().float(), dim=-1) + kd
+    return (kd * counted).sum(1) / counted.sum(1).clamp(min=1)

@@ -27,16 +27,16 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"model": {"max_length": 80}},
     "fedmrg-paper": {"lora": {"exchange": ()}},  # what travels whole follows from fedmrg.backbone
 }
-"""``small``: many updates of few reports, with falling rates; prompts that the decoder heeds and a head, warm-started
-as the model is; a frozen encoder, without contrast and bank (over three seeds LoRA in the encoder with contrast cost
-6.7 points of known findings' F1, 95 % interval 2.4 to 10.9, 6.2 of them the contrast; the bank changed nothing); and
-at inference the specialised adapter whole, where mu .5 was no better. docs/explanation/fedmrg.md says what was tried.
-The form of the paper is the settings' own default. ``tiny``: room for prompts.
+"""``small``: many updates of few reports, with falling rates; prompts among the image's tokens, and a head that is
+warm-started like the model; a frozen encoder, without contrast and bank (over three seeds LoRA in the encoder with
+contrast cost 6.7 points of known findings' F1, 95 % interval 2.4 to 10.9, 6.2 of them the contrast; the bank changed
+nothing); and at inference the specialised adapter in full, where mu .5 was no better. docs/explanation/fedmrg.md lists
+what was tried. The paper's form is the settings' default. ``tiny``: room for prompts.
 """
 
 
 def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> SavedLearner:
-    """The specialised adapter that a site had at the end of the round; it knows no patient and needs no key.
+    """The specialised adapter that a site had at the end of the round; no key is needed, since it knows no patient.
 
     Raises ConfigError where the state is of another run, or has no specialised adapter of the round; StateError where
     the state is missing or damaged.

@@ -27,42 +27,45 @@ if TYPE_CHECKING:
     from fedtar_flare.models.report_generator import ReportGenerator
     from fedtar_flare.site.site_file import SiteConfig
 
+__all__ = ["FedMRGSite"]
+
 WHOLE = ("encoder.*", "projection.*", "pooling.*", "!encoder.backbone.conv1.*", "!encoder.*embed*")
 """Parameters of the base model that travel whole with ``backbone: whole``.
 
-The layers that take the pixels stay as they are: their change would tell of single images, and no hospital lets it out.
+The layers that take the pixels are frozen: their change would reveal single images, and no hospital shares it.
 """
 
 ABOUT = "about"
-"""Name of what is kept with the versions of the site's state: what it takes to use them without the job."""
+"""Name, in the site's state, of the settings that it takes to use the state without the job."""
 
 
 class FedMRGSite(PooledSite):
-    """FedMRG at one site.
+    """FedMRG at one site; arguments as :class:`.PooledSite`.
 
-    The adapter that travels is of the decoder (with ``backbone: lora`` of the encoder too); what else the method trains
-    and sends is added to ``lora.exchange``. A site's guard must let it pass.
+    The adapter that travels is the decoder's (with ``backbone: lora`` the encoder's too); all other parameters that the
+    method trains and exchanges are added to ``lora.exchange``, and a site's guard must let them pass.
     """
 
     @staticmethod
     def resolve(given: RunSettings, source: str) -> RunSettings:
-        """With the adapted layers, and what travels whole, that ``fedmrg`` says."""
+        """With the layers to adapt and the parameters to exchange whole that follow from ``fedmrg``."""
         config, targets = given.fedmrg, given.model.lora_targets
         if config.backbone != "lora":
             targets = decoder_targets(targets)
-        there = [glob for glob in WHOLE if glob != "pooling.*" or given.model.pooling != "none"]
-        more = there if config.backbone == "whole" else []
+        more = list(WHOLE) if config.backbone == "whole" else []
+        if given.model.pooling == "none" and more:
+            more.remove("pooling.*")
         more += BRANCH.names if labeler(config.labeler).findings else ()
         lora = given.lora.replace(exchange=(*given.lora.exchange, *more))
         return given.replace(model=given.model.replace(lora_targets=targets), lora=lora)
 
     def check(self) -> None:
-        """Refuse what FedMRG cannot do, and prompts for which the decoder has no room."""
+        """Refuse models and training that FedMRG does not support, and prompts for which the decoder has no room."""
         config, model = self.settings.fedmrg, self.settings.model
         if model.family == "vlm":
-            raise ConfigError("FedMRG aligns features of an image encoder: it cannot be had with model.family 'vlm'")
+            raise ConfigError("model.family: FedMRG aligns features of an image encoder, which a 'vlm' has not")
         if self.settings.training.gradient_checkpointing:
-            # the same bits, but where memory runs out within the second pass, what the first one made stays
+            # the second half repeats the pass: where memory runs out in it, the first half's update would stay
             raise ConfigError("training.gradient_checkpointing: not with FedMRG; training.micro_batch saves memory too")
         if model.decoder_name is None and config.prompts == "paper":
             require_positions(len(labeler(config.labeler).findings), model.max_length, model.decoder_positions)
@@ -71,23 +74,23 @@ class FedMRGSite(PooledSite):
         extend(model, self.settings.fedmrg.extension(self.settings.model.slices, self.seed))
 
     def adapted_model(self, time_steps: int) -> AdaptedModel:
-        """With the specialised adapter, which is as large as the generic one."""
+        """With the specialised adapter, which is as large as the generic adapter."""
         return replace(super().adapted_model(time_steps), own_parameters=lambda shared: shared)
 
     def own_rates(self) -> dict[str, float]:
         return {"fedmrg.lr_encoder": self.settings.fedmrg.lr_encoder}
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
-        """The same learner: with its specialised adapter untrained, it is the generic model."""
+        """The same learner, whose specialised adapter is untrained: the generic model."""
         return self.learner_class, {"fedmrg": self.settings.fedmrg}
 
     def at_handshake(self, task: Task) -> None:
-        """Raises :class:`ConfigError` where a real hospital's reports would be read by the synthetic cohort's rules."""
+        """Refuse (:class:`ConfigError`) to read a real hospital's reports by the synthetic cohort's rules."""
         require_labeler(self.settings.fedmrg.labeler, "fedmrg.labeler", task.config.source)
         task.state.write(ABOUT, {}, {"mix": self.settings.fedmrg.mix, "time_steps": task.header.time_steps})
 
     def before_training(self, task: Task, learner: ReportLearner) -> dict[str, torch.Tensor]:
-        """The site's rows for the bank, rounded as they travel."""
+        """The site's rows for the bank, which are also stored as rounded for the way up."""
         mine, header = cast("FedMRGLearner", learner), task.header
         if not self.contrasts:
             return {}
@@ -105,24 +108,46 @@ class FedMRGSite(PooledSite):
 
     @property
     def contrasts(self) -> bool:
-        """Whether anybody learns from rows: there is a bank, the contrast counts, and the encoder is trained."""
+        """Whether the rows are used: there is a bank, the contrast has a weight, and the encoder is trained."""
         config = self.settings.fedmrg
         return bool(config.bank_rows and config.contrast_weight) and config.backbone != "frozen"
 
     def shares_features(self, task: Task) -> bool:
-        """Whether rows may leave: as the site file says, else only from synthetic data or a simulated site.
+        """Whether rows may leave: as the site file says, by default only from synthetic data or a simulated site.
 
         Never where the site's policy has a filter besides the guard: a privacy filter would refuse the whole update.
+
+        Parameters
+        ----------
+        task : Task
+            A training task.
+
+        Returns
+        -------
+        bool
         """
         return task.config.may_share("features") and streaming_allowed(task.site.workspace)
 
     def patients_a_row(self, config: SiteConfig, min_cell: int) -> int:
-        """As the job says, but at a real site at least its smallest cell, and at least 5."""
+        """Patients whose features a row is the mean of.
+
+        Parameters
+        ----------
+        config : SiteConfig
+            The site file.
+        min_cell : int
+            The site's smallest cell.
+
+        Returns
+        -------
+        int
+            As the job says, but at a real site at least ``min_cell``, and at least 5.
+        """
         least = 1 if config.without_patients else max(min_cell, PRODUCTION_MIN_CELL)
         return max(self.settings.fedmrg.bank_group, least)
 
     def evaluate(self, task: Task, learner: ReportLearner) -> dict[str, Any]:
-        """Also how well the prompts of the scored patients are predicted, once the branch has been trained."""
+        """With the quality of the predicted prompts of the scored patients, once the branch has been trained."""
         payload, least = super().evaluate(task, learner), task.min_cell
         if task.header.round:
             samples = learner.cohort.samples("test" if task.header.score == "test" else None, least=least)
