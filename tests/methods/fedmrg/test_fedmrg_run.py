@@ -305,7 +305,7 @@ def test_a_real_hospital_refuses_the_synthetic_cohort_s_labeler(tmp_path):
 
 def test_sites_with_other_findings_do_not_agree():
     digests = {
-        executor_of("fedmrg", fedmrg={"labeler": name}).settings_digest()
+        executor_of("fedmrg", fedmrg={"labeler": name}).strategy.settings_digest()
         for name in ("synthetic", "ctrate-rules", "none")
     }
     assert len(digests) == 3
