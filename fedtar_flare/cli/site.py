@@ -144,7 +144,8 @@ def describe(arguments: argparse.Namespace) -> None:
     bounds, job = config.policy, _job(arguments.job, site)
     strategy = job.executor.strategy.at(config.source, config.lora_rank)
     scored = "all" if site.name in job.controller.config.unseen else "test"
-    division = {**strategy.division(config, job.controller.config.time_steps), "score": scored}
+    division = {} if config.without_patients else strategy.division(config, job.controller.config.time_steps)
+    division |= {"score": scored}
     beyond = [*job.breaches(bounds), *layout_conflicts(site.records, str(config.path), division)]
     approved = is_approved(site.records, job.digest)
     verdict = "THIS SITE DECLINES IT, as it is beyond its bounds:" if beyond else "within the bounds of this site"

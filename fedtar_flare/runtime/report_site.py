@@ -338,7 +338,8 @@ class ReportSite(SiteStrategy):
         self._load_private(task, learner)
         further = self.before_training(task, learner)
         seed = task.seed(TRAIN, cohort)
-        if not self.charge(task, learner.draw_rate(visits), updates):
+        private = settings.noise_multiplier is not None
+        if private and not self.charge(task, learner.draw_rate(visits), updates):
             return abstain(header, "the privacy budget of per-patient DP-SGD is spent"), None
         # 3. Local updates.
         if planted := task.config.canaries:
@@ -355,13 +356,13 @@ class ReportSite(SiteStrategy):
         self.save_private(task, learner)
         # 4. What leaves: counts rounded, losses only of enough patients, the update in the wire's number format.
         counts = cohort.counts(least)["train"]
-        of_steps = range(1, len(counts) + 1) if steps is None else [steps] if isinstance(steps, int) else steps
-        numbers = {"samples": float(sum([counts[t - 1] for t in of_steps]))}
+        chosen = range(1, len(counts) + 1) if steps is None else [steps] if isinstance(steps, int) else steps
+        numbers = {"samples": float(sum([counts[t - 1] for t in chosen]))}
         if settings.seconds:
             numbers |= {"updates": float(result.updates), "planned_updates": float(updates)}
-        if settings.noise_multiplier is None and result.loss_patients >= least:  # no noise covers it
+        if not private and result.loss_patients >= least:  # no noise covers it
             numbers["train_loss"] = round_loss(result.loss, result.loss_visits, least)
-        if settings.noise_multiplier is None and least == 1:  # one visit can spoil an update
+        if not private and least == 1:  # one visit can spoil an update
             numbers["skipped_updates"] = float(result.skipped_updates)
         reply = ok(header, numbers, dict(result.parts))
         if not task.contract.task(TRAIN).up:
@@ -462,8 +463,11 @@ class ReportSite(SiteStrategy):
         header, config, site = task.header, task.config, task.site
         cohort, data = cohort or task.cohort, self.settings.data
         if self.learner is None or self._learner_key != (header.run_id, site.name):
+            from fedtar_flare.learning.clinical_start import refuse_known_tests
+
             require_whole_periods(site, data.replay_share)
             require_memory(self.adapted_model(header.time_steps), self.settings.training, cohort.timeline, config)
+            refuse_known_tests(task.cohort, self.settings.model.with_local_paths(config.policy.models).weights)
             self.learner = self.learner_class(
                 model=self.settings.model,
                 lora=self.settings.lora,

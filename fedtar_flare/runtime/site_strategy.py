@@ -168,24 +168,19 @@ class SiteStrategy(ABC):
             Without the patients that the site excludes.
         """
         from fedtar_flare.imaging.workers import worker_count
-        from fedtar_flare.learning.clinical_start import refuse_known_tests
-        from fedtar_flare.models.config import ModelConfig
         from fedtar_flare.site.cohort import prepare_site
 
-        model, data = self.settings.model, self.settings.data
         cohort, _ = prepare_site(
             config,
             site,
-            model=model,
-            data=data,
+            model=self.settings.model,
+            data=self.settings.data,
             time_steps=time_steps,
             seed=self.seed,
             workspace=workspace,
             reports=self.reads_reports,
             workers=max(1, worker_count() // share),
         )
-        if isinstance(model, ModelConfig):
-            refuse_known_tests(cohort, model.with_local_paths(config.policy.models).weights)
         return cohort
 
     # ------------------------------------------------------------------ the site's one division of its data
@@ -218,7 +213,7 @@ class SiteStrategy(ABC):
             Two jobs with the same text divide visits in the same way.
         """
         timeline = self.settings.data.timeline(time_steps)
-        return " ".join([timeline.alignment, *map(str, (date.isoformat() for date in timeline.periods))])
+        return " ".join([timeline.alignment, *[date.isoformat() for date in timeline.periods]])
 
     def division(self, config: SiteConfig, time_steps: int) -> dict[str, str]:
         """How the site's data is divided into cells.
@@ -233,10 +228,8 @@ class SiteStrategy(ABC):
         Returns
         -------
         dict of str to str
-            What decides about cells, by name; empty where no cell is of patients.
+            What decides about cells, by name.
         """
-        if config.without_patients:
-            return {}
         by_time = {"time_steps": str(time_steps), "timeline": self.timeline_text(time_steps)}
         return (by_time if self.divides_visits else {}) | {"min_cell": str(self.min_cell(config))}
 
@@ -255,11 +248,11 @@ class SiteStrategy(ABC):
         Declined
             An earlier job divided the site's data in another way.
         """
-        if division := self.division(task.config, task.header.time_steps):
-            newest = max((visit.acquired.isoformat() for visit in task.cohort.visits), default="")
-            division |= {"score": task.header.score}
-            begins = task.header.round == 0
-            fix_cells(task.site.records, str(task.config.path), division, newest, begins=begins)
+        if task.config.without_patients:
+            return
+        newest = max((visit.acquired.isoformat() for visit in task.cohort.visits), default="")
+        division = self.division(task.config, task.header.time_steps) | {"score": task.header.score}
+        fix_cells(task.site.records, str(task.config.path), division, newest, begins=task.header.round == 0)
 
     # ------------------------------------------------------------------ what a method may change
     @abstractmethod
