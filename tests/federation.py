@@ -11,9 +11,9 @@ from fedtar_flare.methods.fedtar.policy import t_numbers
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import TaskHeader, abstain, ok
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.runtime import in_process
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.controller import FederatedController
-from fedtar_flare.suite import engine as suite
 from fedtar_flare.version import __version__
 
 NAMES = ("base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight")
@@ -30,7 +30,7 @@ def same_bits(one, other):
     return all(a.keys() == b.keys() and all(torch.equal(v, b[name]) for name, v in a.items()) for a, b in pairs)
 
 
-class InThisProcess(suite.InThisProcess):
+class InThisProcess(in_process.InThisProcess):
     """The package's own engine, whose sites are functions ``(task, header, weights) -> (Reply, tensors or None)``.
 
     A function may raise, or return None for a site that never answers. Settings of the method at the server are given

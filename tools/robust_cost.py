@@ -15,8 +15,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.runtime.aggregation import FEWEST_SITES
+from fedtar_flare.runtime.in_process import InThisProcess, run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
-from fedtar_flare.suite.engine import InThisProcess, run_in_process
 
 SITES = [f"site-{n}" for n in range(1, 6)]
 LIAR = SITES[-1]

@@ -17,16 +17,16 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.reporting.run import Run, read_run
-from fedtar_flare.runtime.aggregation import work_of
 from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.in_process import ExecutorSite, InThisProcess, run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
-from fedtar_flare.suite.engine import ExecutorSite, InThisProcess, run_in_process
+from fedtar_flare.runtime.training import work_of
 
 SITES = ["site-1", "site-2", "site-3"]
 SLOW, PACE = SITES[-1], 5
 SCORES = ("token_loss", "bleu_4", "finding_f1_known")
 UPDATES = 72
-WORK_OF = "fedtar_flare.runtime.controller.work_of"
+WORK_OF = "fedtar_flare.runtime.training.work_of"
 
 
 class Clock:

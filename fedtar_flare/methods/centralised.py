@@ -26,7 +26,7 @@ class CentralisedServer(FedAvgServer):
 
     def trainers(self) -> list[str]:
         """The first site by name, as a list."""
-        return self.run.sites[:1]
+        return self.run.membership.sites[:1]
 
 
 class CentralisedSite(PooledSite):

@@ -28,9 +28,10 @@ from fedtar_flare.core.settings import Settings
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer
-from fedtar_flare.runtime.aggregation import aggregation_weights
+from fedtar_flare.protocol.exchange import Tensors
+from fedtar_flare.runtime.aggregation import site_weights
 from fedtar_flare.runtime.controller import FederatedController
-from fedtar_flare.runtime.tasking import Answers, Tensors
+from fedtar_flare.runtime.exchange import Answers
 
 __all__ = ["METHOD", "DRFALearner", "DRFAServer", "RobustConfig"]
 
@@ -97,8 +98,8 @@ class DRFAServer(FedAvgServer):
 
     def _include_new_sites(self) -> None:
         """Give new sites their share of lambda."""
-        visits = {site: max(1, sum(self.run.visits[site]["train"])) for site in self.run.sites}
-        shares = aggregation_weights(visits, self.run.config.weighting)
+        visits = {site: max(1, sum(self.run.membership.visits[site]["train"])) for site in self.run.membership.sites}
+        shares = site_weights(visits, self.run.config.weighting)
         new = {site: share for site, share in shares.items() if site not in self.mixing}
         left = 1 - math.fsum(new.values()) if self.mixing else 0.0
         self.mixing = dict(sorted(({site: left * v for site, v in self.mixing.items()} | new).items()))

@@ -5,17 +5,18 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 cost as many exchanges and local updates as FedTAR's.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 
 from fedtar_flare.protocol.contract import Contract
+from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, close_round, handshake, train
 from fedtar_flare.registry import Method
+from fedtar_flare.runtime.exchange import Answers
 from fedtar_flare.runtime.lora_mean import ProductMean
 from fedtar_flare.runtime.recipe import PRESETS
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.server_strategy import ServerStrategy
 from fedtar_flare.runtime.task import Task
-from fedtar_flare.runtime.tasking import Answers, Tensors
 
 __all__ = ["METHOD", "FedAvgServer", "PooledSite"]
 
@@ -23,22 +24,22 @@ __all__ = ["METHOD", "FedAvgServer", "PooledSite"]
 class FedAvgServer(ServerStrategy):
     """FedAvg at the server; arguments as :class:`.ServerStrategy`.
 
-    A method that differs in what the server does with the mean overrides :meth:`merge`; one that also uses the sites'
-    answers overrides :meth:`after_exchange`.
+    A method in which the server does something else with the aggregate overrides :meth:`merge`; one that also uses the
+    sites' answers overrides :meth:`after_exchange`.
     """
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """T exchanges, or one for each period so far; each replaces w by the weighted mean of the sites' weights."""
         for t in self.steps(r):
-            mean, answers = self.run.train(w, r, t)
+            aggregate, answers = self.run.train(w, r, t)
             self.after_exchange(t, answers)
-            if mean is not None:
-                w = self.merge(w, mean, answers)
+            if aggregate is not None:
+                w = self.merge(w, aggregate, answers)
         self.run.close_round(w, r)
         return w
 
     def after_exchange(self, t: int, answers: Answers) -> None:
-        """Use the sites' answers of an exchange, before its mean is merged; by default nothing.
+        """Use the sites' answers of an exchange, before their aggregate is merged; by default nothing.
 
         Parameters
         ----------
@@ -48,15 +49,15 @@ class FedAvgServer(ServerStrategy):
             Replies by site, and why sites are missing.
         """
 
-    def merge(self, w: Tensors, mean: Tensors, answers: Answers) -> Tensors:
-        """Add the sites' mean update to the weights.
+    def merge(self, w: Tensors, aggregate: Tensors, answers: Answers) -> Tensors:
+        """Add the aggregate of the sites' updates to the weights.
 
         Parameters
         ----------
         w : Tensors
             The weights that went down, float32 by name.
-        mean : Tensors
-            Mean of the sites' updates (differences from ``w``), float64, by the names of ``w`` and of
+        aggregate : Tensors
+            Aggregate of the sites' updates (differences from ``w``), float64, by the names of ``w`` and of
             :meth:`extra_tensors`.
         answers : Answers
             The sites' replies.
@@ -66,13 +67,12 @@ class FedAvgServer(ServerStrategy):
         Tensors
             The weights after the exchange, float32, by the names of ``w``.
         """
-        if isinstance(mean, ProductMean):
-            return mean.step(w)[0]
-        return {name: (w[name].double() + mean[name]).float() for name in sorted(w)}
+        if isinstance(aggregate, ProductMean):
+            return aggregate.step(w)[0]
+        return {name: (w[name].double() + aggregate[name]).float() for name in sorted(w)}
 
-    def trained_visits(self, r: int, t: int) -> Callable[[list[int]], int]:
-        """All of a site's training visits."""
-        return sum
+    def trained_visits(self, counts: Sequence[int], r: int, t: int) -> int:
+        return sum(counts)  # a site pools the visits of all steps
 
 
 class PooledSite(ReportSite):

@@ -19,8 +19,9 @@ from fedtar_flare.core.settings import Settings
 from fedtar_flare.core.tensor_file import without_prefix
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer
+from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.runtime.controller import FederatedController
-from fedtar_flare.runtime.tasking import Answers, Tensors
+from fedtar_flare.runtime.exchange import Answers
 
 __all__ = ["FEDADAM", "FEDYOGI", "AdaptiveConfig", "FedAdamServer", "FedYogiServer"]
 
@@ -61,11 +62,11 @@ class FedAdamServer(FedAvgServer):
         beta2 = self.settings.server.beta2
         return beta2 * v + (1 - beta2) * square
 
-    def merge(self, w: Tensors, mean: Tensors, answers: Answers) -> Tensors:
+    def merge(self, w: Tensors, aggregate: Tensors, answers: Answers) -> Tensors:
         """One step of the server's optimiser (Algorithm 2)."""
         config, merged = self.settings.server, {}
         for name in sorted(w):
-            delta = mean[name]
+            delta = aggregate[name]
             m = self.m.get(name, torch.zeros_like(delta))
             v = self.v.get(name, torch.full_like(delta, config.tau**2))
             self.m[name] = m = config.beta1 * m + (1 - config.beta1) * delta

@@ -41,10 +41,11 @@ from fedtar_flare.learning.training import Trained
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer, PooledSite
 from fedtar_flare.protocol.contract import LORA_NAMES, Group
+from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.tasks import close_round, handshake, train
 from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.exchange import Answers
 from fedtar_flare.runtime.task import Task
-from fedtar_flare.runtime.tasking import Answers, Tensors
 
 __all__ = ["METHOD", "ScaffoldConfig", "ScaffoldLearner", "ScaffoldServer", "ScaffoldSite"]
 
@@ -72,14 +73,14 @@ class ScaffoldServer(FedAvgServer):
             self.control = {f"{PREFIX}{name}": torch.zeros_like(w[name], dtype=torch.float64) for name in sorted(w)}
         return self.control
 
-    def merge(self, w: Tensors, mean: Tensors, answers: Answers) -> Tensors:
+    def merge(self, w: Tensors, aggregate: Tensors, answers: Answers) -> Tensors:
         """The steps of x and of c (Algorithm 1); that of c by the share of the sites that answered."""
-        visits = {site: sum(self.run.visits[site]["train"]) for site in self.run.sites}
+        visits = {site: sum(self.run.membership.visits[site]["train"]) for site in self.run.membership.sites}
         counts = {site: max(n, site in answers.replies) for site, n in visits.items()}
         shares = self.run.shares_of({site: n for site, n in counts.items() if n})
         answered = math.fsum(shares[site] for site in answers.replies)
-        self.control = {name: c + answered * mean[name] for name, c in self.control.items()}
-        return super().merge(w, mean, answers)
+        self.control = {name: c + answered * aggregate[name] for name, c in self.control.items()}
+        return super().merge(w, aggregate, answers)
 
     def state(self) -> dict[str, torch.Tensor]:
         """c."""

@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +19,17 @@ ROUNDS_FILE = "rounds.jsonl"
 METRICS_FILE = "metrics.json"
 STATS_GROUP = "fedtar"
 """Name under which ``nvflare job stats`` shows how far a run is."""
+
+
+def utc_now() -> str:
+    """Tell the time for an event.
+
+    Returns
+    -------
+    str
+        ISO 8601 in UTC, to the second.
+    """
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 class RunRecord:

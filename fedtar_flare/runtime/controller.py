@@ -2,48 +2,45 @@
 
 import inspect
 import logging
-import math
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.app_common.workflows.model_controller import ModelController
+from nvflare.widgets.info_collector import InfoCollector
 
 from fedtar_flare import registry
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import read_json
-from fedtar_flare.core.globs import matches
 from fedtar_flare.core.settings import build
-from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors, check_update_size, euclidean_norm, expect_at_most
-from fedtar_flare.protocol.lora_ranks import padded, sent_shapes
+from fedtar_flare.protocol.exchange import Tensors, expect_at_most
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, TRAIN
 from fedtar_flare.record.events import End
-from fedtar_flare.record.log import RunRecord
-from fedtar_flare.runtime.aggregation import (
-    MAJORITY,
-    SpilledUpdates,
-    rescaled,
-    with_ceiling,
-    work_of,
-)
+from fedtar_flare.record.log import STATS_GROUP, RunRecord, utc_now
+from fedtar_flare.runtime.aggregation import MAJORITY, limited_shares
 from fedtar_flare.runtime.alarms import alarms
 from fedtar_flare.runtime.checkpoint import SIMULATED_JOB, Checkpoint, RunCheckpoints
-from fedtar_flare.runtime.handshaking import HandshakeController
-from fedtar_flare.runtime.lora_mean import ProductMean, gap
+from fedtar_flare.runtime.exchange import POLL_SECONDS, Answers, Exchange, ReplyHandler, RunAborted
+from fedtar_flare.runtime.membership import Membership
 from fedtar_flare.runtime.results import Results
 from fedtar_flare.runtime.scalars import send_scalar
 from fedtar_flare.runtime.server_config import ServerConfig
-from fedtar_flare.runtime.tasking import Answers, RunAborted, now
+from fedtar_flare.runtime.training import TrainingStep
 from fedtar_flare.site.context import check_workspace, hush_simulator
+
+__all__ = ["FederatedController"]
 
 logger = logging.getLogger(__name__)
 
 
-class FederatedController(HandshakeController):
+class FederatedController(ModelController):
     """Runs any method at the server; the method's own part is its :class:`ServerStrategy`.
 
     Parameters
@@ -66,25 +63,30 @@ class FederatedController(HandshakeController):
         self.method, self.definition = method, registry.method(method)
         self.contract, self.settings = self.definition.contract, settings
         self.config = build(ServerConfig, config, "server")
-        super().__init__()
+        super().__init__(persistor_id="", ignore_result_error=True, task_check_period=POLL_SECONDS)
         self.__dict__.update(self.config.to_dict())  # FLARE exports attributes named as the constructor's parameters
-        self._shares, self._steps_before = self.contract.shares, self.config.time_steps
+        self.wire_contract = self.contract.allowing(["*"])  # which parameters travel whole is for the sites to say
+        self.exchange, self.membership = Exchange(self), Membership(self)
+        self.round = self.first_round = 1
+        self._steps_before = self.config.time_steps  # T of the run that is resumed
         self.strategy = self.definition.server(self)
 
     # ------------------------------------------------------------------ a run
     def run(self) -> None:
         """Handshake, R rounds of the method's algorithm with a checkpoint after each, closing page."""
+        config, run_dir = self.config, Path(self.get_run_dir())
         self.record = RunRecord(self.results_folder)
-        self.results = Results(self.record, self.scalar, newest_is_best=self.config.rounds_per_period > 0)
-        run_dir, job = Path(self.get_run_dir()), self.fl_ctx.get_job_id()
-        self._checkpoints = RunCheckpoints(
-            self.results_folder, run_dir, job, self.config.resume_from, self.config.keep_checkpoints
+        self.results = Results(self.record, self.scalar, run_dir.parent, newest_is_best=config.rounds_per_period > 0)
+        self.checkpoints = RunCheckpoints(
+            self.results_folder, run_dir, self.fl_ctx.get_job_id(), config.resume_from, config.keep_checkpoints
         )
         with self._recorded():
             first = w = self._begin()
-            for r in range(self.first_round, self.config.num_rounds + 1):
-                w = first if self.config.restart and (r - 1) % self.config.rounds_per_period == 0 else w
-                self.admit_late_sites(w, r)
+            for r in range(self.first_round, config.num_rounds + 1):
+                self.round = r
+                if config.restart and (r - 1) % config.rounds_per_period == 0:
+                    w = first
+                self.membership.admit_late_sites(w, r)
                 w = self.strategy.one_round(w, r)
                 self._save(w, r)
         try:
@@ -93,73 +95,161 @@ class FederatedController(HandshakeController):
             self.exception(f"the closing page or box could not be written: {error}")
 
     def train(self, w: Tensors, r: int, t: int) -> tuple[dict[str, torch.Tensor] | None, Answers]:
-        """The trainers train from w; returns the weighted mean of the differences (float64) and the answers.
+        """Have the sites train at step t, and aggregate their updates.
 
-        The mean has the tensors of w and the strategy's extra ones; None if nobody had one, or none may leave.
+        Parameters
+        ----------
+        w : mapping of str to Tensor
+            Weights to train from.
+        r, t : int
+            Round and time step.
+
+        Returns
+        -------
+        tuple of (dict of str to Tensor or None, Answers)
+            The aggregate of the updates in float64, by the names of ``w`` and of the strategy's extra tensors; None if
+            no site has one, or none may leave. Who answered what.
         """
         down = {**w, **self.strategy.extra_tensors(w)}
-        visits, shapes = self.strategy.trained_visits(r, t), {name: tuple(value.shape) for name, value in down.items()}
-        dtypes = {self.schema.dtype_up: WIRE_DTYPES[self.schema.dtype_up]}
-
-        def accept(site: str, reply: Reply, update: Tensors, before: Tensors = down) -> None:
-            if not self._shares:
-                return
-            agreed = sent_shapes(shapes, self.lora_ranks[site], frozen_a=self.lora_mean == "ffa")
-            self._wire.check_tensors(TRAIN, update, agreed, sends="difference", dtypes=dtypes)
-            rows = {name: value.float() for name, value in update.items() if self.contract.is_collected(name)}
-            update = {name: value.float() for name, value in update.items() if name not in rows}
-            work[site], late = work_of(reply.numbers), 1 + r - reply.round
-            update = rescaled(update, w, 1 / (work[site] * late))  # a late one counts less
-            check_update_size(update, w, self.config.update_norm_limit)
-            self.strategy.collect(site, rows)
-            stale.update({site: (late, before)} if late > 1 else {})
-            updates.add(site, update if agreed == shapes else padded(update, {n: before[n] / late for n in averaged}))
-
-        work, stale = dict[str, float](), dict[str, tuple[int, Tensors]]()
-        averaged = [name for name in shapes if not self.contract.is_collected(name)]
-        by_rows = [name for name in averaged if shapes[name] and matches(name, self.contract.by_rows)]
-        with SpilledUpdates(self.results_folder / "updates", averaged, by_rows) as updates:
+        step = TrainingStep(self, w, down, r)
+        with step.updates:
+            # 1. Weights go down; each update is checked, brought to one form and stored as it comes.
             header = self.header(r, t, after=version(r, t - 1))
-            answers = self.ask(TRAIN, header, down, self.strategy.trainers(), accept)
-            self.take_late(answers, header, accept)
-            counts = {}
-            for site, reply in answers.replies.items():  # a site weighs no more than the visits it announced
-                counts[site] = min(int(reply.numbers["samples"]), max(1, visits(self.visits[site]["train"])))
-            shares = self.shares_of(counts) if counts and self._shares else {}
-            tau = math.fsum(shares[s] * work[s] for s in shares) if any(work[s] < 1 for s in shares) else 1.0
-            mean = rescaled(self.strategy.combine(updates, shares), w, tau) if shares else None
-            norm = euclidean_norm({name: mean[name] for name in w}) if mean else None
-            product = self.lora_mean == "product"
-            mean = ProductMean(mean, w, updates, shares, tau, stale) if mean and product else mean
-            self.results.step(r, t, answers, norm, gap(w, updates, {} if product and stale else shares))
-        return mean, answers
+            answers = self.send_task(TRAIN, header, down, self.strategy.trainers(), step.accept)
+            # 2. Late updates of this step of an earlier round join.
+            self.exchange.add_late_answers(answers, header, step.accept)
+            # 3. Each site has its share; the updates become one.
+            shares = self.shares_of(self._trained_visits(answers, r, t)) if self.contract.shares else {}
+            aggregate = step.aggregate(shares)
+            # 4. The step goes into the record.
+            self.results.step(r, t, answers, step.norm, step.lora_gap(shares))
+        return aggregate, answers
+
+    def _trained_visits(self, answers: Answers, r: int, t: int) -> dict[str, int]:
+        """n_k of the sites that sent an update: no more than the visits that they announced in the handshake."""
+        counts = {}
+        for site, reply in answers.replies.items():
+            announced = self.strategy.trained_visits(self.membership.visits[site]["train"], r, t)
+            counts[site] = min(int(reply.numbers["samples"]), max(1, announced))
+        return counts
 
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """The strategy's weights of the sites in a mean, of three or more none above ``max_share``."""
-        shares = self.strategy.shares_of(counts)
-        found = with_ceiling(shares, self.config.max_share) if len(shares) >= MAJORITY else shares
-        for site in (site for site in found if shares[site] > self.config.max_share and found[site] < shares[site]):
-            self.raise_alarm(
-                f"{site} would have had more than max_share, {self.config.max_share:.0%}, of a mean of the sites"
-            )
-        return found
+        """Weight the sites in a mean as the strategy does, but none of three or more above ``max_share``.
+
+        Parameters
+        ----------
+        counts : mapping of str to int
+            Visits n_k by site.
+
+        Returns
+        -------
+        dict of str to float
+            c_k by site, which sum to one.
+        """
+        if not counts:
+            return {}
+        shares, most = self.strategy.shares_of(counts), self.config.max_share
+        if len(shares) < MAJORITY or max(shares.values()) <= most:
+            return shares
+        limited = limited_shares(shares, most)
+        for site in limited:
+            if shares[site] > most and limited[site] < shares[site]:
+                self.results.alarm(f"{site} would have had more than max_share, {most:.0%}, of a mean of the sites")
+        return limited
 
     def close_round(self, w: Tensors, r: int) -> Answers:
-        """Ask for the validation loss at w, what the method adds, and scores when due."""
-        evaluate = r % (self.config.rounds_per_period or self.config.evaluate_every) == 0 or r == self.config.num_rounds
+        """Have the sites validate the weights after a round, and score them when due.
+
+        Parameters
+        ----------
+        w : mapping of str to Tensor
+            Weights after the round.
+        r : int
+            Round.
+
+        Returns
+        -------
+        Answers
+            Validation losses, scores and what the method adds.
+        """
+        config = self.config
+        evaluate = r % (config.rounds_per_period or config.evaluate_every) == 0 or r == config.num_rounds
 
         def accept(site: str, reply: Reply, tensors: Tensors) -> None:
             if "validation_loss" in reply.numbers:
-                most = max(1, sum(self.visits[site]["validation"]))
+                most = max(1, sum(self.membership.visits[site]["validation"]))
                 reply.numbers["reports"] = min(int(reply.numbers.get("reports", 0)), most)
 
-        header = self.header(r, self.config.time_steps, after=version(r, self.config.time_steps), evaluate=evaluate)
-        answers = self.ask(CLOSE_ROUND, header, w, self.sites, accept)
-        self.results.validation(r, answers, by_median=self.config.aggregation != "mean")
-        self.results.evaluation(r, answers, self.ahead(r))
+        header = self.header(r, config.time_steps, after=version(r, config.time_steps), evaluate=evaluate)
+        answers = self.send_task(CLOSE_ROUND, header, w, self.membership.sites, accept)
+        self.results.validation(r, answers, by_median=config.aggregation != "mean")
+        self.results.evaluation(r, answers, self.unlearnt_periods(r))
+        return answers
+
+    def send_task(
+        self,
+        task: str,
+        header: TaskHeader,
+        weights: Tensors | None,
+        sites: Sequence[str],
+        on_reply: ReplyHandler,
+        time_limit: int | None = None,
+        min_sites: int | None = None,
+    ) -> Answers:
+        """Send one task to sites and hand each good answer to ``on_reply`` as it comes.
+
+        Sites in ``server.unseen`` come after the others, and are scored on all of their patients.
+
+        Parameters
+        ----------
+        task : str
+            Name of a task of the contract.
+        header : TaskHeader
+        weights : mapping of str to Tensor or None
+            Go down in float32 in a task whose contract sends any.
+        sites : sequence of str
+            Those that are connected get the task.
+        on_reply : callable
+            Takes site, reply and tensors, one call per site and at a time; raises ExchangeError to refuse the answer.
+        time_limit, min_sites : int, optional
+            In place of ``step_time_limit`` (seconds) and ``min_sites``.
+
+        Returns
+        -------
+        Answers
+
+        Raises
+        ------
+        RunAborted, FedTARError, OSError
+            The job was aborted; fewer than ``min_sites`` took part; the server could not store an answer.
+        """
+        if not self.config.unseen:
+            return self.exchange.send_task(task, header, weights, sites, on_reply, time_limit, min_sites)
+        unseen = [site for site in sites if site in self.config.unseen]
+        members = [site for site in sites if site not in unseen]
+        answers = self.exchange.send_task(task, header, weights, members, on_reply, time_limit, min_sites)
+        if unseen and (task != CLOSE_ROUND or header.evaluate):
+            header = replace(header, score="all")
+            answers.add(self.exchange.send_task(task, header, weights, unseen, on_reply, time_limit, min_sites=0))
         return answers
 
     def header(self, r: int, t: int, after: str, evaluate: bool = False) -> TaskHeader:
+        """Make the header of a task.
+
+        Parameters
+        ----------
+        r, t : int
+            Round and time step.
+        after : str
+            Version of the site's state that the task begins from (:func:`fedtar_flare.protocol.messages.version`).
+        evaluate : bool
+            Whether test patients are scored.
+
+        Returns
+        -------
+        TaskHeader
+        """
+        best = self.results.best
         return TaskHeader(
             method=self.method,
             run_id=self.run_id,
@@ -169,49 +259,79 @@ class FederatedController(HandshakeController):
             time_steps=self.config.time_steps,
             after=after,
             evaluate=evaluate,
-            keep=version(best, self.config.time_steps) if (best := self.results.best()) else "",
+            keep=version(best, self.config.time_steps) if best else "",
             rounds_per_period=self.config.rounds_per_period,
         )
 
-    # ------------------------------------------------------------------ begin
+    def unlearnt_periods(self, r: int) -> range:
+        """List the periods that are scored after a round before anything is learnt from them.
+
+        Parameters
+        ----------
+        r : int
+            Round; 0 before the first.
+
+        Returns
+        -------
+        range
+            Time steps.
+        """
+        if n := self.config.rounds_per_period:
+            return range(-(-r // n) + 1, -(-r // n) + 1 + bool(r))
+        if r == self.first_round - 1:
+            return range(self._steps_before + 1, self.config.time_steps + 1)
+        return range(0)
+
+    # ------------------------------------------------------------------ begin, save and resume
     def _begin(self) -> Tensors:
         """Handshake: agree on the exchange and return the weights to start from."""
-        resumed = self._resumed()
+        # 1. A resumed run goes on with its checkpoint; else the weights may come from a file.
+        config, resumed = self.config, self._resumed()
         self.run_id = resumed.info["run_id"] if resumed else f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
         self.first_round = resumed.round + 1 if resumed else 1
-        initial = self._checkpoints.initial(self.config.initial_checkpoint) if self.config.initial_checkpoint else None
-        w = resumed.weights if resumed else initial
-        self._members = set(resumed.info.get("members", ())) if resumed else set()
-        w, answers = self.gather(w)
+        self.membership.resumed = set(resumed.info.get("members", ())) if resumed else set()
+        w = resumed.weights if resumed else None
+        if config.initial_checkpoint:
+            w = self.checkpoints.initial(config.initial_checkpoint)
+        # 2. The handshake, with which the record begins.
+        w, answers = self.membership.gather(w)
         expect_at_most(self.strategy.largest_message())
+        settings = self.fixed_settings() | {"min_sites": config.min_sites} | self._settings_of_sites()
         self.results.start(
-            self.schema,
+            self.membership.schema,
             answers,
             method=self.method,
             run_id=self.run_id,
             first_round=self.first_round,
-            rounds=self.config.num_rounds,
-            time_steps=self.config.time_steps,
-            settings=self.fixed_settings() | {"min_sites": self.config.min_sites} | self._settings_of_sites(),
+            rounds=config.num_rounds,
+            time_steps=config.time_steps,
+            settings=settings,
         )
-        if not self.members:
+        if not self.membership.members:
             raise FedTARError("every site that takes part is named in server.unseen: there is nobody to train")
         self.strategy.on_start()
-        self.results.evaluation(self.first_round - 1, answers, self.ahead(self.first_round - 1))
+        self.results.evaluation(self.first_round - 1, answers, self.unlearnt_periods(self.first_round - 1))
+        # 3. The resumed run's checkpoints become this job's.
         if resumed:
-            best = self._checkpoints.carry_over(resumed, is_best=self.results.is_best(resumed.round))
-            if best and self._shares:
+            best = self.checkpoints.carry_over(resumed, is_best=self.results.is_best(resumed.round))
+            if best and self.contract.shares:
                 self.results.adapter(best.weights, best.round)
         return w
 
-    # ------------------------------------------------------------------ save and resume
     def fixed_settings(self) -> dict[str, Any]:
-        """Settings that a resumed run must share."""
-        names = ("num_rounds", "time_steps", "weighting", "seed")
-        fixed = {"method": self.method} | {name: getattr(self.config, name) for name in names}
+        """List the settings that a resumed run must share.
+
+        Returns
+        -------
+        dict
+        """
+        config = self.config
+        fixed = {"method": self.method} | {
+            name: getattr(config, name) for name in ("num_rounds", "time_steps", "weighting", "seed")
+        }
         fixed |= self.strategy.fixed_settings()
-        more: dict[str, Any] = {"rounds_per_period": self.config.rounds_per_period, "unseen": list(self.config.unseen)}
-        more["aggregation"] = self.config.aggregation != "mean" and self.config.aggregation
+        more: dict[str, Any] = {"rounds_per_period": config.rounds_per_period, "unseen": list(config.unseen)}
+        more["aggregation"] = config.aggregation != "mean" and config.aggregation
         return fixed | {name: value for name, value in more.items() if value}
 
     def _settings_of_sites(self) -> dict[str, Any]:
@@ -223,24 +343,24 @@ class FederatedController(HandshakeController):
 
     def _save(self, w: Tensors, r: int) -> None:
         """Checkpoint after a whole round; the best one by validation loss also becomes ``adapter/``."""
-        best = self.results.is_best(r)
+        membership, best = self.membership, self.results.is_best(r)
         info = {
             "run_id": self.run_id,
-            "schema": self.schema.to_dict(),
+            "schema": membership.schema.to_dict(),
             "settings": self.fixed_settings(),
-            "members": sorted({*self._members, *self.sites}),
+            "members": sorted({*membership.resumed, *membership.sites}),
         }
-        if (own := self.strategy.info()) is not None:
-            info["method"] = own
-        self._checkpoints.save(Checkpoint(r, w, self.strategy.state(), info | self.results.progress()), best=best)
-        if best and self._shares:
+        if (state := self.strategy.info()) is not None:
+            info["method"] = state
+        self.checkpoints.save(Checkpoint(r, w, self.strategy.state(), info | self.results.progress()), best=best)
+        if best and self.contract.shares:
             self.results.adapter(w, r)
 
     def _resumed(self) -> Checkpoint | None:
         """The checkpoint to go on from, with the method's state restored; None in a fresh run."""
         if not self.config.resume_from:
             return None
-        checkpoint, problems = self._checkpoints.resumed(self.fixed_settings(), ("num_rounds", "time_steps"))
+        checkpoint, problems = self.checkpoints.resumed(self.fixed_settings(), ("num_rounds", "time_steps"))
         for problem in problems:
             self.warning(f"passed over: {problem}")
         self._steps_before = checkpoint.info["settings"]["time_steps"]
@@ -256,14 +376,18 @@ class FederatedController(HandshakeController):
         return Path(self.get_run_dir()) / "fedtar"
 
     def scalar(self, tag: str, value: float | None, step: int) -> None:
-        """One point of a curve in the server's TensorBoard."""
-        send_scalar(self, self.fl_ctx, tag, value, step)
+        """Draw one point of a curve in the server's TensorBoard.
 
-    def progress(self) -> dict[str, Any]:
-        """Place in the run, validation loss by round, the method's numbers, and the server's alarms."""
-        losses = self.results.losses() if hasattr(self, "results") else {}
-        more = {"validation_loss": losses, "numbers": self.strategy.numbers()}
-        return super().progress() | more | {"alarms": alarms(Path(self.get_run_dir()).parent)}
+        Parameters
+        ----------
+        tag : str
+            Name of the curve.
+        value : float or None
+            None and non-finite values are left out.
+        step : int
+            Position on the axis, usually the round.
+        """
+        send_scalar(self, self.fl_ctx, tag, value, step)
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
@@ -273,7 +397,7 @@ class FederatedController(HandshakeController):
         def end(status: Any, reason: str = "") -> None:
             seconds = round(time.monotonic() - start, 1)
             with suppress(OSError):  # on a full disk the log still has the reason
-                self.record.write(End(time=now(), seconds=seconds, status=status, reason=reason))
+                self.record.write(End(time=utc_now(), seconds=seconds, status=status, reason=reason))
 
         try:
             yield
@@ -296,6 +420,40 @@ class FederatedController(HandshakeController):
             raise
         else:
             end("completed", self.results.nothing_learnt())
+
+    # ------------------------------------------------------------------ what FLARE calls
+    def handle_event(self, event_type: str, fl_ctx: Any) -> None:
+        """Tell ``fedtar status`` and ``nvflare job stats`` how far the run is."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
+            collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
+            if collector is not None:
+                collector.add_info(STATS_GROUP, self.progress())
+
+    def progress(self) -> dict[str, Any]:
+        """Tell how far the run is.
+
+        Returns
+        -------
+        dict
+            Position in the run and each site's status, validation loss by round, the method's numbers, the server's
+            alarms.
+        """
+        losses = self.results.losses() if hasattr(self, "results") else {}
+        more = {"validation_loss": losses, "numbers": self.strategy.numbers()}
+        return self.exchange.progress() | more | {"alarms": alarms(Path(self.get_run_dir()).parent)}
+
+    def _accept_train_result(self, client_name: str, result: Any, fl_ctx: Any, is_unknown_task: bool = False) -> bool:
+        code = result.get_return_code()
+        if not is_unknown_task and code not in (None, ReturnCode.OK):
+            self.exchange.note_failure(client_name, code)
+        return super()._accept_train_result(client_name, result, fl_ctx, is_unknown_task)
+
+    def process_result_of_unknown_task(
+        self, client: Any, task_name: str, client_task_id: str, result: Any, fl_ctx: Any
+    ) -> None:
+        """Drop and record a result that came after its task was closed."""
+        self.exchange.note_late(client.name, task_name)
 
 
 FederatedController.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

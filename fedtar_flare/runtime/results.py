@@ -16,11 +16,12 @@ from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.core.files import write_json
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, adapter_of, write_adapter
-from fedtar_flare.protocol.exchange import ExchangeSchema
+from fedtar_flare.protocol.exchange import ExchangeSchema, Tensors
 from fedtar_flare.protocol.fields import MOST
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.record.events import (
     Ahead,
+    Alarm,
     Cell,
     Evaluation,
     Exchange,
@@ -32,19 +33,22 @@ from fedtar_flare.record.events import (
     Step,
     Validation,
 )
-from fedtar_flare.record.log import METRICS_FILE, RunRecord, best_round
+from fedtar_flare.record.log import METRICS_FILE, RunRecord, best_round, utc_now
 from fedtar_flare.reporting.console import closing_box
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_FOLDER, read_examples
 from fedtar_flare.reporting.run import Run, read_run
-from fedtar_flare.runtime.tasking import Answers, Tensors, now
+from fedtar_flare.runtime.alarms import raise_alarm
+from fedtar_flare.runtime.exchange import Answers
 from fedtar_flare.site.context import home
 from fedtar_flare.version import __version__
 
 logger = logging.getLogger(__name__)
 
 
+__all__ = ["box"]
+
 MOST_FINDINGS = 100
-"""In a site's scores."""
+"""Findings that a site's scores may hold."""
 _OF_FINDING = {"n": MOST, "named": MOST, "recall": 1.0, "precision": 1.0}
 _LIMITS = {name: score.most for name, score in SCORES.items()} | _OF_FINDING
 
@@ -52,15 +56,17 @@ _LIMITS = {name: score.most for name, score in SCORES.items()} | _OF_FINDING
 def check_scores(reply: Reply, time_steps: int) -> None:
     """Refuse scores that no site of a run of T steps can have, and malformed counts of left-out studies, by field.
 
-    In place of the scores as they came stand then :class:`SiteScores`, so that they are in memory once.
+    Scores in the reply are replaced by :class:`SiteScores`, so that they are in memory once.
     """
     for name in ("scores", "scores_generic"):
-        sent = reply.payload.get(name) or {}
+        if name not in reply.payload:
+            continue
+        sent = reply.payload[name] or {}
         try:
             scores = SiteScores.model_validate(sent)
         except ValidationError as error:
             raise ExchangeError(f"the field '{name}' does not hold scores per time step") from error
-        of_findings = [cell for found in scores.findings.values() for cell in found.values()]
+        of_findings = [cell for findings in scores.findings.values() for cell in findings.values()]
         cells = (*scores.steps.values(), scores.all, scores.references, *of_findings)
         known = {*sent} <= {*SiteScores.model_fields} and {*scores.findings} <= {"known", "new", "stated"}
         steps = all(1 <= t <= time_steps for t in scores.steps)
@@ -70,25 +76,30 @@ def check_scores(reply: Reply, time_steps: int) -> None:
         for key, value in (pair for cell in cells for pair in cell.items()):
             if value is not None and not -1e-6 <= value <= _LIMITS[key] + 1e-6:
                 raise ExchangeError(f"the field '{name}' has a {key} that is not within 0 to {_LIMITS[key]:g}")
-        if name in reply.payload:
-            reply.payload[name] = scores if sent else {}
-    skipped = reply.payload.get("skipped_studies") or {}
-    if not all(isinstance(number, int) and number >= 0 for number in skipped.values()):
-        raise ExchangeError("the field 'skipped_studies' is not numbers of studies by reason")
+        reply.payload[name] = scores if sent else {}
+    for number in (reply.payload.get("skipped_studies") or {}).values():
+        if not isinstance(number, int) or number < 0:
+            raise ExchangeError("the field 'skipped_studies' is not numbers of studies by reason")
 
 
 class Results:
-    """Writes ``<server run folder>/fedtar/`` as the run goes; ``scalar`` takes (tag, value, place) for TensorBoard."""
+    """Writes ``<server run folder>/fedtar/`` as the run goes.
+
+    ``scalar`` takes (tag, value, step) for TensorBoard; ``kit`` is the server's folder, where alarms go;
+    ``newest_is_best``: rounds are validated on visits of their own period, so that their losses cannot be compared.
+    """
 
     def __init__(
-        self, record: RunRecord, scalar: Callable[[str, float | None, int], None], newest_is_best: bool = False
+        self,
+        record: RunRecord,
+        scalar: Callable[[str, float | None, int], None],
+        kit: Path,
+        newest_is_best: bool = False,
     ):
-        self.folder = record.folder
-        self.record = record
-        self.scalar = scalar
+        self.folder, self.record, self.scalar, self.kit = record.folder, record, scalar, kit
         self.newest_is_best = newest_is_best
-        self.turned_away: set[str] = set()
-        """Sites whose settings differ: they are not asked again."""
+        self.best: int | None = None
+        """Best round so far, by validation loss."""
         self._adapter_config: dict[str, Any] = {}
         self._base_model: dict[str, Any] = {}
         self._validations: list[Validation] = []
@@ -96,6 +107,14 @@ class Results:
         self._metrics: dict[str, Any] = {}
         self._first_round = 1
         self._idle: dict[str, str] | None = {}  # why sites added nothing; None once one did
+        self._alarms: set[str] = set()
+
+    def alarm(self, text: str) -> None:
+        """Tell people once what they must look at: in the log, on the run's page and among the server's alarms."""
+        if text not in self._alarms:
+            self._alarms.add(text)
+            self.record.write(Alarm(time=utc_now(), text=text))
+            raise_alarm(self.kit, text)
 
     def start(self, schema: ExchangeSchema, answers: Answers, **plan: Any) -> None:
         """Record who takes part, with what, after the handshake; ``plan`` has the fields of :class:`Start` to come."""
@@ -112,12 +131,11 @@ class Results:
         }
         self._adapter_config = dict(first.payload.get("adapter_config") or {})
         self._first_round = plan["first_round"]
-        self.turned_away = set(answers.refused)
         self._metrics |= {name: plan[name] for name in ("method", "run_id", "rounds", "time_steps")}
         self.record.write(
             Start(
                 **plan,
-                time=now(),
+                time=utc_now(),
                 min_cell=max(int(reply.numbers.get("min_cell", 1)) for reply in replies.values()),
                 model=model,
                 versions={"fedtar_flare": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -138,19 +156,19 @@ class Results:
 
     def joined(self, r: int, answers: Answers) -> None:
         """Record the sites that came in at the start of round r."""
-        self.turned_away |= set(answers.refused)
         counts = {site: reply.payload["counts"] for site, reply in sorted(answers.replies.items())}
         self.record.write(Joined(round=r, sites=sorted(counts), counts=counts, absent=answers.absent | answers.refused))
         logger.info(f"round {r}: joined: {', '.join(sorted(counts)) or 'nobody'}")
 
     def step(self, r: int, t: int, answers: Answers, update_norm: float | None, lora_gap: float | None = None) -> None:
         """Record one exchange of updates: who sent what."""
-        sites = {
-            site: SiteUpdate.model_validate(
-                {**reply.numbers, "bytes_up": answers.bytes_up[site], "late": r - reply.round}
-            )
-            for site, reply in sorted(answers.replies.items())
-        }
+        sites, losses = {}, []
+        for site, reply in sorted(answers.replies.items()):
+            more = {"bytes_up": answers.bytes_up[site], "late": r - reply.round}
+            sites[site] = update = SiteUpdate.model_validate(reply.numbers | more)
+            self.scalar(f"training loss at step {t}/{site}", update.train_loss, r)
+            if update.train_loss is not None:
+                losses.append(f"{site} {update.train_loss:.3f}")
         self.record.write(
             Step(
                 round=r,
@@ -168,10 +186,7 @@ class Results:
             )
         )
         self._idle = None if sites or self._idle is None else self._idle | answers.missing
-        for site, values in sites.items():
-            self.scalar(f"training loss at step {t}/{site}", values.train_loss, r)
-        losses = " ".join(f"{s} {v.train_loss:.3f}" for s, v in sites.items() if v.train_loss is not None)
-        answered = f"loss {losses}" if losses else f"answers of {', '.join(sites)}"
+        answered = f"loss {' '.join(losses)}" if losses else f"answers of {', '.join(sites)}"
         logger.info(f"round {r}, step {t}: " + (answered if sites else "skipped, nobody had data"))
 
     def validation(self, r: int, answers: Answers, by_median: bool = False) -> None:
@@ -189,6 +204,7 @@ class Results:
             loss = statistics.median(site.validation_loss or 0.0 for site in sites.values())
         event = Validation(round=r, loss=loss, sites=sites, left_out=left_out, by_median=by_median)
         self._validations.append(event)
+        self._choose_best()
         self.record.write(event)
         self.scalar("validation loss/all sites", event.loss, r)
         for name, site in sites.items():
@@ -197,7 +213,9 @@ class Results:
         logger.info(f"round {r}: validation loss {shown}")
 
     def evaluation(self, r: int, answers: Answers, ahead: Collection[int] = ()) -> None:
-        """Record the scores that came with the answers, if any; of the periods ``ahead`` for the whole run."""
+        """Record the scores that came with the answers, if any; those of the periods ``ahead``, of which nothing is
+        learnt yet, also for the whole run.
+        """
         replies = sorted(answers.replies.items())
         scores, generic = (
             {site: reply.payload[name] for site, reply in replies if reply.payload.get(name)}
@@ -208,9 +226,9 @@ class Results:
         event = Evaluation.model_validate({"round": r, "sites": scores, "generic": generic})
         self.record.write(event)
         for t in ahead:
-            found = {site: cells.steps[t] for site, cells in event.sites.items() if cells.steps.get(t, {}).get("n")}
-            if found:
-                self._ahead[t] = self._ahead.get(t, {}) | found
+            scored = {site: cells.steps[t] for site, cells in event.sites.items() if cells.steps.get(t, {}).get("n")}
+            if scored:
+                self._ahead[t] = self._ahead.get(t, {}) | scored
                 self.record.write(Ahead(round=r, periods=self._ahead))
         for site, cells in event.sites.items():
             for name, score in SCORES.items():
@@ -222,26 +240,27 @@ class Results:
 
     def nothing_learnt(self) -> str:
         """A sentence with each site's last reason, where no site had anything to add at any step; else empty."""
-        said = "; ".join(f"{site}: {reason}" for site, reason in sorted(self._idle.items())) if self._idle else ""
-        return f"No site learnt anything, so there is nothing new to use ({said})" if said else ""
+        if not self._idle:
+            return ""
+        reasons = "; ".join(f"{site}: {reason}" for site, reason in sorted(self._idle.items()))
+        return f"No site learnt anything, so there is nothing new to use ({reasons})"
 
     def losses(self) -> dict[str, float | None]:
+        """Validation loss by round."""
         return {str(event.round): event.loss for event in self._validations}
 
-    def best(self) -> int | None:
-        """The best round so far, by validation loss; the newest, where rounds are validated on visits of their own."""
-        if self.newest_is_best and self._validations:
-            return self._validations[-1].round
-        return best_round(self._validations)
+    def _choose_best(self) -> None:
+        newest = self._validations[-1].round if self._validations and self.newest_is_best else None
+        self.best = newest or best_round(self._validations)
 
     def is_best(self, r: int) -> bool:
         """Whether round r is the best so far; without any validation patient the last round is."""
-        return self.best() in (None, r)
+        return self.best in (None, r)
 
     def adapter(self, w: Tensors, r: int) -> None:
         """Write ``adapter/`` in PEFT's format, with what it belongs to; nothing where no adapter travels."""
-        extras_alone = bool(w) and self._base_model.get("fingerprint") and not any(map(adapter_of, w))
-        if not self._adapter_config and not extras_alone:
+        only_parameters = bool(w) and self._base_model.get("fingerprint") and not any(map(adapter_of, w))
+        if not self._adapter_config and not only_parameters:
             return
         run = {name: self._metrics[name] for name in ("method", "run_id", "time_steps")} | {"round": r}
         run |= {"adapter": next((name for name in map(adapter_of, sorted(w)) if name), DEFAULT_ADAPTER)}
@@ -254,11 +273,12 @@ class Results:
         return {"validations": validations, "metrics": self._metrics, "ahead": self._ahead}
 
     def restore(self, info: Mapping[str, Any], comparable: bool = True) -> None:
-        """Restore what :meth:`progress` gave in the run that is resumed; not ``comparable``: losses with visits of a
-        new period are not those of before.
+        """Restore :meth:`progress` of the run that is resumed; its validation losses only if they are ``comparable``,
+        since visits of a new period change them.
         """
         entries = info.get("validations", ()) if comparable else ()
         self._validations = [Validation.model_validate(entry) for entry in entries]
+        self._choose_best()
         self._idle = None  # of the rounds before it is not known
         self._metrics = dict(info.get("metrics", {}))
         self._ahead = {int(t): sites for t, sites in info.get("ahead", {}).items()}
@@ -274,7 +294,7 @@ class Results:
             examples = read_examples(path)
             if examples.synthetic:
                 write_json(self.folder / EXAMPLES_FOLDER / f"{examples.site}.json", asdict(examples))
-        of_rounds = {"validation_loss": [event.loss for event in self._validations], "best_round": self.best()}
+        of_rounds = {"validation_loss": [event.loss for event in self._validations], "best_round": self.best}
         scores = {key: json.loads(self._metrics[key]) for key in ("warm_start", "final") if key in self._metrics}
         write_json(self.folder / METRICS_FILE, self._metrics | scores | of_rounds | {"numbers": dict(numbers)})
         run = read_run(self.folder)
@@ -286,12 +306,25 @@ class Results:
 
 
 def box(run: Run, page: Path) -> str:
-    """The closing box of a run, with the paths of its page, of its adapter, and of the pages of simulated sites."""
-    adapter = run.folder / "adapter"
-    places = {"report": page} | ({"adapter": adapter} if adapter.is_dir() else {})
-    own = _of_sites(run.start.run_id, "*.html") if run.start.run_id else []
-    named = {f"{'phi' if path.stem == 'phi' else 'page'} of {path.parent.name}": path for path in own}
-    return closing_box(run, places | named)
+    """Draw the closing box of a run.
+
+    Parameters
+    ----------
+    run : Run
+    page : Path
+        Page of the run.
+
+    Returns
+    -------
+    str
+        Several lines, with the paths of the page, of the adapter, and of the pages of simulated sites.
+    """
+    paths = {"report": page}
+    if (adapter := run.folder / "adapter").is_dir():
+        paths["adapter"] = adapter
+    for path in _of_sites(run.start.run_id, "*.html") if run.start.run_id else ():
+        paths[f"{'phi' if path.stem == 'phi' else 'page'} of {path.parent.name}"] = path
+    return closing_box(run, paths)
 
 
 def _of_sites(run_id: str, name: str) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,32 +11,47 @@ import torch
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.settings import RunSettings, build
 from fedtar_flare.data.splits import SPLITS
+from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.protocol.tasks import TRAIN
-from fedtar_flare.runtime.aggregation import SpilledUpdates, aggregation_weights
+from fedtar_flare.runtime.aggregation import SpilledUpdates, site_weights
 from fedtar_flare.runtime.results import check_scores
-from fedtar_flare.runtime.tasking import Tensors
 
 if TYPE_CHECKING:
     from fedtar_flare.runtime.controller import FederatedController
 
+__all__ = ["ServerStrategy"]
+
 
 class ServerStrategy(ABC):
-    """A method at the server; it writes :meth:`one_round`, and overrides what of the rest differs.
+    """A method at the server: it writes :meth:`one_round` and overrides what else differs.
 
-    ``run`` has ``train``, ``close_round`` and ``ask`` for what the sites do, ``sites``, ``visits`` and ``record``. A
-    setting that is unknown or not allowed is a :class:`ConfigError`.
+    Parameters
+    ----------
+    run : FederatedController
+        The run: ``train``, ``close_round`` and ``send_task`` have the sites work, ``config`` has the settings of every
+        method, ``membership`` the sites and their numbers of visits, ``record`` takes events.
+
+    Attributes
+    ----------
+    settings : RunSettings
+        The method's own settings at the server, by group.
+
+    Raises
+    ------
+    ConfigError
+        A setting is unknown or not allowed for the method.
     """
 
     def __init__(self, run: FederatedController):
         self.run = run
-        method = run.definition
-        if run.config.rounds_per_period and not method.reports:
+        method, contract, config = run.definition, run.contract, run.config
+        if config.rounds_per_period and not method.reports:
             raise ConfigError(f"rounds_per_period: method '{run.method}' writes no reports, and has no time steps")
-        if run.config.wait_seconds and TRAIN not in run.contract.task_names:
+        if config.wait_seconds and TRAIN not in contract.task_names:
             raise ConfigError(f"wait_seconds: method '{run.method}' waits for every site")
-        pooled = any(group.form == "pooled" for group in run.contract.groups)
-        if run.config.aggregation != "mean" and (pooled or not run.contract.shares):
+        pooled = any(group.form == "pooled" for group in contract.groups)
+        if config.aggregation != "mean" and (pooled or not contract.shares):
             raise ConfigError(f"aggregation: method '{run.method}' adds up no updates; it must be 'mean'")
         kinds = {} if method.server_settings is None else {"server": method.server_settings}
         kinds |= {name: method.settings[name] for name in method.server_groups}
@@ -47,57 +62,147 @@ class ServerStrategy(ABC):
 
     @abstractmethod
     def one_round(self, w: Tensors, r: int) -> Tensors:
-        """The algorithm: run round r from the weights w, and return the weights after it."""
+        """Run round r of the algorithm.
+
+        Parameters
+        ----------
+        w : mapping of str to Tensor
+            Weights before the round.
+        r : int
+            Round, from 1.
+
+        Returns
+        -------
+        mapping of str to Tensor
+            Weights after the round, float32.
+        """
 
     def steps(self, r: int) -> range:
-        """The time steps of round r: 1 to T, or to the newest where visits arrive period by period."""
+        """List the time steps of a round.
+
+        Parameters
+        ----------
+        r : int
+
+        Returns
+        -------
+        range
+            1 to T, or to the newest period where visits arrive period by period.
+        """
         n = self.run.config.rounds_per_period
         return range(1, (-(-r // n) if n else self.run.config.time_steps) + 1)
 
     def on_start(self) -> None:
-        """Called once after the handshake, to write the method's own events."""
+        """Write the method's own events; called once after the handshake."""
 
     # ------------------------------------------------------------------ an exchange
     def extra_tensors(self, w: Tensors) -> Tensors:
-        """Further tensors that go down with w in a training task; their mean difference comes back with that of w.
+        """Give further tensors that go down with the weights in a training task.
 
-        Rows of a collected group may be among them; what comes back of these goes to :meth:`collect`.
+        Parameters
+        ----------
+        w : mapping of str to Tensor
+
+        Returns
+        -------
+        mapping of str to Tensor
+            The aggregate holds their differences too; rows of a collected group come back to :meth:`collect` instead.
         """
         return {}
 
     def collect(self, site: str, rows: Tensors) -> None:
-        """Take the collected rows of a site's update; :class:`ExchangeError` refuses them, and the update with them."""
+        """Take the rows of a collected group that came with a site's update.
 
-    def combine(self, updates: SpilledUpdates, shares: Mapping[str, float]) -> dict[str, torch.Tensor]:
-        """One update of the sites' updates, float64, given each site's share; by default their mean (Eq. 6), or what
-        ``server.aggregation`` names in its place.
+        Parameters
+        ----------
+        site : str
+        rows : mapping of str to Tensor
+            Not empty. :class:`ExchangeError` refuses them, and the update with them.
         """
-        return updates.combined(self.run.config.aggregation, shares)
+
+    def aggregate(self, updates: SpilledUpdates, shares: Mapping[str, float]) -> dict[str, torch.Tensor]:
+        """Make one update of the sites' updates: their mean (Eq. 6), or what ``server.aggregation`` names.
+
+        Parameters
+        ----------
+        updates : SpilledUpdates
+        shares : mapping of str to float
+            c_k by site, which sum to one.
+
+        Returns
+        -------
+        dict of str to Tensor
+            In float64.
+        """
+        return updates.aggregate(self.run.config.aggregation, shares)
 
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Weights of the sites in a mean, which sum to one, given the visits n_k of those that are in it."""
-        return aggregation_weights(counts, self.run.config.weighting)
+        """Weight the sites in a mean.
+
+        Parameters
+        ----------
+        counts : mapping of str to int
+            Visits n_k of each site whose update is in the mean.
+
+        Returns
+        -------
+        dict of str to float
+            c_k by site, which sum to one.
+        """
+        return site_weights(counts, self.run.config.weighting)
 
     def trainers(self) -> list[str]:
-        """The sites that are asked to train; by default all but those outside."""
-        return self.run.members
+        """Choose the sites that are asked to train.
 
-    def trained_visits(self, r: int, t: int) -> Callable[[list[int]], int]:
-        """How many visits a site trains on at step t of round r, given its counts per step; by default those of t."""
-        return lambda counts: counts[t - 1]
+        Returns
+        -------
+        list of str
+            By default all that take part, but for ``server.unseen``.
+        """
+        return self.run.membership.members
+
+    def trained_visits(self, counts: Sequence[int], r: int, t: int) -> int:
+        """Count the visits that a site trains on.
+
+        Parameters
+        ----------
+        counts : sequence of int
+            The site's training visits per time step.
+        r, t : int
+            Round and time step.
+
+        Returns
+        -------
+        int
+            By default those of step t.
+        """
+        return counts[t - 1]
 
     def largest_message(self) -> int:
-        """Most values that a site's answer to a task of a round may hold; more are not fetched."""
-        return self.run.schema.parameters * max(len(task.up) for task in self.run.contract.tasks)
+        """Bound the answers of the sites: more is not fetched.
+
+        Returns
+        -------
+        int
+            Most values that an answer to a task of a round may hold.
+        """
+        return self.run.membership.schema.parameters * max(len(task.up) for task in self.run.contract.tasks)
 
     def check_content(self, reply: Reply) -> None:
-        """Raise :class:`ExchangeError` for an answer whose fields, each valid by itself, are not what can be used.
+        """Check fields of an answer, each valid by itself, against each other and the run.
 
-        By default: counts that are not T whole numbers per split, malformed scores, and a loss without reports.
+        Parameters
+        ----------
+        reply : Reply
+
+        Raises
+        ------
+        ExchangeError
+            By default for counts that are not T whole numbers per split, malformed scores, and a loss without reports.
         """
-        steps = self.run.config.time_steps
+        steps, counts = self.run.config.time_steps, reply.payload.get("counts")
         check_scores(reply, steps)
-        if (counts := reply.payload.get("counts")) is not None:
+        if counts is not None:
             lists = [counts.get(split) if split in SPLITS else None for split in {*SPLITS, *counts}]
             whole = all(isinstance(n, int) and n >= 0 for values in lists for n in values or ())
             if not whole or any(not isinstance(v, list | tuple) or len(v) != steps for v in lists):
@@ -107,24 +212,55 @@ class ServerStrategy(ABC):
 
     # ------------------------------------------------------------------ what a resumed run needs
     def fixed_settings(self) -> dict[str, Any]:
-        """Settings of the method that a resumed run must share, those of ``server`` without their group's name."""
+        """List the method's settings that a resumed run must share.
+
+        Returns
+        -------
+        dict
+            By name for the group ``server``, by group for others.
+        """
         settings = self.settings.to_dict()
         return {**settings.pop("server", {}), **settings}
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Further tensors than w for the checkpoint."""
+        """Give further tensors than the weights for the checkpoint.
+
+        Returns
+        -------
+        dict of str to Tensor
+        """
         return {}
 
     def info(self) -> Any:
-        """What of the state is no tensor, as JSON primitives; None: nothing."""
+        """Give what of the state is no tensor.
+
+        Returns
+        -------
+        JSON primitives or None
+        """
         return None
 
     def load_info(self, info: Any) -> None:
-        """Restore what :meth:`info` gave; called before :meth:`load_state`, which restores the tensors."""
+        """Restore :meth:`info`; called before :meth:`load_state`.
+
+        Parameters
+        ----------
+        info : JSON primitives or None
+        """
 
     def load_state(self, state: Tensors) -> None:
-        """Restore what :meth:`state` gave."""
+        """Restore :meth:`state`.
+
+        Parameters
+        ----------
+        state : mapping of str to Tensor
+        """
 
     def numbers(self) -> dict[str, list[float]]:
-        """Numbers to show with a run's progress."""
+        """Give numbers to show with the progress of a run.
+
+        Returns
+        -------
+        dict of str to list of float
+        """
         return {}

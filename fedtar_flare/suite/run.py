@@ -140,8 +140,8 @@ def run_experiment(folder: Path, experiment: Experiment, threads: int = 1) -> No
     import torch
 
     from fedtar_flare.learning.evaluation import TEXTS
+    from fedtar_flare.runtime.in_process import run_in_process
     from fedtar_flare.suite.collect import collect, keep_reports
-    from fedtar_flare.suite.engine import run_in_process
 
     recipe = experiment.build(threads)
     torch.set_num_threads(recipe.executor.torch_threads)

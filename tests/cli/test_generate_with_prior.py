@@ -13,7 +13,7 @@ from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.sources import offline
 from fedtar_flare.models.weights import fingerprint
-from fedtar_flare.suite.engine import run_in_process
+from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 TINY = {

@@ -11,7 +11,7 @@ from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.record.events import SHARED, End, Evaluation, Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
-from fedtar_flare.suite.engine import run_in_process
+from fedtar_flare.runtime.in_process import run_in_process
 
 
 def tiny() -> FedTARRecipe:

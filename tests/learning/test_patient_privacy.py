@@ -15,9 +15,9 @@ from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.scaffold import ScaffoldLearner
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site.accountant import PATIENT_DELTA, PATIENT_FILE, PatientLedger
-from fedtar_flare.suite.engine import run_in_process
 
 
 def gradient(cohort, kind, samples, **training):

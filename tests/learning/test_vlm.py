@@ -31,10 +31,10 @@ from fedtar_flare.models.config import VLM_TARGETS, ModelConfig
 from fedtar_flare.models.outline import outline
 from fedtar_flare.models.vlm import EARLIER, VisionLanguageGenerator
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, read_examples
+from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.requirements import AdaptedModel, require_memory, update_memory
 from fedtar_flare.site.site_file import SiteConfig
-from fedtar_flare.suite.engine import run_in_process
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 REPORTS = ["No pleural effusion.", "There is a nodule <eos> in the left lung.", "Stable."]

@@ -53,7 +53,7 @@ def test_a_resumed_run_that_dies_at_once_can_be_resumed_again(
     first = local(tmp_path, "job-1", num_rounds=2, time_steps=periods_before)
     first.run()
     if died_before_the_best_was_written:
-        assert first.results.best() == 2
+        assert first.results.best == 2
         for file in tmp_path.rglob("best.safetensors"):
             file.unlink()
     second = local(tmp_path, "job-2", resume_from="job-1")

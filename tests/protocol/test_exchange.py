@@ -3,7 +3,7 @@ import torch
 
 from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.protocol.exchange import ExchangeSchema, check_update_size, euclidean_norm
-from fedtar_flare.runtime.handshaking import disagreement_table
+from fedtar_flare.runtime.membership import disagreement_table
 
 STATE = {"b": torch.ones(2, 3), "a": torch.zeros(4)}
 

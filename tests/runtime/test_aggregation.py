@@ -17,8 +17,8 @@ from fedtar_flare.runtime.aggregation import (
     FEWEST_SITES,
     SpilledUpdates,
     Weighting,
-    aggregation_weights,
-    with_ceiling,
+    limited_shares,
+    site_weights,
 )
 
 SHAPES = {"a": (4, 3), "b": (5,), "c": ()}
@@ -45,7 +45,7 @@ def mean_in_memory(updates, weights):
     st.sampled_from(get_args(Weighting)),
 )
 def test_weights_are_normalised(counts, weighting):
-    weights = aggregation_weights(counts, weighting)
+    weights = site_weights(counts, weighting)
     assert list(weights) == sorted(counts) and math.fsum(weights.values()) == pytest.approx(1, abs=1e-12)
     sizes = {"samples": 1, "uniform": 0, "inverse": -1}
     first = min(counts)
@@ -64,7 +64,7 @@ def test_the_mean_is_the_same_to_the_bit_in_any_order_of_arrival_and_place(
     bytes_of_one = sum(value.numel() * value.element_size() for value in tensors(0, dtype).values())
     monkeypatch.setattr(aggregation, "IN_MEMORY", {"none": 7, "some": 3, "all": 0}[on_disk] * bytes_of_one)
     updates = {f"site-{k}": {n: v * 10.0 ** (k - 3) for n, v in tensors(k, dtype).items()} for k in range(7)}
-    weights = aggregation_weights({site: k + 1 for k, site in enumerate(updates)})
+    weights = site_weights({site: k + 1 for k, site in enumerate(updates)})
     in_memory = mean_in_memory(updates, weights)
     for seed in range(5):
         order = random.Random(seed).sample(sorted(updates), len(updates))
@@ -105,14 +105,14 @@ def test_aggregations_are_those_of_the_papers_row_by_row_and_wherever_updates_wa
     updates = {f"site-{k}": tensors(k) for k in range(len(said))}
     for update, row in zip(updates.values(), said, strict=True):
         update["a"][~torch.tensor(row)] = 0
-    shares = aggregation_weights(dict(zip(updates, range(1, 20), strict=False)))
+    shares = site_weights(dict(zip(updates, range(1, 20), strict=False)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aggregation, "IN_MEMORY", 0 if on_disk else 2**20)
         patch.setattr(aggregation, "BLOCK", block)
         with SpilledUpdates(tmp_path_factory.mktemp("updates"), SHAPES, by_rows=["a"]) as spilled:
             for site, update in updates.items():
                 spilled.add(site, update)
-            found = spilled.combined(aggregation_name, shares)
+            found = spilled.aggregate(aggregation_name, shares)
     norms = {s: math.sqrt(sum(float(v.double().square().sum()) for v in u.values())) for s, u in updates.items()}
     bound = sorted(norms.values())[(len(norms) - 1) // 2] if aggregation_name == "norm_bounded_mean" else math.inf
     flat = {s: {n: min(1, bound / norms[s]) * v.double().reshape(-1) for n, v in u.items()} for s, u in updates.items()}
@@ -127,7 +127,7 @@ def test_aggregations_are_those_of_the_papers_row_by_row_and_wherever_updates_wa
 @given(st.lists(st.floats(0, 1e9, allow_subnormal=False), min_size=1, max_size=8).filter(sum), st.floats(0.01, 1))
 def test_no_share_is_above_the_ceiling_and_the_others_keep_their_ratios(sizes, most):
     shares = {f"site-{k}": size / sum(sizes) for k, size in enumerate(sizes)}
-    found, ceiling = with_ceiling(shares, most), max(most, 1 / len(shares))
+    found, ceiling = limited_shares(shares, most), max(most, 1 / len(shares))
     assert math.fsum(found.values()) == pytest.approx(1) and max(found.values()) <= ceiling * (1 + 1e-6)
     assert found == shares or max(shares.values()) > ceiling
     free = [site for site in found if 0 < found[site] < ceiling * (1 - 1e-6) and shares[site] > 1e-12]

@@ -82,7 +82,7 @@ def test_scores_come_at_the_end_of_periods_and_from_a_late_site_before_it_learns
     assert [len(of_kind(events, kind)) for kind in (Joined, Step)] == [1, 2 * (1 + 2 + 3)]
     assert read_run(controller.results_folder).ahead == {2: dict.fromkeys(("site-a", "site-b"), SCORES["steps"]["2"])}
     shown = read_run(controller.results_folder).shown
-    assert controller.results.best() == shown.round == 6, "rounds that were validated on other visits are not compared"
+    assert controller.results.best == shown.round == 6, "rounds that were validated on other visits are not compared"
     federation_of("fedavg")(tmp_path / "b", there, **given_, restart=True).run()
     got, start = there["site-a"].received, there["site-a"].start()
     assert all(got[r, 0][name].equal(start[name]) is (r in (1, 3, 5)) for r in range(1, 7) for name in NAMES)

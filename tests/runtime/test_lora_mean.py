@@ -14,14 +14,14 @@ from fedtar_flare.protocol.messages import ok
 from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
 from fedtar_flare.record.events import SHARED
 from fedtar_flare.record.log import read_events
-from fedtar_flare.runtime.aggregation import aggregation_weights
+from fedtar_flare.runtime.aggregation import site_weights
 from fedtar_flare.runtime.checkpoint import load
 from fedtar_flare.runtime.lora_mean import ROW_NORM, aligned, truncated
 
 A, B = NAMES
 R, T, WIDE, HIGH = 3, 3, 5, 4
 RANKS, SAMPLES = {"site-a": 1, "site-b": 2, "site-c": 3}, {"site-a": 1, "site-b": 2, "site-c": 5}
-SHARES = aggregation_weights(SAMPLES)
+SHARES = site_weights(SAMPLES)
 
 
 def draw(seed, *shape):
@@ -146,7 +146,7 @@ def test_another_shape_than_announced_is_refused_by_name(tmp_path, form):
 def test_other_aggregations_have_neither_products_nor_unlike_ranks(tmp_path):
     alike = {name: LowRankSite(name, "product", rank=R) for name in RANKS}
     controller, *_ = run(tmp_path, "product", sites=alike, aggregation="median", min_sites=3)
-    assert "products have a mean alone" in controller.panics[0]
+    assert "lora.mean" in controller.panics[0]
     sites = {name: LowRankSite(name, "factors", rank=R) for name in ("site-b", "site-c")}
     _, _, events = run(tmp_path / "ranks", "factors", sites=sites, aggregation="norm_bounded_mean", min_sites=2)
     start = next(event for event in events if event.kind == "start")

@@ -15,7 +15,7 @@ from fedtar_flare.imaging.transforms import preparation
 from fedtar_flare.learning.drafting import Drafter, study_of
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
-from fedtar_flare.suite.engine import run_in_process
+from fedtar_flare.runtime.in_process import run_in_process
 
 SMOOTH = {"name": "GaussianSmoothd", "sigma": 3.0}
 NOISE = {"name": "RandGaussianNoised", "prob": 1.0, "std": 0.2}

@@ -17,11 +17,10 @@ from fedtar_flare.protocol.messages import Reply, ok
 from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import RunRecord, read_events
-from fedtar_flare.runtime import aggregation
-from fedtar_flare.runtime import controller as base_controller
+from fedtar_flare.runtime import aggregation, training
 from fedtar_flare.runtime.aggregation import SpilledUpdates
+from fedtar_flare.runtime.exchange import Answers
 from fedtar_flare.runtime.results import MOST_FINDINGS, Results, check_scores
-from fedtar_flare.runtime.tasking import Answers
 
 FEW, MANY = 8, 63
 SHAPES = {
@@ -117,7 +116,7 @@ def test_the_servers_memory_does_not_grow_with_the_sites(tmp_path, monkeypatch):
     steps = [event for event in read_events(tmp_path / "many" / "fedtar") if isinstance(event, Step)]
     assert [len(step.sites) for step in steps] == [MANY, MANY]
     assert not (tmp_path / "many" / "fedtar" / "updates").exists()  # nor does the disk keep them
-    monkeypatch.setattr(base_controller, "SpilledUpdates", Hoard)
+    monkeypatch.setattr(training, "SpilledUpdates", Hoard)
     assert peak_of_tensors(federation(tmp_path / "hoard", MANY)) > few + (MANY - FEW) * UPDATE  # and it sees a hoard
 
 
@@ -134,7 +133,7 @@ def largest_scores(time_steps):
 def test_the_largest_scores_of_many_sites_are_kept_as_text(tmp_path):
     """As Python's objects those of 200 sites took 114 MB between rounds."""
     sent, sites = largest_scores(3), 60
-    results = Results(RunRecord(tmp_path), lambda *point: None)
+    results = Results(RunRecord(tmp_path), lambda *point: None, tmp_path)
     tracemalloc.start()
     try:
         for r in range(3):

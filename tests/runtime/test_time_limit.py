@@ -1,6 +1,6 @@
 import pytest
 
-from fedtar_flare.runtime.tasking import advice
+from fedtar_flare.runtime.exchange import advice
 
 
 @pytest.mark.parametrize("slowest", [0.0, 0.1, 5.0, 59.0, 100.0])

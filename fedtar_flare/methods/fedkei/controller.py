@@ -15,13 +15,13 @@ from fedtar_flare.methods.fedkei.mixture import Mixture, mixture_of
 from fedtar_flare.methods.fedkei.plans import PLANS
 from fedtar_flare.methods.fedkei.pool import Pool
 from fedtar_flare.methods.fedkei.task_stream import DiseaseTask
-from fedtar_flare.protocol.exchange import MASTER_DTYPE, check_update_size
+from fedtar_flare.protocol.exchange import MASTER_DTYPE, Tensors, check_update_size
 from fedtar_flare.protocol.messages import LEFT, Reply, version
 from fedtar_flare.runtime.aggregation import SpilledUpdates
 from fedtar_flare.runtime.checkpoint import SIMULATED_JOB
 from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.exchange import Answers, ReplyHandler
 from fedtar_flare.runtime.server_strategy import ServerStrategy
-from fedtar_flare.runtime.tasking import Answers, OnReply, Tensors
 
 PRODUCTION_CLUSTER_SITES = 2
 """Fewest sites that a cluster stems from in production; a cluster of one is that site's module, sent to all."""
@@ -117,15 +117,17 @@ class FedKEIServer(ServerStrategy):
         self.run.info(f"task {r}: AUC of test images {shown or 'not reported by any site'}")
         return answers
 
-    def _ask(self, task: str, mixture: Mixture, r: int, step: int, accept: OnReply, more: Tensors) -> Answers:
+    def _ask(self, task: str, mixture: Mixture, r: int, step: int, accept: ReplyHandler, more: Tensors) -> Answers:
         """Send each site its centres and ``more``: a message to each that is mixed for apart, one to all others."""
         header = self.run.header(r, step, after=version(r - 1, STEPS if r > 1 else 0))
-        groups = [[site] for site in self.run.sites if site in mixture.own]
-        groups += [[site for site in self.run.sites if site not in mixture.own]]
+        groups = [[site] for site in self.run.membership.sites if site in mixture.own]
+        groups += [[site for site in self.run.membership.sites if site not in mixture.own]]
         groups, answers = [group for group in groups if group], Answers()
         for group in groups:
             down = {**mixture.centres(group[0]), **more}
-            answers.add(self.run.ask(task, header, down, group, accept, min_sites=None if len(groups) == 1 else 0))
+            answers.add(
+                self.run.send_task(task, header, down, group, accept, min_sites=None if len(groups) == 1 else 0)
+            )
         if answers.count < self.run.config.min_sites:
             raise FedTARError(f"task {r}: {answers.count} site(s) took part, min_sites is {self.run.config.min_sites}")
         return answers
@@ -133,7 +135,7 @@ class FedKEIServer(ServerStrategy):
     def _check(self, task: str, tensors: Tensors, centres: Tensors, *, one: bool) -> None:
         """Refuse (:class:`ExchangeError`) what is not of the centres' names, and of their shapes (``one``: of one)."""
         shapes = {name: tuple(value.shape) for name, value in centres.items() if not name.startswith(PULL)}
-        self.run._wire.check_tensors(task, tensors, shapes, sends="difference", dtypes=MASTER_DTYPE)
+        self.run.wire_contract.check_tensors(task, tensors, shapes, sends="difference", dtypes=MASTER_DTYPE)
         for name, shape in sorted(shapes.items()):
             if name not in tensors:
                 raise ExchangeError(f"tensor '{name}' is missing")
@@ -173,10 +175,10 @@ class FedKEIServer(ServerStrategy):
         self._mixing = self.config.replace(min_cluster_sites=least)
         if not simulated and self.plan.weights == "similarity":
             raise FedTARError(f"plan '{self.plan.name}' sends single hospitals' modules: it is for simulations")
-        if least < 3 and len(self.run.sites) > 1:
+        if least < 3 and len(self.run.membership.sites) > 1:
             self.run.info(f"a cluster may stem from {least} site(s): each module in it follows from the others")
         config = self.run.config
-        orders = {site: self.config.stream(site, config.seed) for site in self.run.sites}
+        orders = {site: self.config.stream(site, config.seed) for site in self.run.membership.sites}
         self.run.record.write(
             Stream(
                 plan=self.plan.name,
@@ -190,10 +192,10 @@ class FedKEIServer(ServerStrategy):
 
     def largest_message(self) -> int:
         """G: K times the values of a module; without k-means, K may be the number of modules."""
-        many = self.run.config.num_rounds * len(self.run.sites)
+        many = self.run.config.num_rounds * len(self.run.membership.sites)
         if self.plan.groups == "kmeans":
             many = self.config.clusters
-        return self.run.schema.parameters * max(many, 2 if self._curved else 1)
+        return self.run.membership.schema.parameters * max(many, 2 if self._curved else 1)
 
     def _record_mixture(self, mixture: Mixture, probed: Answers, r: int, modules: int) -> None:
         self.run.record.write(

@@ -11,9 +11,10 @@ from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.methods.fedavg import FedAvgServer
 from fedtar_flare.methods.fedmrg.bank import FEATURES, FeatureBank
 from fedtar_flare.methods.fedmrg.events import Bank, Diagnoses, LossParts, Outside
+from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.runtime.controller import FederatedController
-from fedtar_flare.runtime.tasking import Answers, Tensors
+from fedtar_flare.runtime.exchange import Answers
 
 
 class FedMRGServer(FedAvgServer):
@@ -34,9 +35,9 @@ class FedMRGServer(FedAvgServer):
         """One exchange of updates, their mean by numbers of visits, and scores (Algorithm 1)."""
         self._round, self._rows = r, self.bank.rows(r)
         ages = self.bank.ages(r)
-        mean, answers = self.run.train(w, r, 1)
-        if mean is not None:
-            w = self.merge(w, mean, answers)
+        aggregate, answers = self.run.train(w, r, 1)
+        if aggregate is not None:
+            w = self.merge(w, aggregate, answers)
         self.run.record.write(LossParts(round=r, sites=_of_replies(answers, "loss_parts")))
         if use := _of_replies(answers, "bank"):
             down = 0 if self._rows is None else len(self._rows)
@@ -53,9 +54,9 @@ class FedMRGServer(FedAvgServer):
 
     def collect(self, site: str, rows: Tensors) -> None:
         """A site's rows, of the width that most sites' encoders have."""
-        if FEATURES not in rows or not len(rows[FEATURES]):
+        if not len(rows[FEATURES]):
             return
-        widths = Counter(self.run.described[member].get("feature_width") for member in self.trainers())
+        widths = Counter(self.run.membership.described[member].get("feature_width") for member in self.trainers())
         width, _ = widths.most_common(1)[0]
         if rows[FEATURES].shape[1] != width:
             raise ExchangeError(
@@ -72,7 +73,7 @@ class FedMRGServer(FedAvgServer):
 
     # ------------------------------------------------------------------ record and checks
     def on_start(self) -> None:
-        if outside := [site for site in self.run.sites if site not in self.run.members]:
+        if outside := [site for site in self.run.membership.sites if site not in self.run.membership.members]:
             self.run.record.write(Outside(sites=outside))
 
     def check_content(self, reply: Reply) -> None:

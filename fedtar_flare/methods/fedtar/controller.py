@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -21,11 +21,12 @@ from fedtar_flare.methods.fedtar.policy import (
     pool_t_numbers,
     residual_step,
 )
+from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.runtime.aggregation import trimmed_mean
 from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.exchange import Answers
 from fedtar_flare.runtime.server_strategy import ServerStrategy
-from fedtar_flare.runtime.tasking import Answers, Tensors
 
 
 class TemporalResidualServer(ServerStrategy):
@@ -47,10 +48,10 @@ class TemporalResidualServer(ServerStrategy):
         alphas = self.policy.alphas(len(steps)).detach()
         taken = torch.zeros(len(steps), dtype=torch.bool)
         for t in steps:
-            mean, _ = self.run.train(w, r, t)  # Eq. 6
+            aggregate, _ = self.run.train(w, r, t)  # Eq. 6
             alpha, residual = float(alphas[t - 1]), 0.0
-            if mean is not None:  # a step that nobody answered is skipped: w stays
-                w, residual = residual_step(w, mean, alpha if alpha >= ALPHA_FLOOR else 0.0)  # Eq. 7
+            if aggregate is not None:  # a step that nobody answered is skipped: w stays
+                w, residual = residual_step(w, aggregate, alpha if alpha >= ALPHA_FLOOR else 0.0)  # Eq. 7
                 taken[t - 1] = True
             self.run.record.write(Residual(round=r, step=t, alpha=alpha, residual_norm=residual))
             self.run.scalar(f"alpha/step {t}", alpha, r)
@@ -94,10 +95,10 @@ class TemporalResidualServer(ServerStrategy):
         )
         self.run.info(f"round {r}: alpha " + " ".join(f"{alpha:.3f}" for alpha in moved))
 
-    def trained_visits(self, r: int, t: int) -> Callable[[list[int]], int]:
+    def trained_visits(self, counts: Sequence[int], r: int, t: int) -> int:
         """Those of step t, with those that are replayed."""
         steps = self.settings.temporal.steps(r, t, self.run.config.time_steps)
-        return super().trained_visits(r, t) if isinstance(steps, int) else lambda counts: sum(counts[: max(steps)])
+        return counts[steps - 1] if isinstance(steps, int) else sum(counts[: max(steps)])
 
     def check_content(self, reply: Reply) -> None:
         """T numbers come with a validation loss, and there are T of them."""

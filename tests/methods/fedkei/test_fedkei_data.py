@@ -17,8 +17,8 @@ from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
 from fedtar_flare.record.events import SHARED, Start
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
+from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
-from fedtar_flare.suite.engine import run_in_process
 
 OTHER_PNEUMONIA = "Pneumonia|Mycoplasma Bacterial Pneumonia|Streptococcus|Varicella|Klebsiella|E.Coli|Bacterial|Lipoid"
 

@@ -15,6 +15,7 @@ from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
 from fedtar_flare.protocol.messages import OK, Reply, TaskHeader, version
 from fedtar_flare.record.events import SHARED, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.runtime import in_process
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.requirements import describe, requirements
@@ -22,7 +23,6 @@ from fedtar_flare.site.admission import breaches
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.context import home as cache_home
 from fedtar_flare.site.state import SiteState
-from fedtar_flare.suite import engine
 
 SITES = ("site-1", "site-2")
 SETTINGS = {
@@ -40,7 +40,7 @@ def run(home, tmp_path_factory):
     patch.delenv("FEDTAR_SITES", raising=False)
     torch.set_num_threads(1)
     messages = []
-    deliver = engine.InThisProcess.deliver
+    deliver = in_process.InThisProcess.deliver
 
     def recording(self, site, task, message):
         answer = deliver(self, site, task, message)
@@ -49,8 +49,8 @@ def run(home, tmp_path_factory):
         messages.append(SimpleNamespace(task=task, site=site, header=header, reply=reply, up=up.params or {}))
         return answer
 
-    patch.setattr(engine.InThisProcess, "deliver", recording)
-    results = engine.run_in_process(MethodRecipe("fedkei", **SETTINGS), list(SITES), tmp_path_factory.mktemp("run"))
+    patch.setattr(in_process.InThisProcess, "deliver", recording)
+    results = in_process.run_in_process(MethodRecipe("fedkei", **SETTINGS), list(SITES), tmp_path_factory.mktemp("run"))
     yield SimpleNamespace(results=results, events=read_events(results, (*SHARED, *EVENTS)), messages=messages)
     patch.undo()
 

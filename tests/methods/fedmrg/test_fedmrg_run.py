@@ -266,7 +266,7 @@ def test_peft_loads_the_adapter(federation):
 @pytest.mark.slow
 def test_a_hospital_outside_a_comparison_gets_the_generic_model(federation):
     recipe = MethodRecipe("fedmrg", preset="tiny", num_rounds=2, time_steps=T, **SETTINGS)
-    outside, _ = score_outside(recipe, federation.results, ["site-4"], federation.controller.results.best())
+    outside, _ = score_outside(recipe, federation.results, ["site-4"], federation.controller.results.best)
     assert set(outside["site-4"]) == {"start", "end"}
     losses = [outside["site-4"][when]["all"]["token_loss"] for when in ("start", "end")]
     assert losses[0] != losses[1]

@@ -12,13 +12,13 @@ from pydantic import Field
 from fedtar_flare.core.settings import Settings
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer
-from fedtar_flare.protocol.exchange import euclidean_norm
+from fedtar_flare.protocol.exchange import Tensors, euclidean_norm
 from fedtar_flare.record.events import Event
 from fedtar_flare.reporting.format import significant
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, table
 from fedtar_flare.runtime.aggregation import SpilledUpdates
-from fedtar_flare.runtime.tasking import Answers, Tensors
+from fedtar_flare.runtime.exchange import Answers
 
 
 class MedianConfig(Settings):
@@ -45,17 +45,17 @@ def median(columns: torch.Tensor) -> torch.Tensor:
 class FedMedianServer(FedAvgServer):
     """FedMedian at the server."""
 
-    def combine(self, updates: SpilledUpdates, shares: Mapping[str, float]) -> dict[str, torch.Tensor]:
+    def aggregate(self, updates: SpilledUpdates, shares: Mapping[str, float]) -> dict[str, torch.Tensor]:
         """The coordinate-wise median, in which every site counts the same."""
         self.mean_norm = euclidean_norm(updates.mean(shares))
-        return updates.reduced(median)
+        return updates.reduce(median)
 
-    def merge(self, w: Tensors, mean: Tensors, answers: Answers) -> Tensors:
+    def merge(self, w: Tensors, aggregate: Tensors, answers: Answers) -> Tensors:
         """``w + step_size * median``."""
         number = next(reply.round for reply in answers.replies.values())
-        self.run.record.write(Median(round=number, median_norm=euclidean_norm(mean), mean_norm=self.mean_norm))
+        self.run.record.write(Median(round=number, median_norm=euclidean_norm(aggregate), mean_norm=self.mean_norm))
         rate = self.settings.server.step_size
-        return super().merge(w, {name: rate * value for name, value in mean.items()}, answers)
+        return super().merge(w, {name: rate * value for name, value in aggregate.items()}, answers)
 
 
 def medians(run: Run) -> Section:

@@ -47,18 +47,14 @@ class InThisProcess(FederatedController):
         self.folder, self.local_sites = folder, sites
         self.fl_ctx = FLContext()
         self.abort_signal = Signal()
-        self.joins, self.running_round = dict(joins or {}), 1
+        self.joins = dict(joins or {})
         self.engine = SimpleNamespace(get_clients=self._connected)
         self.panics: list[str] = []
         self.disconnected: set[str] = set()
         self.silent_until = 0.0
 
     def _connected(self) -> list[Client]:
-        return [Client(name, name) for name in self.local_sites if self.joins.get(name, 1) <= self.running_round]
-
-    def admit_late_sites(self, w: Any, r: int) -> None:
-        self.running_round = r
-        super().admit_late_sites(w, r)
+        return [Client(name, name) for name in self.local_sites if self.joins.get(name, 1) <= self.round]
 
     def get_run_dir(self) -> str:
         return str(self.folder)

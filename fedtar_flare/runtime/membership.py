@@ -1,0 +1,282 @@
+"""``Membership``: the handshake, what the sites agree on, the common initial weights, and sites that come later."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fedtar_flare.core.errors import ExchangeError, FedTARError, plain
+from fedtar_flare.core.tensor_file import coarse_checksums, coarsely_equal
+from fedtar_flare.protocol.exchange import MASTER_DTYPE, ExchangeSchema, Tensors
+from fedtar_flare.protocol.messages import Reply, compatible, version
+from fedtar_flare.protocol.tasks import HANDSHAKE
+from fedtar_flare.runtime.aggregation import PLAUSIBLE, plausible_counts
+from fedtar_flare.runtime.exchange import Answers
+from fedtar_flare.runtime.lora_mean import check_form
+from fedtar_flare.version import __version__
+
+if TYPE_CHECKING:
+    from fedtar_flare.runtime.controller import FederatedController
+
+__all__ = ["Membership"]
+
+Row = Mapping[str, Any]
+"""What a site must share with the others (model, adapter, settings), by name."""
+
+
+class Membership:
+    """The sites of a run and what they agreed on.
+
+    Parameters
+    ----------
+    run : FederatedController
+        The controller, through which messages go.
+
+    Attributes
+    ----------
+    sites, members : list of str
+        Sites that take part, and those of them that train (not named in ``server.unseen``), sorted.
+    schema : ExchangeSchema
+        Names and shapes of the tensors that travel.
+    visits : dict
+        A site's numbers of visits per time step, by site and split.
+    described : dict
+        A site's description of its model, by site.
+    lora_mean : {"factors", "product", "ffa"}
+        Form of the mean of the sites' adapters.
+    lora_ranks : dict of str to int
+        Rank of a site's adapter where it is below the job's; else 0.
+    """
+
+    schema: ExchangeSchema
+    _agreed: Row
+
+    def __init__(self, run: FederatedController):
+        self.run = run
+        self.sites: list[str] = []
+        self.members: list[str] = []
+        self.visits: dict[str, Any] = {}
+        self.described: dict[str, Any] = {}
+        self.lora_mean = "factors"
+        self.lora_ranks: dict[str, int] = {}
+        self.turned_away: set[str] = set()
+        """Sites that were refused in a handshake; they are not asked again."""
+        self.resumed: set[str] = set()
+        """Sites that took part before a resume, which must have their state."""
+        self._announced: dict[str, Any] = {}
+
+    def gather(self, weights: Tensors | None) -> tuple[Tensors, Answers]:
+        """Open the run with all sites that are connected.
+
+        Parameters
+        ----------
+        weights : mapping of str to Tensor or None
+            Weights to start from; None: initial ones of a site.
+
+        Returns
+        -------
+        tuple of (mapping of str to Tensor, Answers)
+            The weights to start from and what the sites answered.
+
+        Raises
+        ------
+        FedTARError
+            Fewer than ``min_sites`` take part or agree, or nobody gives initial weights.
+        """
+        config, live = self.run.config, self.run.exchange.live_sites()
+        source = config.initial_site or (live[0] if live else "")
+        if weights is None and source not in live:
+            raise FedTARError(f"initial_site '{source}' is not connected; connected: {', '.join(live) or 'none'}")
+        initial: dict[str, Tensors] = {}
+        answers = self._greet(live, weights, "" if weights is not None else source, initial, least=config.min_sites)
+        if not answers.replies:  # all abstained
+            raise FedTARError("no site takes part: " + "; ".join(f"{s}: {why}" for s, why in answers.abstained.items()))
+        self._agreed = agree(answers, config.min_sites)
+        first = answers.replies[min(answers.replies)].payload
+        self.schema = ExchangeSchema.from_dict(first["schema"])
+        self.lora_mean = first.get("lora_mean", "factors")
+        check_form(self.lora_mean, config.aggregation)
+        weights = weights if weights is not None else self._common_start(source, initial, answers)
+        self.schema.check(weights)
+        self._add(answers)
+        return weights, answers
+
+    def admit_late_sites(self, weights: Tensors, r: int) -> None:
+        """Let sites that missed the handshake, or connected since, join at the start of a round.
+
+        Parameters
+        ----------
+        weights : mapping of str to Tensor
+            Weights at the start of the round.
+        r : int
+            Round that begins.
+        """
+        run = self.run
+        known = {*self.sites, *run.exchange.silent, *self.turned_away}
+        waiting = [site for site in run.exchange.live_sites() if site not in known]
+        if r == run.first_round or not waiting:
+            return
+        new = run.unlearnt_periods(r - 1) or run.unlearnt_periods(run.first_round - 1)  # as for a site that was here
+        answers = self._greet(waiting, weights, "", {}, evaluate=len(new) > 0, before=r)
+        agree(answers, 0, self._agreed)
+        self._add(answers)
+        run.results.joined(r, answers)
+        run.results.evaluation(r - 1, answers, new)
+
+    def _greet(
+        self,
+        sites: list[str],
+        weights: Tensors | None,
+        source: str,
+        initial: dict[str, Tensors],
+        *,
+        evaluate: bool = True,
+        least: int = 0,
+        before: int | None = None,
+    ) -> Answers:
+        """The handshake with some sites; members of a resumed run get a task of their own, as they must have its state.
+
+        ``source`` is the one site asked for its initial weights, which go into ``initial``. Without weights each site
+        scores its own initial ones. ``before`` is the round that begins next; by default the first of this job.
+        """
+        run, config, contract = self.run, self.run.config, self.run.wire_contract
+
+        def accept(site: str, reply: Reply, tensors: Tensors) -> None:
+            schema = ExchangeSchema.from_dict(reply.payload.get("schema"))
+            if "rank" in reply.numbers and config.aggregation != "mean":
+                raise ExchangeError(
+                    f"its lora_rank is its own, for which aggregation '{config.aggregation}' has no form"
+                )
+            if tensors and site != source:
+                raise ExchangeError("it sent weights that nobody had asked it for")
+            if site == source:
+                agreed = dict(schema.shapes)
+                contract.check_tensors(HANDSHAKE, tensors, agreed, sends="initial", dtypes=MASTER_DTYPE)
+                initial[site] = {name: tensors[name].clone() for name in sorted(tensors)}
+
+        first = before or run.first_round
+        header = run.header(0, 0, version(first - 1, config.time_steps if first > 1 else 0), evaluate)
+        header = replace(header, initial_site=source)
+        limit = config.handshake_time_limit
+        if before is not None:  # the others wait meanwhile
+            limit = config.step_time_limit
+        answers = Answers()
+        for member in (False, True):
+            group = [site for site in sites if (site in self.resumed) is member]
+            if not group and (member or self.resumed):
+                continue
+            needed = least if len(group) == len(sites) else 0
+            header = replace(header, member=member)
+            answers.add(run.send_task(HANDSHAKE, header, weights, group, accept, limit, needed))
+        if answers.count < least:
+            raise FedTARError(f"handshake: {answers.count} site(s) took part, min_sites is {least}")
+        return answers
+
+    def _common_start(self, source: str, initial: dict[str, Tensors], answers: Answers) -> Tensors:
+        """Initial weights of the first site, ``source`` before others, whose weights more than half of the sites have.
+
+        Every site makes them from the seed and sends a checksum, so that one site alone cannot choose them.
+        """
+        sent = {site: reply.payload["start"] for site, reply in answers.replies.items() if "start" in reply.payload}
+        doubted: set[str] = set()
+        for site in sorted(answers.replies, key=lambda name: (name != source, name)):
+            if site not in initial:
+                self._greet([site], None, site, initial, evaluate=False)
+            if site in initial:
+                checksums = coarse_checksums(initial[site])
+                others = {name for name, other in sent.items() if not coarsely_equal(other, checksums)}
+                if not sent or 2 * len(others) < len(sent):
+                    if doubted | others:
+                        names = ", ".join(sorted(doubted | others))
+                        self.run.results.alarm(
+                            f"{names}: another start than the one that the seed gives at the other sites"
+                        )
+                    return initial[site]
+            doubted.add(site)
+        raise FedTARError(
+            "no site sent initial weights that more than half of the sites get from the seed too. Their checksums: "
+            + "; ".join(f"{site} {checksums}" for site, checksums in sorted(sent.items()))
+        )
+
+    def _add(self, answers: Answers) -> None:
+        """Take in the sites that agreed, with their numbers of visits as far as these are plausible."""
+        for site, reply in answers.replies.items():
+            self._announced[site] = {split: list(steps) for split, steps in reply.payload["counts"].items()}
+            self.described[site] = reply.payload.get("model") or {}
+            self.lora_ranks[site] = int(reply.numbers.get("rank", 0))
+        self.turned_away |= set(answers.refused)
+        self.sites = sorted({*self.sites, *answers.replies})
+        self.members = [site for site in self.sites if site not in self.run.config.unseen]
+        self.visits = plausible_counts(self._announced)
+        for site, reply in answers.replies.items():
+            reply.payload["counts"] = self.visits[site]
+            if self.visits[site] != self._announced[site]:
+                self.run.results.alarm(
+                    f"{site} says that it has far more visits than the other sites: of each split it is believed at "
+                    f"most {PLAUSIBLE} times their median"
+                )
+
+
+def agree(answers: Answers, min_sites: int, like: Row | None = None) -> Row:
+    """Keep the sites that agree; the others move from ``replies`` to ``refused`` and the run goes on without them.
+
+    Without ``like`` the largest group of sites that agree among themselves and run the server's version stays; of equal
+    groups, the one with the first site by name. With ``like``, what a run has agreed on, each site must match it.
+    Returns what those that stay share; with fewer than ``min_sites`` raises FedTARError, with who differs in what.
+    """
+    rows = {site: _row(reply) for site, reply in sorted(answers.replies.items())}
+    if like is None:
+        usable = [site for site in rows if rows[site]["fedtar_flare"] == __version__] or list(rows)
+        groups = [[other for other in usable if rows[other] == rows[site]] for site in usable]
+        agreed = max(groups, key=len, default=[])
+        row: Row = rows[agreed[0]] if agreed else {}
+        if len({rows[group[0]]["description"] for group in groups if len(group) == len(agreed)}) > 1:
+            raise FedTARError(
+                "as many sites describe the model in one way as in another; give all sites the same job and base "
+                f"model. Who differs in what:\n{disagreement_table(rows)}"
+            )
+    else:
+        row = like
+        agreed = [site for site in rows if rows[site] == row]
+    if len(agreed) < min_sites:
+        table = disagreement_table({**rows, "(server)": {**next(iter(rows.values()), {}), "fedtar_flare": __version__}})
+        raise FedTARError(
+            "too few sites agree on what is exchanged; install the same fedtar_flare everywhere and give all sites "
+            f"the same model and adapter settings. Who differs in what:\n{table}"
+        )
+    for site in sorted(set(rows) - set(agreed)):
+        differing = sorted(key for key in {*row, *rows[site]} if row.get(key) != rows[site].get(key))
+        answers.refused[site] = f"it differs from the other sites in: {', '.join(differing[:5])}"
+        del answers.replies[site]
+    return row
+
+
+def _row(reply: Reply) -> dict[str, Any]:
+    schema = ExchangeSchema.from_dict(reply.payload["schema"])
+    about = [reply.payload.get(name) or {} for name in ("model", "adapter_config")]
+    release = (reply.payload.get("versions") or {}).get("fedtar_flare")
+    return {
+        "fedtar_flare": __version__ if compatible(release) else str(release),
+        "settings": reply.payload.get("settings"),
+        "base weights": (reply.payload.get("model") or {}).get("fingerprint"),
+        "description": hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16],
+        "updates in": schema.dtype_up,
+        "tensors": len(schema.shapes),
+        "parameters": schema.parameters,
+        **{f"tensor {name}": list(shape) for name, shape in schema.shapes},
+    }
+
+
+def disagreement_table(values: Mapping[str, Row]) -> str:
+    """Who differs in what (site to field to value), as a plain-text table of the fields that differ."""
+    sites = sorted(values)
+    rows = [["", *sites]]
+    for name in sorted({name for row in values.values() for name in row}):
+        cells = [plain(values[site].get(name, "(missing)")) for site in sites]  # a site must not write lines of the log
+        if len(set(cells)) > 1:
+            rows.append([name, *cells])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
