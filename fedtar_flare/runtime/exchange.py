@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
@@ -23,9 +23,6 @@ from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Reply, TaskHeader
 from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.record.events import Late
 from fedtar_flare.record.log import utc_now
-
-if TYPE_CHECKING:
-    from fedtar_flare.runtime.controller import FederatedController
 
 __all__ = ["Answers", "ReplyHandler"]
 
@@ -103,7 +100,9 @@ ReplyHandler = Callable[[str, Reply, Tensors], None]
 
 
 class Exchange:
-    """Sends tasks and accounts for the answers; ``run`` is the controller, through which messages go.
+    """Sends tasks and accounts for the answers.
+
+    ``run`` is the controller, through which messages go. It is imported by no part of it, and so has no type here.
 
     A malformed answer of any kind is refused and recorded; a fault of the server itself (a full disk) stops the job. A
     site that missed a time limit is not waited for again until it has answered something.
@@ -113,7 +112,7 @@ class Exchange:
     answer to a later round.
     """
 
-    def __init__(self, run: FederatedController):
+    def __init__(self, run: Any):
         self.run = run
         self.silent: set[str] = set()
         """Sites that missed a time limit and have answered nothing since."""

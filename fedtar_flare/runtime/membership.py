@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedtar_flare.core.errors import ExchangeError, FedTARError, plain
 from fedtar_flare.core.tensor_file import coarse_checksums, coarsely_equal
@@ -17,9 +17,6 @@ from fedtar_flare.runtime.aggregation import PLAUSIBLE, plausible_counts
 from fedtar_flare.runtime.exchange import Answers
 from fedtar_flare.runtime.lora_mean import check_form
 from fedtar_flare.version import __version__
-
-if TYPE_CHECKING:
-    from fedtar_flare.runtime.controller import FederatedController
 
 __all__ = ["Membership"]
 
@@ -54,7 +51,7 @@ class Membership:
     schema: ExchangeSchema
     _agreed: Row
 
-    def __init__(self, run: FederatedController):
+    def __init__(self, run: Any):
         self.run = run
         self.sites: list[str] = []
         self.members: list[str] = []

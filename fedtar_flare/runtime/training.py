@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -23,16 +23,15 @@ from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.runtime.aggregation import SpilledUpdates
 from fedtar_flare.runtime.lora_mean import ProductMean, lora_gap
 
-if TYPE_CHECKING:
-    from fedtar_flare.runtime.controller import FederatedController
-
 
 class TrainingStep:
-    """The updates of one training task of round r; ``weights`` are those that the aggregate is added to, ``down`` those
-    and the method's further tensors. A context manager, as the updates are: see :class:`SpilledUpdates`.
+    """The updates of one training task of round r.
+
+    ``run`` is the controller, ``weights`` are those that the aggregate is added to, ``down`` those and the method's
+    further tensors.
     """
 
-    def __init__(self, run: FederatedController, weights: Tensors, down: Tensors, r: int):
+    def __init__(self, run: Any, weights: Tensors, down: Tensors, r: int):
         self.run, self.weights, self.down, self.r = run, weights, down, r
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._averaged, by_rows = set[str](), []

@@ -166,7 +166,7 @@ def test_a_run_killed_at_either_step_and_resumed_ends_at_the_same_bits(whole, tm
 
     class Dying(Here):
         def deliver(self, site, task, message):
-            if task == killed_at and site == "site-2" and self._open_task[1].round == 3:
+            if task == killed_at and site == "site-2" and self.round == 3:
                 self.abort_signal.trigger("killed")
             return super().deliver(site, task, message)
 
