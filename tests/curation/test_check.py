@@ -55,7 +55,7 @@ def test_numbers_against_a_plain_count(radiographs):
     assert (found.modality, len(found.patients), len(found.visits), found.images) == ("radiograph", 3, 5, 6)
     assert Counter(found.visits_per_patient) == {3: 1, 1: 2} and found.gaps == [10, 50]
     assert found.sexes == {"F": 1, "M": 1, "unknown": 1} and sorted(found.ages) == [50, 50, 50.2, 70]
-    assert sorted(found.words) == [1, 2, 3, 3, 5] or sorted(found.words) == [1, 2, 2, 3, 5]
+    assert sorted(found.words) == [1, 2, 2, 3, 5]
     assert found.rejections == {"empty-report": 1, "no-date": 1, "unreadable": 1}
     assert "row 7" in found.rejected["empty-report"][0] and found.rejected["unreadable"][0].startswith("row-6 ")
     assert sorted(found.shapes) == [(1, side, 50) for side in (60, 61, 62, 63, 67)]
@@ -84,12 +84,8 @@ def test_the_same_picture_under_two_patients_is_named(tmp_path):
     for n in range(3):
         write_noise(tmp_path / f"{n}.png", n)
     Image.open(tmp_path / "0.png").save(tmp_path / "copy.jpg", quality=60)
-    images = {"A": ["0.png", "1.png"], "B": ["copy.jpg"], "C": ["2.png", "2.png"]}  # twice at one patient: no matter
-    rows = [
-        [name, f"2020-01-0{day}", image, "Clear.", "", ""]
-        for name, of in images.items()
-        for day, image in enumerate(of, 1)
-    ]
+    studies = ("A1 0.png", "A2 1.png", "B1 copy.jpg", "C1 2.png", "C2 2.png")  # twice at one patient: no matter
+    rows = [[study[0], f"2020-01-0{study[1]}", study[3:], "Clear.", "", ""] for study in studies]
     table, page = write(tmp_path, *rows), tmp_path / "page.html"
     code, out, _ = fedtar_here("data", "check", table, "-o", page, "-j", "1")
     named = "A and B: 1 picture(s), row-2 (2020-01-01) and row-4 (2020-01-01)"
@@ -99,7 +95,7 @@ def test_the_same_picture_under_two_patients_is_named(tmp_path):
     assert check(table).summary()["shared_pictures"] == {"pairs": 1, "patients": 2, "examples": [named]}
 
 
-def test_an_error_that_no_reader_names_is_told_and_the_check_goes_on(radiographs, monkeypatch):
+def test_the_check_goes_on_after_an_unexpected_error(radiographs, monkeypatch):
     def breaks(path):
         raise KeyError("odd")
 
@@ -116,26 +112,25 @@ def test_site_files_and_exclusion(radiographs, tmp_path):
     assert found.excluded == 3 and [p.patient_id for p in found.patients] == ["B", "C"] and found.images == 3
     (tmp_path / "phantoms.yaml").write_text("source: synthetic\n")
     (tmp_path / "empty").mkdir()
-    for target, says in (("phantoms.yaml", "synthetic"), ("empty", "fedtar data index"), ("nowhere.csv", "cannot be")):
-        with pytest.raises(ConfigError, match=says):
+    for target in ("phantoms.yaml", "empty", "nowhere.csv"):
+        with pytest.raises(ConfigError, match=target):
             check(tmp_path / target)
 
 
 def test_the_page(radiographs):
     html = data_page(check(radiographs))
     tree = ElementTree.fromstring(html)
-    said = " ".join(" ".join(tree.find("body").itertext()).split())
-    assert said.startswith(STAYS)
+    shown = " ".join(" ".join(tree.find("body").itertext()).split())
+    assert shown.startswith(STAYS)
     assert [s.get("id") for s in tree.iter("section")] == ["problems", "cohort", "reports", "images", "pictures"]
-    assert "Can be used: 5 of 8 studies, of 3 patients. " in said and "correct the 3 rejected studies" in said
-    assert "Export the study again." in said and "Give the study's date as 2020-07-01." in said
+    assert "5 of 8 studies, of 3 patients" in shown and "3 rejected studies" in shown
     assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in html
     without = re.sub(r'src="data:image/png;base64,[A-Za-z0-9+/=]+"', "", html)
     assert not re.search(r"https?:|//[a-z]|@import|url\(|<script|<link|<iframe|src=", without)
     assert len(list(tree.iter("img"))) == 5 and all(i.get("src").startswith("data:image/png") for i in tree.iter("img"))
     assert not [name for element in tree.iter() for name in element.attrib if name.startswith("on")]
     assert "<b>left" not in html and "Effusion" not in html  # no report stands on the page
-    assert not re.search(r"\b(nan|inf|None\b(?!\.))", said) and "row-6" in said
+    assert not re.search(r"\b(nan|inf|None\b(?!\.))", shown) and "row-6" in shown
     bars = sum(len(re.findall('class="bar"', ElementTree.tostring(f, "unicode"))) for f in tree.iter("figure"))
     assert bars >= 10
 
@@ -143,11 +138,9 @@ def test_the_page(radiographs):
 def test_findings_by_year_are_shares_of_the_year_s_reports(radiographs):
     found = check(radiographs, thumbnails=0)
     assert "by year</figcaption>" not in data_page(found)  # of one year
-    said = {"Pleural effusion.": 2019, "Clear lungs. No pneumothorax.": 2019, "Effusion, cardiomegaly.": 2020}
-    first = found.visits[0]
-    visits = [
-        replace(first, acquired=datetime(year, 1, i), report=text) for i, (text, year) in enumerate(said.items(), 1)
-    ]
+    reports = (2019, "Pleural effusion."), (2019, "Clear lungs. No pneumothorax."), (2020, "Effusion, cardiomegaly.")
+    dated = [(datetime(year, 1, day), text) for day, (year, text) in enumerate(reports, 1)]
+    visits = [replace(found.visits[0], acquired=day, report=text) for day, text in dated]
     found.patients = [replace(found.patients[0], visits=tuple(visits))]
     shown = re.findall(r"<title>(\D+, \d+: \d of \d) reports", data_page(found))
     effusion = ["Pleural Effusion, 2019: 1 of 2", "Pleural Effusion, 2020: 1 of 1"]
@@ -156,8 +149,7 @@ def test_findings_by_year_are_shares_of_the_year_s_reports(radiographs):
 
 def test_a_page_of_nothing_that_can_be_used(tmp_path):
     found = check(write(tmp_path, ["A", "", "x.png", "Clear.", "", ""], ["A", "2020-01-01", "x.png", "Clear.", "", ""]))
-    said = data_page(found)
-    assert found.modality == "" and "Nothing can be used: all 2 studies" in said and "Nothing recorded yet." in said
+    assert found.modality == "" and "all 2 studies" in data_page(found)
 
 
 @given(st.lists(st.floats(-1e5, 1e5, allow_subnormal=False), min_size=1, max_size=30), st.booleans())

@@ -10,15 +10,8 @@ from PIL import Image
 from refused import refused
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.curation.partition import (
-    by_clusters,
-    by_dirichlet,
-    by_institution,
-    by_random,
-    partition_source,
-    report_clusters,
-    site_name,
-)
+from fedtar_flare.curation import partition
+from fedtar_flare.curation.partition import by_clusters, by_dirichlet, by_institution, by_random, partition_source
 from fedtar_flare.data.cohort import Patient, Visit
 from fedtar_flare.data.sources import read_source
 from fedtar_flare.data.timeline import Timeline
@@ -52,12 +45,10 @@ def test_random_takes_every_patient_once_in_even_sizes(n, sites, seed, random):
     assert len(sizes) == sites and max(sizes.values()) - min(sizes.values()) <= 1
 
 
-@given(
-    st.lists(st.integers(0, 4), min_size=8, max_size=80),
-    st.integers(1, 4),
-    st.sampled_from([0.5, 1.0, 100.0]),
-    st.integers(0, 5),
-)
+CLASSES = st.lists(st.integers(0, 4), min_size=8, max_size=80)
+
+
+@given(CLASSES, st.integers(1, 4), st.sampled_from([0.5, 1.0, 100.0]), st.integers(0, 5))
 @settings(max_examples=50)
 def test_dirichlet_takes_every_patient_once_and_fills_every_site(classes, sites, concentration, seed):
     kinds = {f"p{i}": kind for i, kind in enumerate(classes)}
@@ -85,7 +76,7 @@ def test_a_small_concentration_makes_unlike_sites():
 
 def test_clusters_put_like_reports_together():
     patients = [patient(i, TOPICS[i % 4 if i < 40 else 0]) for i in range(50)]
-    clusters = report_clusters(patients, 4, seed=0)
+    clusters = partition.report_clusters(patients, 4, seed=0)
     assert len({(clusters[f"p{i}"], i % 4 if i < 40 else 0) for i in range(50)}) == 4
     site_of = by_clusters(patients, 4, seed=0)
     assert site_of == by_clusters(patients[::-1], 4, seed=0)
@@ -102,24 +93,18 @@ def test_institutions():
         by_institution(patients, {})
     with pytest.raises(ConfigError, match="would both be the site 'a-b'"):
         by_institution(patients, {"p0": "A B", "p1": "a-b"})
-    assert site_name("  ") == site_name("北京") == "unknown"
+    assert partition.site_name("  ") == partition.site_name("北京") == "unknown"
 
 
 @pytest.mark.parametrize(
-    "settings, said",
-    [
-        ({"by": "site"}, "by 'site'"),
-        ({"by": "random"}, "needs -n"),
-        ({"by": "institution", "sites": 2}, "institutions are the sites"),
-        ({"by": "random", "sites": 0}, "at least 1"),
-        ({"by": "random", "sites": 99}, "cannot fill 99 sites"),
-        ({"by": "random", "sites": 2, "time_steps": 0}, "time_steps"),
-        ({"by": "dirichlet", "sites": 2, "concentration": -1.0, "classes": 2}, "concentration"),
-        ({"by": "institution"}, "no institutions"),
-    ],
-)
-def test_wrong_settings(manifest, tmp_path, settings, said):
-    with pytest.raises(ConfigError, match=said):
+    "settings, wrong",
+    [({"by": "site"}, "by 'site'"), ({"by": "random"}, "-n"), ({"by": "institution", "sites": 2}, "-n"),
+     ({"by": "random", "sites": 0}, "not 0"), ({"by": "random", "sites": 99}, "99 sites"),
+     ({"by": "random", "sites": 2, "time_steps": 0}, "time_steps"), ({"by": "institution"}, "institutions"),
+     ({"by": "dirichlet", "sites": 2, "concentration": -1.0, "classes": 2}, "concentration")],
+)  # fmt: skip
+def test_wrong_settings(manifest, tmp_path, settings, wrong):
+    with pytest.raises(ConfigError, match=wrong):
         partition_source("manifest", manifest, tmp_path / "out", **settings)
     assert not (tmp_path / "out").exists()
 
@@ -136,18 +121,13 @@ def manifest(tmp_path):
     return tmp_path / "m.csv"
 
 
-@pytest.mark.parametrize("relative", [False, True])
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"by": "random", "sites": 3},
-        {"by": "clusters", "sites": 3},
-        {"by": "dirichlet", "sites": 3, "classes": 3, "concentration": 5.0},
-    ],
-)
-def test_what_is_written_reads_back_as_the_same_patients(manifest, tmp_path, how, relative):
+DIRICHLET = {"classes": 3, "concentration": 5.0}
+
+
+@pytest.mark.parametrize("by, how", [("random", {}), ("clusters", {"relative": True}), ("dirichlet", DIRICHLET)])
+def test_manifests_read_back_as_the_same_patients(manifest, tmp_path, by, how):
     everyone = {p.patient_id: p for p in read_source("manifest", manifest).patients()}
-    sites, left_out = partition_source("manifest", manifest, tmp_path / "out", relative=relative, time_steps=3, **how)
+    sites, left_out = partition_source("manifest", manifest, tmp_path / "out", by=by, sites=3, time_steps=3, **how)
     assert left_out == {} and len(sites) == 3
     seen = Counter()
     for site in sites:
@@ -169,9 +149,7 @@ def test_what_is_written_reads_back_as_the_same_patients(manifest, tmp_path, how
 def test_labels_of_ones_own(manifest, tmp_path):
     labels = tmp_path / "labels.csv"
     labels.write_text("patient_id,label\n" + "".join(f"p{i},{i % 2}\n" for i in range(12)))
-    sites, _ = partition_source(
-        "manifest", manifest, tmp_path / "out", by="dirichlet", sites=2, labels=labels, concentration=0.5
-    )
+    sites, _ = partition_source("manifest", manifest, tmp_path / "out", by="dirichlet", sites=2, labels=labels)
     assert sum(site.patients for site in sites) == 12
     labels.write_text("patient_id,label\np1,a\n")
     with pytest.raises(ConfigError, match=r"11 patient\(s\) have no label"):
@@ -195,10 +173,10 @@ def test_the_natural_sites_of_the_real_collection(shared_data, tmp_path):
     assert [(s.site, s.patients) for s in sites] == [("australia", 4), ("others", 22), ("spain", 13)]
     assert sum(s.visits for s in sites) == 114 and left_out["empty-report"] == 66
     for site, location in (("spain", "Spain"), ("australia", "Australia"), ("others", "others")):
-        there = read_source("manifest", tmp_path / site / "manifest.csv").patients()
-        asked = read_source("covid_chestxray", path, {"location": location}).patients()
-        keys = [
+        written = read_source("manifest", tmp_path / site / "manifest.csv").patients()
+        direct = read_source("covid_chestxray", path, {"location": location}).patients()
+        one, other = (
             sorted((p.patient_id, p.sex, [(v.acquired, v.age, v.image) for v in p.visits]) for p in group)
-            for group in (there, asked)
-        ]
-        assert keys[0] == keys[1]
+            for group in (written, direct)
+        )
+        assert one == other

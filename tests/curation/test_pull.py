@@ -117,9 +117,7 @@ def test_a_draft_is_stored_beside_its_study_once_and_never_over_another(pacs, tm
     assert as_fhir["identifier"][0]["value"] == f"urn:oid:{structured_report(draft, image).SOPInstanceUID}"
     assert b64decode(as_fhir["presentedForm"][0]["data"]).decode() == draft.to_text()
     added = [rest(f"{pacs}/instances/{one}/simplified-tags") for one in set(rest(f"{pacs}/instances")) - before]
-    assert {(one["Modality"], one["PreliminaryFlag"], one["PatientID"]) for one in added} == {
-        ("SR", "PRELIMINARY", "P6")
-    }
+    assert {(d["Modality"], d["PreliminaryFlag"], d["PatientID"]) for d in added} == {("SR", "PRELIMINARY", "P6")}
     assert len(added) == len({one["SOPInstanceUID"] for one in added}) == 2
 
 
@@ -220,15 +218,12 @@ def test_a_pacs_that_lies_is_refused_and_leaves_no_study(liar, tmp_path, change,
 
 @pytest.mark.parametrize(
     ("url", "mode", "column", "word"),
-    [
-        ("https://localhost/web", 0o640, "PatientID", "chmod 600"),
-        ("http://pacs.example/web", 0o600, "PatientID", "https"),
-        ("https://me:passw0rd@pacs.example/web", 0o600, "PatientID", "without a password"),
-        ("https://localhost/web", 0o600, "PatientName", "PatientName"),
-        ("https://localhost/web", 0o600, "Modality", "names no study"),
-    ],
-)
-def test_what_would_give_away_a_secret_or_ask_for_everything_is_refused(liar, tmp_path, url, mode, column, word):
+    [("https://localhost/web", 0o640, "PatientID", "chmod 600"), ("http://h/web", 0o600, "PatientID", "https"),
+     ("https://me:passw0rd@h/web", 0o600, "PatientID", "password"),
+     ("https://localhost/web", 0o600, "PatientName", "PatientName"),
+     ("https://localhost/web", 0o600, "Modality", "study")],
+)  # fmt: skip
+def test_a_query_that_reveals_a_secret_or_asks_for_everything_is_refused(liar, tmp_path, url, mode, column, word):
     liar.login["token"].chmod(mode)
     code, _, err = pulled([*arguments(tmp_path, url, column, "P7"), "--token", liar.login["token"]])
     assert code == 2 and word in err and "passw0rd" not in err
