@@ -1,6 +1,6 @@
 """Warm start on a hospital's own studies or on reports alone: the paper's "pre-trained on clinical corpora".
 
-A job takes the resulting folder as its ``model.weights`` (and ``model.tokenizer``); all sites of a run need the same.
+A job takes the resulting folder as its ``model.weights`` (and ``model.tokenizer``), the same at all sites of a run.
 """
 
 from collections import Counter
@@ -32,26 +32,44 @@ WEIGHTS, TOKENIZER, ABOUT = "model.safetensors", "tokenizer.json", "warmstart.js
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a warm start learns from: cohorts, each with the folder of its prepared images, and reports without images.
-
-    Raises ConfigError where the cohorts mix CT and radiographs.
-    """
+    """Training data of a warm start; ConfigError where the cohorts mix CT and radiographs."""
 
     pairs: tuple[tuple[Cohort, Path], ...]
+    """Cohorts, each with the folder of its prepared images."""
     texts: tuple[str, ...] = ()
+    """Reports without images."""
 
     def __post_init__(self) -> None:
         if len({cohort.modality for cohort, _ in self.pairs}) > 1:
             raise ConfigError("the sites mix CT and radiographs: one model learns from one of them")
 
     def prepared(self, config: ModelConfig, transforms: Sequence[Spec]) -> "Corpus":
-        """The same with every image prepared."""
+        """Prepare every image.
+
+        Parameters
+        ----------
+        config : ModelConfig
+        transforms : sequence of Spec
+
+        Returns
+        -------
+        Corpus
+        """
         pairs = ((prepare_cohort(one, config, cache, transforms), cache) for one, cache in self.pairs)
         return Corpus(tuple(pairs), self.texts)
 
     def samples(self, split: Split) -> list[Sample]:
-        """Samples of one split of all sites. A patient in two of them keeps the split that is furthest from training:
-        an id that any site tests on is neither learned from nor scored here.
+        """Return the samples of one split of all sites.
+
+        A patient in several splits keeps the one furthest from training: what any site tests on is not learned.
+
+        Parameters
+        ----------
+        split : {"train", "validation", "test"}
+
+        Returns
+        -------
+        list of Sample
         """
         later = SPLITS[SPLITS.index(split) + 1 :]
         kept_out = {s.visit.patient_id for one, _ in self.pairs for other in later for s in one.samples(other)}
@@ -59,7 +77,7 @@ class Corpus:
 
 
 class PreparedImages(Sequence[Prepared]):
-    """Model input of samples, read from the cache one by one: a corpus need not fit in memory."""
+    """Prepared images of samples, loaded from the cache one by one: a corpus need not fit in memory."""
 
     def __init__(self, samples: Sequence[Sample]):
         self._samples = samples
@@ -85,15 +103,37 @@ def warm_start(
     device: str = "cpu",
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Train a report generator centrally and write it to the folder ``out``; returns what ``warmstart.json`` holds.
+    """Train a report generator centrally and write it to a folder.
 
-    It learns from training patients and scores validation patients. Test patients are not touched, so that a federation
-    that starts from the result can still be measured on them.
+    It learns from training patients and is scored on validation patients. Test patients are not touched, so that a
+    federation that starts from the result can still be measured on them.
 
-    ``train`` says which weights: ``all``, or only the ``new`` ones, which have no pre-trained values (cross-attention
-    and projection of the ``paper`` preset). A ``vocabulary`` is the size of a tokenizer to learn from the training
-    texts (None keeps the model's own). ``transforms`` are ``data.transforms`` of the jobs to come; random ones are
-    passed over. Raises ConfigError with nothing to learn from or to train, or where ``out`` holds a model already.
+    Parameters
+    ----------
+    config : ModelConfig
+    corpus : Corpus
+    settings : PretrainingConfig
+    out : Path
+        Folder for weights, tokenizer and ``warmstart.json``.
+    train : {"all", "new"}
+        ``new``: only the weights without pre-trained values (cross-attention and projection of ``paper``).
+    vocabulary : int, optional
+        Size of a tokenizer to learn from the training texts; None keeps the model's own.
+    transforms : sequence of Spec
+        ``data.transforms`` of the jobs to come, without random ones.
+    device : str
+    say : callable
+        Takes lines about progress.
+
+    Returns
+    -------
+    dict of str to Any
+        Content of ``warmstart.json``.
+
+    Raises
+    ------
+    ConfigError
+        Nothing to learn from or to train, or ``out`` has a model already.
     """
     if (out / WEIGHTS).exists():
         raise ConfigError(f"{out / WEIGHTS} is there already; name another folder, or delete it first")
@@ -142,15 +182,26 @@ def warm_start(
 
 
 def with_tokenizer(config: ModelConfig, texts: Sequence[str], vocabulary: int, folder: Path) -> ModelConfig:
-    """The configuration with a tokenizer of its own, learned from these texts and written to the folder."""
+    """Learn a tokenizer from texts, write it to the folder, and return the configuration that uses it."""
     ReportTokenizer.train(texts, vocabulary, config.max_length).save(folder / TOKENIZER)
     return config.replace(tokenizer=str(folder / TOKENIZER))
 
 
 def read_texts(path: Path) -> tuple[str, ...]:
-    """Reports from a CSV file's column ``report``, or from a text file with empty lines between reports.
+    """Read reports from a CSV file's column ``report``, or from a text file with empty lines between reports.
 
-    Raises ConfigError where the file cannot be read, or has no such column or no text.
+    Parameters
+    ----------
+    path : Path
+
+    Returns
+    -------
+    tuple of str
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, or has no such column or no text.
     """
     if path.suffix.lower() == ".csv":
         texts = [row["report"] for row in rows_of(path, ["report"])]
@@ -166,7 +217,18 @@ def read_texts(path: Path) -> tuple[str, ...]:
 
 
 def refuse_known_tests(cohort: Cohort, weights: str | None) -> None:
-    """Raise ConfigError where weights, a name or a path, were trained on patients whom this cohort tests on."""
+    """Refuse weights that were trained on patients whom a site tests on.
+
+    Parameters
+    ----------
+    cohort : Cohort
+    weights : str or None
+        Name or path.
+
+    Raises
+    ------
+    ConfigError
+    """
     known = training_patients(Path(weights)) if weights else frozenset()
     tested = {sample.visit.patient_id for sample in cohort.samples("test")} if known else set()
     if n := sum(patient_digest(patient_id, cohort.key) in known for patient_id in tested):

@@ -1,4 +1,4 @@
-"""Where a site computes: its own choice, from its site file; ``auto`` takes a GPU where the model is worth it."""
+"""Choice of a site's device and precision, by its site file; ``auto`` takes a GPU where the model is large enough."""
 
 import logging
 import math
@@ -12,15 +12,27 @@ from fedtar_flare.core.errors import ConfigError
 __all__ = ["choose_device", "device_of_each"]
 
 SMALL_MODEL = 4_000_000
-"""Parameters below which ``auto`` takes the CPU: to launch the kernels of an update of 1.9 million took an H200 as long
-as two cores of a CPU took for the whole update. A CPU's time grows with a model; that of launches does not."""
+"""Parameters below which ``auto`` takes the CPU. Launching the kernels of an update of 1.9 million parameters took an
+H200 as long as the whole update took two CPU cores; a CPU's time grows with the model, that of launches does not."""
 _say_once = cache(logging.getLogger(__name__).info)
 
 
 def device_of_each(device: str, processes: int) -> str:
-    """``cuda`` where each of several processes computes on a GPU of its own (rank r on ``cuda:r``), else ``cpu``.
+    """Choose the kind of device for several processes, each with a GPU of its own (rank r on ``cuda:r``) or on the CPU.
 
-    ``device`` is ``auto``, ``cpu`` or ``cuda``. Raises ConfigError where there are GPUs to take, but not one for each.
+    Parameters
+    ----------
+    device : {"auto", "cpu", "cuda"}
+    processes : int
+
+    Returns
+    -------
+    {"cuda", "cpu"}
+
+    Raises
+    ------
+    ConfigError
+        There are GPUs, but fewer than processes.
     """
     kind, _ = choose_device(device)
     if kind == "cuda" and torch.cuda.device_count() < processes:
@@ -33,11 +45,28 @@ def device_of_each(device: str, processes: int) -> str:
 
 
 def choose_device(device: str = "auto", precision: str = "auto", parameters: float = math.inf) -> tuple[str, bool]:
-    """The torch device, and whether to compute in bfloat16 autocast; ConfigError for a GPU that is not there.
+    """Choose the torch device and precision.
 
-    ``device`` is ``auto``, ``cpu``, ``cuda`` or ``cuda:<i>``; ``precision`` is ``auto`` (bfloat16 on a GPU that has it,
-    else float32), ``float32`` or ``bfloat16``. ``auto`` leaves the GPU to models of :data:`SMALL_MODEL` ``parameters``
-    or more, unless this is one of several processes, which each have a GPU.
+    Parameters
+    ----------
+    device : str
+        ``cpu``, ``cuda``, ``cuda:<i>`` or ``auto``, which leaves the GPU to models of :data:`SMALL_MODEL` parameters or
+        more, unless this is one of several processes, which each have a GPU.
+    precision : {"auto", "float32", "bfloat16"}
+        ``auto``: bfloat16 on a GPU that has it, else float32.
+    parameters : float
+        Size of the model.
+
+    Returns
+    -------
+    device : str
+    autocast : bool
+        Whether to compute in bfloat16 autocast.
+
+    Raises
+    ------
+    ConfigError
+        A GPU that does not exist.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

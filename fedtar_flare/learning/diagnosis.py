@@ -1,10 +1,10 @@
-"""The diagnosis branch: it reads the findings off the image, and prompts the decoder with them.
+"""The diagnosis branch: it predicts findings from the image, and prompts the decoder with them.
 
-The decoder reads one prompt per finding. In training the prompts are what the report says, at inference what the branch
-predicts. Their embeddings T are a tensor of its own, no part of the vocabulary: no text can spell a prompt. In the
-place ``last`` (:data:`~fedtar_flare.models.prompting.Place`) T is (K, E) for K classes, around the mean of the words'
-embeddings: the position tells the finding. Untrained, they disturb a decoder that was trained without any. In the place
-``memory`` T is (D, K, E), which a decoder reads where it has learnt to look for findings, and begins near zero.
+The decoder gets one prompt per finding. In training the prompts are the findings of the report, at inference those
+that the branch predicts. Their embeddings T are a tensor of its own, no part of the vocabulary: no text can spell a
+prompt. In the place ``last`` (:data:`~fedtar_flare.models.prompting.Place`) T is (K, E) for K classes, around the mean
+of the words' embeddings: the position marks the finding. Untrained, they disturb a decoder that was trained without
+any. In the place ``memory`` T is (D, K, E), where a decoder has learnt to look for findings, and begins near zero.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,21 +28,34 @@ __all__ = ["DiagnosisBranch", "diagnosis_losses", "extend", "require_positions",
 HeadKind = Literal["mean", "attention"]
 
 NOISE = 0.01
-"""Standard deviation of T around its start; a word's has ten times it."""
+"""Standard deviation of T around its start; that of a word is ten times as large."""
 PROMPTS = "prompts"
 """Name of T in the file of a shipped head."""
 
 
 def slice_means(tokens: Tensor, slice_mask: Tensor) -> Tensor:
-    """Means (B, S, C) of each slice's tokens, float32; zero at slices that are padding."""
+    """Mean of each slice's tokens.
+
+    Parameters
+    ----------
+    tokens : Tensor
+        (B, S, N, C).
+    slice_mask : Tensor
+        (B, S), False at padding.
+
+    Returns
+    -------
+    Tensor
+        (B, S, C), float32; zero at padding.
+    """
     return tokens.float().mean(2) * slice_mask[..., None]
 
 
 class MeanHead(nn.Module):
-    """The paper's: a linear map of the mean of the encoder's tokens, C channels, to K classes of D findings.
+    """FedMRG's head: a linear map of the mean of the encoder's tokens, C channels, to K classes of D findings.
 
-    It reads the mean of the slices' means; of several slices their largest values too, since a small finding is in few
-    of them.
+    The mean is over the slices' means. With several slices their largest values are inputs too, since a small
+    finding is in few of them.
     """
 
     def __init__(self, findings: int, classes: int, channels: int, slices: int, generator: torch.Generator):
@@ -63,7 +76,7 @@ class MeanHead(nn.Module):
 
 
 class AttentionHead(nn.Module):
-    """A learned query for each finding looks where in the image it is; a linear map, zero at first, reads it there."""
+    """A learned query for each finding attends to the image; a linear map, zero at first, classifies the result."""
 
     def __init__(self, findings: int, classes: int, channels: int, generator: torch.Generator):
         super().__init__()
@@ -83,10 +96,18 @@ class AttentionHead(nn.Module):
 class DiagnosisBranch(nn.Module):
     """A head on the encoder's tokens, and the prompts' embeddings T.
 
-    With a :attr:`comparison`, the prompts tell what became of a finding too, where a visit before is shown.
+    With a ``comparison`` the prompts also say what became of a finding, where a visit before is shown.
 
-    There are D ``findings`` of K ``classes``; ``channels`` is C of the encoder. T begins around the mean of ``words``,
-    the decoder's embeddings (V, E), in the place ``last``. The initial values follow from ``seed`` alone.
+    Parameters
+    ----------
+    findings, classes, channels, slices : int
+        D, K, C of the encoder, and S.
+    words : Tensor
+        The decoder's embeddings (V, E); T begins around their mean in the place ``last``.
+    seed : int
+        Of all initial values.
+    head : {"mean", "attention"}
+    place : Place
     """
 
     def __init__(
@@ -118,15 +139,46 @@ class DiagnosisBranch(nn.Module):
         self.embeddings = nn.Parameter(start.detach().clone())
 
     def forward(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
-        """Logits (B, D, K) of tokens (B, S, N, C) and mask (B, S), float32."""
+        """Predict the findings.
+
+        Parameters
+        ----------
+        tokens, slice_mask : Tensor
+            (B, S, N, C) and (B, S).
+
+        Returns
+        -------
+        Tensor
+            Logits (B, D, K), float32.
+        """
         return self.head(tokens, slice_mask)
 
     def prompts(self, seen: Encoded) -> Tensor:
-        """Prompts (B, D, E) of what the branch predicts."""
+        """Prompt the decoder with the predicted findings.
+
+        Parameters
+        ----------
+        seen : Encoded
+
+        Returns
+        -------
+        Tensor
+            (B, D, E).
+        """
         return self.embed(*self.predict(seen))
 
     def predict(self, seen: Encoded) -> tuple[Tensor, Tensor | None]:
-        """Classes (B, D) that the branch predicts, and those before, (B, D); None without a comparison."""
+        """Predict the classes of the findings, now and before.
+
+        Parameters
+        ----------
+        seen : Encoded
+
+        Returns
+        -------
+        classes, before : Tensor
+            (B, D); the latter is None without a comparison.
+        """
         classes = self(seen.tokens, seen.slice_mask).argmax(-1)
         if self.comparison is None or seen.prior is None:
             return classes, None
@@ -135,9 +187,17 @@ class DiagnosisBranch(nn.Module):
         return classes, self.comparison.before(seen.prior, before)
 
     def embed(self, classes: Tensor, before: Tensor | None = None) -> Tensor:
-        """Prompts (B, D, E) of classes (B, D), compared with those before where they are given.
+        """Embed classes as prompts.
 
-        In the place ``text``, the classes (B, D, 2) now and before themselves, which :meth:`to_words` reads.
+        Parameters
+        ----------
+        classes, before : Tensor
+            (B, D) now and, to be compared with, before.
+
+        Returns
+        -------
+        Tensor
+            (B, D, E); in the place ``text`` (B, D, 2), for :meth:`to_words`.
         """
         if self.place == "text":
             nothing = torch.full_like(classes, UNKNOWN)
@@ -149,7 +209,17 @@ class DiagnosisBranch(nn.Module):
         return self.embeddings[torch.arange(self.findings, device=classes.device), classes]
 
     def to_words(self, prompts: Tensor) -> list[str]:
-        """Prompts (B, D, 2) of the place ``text`` in words: what is there, new or gone."""
+        """Say prompts of the place ``text`` in words: findings that are present, new or gone.
+
+        Parameters
+        ----------
+        prompts : Tensor
+            (B, D, 2).
+
+        Returns
+        -------
+        list of str
+        """
         said = []
         for now, change in zip(prompts[..., 0].tolist(), changes_of(*prompts.unbind(-1)).tolist(), strict=True):
             rows = list(zip((name.replace("_", " ") for name in self.names), now, change, strict=True))
@@ -160,7 +230,7 @@ class DiagnosisBranch(nn.Module):
 
 
 class PromptedFindings(NamedTuple):
-    """Number of each finding's class, and of what became of it; None where nothing is known of the visit before."""
+    """Class of each finding, and what became of it; None where nothing is known of the visit before."""
 
     classes: list[int]
     changes: list[int] | None = None
@@ -168,12 +238,11 @@ class PromptedFindings(NamedTuple):
 
 @dataclass(frozen=True)
 class FindingsChoice:
-    """A :class:`~fedtar_flare.models.prompting.Choice` of the beam that says what the decoder was prompted with.
+    """Chooses the beam that states the prompted findings (:class:`~fedtar_flare.models.prompting.Choice`).
 
     A decoder does not always write the findings of its prompts. Its beams differ in them, and ``label``, the labeler
-    that made the prompts of training, reads the classes of the D findings in each of ``candidates`` beams (1: there is
-    no choice). ``names`` are those of the findings, where a report that leaves one out is to be completed by a plain
-    sentence.
+    that made the prompts of training, gives the findings' classes in each of ``candidates`` beams (1: no choice).
+    ``names`` are those of the findings, where a report that leaves one out is to be completed by a plain sentence.
     """
 
     branch: DiagnosisBranch
@@ -182,7 +251,7 @@ class FindingsChoice:
     names: tuple[str, ...] = ()
 
     def prompted_findings(self, seen: Encoded) -> list[PromptedFindings]:
-        """For each of B images."""
+        """Findings that the decoder is prompted with, for each of B visits."""
         now, before = self.branch.predict(seen)
         if before is None:
             return [PromptedFindings(classes) for classes in now.tolist()]
@@ -191,9 +260,7 @@ class FindingsChoice:
         return [PromptedFindings(classes, changes if known else None) for classes, changes, known in rows]
 
     def count_differences(self, text: str, prompted: PromptedFindings) -> int:
-        """Findings that are in another class in the text; of two texts with as many, the one that says of fewer
-        findings otherwise what became of them differs less.
-        """
+        """Findings whose class differs in the text; ties are broken by the statements of change that differ."""
         found = sum(said != wanted for said, wanted in zip(self.label(text), prompted.classes, strict=True))
         comparison = self.branch.comparison
         if comparison is None or prompted.changes is None:
@@ -201,31 +268,47 @@ class FindingsChoice:
         return found * (1 + len(prompted.changes)) + comparison.count_differences(text, prompted.changes)
 
     def complete(self, text: str, prompted: PromptedFindings) -> str:
-        """The text, with a plain sentence for each finding of the prompts that it does not state."""
+        """The text, with a plain sentence for each prompted finding that it does not state."""
         for number, name in enumerate(self.names):
             if prompted.classes[number] == POSITIVE and not means_no_finding(name) and number not in self._stated(text):
                 text = add_plain_sentence(text, name, number, self._stated)
         return text
 
     def _stated(self, text: str) -> frozenset[int]:
-        """Numbers of the findings in a text, without the one that says that there is none."""
+        """Numbers of the findings that a text states, without "no finding"."""
         pairs = zip(self.label(text), self.names, strict=True)
         return frozenset(i for i, (label, name) in enumerate(pairs) if label == POSITIVE and not means_no_finding(name))
 
 
 def diagnosis_losses(logits: Tensor, classes: Tensor) -> Tensor:
-    """Cross-entropy of each report, mean over its D findings, shape (B,)."""
+    """Cross-entropy of each report's findings.
+
+    Parameters
+    ----------
+    logits, classes : Tensor
+        (B, D, K) and (B, D).
+
+    Returns
+    -------
+    Tensor
+        (B,), mean over the D findings.
+    """
     return F.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="none").view(classes.shape).mean(1)
 
 
 def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     """Give a base model its diagnosis branch; none for the labeler ``none``.
 
-    ``settings`` has ``labeler``, ``slices`` and ``seed``, and may have ``prompt_classes``, ``prompt_place``, ``head``,
-    ``head_weights``, ``fixed_prompts`` (prompts that are not to be trained, :func:`fix_prompts`), ``candidates`` and
-    ``complete`` (:class:`FindingsChoice`), and ``changes`` (prompts tell what became of a finding,
-    :class:`~fedtar_flare.learning.comparison.Comparison`). Raises :class:`ConfigError` where the decoder has too few
-    positions for prompts and report, or the head's weights do not fit.
+    ConfigError where the decoder has too few positions for prompts and report, or the head's weights do not fit.
+
+    Parameters
+    ----------
+    generator : ReportGenerator
+        Changed in place.
+    settings : mapping
+        ``labeler``, ``slices``, ``seed`` and optionally ``prompt_classes``, ``prompt_place``, ``head``,
+        ``head_weights``, ``fixed_prompts`` (:func:`fix_prompts`), ``candidates``, ``complete`` (:class:`FindingsChoice`),
+        ``changes`` (:class:`~fedtar_flare.learning.comparison.Comparison`).
     """
     found = labeler(settings["labeler"], settings.get("prompt_classes", "all"))
     if not found.findings:
@@ -258,10 +341,10 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
 
 @torch.no_grad()
 def fix_prompts(branch: DiagnosisBranch, seed: int) -> None:
-    """Fix every prompt that nobody trained: that of a finding's last class at a random direction, others at zero.
+    """Fix every untrained prompt: that of a finding's last class at a random direction, the others at zero.
 
-    Random directions of many dimensions are as good as orthogonal, and a decoder can learn to read them; prompts near
-    zero it does not learn to heed (docs/research/experiments.md).
+    Random directions of many dimensions are nearly orthogonal, and a decoder can learn to tell them apart; it does not
+    learn to heed prompts near zero (docs/research/experiments.md).
     """
     rows = branch.embeddings
     untrained = rows.square().mean(2, keepdim=True).sqrt() < 10 * NOISE
@@ -273,7 +356,7 @@ def fix_prompts(branch: DiagnosisBranch, seed: int) -> None:
 
 
 def load_shipped_head(branch: DiagnosisBranch, name: str) -> None:
-    """Load a shipped head and, in the place ``memory``, its prompts; :class:`ConfigError` where the shapes differ."""
+    """Load a shipped head and, in the place ``memory``, its prompts; ConfigError where the shapes differ."""
     from safetensors.torch import load_file
 
     state = {key: value.float() for key, value in load_file(head_file(name)).items()}
@@ -297,12 +380,22 @@ def load_shipped_head(branch: DiagnosisBranch, name: str) -> None:
 
 
 def head_file(name: str) -> str:
-    """Where a shipped head lies."""
+    """Path of a shipped head."""
     return str(ASSETS / name / "diagnosis.safetensors")
 
 
 def require_positions(findings: int, max_length: int, positions: int) -> None:
-    """Raise :class:`ConfigError` where prompts and report together are longer than the decoder's positions."""
+    """Refuse prompts and reports that are longer than the decoder's positions.
+
+    Parameters
+    ----------
+    findings, max_length, positions : int
+        Prompts, tokens of a report, and positions of the decoder.
+
+    Raises
+    ------
+    ConfigError
+    """
     if findings + max_length > positions:
         raise ConfigError(
             f"{findings} diagnosis prompts and reports of {max_length} tokens (model.max_length) do not fit in the "

@@ -17,16 +17,29 @@ __all__ = ["structured_report"]
 
 
 def identity(draft: Draft, study: str) -> str:
-    """The UID of a draft: the same draft of the same study and run has the same, so that none is stored twice."""
+    """Return the UID of a draft, the same for the same draft of a study and run, so that none is stored twice."""
     from pydicom.uid import generate_uid
 
     return generate_uid(entropy_srcs=[study, draft.run_id, str(draft.round), str(draft.personal), draft.text])
 
 
 def structured_report(draft: Draft, image: Path) -> Dataset:
-    """An Enhanced SR (TID-free: a container with text items) that refers to the DICOM study in ``image``.
+    """Write a draft as an Enhanced SR (without a TID: a container with text items).
 
-    Raises ConfigError where highdicom is not installed, or the study is not DICOM.
+    Parameters
+    ----------
+    draft : Draft
+    image : Path
+        The DICOM study that it refers to.
+
+    Returns
+    -------
+    pydicom.Dataset
+
+    Raises
+    ------
+    ConfigError
+        highdicom is not installed, or the study is not DICOM.
     """
     try:
         from highdicom.sr import (

@@ -61,20 +61,32 @@ _UNWRITTEN, _UNKNOWN = "(to be written)", "-"
 
 @dataclass(frozen=True)
 class Study:
-    """The study that a report is drafted for; what is known of the patient serves the patient adapter."""
+    """The study to draft a report for; what is known of the patient serves the patient adapter."""
 
-    image: Path  # DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph
+    image: Path
+    """DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph."""
     modality: Modality
+    """``ct``, ``radiograph`` or ``photograph``."""
     patient_id: str | None = None
-    age: float | None = None  # in years at this study
+    """As the site knows the patient."""
+    age: float | None = None
+    """Years at this study."""
     sex: Sex | None = None
-    time_step: int | None = None  # which visit of the patient it is, from 1
-    prior_image: Path | None = None  # of the patient's previous visit, for an adapter that was trained with it
+    """As in the cohort."""
+    time_step: int | None = None
+    """Number of this visit among the patient's, from 1."""
+    prior_image: Path | None = None
+    """Image of the previous visit, for an adapter that was trained with it."""
     prior_report: str | None = None
-    prior_days: float | None = None  # between the two visits, above 0; needed with either
-    lateral: Path | None = None  # of a radiograph, for a model that is shown both views (ModelConfig.lateral)
+    """Report of the previous visit."""
+    prior_days: float | None = None
+    """Days between the two visits, above 0; needed with either."""
+    lateral: Path | None = None
+    """Lateral view of a radiograph, for a model with ``ModelConfig.lateral``."""
     prior_lateral: Path | None = None
-    before: "Study | None" = None  # the previous visit, for what is shown of the one before it
+    """The same of the previous visit."""
+    before: "Study | None" = None
+    """The previous visit, with the visit before it."""
 
     @property
     def prior(self) -> tuple[str, ...]:
@@ -85,17 +97,30 @@ class Study:
 
 @dataclass(frozen=True)
 class Draft:
-    """A text with where it comes from. Never a finding by itself: see :data:`DISCLAIMER`."""
+    """A generated text and its origin. Never a finding by itself: see :data:`DISCLAIMER`."""
 
     text: str
+    """Without disclaimer."""
     run_id: str
+    """Run of the adapter."""
     round: int
+    """Round of the adapter."""
     model: str
+    """Name of the base model."""
     personal: bool
+    """Whether the site's own adapters acted."""
     created: str
-    prior: tuple[str, ...] = ()  # what was shown of the previous visit
+    """UTC, as ISO 8601."""
+    prior: tuple[str, ...] = ()
+    """What was shown of the previous visit."""
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the draft as JSON primitives.
+
+        Returns
+        -------
+        dict of str to Any
+        """
         return {
             "status": DISCLAIMER,
             "text": self.text,
@@ -108,7 +133,12 @@ class Draft:
         }
 
     def to_text(self) -> str:
-        """The text under its disclaimer, with the origin below."""
+        """Return the text under its disclaimer, with the origin below.
+
+        Returns
+        -------
+        str
+        """
         part = "with the site's own adapters" if self.personal else "shared adapter alone"
         if self.prior:
             part += f", shown the previous {' and '.join(self.prior)}"
@@ -120,18 +150,24 @@ class Draft:
 
 @dataclass(frozen=True)
 class SavedLearner:
-    """What a site's state holds of a run, read for drafting by the function that a method names as ``kept``.
+    """A site's state of a run for drafting, as a method's function ``kept`` loads it.
 
-    Its arguments are the state's folder, the site's hash key (None for a simulated site), and run id and round of the
-    adapter; a state that does not belong to them is a ConfigError, a damaged one a StateError.
+    That function takes the state's folder, the site's hash key (None for a simulated site), and run id and round of the
+    adapter; it raises ConfigError for a state that does not belong to them, and StateError for a damaged one.
     """
 
     learner: type[SiteModel] = SiteModel
-    settings: Mapping[str, Any] = field(default_factory=dict)  # arguments of it besides those of every site model
-    private: Mapping[str, Tensor] = field(default_factory=dict)  # what its ``load_for_writing`` takes
-    time_steps: int = 1  # T of the run
-    key: bytes = bytes(16)  # of the site, where the model knows patients
-    precision: str = "auto"  # that the site computed in
+    """Class that drafts."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Its arguments besides those of every site model."""
+    private: Mapping[str, Tensor] = field(default_factory=dict)
+    """Weights for its ``load_for_writing``."""
+    time_steps: int = 1
+    """T of the run."""
+    key: bytes = bytes(16)
+    """The site's key, where the model knows patients."""
+    precision: str = "auto"
+    """In which the site computed."""
 
 
 class Drafter:
@@ -225,6 +261,10 @@ class Drafter:
         **patient
             What is known beside the image, where ``study`` is a path: the fields of :class:`Study`.
 
+        Returns
+        -------
+        Draft
+
         Raises
         ------
         ConfigError
@@ -303,10 +343,20 @@ load_generator = Drafter
 
 
 def load_base_model(adapter: Path | str, *, model: Mapping[str, Any] | None = None) -> ReportGenerator:
-    """The model that an adapter was trained on, without it: ``peft.PeftModel.from_pretrained(base, adapter)``.
+    """Load the model that an adapter was trained on, without it: ``peft.PeftModel.from_pretrained(base, adapter)``.
 
-    It is on the CPU, in float32 and eval mode. ``model`` as for :class:`Drafter`; nothing is fetched. Raises
-    ConfigError for a folder that is no adapter of this package, or where the base model is another one here.
+    Nothing is fetched. ConfigError for a folder that is no adapter of this package, or for another base model.
+
+    Parameters
+    ----------
+    adapter : Path or str
+    model : mapping, optional
+        As for :class:`Drafter`.
+
+    Returns
+    -------
+    ReportGenerator
+        On the CPU, float32, in eval mode.
     """
     info = read_adapter_info(adapter)
     with hub_access(allowed=False):
@@ -316,7 +366,19 @@ def load_base_model(adapter: Path | str, *, model: Mapping[str, Any] | None = No
 
 
 def base_config(info: Mapping[str, Any], changes: Mapping[str, Any] | None) -> ModelConfig:
-    """The base model that ``fedtar.json`` names, with what the user overrides."""
+    """Return the settings of the base model that ``fedtar.json`` names.
+
+    Parameters
+    ----------
+    info : mapping
+        As :func:`.read_adapter_info` gives it.
+    changes : mapping or None
+        Settings that the user overrides.
+
+    Returns
+    -------
+    ModelConfig
+    """
     settings = {**info["model"], **(changes or {})}
     return model_preset(settings.pop("preset"), **settings)
 
@@ -348,10 +410,26 @@ def visit_of(study: Study) -> Visit:
 
 
 def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> Study:
-    """A study on disk; fields that are not given are read from its DICOM header where it has one.
+    """Describe a study on disk; fields that are not given are taken from its DICOM header.
 
     The days since the previous visit follow from both headers' dates. Without a header, the modality follows from the
-    file's suffix. Raises DataError where nothing is there.
+    file's suffix.
+
+    Parameters
+    ----------
+    image : Path
+    modality : str, optional
+    **patient
+        Fields of :class:`Study`.
+
+    Returns
+    -------
+    Study
+
+    Raises
+    ------
+    DataError
+        A file does not exist.
     """
     from fedtar_flare.data.sources.fields import PICTURES, age_of, moment_of, sex_of
 
@@ -380,7 +458,7 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
 
 
 def _if_readable(read: Callable[..., Any], *texts: str) -> Any:
-    """What ``read`` makes of a header's values; None where it refuses them."""
+    """A header's values as ``read`` parses them; None where it refuses them."""
     try:
         return read(*texts)
     except DataError:

@@ -15,9 +15,22 @@ TERMS = "http://terminology.hl7.org/CodeSystem"
 
 
 def diagnostic_report(draft: Draft, image: Path) -> dict[str, Any]:
-    """The resource, which refers to study, patient and order by their identifiers; the same draft has the same one.
+    """Write a draft as a DiagnosticReport; the same draft gives the same resource.
 
-    Raises ConfigError where the study is not DICOM.
+    Parameters
+    ----------
+    draft : Draft
+    image : Path
+        A DICOM study; the resource has the identifiers of study, patient and order.
+
+    Returns
+    -------
+    dict of str to Any
+
+    Raises
+    ------
+    ConfigError
+        The study is not DICOM.
     """
     if (header := next(headers(image), None)) is None:
         raise ConfigError(f"{image} holds no DICOM file, so a report could not say whose it is; choose text or json")

@@ -1,4 +1,4 @@
-"""What the encoder's frozen stages give of an image, kept in memory and, for the next process, on disk."""
+"""Outputs of the encoder's frozen stages for each image, kept in memory and, for the next process, on disk."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -15,14 +15,14 @@ from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.report_generator import ReportGenerator
 
 KEPT_BYTES = 256 << 20
-"""Most memory for what is kept."""
+"""Most memory for these outputs."""
 
 
 class FrozenStages:
-    """The encoder's first stages without any parameter that learns (``requires_grad``), each image seen by them once.
+    """The encoder's first stages without any parameter that learns (``requires_grad``); each image passes through once.
 
-    A study goes through them by itself, so that what they give does not depend on the batch it came in, bit for bit. At
-    most ``limit`` bytes are kept in memory.
+    A study passes through them by itself, so that the result does not depend on its batch, bit for bit. At most
+    ``limit`` bytes are kept in memory.
     """
 
     def __init__(self, generator: ReportGenerator, limit: int = KEPT_BYTES):
@@ -35,7 +35,7 @@ class FrozenStages:
         self._bytes = 0
 
     def tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
-        """The encoder's tokens (B, S, N, C) of the samples' images as they are prepared, padded slices zero below."""
+        """Tokens (B, S, N, C) of the samples' prepared images; padded slices are zero after the frozen stages."""
         if not self.depth:
             return self._generator.tokens(images)
         encoder = self._generator.encoder
@@ -46,7 +46,7 @@ class FrozenStages:
 
     @torch.no_grad()
     def _below(self, sample: Sample, images: ImageBatch, row: int) -> Tensor:
-        """What the frozen stages give of one study, (S, ...), without its padding."""
+        """Output of the frozen stages for one study, (S, ...), without padding."""
         key = sample.visit, sample.prepared
         if (known := self._kept.get(key)) is not None:
             return known
@@ -70,7 +70,7 @@ class FrozenStages:
 
     @cached_property
     def _kind(self) -> str:
-        """What the numbers depend on besides the image: weights, how inputs are scaled, torch's version and threads."""
+        """Digest of what the output depends on besides the image: weights, scaling, torch's version and threads."""
         encoder = self._generator.encoder
         state = nn.ModuleList(encoder.stage_modules()[: self.depth]).state_dict()
         scaled = {"scale": encoder.pixel_scale, "shift": encoder.pixel_shift}

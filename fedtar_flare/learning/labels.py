@@ -1,4 +1,4 @@
-"""What a report says of each finding: not mentioned, there, not there, or in doubt; always by the report's own text."""
+"""Labels of a report's findings: blank, positive, negative or uncertain, by the report's text alone."""
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
@@ -14,11 +14,11 @@ from fedtar_flare.metrics.qualifiers import finding_changes
 __all__ = ["POSITIVE", "Labeler", "LabelerName", "labeler", "labeler_of", "require_labeler"]
 
 CLASSES = ("blank", "positive", "negative", "uncertain")
-"""Of a finding, by their number."""
+"""Classes of a finding, by number."""
 POSITIVE_OR_NOT = ("other", "positive")
-"""The same, where a prompt tells no more than that."""
+"""Classes for prompts that say no more than that."""
 POSITIVE = CLASSES.index("positive")
-"""In both."""
+"""Number of "positive" in both."""
 
 ClassSet = Literal["all", "positive"]
 LabelerName = Literal["synthetic", "chexpert-rules", "ctrate-rules", "none"]
@@ -26,39 +26,57 @@ LabelerName = Literal["synthetic", "chexpert-rules", "ctrate-rules", "none"]
 
 @dataclass(frozen=True)
 class Labeler:
-    """Reads findings off a report.
-
-    ``label`` gives the D numbers of the findings' classes among ``classes``, ``changes`` what a report says became of
-    findings since the visit before: pairs of a finding and a direction.
-    """
+    """Labels the findings of a report."""
 
     findings: tuple[str, ...]
+    """Names of the D findings."""
     label: Callable[[str], tuple[int, ...]]
+    """Gives the D numbers of a text's classes among ``classes``."""
     changes: Callable[[str], AbstractSet[tuple[str, str]]]
+    """Gives the changes since the visit before that a text states: pairs of a finding and a direction."""
     classes: tuple[str, ...] = CLASSES
+    """Names of the classes."""
     known: frozenset[str] | None = None
-    """Findings that the shipped start has seen in images, of a source that knows the truth."""
+    """Findings in the images that the shipped model learned from, of a source that knows the truth."""
     no_finding: str = ""
-    """The one that says that there is none; "" where the labeler has none."""
+    """Name of the "no finding" class; "" where there is none."""
     rules: RuleLabeler | None = None
-    """The rules that grade a report's findings (:func:`.grade`); None of a labeler that knows none."""
+    """Rules that grade a report's findings (:func:`.grade`); None where there are none."""
 
     def stated(self, text: str) -> frozenset[str]:
-        """Findings that a report states as there."""
+        """Return the findings that a report states as present.
+
+        Parameters
+        ----------
+        text : str
+
+        Returns
+        -------
+        frozenset of str
+        """
         labels = zip(self.findings, self.label(text), strict=True)
         return frozenset(name for name, label in labels if label == POSITIVE and name != self.no_finding)
 
 
 KEPT = 2**16
-"""Reports whose labels a process keeps: a training report is read by the rules once, not in every update."""
+"""Labelled reports that a process keeps: the rules label a training report once, not in every update."""
 
 
 @cache
 def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
-    """A labeler by its name; of classes ``positive`` it says only whether a finding is stated.
+    """Return a labeler by its name.
 
-    ``synthetic`` reads the texts of the synthetic cohort alone; ``chexpert-rules`` and ``ctrate-rules`` are the
-    package's rules, whose labels are not CheXbert's or RadBERT's; ``none`` knows no finding.
+    Parameters
+    ----------
+    name : LabelerName
+        ``synthetic`` knows the texts of the synthetic cohort alone; ``chexpert-rules`` and ``ctrate-rules`` are the
+        package's rules, whose labels are not CheXbert's or RadBERT's; ``none`` knows no finding.
+    classes : {"all", "positive"}
+        ``positive``: only whether a finding is stated.
+
+    Returns
+    -------
+    Labeler
     """
     if classes == "positive":
         whole = labeler(name)
@@ -83,14 +101,35 @@ def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
 
 
 def labeler_of(visits: Sequence[Visit]) -> Labeler:
-    """The labeler for the reports of these visits: the source's own where it knows the truth, else rules."""
+    """Return the labeler for the reports of these visits: the source's own where it knows the truth, else rules.
+
+    Parameters
+    ----------
+    visits : sequence of Visit
+
+    Returns
+    -------
+    Labeler
+    """
     if all(visit.findings is not None for visit in visits):
         return labeler("synthetic")
     return labeler(rules_for(visits[0].modality))
 
 
 def require_labeler(name: str, setting: str, source: str) -> None:
-    """Raise :class:`ConfigError` where a real hospital's reports would be read by the synthetic cohort's rules."""
+    """Refuse the synthetic cohort's rules for a real hospital's reports.
+
+    Parameters
+    ----------
+    name, setting : str
+        The labeler, and the setting that names it.
+    source : str
+        The site's source of data.
+
+    Raises
+    ------
+    ConfigError
+    """
     if name == "synthetic" and source != "synthetic":
         raise ConfigError(
             f"{setting} is 'synthetic', whose rules are for the texts of the synthetic cohort: set it to "
@@ -100,7 +139,7 @@ def require_labeler(name: str, setting: str, source: str) -> None:
 
 
 def _synthetic() -> Labeler:
-    """That of the synthetic cohort, none of whose texts is in doubt; loaded where a site has such a cohort alone."""
+    """The labeler of the synthetic cohort, whose texts have no uncertain findings; imported only where it is used."""
     from fedtar_flare.synthetic.reading import changes_in, denied_in, findings_in, kind_labeler
     from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
 

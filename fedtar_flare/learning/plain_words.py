@@ -1,4 +1,4 @@
-"""Findings in plain sentences, for reports that have no better words for them ("There is right pneumothorax.")."""
+"""Plain sentences for findings that a report leaves out ("There is right pneumothorax.")."""
 
 import re
 from collections.abc import Callable
@@ -9,14 +9,14 @@ _ENDS = re.compile(r"(?<=[.;!])\s+|\n+")
 
 
 def sentences(report: str) -> list[str]:
-    """The report's sentences as they are written, without what separates them."""
+    """The report's sentences, without separators."""
     return [sentence.strip() for sentence in _ENDS.split(report) if sentence.strip()]
 
 
 def plain_sentence(finding: str) -> str:
-    """A sentence that states a finding of this name, and nothing else of it.
+    """A sentence that states a finding of this name and nothing else of it.
 
-    The name's words are apart by underscores or spaces, the side last.
+    Underscores or spaces separate the name's words; the side is last.
     """
     words = _words(finding)
     if words[-1] in _SIDES:
@@ -25,20 +25,20 @@ def plain_sentence(finding: str) -> str:
 
 
 def means_no_finding(finding: str) -> bool:
-    """Whether a finding of this name says that there is none."""
+    """Whether a finding's name is that of "no finding"."""
     return finding.lower().replace("_", " ") == "no finding"
 
 
 def names(sentence: str, finding: str) -> bool:
-    """Whether all words of the finding's name, but for the side, are in the sentence."""
+    """Whether a sentence has all words of the finding's name but the side."""
     return set(_words(finding)) - _SIDES <= set(_words(sentence))
 
 
 def add_plain_sentence(text: str, finding: str, number: int, found: Callable[[str], AbstractSet[int]]) -> str:
-    """The text with a plain sentence of the finding at its end, in place of those that name it and state nothing.
+    """Replace the sentences that name a finding without stating any by a plain sentence at the end.
 
-    It stays as it is where it would then not state the finding ``number`` and what it stated, and nothing else;
-    ``found`` gives the numbers of the findings that a text states.
+    The text is unchanged where the result would not state the finding ``number`` and its earlier findings, and nothing
+    else; ``found`` gives the numbers of the findings that a text states.
     """
     kept = [sentence for sentence in sentences(text) if found(sentence) or not names(sentence, finding)]
     longer = " ".join([*kept, plain_sentence(finding)])

@@ -25,7 +25,7 @@ GENERATION_BATCH = 20
 TEXT_BATCH, TEXT_WEIGHT = 8, 0.3
 """Reports without image per update, and the weight of their loss relative to the paired one's."""
 FINDING_WEIGHT = 0.5
-"""Weight of the finding loss relative to the paired one, after the updates that learn findings alone."""
+"""Weight of the finding loss relative to the paired loss, after the updates on findings alone."""
 WEIGHT_DECAY, MAX_GRAD_NORM = 0.05, 1.0
 
 
@@ -110,8 +110,7 @@ def pretrain(
         if pairs is not None:
             chosen = next(pairs)
             batch = collate([images[i] for i in chosen]).to(device)
-            memory = model.encode(batch)
-            mask = model.memory_mask(batch, memory)
+            memory, mask = model.encode(batch)
             if not seeing_only:
                 seen = {"encoder_hidden_states": memory, "encoder_attention_mask": mask}
                 paired = _mean_loss(model, tokenizer, [reports[i] for i in chosen], **seen)

@@ -1,4 +1,4 @@
-"""The visit before, for a batch of samples: what is shown of it, what is masked, and in which order texts follow."""
+"""The visit before, for a batch of samples: what is shown of it, what training drops, and the order of writing."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
 REPORT, IMAGE = "report", "image"
 PRIOR_DROPOUT = 0.25
-"""Chance that a training sample is shown nothing of its previous visit, and for the report and the image each."""
+"""Chance that a training sample is shown nothing of its previous visit, and the same for report and image each."""
 
 
 def available_priors(samples: Sequence[Sample], kinds: Collection[str]) -> list[frozenset[str]]:
@@ -50,10 +50,9 @@ def prior_batch(
     training_seed: str | None = None,
     transforms: Sequence[Spec] = (),
 ) -> PriorBatch | None:
-    """What each sample shows of the visit before, as its ``kinds`` say; None where nobody shows anything.
+    """What each sample shows of the visit before, by its ``kinds``; None where no sample shows anything.
 
-    With ``texts``, which stand for the reports of the visits before, no reference is read. Random ``transforms`` change
-    the images by ``training_seed``.
+    ``texts`` replace the references of the visits before. Random ``transforms`` change the images by ``training_seed``.
     """
     if not any(kinds):
         return None
@@ -68,7 +67,7 @@ def prior_batch(
 
 
 def show_reports(batch: PriorBatch, texts: Sequence[str | None], tokenizer: ReportTokenizer) -> None:
-    """Put the reports before into the batch, as texts and as tokens; a row without one is masked."""
+    """Put the reports before into the batch, as texts and as tokens; a row without a report is masked."""
     ids, labels = tokenizer.batch([text or "" for text in texts])
     there = torch.tensor([text is not None for text in texts])
     batch.reports = tuple(texts)
@@ -76,7 +75,7 @@ def show_reports(batch: PriorBatch, texts: Sequence[str | None], tokenizer: Repo
 
 
 def writing_order(samples: Sequence[Sample]) -> list[list[int]]:
-    """Indices of the samples in an order of writing: a visit comes in a later turn than the visit before it."""
+    """Indices of the samples in groups to be written one after the other: a visit comes after the visit before it."""
     at = {sample.visit: i for i, sample in enumerate(samples)}
     place: dict[int, int] = {}
     for i in sorted(at.values(), key=lambda i: samples[i].visit.acquired):

@@ -1,8 +1,8 @@
 """CheXbert and RadBERT as labelers of reports, from a local folder; nothing is fetched, and no file's code is run.
 
-CheXbert (Smit et al., EMNLP 2020) reads the 14 CheXpert classes off a radiograph's report: a linear head for each, on
-BERT's last hidden state of the first token. RadBERT of CT-RATE (Hamamci et al., 2024, arXiv:2403.17834) reads 18 off a
-chest CT's: one linear layer on RoBERTa's pooled output, positive from a probability of one half on.
+CheXbert (Smit et al., EMNLP 2020) labels the 14 CheXpert classes of a radiograph's report: a linear head for each, on
+BERT's last hidden state of the first token. RadBERT of CT-RATE (Hamamci et al., 2024, arXiv:2403.17834) labels 18 of a
+chest CT's report: one linear layer on RoBERTa's pooled output, positive from a probability of one half on.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ ABOUT = "labeler.json"
 
 
 class LabelerModel(nn.Module):
-    """An encoder, and what reads the classes off it, with the names of the published checkpoints."""
+    """An encoder with its classification heads, under the names of the published checkpoints."""
 
     def __init__(self, kind: str, config: Any):
         from transformers import AutoModel
@@ -50,7 +50,7 @@ class LabelerModel(nn.Module):
             self.classifier = nn.Linear(config.hidden_size, len(classes))
 
     def forward(self, tokens: Any) -> Tensor:
-        """Numbers (B, K) of the classes' labels among :data:`.CLASSES`."""
+        """Numbers (B, K) of the classes among :data:`.CLASSES`."""
         if self.kind == "chexbert":
             first = self.bert(**tokens).last_hidden_state[:, 0]
             return torch.stack([head(first).argmax(dim=1) for head in self.linear_heads], dim=1)
@@ -58,10 +58,27 @@ class LabelerModel(nn.Module):
 
 
 def import_labeler(file: Path, out: Path, kind: str | None = None, tokenizer: Path | None = None) -> dict[str, Any]:
-    """Write a published checkpoint as a labeler's folder; returns what its ``labeler.json`` says.
+    """Write a published checkpoint as a labeler's folder.
 
-    ``tokenizer`` is the folder of the encoder that it was made from (``config.json`` and tokenizer files), by default
-    the checkpoint's own. ConfigError where the file or the folder does not fit.
+    Parameters
+    ----------
+    file : Path
+        The checkpoint.
+    out : Path
+    kind : {"chexbert", "radbert"}, optional
+        By default as the checkpoint's tensors say.
+    tokenizer : Path, optional
+        Folder of the encoder's ``config.json`` and tokenizer files; the checkpoint's own by default.
+
+    Returns
+    -------
+    dict of str to Any
+        Content of ``labeler.json``.
+
+    Raises
+    ------
+    ConfigError
+        The file or the folder does not fit.
     """
     state, folder = _read(file), tokenizer or file.parent
     kind = kind or ("chexbert" if any(name.startswith("linear_heads.") for name in state) else "radbert")
@@ -81,7 +98,7 @@ def import_labeler(file: Path, out: Path, kind: str | None = None, tokenizer: Pa
 
 
 def _read(file: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, by the names within the model; code in it is never run."""
+    """Load the tensors of a checkpoint by the names within the model; code in it is never run."""
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
         state = state.get("model_state_dict", state)
@@ -98,7 +115,7 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 
 def _built(kind: str, folder: Path) -> tuple[LabelerModel, Any]:
-    """The model with random weights, and the tokenizer, as a folder describes them."""
+    """Build the model with random weights, and the tokenizer, as a folder describes them."""
     from transformers import AutoConfig, AutoTokenizer
 
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -123,14 +140,14 @@ def _built(kind: str, folder: Path) -> tuple[LabelerModel, Any]:
 
 @dataclass(frozen=True)
 class ReportLabeler:
-    """The labeler in a folder, which is loaded when there is something to label; ConfigError where there is none.
-
-    ``cache`` is a folder in which labels of references are kept, by a digest of the text.
-    """
+    """The labeler in a folder, loaded when there is something to label; ConfigError where there is none."""
 
     folder: Path
+    """As :func:`import_labeler` wrote it."""
     device: str = "cpu"
+    """Device of torch."""
     cache: Path | None = None
+    """Folder for labels of references, by a digest of the text."""
 
     def __post_init__(self) -> None:
         if not (self.folder / ABOUT).is_file() or read_json(self.folder / ABOUT).get("kind") not in NEURAL:
@@ -142,7 +159,19 @@ class ReportLabeler:
     def label(
         self, references: Iterable[str], drafts: Iterable[str], checkpoint: Callable[[], None] = lambda: None
     ) -> TextLabeler:
-        """Labels of all these texts; ``checkpoint`` is called between batches."""
+        """Label texts.
+
+        Parameters
+        ----------
+        references, drafts : iterable of str
+            Labels of references are kept in ``cache``.
+        checkpoint : callable
+            Called between batches; may raise to stop.
+
+        Returns
+        -------
+        TextLabeler
+        """
         about, known = read_json(self.folder / ABOUT), dict[str, str]()
         file = self.cache and self.cache / f"labels-{about['checksum']}.json"
         if file and file.is_file():

@@ -1,12 +1,11 @@
-"""Findings as prompts of a site's own: a head reads them off the image, and the decoder is prompted with them.
+"""A site's own diagnosis head: it predicts findings from the image, and the decoder is prompted with them.
 
-In training the prompts are what a report says of each finding, so that the decoder learns to write a sentence because
-of its prompt, not because it remembers the image; when reports are written they are what the head reads off the image
-(PromptMRG, Jin et al., AAAI 2024, and FedMRG). The prompts are fixed and the same at all sites: the adapters learn to
-read them. The head stays at its site, or travels with the adapter (``shared``). Averaged as it is, it loses the
-findings that some hospitals hardly have; so a site's update says nothing of findings that too few of its patients have
-(the row is zero), and the server takes each row's mean over the sites that say something in it (federated learning with
-partial labels).
+In training the prompts are the findings of the report, so that the decoder learns to write a sentence because of its
+prompt, not because it remembers the image; in generation they are the head's predictions (PromptMRG, Jin et al., AAAI
+2024, and FedMRG). The prompts are fixed and the same at all sites: the adapters learn to use them. The head stays at
+its site, or travels with the adapter (``shared``). A plain average would lose the findings that some hospitals hardly
+have; so a site's update leaves out findings that too few of its patients have (the row is zero), and the server takes
+each row's mean over the sites that contribute to it (federated learning with partial labels).
 """
 
 import copy
@@ -36,13 +35,13 @@ __all__ = ["DiagnosisConfig", "SiteDiagnosis", "load_head"]
 
 _PREFIX = "diagnosis/"
 FEWEST = 2
-"""Patients that must have a finding for its row of a head to leave."""
+"""Patients that must have a finding before its row of a head leaves the site."""
 OWN_RATE, SHARED_RATE = 3e-3, 2.7e-2
 """Learning rate of a head that stays at its site, and of a shared one (docs/research/experiments.md)."""
 
 
 class DiagnosisConfig(Settings):
-    """Findings that a site reads off its images for the decoder."""
+    """Settings of the findings that a site predicts from its images for the decoder."""
 
     labeler: LabelerName | Literal["auto"] = Field(
         "none",
@@ -84,7 +83,17 @@ class DiagnosisConfig(Settings):
     )
 
     def of(self, source: str) -> "DiagnosisConfig":
-        """What these settings are at a site whose data is of this source: ``auto`` and the rate are decided."""
+        """Decide ``auto`` and the learning rate at a site.
+
+        Parameters
+        ----------
+        source : str
+            The site's source of data.
+
+        Returns
+        -------
+        DiagnosisConfig
+        """
         synthetic = source == "synthetic"
         tells = self.labeler
         if tells == "auto":
@@ -101,23 +110,43 @@ class DiagnosisConfig(Settings):
         return self.lr or (SHARED_RATE if self.shared else OWN_RATE)
 
     def rate_of(self, epochs: float) -> float:
-        """Learning rate of a shared head in a task that goes through its visits ``epochs`` times."""
+        """Return the learning rate of a shared head in one task.
+
+        Parameters
+        ----------
+        epochs : float
+            How often the task goes through its visits.
+
+        Returns
+        -------
+        float
+        """
         return self.rate if self.epochs is None else self.rate * min(1.0, self.epochs / epochs)
 
     @property
     def on(self) -> bool:
-        """Whether there are findings to tell; ``auto`` must have been decided (:meth:`of`)."""
+        """Whether there are findings; ``auto`` must have been decided (:meth:`of`)."""
         return bool(self.reader.findings)
 
     @property
     def reader(self) -> Labeler:
-        """What reads the findings of a report; ``auto`` must have been decided (:meth:`of`)."""
+        """The labeler of training reports; ``auto`` must have been decided (:meth:`of`)."""
         if self.labeler == "auto":
             raise ConfigError("diagnosis.labeler is 'auto', and it has not been decided for this site's data")
         return labeler(self.labeler, "positive")
 
     def extension(self, model: ModelConfig, seed: int) -> dict[str, Any]:
-        """What :func:`fedtar_flare.learning.diagnosis.extend` needs to know, once the labeler has been decided."""
+        """Return the settings of :func:`fedtar_flare.learning.diagnosis.extend`, once the labeler has been decided.
+
+        Parameters
+        ----------
+        model : ModelConfig
+        seed : int
+
+        Returns
+        -------
+        dict of str to Any
+        """
         assert self.labeler != "auto", "DiagnosisConfig.of decides it"
         fits = self.labeler == "synthetic" and model.weights == "small"
         return {
@@ -136,7 +165,14 @@ class DiagnosisConfig(Settings):
 
 
 class SiteDiagnosis:
-    """The head of one site and what it began as."""
+    """The head of one site, and the initial head.
+
+    Parameters
+    ----------
+    config : DiagnosisConfig
+    generator : ReportGenerator
+        With a diagnosis branch, whose head is trained from now on.
+    """
 
     def __init__(self, config: DiagnosisConfig, generator: ReportGenerator):
         self._label = config.reader.label
@@ -146,29 +182,61 @@ class SiteDiagnosis:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Those of the head, by the name under which the site keeps them."""
+        """The head's parameters, by the name under which the site stores them."""
         return {f"{_PREFIX}{name}": parameter for name, parameter in self._branch.head.named_parameters()}
 
     @property
     def learnt(self) -> bool:
-        """Whether the head is another than it began as."""
+        """Whether the head differs from the initial head."""
         now, start = self._branch.head.state_dict(), self._start.state_dict()
         return any(not torch.equal(now[name], start[name].to(now[name])) for name in now)
 
     def classes(self, samples: Sequence[Sample]) -> Tensor:
-        """Classes (B, D) of the reports' findings."""
+        """Label the reports of samples.
+
+        Parameters
+        ----------
+        samples : sequence of Sample
+
+        Returns
+        -------
+        Tensor
+            (B, D), int64.
+        """
         found = [self._label(sample.visit.report) for sample in samples]
         return torch.tensor(found, dtype=torch.long, device=self._branch.embeddings.device)
 
     def prompts(self, samples: Sequence[Sample], prior: PriorBatch | None = None) -> Tensor:
-        """Prompts (B, D, E) of what the reports say, compared with those before where ``prior`` shows something."""
+        """Embed the findings of the reports, compared with those before where ``prior`` shows a visit.
+
+        Parameters
+        ----------
+        samples : sequence of Sample
+        prior : PriorBatch, optional
+
+        Returns
+        -------
+        Tensor
+            (B, D, E).
+        """
         return self._branch.embed(self.classes(samples), None if prior is None else self._before(samples, prior))
 
     def mask_rare_findings(
         self, update: Mapping[str, Tensor], samples: Sequence[Sample], least: int
     ) -> dict[str, Tensor]:
-        """The update with the head's row at zero for each finding that fewer than ``least`` of the samples' patients
-        have, or fewer than :data:`FEWEST`.
+        """Set the head's row of an update to zero for each finding that too few patients have.
+
+        Parameters
+        ----------
+        update : mapping of str to Tensor
+        samples : sequence of Sample
+            Those that the update learned from.
+        least : int
+            Patients that must have a finding, if more than :data:`FEWEST`.
+
+        Returns
+        -------
+        dict of str to Tensor
         """
         patients = [sample.visit.patient_id for sample in samples]
         classes = self.classes(samples).bool().cpu()
@@ -189,12 +257,29 @@ class SiteDiagnosis:
         return torch.tensor(found, dtype=torch.long, device=self._branch.embeddings.device)
 
     def losses(self, samples: Sequence[Sample], tokens: Tensor, slice_mask: Tensor) -> Tensor:
-        """Cross-entropy of the head, (B,); nothing of it flows back to the encoder that made the tokens."""
+        """Cross-entropy of the head; no gradient flows back to the encoder.
+
+        Parameters
+        ----------
+        samples : sequence of Sample
+        tokens, slice_mask : Tensor
+            (B, S, N, C) and (B, S).
+
+        Returns
+        -------
+        Tensor
+            (B,).
+        """
         return diagnosis_losses(self._branch(tokens.detach(), slice_mask), self.classes(samples))
 
     @contextmanager
     def with_initial_head(self) -> Iterator[None]:
-        """Inside, the head is the one that all sites began with."""
+        """Use the initial head, the same at all sites, while the context is open.
+
+        Returns
+        -------
+        context manager
+        """
         mine, self._branch.head = self._branch.head, self._start.to(self._branch.embeddings.device)
         try:
             yield
@@ -202,15 +287,24 @@ class SiteDiagnosis:
             self._branch.head = mine
 
     def state(self) -> dict[str, Tensor]:
-        """The head, float32 on the CPU."""
+        """Return copies of :attr:`parameters`, float32 on the CPU.
+
+        Returns
+        -------
+        dict of str to Tensor
+        """
         return {name: p.detach().float().cpu().clone() for name, p in self.parameters.items()}
 
 
 @torch.no_grad()
 def load_head(generator: ReportGenerator, state: Mapping[str, Tensor]) -> None:
-    """Load a head that :meth:`SiteDiagnosis.state` gave into a model that has the branch; other names are ignored.
+    """Load the head of a :meth:`SiteDiagnosis.state` into a model that has the branch.
 
-    A state without a head, of a site that shared it, leaves the one that is there.
+    Parameters
+    ----------
+    generator : ReportGenerator
+    state : mapping of str to Tensor
+        Other names are ignored; without a head (a site that shared it) the present one stays.
     """
     found = without_prefix(state, _PREFIX)
     if found and generator.diagnosis is not None:

@@ -16,7 +16,16 @@ __all__ = ["build_model", "build_tokenizer", "require_trained"]
 
 
 def build_tokenizer(config: ModelConfig) -> ReportTokenizer:
-    """The tokenizer of a model; ConfigError where its file is missing or a named decoder's cannot be fetched."""
+    """Build the tokenizer of a model; ConfigError where its file is missing or a named decoder's cannot be fetched.
+
+    Parameters
+    ----------
+    config : ModelConfig
+
+    Returns
+    -------
+    ReportTokenizer
+    """
     if config.family == "vlm":
         return vlm_tokenizer(config)
     if config.tokenizer == "decoder":
@@ -26,16 +35,25 @@ def build_tokenizer(config: ModelConfig) -> ReportTokenizer:
 
 
 def make_model(config: ModelConfig, load_pretrained: bool) -> ReportGenerator:
-    """The model of the family, without a checkpoint of the whole; with ``load_pretrained``, its parts have theirs."""
+    """Make a model without a checkpoint of the whole; ``load_pretrained`` loads the weights of its named parts."""
     kind = VisionLanguageGenerator if config.family == "vlm" else ReportGenerator
     return kind(config, build_tokenizer(config), load_pretrained=load_pretrained)
 
 
 def build_model(config: ModelConfig) -> ReportGenerator:
-    """The report generator, on the CPU, float32, in eval mode; the same configuration gives the same bits.
+    """Build the report generator; the same configuration gives the same bits.
 
     Weights that are not loaded depend on ``config.seed`` alone; the global random state is neither read nor changed.
-    Raises ConfigError where weights are missing or do not fit, a model cannot be fetched, or sizes clash.
+    ConfigError where weights are missing or do not fit, a model cannot be fetched, or sizes clash.
+
+    Parameters
+    ----------
+    config : ModelConfig
+
+    Returns
+    -------
+    ReportGenerator
+        On the CPU, float32, in eval mode.
     """
     load_libraries()
     weights = None if config.weights in (None, RANDOM) else asset(config.weights, "model.safetensors", "weights")
@@ -47,9 +65,20 @@ def build_model(config: ModelConfig) -> ReportGenerator:
 
 
 def require_trained(model: ReportGenerator, config: ModelConfig, exchanged: Collection[str]) -> None:
-    """Refuse (ConfigError) to adapt a frozen model with random parts, unless the run trains them whole (``exchanged``).
+    """Refuse to adapt a frozen model with random parts, unless the run trains them whole.
 
-    ``weights: random`` switches the check off.
+    Parameters
+    ----------
+    model : ReportGenerator
+    config : ModelConfig
+        ``weights: random`` switches the check off.
+    exchanged : collection of str
+        Parameters that are trained whole.
+
+    Raises
+    ------
+    ConfigError
+        A parameter would stay random.
     """
     left = [name for name in model.untrained if name not in exchanged]
     if not left or config.weights == RANDOM:

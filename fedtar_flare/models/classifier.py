@@ -35,7 +35,7 @@ CLASSES = 2
 """Logits of the head; index 1 stands for the new disease."""
 _DECODER = ("mask_token", *(f"decoder_{part}" for part in ("embed", "blocks", "norm", "pred", "pos_embed")))
 _LEFT = ("head", "fc", "classifier", *_DECODER)
-"""Classification heads and the decoder of a masked autoencoder (RETFound), which a published file may have."""
+"""Heads and the decoder of a masked autoencoder (RETFound), which a published file may have and the encoder has not."""
 _HEAD_STD = 0.02
 _HEAD = ("head.weight", "head.bias")
 _ADAPTED = {"lora": ("query", "key", "value"), "ia3": ("key", "value")}
@@ -48,12 +48,12 @@ SIZES: dict[str, dict[str, tuple[int, int, int]]] = {
     },
     "swin_unetr": {"feature_size": (48, NARROWEST, 384), "window_size": (7, 2, 16)},
 }
-"""Sizes of encoders that have no name: default, least and most. A published Swin UNETR has a window of 7 tokens."""
+"""Sizes of encoders without a name: default, least and most. A published Swin UNETR has a window of 7 tokens."""
 _DEFAULTS = "; ".join(f"{name}={size}" for sizes in SIZES.values() for name, (size, *_) in sizes.items())
 
 
 class ClassifierConfig(ImageModelConfig):
-    """A frozen encoder, its adapter and the head."""
+    """Settings of a classifier: its frozen encoder, adapter and head."""
 
     encoder: Literal["small", "tiny", "vit", "timm", "swin_unetr"] = Field(
         "small",
@@ -115,17 +115,22 @@ class ClassifierConfig(ImageModelConfig):
         return self.encoder == "swin_unetr"
 
     def adapted_layers(self) -> tuple[str, ...]:
-        """``targets``, or what stands for None."""
+        """Return the globs of the adapted layers: ``targets``, or the encoder's attention.
+
+        Returns
+        -------
+        tuple of str
+        """
         if self.encoder in ("small", "tiny"):
             return self.targets or tuple(f"encoder.*.projection_{name}" for name in _ADAPTED[self.adapter])
         return self.targets or ("encoder.*.blocks.*.qkv",)
 
 
 class Classifier(nn.Module):
-    """Pooled features of each slice, their mean over the slices that are there, and a linear head; or of a volume.
+    """Mean of the pooled features of a study's slices (or of a volume), and a linear head.
 
-    The pooling of a timm backbone is its own (class token, mean); CvT's is the mean token, normalised to mean 0 and
-    variance 1.
+    A timm backbone pools in its own way (class token, mean); CvT's features are the mean token, normalised to mean 0
+    and variance 1.
     """
 
     def __init__(self, encoder: SliceEncoder | VolumeEncoder, seed: int):
@@ -183,11 +188,21 @@ def bare_classifier(config: ClassifierConfig, places: Mapping[str, Path | None] 
 
 
 def build_classifier(config: ClassifierConfig, places: Mapping[str, Path | None] | None = None) -> PeftModel:
-    """The classifier on the CPU, float32, in eval mode; its module is the common start w0.
+    """Build the classifier, whose exchanged parameters are the common start w0 of all sites.
 
     LoRA's A is random and its B zero, IA3's factors are 1, the head is small and random: all by ``config.seed`` alone.
-    Calling it with an :class:`ImageBatch` gives logits (B, 2). ``places`` as for ``with_local_paths``. Raises
     ConfigError where the encoder cannot be had, its weights do not fit, or the targets match no layer.
+
+    Parameters
+    ----------
+    config : ClassifierConfig
+    places : mapping of str to Path, optional
+        Local files and folders by name, as for ``ModelConfig.with_local_paths``.
+
+    Returns
+    -------
+    PeftModel
+        On the CPU, float32, in eval mode; called with an ImageBatch it gives logits (B, 2).
     """
     classifier, targets = bare_classifier(config, places), config.adapted_layers()
     if config.adapter == "ia3":

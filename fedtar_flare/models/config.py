@@ -1,9 +1,8 @@
-"""Which report generator: a validated description, and presets.
+"""Settings of a report generator, and presets.
 
 ``small`` is the shipped default (warm-started on generic phantoms), ``tiny`` has random weights for tests, ``timm``
-joins any timm encoder to any decoder of the GPT-2 family, ``vlm-tiny`` is a random vision-language
-model. The papers' models are part of :mod:`fedtar_flare.presets`; a site names their folders in its policy
-(``models``).
+joins any timm encoder to any decoder of the GPT-2 family, ``vlm-tiny`` is a random vision-language model. The papers'
+models are in :mod:`fedtar_flare.presets`; a site names their folders in its policy (``models``).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from fedtar_flare.core.globs import problem_of
 from fedtar_flare.core.settings import Settings, build, suggestion
 from fedtar_flare.presets import papers
 
-__all__ = ["ASSETS", "DECODER_TARGETS", "PRESETS", "ModelConfig", "preset"]
+__all__ = ["ASSETS", "DECODER_TARGETS", "ModelConfig", "PRESETS", "preset"]
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
@@ -34,12 +33,12 @@ VLM_TARGETS = tuple(
     f"decoder.*language_model.*.{name}"
     for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 )
-"""Every linear layer of the language part; vision layers are picked by names of theirs."""
+"""Every linear layer of the language part; a run names vision layers itself."""
 TIMM_TARGETS = (*(f"encoder.*.blocks.*.{name}" for name in ("qkv", "proj", "fc1", "fc2")), *DECODER_TARGETS)
 MOST_LAYERS = 64
-"""Of a decoder without a name, and of such a CvT in all: more take seconds to count before a site can decline them."""
+"""Most layers of a CvT or GPT-2 of configured sizes: to count more takes seconds, before a site can decline them."""
 RANDOM = "random"
-"""As ``weights``: none are loaded, and frozen random ones are meant."""
+"""Value of ``weights`` for a model that is meant to be random."""
 
 Statistics = Literal["half", "imagenet", "clip"]
 STATISTICS: dict[Statistics, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
@@ -47,14 +46,14 @@ STATISTICS: dict[Statistics, tuple[tuple[float, float, float], tuple[float, floa
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
 }
-"""Mean and standard deviation per channel, of images in [0, 1], that an encoder was trained with."""
+"""Mean and standard deviation per channel, of images in [0, 1], by which encoders were trained."""
 
 Size = Annotated[int, Field(ge=1)]
 PerStage = tuple[Size, Size, Size]
 
 
 class CvtSizes(TypedDict):
-    """Sizes of a CvT that has no name, as ``transformers.CvtConfig`` names them; one ``mlp_ratio`` for all stages."""
+    """Sizes of a CvT without a name, as ``transformers.CvtConfig`` names them; one ``mlp_ratio`` for all stages."""
 
     embed_dim: PerStage
     depth: PerStage
@@ -63,7 +62,7 @@ class CvtSizes(TypedDict):
 
 
 class GPT2Sizes(TypedDict):
-    """Sizes of a GPT-2 that has no name, as ``transformers.GPT2Config`` names them."""
+    """Sizes of a GPT-2 without a name, as ``transformers.GPT2Config`` names them."""
 
     n_embd: Size
     n_layer: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
@@ -72,7 +71,7 @@ class GPT2Sizes(TypedDict):
 
 
 class ImageModelConfig(Settings):
-    """What a model of images has, whatever it makes of them."""
+    """Settings that report generators and classifiers share."""
 
     image_size: int = Field(64, ge=16, description="height and width of a slice or picture, pixels")
     slices: int = Field(16, ge=1, description="slices of a CT volume; 1 for radiographs and other pictures")
@@ -86,7 +85,7 @@ class ImageModelConfig(Settings):
 
 
 class ModelConfig(ImageModelConfig):
-    """A report generator. A named encoder or decoder brings its own sizes."""
+    """Settings of a report generator. A named encoder or decoder brings its own sizes."""
 
     preset: str = Field(description="name of the preset that this started from")
     family: Literal["parts", "vlm"] = Field(
@@ -191,15 +190,29 @@ class ModelConfig(ImageModelConfig):
             yield "lora_targets", problem
 
     def named(self) -> dict[str, str]:
-        """What this takes from outside the package, a hub name or a path, by setting."""
+        """Return what this takes from outside the package.
+
+        Returns
+        -------
+        dict of str to str
+            A hub name or a path, by setting.
+        """
         own = {"tokenizer": ("small", "decoder"), "weights": ("small", "random")}
         names = {name: getattr(self, name) for name in ("encoder_name", "decoder_name", "tokenizer", "weights")}
         return {setting: name for setting, name in names.items() if name and name not in own.get(setting, ())}
 
     def with_local_paths(self, places: Mapping[str, Path | None]) -> ModelConfig:
-        """A copy that takes what is in ``places`` from there; None leaves a name as it is.
+        """Return a copy that takes named parts from local paths.
 
-        A folder stands for its ``model.safetensors`` as weights, and for its ``tokenizer.json`` as a tokenizer.
+        Parameters
+        ----------
+        places : mapping of str to Path or None
+            Path of a part by its name; None leaves the name. A folder stands for its ``model.safetensors`` as
+            weights, and for its ``tokenizer.json`` as a tokenizer.
+
+        Returns
+        -------
+        ModelConfig
         """
         files = {"tokenizer": "tokenizer.json", "weights": "model.safetensors"}
         found = {}
@@ -255,9 +268,23 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset(name: str, **overrides: Any) -> ModelConfig:
-    """The named preset with some settings replaced; of ``encoder_config`` and ``decoder_config`` single sizes too.
+    """Return the settings of a preset, some of them replaced.
 
-    Raises ConfigError for an unknown preset or setting (suggests the nearest one), or a value that is not allowed.
+    Parameters
+    ----------
+    name : str
+        Key of :data:`PRESETS`.
+    **overrides
+        Settings; of ``encoder_config`` and ``decoder_config`` single sizes too.
+
+    Returns
+    -------
+    ModelConfig
+
+    Raises
+    ------
+    ConfigError
+        An unknown preset or setting (the message suggests the nearest one), or a value that is not allowed.
     """
     if name not in PRESETS:
         raise ConfigError(
@@ -272,7 +299,7 @@ def preset(name: str, **overrides: Any) -> ModelConfig:
 
 
 def asset(source: str, filename: str, field_name: str) -> Path:
-    """The shipped file of a preset, else ``source`` as a path."""
+    """Return the path of a preset's shipped file, else ``source`` as a path; ConfigError where no file is there."""
     path = ASSETS / source / filename if source in PRESETS else Path(source).expanduser()
     if not path.is_file():
         raise ConfigError(f"model setting {field_name} is '{source}': there is no file {path}")

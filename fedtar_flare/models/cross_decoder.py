@@ -12,15 +12,14 @@ from torch import Tensor, nn
 
 
 class CrossDecoder:
-    """Decodes and writes with a GPT-2 of transformers, as :class:`~fedtar_flare.models.prefix_decoder.PrefixDecoder`
-    does with a causal language model; it has no weights of its own.
+    """Decodes and generates with a GPT-2 of transformers; it has no weights of its own.
 
-    ``at_begin``: prompts stand at the begin token's position and share its weight; else they take the last positions.
-    Begin token and words keep the positions where a trained decoder has learnt them.
+    With ``at_begin``, prompts stand at the begin token's position and share its weight; else they take the last
+    positions. Begin token and words keep the positions at which a trained decoder has learnt them.
     """
 
-    def __init__(self, lm: Any, at_begin: bool):
-        self.lm, self._at_begin = lm, at_begin
+    def __init__(self, lm: Any):
+        self.lm, self.at_begin = lm, False
 
     def states_of(self, input_ids: Tensor) -> Tensor:
         """Hidden states (B, L, E) over a text alone, such as the report of the visit before."""
@@ -63,9 +62,9 @@ class CrossDecoder:
         D prompts at the begin token share its weight: each of the D + 1 has ``-log(D + 1)`` added to its scores. As
         long as they are copies of it, the decoder writes as if they were not there.
         """
-        first = 0 if self._at_begin else self.lm.config.n_positions - prompts + order
+        first = 0 if self.at_begin else self.lm.config.n_positions - prompts + order
         places = torch.where(order < prompts, first, order - prompts)
-        if self._at_begin:
+        if self.at_begin:
             keys = torch.arange(int(order.max()) + 1, device=order.device)
             shared = torch.where(keys <= prompts, -math.log(prompts + 1), 0.0)
             mask = torch.where(keys <= order[:, None, :, None], shared, torch.finfo(torch.float32).min)

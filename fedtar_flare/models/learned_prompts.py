@@ -67,6 +67,8 @@ def extend(generator: ReportGenerator, prompts: int, every_layer: bool, seed: in
     layers = len(decoder.transformer.h) if every_layer else 1
     learned = LearnedPrompts(begin, prompts, layers, seed)
     generator.diagnosis = learned
+    if generator.cross_decoder is not None:
+        generator.cross_decoder.at_begin = True
     for number in range(1, layers):
 
         def replaced(module: nn.Module, given: tuple[Any, ...], number: int = number) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""What a report generator is made of, without its weights: how large it is, and what an adapter can reach."""
+"""Names and sizes of a report generator's parts, without its weights, and what its encoder keeps in training."""
 
 import logging
 import re
@@ -22,7 +22,7 @@ __all__ = ["EMBEDDING", "UNKNOWN", "encoder_memory", "outline"]
 logger = logging.getLogger(__name__)
 
 EMBEDDING = re.compile(r"(.*\.)?((patch_|pos_)?embed(ding)?s?|lm_head|wte|wpe)(\..*)?|encoder\.backbone\.conv1(\..*)?")
-"""Layers that take words or pixels; of a ResNet, that is its first convolution."""
+"""Layers that take words or pixels; in a ResNet, its first convolution."""
 
 
 @dataclass(frozen=True)
@@ -30,25 +30,26 @@ class Outline:
     """Names and sizes of a model without any adapter."""
 
     parameters: int
+    """Number of values in all."""
     linear: Mapping[str, int]
-    """Of each layer that LoRA can adapt, the sum of its inputs and outputs; LoRA of rank r adds r times it."""
+    """Inputs plus outputs of each layer that LoRA can adapt: LoRA of rank r adds r times as many values."""
     barred: frozenset[str]
     """Modules and parameters of the output layer and of all embeddings, under every name of a tied weight: their change
-    tells the words of a report, or the pixels of an image, one by one."""
+    reveals the words of a report, or the pixels of an image."""
     tensors: Mapping[str, int]
-    """Of each parameter, its number of values; a tied weight has them under its first name, and 0 elsewhere."""
+    """Number of values of each parameter; a tied weight has them under its first name, and 0 under the others."""
 
     def targeted(self, globs: Sequence[str]) -> list[str]:
-        """Layers that globs pick for LoRA, barred ones among them, sorted."""
+        """Return the layers that globs pick for LoRA, barred ones among them, sorted."""
         layers = {*self.linear, *self.barred} - set(self.tensors)
         return [name for name in sorted(layers) if matches(name, globs)]
 
     def lora_values(self, globs: Sequence[str], rank: int) -> int:
-        """How many values LoRA of this rank adds to the layers that it can adapt among those that are picked."""
+        """Return how many values LoRA of this rank adds to the layers that the globs pick."""
         return rank * sum(self.linear.get(name, 0) for name in self.targeted(globs))
 
     def exchanged(self, globs: Sequence[str]) -> list[str]:
-        """Parameters that globs pick, sorted."""
+        """Return the parameters that globs pick, sorted."""
         return [name for name in sorted(self.tensors) if matches(name, globs)]
 
 
@@ -58,15 +59,24 @@ _EVERYWHERE = (
 )
 _WEIGHTS = tuple(f"{name}.weight" for name in _EVERYWHERE)
 UNKNOWN = Outline(0, {}, frozenset(_EVERYWHERE + _WEIGHTS), dict.fromkeys(_WEIGHTS, 0))
-"""Of a model of which nothing can be read: the output layer and the embeddings that every model here has."""
+"""Outline of a model that cannot be built here: the output layer and the embeddings that every model has."""
 
 
 @lru_cache(maxsize=4)
 def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lambda model: None) -> Outline:
-    """The outline of a model, in well under a second and without the memory of its weights.
+    """Outline a model in well under a second, without the memory of its weights.
 
-    Of a named part only its configuration and tokenizer are read; ConfigError if they cannot be. ``extend`` adds what a
-    method gives the model; none of that is barred.
+    Of a named part only configuration and tokenizer are loaded; ConfigError if they cannot be.
+
+    Parameters
+    ----------
+    config : ModelConfig
+    extend : callable
+        Adds a method's own parts to the model; none of them is barred.
+
+    Returns
+    -------
+    Outline
     """
     load_libraries()
     from transformers.pytorch_utils import Conv1D
@@ -93,9 +103,21 @@ def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lam
 
 @lru_cache(maxsize=4)
 def encoder_memory(config: ModelConfig) -> tuple[int, int, Any]:
-    """Bytes, in float32, that the encoder of a model of parts keeps of one study for the backward pass, how many tokens
-    it gives, and the decoder's configuration: by a pass without values. An encoder that reads values on its way counts
-    as 0, and a warning says so.
+    """Estimate what an encoder keeps of one study for the backward pass, by a pass without values.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        Of the family ``parts``.
+
+    Returns
+    -------
+    bytes_kept : int
+        In float32; 0, with a warning, for an encoder that needs values on its way.
+    tokens : int
+        Memory tokens of a study.
+    decoder_config : Any
+        The decoder's configuration, as transformers has it.
     """
     found: dict[int, torch.UntypedStorage] = {}
 

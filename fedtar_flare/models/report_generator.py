@@ -24,9 +24,19 @@ __all__ = ["ReportGenerator", "report_loss"]
 
 
 def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean token loss of each report, shape (B,), float32.
+    """Mean token loss of each report.
 
-    ``logits`` (B, L, V) at position i predict the token at i + 1; ``labels`` (B, L) are -100 where no loss is taken.
+    Parameters
+    ----------
+    logits : Tensor
+        (B, L, V); position i predicts the token at i + 1.
+    labels : Tensor
+        (B, L), -100 at positions without a loss.
+
+    Returns
+    -------
+    Tensor
+        (B,), float32.
     """
     targets = labels[:, 1:]
     tokens = F.cross_entropy(
@@ -36,19 +46,37 @@ def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class ReportGenerator(nn.Module):
-    """Slice-wise encoder, slice pooling, bias-free projection, and a decoder: GPT-2 with cross-attention, or a causal
-    language model that reads the image as a prefix.
+    """Slice-wise encoder, slice pooling, bias-free projection, and a decoder.
 
-    Repeated rows keep the batch's order: slice row i belongs to sample ``i // S``, beam row i to ``i // beams``.
-    ``max_length`` and ``num_beams`` are defaults of :meth:`generate`; ``untrained`` names the parameters without
-    pre-trained weights. ``diagnosis`` is None, or a prompter (:data:`~fedtar_flare.models.prompting.Place`) that a
-    method sets; so is ``choice``, a :class:`Choice`, without which the likeliest beam is the report.
+    The decoder is GPT-2 with cross-attention, or a causal language model with the image as a prefix. Repeated rows keep
+    the batch's order: slice row i belongs to sample ``i // S``, beam row i to ``i // beams``.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        ``max_length`` and ``num_beams`` become defaults of :meth:`generate`.
+    tokenizer : ReportTokenizer
+    load_pretrained : bool
+        Load the weights of named parts; False where a checkpoint of the whole model is loaded later.
+
+    Attributes
+    ----------
+    channels : int
+        C of :meth:`tokens`.
+    untrained : tuple of str
+        Parameters without pre-trained weights.
+    diagnosis : nn.Module or None
+        A method's prompter (:data:`~fedtar_flare.models.prompting.Place`).
+    choice : Choice or None
+        A method's choice among beams; without it the likeliest beam is the report.
     """
 
     diagnosis: Any
     image_layers: Any
+    decoder: Any
+    cross_decoder: CrossDecoder | None = None
     choice: Choice | None = None
-    channels: int  # C of :meth:`tokens`
+    channels: int
 
     def __init__(self, config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool):
         super().__init__()
@@ -61,8 +89,9 @@ class ReportGenerator(nn.Module):
             decoder, decoder_untrained = build_decoder(config, tokenizer.vocab_size, load_pretrained)
             self.projection = nn.Linear(self.encoder.width, decoder.config.hidden_size, bias=False)
             self.register_module("image_layers", image_layers(config) if config.of_paper else None)
-            self.decoder: Any = decoder
-        self._write_by(config, tokenizer)
+            self.decoder = decoder
+            self.cross_decoder = None if isinstance(decoder, PrefixDecoder) else CrossDecoder(decoder)
+        self._prepare_writing(config, tokenizer)
         self.prior_marks = PriorMarks(decoder.config.hidden_size)
         self.untrained: tuple[str, ...] = (
             *(f"encoder.{name}" for name in encoder_untrained),
@@ -72,8 +101,8 @@ class ReportGenerator(nn.Module):
             *(f"decoder.{name}" for name in decoder_untrained),
         )
 
-    def _write_by(self, config: ModelConfig, tokenizer: ReportTokenizer) -> None:
-        """What writing needs of any kind of model; nothing prompts it yet."""
+    def _prepare_writing(self, config: ModelConfig, tokenizer: ReportTokenizer) -> None:
+        """Set what every kind of model needs to write; nothing prompts it yet."""
         self._recomputed: RecomputedLayers | None = None
         self.register_module("diagnosis", None)
         self.max_length, self.num_beams = config.max_length, config.num_beams
@@ -81,50 +110,99 @@ class ReportGenerator(nn.Module):
         self._text_of, self._ids_of = tokenizer.decode, tokenizer.encode
 
     def recompute_layers(self) -> None:
-        """From now on checkpoint the decoder's gradients (:class:`RecomputedLayers`); ConfigError where it cannot."""
+        """Checkpoint the decoder's gradients from now on (:class:`RecomputedLayers`); ConfigError if it cannot."""
         prefix = isinstance(self.decoder, PrefixDecoder)
         self._recomputed = RecomputedLayers(self.decoder.lm if prefix else self.decoder)
 
     def stage_modules(self) -> Sequence[nn.Module]:
-        """Stages of the encoder, of which the first frozen ones see an image once."""
+        """Return the encoder's stages; the first frozen ones process an image only once.
+
+        Returns
+        -------
+        sequence of nn.Module
+        """
         return self.encoder.stage_modules()
 
     def require_parts(self, what: str) -> None:
-        """ConfigError where the model is no encoder with a decoder, which ``what`` needs."""
+        """Raise ConfigError unless the model is an encoder with a decoder.
+
+        Parameters
+        ----------
+        what : str
+            What needs them, for the message.
+        """
 
     def tokens(self, batch: ImageBatch) -> Tensor:
-        """The encoder's tokens (B, S, N, C)."""
+        """Encode each slice.
+
+        Parameters
+        ----------
+        batch : ImageBatch
+
+        Returns
+        -------
+        Tensor
+            (B, S, N, C).
+        """
         tokens: Tensor = self.encoder(batch.images.flatten(0, 1))
         return tokens.unflatten(0, batch.images.shape[:2])
 
-    def encode(self, batch: ImageBatch, tokens: Tensor | None = None) -> Tensor:
-        """Decoder memory (B, M, E): M / S tokens for each slice, in their order; ``tokens`` as of :meth:`tokens`."""
+    def encode(self, batch: ImageBatch, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Encode the present images for the decoder.
+
+        Parameters
+        ----------
+        batch : ImageBatch
+        tokens : Tensor, optional
+            (B, S, N, C), as of :meth:`tokens`.
+
+        Returns
+        -------
+        memory, mask : Tensor
+            (B, M, E), M / S tokens for each slice in their order, and (B, M), False for padded slices.
+        """
         tokens = self.tokens(batch) if tokens is None else tokens
         memory: Tensor = self.projection(self.pooling(tokens, batch.position_mm))
-        if self.image_layers is None:
-            return memory
-        return self.image_layers(memory, src_key_padding_mask=~self.memory_mask(batch, memory))
-
-    def memory_mask(self, batch: ImageBatch, memory: Tensor) -> Tensor:
-        """(B, M) bool: False at memory tokens of padded slices."""
-        return batch.slice_mask.repeat_interleave(memory.shape[1] // batch.slice_mask.shape[1], dim=1)
+        mask = batch.slice_mask.repeat_interleave(memory.shape[1] // batch.slice_mask.shape[1], dim=1)
+        if self.image_layers is not None:
+            memory = self.image_layers(memory, src_key_padding_mask=~mask)
+        return memory, mask
 
     @torch.no_grad()
     def prior_tokens(self, batch: ImageBatch) -> Tensor | None:
-        """The encoder's tokens (B, S', N, C) of the visits before; None where no image of them is shown."""
+        """Encode the images of the visits before.
+
+        Parameters
+        ----------
+        batch : ImageBatch
+
+        Returns
+        -------
+        Tensor or None
+            (B, S', N, C); None where no image of them is shown.
+        """
         return None if batch.prior is None or batch.prior.images is None else self.tokens(batch.prior.images)
 
     def memory(
         self, batch: ImageBatch, tokens: Tensor | None = None, prior_tokens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What the decoder attends to, (B, M, E) and its mask (B, M): the present image, then the visit before.
+        """Encode what the decoder attends to: the present image, then the visit before.
 
         Of the latter it gets the image's features and the decoder's own states over the report, scaled to the size of
-        the present image's features. No gradient flows back through them, so that a training step stays cheap. Tokens
-        are those of :meth:`tokens` and :meth:`prior_tokens`, where they are known.
+        the present image's features. No gradient flows back through them, so that a training step stays cheap.
+
+        Parameters
+        ----------
+        batch : ImageBatch
+        tokens, prior_tokens : Tensor, optional
+            As of :meth:`tokens` and :meth:`prior_tokens`, where they are known.
+
+        Returns
+        -------
+        memory, mask : Tensor
+            (B, M, E) and (B, M), bool.
         """
-        memory = self.encode(batch, tokens)
-        mask = self.memory_mask(batch, memory)
+        memory, mask = self.encode(batch, tokens)
         prior = batch.prior
         if prior is None:
             return memory, mask
@@ -132,12 +210,12 @@ class ReportGenerator(nn.Module):
         size = root_mean_square(memory, mask)
         if prior.images is not None:
             with torch.no_grad():
-                features = self.encode(prior.images, prior_tokens)
+                features, features_mask = self.encode(prior.images, prior_tokens)
             memories.append(self.prior_marks(features, "image", prior.days, size))
-            masks.append(self.memory_mask(prior.images, features))
+            masks.append(features_mask)
         if prior.input_ids is not None and prior.text_mask is not None:
             with torch.no_grad():
-                states = self._text.states_of(prior.input_ids)
+                states = (self.cross_decoder or self.decoder).states_of(prior.input_ids)
             states = F.rms_norm(states, states.shape[-1:]) * size[:, None, None].to(states.dtype)
             memories.append(self.prior_marks(states, "report", prior.days, size))
             masks.append(prior.text_mask)
@@ -151,9 +229,22 @@ class ReportGenerator(nn.Module):
         tokens: Tensor | None = None,
         prompts: Tensor | None = None,
     ) -> Tensor:
-        """Mean token loss of each report, (B,), float32, from what :meth:`ReportTokenizer.batch` returns.
+        """Mean token loss of each report.
 
-        ``tokens`` as in :meth:`encode`; ``prompts`` (B, D, E) stand for those that :attr:`diagnosis` would read off it.
+        Parameters
+        ----------
+        batch : ImageBatch
+        input_ids, labels : Tensor
+            (B, L), as of :meth:`ReportTokenizer.batch`.
+        tokens : Tensor, optional
+            As of :meth:`tokens`.
+        prompts : Tensor, optional
+            (B, D, E), instead of those that :attr:`diagnosis` predicts.
+
+        Returns
+        -------
+        Tensor
+            (B,), float32.
         """
         tokens = self.tokens(batch) if tokens is None else tokens
         before = self.prior_tokens(batch)
@@ -163,7 +254,21 @@ class ReportGenerator(nn.Module):
         return report_loss(logits, labels)
 
     def prompts(self, batch: ImageBatch, tokens: Tensor, prior_tokens: Tensor | None = None) -> Tensor | None:
-        """How :attr:`diagnosis` prompts the decoder, (B, D, E); None without one."""
+        """Return the decoder's prompts as :attr:`diagnosis` predicts them.
+
+        Parameters
+        ----------
+        batch : ImageBatch
+        tokens : Tensor
+            As of :meth:`tokens`.
+        prior_tokens : Tensor, optional
+            As of :meth:`prior_tokens`.
+
+        Returns
+        -------
+        Tensor or None
+            (B, D, E); None without :attr:`diagnosis`.
+        """
         if self.diagnosis is None:
             return None
         prompts: Tensor = self.diagnosis.prompts(Encoded(tokens, batch.slice_mask, batch.prior, prior_tokens))
@@ -172,24 +277,31 @@ class ReportGenerator(nn.Module):
     def decode(
         self, memory: Tensor, mask: Tensor, input_ids: Tensor, prompts: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Logits (B, L, V) and last hidden states (B, L, E) at each of ``input_ids``; i predicts the token at i + 1.
+        """Predict the next token at each position of a text.
 
-        Prompts (B, D, E) stand before the begin token, or in the memory. So it is the begin token, as without them,
-        that a trained decoder begins its report from. (A decoder that reads the image as a prefix has them after it.)
+        Prompts stand before the begin token, or in the memory: a trained decoder still begins its report from the begin
+        token. (A decoder with the image as a prefix has them after it.)
+
+        Parameters
+        ----------
+        memory, mask : Tensor
+            As of :meth:`memory`.
+        input_ids : Tensor
+            (B, L).
+        prompts : Tensor, optional
+            (B, D, E).
+
+        Returns
+        -------
+        logits, states : Tensor
+            (B, L, V), where i predicts the token at i + 1, and the last hidden states (B, L, E).
         """
         memory, mask, prompts = self._placed(memory, mask, prompts)
         with nullcontext() if self._recomputed is None else self._recomputed.checkpointing():
-            return self._text.decode(memory, mask, input_ids, prompts)
-
-    @property
-    def _text(self) -> PrefixDecoder | CrossDecoder:
-        """The decoder as what decodes and writes."""
-        if isinstance(self.decoder, PrefixDecoder):
-            return self.decoder
-        return CrossDecoder(self.decoder, self.diagnosis is not None and self.diagnosis.place == "begin")
+            return (self.cross_decoder or self.decoder).decode(memory, mask, input_ids, prompts)
 
     def _placed(self, memory: Tensor, mask: Tensor, prompts: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Memory (B, M, E) and mask (B, M), with prompts whose place that is; and prompts that have another place."""
+        """Put prompts into memory (B, M, E) and mask (B, M) if that is their place; return those of other places."""
         place = None if self.diagnosis is None else self.diagnosis.place
         if prompts is None or not prompts.shape[1] or place == "none":
             return memory, mask, None
@@ -207,13 +319,25 @@ class ReportGenerator(nn.Module):
         tokens: Tensor | None = None,
         context: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
     ) -> Tensor:
-        """Token ids (B, L) of the likeliest beam, begin token first, padded after the end token (int64).
+        """Write reports by beam search; a report does not depend on the others of its batch.
 
-        With a :attr:`choice`, a report that does not say what the decoder was prompted with is searched for once more,
-        among as many beams as there are candidates, and completed. A report does not depend on the others of its batch.
+        With a :attr:`choice`, a report that does not state the prompted findings is searched for once more, among as
+        many beams as there are candidates, and completed.
 
-        ``tokens`` as in :meth:`encode`; ``context(rows)`` must be in force while these rows of the batch are searched
-        for alone.
+        Parameters
+        ----------
+        batch : ImageBatch
+        num_beams, max_length : int, optional
+            The configuration's by default.
+        tokens : Tensor, optional
+            As of :meth:`tokens`.
+        context : callable, optional
+            ``context(rows)`` is a context manager that is entered while these rows of the batch are searched for again.
+
+        Returns
+        -------
+        Tensor
+            (B, L), int64: begin token first, padded after the end token.
         """
         tokens = self.tokens(batch) if tokens is None else tokens
         before, length = self.prior_tokens(batch), max_length or self.max_length
@@ -250,8 +374,10 @@ class ReportGenerator(nn.Module):
     def _search(
         self, batch: ImageBatch, tokens: Tensor, before: Tensor | None, prompts: Tensor | None, length: int
     ) -> Callable[[list[int] | None, int, int], Tensor]:
-        """A beam search for reports of at most this length; of rows (None: all), among so many beams, as many as wanted
-        of the likeliest: token ids (B, wanted, L).
+        """Return a beam search for reports of at most this length.
+
+        The search takes rows (None: all), the number of beams and the number wanted of the likeliest; it returns token
+        ids (B, wanted, L).
         """
         memory, mask, prompts = self._placed(*self.memory(batch, tokens, before), prompts)
 
@@ -259,7 +385,7 @@ class ReportGenerator(nn.Module):
             read = (memory, mask) if rows is None else (memory[rows], mask[rows])
             own = prompts if prompts is None or rows is None else prompts[rows]
             start = torch.full((len(read[0]), 1), self.bos_id, dtype=torch.int64, device=memory.device)
-            found = self._text.write(*read, start, own, self._settings(beams, wanted, length))
+            found = (self.cross_decoder or self.decoder).write(*read, start, own, self._settings(beams, wanted, length))
             return found.view(len(start), wanted, -1)
 
         return search

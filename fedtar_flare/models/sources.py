@@ -14,14 +14,18 @@ from fedtar_flare.core.errors import ConfigError
 __all__ = ["garbage_collection_paused", "hub_access", "stay_offline"]
 
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
-"""For transformers, which else asks whoever sits at the terminal whether to run the code of a model's folder."""
+"""For transformers, which else asks at the terminal whether to run the code of a model's folder."""
 
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """No garbage is collected inside, and what is there afterwards is looked at by no collection until the end.
+    """Collect no garbage inside; objects that exist at its end are never scanned again.
 
-    Imports make a million objects that live as long as the process; collections among them are a sixth of their time.
+    Imports make a million objects that live as long as the process; scanning them is a sixth of the time of imports.
+
+    Returns
+    -------
+    context manager
     """
     if not gc.isenabled():
         yield
@@ -36,7 +40,7 @@ def garbage_collection_paused() -> Iterator[None]:
 
 
 def load_libraries() -> None:
-    """Import what of transformers and PEFT every report generator needs; nothing where that was done."""
+    """Import the parts of transformers and PEFT that every report generator needs."""
     if "peft" in sys.modules and "transformers.models.gpt2.modeling_gpt2" in sys.modules:
         return
     with garbage_collection_paused():
@@ -46,7 +50,7 @@ def load_libraries() -> None:
 
 
 def stay_offline() -> None:
-    """Fetch nothing from a hub in this process and those that it starts, from now on; what is on this machine stays."""
+    """Fetch nothing from a hub in this process and its children from now on; cached files stay usable."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     if (constants := sys.modules.get("huggingface_hub.constants")) is not None:
         constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
@@ -54,7 +58,17 @@ def stay_offline() -> None:
 
 @contextmanager
 def hub_access(allowed: bool) -> Iterator[None]:
-    """Fetch nothing from a hub inside unless it was ``asked`` for."""
+    """Allow or forbid fetching from the Hugging Face hub while the context is open.
+
+    Parameters
+    ----------
+    allowed : bool
+        False forbids; True leaves HF_HUB_OFFLINE as it is.
+
+    Returns
+    -------
+    context manager
+    """
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
@@ -66,14 +80,14 @@ def hub_access(allowed: bool) -> Iterator[None]:
 
 
 def offline() -> bool:
-    """Whether nothing is fetched from a hub."""
+    """Whether nothing may be fetched from a hub."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
 
 
 def is_folder(name: str) -> bool:
-    """Whether a name is a local folder; ConfigError if it is a path and there is no such folder."""
+    """Whether a name is a local folder; ConfigError if it is a path without a folder."""
     path = Path(name).expanduser()
     if path.is_dir():
         return True
@@ -84,7 +98,7 @@ def is_folder(name: str) -> bool:
 
 @contextmanager
 def fetching(part: str, name: str, repository: str | None = None) -> Iterator[None]:
-    """Turn whatever a failed load raises into a ConfigError: what a folder lacks, or for a hub name two ways out.
+    """Turn any error of loading into a ConfigError that says what a folder lacks, or how to get a hub model.
 
     ``part`` is ``encoder`` or ``decoder``; ``repository`` is the hub repository where it differs from ``name``.
     """
@@ -109,7 +123,7 @@ def fetching(part: str, name: str, repository: str | None = None) -> Iterator[No
 
 
 def require_room(name: str, config: Any, length: int, vocab_size: int) -> None:
-    """Refuse (ConfigError) a named decoder, by its config, without room for a report or for the tokenizer's tokens."""
+    """Refuse (ConfigError) a named decoder with too few positions for a report or too small a vocabulary."""
     if length > config.max_position_embeddings:
         raise ConfigError(
             f"model setting max_length is {length}: decoder '{name}' has {config.max_position_embeddings} positions"
@@ -138,8 +152,9 @@ def quiet_loading() -> Iterator[None]:
 
 
 def load_or_make(kind: Any, config: Any, name: str | None, **settings: Any) -> tuple[Any, tuple[str, ...]]:
-    """A transformers model of class ``kind`` or, for an auto class, of the class that it finds; pre-trained, or random
-    where ``name`` is None; and its parameters left random. ``settings`` are such as ``dtype``, else float32.
+    """Load a transformers model, or make a random one where ``name`` is None; also return its random parameters' names.
+
+    ``kind`` is a model class or an auto class; ``settings``, such as ``dtype`` (float32 by default), go to it.
     """
     import torch
 

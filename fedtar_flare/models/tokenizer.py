@@ -19,11 +19,19 @@ IGNORED = -100  # label of positions that no loss is taken at
 
 
 class ReportTokenizer:
-    """Reports to token ids and back.
+    """Encodes reports as token ids and decodes them.
 
-    ``decode(encode(text)) == text`` for any text that fits in ``max_length`` (begin and end tokens included), even one
-    that spells a special token; only lone surrogates become ``?``. A report that is cut loses its end token, so that a
-    model does not learn to stop in mid-sentence. The three special ids may be the same (GPT-2).
+    ``decode(encode(text)) == text`` for any text that fits in ``max_length``, even one that spells a special token;
+    only lone surrogates become ``?``. A report that is cut loses its end token, so that a model does not learn to stop
+    in mid-sentence.
+
+    Parameters
+    ----------
+    tokenizer : tokenizers.Tokenizer
+    max_length : int
+        Most tokens of a report, begin and end tokens included.
+    bos_id, eos_id, pad_id : int
+        Special ids; they may be the same (GPT-2).
     """
 
     def __init__(self, tokenizer: Tokenizer, max_length: int, *, bos_id: int, eos_id: int, pad_id: int):
@@ -36,7 +44,22 @@ class ReportTokenizer:
 
     @classmethod
     def load(cls, path: Path, max_length: int) -> ReportTokenizer:
-        """Read a ``tokenizer.json`` that :meth:`train` made; ConfigError if unreadable or without a special token."""
+        """Load a ``tokenizer.json`` that :meth:`train` made.
+
+        Parameters
+        ----------
+        path : Path
+        max_length : int
+
+        Returns
+        -------
+        ReportTokenizer
+
+        Raises
+        ------
+        ConfigError
+            The file is unreadable, or lacks a special token.
+        """
         from tokenizers import Tokenizer
 
         try:
@@ -53,7 +76,18 @@ class ReportTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, max_length: int) -> ReportTokenizer:
-        """Learn the merges from texts; all 256 bytes are tokens in any case."""
+        """Learn the merges from texts; all 256 bytes are tokens in any case.
+
+        Parameters
+        ----------
+        texts : iterable of str
+        vocab_size, max_length : int
+            Most token ids in all, and most tokens of a report.
+
+        Returns
+        -------
+        ReportTokenizer
+        """
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         tokenizer = Tokenizer(models.BPE())
@@ -70,6 +104,12 @@ class ReportTokenizer:
         return cls(tokenizer, max_length, bos_id=0, eos_id=1, pad_id=2)
 
     def save(self, path: Path) -> None:
+        """Write a ``tokenizer.json``.
+
+        Parameters
+        ----------
+        path : Path
+        """
         self._tokenizer.save(str(path))
 
     @property
@@ -78,13 +118,31 @@ class ReportTokenizer:
         return int(self._tokenizer.get_vocab_size())
 
     def encode(self, text: str) -> list[int]:
-        """``[bos, ..., eos]``, cut to ``max_length``."""
+        """Encode a report as ``[bos, ..., eos]``, cut to ``max_length``.
+
+        Parameters
+        ----------
+        text : str
+
+        Returns
+        -------
+        list of int
+        """
         clean = text.encode("utf-8", "replace").decode("utf-8")
         body = self._tokenizer.encode(clean, add_special_tokens=False).ids
         return [self.bos_id, *body, self.eos_id][: self.max_length]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the tokens after the leading begin token and before the first end token."""
+        """Decode the tokens after the leading begin token and before the first end token.
+
+        Parameters
+        ----------
+        ids : sequence of int
+
+        Returns
+        -------
+        str
+        """
         body = list(ids)
         if body and body[0] == self.bos_id:
             body = body[1:]
@@ -94,7 +152,17 @@ class ReportTokenizer:
         return str(self._tokenizer.decode([i for i in body if i not in special], skip_special_tokens=False))
 
     def batch(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """``input_ids`` (B, L), padded on the right, and ``labels``: the ids unshifted, -100 at padding (int64)."""
+        """Encode reports as one batch, padded on the right.
+
+        Parameters
+        ----------
+        texts : sequence of str
+
+        Returns
+        -------
+        input_ids, labels : Tensor
+            (B, L), int64; labels are the ids, unshifted, and -100 at padding.
+        """
         import torch
         from torch.nn.utils.rnn import pad_sequence
 

@@ -1,9 +1,9 @@
 """A vision-language model of transformers as report generator: whatever ``AutoModelForImageTextToText`` loads.
 
-It is given as its makers publish it: the model, its processor and its chat template. A report is the answer to a
-conversation: each visit before that is shown is an earlier turn, with its images, the days until now, and its report as
-the answer; the last turn has the present images and ``model.prompt``. Words of the report are tokens of their own after
-the prompt's, so that losses are of the report alone, and training and generation read the same prompt.
+Model, processor and chat template are used as published. A report is the answer in a conversation: each earlier visit
+is a turn of its own, with its images, the days until now, and its report as the answer; the last turn has the present
+images and ``model.prompt``. The report's words are tokenized apart from the prompt, so that losses are of the report
+alone, and training and generation use the same prompt.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 __all__ = ["inputs_length"]
 
 EARLIER = "An earlier study of this patient; days before the present one: {days}."
-"""What a visit before is called in its turn."""
+"""Introduces an earlier visit in its turn."""
 VIEWS = ("frontal:", "lateral:")
-"""What stands before each image of a film with its lateral view."""
+"""Words before the two images of a radiograph with a lateral view."""
 _NF4: dict[str, Any] = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
 _LANGUAGE = re.compile(r"\b(language_model|text_model|lm_head)\b")
 TINY = str(ASSETS / "vlm-tiny")
@@ -42,11 +42,10 @@ TINY = str(ASSETS / "vlm-tiny")
 
 
 class VisionLanguageGenerator(ReportGenerator):
-    """A vision-language model (``decoder``) between the batches and the losses of a :class:`ReportGenerator`.
+    """A vision-language model (``decoder``) with the interface of a :class:`ReportGenerator`.
 
-    It has no encoder of its own kind, so nothing prompts it but words, those of :attr:`diagnosis` too. Where
-    patient adapters act in vision layers, which see all images of a batch at once, each sample must show as many images
-    as the others (else DataError).
+    It has no separate encoder, so prompts, those of :attr:`diagnosis` too, are words. Where patient adapters act in
+    vision layers, which process a batch's images at once, all samples must show equally many images (DataError).
     """
 
     def __init__(self, config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool):
@@ -57,7 +56,7 @@ class VisionLanguageGenerator(ReportGenerator):
             torch.manual_seed(config.seed)
             self.decoder, untrained = _model(config, load_pretrained)
         self.channels = self.decoder.config.get_text_config().hidden_size
-        self._write_by(config, tokenizer)
+        self._prepare_writing(config, tokenizer)
         self.untrained = tuple(f"decoder.{name}" for name in untrained)
 
     def stage_modules(self) -> Sequence[nn.Module]:
@@ -68,9 +67,7 @@ class VisionLanguageGenerator(ReportGenerator):
 
     @torch.no_grad()
     def tokens(self, batch: ImageBatch) -> Tensor:
-        """What the vision layers give of each slice by itself, (B, S, N, C), where findings are read off it; else the
-        images themselves, which the model reads in its own way.
-        """
+        """Features (B, S, N, C) by the vision layers, for the diagnosis head; the images as they are without one."""
         if self.diagnosis is None:
             return batch.images
         found = self._processor.image_processor(self._pictures(batch.images.flatten(0, 1)), return_tensors="pt")
@@ -80,7 +77,7 @@ class VisionLanguageGenerator(ReportGenerator):
         return torch.stack(list(features)).unflatten(0, batch.images.shape[:2])
 
     def forward(self, batch: ImageBatch, input_ids: Tensor, labels: Tensor, *_: Any, **read: Any) -> Tensor:
-        """Mean token loss of each report, (B,), float32; the begin token is left to the chat template."""
+        """Mean token loss of each report, (B,), float32; the chat template takes the place of the begin token."""
         if (prompts := read.get("prompts")) is None and self.diagnosis is not None:
             tokens = read["tokens"] if "tokens" in read else self.tokens(batch)
             prompts = self.prompts(batch, tokens, self.prior_tokens(batch))
@@ -111,9 +108,9 @@ class VisionLanguageGenerator(ReportGenerator):
     def inputs(
         self, batch: ImageBatch, prompts: Tensor | None = None, rows: Sequence[int] | None = None
     ) -> dict[str, Tensor]:
-        """The model's inputs for B conversations until the answer (or those of some rows), words padded on the left.
+        """The model's inputs for B conversations (or those of ``rows``) up to the answer, padded on the left.
 
-        ``prompts`` are findings, as :attr:`diagnosis` has them, for the last turn.
+        ``prompts`` are findings as :attr:`diagnosis` gives them, for the last turn.
         """
         told = [""] * len(batch.images) if prompts is None else self.diagnosis.to_words(prompts)
         wanted = range(len(batch.images)) if rows is None else rows
@@ -132,12 +129,12 @@ class VisionLanguageGenerator(ReportGenerator):
         return self._moved(self._processor(text=texts, images=list(images), return_tensors="pt", **words), batch)
 
     def _moved(self, found: Mapping[str, Tensor], batch: ImageBatch) -> dict[str, Tensor]:
-        """What a processor made, where and as the model takes it."""
+        """A processor's tensors on the model's device and in its precision."""
         kind, device = self.decoder.dtype, batch.images.device
         return {n: v.to(device, kind if v.is_floating_point() else v.dtype) for n, v in found.items()}
 
     def _conversation(self, batch: ImageBatch, row: int, told: str = "") -> tuple[list[dict[str, Any]], list[Tensor]]:
-        """Turns of one sample, and its images in the order of the turns."""
+        """Turns of one sample, and its images in their order."""
         turns: list[dict[str, Any]] = []
         said: list[dict[str, str]] = []
         images: list[Tensor] = []
@@ -156,13 +153,13 @@ class VisionLanguageGenerator(ReportGenerator):
         return [*turns, {"role": "user", "content": said}], images
 
     def _pictures(self, images: Tensor) -> list[Tensor]:
-        """As the processor takes them: where they are, unless it works by Pillow."""
+        """Images as the processor takes them: on the CPU if it works by Pillow."""
         from transformers.image_processing_backends import TorchvisionBackend
 
         return list(images if isinstance(self._processor.image_processor, TorchvisionBackend) else images.cpu())
 
     def _views(self, batch: ImageBatch | None, row: int) -> list[Tensor]:
-        """Images (3, H, W) that are shown of a visit: each slice by itself, or all in one montage."""
+        """Images (3, H, W) of a visit: each slice by itself, or all in one montage."""
         slices = [] if batch is None else self._pictures(batch.images[row][batch.slice_mask[row]])
         if self._config.slice_view == "slices" or self._config.lateral or len(slices) < 2:
             return slices
@@ -171,7 +168,7 @@ class VisionLanguageGenerator(ReportGenerator):
         return [torch.cat([torch.cat(tiles[i : i + side], 2) for i in range(0, len(tiles), side)], 1)]
 
     def _plain(self, text: str) -> str:
-        """A report of the past without what the processor would take for its own marks."""
+        """An earlier report without text that the processor would take for its own marks."""
         tokenizer = self._processor.tokenizer
         own = (getattr(self._processor, name, None) for name in ("image_token", "boi_token", "video_token"))
         for mark in {*tokenizer.all_special_tokens, *own} - {None}:
@@ -195,7 +192,7 @@ def _visits(batch: ImageBatch, row: int) -> list[tuple[float | None, ImageBatch 
 
 @lru_cache(maxsize=2)
 def processor_of(name: str) -> Any:
-    """The processor of a model; ConfigError where it cannot be fetched, or has no chat template."""
+    """Return the processor of a model; ConfigError where it cannot be fetched, or has no chat template."""
     from transformers import AutoProcessor
 
     with fetching("decoder", name), quiet_loading():
@@ -211,7 +208,7 @@ def processor_of(name: str) -> Any:
 
 
 def vlm_tokenizer(config: ModelConfig) -> ReportTokenizer:
-    """The tokenizer of the model's reports; they end with the mark that the chat template writes after an answer."""
+    """Return the tokenizer of reports, which end with the token that the chat template writes after an answer."""
     from tokenizers import Tokenizer
 
     processor = processor_of(config.decoder_name or TINY)
@@ -228,9 +225,19 @@ def vlm_tokenizer(config: ModelConfig) -> ReportTokenizer:
 
 
 def inputs_length(config: ModelConfig, earlier: int = 0) -> tuple[int, Any]:
-    """Words of a prompt that shows ``earlier`` visits too, images included, and the configuration of the language part.
+    """Count the tokens of a prompt, images included, without loading the model.
 
-    The model itself is not read.
+    Parameters
+    ----------
+    config : ModelConfig
+    earlier : int
+        Earlier visits that are shown too.
+
+    Returns
+    -------
+    tokens : int
+    text_config : Any
+        Configuration of the language part, as transformers has it.
     """
     from transformers import AutoConfig
 
@@ -246,7 +253,7 @@ def inputs_length(config: ModelConfig, earlier: int = 0) -> tuple[int, Any]:
 
 
 def _model(config: ModelConfig, load_pretrained: bool) -> tuple[Any, tuple[str, ...]]:
-    """The model, and the names of its parameters that stayed random."""
+    """The model, and the names of its random parameters."""
     from transformers import AutoConfig, AutoModelForImageTextToText, BitsAndBytesConfig
 
     name = config.decoder_name or TINY

@@ -44,9 +44,8 @@ _NAMES = ((re.compile(r"^module\."), ""), (re.compile(r"\.mlp\.fc([12])\."), r".
 class VolumeEncoder(EvalEncoder):
     """Features of whole volumes: the mean of the last feature map, normalised over channels to mean 0 and variance 1.
 
-    ``feature_size``, a multiple of 12, is the channels of the first stage: the features are 16 times as many.
-    ``window_size`` is attention's, in tokens along each axis (published weights have 7). Raises ConfigError where
-    einops is not installed.
+    ``feature_size``, a multiple of 12, is the number of channels of the first stage, a sixteenth of the features;
+    ``window_size`` is attention's, in tokens along each axis (7 in published weights). ConfigError without einops.
     """
 
     def __init__(self, feature_size: int, window_size: int, hu_window: HUWindow):
@@ -89,7 +88,7 @@ def volumes(batch: ImageBatch, hu_window: HUWindow) -> Tensor:
 
 
 def interpolation(position_mm: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Weights (B, S, S), float32: each of S even planes (row) as a mean of the slices (column) around it.
+    """Weights (B, S, S), float32: each of S evenly spaced planes (row) as a mean of the slices (column) around it.
 
     Positions and mask are (B, S); slices outside of the mask have no weight. DataError as :func:`volumes`.
     """
@@ -114,10 +113,10 @@ def interpolation(position_mm: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def monai_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A published file's tensors under the names that MONAI's encoder has.
+    """Rename a published file's tensors to those of MONAI's encoder; ConfigError for a file of two encoders.
 
-    Of a whole Swin UNETR (VoCo) the encoder is taken; ``module.`` in front is left out, and ``fc1`` of the
-    self-supervised weights is ``linear1``. ConfigError for a file of two encoders, as of a teacher and a student.
+    Of a whole Swin UNETR (VoCo) the encoder is taken; a leading ``module.`` goes, and ``fc1`` of the self-supervised
+    weights is ``linear1``.
     """
     within = {name: match[1] for name in weights if (match := _WITHIN.fullmatch(name))}
     found: dict[str, Tensor] = {}
@@ -131,7 +130,18 @@ def monai_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_volumes(modalities: set[str]) -> None:
-    """Refuse a site whose images are no volumes: DataError (``no-volume``)."""
+    """Refuse a site whose images are no volumes.
+
+    Parameters
+    ----------
+    modalities : set of str
+        Those of the site's visits.
+
+    Raises
+    ------
+    DataError
+        ``no-volume``.
+    """
     if others := sorted(modalities - {"ct"}):
         raise DataError(
             f"this site's images are {' and '.join(f'{name}s' for name in others)}: model.encoder 'swin_unetr' takes "

@@ -69,7 +69,7 @@ def test_the_paper_preset_loads_published_checkpoints(paper, cvt_folder, gpt2_fo
         require_trained(model, paper, exchanged=())
     require_trained(model, paper, exchanged=model.untrained)
 
-    memory = model.encode(noise(2, 1, 64))
+    memory, _ = model.encode(noise(2, 1, 64))
     assert memory.shape == (2, 4 * 4, 16)
     ids, labels = tokenizer.batch(["the lungs are clear", "the"])
     assert tokenizer.bos_id == tokenizer.eos_id == tokenizer.pad_id == 0
@@ -104,7 +104,7 @@ def test_any_timm_encoder_gives_tokens(name, gpt2_folder):
         decoder_name=str(gpt2_folder), max_length=32,
     )  # fmt: skip
     model = build_model(config)
-    assert model.encode(noise(2, 2, 64)).shape == (2, 2 * config.queries, 16)
+    assert model.encode(noise(2, 2, 64))[0].shape == (2, 2 * config.queries, 16)
     assert any(name.startswith("encoder.backbone") for name in model.untrained)
 
 

@@ -110,7 +110,7 @@ def test_shapes_padding_and_gradients_of_every_part(kind):
     fewer.images, fewer.position_mm, fewer.slice_mask = (
         part[1:, :2] for part in (batch.images, batch.position_mm, batch.slice_mask)
     )
-    torch.testing.assert_close(model.encode(fewer)[0], memory[1, :4])  # padded slices change nothing
+    torch.testing.assert_close(model.encode(fewer)[0][0], memory[1, :4])  # padded slices change nothing
     model(batch, ids, labels).mean().backward()
     names = {n: p for n, p in model.named_parameters() if not n.startswith("encoder.")}
     assert not [name for name, parameter in names.items() if parameter.grad is None or not parameter.grad.any()]

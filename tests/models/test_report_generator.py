@@ -32,7 +32,7 @@ def test_loss_of_each_report_is_the_mean_over_its_tokens(model, tokenizer):
     assert loss.shape == (3,) and loss.dtype == torch.float32
     for i, report in enumerate(REPORTS):
         ids = torch.tensor([tokenizer.encode(report)])
-        memory = model.encode(rows(batch, i))
+        memory, _ = model.encode(rows(batch, i))
         logits = model.decoder(input_ids=ids, encoder_hidden_states=memory).logits[0]
         chosen = logits.log_softmax(-1)[torch.arange(ids.shape[1] - 1), ids[0, 1:]]
         torch.testing.assert_close(loss[i], -chosen.mean(), rtol=1e-4, atol=1e-5)

@@ -40,7 +40,13 @@ Kind = Literal["adalora", "vera", "loha"]
 
 
 class Unadapted(nn.Module):
-    """Stands for a PEFT model where there is no adapter: the base model, and what travels of it whole."""
+    """Stand-in for a PEFT model without any adapter: the base model, some of whose parameters travel whole.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The base model.
+    """
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -48,6 +54,12 @@ class Unadapted(nn.Module):
         self.peft_config: dict[str, Any] = {DEFAULT_ADAPTER: None}
 
     def get_base_model(self) -> nn.Module:
+        """Return the base model, as PEFT's method of this name.
+
+        Returns
+        -------
+        nn.Module
+        """
         return self.base_model
 
 
@@ -63,20 +75,28 @@ def add_adapter(
     target_rank: int | None = None,
     updates: int = 2,
 ) -> PeftModel:
-    """Wrap ``model`` (changed in place); then only the adapter and the extras are trained. The model starts unchanged.
+    """Wrap ``model`` (changed in place) in an AdaLoRA, VeRA or LoHa adapter that does not change its outputs yet.
 
-    The initial values depend on ``seed`` and the layers alone; the global random state is neither read nor changed.
+    Only adapter and extras are trained. Initial values depend on ``seed`` and the layers alone; the global random state
+    is neither read nor changed.
 
     Parameters
     ----------
+    model : nn.Module
+    kind : {"adalora", "vera", "loha"}
     targets, extra : sequence of str
         Globs, as for :func:`~fedtar_flare.models.adapters.lora.add_lora`.
     rank, alpha : int, float
         VeRA has no alpha.
+    seed : int
     target_rank : int, optional
-        Of AdaLoRA, the mean rank of a layer after pruning, below ``rank``; half of it by default.
+        Mean rank of a layer after AdaLoRA's pruning, below ``rank``; half of it by default.
     updates : int
-        Of AdaLoRA, in how many updates the pruning is done.
+        Number of optimiser updates over which AdaLoRA prunes.
+
+    Returns
+    -------
+    PeftModel
 
     Raises
     ------
@@ -121,7 +141,7 @@ def add_adapter(
 
 
 def add_ia3(model: nn.Module, *, targets: Sequence[str], extra: Sequence[str] = ()) -> PeftModel:
-    """IA3's factors on the targeted layers of ``model`` (changed in place); arguments as of :func:`add_adapter`."""
+    """Add IA3's factors to the targeted layers of ``model`` (changed in place), arguments as :func:`add_adapter`."""
     from peft import IA3Config, get_peft_model
 
     names, extras = target_names(model, targets), extra_parameters(model, extra)
@@ -135,14 +155,31 @@ def add_ia3(model: nn.Module, *, targets: Sequence[str], extra: Sequence[str] = 
 
 
 def _without_queries(gradient: Tensor) -> Tensor:
-    """The gradient of a fused layer's factors (3 C, 1) with that of its first third, the queries, at 0."""
+    """Set the gradient of a fused layer's factors (3 C, 1) to 0 for the queries, its first third."""
     moved = torch.ones_like(gradient)
     moved[: len(gradient) // 3] = 0
     return gradient * moved
 
 
 def without_adapter(model: nn.Module, extra: Sequence[str]) -> Unadapted:
-    """``model`` without any adapter: the extras, of which there must be some, are trained and travel; nothing else."""
+    """Train and exchange some parameters of ``model`` whole, and nothing else.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Changed in place: all other parameters are frozen.
+    extra : sequence of str
+        Globs on names of parameters; at least one.
+
+    Returns
+    -------
+    Unadapted
+
+    Raises
+    ------
+    ConfigError
+        No glob, or one that matches no parameter.
+    """
     if not extra:
         raise ConfigError("without an adapter, lora.exchange must name the parameters that are trained and travel")
     extras = extra_parameters(model, extra)
@@ -156,9 +193,26 @@ def without_adapter(model: nn.Module, extra: Sequence[str]) -> Unadapted:
 def add_like(
     model: nn.Module, config: Mapping[str, Any], *, targets: Sequence[str], extra: Sequence[str], name: str
 ) -> Any:
-    """Wrap ``model`` as ``adapter_config.json`` says, for weights that are loaded next (``load_shared_state``).
+    """Wrap ``model`` for weights that are loaded next (``load_shared_state``).
 
-    An empty ``config`` is that of extras without an adapter. ConfigError for a kind that is none of this package's.
+    Parameters
+    ----------
+    model : nn.Module
+    config : mapping
+        Content of ``adapter_config.json``; empty where parameters travel whole, without an adapter.
+    targets, extra : sequence of str
+        Globs, as for :func:`~fedtar_flare.models.adapters.lora.add_lora`.
+    name : str
+        Name of the adapter.
+
+    Returns
+    -------
+    PeftModel or Unadapted
+
+    Raises
+    ------
+    ConfigError
+        A kind of adapter that this package does not make.
     """
     if not config:
         return without_adapter(model, extra)
@@ -180,7 +234,15 @@ def add_like(
 
 
 def replace_conv1d(model: nn.Module, targets: Sequence[str]) -> None:
-    """Put an equal ``nn.Linear`` in place of each targeted ``Conv1D`` of transformers, which LoHa cannot adapt."""
+    """Replace each targeted ``Conv1D`` of transformers by an equal ``nn.Linear``, since LoHa cannot adapt the former.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Changed in place.
+    targets : sequence of str
+        Globs on names of layers.
+    """
     from transformers.pytorch_utils import Conv1D
 
     for name in target_names(model, targets):

@@ -56,27 +56,35 @@ def add_lora(
     adapter: str = DEFAULT_ADAPTER,
     own_rank: int | None = None,
 ) -> PeftModel:
-    """Add a named set of LoRA factors to ``model`` (changed in place).
+    """Add a named set of LoRA factors to ``model`` (changed in place), which does not change its outputs yet.
 
     A plain model is wrapped; then only these factors and the extras are trained. A PEFT model gets a further set, which
     is trained too and acts only inside :func:`active_adapters`; what was trained or active before stays so.
 
-    ``A`` is Kaiming uniform and ``B`` zero, so the model starts unchanged. Both depend only on ``seed`` and the layers'
-    names and sizes; the global random state is neither read nor changed. No dropout.
+    ``A`` is Kaiming uniform and ``B`` zero. Both depend only on ``seed`` and the layers' names and sizes; the global
+    random state is neither read nor changed. There is no dropout.
 
     Parameters
     ----------
+    model : nn.Module or PeftModel
     targets : sequence of str
         Globs (:mod:`fedtar_flare.core.globs`) on whole module paths; may match ``nn.Linear`` and transformers'
-        ``Conv1D`` alone. LoRA has no effect on a layer whose ``weight`` the backbone reads without calling the layer
+        ``Conv1D`` alone. LoRA has no effect on a layer whose ``weight`` the backbone uses without calling the layer
         (``qkv`` of timm's BEiT, EVA, Swin V2): do not target one.
+    rank, alpha : int, float
+        Rank and scale of the exchanged factors; they act with ``alpha / rank``.
+    seed : int
     extra : sequence of str
         Globs on whole parameter names of ``model`` as passed; these parameters are trained and exchanged whole, with
         the first set. Buffers are never exchanged.
     adapter : str
         The set's name: at most 32 lower-case letters, digits and underscores.
     own_rank : int, optional
-        Another rank than what travels has: of that, these factors are the first so many ranks.
+        A site's lower rank: the model gets the first so many ranks of the exchanged factors.
+
+    Returns
+    -------
+    PeftModel
 
     Raises
     ------
@@ -128,14 +136,25 @@ def add_lora(
 
 
 def initial_weights(peft_model: PeftModel) -> dict[str, Tensor]:
-    """What travels at the start, where the model has another rank, made by :func:`add_lora`; extras as they are."""
+    """Return the weights that the server starts from, at a site whose own rank is lower than the exchanged one.
+
+    Parameters
+    ----------
+    peft_model : PeftModel
+        As :func:`add_lora` made it with ``own_rank``.
+
+    Returns
+    -------
+    dict of str to Tensor
+        Factors at the exchanged rank, and extras as they are.
+    """
     state, (config, starts) = shared_state(peft_model), getattr(peft_model, _WHOLE)
     ends = {b: torch.zeros(len(state[b]), config["r"]) for b in (a.replace("lora_A", "lora_B") for a in starts)}
     return state | starts | ends
 
 
 def keep_extras(peft_model: PeftModel, adapter: str, extras: Mapping[str, nn.Parameter]) -> None:
-    """Let these parameters, by base-model name, travel with a set, and train what travels with it."""
+    """Exchange these parameters, by base-model name, with a set of factors; train the set and them."""
     setattr(peft_model, _EXTRAS, {**getattr(peft_model, _EXTRAS, {}), adapter: dict(extras)})
     for parameter in shared_parameters(peft_model, adapter).values():
         parameter.requires_grad_(True)
@@ -143,12 +162,27 @@ def keep_extras(peft_model: PeftModel, adapter: str, extras: Mapping[str, nn.Par
 
 @contextmanager
 def active_adapters(peft_model: PeftModel, adapters: Sequence[str], layers: str = "*") -> Iterator[None]:
-    """Let exactly these sets act, added up, in the LoRA layers of these paths while the context is open.
+    """Let exactly these sets act, added up, while the context is open.
 
     Unlike PEFT's ``set_adapter``, it does not change which parameters are trained. Contexts may be nested; each
-    restores what it found, also after an exception. No set switches the layers' LoRA off; a layer ignores a set that it
-    does not have. ``layers`` is a glob on whole layer paths in the base model; others do not change. Raises ConfigError
-    for an unknown set, or a glob that matches no LoRA layer.
+    restores what it found, also after an exception. A layer ignores a set that it does not have.
+
+    Parameters
+    ----------
+    peft_model : PeftModel
+    adapters : sequence of str
+        Names of sets; none switches LoRA off.
+    layers : str
+        Glob on whole layer paths in the base model; other layers do not change.
+
+    Returns
+    -------
+    context manager
+
+    Raises
+    ------
+    ConfigError
+        An unknown set, or a glob that matches no LoRA layer.
     """
     for adapter in adapters:
         _require_adapter(peft_model, adapter)
@@ -169,9 +203,19 @@ def active_adapters(peft_model: PeftModel, adapters: Sequence[str], layers: str 
 def swapped_weights(
     peft_model: PeftModel, weights: Mapping[str, Tensor], adapter: str = DEFAULT_ADAPTER
 ) -> Iterator[None]:
-    """Let these values, by wire name, act in place of a set's own while the context is open; not for training.
+    """Let other values act in place of a set's own while the context is open; not for training.
 
-    What ``weights`` does not name acts as it is. Raises :class:`ExchangeError` as :func:`load_shared_state`.
+    Parameters
+    ----------
+    peft_model : PeftModel
+    weights : mapping of str to Tensor
+        By name of exchange; parameters that are not in it keep their values.
+    adapter : str
+
+    Returns
+    -------
+    context manager
+        Raises ExchangeError as :func:`load_shared_state`.
     """
     before = shared_state(peft_model, adapter)
     load_shared_state(peft_model, {**before, **weights}, adapter)
@@ -182,9 +226,22 @@ def swapped_weights(
 
 
 def extra_parameters(model: nn.Module, extra: Sequence[str]) -> dict[str, nn.Parameter]:
-    """What the globs pick under any of its names (tied weights have two), by its first name, sorted.
+    """Return the parameters that globs match, each under its first name (tied weights have two), sorted.
 
-    Raises ConfigError where one is invalid, or matches nothing that it could pick.
+    Parameters
+    ----------
+    model : nn.Module
+    extra : sequence of str
+        Globs on whole names.
+
+    Returns
+    -------
+    dict of str to nn.Parameter
+
+    Raises
+    ------
+    ConfigError
+        A glob that is invalid or matches no parameter.
     """
     _require_globs("extra", extra, len(extra))  # drafting names every tensor of a file
     first: dict[int, str] = {}
@@ -201,7 +258,18 @@ def extra_parameters(model: nn.Module, extra: Sequence[str]) -> dict[str, nn.Par
 
 
 def shared_parameters(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, nn.Parameter]:
-    """One set's factors (or what another kind has) by wire name, extras by base-model name, sorted: no copies."""
+    """Return the parameters that travel with a set: its factors by name of exchange, extras by base-model name, sorted.
+
+    Parameters
+    ----------
+    peft_model : PeftModel
+    adapter : str
+
+    Returns
+    -------
+    dict of str to nn.Parameter
+        The model's own parameters, no copies.
+    """
     _require_adapter(peft_model, adapter)
     factors = {
         wire_name(match[1], adapter): parameter
@@ -214,7 +282,17 @@ def shared_parameters(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> 
 
 
 def shared_state(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, Tensor]:
-    """Values of :func:`shared_parameters` as float32 clones on the CPU."""
+    """Return copies of :func:`shared_parameters`, float32 on the CPU.
+
+    Parameters
+    ----------
+    peft_model : PeftModel
+    adapter : str
+
+    Returns
+    -------
+    dict of str to Tensor
+    """
     return {
         name: parameter.detach().to(device="cpu", dtype=torch.float32, copy=True).contiguous()
         for name, parameter in shared_parameters(peft_model, adapter).items()
@@ -224,7 +302,17 @@ def shared_state(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[
 def load_shared_state(peft_model: PeftModel, state: Mapping[str, Tensor], adapter: str = DEFAULT_ADAPTER) -> None:
     """Copy ``state`` into one set's parameters, which stay the same objects, device and precision.
 
-    Raises ExchangeError, and changes nothing, where a tensor is missing, unknown, misshapen or not floating point.
+    Parameters
+    ----------
+    peft_model : PeftModel
+    state : mapping of str to Tensor
+        Exactly the tensors of :func:`shared_state`.
+    adapter : str
+
+    Raises
+    ------
+    ExchangeError
+        A tensor is missing, unknown, misshapen or not floating point; then nothing has changed.
     """
     parameters = shared_parameters(peft_model, adapter)
     missing, unknown = sorted(parameters.keys() - state.keys()), sorted(state.keys() - parameters.keys())
@@ -247,9 +335,19 @@ def load_shared_state(peft_model: PeftModel, state: Mapping[str, Tensor], adapte
 
 
 def adapter_config(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, Any]:
-    """PEFT's ``adapter_config.json`` as JSON primitives, so that a process without PEFT can write an adapter folder.
+    """Return the content of PEFT's ``adapter_config.json``, so that a process without PEFT can write an adapter folder.
 
-    Without what is PEFT's default here, without the site's own path of the base model, and of the rank that travels.
+    PEFT's defaults and the site's own path of the base model are left out; the rank is the exchanged one.
+
+    Parameters
+    ----------
+    peft_model : PeftModel
+    adapter : str
+
+    Returns
+    -------
+    dict of str to Any
+        JSON primitives.
     """
     _require_adapter(peft_model, adapter)
     every = peft_model.peft_config[adapter].to_dict() | {"inference_mode": True}
@@ -259,9 +357,20 @@ def adapter_config(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dic
 
 
 def lora_layers(peft_model: PeftModel) -> dict[str, Any]:
-    """PEFT's LoRA layers by their path in the base model, sorted by it.
+    """Return PEFT's LoRA layers by their path in the base model, sorted.
 
-    Raises ConfigError where there is none, or one that is not plain LoRA on ``nn.Linear`` or ``Conv1D``.
+    Parameters
+    ----------
+    peft_model : PeftModel
+
+    Returns
+    -------
+    dict of str to nn.Module
+
+    Raises
+    ------
+    ConfigError
+        No such layer, or one that is not plain LoRA on ``nn.Linear`` or ``Conv1D``.
     """
     from peft.tuners.lora import Linear, LoraLayer
 
@@ -291,9 +400,9 @@ def _require_adapter(peft_model: PeftModel, adapter: str) -> None:
 
 
 def target_names(model: nn.Module, targets: Sequence[str]) -> list[str]:
-    """Paths of the linear layers that the globs ``targets`` pick, sorted.
+    """Return the sorted paths of the linear layers that the globs match; ConfigError as in :func:`add_lora`.
 
-    A layer that has LoRA counts by its own path, and what is inside it does not. ConfigError as in :func:`add_lora`.
+    A layer that has LoRA counts by its own path; modules inside it do not count.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
     from transformers.pytorch_utils import Conv1D

@@ -1,8 +1,8 @@
 """Adapter folders in PEFT's file format, written and read without PEFT, as on a server that never builds the model.
 
-``peft.PeftModel.from_pretrained(base_model, folder)`` loads the factors. Other parameters that travel are in
-``extra.safetensors``, by their names in the base model; ``fedtar.json`` names the base model and the run. Where no
-adapter travels (learnt prompts, a model's own parts), the folder has these two files alone.
+``peft.PeftModel.from_pretrained(base_model, folder)`` loads the factors. Other exchanged parameters are in
+``extra.safetensors``, by their names in the base model; ``fedtar.json`` names the base model and the run. Without an
+adapter (learnt prompts, a model's own parts), the folder has these two files alone.
 """
 
 import json
@@ -36,7 +36,7 @@ EXTRA_WEIGHTS = "extra.safetensors"
 ADAPTER_INFO = "fedtar.json"
 
 DEFAULT_ADAPTER = "default"
-"""Name of the set of factors that has no name on the wire."""
+"""Name of the set of factors whose tensors travel without a set's name."""
 
 OTHER_KINDS = tuple(
     f"base_model.model.*.{name}" for name in ("ia3_l", "lora_[ABE]", "vera_lambda_[bd]", "hada_w[12]_[ab]")
@@ -48,14 +48,14 @@ KNOWN_SETTINGS = frozenset(
     + ("lora_dropout", "fan_in_fan_out", "init_r", "target_r", "tinit", "tfinal", "total_step")
     + ("projection_prng_key", "save_projection")
 )
-"""What of PEFT's configuration an adapter here has other than by default; of the rest some name code to import."""
+"""Settings of PEFT that adapters here set; all others stay at their defaults, since some name code to import."""
 
 _KINDS = ("LORA", "ADALORA", "VERA", "LOHA")
 _FACTOR = re.compile(r"(base_model\.model\..+\.lora_[AB])(?:\.([a-z][a-z0-9_]*))?\.weight")
 
 
 def wire_name(factor: str, adapter: str) -> str:
-    """Name under which a factor of a set travels; ``factor`` is PEFT's path of it up to ``lora_A`` or ``lora_B``.
+    """Return the name under which a factor travels; ``factor`` is PEFT's path of it up to ``lora_A`` or ``lora_B``.
 
     >>> wire_name("base_model.model.h.0.mlp.lora_A", "default")
     'base_model.model.h.0.mlp.lora_A.weight'
@@ -66,8 +66,20 @@ def wire_name(factor: str, adapter: str) -> str:
 
 
 def adapter_of(name: str) -> str | None:
-    """The set that a travelling tensor belongs to, by the tensor's name; None for a base-model parameter.
+    """Return the set to which an exchanged tensor belongs.
 
+    Parameters
+    ----------
+    name : str
+        The tensor's name.
+
+    Returns
+    -------
+    str or None
+        None for a parameter of the base model.
+
+    Examples
+    --------
     >>> adapter_of("base_model.model.h.0.mlp.lora_A.generic.weight")
     'generic'
     """
@@ -83,12 +95,25 @@ def write_adapter(
     adapter_config: Mapping[str, Any],
     info: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write ``state`` as a PEFT adapter folder (made where absent); each file appears whole or not at all.
+    """Write ``state`` as a PEFT adapter folder, in place of an earlier one; each file appears whole or not at all.
 
-    ``state`` and ``adapter_config`` are as :mod:`fedtar_flare.models.adapters.lora` gives them: one set, whose name is
-    lost, and its extras. An earlier adapter's files are replaced, and its extras removed where ``state`` has none.
-    ``info`` is for :func:`read_adapter_info` (JSON). An empty ``adapter_config`` is that of extras without an adapter.
-    Raises ConfigError for a kind that reports are not written with, ExchangeError for a state that does not fit it.
+    Parameters
+    ----------
+    folder : Path or str
+        Made where absent.
+    state : mapping of str to Tensor
+        One set of factors and its extras, as :func:`.shared_state` gives them; the set's name is lost.
+    adapter_config : mapping
+        As :func:`.adapter_config` gives it; empty for extras without an adapter.
+    info : mapping, optional
+        JSON content of ``fedtar.json``, for :func:`read_adapter_info`.
+
+    Raises
+    ------
+    ConfigError
+        A kind of adapter that does not write reports.
+    ExchangeError
+        A state that does not fit ``adapter_config``.
     """
     from safetensors.torch import save
 
@@ -134,10 +159,21 @@ def write_adapter(
 
 
 def read_adapter_info(folder: Path | str) -> dict[str, Any]:
-    """What ``fedtar.json`` says: ``model`` (settings of the base model), ``fingerprint``, ``prior`` (the run's
-    ``data.prior``), ``run_id``, ``round``, ...
+    """Read ``fedtar.json``: which base model, run and round an adapter belongs to.
 
-    Raises ConfigError where the folder is no adapter, or has no readable ``fedtar.json`` (of another program).
+    Parameters
+    ----------
+    folder : Path or str
+
+    Returns
+    -------
+    dict of str to Any
+        ``model`` (settings of the base model), ``fingerprint``, ``prior`` (the run's ``data.prior``), ``run_id``, ...
+
+    Raises
+    ------
+    ConfigError
+        The folder is no adapter, or has no readable ``fedtar.json`` (as that of another program).
     """
     folder = Path(folder)
     # extras alone are whole only where no adapter belongs to them
@@ -148,21 +184,31 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
         )
     try:
         info = json.loads((folder / ADAPTER_INFO).read_text(encoding="utf-8"))
-        if not isinstance(info["model"], dict) or not isinstance(info["fingerprint"], str):
-            raise ValueError("model and fingerprint")
-        return dict(info)
+        valid = isinstance(info["model"], dict) and isinstance(info["fingerprint"], str)
     except FileNotFoundError as error:
         raise ConfigError(
             f"{folder} has no {ADAPTER_INFO}: an adapter of another program, whose base model is not known"
         ) from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{folder / ADAPTER_INFO} is damaged ({error})") from error
+    if not valid:
+        raise ConfigError(f"{folder / ADAPTER_INFO} is damaged (model and fingerprint)")
+    return dict(info)
 
 
 def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str, Tensor]:
-    """Factors (as the set ``adapter``) and extras of a folder, on the CPU, by name; for ``load_shared_state``.
+    """Read factors and extras, for ``load_shared_state``; ConfigError for damaged files or values that are not finite.
 
-    Raises ConfigError for a file that is damaged, or holds values that are no number.
+    Parameters
+    ----------
+    folder : Path or str
+    adapter : str
+        Set that the factors are named as.
+
+    Returns
+    -------
+    dict of str to Tensor
+        On the CPU, sorted by name.
     """
     factors, extra = (_read_tensors(Path(folder) / name) for name in (ADAPTER_WEIGHTS, EXTRA_WEIGHTS))
     state = {
@@ -173,9 +219,21 @@ def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str
 
 
 def read_adapter_config(folder: Path | str) -> dict[str, Any]:
-    """PEFT's configuration of the adapter of a folder that :func:`read_adapter_info` accepts; empty of extras alone.
+    """Read ``adapter_config.json`` of a folder that :func:`read_adapter_info` accepts.
 
-    Raises ConfigError where it is missing beside factors, or damaged.
+    Parameters
+    ----------
+    folder : Path or str
+
+    Returns
+    -------
+    dict of str to Any
+        Empty where the folder holds extras alone.
+
+    Raises
+    ------
+    ConfigError
+        The file is missing beside factors, or damaged.
     """
     file = Path(folder) / ADAPTER_CONFIG
     if not (Path(folder) / ADAPTER_WEIGHTS).is_file():
@@ -189,7 +247,21 @@ def read_adapter_config(folder: Path | str) -> dict[str, Any]:
 def at_most(
     rank: int | None, config: dict[str, Any], weights: dict[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """PEFT's configuration and the weights of no more than the first ``rank`` ranks, at the same scale."""
+    """Lower an adapter to its first ranks, at the same scale ``alpha / r``.
+
+    Parameters
+    ----------
+    rank : int or None
+        None, or the adapter's own rank or more: unchanged.
+    config : dict
+        PEFT's configuration.
+    weights : dict of str to Tensor
+
+    Returns
+    -------
+    tuple
+        Configuration and weights.
+    """
     if rank is None or rank >= (whole := config.get("r", 0)):
         return config, weights
     return {**config, "r": rank, "lora_alpha": config["lora_alpha"] * rank / whole}, lowered(weights, rank)
