@@ -240,13 +240,9 @@ class PromptedFindings(NamedTuple):
 class FindingsChoice:
     """Chooses the beam that states the prompted findings (:class:`~fedtar_flare.models.prompting.Choice`).
 
-        A decoder does not always write the findings of its prompts. Its beams differ in them, and ``label``, the labeler
-    <<<<<<< HEAD
-        that made the prompts of training, gives the findings' classes in each of ``candidates`` beams (1: no choice).
-    =======
-        that made the prompts of training, gives the classes of findings in each of ``candidates`` beams (1: no choice).
-    >>>>>>> bdf28786 (Models and learning: reference docstrings; the encoder gives memory and mask at once, the cross-attention decoder is made once)
-        ``names`` are those of the findings, where a report that leaves one out is to be completed by a plain sentence.
+    A decoder does not always write the findings of its prompts. Its beams differ in them, and ``label``, the labeler
+    of the training reports, gives the findings' classes in each of ``candidates`` beams (1: no choice). ``names`` are
+    those of the findings, where a report that leaves one out is to be completed by a plain sentence.
     """
 
     branch: DiagnosisBranch
