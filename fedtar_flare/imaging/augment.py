@@ -1,8 +1,4 @@
-"""Changes of prepared images: random ones in training, by MONAI's transforms, and a simulated site's own.
-
-The latter are for collections that are divided over sites (``fedtar data partition``), whose images come from the same
-machines; FedMRG's paper gives each of its clients such a change.
-"""
+"""Changes of prepared images: random ones in training, and a fixed one for each simulated site."""
 
 import hashlib
 import math
@@ -15,14 +11,28 @@ import numpy as np
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.transform_list import Spec
 
-_ONE_AT_A_TIME = threading.Lock()  # MONAI's transforms keep their random state in themselves
+__all__ = ["SiteChange", "augment", "change_of", "sample_seed"]
+BLUR, CONTRAST, BRIGHTNESS = 1.0, 0.4, 0.15
+"""Largest change of a site: Gaussian sigma (pixels), natural logarithm of the factor, share of the range of pixels."""
+_LOCK = threading.Lock()  # MONAI's transforms hold their random state in themselves
 
 
 def augment(images: np.ndarray, seed: int, transforms: Sequence[Spec]) -> np.ndarray:
-    """A changed copy of one study's model input, uint8 (S, 3, H, W); all its slices and channels move alike.
+    """Change the prepared image of one visit at random; all slices and channels change alike.
 
-    ``seed`` decides all chance, alike in every process. ``transforms`` are of :data:`.transform_list.RANDOM` and
-    see float32 (3 S, H, W) in [0, 1].
+    Parameters
+    ----------
+    images : ndarray
+        uint8 (S, 3, H, W); it is not changed itself.
+    seed : int
+        Decides all chance, alike in every process (:func:`sample_seed`).
+    transforms : sequence of Spec
+        Of :data:`.transform_list.RANDOM`; they see float32 (3 S, H, W) in [0, 1].
+
+    Returns
+    -------
+    ndarray
+        uint8 (S, 3, H, W).
     """
     import torch
 
@@ -30,32 +40,48 @@ def augment(images: np.ndarray, seed: int, transforms: Sequence[Spec]) -> np.nda
 
     steps = composed(transforms)
     planes = torch.from_numpy(np.array(images)).flatten(0, 1).float() / 255
-    with _ONE_AT_A_TIME:
+    with _LOCK:
         steps.set_random_state(seed=seed % 2**32)
         changed = torch.as_tensor(steps({"image": planes})["image"]).reshape(images.shape)
     return np.asarray(changed.mul(255).round().clamp(0, 255).to(torch.uint8).numpy())
 
 
 def sample_seed(seed: int, *parts: object) -> int:
-    """A seed for one use of one sample, such as ``sample_seed(seed, round, step, update, visit.visit_id)``."""
+    """Derive the seed of one use of one sample.
+
+    Parameters
+    ----------
+    seed : int
+        Of the run.
+    *parts
+        What tells this use from others, such as round, step, update and visit id.
+
+    Returns
+    -------
+    int
+        Of 32 bits.
+    """
     text = "\x1f".join(map(str, (seed, *parts)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
-BLUR, CONTRAST, BRIGHTNESS = 1.0, 0.4, 0.15
-"""Largest changes: Gaussian sigma (pixels), natural logarithm of the factor, share of the range of pixels."""
-
-
 @dataclass(frozen=True)
 class SiteChange:
-    """``clip(mean + contrast * (blurred - mean) + brightness)``, with the mean of the whole image."""
+    """``clip(mean + contrast * (blurred - mean) + brightness)``, with the mean of the whole image.
 
-    blur: float  # sigma in pixels, within a slice
-    contrast: float  # factor, above 0
-    brightness: float  # of pixels in [0, 1]
+    Where one collection is divided over sites (``fedtar data partition``), all images come from the same machines;
+    FedMRG's paper gives each client such a change.
+    """
+
+    blur: float
+    """Gaussian sigma in pixels, within a slice."""
+    contrast: float
+    """Factor, above 0."""
+    brightness: float
+    """Added to pixels in [0, 1]."""
 
     def __call__(self, prepared: Prepared) -> Prepared:
-        """The same image (uint8, S, 3, H, W) as this site's machine shows it."""
+        """Change an image as this site's machine would show it."""
         from scipy.ndimage import gaussian_filter
 
         pixels = prepared.image.astype(np.float32)
@@ -67,7 +93,22 @@ class SiteChange:
 
 
 def change_of(site: str, seed: int, strength: float) -> SiteChange:
-    """A site's change; of ``strength`` 0 it changes nothing, of 1 it is drawn evenly within the largest changes."""
+    """Draw the image change of a simulated site.
+
+    Parameters
+    ----------
+    site : str
+        Its name.
+    seed : int
+        Of the run.
+    strength : float
+        In [0, 1]: 0 changes nothing; with 1, changes are uniform within the largest ones.
+
+    Returns
+    -------
+    SiteChange
+        The same for the same arguments.
+    """
     digest = hashlib.sha256(f"image change\x1f{seed}\x1f{site}".encode()).digest()
     blur, contrast, brightness = np.random.default_rng(list(digest)).uniform((0, -1, -1), 1) * strength
     return SiteChange(BLUR * float(blur), math.exp(CONTRAST * float(contrast)), BRIGHTNESS * float(brightness))

@@ -1,4 +1,4 @@
-"""Prepared images of several visits, and what is shown of the visits before, as one batch of tensors."""
+"""Prepared images of several visits, and of their earlier visits, as one batch of tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,21 +8,42 @@ import torch
 
 from fedtar_flare.imaging.cache import Prepared
 
+__all__ = ["ImageBatch", "PriorBatch", "collate"]
+
 
 @dataclass
 class PriorBatch:
-    """What is shown of the visits before B visits; a row whose masks are False everywhere shows nothing."""
+    """The previous visits of B visits, as a model may see them; a row without one has False in all its masks."""
 
-    days: torch.Tensor  # float32 (B,), time between the visits, at least 0
+    days: torch.Tensor
+    """float32 (B,), days between the two visits, at least 0."""
     images: "ImageBatch | None" = None
-    input_ids: torch.Tensor | None = None  # int64 (B, L), tokens of the reports, padded on the right
-    text_mask: torch.Tensor | None = None  # bool (B, L), False at padding
-    reports: tuple[str | None, ...] | None = None  # what the tokens spell, None in a row that shows no report
-    earlier: "PriorBatch | None" = None  # what is shown of the visits before these
+    """None where the model sees no earlier image."""
+    input_ids: torch.Tensor | None = None
+    """int64 (B, L), tokens of the reports, padded on the right; None where the model sees no earlier report."""
+    text_mask: torch.Tensor | None = None
+    """bool (B, L), False at padding."""
+    reports: tuple[str | None, ...] | None = None
+    """The reports' text, B; None for a row without one."""
+    earlier: "PriorBatch | None" = None
+    """The visits before these."""
 
     def to(self, device: torch.device | str) -> "PriorBatch":
+        """Copy to a device.
+
+        Parameters
+        ----------
+        device : torch.device or str
+            Of the new tensors.
+
+        Returns
+        -------
+        PriorBatch
+            The copy.
+        """
         images = None if self.images is None else self.images.to(device)
-        ids, mask = (None if part is None else part.to(device) for part in (self.input_ids, self.text_mask))
+        ids = None if self.input_ids is None else self.input_ids.to(device)
+        mask = None if self.text_mask is None else self.text_mask.to(device)
         earlier = None if self.earlier is None else self.earlier.to(device)
         return PriorBatch(self.days.to(device), images, ids, mask, self.reports, earlier)
 
@@ -31,23 +52,52 @@ class PriorBatch:
 class ImageBatch:
     """Images of B visits."""
 
-    images: torch.Tensor  # uint8 (B, S, 3, H, W), as prepared; the encoder normalises them
-    position_mm: torch.Tensor  # float32 (B, S), along the body's axis
-    slice_mask: torch.Tensor  # bool (B, S), False where a visit has fewer slices than the longest
-    prior: PriorBatch | None = None  # None: nothing is shown of any visit before
+    images: torch.Tensor
+    """uint8 (B, S, 3, H, W), as prepared; the encoder normalises them."""
+    position_mm: torch.Tensor
+    """float32 (B, S), positions of the slices along the body's axis."""
+    slice_mask: torch.Tensor
+    """bool (B, S), False where a visit has fewer slices than the longest."""
+    prior: PriorBatch | None = None
+    """The previous visits; None where the model sees none."""
 
     def to(self, device: torch.device | str) -> "ImageBatch":
+        """Copy to a device.
+
+        Parameters
+        ----------
+        device : torch.device or str
+            Of the new tensors.
+
+        Returns
+        -------
+        ImageBatch
+            The copy.
+        """
         prior = None if self.prior is None else self.prior.to(device)
         return ImageBatch(self.images.to(device), self.position_mm.to(device), self.slice_mask.to(device), prior)
 
 
 def collate(prepared: Sequence[Prepared]) -> ImageBatch:
-    """Stack prepared images, at least one; those with fewer slices are padded with zeros and masked."""
-    slices = max(item.image.shape[0] for item in prepared)
+    """Stack prepared images.
+
+    Parameters
+    ----------
+    prepared : sequence of Prepared
+        At least one, all of one height and width.
+
+    Returns
+    -------
+    ImageBatch
+        Visits with fewer slices are padded with zeros and masked.
+    """
+    slices = 0
+    for item in prepared:
+        slices = max(slices, len(item.image))
     images = np.zeros((len(prepared), slices, *prepared[0].image.shape[1:]), np.uint8)
     positions = np.zeros((len(prepared), slices), np.float32)
     mask = np.zeros((len(prepared), slices), bool)
     for i, item in enumerate(prepared):
-        n = item.image.shape[0]
+        n = len(item.image)
         images[i, :n], positions[i, :n], mask[i, :n] = item.image, item.position_mm, True
     return ImageBatch(torch.from_numpy(images), torch.from_numpy(positions), torch.from_numpy(mask))

@@ -6,8 +6,7 @@
     <study>.<settings>.refused.json        why the study cannot be prepared
     <study>.<settings>.<kind>.computed     an array computed from the picture, such as what a frozen encoder gives
 
-Files are written under another name and renamed, so that no process sees half of one; a damaged file is found by its
-checksum and computed again.
+No process sees a part of a file, and a damaged file, found by its checksum, is computed again.
 """
 
 import hashlib
@@ -27,26 +26,54 @@ import numpy as np
 from fedtar_flare.core.errors import DISK_FULL, DISK_FULL_ERRNOS, DataError
 from fedtar_flare.core.files import PRIVATE, write_bytes, write_text
 
+__all__ = [
+    "Prepared",
+    "computed_path",
+    "file_identity",
+    "files_of",
+    "load",
+    "load_computed",
+    "store",
+    "store_computed",
+]
 PREPARATION_VERSION = 4
-"""Raised whenever the same files and settings come to give other numbers."""
+"""Raised whenever the same files and settings give other numbers than before."""
 Identity = list[tuple[str, int, int]]
 """Path, size and time of change of every file of a study."""
 NOT_WRITTEN = ("disk-full", "not-writable")
-"""Reasons why no study can be prepared, whichever it is."""
+"""Reasons for which no study at all can be prepared."""
 _DAMAGED = (OSError, ValueError, KeyError, IndexError, EOFError)
-_SOUND: dict[Path, tuple[int, int, int]] = {}  # files whose checksum was right: inode, size, time
+_VERIFIED: dict[Path, tuple[int, int, int]] = {}  # inode, size and time of files whose checksum was right
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """Model input of one visit; both arrays are memory-mapped and read-only."""
 
-    image: np.ndarray  # uint8 (S, 3, H, W)
-    position_mm: np.ndarray  # float32 (S,)
+    image: np.ndarray
+    """uint8 (S, 3, H, W)."""
+    position_mm: np.ndarray
+    """float32 (S,), positions of the slices along the body's axis, from the middle of the lungs; 0 for a picture."""
 
 
 def file_identity(path: Path) -> Identity:
-    """Path, size and modification time (ns) of a file, or of every file below a folder; ``no-image`` without any."""
+    """Identify the files of a study without reading them.
+
+    Parameters
+    ----------
+    path : Path
+        A file or a folder.
+
+    Returns
+    -------
+    Identity
+        Path, size in bytes and modification time in ns of the file, or of every file below the folder.
+
+    Raises
+    ------
+    DataError
+        ``no-image``: there is no file.
+    """
     path, identity = path.absolute(), []
     if path.is_dir():
         identity = sorted(_files_below(str(path)))
@@ -58,7 +85,7 @@ def file_identity(path: Path) -> Identity:
 
 
 def _files_below(folder: str) -> Iterator[tuple[str, int, int]]:
-    """Plain strings, no Path objects: a second epoch does little else than look at every file of every study."""
+    """As strings, which are faster than Path objects: a task looks at every file of every study."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):  # a link that leads nowhere, a file that went away
@@ -69,37 +96,70 @@ def _files_below(folder: str) -> Iterator[tuple[str, int, int]]:
 
 
 def entry_path(folder: Path, files: Identity, settings: Mapping[str, Any]) -> Path:
-    """The cache entry of these files, these settings and this version of the preparation: a digest of each."""
+    """Name the entry of a study, by digests of its files and of settings and :data:`PREPARATION_VERSION`."""
     study = _digest(files)[:40]
     return folder / study[:2] / f"{study}.{_digest([PREPARATION_VERSION, settings])[:16]}.npy"
 
 
 def files_of(folder: Path, files: Identity) -> list[Path]:
-    """Every file of the cache that was made from these files, by whatever settings: images, refusals, tensors."""
+    """List the files of the cache that were made from a study, with any settings.
+
+    Parameters
+    ----------
+    folder : Path
+        The cache.
+    files : Identity
+        Of the study (:func:`file_identity`).
+
+    Returns
+    -------
+    list of Path
+        Images, refusals and computed arrays.
+    """
     study = _digest(files)[:40]
     return sorted((folder / study[:2]).glob(f"{study}.*"))
 
 
 def load(entry: Path) -> Prepared | None:
-    """The prepared image; None when it is missing or damaged. Each process checks a file once."""
+    """Load a prepared image; a process verifies the checksum of a file once.
+
+    Parameters
+    ----------
+    entry : Path
+        Of the cache.
+
+    Returns
+    -------
+    Prepared or None
+        None where the entry is missing or damaged.
+    """
     with suppress(*_DAMAGED):
         status = entry.stat()
-        image, position_mm, checksum = _fields(np.load(entry, mmap_mode="r"), "image", "position_mm")
+        record = np.load(entry, mmap_mode="r")
+        image, position_mm = record["image"][0], record["position_mm"][0]
         this = status.st_ino, status.st_size, status.st_mtime_ns
-        if _SOUND.get(entry) == this or _checksum(image, position_mm) == checksum:
-            _SOUND[entry] = this
+        if _VERIFIED.get(entry) == this or _checksum(image, position_mm) == record["checksum"][0]:
+            _VERIFIED[entry] = this
             return Prepared(image, position_mm)
     return None
 
 
 def store(entry: Path, image: np.ndarray, position_mm: np.ndarray) -> None:
-    """Write a prepared image, whole or not at all; raises :class:`DataError` of :data:`NOT_WRITTEN`."""
-    with _place_of(entry):
+    """Store a prepared image, whole or not at all; raises :class:`DataError` of :data:`NOT_WRITTEN`.
+
+    Parameters
+    ----------
+    entry : Path
+        Of the cache.
+    image, position_mm : ndarray
+        As :class:`Prepared` describes them.
+    """
+    with _writing(entry):
         _write(entry, image=np.asarray(image, np.uint8), position_mm=np.asarray(position_mm, np.float32))
 
 
 def load_refusal(entry: Path) -> DataError | None:
-    """Why this study was refused last time; None when it was not."""
+    """The refusal of this study, if it was refused before."""
     with suppress(OSError, ValueError):
         text, reason = json.loads(entry.with_suffix(".refused.json").read_text())
         return DataError(text, reason=reason)
@@ -108,25 +168,57 @@ def load_refusal(entry: Path) -> DataError | None:
 
 def store_refusal(entry: Path, error: DataError) -> None:
     """Remember a refusal, so that the next process need not read the study again; raises as :func:`store`."""
-    with _place_of(entry):
+    with _writing(entry):
         write_text(entry.with_suffix(".refused.json"), json.dumps([str(error), error.reason]), PRIVATE)
 
 
 def computed_path(entry: Path, kind: str) -> Path:
-    """The file for something computed from an entry's image; ``kind`` says what, and by what."""
+    """Name the file of an array that is computed from a prepared image.
+
+    Parameters
+    ----------
+    entry : Path
+        Of the image.
+    kind : str
+        Tells the computation and the model from others.
+
+    Returns
+    -------
+    Path
+        Beside the entry.
+    """
     return entry.with_name(f"{entry.stem}.{kind}.computed")
 
 
 def load_computed(file: Path) -> np.ndarray | None:
-    """What :func:`store_computed` wrote; None when it is missing or damaged."""
-    with suppress(*_DAMAGED), file.open("rb") as opened:
-        values, checksum = _fields(np.load(opened), "values")
-        return values if _checksum(values) == checksum else None
+    """Load a computed array.
+
+    Parameters
+    ----------
+    file : Path
+        As :func:`computed_path` names it.
+
+    Returns
+    -------
+    ndarray or None
+        None where the file is missing or damaged.
+    """
+    with suppress(*_DAMAGED):
+        record = np.load(file)
+        return record["values"][0] if _checksum(record["values"][0]) == record["checksum"][0] else None
     return None
 
 
 def store_computed(file: Path, values: np.ndarray) -> None:
-    """Write an array, whole or not at all; a full disk leaves none, as it can be computed again."""
+    """Store a computed array, whole or not at all; an error of the disk is ignored, as it can be computed again.
+
+    Parameters
+    ----------
+    file : Path
+        As :func:`computed_path` names it.
+    values : ndarray
+        Of any shape.
+    """
     with suppress(OSError):
         _write(file, values=values)
 
@@ -138,14 +230,14 @@ def _write(file: Path, **arrays: np.ndarray) -> None:
     for name, array in arrays.items():
         record[name][0] = array
     record["checksum"][0] = _checksum(*(record[name][0] for name in arrays))
-    content = io.BytesIO()  # of a short write to a file, NumPy does not say why
+    content = io.BytesIO()  # NumPy does not say why a write to a file fails
     np.save(content, record)
     write_bytes(file, content.getvalue(), PRIVATE)
 
 
 @contextmanager
-def _place_of(entry: Path) -> Iterator[None]:
-    """The folder of an entry, to be written to. If that fails it is no fault of the study."""
+def _writing(entry: Path) -> Iterator[None]:
+    """Make an entry's folder, and turn errors of the disk into refusals that are not the study's fault."""
     try:
         entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # pictures of patients: for this user alone
         yield
@@ -159,15 +251,11 @@ def _place_of(entry: Path) -> Iterator[None]:
         ) from error
 
 
-def _fields(record: np.ndarray, *names: str) -> list[Any]:
-    return [record[name][0] for name in (*names, "checksum")]
-
-
 def _checksum(*arrays: np.ndarray) -> int:
-    found = 0
+    checksum = 0
     for array in arrays:
-        found = zlib.crc32(np.ascontiguousarray(array).data, found)
-    return found
+        checksum = zlib.crc32(np.ascontiguousarray(array).data, checksum)
+    return checksum
 
 
 def _digest(content: Any) -> str:

@@ -1,4 +1,4 @@
-"""The same picture under several patients, found by comparing small versions of images.
+"""Pictures that occur under several patients, found by comparing small versions of images.
 
 Copies of a radiograph or CT (compressed again, resized, in another window) correlate above :data:`SAME`; images of two
 people did not. ``docs/reference/image-readers.md`` has the figures, and says why it is no perceptual hash.
@@ -13,6 +13,7 @@ import numpy as np
 
 from fedtar_flare.imaging import cache
 
+__all__ = ["miniature", "shared_pictures"]
 logger = logging.getLogger(__name__)
 SIDE = 32
 """Rows and columns of a small version."""
@@ -25,7 +26,7 @@ BLOCK = 256
 
 
 def miniature(planes: Sequence[np.ndarray]) -> np.ndarray:
-    """A small version of an image: ranks of its grey values, so that no window or gamma curve changes it much.
+    """Make a small version of an image: ranks of its grey values, which windows and gamma curves hardly change.
 
     Parameters
     ----------
@@ -49,7 +50,20 @@ def miniature(planes: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def shared_pictures(miniatures: Sequence[np.ndarray], patients: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Pairs of places, the lower first, at which different patients have the same picture."""
+    """Find pictures that different patients share.
+
+    Parameters
+    ----------
+    miniatures : sequence of ndarray
+        As :func:`miniature` makes them.
+    patients : sequence of str
+        Whose each is.
+
+    Yields
+    ------
+    tuple of int
+        Indices of two miniatures of the same picture, the lower first.
+    """
     if not miniatures:
         return
     stacked, owners = np.stack(miniatures), np.unique(patients, return_inverse=True)[1]
@@ -60,7 +74,7 @@ def shared_pictures(miniatures: Sequence[np.ndarray], patients: Sequence[str]) -
 
 
 def linked(pairs: Iterable[tuple[str, str]]) -> tuple[frozenset[str], ...]:
-    """Groups of patients of whom each shares a picture with another one of the group."""
+    """Join pairs of patients who share a picture to groups."""
     groups: list[frozenset[str]] = []
     for pair in pairs:
         met = [group for group in groups if not group.isdisjoint(pair)]
@@ -71,17 +85,20 @@ def linked(pairs: Iterable[tuple[str, str]]) -> tuple[frozenset[str], ...]:
 @lru_cache(maxsize=8)
 def linked_patients(prepared: tuple[tuple[str, Path], ...]) -> tuple[frozenset[str], ...]:
     """:func:`linked` of patients and the cache entries of their images; computed once in a process."""
-    found = [(patient, small) for patient, entry in prepared if (small := _kept_miniature(entry)) is not None]
-    patients = [patient for patient, _ in found]
-    pairs = shared_pictures([small for _, small in found], patients)
+    patients, miniatures = [], []
+    for patient, entry in prepared:
+        if (small := _stored_miniature(entry)) is not None:
+            patients.append(patient)
+            miniatures.append(small)
+    pairs = shared_pictures(miniatures, patients)
     if groups := linked((patients[i], patients[j]) for i, j in pairs):
-        known = sum(map(len, groups))
-        logger.warning("%d patients share a picture, and so a split ('fedtar data check' names them)", known)
+        text = "%d patients share a picture, and so a split ('fedtar data check' names them)"
+        logger.warning(text, sum(map(len, groups)))
     return groups
 
 
-def _kept_miniature(entry: Path) -> np.ndarray | None:
-    """The miniature of a cache entry, computed once and kept beside it; None where the entry is damaged."""
+def _stored_miniature(entry: Path) -> np.ndarray | None:
+    """The miniature of a cache entry, computed once and stored beside it; None where the entry is damaged."""
     file = cache.computed_path(entry, "miniature")
     if (small := cache.load_computed(file)) is None and (image := cache.load(entry)) is not None:
         cache.store_computed(file, small := miniature(list(image.image[:, 0])))

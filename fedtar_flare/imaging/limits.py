@@ -1,6 +1,6 @@
-"""How much one study may ask of this machine. What a file states is held against these limits before memory is taken.
+"""How much memory and time the images of one study may take. Sizes are checked before memory is allocated.
 
-The site file raises them (``limits: {voxels: 2147483648}``); a job cannot.
+The site file raises the limits (``limits: {voxels: 2147483648}``); a job cannot.
 """
 
 import math
@@ -16,6 +16,7 @@ from pydantic import Field
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.core.settings import Settings
 
+__all__ = ["Limits", "applied", "current", "machine_memory"]
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """Bytes that a container may use, or ``max``."""
 
@@ -32,20 +33,30 @@ class Limits(Settings):
 
 
 MUCH = 16 << 20
-"""Bytes from which the ratio of packed to unpacked counts."""
+"""Unpacked bytes from which the ratio to packed ones is checked."""
 PACKED_AT_MOST = 200
 """Unpacked bytes per packed byte; images pack to a quarter, empty slices to a hundredth."""
 ELEMENT_READS = 500_000
 """Reads within one DICOM header; an enhanced CT of 2,000 frames takes about 200,000."""
 LONG_ELEMENT = 64 << 20
-"""Bytes of one element of a header that is wanted, and of a whole header within an archive."""
+"""Most bytes of an element of a header that is read, and of a whole header within an archive."""
 
 _IN_FORCE: ContextVar[tuple[Limits, float]] = ContextVar("limits", default=(Limits(), math.inf))
 
 
 @contextmanager
 def applied(limits: Limits) -> Iterator[None]:
-    """These limits hold in this block, and its seconds begin."""
+    """Apply limits to the study that is read in a block; its seconds begin.
+
+    Parameters
+    ----------
+    limits : Limits
+        The site's.
+
+    Yields
+    ------
+    None
+    """
     token = _IN_FORCE.set((limits, time.monotonic() + limits.seconds_per_study))
     try:
         yield
@@ -54,12 +65,18 @@ def applied(limits: Limits) -> Iterator[None]:
 
 
 def current() -> Limits:
-    """The limits in force; the defaults outside :func:`applied`."""
+    """Give the limits in force.
+
+    Returns
+    -------
+    Limits
+        Those of :func:`applied`, or the defaults outside it.
+    """
     return _IN_FORCE.get()[0]
 
 
 def check_size(where: str, limit: str, value: int) -> None:
-    """Refuse (``too-large``) more than the named limit allows."""
+    """Refuse (``too-large``) a value above the named limit."""
     most = getattr(current(), limit)
     if value > most:
         what = limit.replace("_", " ")
@@ -68,26 +85,32 @@ def check_size(where: str, limit: str, value: int) -> None:
 
 
 def check_ratio(where: str, unpacked: int, packed: int) -> None:
-    """Refuse what unpacks to far more than any image does; raises :class:`DataError` ``too-large``."""
+    """Refuse (``too-large``) data that unpacks to far more than any image does."""
     if unpacked > MUCH and unpacked > PACKED_AT_MOST * packed:
         raise DataError(f"{where}: {packed:,} bytes that unpack to {unpacked:,} are no image", reason="too-large")
 
 
 def check_time(where: str) -> None:
-    """Refuse a study whose seconds are over; raises :class:`DataError` ``too-slow``."""
+    """Refuse (``too-slow``) a study whose seconds are over."""
     limits, end = _IN_FORCE.get()
     if time.monotonic() > end:
         raise too_slow(where, limits.seconds_per_study)
 
 
 def too_slow(where: str, seconds: float) -> DataError:
-    """The refusal of a study that took longer than ``seconds``."""
+    """Make the refusal of a study that took longer than ``seconds``."""
     text = f"{where}: not read within {seconds:g} s (site file: 'limits: {{seconds_per_study: ...}}')"
     return DataError(text, reason="too-slow")
 
 
 def machine_memory() -> int:
-    """Bytes of memory that this machine has, or the container that this process is in."""
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Find out how much memory this process can use.
+
+    Returns
+    -------
+    int
+        Bytes of the machine, or of the container where that may use fewer.
+    """
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.is_file() else ""
-    return min(there, int(limit)) if limit.isdigit() else there
+    return min(machine, int(limit)) if limit.isdigit() else machine

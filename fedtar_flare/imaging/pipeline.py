@@ -1,7 +1,7 @@
 """Prepared images of a site's studies: looked up in the cache, or made by the ``Compose`` of :mod:`.transforms`.
 
-Training calls :func:`prepare_cohort` once per task, then :func:`images_of` for each batch. MONAI is imported where an
-image has to be made, and nowhere else.
+Training calls :func:`prepare_visits` once per task, then :func:`images_of` for each batch. MONAI is imported only where
+an image has to be made.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from fedtar_flare.imaging.transform_list import Spec, deterministic
 if TYPE_CHECKING:
     from fedtar_flare.imaging.transforms import InputSize
 
+__all__ = ["Preparation", "Size", "images_of", "prepare", "prepare_cohort", "prepare_visits"]
 logger = logging.getLogger(__name__)
-SIDES = ("frontal", "lateral")
-"""Of the films of a study, in this order."""
 NOT_REMEMBERED = (
     "no-image", "no-permission", "unsupported-transfer-syntax", "too-large", "too-slow", "transform-failed"
 )  # fmt: skip
@@ -37,37 +36,77 @@ NOT_REMEMBERED = (
 
 
 class Size(NamedTuple):
-    """Of model input, where no model's settings are at hand."""
+    """Size of a model's input, for use without a model's settings."""
 
     image_size: int
+    """Pixels of a side."""
     slices: int
+    """Slices of a CT volume."""
 
 
 def prepare(visit: Visit, size: InputSize, cache_dir: Path, transforms: Sequence[Spec] = ()) -> Prepared:
-    """Model input of a single visit, from the cache or made by :func:`.transforms.preparation` and stored there.
+    """Prepare one visit's image, or look it up; several processes may do so at once.
 
-    Several processes may prepare the same visit at once. Raises :class:`DataError` when the study cannot be used.
+    Parameters
+    ----------
+    visit : Visit
+        Whose study it is.
+    size, cache_dir, transforms
+        As for :func:`prepare_visits`.
+
+    Returns
+    -------
+    Prepared
+        The model's input.
+
+    Raises
+    ------
+    DataError
+        The study cannot be used.
     """
     entry = entry_of(visit, size, cache_dir, transforms)
-    return _look_up(entry) or _compute(films_of(visit, size), visit.modality, size, transforms, entry)
+    if (prepared := cache.load(entry)) is not None:
+        return prepared
+    if (refusal := cache.load_refusal(entry)) is not None:
+        raise refusal
+    return _compute(visit.image, _lateral(visit, size), visit.modality, size, transforms, entry)
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """The outcome of preparing visits."""
+    """The outcome of :func:`prepare_visits`."""
 
-    entries: dict[Visit, Path]  # of every visit whose files exist
+    entries: dict[Visit, Path]
+    """The cache entry of every visit whose files exist."""
     errors: dict[Visit, DataError]
-    computed: int  # images prepared just now; the others were cached
-    compared: dict[Visit, Path]  # entries without the job's own transforms, and not too coarse to tell who is alike
+    """Why visits cannot be used."""
+    computed: int
+    """Images prepared just now; the others were cached."""
+    compared: dict[Visit, Path]
+    """Entries by which patients who share a picture are found: without a job's transforms, and not too small."""
 
     def cohort(self, cohort: Cohort, without: Mapping[Visit, str] | None = None) -> Cohort:
-        """The cohort with its cache entries, patients who share a picture in one split; visits that cannot be read, and
-        those for which ``without`` gives a reason, are left out (:meth:`Cohort.leaving_out`).
+        """Give a cohort its cache entries, and put patients who share a picture into one split.
+
+        Parameters
+        ----------
+        cohort : Cohort
+            With these visits.
+        without : mapping of str by Visit, optional
+            Further visits to leave out, with the reasons.
+
+        Returns
+        -------
+        Cohort
+            Without the visits that cannot be used (:meth:`.Cohort.leaving_out`).
         """
-        reasons = dict(without or {}) | {visit: error.reason for visit, error in self.errors.items()}
-        kept = tuple((v.patient_id, entry) for v, entry in self.compared.items() if v not in reasons)
-        return cohort.leaving_out(reasons.get, prepared=self.entries, linked=linked_patients(kept))
+        reasons, usable = dict(without or {}), []
+        for visit, error in self.errors.items():
+            reasons[visit] = error.reason
+        for visit, entry in self.compared.items():
+            if visit not in reasons:
+                usable.append((visit.patient_id, entry))
+        return cohort.leaving_out(reasons.get, prepared=self.entries, linked=linked_patients(tuple(usable)))
 
 
 def prepare_visits(
@@ -81,67 +120,124 @@ def prepare_visits(
     say: Callable[[str], object] = logger.info,
     every: float = EVERY_SECONDS,
 ) -> Preparation:
-    """Prepare every visit; all are of one modality.
+    """Prepare every visit that is not in the cache; refusals are remembered there, too.
 
-    Earlier results and refusals are only looked up; the rest is computed, in ``workers`` processes when it takes long
-    (by default one per processor, where there is memory), on whose number nothing depends. ``say`` takes a line of
-    progress every ``every`` seconds. Raises :class:`ConfigError` as :func:`.transforms.preparation` does, and
-    :class:`DataError` where the cache cannot be written (``disk-full``, ``not-writable``): a smaller cohort would be
-    noticed by nobody.
+    Parameters
+    ----------
+    visits : sequence of Visit
+        All of one modality.
+    size : InputSize
+        A model's settings, or a :class:`Size`.
+    cache_dir : Path
+        Of prepared images.
+    transforms : sequence of Spec
+        A job's own (``data.transforms``); random ones are passed over.
+    limits : Limits, optional
+        For each study.
+    workers : int, optional
+        Processes where the work takes long, by default :func:`.workers.worker_count`; no result depends on them.
+    say, every
+        What takes a line of progress, and the seconds between two lines.
+
+    Returns
+    -------
+    Preparation
+        Entries and errors.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`.transforms.preparation`.
+    DataError
+        ``disk-full`` or ``not-writable``: going on without these visits would make the cohort smaller unnoticed.
     """
-    from fedtar_flare.imaging.workers import each, worker_count
-
-    count, limits = worker_count(workers), limits or Limits()
+    limits = limits or Limits()
     entries: dict[Visit, Path] = {}
     errors: dict[Visit, DataError] = {}
     missing: list[Visit] = []
     for visit in visits:
         try:
             entries[visit] = entry_of(visit, size, cache_dir, transforms)
-            if _look_up(entries[visit]) is None:
+            if cache.load(entries[visit]) is None:
+                if (refusal := cache.load_refusal(entries[visit])) is not None:
+                    raise refusal
                 missing.append(visit)
         except DataError as error:
             errors[visit] = error
-    if missing and transforms:
-        from fedtar_flare.imaging.transforms import preparation
+    computed, added = 0, deterministic(transforms)
+    if missing:
+        from fedtar_flare.imaging.workers import each, worker_count
 
-        preparation(missing[0].modality, size, transforms)  # refused once, not for each study
-    common = {"size": Size(size.image_size, size.slices), "transforms": deterministic(transforms), "limits": limits}
-    items = [{"films": films_of(v, size), "modality": v.modality, "entry": entries[v], **common} for v in missing]
-    progress = Progress("preparing images: study", len(items), say, every)
-    for done, (i, outcome) in enumerate(each(prepare_task, items, count, limits.seconds_per_study), start=1):
-        if isinstance(outcome, DataError):
-            if outcome.reason in cache.NOT_WRITTEN:
+        if added:
+            from fedtar_flare.imaging.transforms import preparation
+
+            preparation(missing[0].modality, size, added)  # refused once, not for each study
+        common = {"size": Size(size.image_size, size.slices), "transforms": added, "limits": limits}
+        films = [{"image": v.image, "lateral": _lateral(v, size), "modality": v.modality} for v in missing]
+        items = [{**film, "entry": entries[v], **common} for film, v in zip(films, missing, strict=True)]
+        progress, count = Progress("preparing images: study", len(items), say, every), worker_count(workers)
+        for done, (i, outcome) in enumerate(each(prepare_task, items, count, limits.seconds_per_study), start=1):
+            if not isinstance(outcome, DataError):
+                computed += 1
+            elif outcome.reason in cache.NOT_WRITTEN:
                 raise outcome
-            errors[missing[i]] = outcome
-        progress(done)
-    log_left_out([errors[visit] for visit in visits if visit in errors])
-    compared, fine = entries, Size(max(SIDE, size.image_size), max(SLICES, size.slices))
+            else:
+                errors[missing[i]] = outcome
+            progress(done)
+    if errors:
+        log_left_out([errors[visit] for visit in visits if visit in errors])
+    compared = entries
     coarse = size.image_size < SIDE or (size.slices < SLICES and any(visit.modality == "ct" for visit in visits))
-    coarse = coarse or getattr(size, "lateral", False)
-    if deterministic(transforms) or coarse:  # a job's choices must not decide who is alike
+    if added or coarse or getattr(size, "lateral", False):  # a job's choices must not decide whose pictures are alike
+        fine = Size(max(SIDE, size.image_size), max(SLICES, size.slices))
         compared = prepare_visits(visits, fine, cache_dir, limits=limits, workers=workers, say=say, every=every).entries
-    return Preparation(entries, errors, sum(visit not in errors for visit in missing), compared)
+    return Preparation(entries, errors, computed, compared)
 
 
 def prepare_cohort(cohort: Cohort, size: InputSize, cache_dir: Path, transforms: Sequence[Spec] = ()) -> Cohort:
-    """The cohort with every visit prepared; raises :class:`DataError` ``no-patient`` when nothing is left."""
+    """Prepare every visit of a cohort.
+
+    Parameters
+    ----------
+    cohort : Cohort
+        As a reader gives it.
+    size, cache_dir, transforms
+        As for :func:`prepare_visits`.
+
+    Returns
+    -------
+    Cohort
+        With its cache entries (:meth:`Preparation.cohort`); it raises ``no-patient`` where no visit can be used.
+    """
     return prepare_visits(cohort.visits, size, cache_dir, transforms).cohort(cohort)
 
 
 def images_of(samples: Sequence[Sample]) -> list[Prepared]:
-    """Model input of samples of a prepared cohort, from the cache alone, never from a source file.
+    """Load the images of a prepared cohort's samples; source files are never read.
 
-    Raises :class:`DataError` ``not-prepared`` without :func:`prepare_cohort`, or when an entry is gone or damaged.
+    Parameters
+    ----------
+    samples : sequence of Sample
+        Of a cohort that :func:`prepare_cohort` or :meth:`Preparation.cohort` gave.
+
+    Returns
+    -------
+    list of Prepared
+        In the order of the samples.
+
+    Raises
+    ------
+    DataError
+        ``not-prepared``: the cohort was not prepared, or an entry is missing or damaged.
     """
     images = []
     for sample in samples:
-        found = cache.load(sample.prepared) if sample.prepared is not None else None
-        if found is None:
+        image = cache.load(sample.prepared) if sample.prepared is not None else None
+        if image is None:
             where = f"patient {sample.visit.patient_id}, visit {sample.visit.visit_id}"
             gone = f"{sample.prepared} is gone or damaged; run the task again" if sample.prepared else "not prepared"
             raise DataError(f"{where}: the prepared image: {gone}", reason="not-prepared")
-        images.append(found)
+        images.append(image)
     return images
 
 
@@ -150,63 +246,61 @@ def entry_of(visit: Visit, size: InputSize, cache_dir: Path, transforms: Sequenc
     settings: dict[str, Any] = {"modality": visit.modality, "image_size": size.image_size}
     if visit.modality == "ct":
         settings["slices"] = size.slices
-    if lateral := films_of(visit, size)[1:]:
-        settings["lateral"] = cache.file_identity(*lateral)
+    if (lateral := _lateral(visit, size)) is not None:
+        settings["lateral"] = cache.file_identity(lateral)
     if added := deterministic(transforms):
         settings["transforms"] = [dict(spec) for spec in added]
     return cache.entry_path(cache_dir, cache.file_identity(visit.image), settings)
 
 
-def films_of(visit: Visit, size: InputSize) -> list[Path]:
-    """What is read of a visit: its image, and the lateral view where a model is shown it (``ModelConfig.lateral``)."""
-    return [visit.image, *([visit.lateral] if visit.lateral and getattr(size, "lateral", False) else [])]
+def _lateral(visit: Visit, size: InputSize) -> Path | None:
+    """The lateral view of a study, where it has one and the model is shown it (``ModelConfig.lateral``)."""
+    return visit.lateral if getattr(size, "lateral", False) else None
 
 
 def prepare_task(
-    films: list[Path], modality: Modality, size: InputSize, transforms: Sequence[Spec], entry: Path, limits: Limits
+    image: Path,
+    lateral: Path | None,
+    modality: Modality,
+    size: InputSize,
+    transforms: Sequence[Spec],
+    entry: Path,
+    limits: Limits,
 ) -> None:
-    """Prepare one image into the cache (a worker's task); raises what :func:`prepare` raises."""
+    """Prepare one image into the cache, in a worker; raises as :func:`prepare`."""
     if cache.load(entry) is None:  # another site may have been first
         with applied(limits):
-            _compute(films, modality, size, transforms, entry)
-
-
-def _look_up(entry: Path) -> Prepared | None:
-    """The cached image, or None; raises a remembered refusal."""
-    if (found := cache.load(entry)) is None and (refusal := cache.load_refusal(entry)) is not None:
-        raise refusal
-    return found
+            _compute(image, lateral, modality, size, transforms, entry)
 
 
 def _compute(
-    films: list[Path], modality: Modality, size: InputSize, transforms: Sequence[Spec], entry: Path
+    image: Path, lateral: Path | None, modality: Modality, size: InputSize, transforms: Sequence[Spec], entry: Path
 ) -> Prepared:
+    """Read and transform a study, and store the result or the refusal."""
+    from fedtar_flare.imaging.transforms import preparation
+
+    compose = preparation(modality, size, transforms)
+    views = {"frontal": image} if lateral is None else {"frontal": image, "lateral": lateral}
     try:
-        made = [_run(film, modality, size, transforms, view) for film, view in zip(films, SIDES, strict=False)]
-        picture, position_mm = map(np.concatenate, zip(*made, strict=True))
+        made: list[Any] = [_run(compose, film, view, bool(deterministic(transforms))) for view, film in views.items()]
     except DataError as error:
         if error.reason not in NOT_REMEMBERED:
             cache.store_refusal(entry, error)
         raise
-    cache.store(entry, picture, position_mm)
-    return cache.load(entry) or Prepared(picture, position_mm)  # a mount may be lost meanwhile
+    pixels, position_mm = (np.concatenate([item[key] for item in made]) for key in ("image", "position_mm"))
+    cache.store(entry, pixels, position_mm)
+    return cache.load(entry) or Prepared(pixels, position_mm)  # a mount may be lost meanwhile
 
 
-def _run(
-    image: Path, modality: Modality, size: InputSize, transforms: Sequence[Spec], view: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Picture and positions of a study, by the ``Compose``; an error is the one that it wraps."""
-    from fedtar_flare.imaging.transforms import preparation
-
-    compose = preparation(modality, size, transforms)
+def _run(compose: Callable[[Any], Any], film: Path, view: str, added: bool) -> Any:
+    """Apply the ``Compose``, which wraps errors of its transforms; raises what it wraps."""
     try:
-        made: Any = compose({"image": str(image), "view": view})
+        return compose({"image": str(film), "view": view})
     except RuntimeError as error:
         cause: BaseException = error
         while not isinstance(cause, DataError | MemoryError) and cause.__cause__ is not None:
             cause = cause.__cause__
-        if deterministic(transforms) and not isinstance(cause, DataError | MemoryError):
-            text = f"{image}: one of data.transforms cannot be applied: {cause}"
+        if added and not isinstance(cause, DataError | MemoryError):
+            text = f"{film}: one of data.transforms cannot be applied: {cause}"
             raise DataError(text, reason="transform-failed") from error
         raise cause  # noqa: B904 - the error itself
-    return made["image"], made["position_mm"]

@@ -1,13 +1,28 @@
-"""Small pictures that a page holds in itself."""
+"""Small pictures that are embedded in a page."""
 
 import base64
 import io
 
 import numpy as np
 
+__all__ = ["png_address"]
+
 
 def png_address(pixels: np.ndarray, largest: int) -> str:
-    """A PNG as a data address; ``pixels`` are uint8 (H, W) or (H, W, 3), shrunk to at most ``largest`` a side."""
+    """Encode a picture as the address of an image element.
+
+    Parameters
+    ----------
+    pixels : ndarray
+        uint8 (H, W) or (H, W, 3).
+    largest : int
+        Pixels to which the longer side is shrunk.
+
+    Returns
+    -------
+    str
+        ``data:image/png;base64,...``.
+    """
     from PIL import Image
 
     file = io.BytesIO()

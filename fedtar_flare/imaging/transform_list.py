@@ -1,4 +1,4 @@
-"""MONAI transforms that a study lead may add to the preparation of images (``data.transforms``), with their arguments.
+"""MONAI transforms that a study lead may add to the preparation of images (``data.transforms``).
 
 The list is closed: none reads or writes a file, calls a function, names a path or a device, or makes an image larger
 than the site's limits. Nothing here imports MONAI, so that settings are checked fast.
@@ -6,19 +6,33 @@ than the site's limits. Nothing here imports MONAI, so that settings are checked
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import suggestion
 
+__all__ = [
+    "LISTED",
+    "RANDOM",
+    "SAFE",
+    "Spec",
+    "built_in",
+    "deterministic",
+    "names_of",
+    "problem_of",
+    "random_for_training",
+    "split",
+]
+
 Spec = Mapping[str, Any]
 """One transform: ``{"name": "Spacingd", "pixdim": [1, 1, 2]}``."""
 MOST = 16
-"""Transforms in one job."""
+"""Most transforms in one job."""
 
 
 class Numbers(NamedTuple):
-    """A number within bounds, or a list of ``least`` to ``most``; whole ones where ``low`` is an ``int``."""
+    """A number within bounds, or a list of ``least`` to ``most`` of them; whole ones where ``low`` is an ``int``."""
 
     low: float
     high: float
@@ -26,19 +40,19 @@ class Numbers(NamedTuple):
     least: int = 1
 
     def __str__(self) -> str:
-        many = f"{self.least} to {self.most} numbers" if self.least < self.most else f"{self.most} number(s)"
-        return f"{'whole ' if type(self.low) is int else ''}{many} from {self.low:g} to {self.high:g}"
+        count = f"{self.least} to {self.most} numbers" if self.least < self.most else f"{self.most} number(s)"
+        return f"{'whole ' if type(self.low) is int else ''}{count} from {self.low:g} to {self.high:g}"
 
 
 class Words(tuple[Any, ...]):
-    """One of a few words, or yes and no."""
+    """The allowed words, or yes and no."""
 
     def __str__(self) -> str:
         return f"one of {', '.join(map(str, self))}"
 
 
 def allows(check: Numbers | Words, value: Any) -> bool:
-    """Whether an argument may have this value."""
+    """Tell whether an argument may have this value."""
     if isinstance(check, Words):
         return any(type(value) is type(word) and value == word for word in check)
     items = value if isinstance(value, list | tuple) else [value]
@@ -77,7 +91,7 @@ DETERMINISTIC: dict[str, Listed] = {
     "GaussianSmoothd": Listed("Smooth with this sigma, in voxels", {"sigma": Numbers(0.0, 5, 3)}),
     "CenterSpatialCropd": Listed("Keep the middle, in voxels", {"roi_size": Numbers(16, 4096, 3)}),
 }
-"""On the image as it was read (a CT in HU), before slices are chosen."""
+"""Applied to the image as it was read (a CT in HU), before slices are chosen."""
 CT_ONLY = ("Orientationd", "Spacingd")
 """They need the geometry of a volume; a picture has none, and would only be mirrored or stretched."""
 
@@ -100,15 +114,26 @@ RANDOM: dict[str, Listed] = {
         "Mirror; left and right of a report are then wrong", {}, _PROB | {"spatial_axis": Numbers(0, 1)}
     ),
 }
-"""On the prepared image, values in [0, 1], all slices and channels alike; in training alone."""
+"""Applied to the prepared image, values in [0, 1], all slices and channels alike; in training only."""
 
 LISTED = DETERMINISTIC | RANDOM
 SAFE = tuple(name for name in LISTED if name not in ("CenterSpatialCropd", "RandFlipd"))
-"""What a site allows where its site file says nothing."""
+"""The transforms that a site allows by default."""
 
 
 def problem_of(specs: Sequence[Spec]) -> str | None:
-    """Why these cannot be added, as what they must be; None where they can."""
+    """Check transforms of a job.
+
+    Parameters
+    ----------
+    specs : sequence of Spec
+        Names with arguments.
+
+    Returns
+    -------
+    str or None
+        What they must be, to be put after "it must be"; None where they can be added.
+    """
     if len(specs) > MOST:
         return f"at most {MOST} transforms"
     for spec in specs:
@@ -119,7 +144,7 @@ def problem_of(specs: Sequence[Spec]) -> str | None:
         known = {**listed.needed, **listed.other}
         for argument, value in spec.items():
             if argument != "name" and argument not in known:
-                return f"'{name}' with {', '.join(known)} alone: not '{argument}'{suggestion(str(argument), known)}"
+                return f"'{name}' with {', '.join(known)} only: not '{argument}'{suggestion(str(argument), known)}"
             if argument != "name" and not allows(known[argument], value):
                 return f"'{name}' with a {argument} that is {known[argument]}: not {value!r}"
         if missing := [argument for argument in listed.needed if argument not in spec]:
@@ -128,34 +153,103 @@ def problem_of(specs: Sequence[Spec]) -> str | None:
 
 
 def checked(specs: Sequence[Spec]) -> Sequence[Spec]:
-    """The same; raises :class:`ConfigError` where one cannot be added."""
+    """Return ``specs``; raises :class:`ConfigError` where one cannot be added."""
     if problem := problem_of(specs):
         raise ConfigError(f"data: transforms must be {problem}")
     return specs
 
 
 def split(spec: Spec) -> tuple[str, dict[str, Any]]:
-    """Name and arguments."""
+    """Split a transform.
+
+    Parameters
+    ----------
+    spec : Spec
+        The transform.
+
+    Returns
+    -------
+    name : str
+        Of its class in MONAI.
+    arguments : dict
+        By name.
+    """
     return spec["name"], {argument: value for argument, value in spec.items() if argument != "name"}
 
 
 def names_of(specs: Sequence[Spec]) -> tuple[str, ...]:
-    """Names of the transforms, each once, in order."""
-    return tuple(dict.fromkeys(str(spec["name"]) for spec in specs))
+    """List the names of transforms.
+
+    Parameters
+    ----------
+    specs : sequence of Spec
+        A job's.
+
+    Returns
+    -------
+    tuple of str
+        Each name once, in order.
+    """
+    return tuple(dict.fromkeys(map(itemgetter("name"), specs)))
 
 
 def deterministic(specs: Sequence[Spec]) -> list[Spec]:
-    """Those that are part of every preparation: of training, scoring, drafting, and of the cache's key."""
-    return [spec for spec in specs if spec["name"] in DETERMINISTIC]
+    """Select the transforms of every preparation, in training, scoring and drafting; the cache's key has them.
+
+    Parameters
+    ----------
+    specs : sequence of Spec
+        A job's.
+
+    Returns
+    -------
+    list of Spec
+        Those of :data:`DETERMINISTIC`, in order.
+    """
+    chosen = []
+    for spec in specs:
+        if spec["name"] in DETERMINISTIC:
+            chosen.append(spec)
+    return chosen
 
 
 def random_for_training(specs: Sequence[Spec], *, augment: bool, image_size: int) -> list[Spec]:
-    """Those that change training images: the built-in ones where ``training.augment`` is on, then the lead's."""
-    return (built_in(image_size) if augment else []) + [spec for spec in specs if spec["name"] in RANDOM]
+    """Select the transforms that change training images.
+
+    Parameters
+    ----------
+    specs : sequence of Spec
+        A job's.
+    augment : bool
+        ``training.augment``: put the :func:`built_in` ones first.
+    image_size : int
+        Pixels of a side.
+
+    Returns
+    -------
+    list of Spec
+        Of :data:`RANDOM`.
+    """
+    chosen = built_in(image_size) if augment else []
+    for spec in specs:
+        if spec["name"] in RANDOM:
+            chosen.append(spec)
+    return chosen
 
 
 def built_in(image_size: int) -> list[Spec]:
-    """What ``training.augment`` does: small changes, each with probability 0.8; nothing is mirrored."""
+    """Give the transforms of ``training.augment``: small changes, each with probability 0.8; nothing is mirrored.
+
+    Parameters
+    ----------
+    image_size : int
+        Pixels of a side, of which an image is shifted by at most 4 %.
+
+    Returns
+    -------
+    list of Spec
+        For :func:`.augment.augment`.
+    """
     affine = {"rotate_range": math.radians(5), "translate_range": [0.04 * image_size] * 2, "scale_range": [0.05] * 2}
     return [
         {"name": "RandAffined", "prob": 0.8, **affine, "mode": "bilinear", "padding_mode": "zeros"},

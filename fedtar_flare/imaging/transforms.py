@@ -1,7 +1,7 @@
-"""The one way from a study on disk to model input: a ``Compose`` of MONAI transforms, built by :func:`preparation`.
+"""The only way from a study on disk to model input: a ``Compose`` of MONAI transforms, built by :func:`preparation`.
 
-Slices of a CT are picked, windowed and shrunk in plane; the volume is never resampled, which takes tenths of a second,
-unless a study lead adds a transform that does.
+Slices of a CT are chosen, windowed and shrunk in plane. The volume itself is resampled only where a study lead adds a
+transform for it, since that takes tenths of a second.
 """
 
 import json
@@ -28,11 +28,12 @@ from fedtar_flare.imaging.readers.pictures import read_photograph, read_radiogra
 from fedtar_flare.imaging.readers.volume import to_int16
 from fedtar_flare.imaging.transform_list import CT_ONLY, LISTED, Spec, checked, deterministic, split
 
+__all__ = ["InputSize", "Step", "preparation", "steps"]
 logger = logging.getLogger(__name__)
 WINDOWS = ((-600.0, 1500.0), (40.0, 400.0), (400.0, 1800.0))
 """(level, width) in HU of the three channels: lung, mediastinum, bone."""
 PLANES_AT_ONCE = 6
-"""Planes shrunk together: few enough to stay in the processor's cache."""
+"""Planes resized together: few enough for the processor's cache."""
 BODY_HU = -400
 """Air and lung lie below, the body above."""
 COARSE_MM = 3.0
@@ -44,24 +45,46 @@ DISPLAY_AXES = ("S", "P", "L")
 
 
 class InputSize(Protocol):
-    """What of a model's settings decides how images are prepared: pixels of a side, and S of a CT volume."""
+    """The part of a model's settings by which images are prepared."""
 
     @property
-    def image_size(self) -> int: ...
+    def image_size(self) -> int:
+        """Pixels of a side."""
+
     @property
-    def slices(self) -> int: ...
+    def slices(self) -> int:
+        """Slices of a CT volume."""
 
 
 class Step(NamedTuple):
-    """One transform of a preparation: its name, its arguments without the key, and what it does."""
+    """One transform of a preparation."""
 
     name: str
+    """Of its class."""
     arguments: dict[str, Any]
+    """By name, without the key of the image."""
     what: str
+    """What it does, for people."""
 
 
 def steps(modality: Modality, size: InputSize, transforms: Sequence[Spec] = ()) -> list[Step]:
-    """The transforms of :func:`preparation`, in order."""
+    """List the transforms of :func:`preparation`.
+
+    Parameters
+    ----------
+    modality, size, transforms
+        As there.
+
+    Returns
+    -------
+    list of Step
+        In order.
+
+    Raises
+    ------
+    ConfigError
+        As there.
+    """
     ct, added = modality == "ct", deterministic(checked(transforms))
     if wrong := [spec["name"] for spec in added if spec["name"] in CT_ONLY and not ct]:
         raise ConfigError(f"data: transforms: {wrong[0]} is for CT volumes; these images are pictures ({modality})")
@@ -79,18 +102,30 @@ def steps(modality: Modality, size: InputSize, transforms: Sequence[Spec] = ()) 
 
 
 def preparation(modality: Modality, size: InputSize, transforms: Sequence[Spec] = ()) -> Compose:
-    """The ``Compose`` from a study on disk to model input, for training, scoring, warm start and drafting alike.
+    """Compose the transforms from a study on disk to model input, for training, scoring, warm start and drafting alike.
 
-    It leads from ``{"image": path}`` to ``{"image": uint8 (S, 3, H, W), "position_mm": float32 (S,), ...}``; S = 1 and
-    position 0 for a picture. The deterministic ones of ``transforms`` (``data.transforms``) run on the image as it was
-    read, before slices are chosen; the others run in training alone (:mod:`.augment`). Raises :class:`ConfigError` for
-    one that is not on the list, cannot be made, or needs a volume where the images are pictures.
+    Parameters
+    ----------
+    modality : Modality
+        Of the study.
+    size : InputSize
+        Of the model's input.
+    transforms : sequence of Spec
+        A job's own (``data.transforms``). Deterministic ones run on the image as it was read, before slices are chosen;
+        random ones are not part of the preparation (:mod:`.augment`).
+
+    Returns
+    -------
+    Compose
+        From ``{"image": path}`` to ``{"image": uint8 (S, 3, H, W), "position_mm": float32 (S,), ...}``; a picture has
+        S = 1 and position 0. It raises ``ConfigError`` for a transform that is not on the list, cannot be made, or
+        needs a volume where the images are pictures.
     """
     return Compose([_made(name, arguments) for name, arguments, _ in steps(modality, size, transforms)])
 
 
 def composed(specs: Sequence[Spec]) -> Compose:
-    """A ``Compose`` of these transforms on the key ``image``; the same one for equal ``specs``."""
+    """Compose these transforms on the key ``image``; equal ``specs`` give the same object."""
     return _composed(json.dumps([dict(spec) for spec in checked(specs)], sort_keys=True))
 
 
@@ -107,7 +142,7 @@ def _made(name: str, arguments: dict[str, Any]) -> Any:
 
 
 class _Changes(MapTransform):
-    """Changes a copy of the dictionary, key by key."""
+    """Base of transforms that change a copy of the dictionary, key by key."""
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         out = dict(data)
@@ -117,14 +152,13 @@ class _Changes(MapTransform):
 
     @abstractmethod
     def change(self, out: dict[Hashable, Any], key: Hashable) -> None:
-        """Replace what lies under ``key``."""
+        """Replace the value of ``key``."""
 
 
 class ReadStudyd(_Changes):
     """Read a study by its path: a CT as int16 (1, X, Y, Z) in HU with its affine, a picture as uint8 (1 or 3, H, W).
 
-    Raises :class:`DataError` as :func:`.readers.ct.read_ct` and its neighbours do. MONAI's ``LoadImaged`` would hand
-    what they refuse to its other readers, which return a silently wrong image.
+    MONAI's ``LoadImaged`` would hand a file that our readers refuse to its other readers, whose image may be wrong.
     """
 
     def __init__(self, keys: KeysCollection, modality: Modality):

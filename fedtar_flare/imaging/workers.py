@@ -1,9 +1,9 @@
-"""Process many studies in parallel. Workers are processes, since reading headers and decoding hold Python's lock
-(measured: eight studies of 150 slices took 2.7 s in one thread and 2.9 s in two).
+"""Process many studies in parallel.
 
-Each is an executor of loky's, whose processes never run their parent's main module again. A process that dies (out of
-memory, a decoder that crashes) is replaced and its item tried once more; an item that kills two is refused by name and
-the others go on. So is an item that takes longer than it may, and one that meets a fault of the code.
+Workers are processes, since reading headers and decoding hold Python's lock (measured: eight studies of 150 slices took
+2.7 s in one thread and 2.9 s in two). Each is an executor of loky, whose processes do not run the parent's main module
+again. A process that dies (out of memory, a decoder that crashes) is replaced, and its item tried once more; an item
+that kills two processes, takes too long or meets a fault of the code is refused, and the others go on.
 """
 
 import logging
@@ -21,10 +21,11 @@ from loky import ProcessPoolExecutor
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.imaging.limits import machine_memory, too_slow
 
+__all__ = ["each", "worker_count"]
 logger = logging.getLogger(__name__)
 
-ALONE_SECONDS = 5.0
-"""Work begins in this process; workers take seconds to start and are not started for less than this."""
+SERIAL_SECONDS = 5.0
+"""Work done in this process before workers, which take seconds to start, are considered."""
 WORTH_SECONDS = 20.0
 """Estimated remaining time from which workers are started."""
 MEMORY_EACH = 4 << 30
@@ -33,11 +34,27 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 Task = Callable[..., Any]
 """A function at the top of its module; a :class:`DataError` that it raises is an outcome as well."""
 Outcome = Any
-"""The task's result, or a :class:`DataError`: the one it raised, or what became of it."""
+"""The task's result, or a :class:`DataError`: its own, or one about the worker."""
 
 
 def worker_count(asked: int | None = None) -> int:
-    """As many as asked for (:class:`ConfigError` below one), else one per usable processor, with memory for each."""
+    """Decide the number of worker processes.
+
+    Parameters
+    ----------
+    asked : int, optional
+        By the user.
+
+    Returns
+    -------
+    int
+        ``asked``, or one for each usable processor, as far as memory suffices for all.
+
+    Raises
+    ------
+    ConfigError
+        ``asked`` is below 1.
+    """
     if asked is not None:
         if asked < 1:
             raise ConfigError(f"workers must be at least 1, not {asked}")
@@ -47,7 +64,7 @@ def worker_count(asked: int | None = None) -> int:
 
 
 def attempt(task: Task, arguments: dict[str, Any]) -> Outcome:
-    """The outcome of one item, whatever happens to it; a fault of the code is an ``internal-error``."""
+    """Run the task on one item; a fault of the code becomes an ``internal-error``."""
     try:
         return task(**arguments)
     except DataError as error:
@@ -70,10 +87,25 @@ def _what(arguments: dict[str, Any]) -> str:
 def each(
     task: Task, items: Sequence[dict[str, Any]], workers: int, seconds: float = math.inf
 ) -> Iterator[tuple[int, Outcome]]:
-    """Do a task with each item's keyword arguments and yield (index, outcome) pairs in order of completion.
+    """Run a task on each item, in worker processes when the work takes long.
 
-    Processes (``workers``) are started when the work takes long; with one, this process does everything. An item that
-    takes more than ``seconds`` there is refused as ``too-slow``.
+    Parameters
+    ----------
+    task : callable
+        A function at the top of its module.
+    items : sequence of dict
+        Keyword arguments; ``image`` names the item in errors.
+    workers : int
+        Most processes; with 1, this process does everything.
+    seconds : float
+        In a worker, an item that takes longer is refused as ``too-slow``.
+
+    Yields
+    ------
+    index : int
+        Of the item, in order of completion.
+    outcome : object
+        The task's result, or a :class:`DataError`: its own, or one about the worker.
     """
     worked = 0.0  # without the first item, which pays for the imports
     for index, arguments in enumerate(items):
@@ -83,7 +115,7 @@ def each(
         yield index, outcome
         begun = index + 1
         rest = (len(items) - begun) * worked / max(index, 1)
-        if workers > 1 and worked > ALONE_SECONDS and rest > WORTH_SECONDS:
+        if workers > 1 and worked > SERIAL_SECONDS and rest > WORTH_SECONDS:
             for later, outcome in _in_processes(task, items[begun:], min(workers, len(items) - begun), seconds):
                 yield begun + later, outcome
             return
@@ -100,7 +132,10 @@ def _in_processes(
             while waiting and len(going) < workers:
                 try:
                     process = idle.pop() if idle else _process(task)
-                except (OSError, RuntimeError):  # none can be started: those that are there go on, or this process
+                except (
+                    OSError,
+                    RuntimeError,
+                ):  # none can be started: the running ones go on, or this process
                     workers = len(going)
                     break
                 index = waiting.popleft()

@@ -83,7 +83,7 @@ def limited():
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_full_disk_stops_the_work_instead_of_leaving_studies_out(sites, capfd, caplog, monkeypatch, limited, workers):
-    for name in ("ALONE_SECONDS", "WORTH_SECONDS"):
+    for name in ("SERIAL_SECONDS", "WORTH_SECONDS"):
         monkeypatch.setattr(f"fedtar_flare.imaging.workers.{name}", -1.0)
     (sites / "0.png").write_bytes(b"no image")  # done in this process; the others, if it may be, in others
     options = ["--workers", workers, "--preset", "tiny", "--set", "model.slices=1", "--set", "model.image_size=256"]

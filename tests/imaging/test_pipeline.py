@@ -271,7 +271,7 @@ def test_a_cohort_prepared_in_processes_is_the_same(study, tmp_path, monkeypatch
     visits = tuple(visit(image, day=day) for day, image in enumerate(images, start=1))
     cohort = cohort_of(*visits)
     alone = prepare_visits(visits, CONFIG, tmp_path / "alone", workers=1).cohort(cohort)
-    monkeypatch.setattr("fedtar_flare.imaging.workers.ALONE_SECONDS", -1.0)
+    monkeypatch.setattr("fedtar_flare.imaging.workers.SERIAL_SECONDS", -1.0)
     monkeypatch.setattr("fedtar_flare.imaging.workers.WORTH_SECONDS", -1.0)
     together = prepare_visits(visits, CONFIG, tmp_path / "together", workers=2).cohort(cohort)
     assert alone.rejected == together.rejected == {"too-few-slices": 1, "no-image": 1}

@@ -112,7 +112,7 @@ def test_short_work_starts_no_process(monkeypatch):
 
 
 def test_long_work_goes_on_in_processes_where_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "ALONE_SECONDS", -1.0)
+    monkeypatch.setattr(workers, "SERIAL_SECONDS", -1.0)
     monkeypatch.setattr(workers, "WORTH_SECONDS", -1.0)
     items = [{"paths": [str(tmp_path / f"{n}.zip")]} for n in range(4)]
     found = dict(each(read_headers, items, 2))

@@ -1,6 +1,4 @@
-"""Read a CT volume: a DICOM series (folder, file, zip, DICOMDIR), whose slices are sorted by position and checked to be
-one regular stack, or NIfTI. Needs no MONAI.
-"""
+"""Read a CT volume: NIfTI, or a DICOM series, whose slices are sorted by position and checked to be a regular stack."""
 
 import math
 from collections import Counter, defaultdict
@@ -26,15 +24,17 @@ from fedtar_flare.imaging.readers.volume import (
     check_spacing,
 )
 
+__all__ = ["read_ct"]
 SAME_PLACE_MM = 0.05
 ROUNDING_MM = 0.1
 """Positions are often rounded: a slice may always lie this far from the even grid."""
 SPACING_TOLERANCE = 0.1
 """How far a slice may lie from the even grid, as a share of the slice spacing."""
 LEAST_SLICES = 5
-"""Fewer tell no order from its opposite."""
+"""With fewer, an order cannot be told from its opposite."""
 FEW = 10
-"""One in so many slices (at least two) may contradict the others; when more do, the field means something else."""
+"""At most one slice in this many (at least two) counts as an error where it contradicts the others; when more do, the
+field means something else."""
 NAMED = 5
 """Unreadable files that a message names; the others are counted."""
 GAP = 1.5
@@ -43,11 +43,23 @@ LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
 def read_ct(path: Path | str, min_slices: int = MIN_SLICES) -> CTVolume:
-    """Read one CT volume; its slices ascend along their normal (towards the head for an ordinary axial series).
+    """Read a CT volume.
 
-    ``path`` is a folder (searched recursively), file, zip or DICOMDIR. Of several series, :mod:`.dicom_series` chooses
-    which to read; when that one is refused, the next is tried, and ``warnings`` notes both. Raises :class:`DataError`
-    with a reason for each kind of trouble (``docs/reference/image-readers.md``); nothing is guessed in silence.
+    Of several series, :mod:`.dicom_series` chooses one; where it is refused, the next is tried, and ``warnings`` of the
+    volume notes both.
+
+    Parameters
+    ----------
+    path : Path or str
+        A folder (searched recursively), a DICOM or NIfTI file, a zip or a DICOMDIR.
+    min_slices : int
+        A series with fewer is refused.
+
+    Returns
+    -------
+    CTVolume
+        Its slices ascend along their normal, towards the head for an ordinary axial series. It raises
+        :class:`DataError` with the reasons of ``docs/reference/image-readers.md``.
     """
     path = Path(path)
     if path.name.lower().endswith((".nii", ".nii.gz")):

@@ -1,7 +1,7 @@
-"""Where DICOM bytes lie (folder, file, zip, DICOMDIR), and their headers, which are read without the pixels.
+"""Files of a DICOM study (folder, file, zip, DICOMDIR), and their headers, which are read without the pixels.
 
-Each file among slices that cannot be read may be a lost slice, so none is passed over in silence; what usually lies
-among slices (a licence, a directory, thumbnails, reports) is known by its name.
+A file among slices that cannot be read may be a lost slice, so none is ignored, except for files that usually lie among
+slices (a licence, a directory, thumbnails, reports), which are known by their names.
 """
 
 import io
@@ -24,6 +24,7 @@ from fedtar_flare.imaging.limits import LONG_ELEMENT, check_size, check_time
 from fedtar_flare.imaging.readers.bounded import StopWhen, check_deflated, counted, metered, open_archive, unpack
 from fedtar_flare.imaging.readers.dicom_tags import text
 
+__all__ = ["Header", "Source", "files_below", "is_companion", "read_header", "sources"]
 PIXEL_DATA = 0x7FE00010
 KEYWORDS = """
     SOPClassUID SOPInstanceUID StudyInstanceUID SeriesInstanceUID PatientID Modality ImageType AcquisitionNumber
@@ -55,9 +56,13 @@ class Source:
     """One file on disk, or one member of a zip archive."""
 
     path: Path
+    """The file, or the archive."""
     archive: ZipFile | None = None
+    """Open; None for a file on disk."""
     member: str = ""
-    lost_from: str | None = None  # of a file that a DICOMDIR names and that is not there: its series
+    """Name within the archive."""
+    lost_from: str | None = None
+    """Series of a file that a DICOMDIR names and that does not exist."""
 
     @property
     def name(self) -> str:
@@ -66,17 +71,30 @@ class Source:
 
     @property
     def folder(self) -> tuple[Path, str]:
-        """Where it lies: a folder on disk, or in an archive."""
+        """Its folder, on disk or in an archive."""
         return (self.path, self.member.rpartition("/")[0]) if self.archive else (self.path.parent, "")
 
     def open(self, most: int | None = None) -> BinaryIO:
-        """Open for reading from the start; the caller closes it. Of a zip member, only ``most`` bytes are unpacked.
+        """Open for reading from the start; the caller closes it.
 
-        Raises :class:`DataError` ``no-permission``; ``missing-files`` when a DICOMDIR alone knows it; ``unreadable``
-        for a dead link, or a damaged or encrypted member; ``too-large`` for one beyond the limits.
+        Parameters
+        ----------
+        most : int, optional
+            Bytes to unpack of a zip member.
+
+        Returns
+        -------
+        BinaryIO
+            The file.
+
+        Raises
+        ------
+        DataError
+            ``no-permission``; ``missing-files`` where only a DICOMDIR names it; ``unreadable`` for a dead link, or a
+            damaged or encrypted member; ``too-large`` above the limits.
         """
         if self.lost_from is not None:
-            raise DataError(f"{self.name}: named by the DICOMDIR, and not there", reason="missing-files")
+            raise DataError(f"{self.name}: named by the DICOMDIR, but missing", reason="missing-files")
         with decoding(f"{self.name}: cannot be read"):
             if self.archive is None:
                 try:
@@ -88,22 +106,37 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What one DICOM file says of itself."""
+    """The header of one DICOM file."""
 
     source: Source
-    dataset: Dataset  # the tags of TAGS
+    """The file."""
+    dataset: Dataset
+    """The wanted tags."""
     syntax: UID
+    """Transfer syntax."""
     has_pixels: bool
-    place: int | None  # of the pixel data in the file; None when the file is deflated
-    size: int  # bytes of the file
-    length: int | None = None  # bytes that the pixel data claims; None when absent or unstated (compressed)
-    vr: str | None = None  # of the pixel data; None when absent or not stated (implicit VR)
+    """Whether pixel data follows."""
+    offset: int | None
+    """Of the pixel data in the file; None for a deflated file."""
+    size: int
+    """Bytes of the file."""
+    length: int | None = None
+    """Bytes of the pixel data as stated; None where they are absent, or compressed."""
+    vr: str | None = None
+    """Value representation of the pixel data; None where they are absent, or the syntax states none (implicit VR)."""
 
     def check_pixels(self, expected: int) -> None:
-        """Refuse pixel data other than bytes or words of the expected number; compressed ones must not state theirs.
+        """Refuse pixel data whose VR or length is wrong; a wrong VR would move the beginning of the pixels.
 
-        A wrong VR moves where the pixels begin. Raises :class:`DataError` ``bad-header``, ``truncated`` or
-        ``wrong-pixel-count``.
+        Parameters
+        ----------
+        expected : int
+            Bytes, where they are not compressed.
+
+        Raises
+        ------
+        DataError
+            ``bad-header``, ``truncated`` or ``wrong-pixel-count``.
         """
         name = self.source.name
         if self.vr not in (None, "OB", "OW"):  # none is stated in implicit VR
@@ -113,7 +146,7 @@ class Header:
                 text = f"{name}: compressed pixel data must not state a length, and states {self.length} bytes"
                 raise DataError(text, reason="wrong-pixel-count")
             return
-        if self.place is not None and self.place + 8 + expected > self.size:  # 8 bytes of header, or 12
+        if self.offset is not None and self.offset + 8 + expected > self.size:  # 8 bytes of header, or 12
             raise DataError(f"{name}: the file ends within its pixels; copy it again", reason="truncated")
         if self.length not in (expected, expected + expected % 2):  # an odd number is padded by one byte
             held = "compressed values" if self.length is None else f"{self.length} bytes"
@@ -123,60 +156,83 @@ class Header:
 
 @contextmanager
 def sources(path: Path) -> Iterator[list[Source]]:
-    """All files below a folder, in a zip, named by a DICOMDIR, or the given file itself, sorted by name.
+    """List the files of a study; an archive stays open in the block.
 
-    Those that a DICOMDIR names and that are not there are among them, marked as such. Raises :class:`DataError`
-    ``no-image`` for no such path, ``unreadable`` for a broken zip, ``too-large`` for one beyond the limits.
+    Parameters
+    ----------
+    path : Path
+        A folder, a zip, a DICOMDIR or a file.
+
+    Yields
+    ------
+    list of Source
+        Sorted by name, with the files that a DICOMDIR names and that do not exist (``lost_from``).
+
+    Raises
+    ------
+    DataError
+        ``no-image`` where nothing is at the path, ``unreadable`` for a broken zip, ``too-large`` above the limits.
     """
     with ExitStack() as stack:
         if not path.exists():
             raise DataError(f"{path}: there is no such file or folder", reason="no-image")
         if path.is_dir():
             files = files_below(path)
-            found = [Source(file) for file in files] + _lost(path / "DICOMDIR", files)
+            listed = [Source(file) for file in files] + _lost(path / "DICOMDIR", files)
         elif path.suffix.lower() == ".zip":
             archive = stack.enter_context(open_archive(path))
-            found = [Source(path, archive, info.filename) for info in archive.infolist() if not info.is_dir()]
+            listed = [Source(path, archive, info.filename) for info in archive.infolist() if not info.is_dir()]
         elif path.name.upper().startswith("DICOMDIR"):
-            found = [Source(file, lost_from=None if there else of) for file, of, there in _entries(path)]
+            listed = [Source(file, lost_from=None if exists else uid) for file, uid, exists in _entries(path)]
         else:
-            found = [Source(path)]
-        files_ = [s for s in found if not Path(s.member or s.path).name.upper().startswith("DICOMDIR")]
-        yield sorted(files_, key=lambda s: s.name)
+            listed = [Source(path)]
+        images = [s for s in listed if not Path(s.member or s.path).name.upper().startswith("DICOMDIR")]
+        yield sorted(images, key=lambda s: s.name)
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Every regular file below a folder, and every link that leads nowhere: it stands for a file that is lost."""
-    found = (Path(top) / name for top, _, names in os.walk(folder) for name in names)
-    return [file for file in found if file.is_file() or (file.is_symlink() and not file.exists())]
+    """List files below a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        It is searched recursively.
+
+    Returns
+    -------
+    list of Path
+        Regular files, and dead links, which stand for lost files.
+    """
+    paths = (Path(top) / name for top, _, names in os.walk(folder) for name in names)
+    return [file for file in paths if file.is_file() or (file.is_symlink() and not file.exists())]
 
 
 def _entries(directory: Path) -> list[tuple[Path, str, bool]]:
-    """The files that a DICOMDIR names, the series of each, and whether it is there; none without a DICOMDIR.
+    """The files that a DICOMDIR names, the series of each, and whether it exists; empty without a DICOMDIR.
 
-    Files outside the directory's own folder are never read, and count as not there.
+    Files outside the directory's own folder are never read, and count as missing.
     """
     if not directory.is_file():
         return []
     with decoding(f"{directory}: not a readable DICOMDIR"):
         with directory.open("rb") as file:
             records = dcmread(metered(file, str(directory), directory.stat().st_size)).DirectoryRecordSequence
-        by_place = {record.seq_item_tell: record for record in records}
+        by_offset = {record.seq_item_tell: record for record in records}
         series: dict[int | None, str] = {}  # the SeriesInstanceUID above each image record
         for record in records:
             if record.get("DirectoryRecordType") == "SERIES":
-                place = record.get("OffsetOfReferencedLowerLevelDirectoryEntity")
-                while place in by_place and place not in series:
-                    series[place] = text(record, "SeriesInstanceUID")
-                    place = by_place[place].get("OffsetOfTheNextDirectoryRecord")
-        folder, found = directory.parent.resolve(), []
+                offset = record.get("OffsetOfReferencedLowerLevelDirectoryEntity")
+                while offset in by_offset and offset not in series:
+                    series[offset] = text(record, "SeriesInstanceUID")
+                    offset = by_offset[offset].get("OffsetOfTheNextDirectoryRecord")
+        folder, entries = directory.parent.resolve(), []
         for record in records:
             if "ReferencedFileID" in record:
                 name = record.ReferencedFileID
                 target = directory.parent.joinpath(*([name] if isinstance(name, str) else name))
-                there = target.is_file() and target.resolve().is_relative_to(folder)
-                found.append((target, series.get(record.seq_item_tell, ""), there))
-    return found
+                exists = target.is_file() and target.resolve().is_relative_to(folder)
+                entries.append((target, series.get(record.seq_item_tell, ""), exists))
+    return entries
 
 
 def _lost(directory: Path, files: Sequence[Path]) -> list[Source]:
@@ -185,18 +241,33 @@ def _lost(directory: Path, files: Sequence[Path]) -> list[Source]:
     Not those of a series whose files were all renamed or left behind, nor names written in lower case.
     """
     named: list[tuple[Path, str, bool]] = []
-    with suppress(DataError):  # the files are there, whatever their directory is worth
+    with suppress(DataError):  # a broken DICOMDIR does not matter: the folder has the files
         named = _entries(directory)
     known = {str(file).lower() for file in files}
-    gone = [(file, of) for file, of, there in named if not there and str(file).lower() not in known]
-    here = {of for file, of, _ in named if (file, of) not in gone}
-    return [Source(file, lost_from=of) for file, of in gone if of in here or len(files) == 1]
+    gone = [(file, uid) for file, uid, exists in named if not exists and str(file).lower() not in known]
+    present = {uid for file, uid, _ in named if (file, uid) not in gone}
+    return [Source(file, lost_from=uid) for file, uid in gone if uid in present or len(files) == 1]
 
 
 def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header | None:
-    """The wanted tags of a DICOM file; None when it is not DICOM at all.
+    """Read the header of a DICOM file.
 
-    Raises :class:`DataError` ``truncated``, ``too-large``, ``unsupported-transfer-syntax`` or ``unreadable``.
+    Parameters
+    ----------
+    source : Source
+        The file.
+    tags : sequence of int
+        The wanted tags, by default those of a CT slice.
+
+    Returns
+    -------
+    Header or None
+        None for a file that is not DICOM.
+
+    Raises
+    ------
+    DataError
+        ``truncated``, ``too-large``, ``unsupported-transfer-syntax`` or ``unreadable``.
     """
     name, syntax = source.name, UID("")
     check_time(name)
@@ -228,11 +299,11 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
                     stop = counted(at_pixels, name)
             checked.seek(0)
             dataset = read_partial(checked, stop_when=stop, specific_tags=list(tags), force=True)
-            place = file.tell()
+            offset = file.tell()
             if not pixels and held < size:
                 text_ = f"{name}: no pixels within its first {held:,} bytes; unpack the archive"
                 raise DataError(text_, reason="too-large")
-            cut = not pixels and (place > size or _ends_short(dataset))
+            cut = not pixels and (offset > size or _ends_short(dataset))
         except (DataError, MemoryError):
             raise
         except Exception as error:  # pydicom raises whatever the broken bytes lead to
@@ -247,12 +318,12 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
         raise DataError(f"{name}: the file ends within its header; copy it again", reason="truncated")
     syntax = UID(str(getattr(dataset.file_meta, "TransferSyntaxUID", "") or ImplicitVRLittleEndian))
     vr, length = pixels[0] if pixels else (None, UNDEFINED)
-    at, stated = None if syntax == DeflatedExplicitVRLittleEndian else place, None if length == UNDEFINED else length
-    return Header(source, dataset, syntax, bool(pixels), at, size, stated, vr)
+    at = None if syntax == DeflatedExplicitVRLittleEndian else offset
+    return Header(source, dataset, syntax, bool(pixels), at, size, None if length == UNDEFINED else length, vr)
 
 
 def _ends_short(dataset: Dataset) -> bool:
-    """Whether some value has fewer bytes than its header promises."""
+    """Tell whether some value has fewer bytes than its header states."""
     for tag in dataset.keys():  # noqa: SIM118 - iterating the dataset itself would decode every element
         item = dataset.get_item(tag)
         value = getattr(item, "value", None)
@@ -262,7 +333,18 @@ def _ends_short(dataset: Dataset) -> bool:
 
 
 def is_companion(name: str) -> bool:
-    """Whether a file of this name is no slice, whatever it holds."""
+    """Tell by its name whether a file is no slice.
+
+    Parameters
+    ----------
+    name : str
+        Without its folder, or with it.
+
+    Returns
+    -------
+    bool
+        True for files that usually lie among slices, such as a licence or thumbnails.
+    """
     path = PurePath(name.lower())
     if path.name.startswith("."):
         return True
@@ -274,7 +356,7 @@ def is_companion(name: str) -> bool:
 
 
 def not_dicom(source: Source) -> DataError:
-    """The refusal of a file without the marks of DICOM; its text says what it holds instead."""
+    """Make the refusal of a file without the marks of DICOM; its text says what the file holds."""
     with source.open(1024) as file:
         start = file.read(1024)
     what = "empty" if not start else "zeros" if not any(start) else "not DICOM"

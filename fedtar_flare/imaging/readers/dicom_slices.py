@@ -15,10 +15,13 @@ from fedtar_flare.imaging.readers.dicom_files import Header, Source
 from fedtar_flare.imaging.readers.dicom_tags import decimal, decimals, first, integer, text, words
 from fedtar_flare.imaging.readers.volume import check_spacing
 
+__all__ = ["CAPTURES", "LOCALIZERS", "SECONDARY_CAPTURE"]
 PROJECTIONS = {"MIP", "MINIP", "MAX_IP", "MIN_IP", "PROJECTION IMAGE", "AVERAGE", "MEAN_IP", "VOLUME RENDERING"}
 CAPTURES = {"SCREEN SAVE", "DOSE_INFO", "SCREENSHOT", "REPORT"}
 LOCALIZERS = {"LOCALIZER", "SCOUT", "TOPOGRAM", "SURVIEW"}
+"""Words of ImageType: of projections, of pictures of a screen, of scouts."""
 SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
+"""Beginning of their SOPClassUIDs."""
 IMAGES = {f"1.2.840.10008.5.1.4.1.1.2{end}" for end in ("", ".1", ".2")}
 """CT images: classic, enhanced, and converted to enhanced. Without pixels, such a file was cut."""
 LOSSLESS = {f"1.2.840.10008.1.2.{end}" for end in ("5", "4.57", "4.70", "4.80", "4.90", "4.92", "4.201", "4.202")}

@@ -12,12 +12,13 @@ from pydicom.tag import BaseTag, Tag
 
 from fedtar_flare.core.errors import DataError
 
+__all__ = ["first", "headers", "words"]
 Default = TypeVar("Default", int, None)
 
 
 @cache
 def tag(keyword: str) -> BaseTag:
-    """The tag of a keyword, cached: pydicom's look-up takes longer than reading the value."""
+    """The tag of a keyword; cached, since pydicom's look-up takes longer than reading the value."""
     return Tag(keyword)
 
 
@@ -35,12 +36,36 @@ def text(dataset: Dataset, keyword: str) -> str:
 
 
 def first(dataset: Dataset, keyword: str) -> str:
-    """The first part of the value, trimmed; empty when absent."""
+    """Read the first part of a value.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        A header.
+    keyword : str
+        Of the tag.
+
+    Returns
+    -------
+    str
+        Trimmed; empty where the tag is absent.
+    """
     return text(dataset, keyword).split("\\")[0].strip(" \0")
 
 
 def words(dataset: Dataset, keyword: str) -> tuple[str, ...]:
-    """All parts, trimmed, in upper case."""
+    """Read all parts of a value.
+
+    Parameters
+    ----------
+    dataset, keyword
+        As for :func:`first`.
+
+    Returns
+    -------
+    tuple of str
+        Trimmed, in upper case; one empty text where the tag is absent.
+    """
     return tuple(part.strip(" \0").upper() for part in text(dataset, keyword).split("\\"))
 
 
@@ -87,7 +112,18 @@ def positive(dataset: Dataset, keyword: str, name: str) -> int:
 
 
 def headers(image: Path) -> Iterator[Dataset]:
-    """Headers of the study's readable DICOM files, in the order of their paths."""
+    """Read the headers of a study.
+
+    Parameters
+    ----------
+    image : Path
+        A folder or a file.
+
+    Yields
+    ------
+    Dataset
+        Of each readable DICOM file, sorted by path, without pixels.
+    """
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError
 

@@ -1,4 +1,4 @@
-"""Which side a radiograph shows, by every DICOM attribute that can tell it."""
+"""The view of a radiograph, frontal or lateral, by the DICOM attributes that state it."""
 
 import re
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.imaging.readers.dicom_tags import first, text, words
 
+__all__ = ["KEYWORDS", "View", "view_of"]
 Side = Literal["frontal", "lateral"]
 DESCRIPTIONS = ("SeriesDescription", "ProtocolName", "AcquisitionDeviceProcessingDescription", "StudyDescription")
 KEYWORDS = " ".join(("ViewPosition", "ViewCodeSequence", "PatientOrientation", *DESCRIPTIONS))
@@ -14,7 +15,7 @@ POSITIONS: dict[str, Side] = {
     **dict.fromkeys(("PA", "AP"), "frontal"),
     **dict.fromkeys(("LL", "RL", "L", "R", "LLD", "RLD", "LLO", "RLO"), "lateral"),
 }
-"""Values of ViewPosition that are no words of :data:`WORDS`; oblique and decubitus films count as lateral ones."""
+"""Codes of ViewPosition that :data:`WORDS` does not match; oblique and decubitus films count as lateral ones."""
 WORDS: dict[Side, str] = {
     "lateral": r"\b(?:[LR] ?LAT|LAT|lateral[eis]*|profil\w*|seitlich|sagittal|oblique?|[LR][AP]O|decubitus)\b",
     "frontal": r"\b(?:P\.? ?A|A\.? ?P|postero-?anterior|antero-?posterior|(?<!para)frontal[eis]*|face)\b",
@@ -22,29 +23,48 @@ WORDS: dict[Side, str] = {
 
 
 class View(NamedTuple):
-    """Frontal or lateral, and the attributes that say so."""
+    """The view of a radiograph."""
 
     side: Side
-    told_by: tuple[str, ...]
+    """Frontal or lateral."""
+    stated_by: tuple[str, ...]
+    """Keywords of the attributes that state it."""
 
 
 def view_of(dataset: Any, name: str) -> View:
-    """The view of a CR or DX image.
+    """Decide the view of a CR or DX image.
 
-    ViewPosition, ViewCodeSequence (DICOM PS3.16, CID 4010) and PatientOrientation (PS3.3, C.7.6.1.1.1) are asked, and
-    only where none of them tells, the descriptions, the nearest to the image first; one that names both sides is about
-    several films. Raises :class:`DataError` ``unknown-view`` where nothing tells, ``conflicting-view`` where two
-    attributes differ, ``bad-header`` where one cannot be read.
+    ViewPosition, ViewCodeSequence (DICOM PS3.16, CID 4010) and PatientOrientation (PS3.3, C.7.6.1.1.1) are read first.
+    Only where none of them states a view, the descriptions are, that of the series before that of the study; one that
+    names both views is about several films.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        A header with the tags of :data:`KEYWORDS`.
+    name : str
+        Of the file, for errors.
+
+    Returns
+    -------
+    View
+        And the attributes that state it.
+
+    Raises
+    ------
+    DataError
+        ``unknown-view`` where no attribute states a view, ``conflicting-view`` where two differ, ``bad-header`` where
+        one cannot be read.
     """
-    with decoding(f"{name}: what tells its view cannot be read", "bad-header"):
-        told = dict(_coded(dataset)) or dict(_described(dataset))
-    if not told:
-        said = "neither ViewPosition, ViewCodeSequence, PatientOrientation nor a description tells its view"
-        raise DataError(f"{name}: {said}; have the export corrected", reason="unknown-view")
-    if len(set(told.values())) > 1:
-        said = ", ".join(f"{side} by {keyword}" for keyword, side in told.items())
-        raise DataError(f"{name}: {said}", reason="conflicting-view")
-    return View(next(iter(told.values())), tuple(told))
+    with decoding(f"{name}: the attributes of its view cannot be read", "bad-header"):
+        stated = dict(_coded(dataset)) or dict(_described(dataset))
+    if not stated:
+        text_ = "neither ViewPosition, ViewCodeSequence, PatientOrientation nor a description states its view"
+        raise DataError(f"{name}: {text_}; have the export corrected", reason="unknown-view")
+    if len(set(stated.values())) > 1:
+        views = ", ".join(f"{side} by {keyword}" for keyword, side in stated.items())
+        raise DataError(f"{name}: {views}", reason="conflicting-view")
+    return View(next(iter(stated.values())), tuple(stated))
 
 
 def _coded(dataset: Any) -> Iterator[tuple[str, Side]]:

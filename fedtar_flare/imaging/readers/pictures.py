@@ -16,17 +16,31 @@ from fedtar_flare.imaging.limits import check_size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+__all__ = ["read_photograph", "read_radiograph"]
 MIN_SIDE = 16
-"""Fewest rows or columns of a picture that anything can be seen in."""
+"""Fewest rows or columns of a picture."""
 DEEP = ("I;16", "I;16B", "I;16L", "I", "F")
 """Modes of one channel and more than 8 bits."""
 
 
 def read_photograph(path: Path | str) -> np.ndarray:
-    """Read one photograph as uint8 (3, height, width): red, green, blue; three equal channels for shades of grey.
+    """Read a photograph.
 
-    Raises :class:`DataError` ``no-image``, ``unreadable``, ``not-a-photograph`` (DICOM and other files, several
-    pictures, pure black and white, one channel of more than 8 bits), ``blank``, ``too-small`` or ``too-large``.
+    Parameters
+    ----------
+    path : Path or str
+        PNG, JPEG, BMP or TIFF.
+
+    Returns
+    -------
+    ndarray
+        uint8 (3, height, width): red, green, blue; three equal channels for shades of grey.
+
+    Raises
+    ------
+    DataError
+        ``no-image``, ``unreadable``, ``not-a-photograph`` (DICOM and other files, several pictures, pure black and
+        white, one channel of more than 8 bits), ``blank``, ``too-small`` or ``too-large``.
     """
     path = Path(path)
     check_there(path)
@@ -51,7 +65,7 @@ def opened_picture(path: Path, refusal: str) -> Iterator[Image]:
 
     check_size(str(path), "file_bytes", path.stat().st_size)
     with decoding(f"{path}: not readable as a picture"), Image.open(path) as image:
-        if image.format == "PNG":  # its checksums are looked at by this alone
+        if image.format == "PNG":  # only this checks its checksums
             image.verify()
     with decoding(f"{path}: not readable as a picture"), Image.open(path) as image:
         check_size(str(path), "pixels", image.width * image.height)
@@ -90,9 +104,19 @@ KEYWORDS = """
 
 
 def read_radiograph(path: Path | str, side: str = "frontal") -> np.ndarray:
-    """Read one radiograph (PNG, JPEG, BMP, TIFF, or DICOM CR/DX of this ``side``) as uint8 (height, width).
+    """Read a radiograph, brighter where more is absorbed.
 
-    Raises :class:`DataError` with a reason for each kind of trouble (``docs/reference/image-readers.md``).
+    Parameters
+    ----------
+    path : Path or str
+        PNG, JPEG, BMP, TIFF, or DICOM of modality CR or DX.
+    side : str
+        The view that a DICOM file must be of.
+
+    Returns
+    -------
+    ndarray
+        uint8 (height, width); it raises :class:`DataError` with the reasons of ``docs/reference/image-readers.md``.
     """
     path = Path(path)
     check_there(path)
@@ -128,7 +152,7 @@ def _read_dicom(path: Path, side: str) -> np.ndarray:
     if CAPTURES & set(words(dataset, "ImageType")):
         raise DataError(f"{path}: a screenshot of a radiograph", reason="secondary-capture")
     if (view := view_of(dataset, str(path))).side != side:
-        raise DataError(f"{path}: a {view.side} view ({', '.join(view.told_by)})", reason=f"{view.side}-view")
+        raise DataError(f"{path}: a {view.side} view ({', '.join(view.stated_by)})", reason=f"{view.side}-view")
     if not header.has_pixels:
         raise DataError(f"{path}: no pixel data", reason="no-pixel-data")
     if (meaning := first(dataset, "PhotometricInterpretation")) not in GREY:
@@ -177,8 +201,8 @@ def _finite(values: np.ndarray, path: Path) -> np.ndarray:
 
 
 def stretch(values: np.ndarray) -> np.ndarray:
-    """Map the 0.1 to 99.9 percentiles to 0..255, uint8; where those lie far outside of the 1 to 99 percentiles, as with
-    letters burnt into a corner, these.
+    """Map the 0.1 to 99.9 percentiles to 0..255, uint8, or the 1 to 99 percentiles where those lie far within,
+    as with letters burnt into a corner.
     """
     seen = values[::4, ::4] if values.size > 1_000_000 else values
     low, darkest, brightest, high = np.percentile(seen, (0.1, 1, 99, 99.9))

@@ -1,4 +1,4 @@
-"""A CT volume in Hounsfield units, and what its values tell of damage."""
+"""A CT volume in Hounsfield units, and checks of its values for damage."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,6 +7,7 @@ import numpy as np
 
 from fedtar_flare.core.errors import DataError
 
+__all__ = ["CTVolume", "Note"]
 MIN_SLICES = 8
 """A series with fewer is no chest CT."""
 AIR_HU = -1024
@@ -18,31 +19,38 @@ PLAUSIBLE_MM = (0.05, 50.0)
 TILT_TOLERANCE_DEG = 0.5
 """Angle off the perpendicular from which slices, or the axes of a volume, count as tilted."""
 SAMPLE = 4
-"""Every fourth row and column of a slice is compared with its neighbours'."""
+"""Step of the rows and columns that are compared between slices."""
 AROUND = 3
 """Slices on either side with which one is compared."""
 RATIO, LEAST_HU = 2.0, 5.0
 """A slice is noted when its mean distance is this many times the largest around it, and this much above it."""
 SWAPPED = 1.5
-"""Rows are taken for swapped with columns when rows of the swapped picture are so many times more alike."""
+"""Rows and Columns count as swapped when exchanging them makes neighbouring rows this many times more alike."""
 
 
 class Note(NamedTuple):
-    """Something a reader met and tolerated: a stable slug and a text for people."""
+    """Something unusual that a reader tolerated."""
 
     reason: str
+    """A stable slug."""
     text: str
+    """For people."""
 
 
 @dataclass(frozen=True, eq=False)
 class CTVolume:
-    """A CT volume; ``warnings`` lists what the reader met (several series, padding, copies, ...)."""
+    """A CT volume."""
 
-    hu: np.ndarray  # int16 (z, y, x), Hounsfield units
-    spacing_mm: tuple[float, float, float]  # between voxel centres along z, y, x
-    affine: np.ndarray  # float64 (4, 4), voxel index (x, y, z) to mm in RAS (right, anterior, superior positive)
-    series_uid: str = ""  # DICOM SeriesInstanceUID; empty for other formats
+    hu: np.ndarray
+    """int16 (z, y, x), Hounsfield units."""
+    spacing_mm: tuple[float, float, float]
+    """Between voxel centres along z, y, x."""
+    affine: np.ndarray
+    """float64 (4, 4), voxel index (x, y, z) to mm in RAS (right, anterior and superior are positive)."""
+    series_uid: str = ""
+    """DICOM SeriesInstanceUID; empty for other formats."""
     warnings: tuple[Note, ...] = ()
+    """What the reader tolerated: several series, padding, copies, ..."""
 
 
 def to_int16(values: np.ndarray) -> np.ndarray:
@@ -55,7 +63,7 @@ def to_int16(values: np.ndarray) -> np.ndarray:
 
 
 def check_spacing(where: str, *spacing_mm: float) -> None:
-    """Refuse distances between voxels that no body CT has; raises :class:`DataError` ``implausible-spacing``."""
+    """Refuse (``implausible-spacing``) distances between voxels that no body CT has."""
     if not all(PLAUSIBLE_MM[0] <= abs(step) <= PLAUSIBLE_MM[1] for step in spacing_mm):
         shown = ", ".join(f"{step:g}" for step in spacing_mm)
         raise DataError(f"{where}: {shown} mm between voxels; in another unit?", reason="implausible-spacing")
@@ -73,7 +81,7 @@ def check_air(hu: np.ndarray, where: str) -> None:
 
 
 def check_shape(hu: np.ndarray, where: str) -> None:
-    """Refuse (``wrong-pixel-count``) slices whose Rows and Columns are swapped: their rows go on where others end."""
+    """Refuse (``wrong-pixel-count``) slices whose Rows and Columns are swapped."""
     _, rows, columns = hu.shape
     if rows == columns or min(rows, columns) < 2:
         return
@@ -99,9 +107,9 @@ def unlike_neighbours(hu: np.ndarray) -> list[int]:
         outside = np.maximum(here - np.maximum(below, above), np.minimum(below, above) - here)
         distance[i] = np.maximum(outside, 0).mean()
         below, here = here, above
-    found = []
+    unlike = []
     for i in range(1, len(hu) - 1):
         around = np.concatenate([distance[max(1, i - AROUND) : i], distance[i + 1 : min(len(hu) - 1, i + 1 + AROUND)]])
         if distance[i] > max(RATIO * around.max(), around.max() + LEAST_HU):
-            found.append(i)
-    return found
+            unlike.append(i)
+    return unlike
