@@ -1,4 +1,4 @@
-"""FedKEI as one object: its presets, and where its algorithm runs."""
+"""FedKEI as one object: its presets, and the classes that run it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedtar_flare.registry import Method
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {"model": {"slices": 8}, "data": {"synthetic_patients": 64}, "fedkei": {"rand_baseline": True}},
 }
-"""A few minutes on two cores, each start next to the common one."""
+"""A few minutes on two cores; each start is compared with the common one."""
 
 
 def rounds(groups: Mapping[str, Any]) -> tuple[int, int]:
-    """As many rounds as the job lists tasks, of two steps each."""
+    """Numbers of rounds and steps: a round for each task that the job lists, of two steps."""
     return len(build(FedKEIConfig, groups.get("fedkei"), "fedkei").tasks), STEPS
 
 

@@ -1,4 +1,4 @@
-"""FedKEI at a site: the task's images, one pass for PROBE, tuning for ADAPT, and every module kept for its disease."""
+"""FedKEI at a site: one pass over the task's images for PROBE, tuning for ADAPT; each module stays for its disease."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ from fedtar_flare.site.state import task_scores
 if TYPE_CHECKING:
     from fedtar_flare.methods.fedkei.learner import Adapted, TaskLearner
 
+__all__ = ["FedKEISite"]
+
 MOST_EPOCHS = 99
-"""Of tuning: what a list in a reply may hold, with epoch 0."""
+"""Most epochs of tuning: a list in a reply has at most 100 values, of epochs 0 to 99."""
 
 
 class FedKEISite(SiteStrategy):
-    """FedKEI, its rivals and controls at one site.
+    """FedKEI, its rivals and controls at one site; arguments as :class:`.SiteStrategy`.
 
-    Each task's module stays here as ``module-<t>``, for the disease that it was learnt on, with alpha; the scores of
-    single test images stay as ``scores-<t>``. ``preset`` is one of ``config.CLASSIFIERS``.
+    The site's state has each task's module with alpha as ``module-<t>``, for the disease that it was learnt on, and
+    scores of single test images as ``scores-<t>``. ``preset`` is one of ``config.CLASSIFIERS``.
     """
 
     shared_groups = ("model", "training", "data")
@@ -64,7 +66,7 @@ class FedKEISite(SiteStrategy):
         }
 
     def check(self) -> None:
-        """Refuse more epochs than a reply can tell of, a previous visit, and random transforms."""
+        """Refuse more epochs than a reply can hold, a previous visit, and random transforms."""
         if self.settings.training.epochs > MOST_EPOCHS:
             raise ConfigError(f"training: epochs is {self.settings.training.epochs}: it must be at most {MOST_EPOCHS}")
         if self.settings.data.prior != "none":
@@ -116,7 +118,7 @@ class FedKEISite(SiteStrategy):
             raise missing_state(state, header.after)
         if header.rounds > len(self.settings.fedkei.tasks) or header.time_steps != STEPS:
             raise ExchangeError(f"the run has {header.rounds} tasks; the job lists {len(self.settings.fedkei.tasks)}")
-        learner = self.learner_of(task)
+        learner = self._learner(task)
         start = learner.start
         if weights and checksum(weights) != checksum(start):
             raise ExchangeError("the common start that came down is not the one that the job's seed gives here")
@@ -129,38 +131,38 @@ class FedKEISite(SiteStrategy):
         return reply, start if asked_for_start else None
 
     def _probe(self, task: Task) -> Answer:
-        """The gradient in the centres that came down, once a task: of centres of a server's choice it tells more."""
+        """The gradient in the centres, once a task: answers to further centres would reveal more of the images."""
         data = self._data(task)
         if refused := self._refused(task, data):
             return refused, None
-        learner = self.learner_of(task)
+        learner = self._learner(task)
         direct = self.plan.probe == "direct"
         _, gradients = learner.probe(task.weights, data.examples(), task.header.round, direct=direct)
         task.site.stop_if_aborted()
         return ok(task.header, {"samples": float(data.samples)}), gradients
 
     def _adapt(self, task: Task) -> Answer:
-        """Tune a module from the mixture that came down, keep it, and send its difference from the common start."""
+        """Tune a module from the mixture, store it, and send its difference from the common start."""
         header, weights, data = task.header, task.weights, self._data(task)
         if refused := self._refused(task, data):
             return refused, None
-        learner = self.learner_of(task)
+        learner = self._learner(task)
         progress = Progress(f"task {header.round}: epoch", self.settings.training.epochs, task.logger.info)
         examples = data.examples()
-        found = learner.adapt(
+        adapted = learner.adapt(
             weights, examples, header.round, self.plan, lambda epoch: progress(epoch) if epoch else None
         )
         rand: Adapted | None = None
         if self.settings.fedkei.rand_baseline:
             plain, start = PLANS["rand"], {name: value[None] for name, value in learner.start.items()}
             same = learner.is_start(weights) and self.plan.tunes_as(plain)
-            rand = found if same else learner.adapt(start, examples, header.round, plain)
+            rand = adapted if same else learner.adapt(start, examples, header.round, plain)
         task.site.stop_if_aborted()
-        self._keep(task, data, found, rand, learner.start)
-        sent = {f"{IMPORTANCE}{name}": value for name, value in found.importance.items()}
-        return _reply(header, data, found, rand), found.difference | sent
+        self._store(task, data, adapted, rand, learner.start)
+        importance = {f"{IMPORTANCE}{name}": value for name, value in adapted.importance.items()}
+        return _reply(header, data, adapted, rand), adapted.difference | importance
 
-    # ------------------------------------------------------------------ pieces
+    # ------------------------------------------------------------------ parts of the tasks
     def _data(self, task: Task) -> SiteTask:
         number, stream = task.header.round, self.settings.fedkei.stream(task.site.name, self.seed)
         if number > len(stream):
@@ -169,7 +171,7 @@ class FedKEISite(SiteStrategy):
 
     @staticmethod
     def _refused(task: Task, data: SiteTask) -> Reply | None:
-        """An abstention where the site has too little of the task, or was asked it before with other centres.
+        """An abstention where the site has too few images of the task, or has answered it from other centres.
 
         Raises :class:`ExchangeError` for centres, or a curvature, that do not fit the run's exchange.
         """
@@ -186,19 +188,19 @@ class FedKEISite(SiteStrategy):
             return abstain(header, f"task {header.round} was answered already, from other centres or images")
         return None
 
-    def _keep(self, task: Task, data: SiteTask, found: Adapted, rand: Adapted | None, start: Tensors) -> None:
-        """The module for its disease, and what of it stays at the site."""
+    def _store(self, task: Task, data: SiteTask, adapted: Adapted, rand: Adapted | None, start: Tensors) -> None:
+        """Write the module with alpha, its scores, and the site's own page into the site's state."""
         header, state = task.header, task.state
-        module = {name: start[name] + difference for name, difference in found.difference.items()}
+        module = {name: start[name] + difference for name, difference in adapted.difference.items()}
         about = {
             "task": data.name,
-            "alpha": found.alpha,
-            "fell_back": found.fell_back,
-            "auc": found.curve,
+            "alpha": adapted.alpha,
+            "fell_back": adapted.fell_back,
+            "auc": adapted.curve,
             "rand_auc": None if rand is None else rand.curve,
         }
         state.write(f"module-{header.round:04d}", module, about)
-        scores = {"scores": found.scores} | ({} if rand is None else {"rand_scores": rand.scores})
+        scores = {"scores": adapted.scores} | ({} if rand is None else {"rand_scores": rand.scores})
         test = data.splits["test"]
         patients = [sample.visit.patient_id for sample in test.samples]
         about = {"task": data.name, "labels": list(test.labels), "patients": patients}
@@ -207,7 +209,7 @@ class FedKEISite(SiteStrategy):
         page = write_modules_page(state, task.site.name)
         task.logger.info(f"this site's modules and mixtures, for its eyes: {page}")
 
-    def learner_of(self, task: Task) -> TaskLearner:
+    def _learner(self, task: Task) -> TaskLearner:
         """The site's learner, built once per process and run."""
         from fedtar_flare.methods.fedkei.learner import TaskLearner
 
@@ -226,20 +228,20 @@ class FedKEISite(SiteStrategy):
         return self.learner
 
 
-def _reply(header: TaskHeader, data: SiteTask, found: Adapted, rand: Adapted | None) -> Reply:
+def _reply(header: TaskHeader, data: SiteTask, adapted: Adapted, rand: Adapted | None) -> Reply:
     numbers = {
         "samples": float(data.samples),
-        "train_loss": round_loss(fmean(found.losses), data.samples, data.least),
+        "train_loss": round_loss(fmean(adapted.losses), data.samples, data.least),
     }
     if data.least == 1:  # one image can spoil an update
-        numbers["skipped_updates"] = float(found.skipped_updates)
+        numbers["skipped_updates"] = float(adapted.skipped_updates)
     scores: dict[str, Any] = {
         "n": data.scored,
-        "fell_back": int(found.fell_back),
-        "seconds": found.seconds,
-        "at_epoch": found.at_epoch,
+        "fell_back": int(adapted.fell_back),
+        "seconds": adapted.seconds,
+        "at_epoch": adapted.at_epoch,
     }
-    losses = {name: getattr(found, name) for name in ("mixture_loss", "start_loss", "final_loss")}
+    losses = {name: getattr(adapted, name) for name in ("mixture_loss", "start_loss", "final_loss")}
     validated = len(data.splits["validation"].labels)
     scores |= {n: round_loss(loss, validated, data.least) for n, loss in losses.items() if loss is not None}
     counts = data.counts()
@@ -249,6 +251,6 @@ def _reply(header: TaskHeader, data: SiteTask, found: Adapted, rand: Adapted | N
         return auc and round_share(auc, min(counts["test"]), data.least)
 
     if data.scored:
-        scores |= {"auc": [*map(rounded, found.curve)], "membership": rounded(found.membership)}
+        scores |= {"auc": [*map(rounded, adapted.curve)], "membership": rounded(adapted.membership)}
         scores |= {} if rand is None else {"rand_auc": [*map(rounded, rand.curve)], "rand_at_epoch": rand.at_epoch}
     return ok(header, numbers, {"counts": {"task": data.place, **counts}, "scores": scores})

@@ -92,12 +92,12 @@ class FedMRGSite(PooledSite):
     def before_training(self, task: Task, learner: ReportLearner) -> dict[str, torch.Tensor]:
         """The site's rows for the bank, which are also stored as rounded for the way up."""
         mine, header = cast("FedMRGLearner", learner), task.header
-        if not self.contrasts:
+        if not self._contrasts:
             return {}
         chosen: list[list[Sample]] = []
-        if self.shares_features(task):
+        if self._shares_features(task):
             seed = task.seed("bank", learner.cohort, of_run=True)
-            group = self.patients_a_row(task.config, task.min_cell)
+            group = self._patients_a_row(task.config, task.min_cell)
             samples = learner.cohort.samples("train")
             chosen = rows_of_round(samples, header.round, self.settings.fedmrg.bank_rows, group, seed)
         rows = mine.share_rows(chosen, header.round, task.min_cell)
@@ -107,41 +107,21 @@ class FedMRGSite(PooledSite):
         return {FEATURES: rows}
 
     @property
-    def contrasts(self) -> bool:
+    def _contrasts(self) -> bool:
         """Whether the rows are used: there is a bank, the contrast has a weight, and the encoder is trained."""
         config = self.settings.fedmrg
         return bool(config.bank_rows and config.contrast_weight) and config.backbone != "frozen"
 
-    def shares_features(self, task: Task) -> bool:
+    def _shares_features(self, task: Task) -> bool:
         """Whether rows may leave: as the site file says, by default only from synthetic data or a simulated site.
 
         Never where the site's policy has a filter besides the guard: a privacy filter would refuse the whole update.
-
-        Parameters
-        ----------
-        task : Task
-            A training task.
-
-        Returns
-        -------
-        bool
         """
         return task.config.may_share("features") and streaming_allowed(task.site.workspace)
 
-    def patients_a_row(self, config: SiteConfig, min_cell: int) -> int:
-        """Patients whose features a row is the mean of.
-
-        Parameters
-        ----------
-        config : SiteConfig
-            The site file.
-        min_cell : int
-            The site's smallest cell.
-
-        Returns
-        -------
-        int
-            As the job says, but at a real site at least ``min_cell``, and at least 5.
+    def _patients_a_row(self, config: SiteConfig, min_cell: int) -> int:
+        """Patients whose features a row is the mean of: as the job says, but at a real site at least the smallest cell,
+        and at least 5.
         """
         least = 1 if config.without_patients else max(min_cell, PRODUCTION_MIN_CELL)
         return max(self.settings.fedmrg.bank_group, least)

@@ -1,1 +1,1 @@
-"""FedTAR: what the paper adds, one file per idea."""
+"""FedTAR: the parts that the paper adds, one file per idea."""

@@ -1,4 +1,4 @@
-"""Settings of what is FedTAR's own at a site."""
+"""FedTAR's own settings."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pydantic import Field
 
 from fedtar_flare.core.settings import Settings
 
+__all__ = ["AlphaConfig", "PatientConfig", "TemporalConfig"]
+
 PROFILES = (("hash", "age", "sex"), ("age", "sex"))
 EMBEDDING_DIM = 32
 """d, length of phi."""
 
 
 class PatientConfig(Settings):
-    """The patient-adaptive part, which never leaves the site (FedTAR, Eq. 2 to 4)."""
+    """The patient-adaptive part, which stays at the site (FedTAR, Eq. 2 to 4)."""
 
     enabled: bool = Field(True, description="False: the shared adapter alone (an ablation)")
     lr: float = Field(2e-3, gt=0, description="AdamW learning rate of the patient part")
@@ -57,12 +59,24 @@ class PatientConfig(Settings):
 
     @property
     def q_length(self) -> int:
-        """Length of what phi is made of: q, or the profile."""
+        """Length of the input of W_proj: q, or the profile."""
         return self.components if self.mixture else len(self.profile)
 
     def components_for(self, patients: int) -> int:
-        """How many components a site with this many training patients fits.
+        """The number of components that a site fits.
 
+        Parameters
+        ----------
+        patients : int
+            Training patients of the site.
+
+        Returns
+        -------
+        int
+            1 to ``components``.
+
+        Examples
+        --------
         >>> [PatientConfig().components_for(n) for n in (1, 17, 67, 1000)]
         [1, 2, 7, 16]
         """
@@ -70,7 +84,7 @@ class PatientConfig(Settings):
 
 
 class AlphaConfig(Settings):
-    """The weights alpha_t of the residuals at the server (FedTAR, Eq. 7 and 8)."""
+    """The weights alpha_t of the residuals, at the server (FedTAR, Eq. 7 and 8)."""
 
     alpha_form: Literal["softmax", "sigmoid", "uniform", "inverse_sqrt"] = Field(
         "softmax",
@@ -89,7 +103,7 @@ class AlphaConfig(Settings):
 
 
 class TemporalConfig(Settings):
-    """What a time step learns from."""
+    """The visits that a time step learns from."""
 
     replay: Literal["none", "seen"] = Field(
         "none",
@@ -98,7 +112,20 @@ class TemporalConfig(Settings):
     )
 
     def steps(self, round_: int, t: int, time_steps: int) -> int | range:
-        """The steps, of 1 to T, whose visits step t of a round (both from 1) trains on."""
+        """The time steps whose visits a step trains on.
+
+        Parameters
+        ----------
+        round_, t : int
+            Round and step, from 1.
+        time_steps : int
+            T.
+
+        Returns
+        -------
+        int or range
+            Within 1 to T.
+        """
         if self.replay == "none":
             return t
         return range(1, (time_steps if round_ > 1 else t) + 1)

@@ -28,6 +28,8 @@ from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.exchange import Answers
 from fedtar_flare.runtime.server_strategy import ServerStrategy
 
+__all__ = ["TemporalResidualController", "TemporalResidualServer"]
+
 
 class TemporalResidualServer(ServerStrategy):
     """Federated temporal adaptation by residual aggregation with a meta-learned alpha (FedTAR, CVPR 2026).
@@ -35,6 +37,7 @@ class TemporalResidualServer(ServerStrategy):
     In each round the server walks through the time steps t = 1..T. At each step every live site trains on its visit-t
     data from w_{t-1}; the mean of their updates (Eq. 6) enters as a residual weighted by alpha_t (Eq. 7). After step T
     the outer step moves psi along the gradient of the validation loss at w_T (Eq. 8), from T numbers per site.
+    Arguments as :class:`.ServerStrategy`.
     """
 
     def __init__(self, run: FederatedController):
@@ -133,7 +136,7 @@ class TemporalResidualServer(ServerStrategy):
 
 
 class TemporalResidualController(FederatedController):
-    """The controller that FedTAR's jobs name; arguments as :class:`FederatedController`."""
+    """The controller of FedTAR's jobs; arguments as :class:`.FederatedController`."""
 
     # FLARE's export finds the base's parameters by the names args and kwargs
     def __init__(self, method: Literal["fedtar"] = "fedtar", *args: Any, **kwargs: Any):

@@ -1,4 +1,4 @@
-"""FedTAR's own events of the record: the residual of each step, and the outer step of alpha."""
+"""FedTAR's own events of the record: the residual of each step, and the outer step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedtar_flare.record.events import Event
 
 
 class Alphas(Event):
-    """The alphas (T,) that the run starts with."""
+    """alpha_1..alpha_T at the start of the run."""
 
     kind: ClassVar[str] = "alphas"
     curves: ClassVar[dict[str, str]] = {"alpha": "alpha"}
@@ -34,8 +34,8 @@ class Residual(Event):
 class Outer(Event):
     """One outer step (Eq. 8), after all steps of a round.
 
-    ``t_numbers``: site to its T inner products, None where it did not receive every step; ``left_out``: site to the
-    reason why it had no part; ``floored_steps``: those whose alpha is too small for a gradient.
+    ``t_numbers``: the T inner products of each site, None where it did not receive every step; ``left_out``: why sites
+    were left out; ``floored_steps``: steps whose alpha is too small for a gradient.
     """
 
     kind: ClassVar[str] = "outer"

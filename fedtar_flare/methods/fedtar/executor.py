@@ -1,4 +1,4 @@
-"""The executor that FedTAR's jobs name."""
+"""The executor of FedTAR's jobs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any, Literal
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.runtime.site_executor import SiteExecutor
 
+__all__ = ["PatientAdaptiveExecutor"]
+
 
 class PatientAdaptiveExecutor(SiteExecutor):
-    """Patient-adaptive LoRA at one site, visit by visit; arguments as :class:`SiteExecutor`."""
+    """Patient-adaptive LoRA at one site, visit by visit; arguments as :class:`.SiteExecutor`."""
 
     # FLARE's export finds the base's parameters by the names args and kwargs
     def __init__(self, method: Literal["fedtar"] = "fedtar", *args: Any, **kwargs: Any):

@@ -1,4 +1,4 @@
-"""FedTAR at one site: a report learner with the patient-adaptive part, its optimiser and the demographic mixture."""
+"""FedTAR at one site: a report learner with the patient-adaptive part and its own optimiser."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class PatientLearner(ReportLearner):
         self._keeps_local = patient.enabled and patient.local_adapter
 
     def extend(self, generator: ReportGenerator) -> None:
-        """The diagnosis branch, where the decoder is prompted with findings."""
+        """Add the diagnosis branch, where the decoder is prompted with findings."""
         extend(generator, self._extension)
 
     @property
@@ -174,11 +174,7 @@ class PatientLearner(ReportLearner):
         return adamw(groups, weight_decay=self.training.weight_decay)
 
     def train(self, steps: int | Collection[int] | None, *args: Any, **kwargs: Any) -> Trained:
-        """As of :class:`ReportLearner`.
-
-        Where the head travels, however it came to, the update says nothing of findings that too few of their patients
-        have.
-        """
+        """As of :class:`ReportLearner`; where the head is exchanged, its rows of rare findings are 0 in the update."""
         trained = super().train(steps, *args, **kwargs)
         if self._keeps_local:
             self.local = {name: value for name, value in self.shared().items() if not matches(name, [HEAD_NAMES])}

@@ -1,4 +1,4 @@
-"""FedTAR as one object: what it exchanges, its presets, and where its algorithm runs."""
+"""FedTAR as one object: its contract, its presets, and the classes that run it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from fedtar_flare.runtime.recipe import SMALL
 from fedtar_flare.site.cohort import derived_key
 from fedtar_flare.site.state import state_of_run, trained_version
 
+__all__ = ["ALONE_PRESETS", "METHOD", "PATIENT_PRESETS", "PATIENT_SETTINGS"]
+
 CONTRACT = Contract(
     method="fedtar",
     title="Federated temporal adaptation (FedTAR)",
@@ -44,27 +46,27 @@ CONTRACT = Contract(
     by_rows=(HEAD_NAMES,),
 )
 
-_TOLD = {"labeler": "auto", "candidates": 8, "complete": True}
-ALONE_PRESETS = {"small": SMALL | {"diagnosis": _TOLD}}
-"""Of a method with the patient part that shares nothing.
+_DIAGNOSIS = {"labeler": "auto", "candidates": 8, "complete": True}
+ALONE_PRESETS = {"small": SMALL | {"diagnosis": _DIAGNOSIS}}
+"""Presets of a method with the patient part that shares nothing.
 
-The decoder is told the findings of a synthetic cohort; a report that does not say them is searched for once more, and
-one that still leaves some out is completed (docs/research/experiments.md).
+With synthetic data the decoder is prompted with findings; a report that does not state them is searched for once more,
+and one that still omits some is completed (docs/research/experiments.md).
 """
 
 PATIENT_PRESETS = ALONE_PRESETS | {
-    "small": SMALL | {"diagnosis": _TOLD | {"shared": "auto", "epochs": 3.0}, "patient": {"local_adapter": True}}
+    "small": SMALL | {"diagnosis": _DIAGNOSIS | {"shared": "auto", "epochs": 3.0}, "patient": {"local_adapter": True}}
 }
-"""Of every other method with the patient part. With synthetic data the head that reads the findings is shared, too, and
-where the visits are few it learns at a lower rate; reports are written with the adapter as the site last trained it
+"""Presets of every other method with the patient part. With synthetic data the head that reads the findings is shared,
+and learns at a lower rate where the visits are few; reports are written with the adapter as the site last trained it
 (docs/research/experiments.md)."""
 
 PRESETS = {
     "small": PATIENT_PRESETS["small"]
     | {"server": SMALL["server"] | {"alpha_form": "sigmoid", "initial_alpha": 0.9}, "temporal": {"replay": "seen"}},
 }
-"""Each alpha_t by itself, from 0.9 on; with softmax a third of each step's mean is kept when T is 3. A step learns from
-the visits of other steps that the run has come to, too.
+"""Each alpha_t is independent and starts at 0.9 (under a softmax with T = 3, a third of each step's mean would enter); a
+step also learns from the visits of the other steps that the run has come to.
 """
 
 PATIENT_SETTINGS: dict[str, type[Settings]] = {"patient": PatientConfig, "diagnosis": DiagnosisConfig}
@@ -72,7 +74,7 @@ PATIENT_SETTINGS: dict[str, type[Settings]] = {"patient": PatientConfig, "diagno
 
 
 def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> SavedLearner:
-    """The part that the site had at the end of the round (see :class:`~fedtar_flare.learning.drafting.SavedLearner`).
+    """The patient part that a site had at the end of a round.
 
     Raises ConfigError where the state is of another run or round, or the key is missing or wrong; StateError where the
     state is missing or damaged.

@@ -13,11 +13,11 @@ from fedtar_flare.reporting.tsne import scatter, tsne
 
 PHI_PAGE = "phi.html"
 MOST = 500
-"""Patients that are drawn, so that it takes a second or two."""
+"""Most patients that are drawn: t-SNE of more takes longer than a second or two."""
 
 
 def write_phi_page(folder: Path, site: str, round_: int, samples: Sequence[Sample], phi: np.ndarray) -> Path:
-    """Write ``phi.html`` for its owner alone: a point for each of N patients, by ``phi`` (N, d); returns its path."""
+    """Write ``phi.html``, readable by its owner alone: a point for each of N patients by ``phi`` (N, d)."""
     ages, sexes = [age_of(sample) for sample in samples], [sex_of(sample) for sample in samples]
     at, figures = tsne(phi).tolist(), []
     for title, kinds, of in (("By age, years", [name for *_, name in AGES], ages), ("By sex", ["women", "men"], sexes)):

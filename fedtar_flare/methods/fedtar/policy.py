@@ -24,9 +24,9 @@ from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.runtime.lora_mean import ProductMean
 
 ALPHA_FLOOR = 1e-5
-"""A step whose alpha_t is below this leaves w as it is, and its gradient is 0.
+"""A step whose alpha_t is below this leaves w unchanged, and its gradient is 0.
 
-Much smaller ones would change some float32 values and not others: sites refuse such a broadcast
+Much smaller alphas would change some float32 values and not others: sites refuse such a broadcast
 (:func:`~fedtar_flare.methods.fedtar.release.require_spread`).
 """
 
@@ -41,10 +41,10 @@ FIXED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, torch.Tensor], float]:
     """One residual step of the server (Eq. 7): ``w_t = w_{t-1} + alpha_t (wbar_t - w_{t-1})``, in float64.
 
-    Takes the master w_{t-1}, float32, and ``wbar_t - w_{t-1}`` (Eq. 6), by the same names and shapes. Gives w_t,
-    rounded once, and ``||w_t - w_{t-1}||`` of the master: alpha_t times that of the mean (Theorem 2) up to float32's
-    rounding. Where the two differ clearly, part of the step is lost. Raises :class:`ExchangeError`, which names the
-    tensor that is not finite after the step. Of a mean of products, it is their step (:class:`ProductMean`).
+    Takes the master weights w_{t-1}, float32, and ``wbar_t - w_{t-1}`` (Eq. 6), by the same names and shapes. Returns
+    w_t, rounded once, and ``||w_t - w_{t-1}||`` as measured: alpha_t times the norm of the mean (Theorem 2) up to
+    float32's rounding; a clear difference means that part of the step is lost. Raises :class:`ExchangeError`, which
+    names a tensor that is not finite after the step. A mean of products makes its own step (:class:`ProductMean`).
     """
     if isinstance(mean, ProductMean):
         return mean.step(w, alpha)
@@ -62,7 +62,7 @@ def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, to
 class AlphaPolicy(nn.Module):
     """alpha_1..alpha_T from psi: a learnable table of time embeddings and one hidden ReLU layer (Eq. 8), in float64.
 
-    With ``time_embedding: age``, sinusoids of a step's age stand for the table, which T outgrows (:func:`ages`).
+    With ``time_embedding: age``, sinusoids of a step's age (:func:`ages`) replace the table, whose rows T may exceed.
     :data:`FIXED` forms do not depend on psi. ``embedding_dim`` is d_psi, the width of the time embeddings and of the
     hidden layer. The global random state is neither read nor changed.
     """
@@ -86,7 +86,7 @@ class AlphaPolicy(nn.Module):
         self.output_bias = nn.Parameter(torch.tensor(start, dtype=torch.float64))
 
     def alphas(self, steps: int | None = None) -> torch.Tensor:
-        """alpha_1..alpha_T (T,), or of the first ``steps``; float64, differentiable in psi unless the form is fixed."""
+        """alpha_1..alpha_T (T,), or the first ``steps``; float64, differentiable in psi unless the form is fixed."""
         n = steps or self.time_steps
         if self.alpha_form in FIXED:
             return FIXED[self.alpha_form](torch.arange(1, n + 1, dtype=torch.float64))
@@ -97,9 +97,9 @@ class AlphaPolicy(nn.Module):
 
 
 def ages(steps: int, width: int) -> torch.Tensor:
-    """Sinusoids (Vaswani et al., 2017) of the age of each of ``steps``, in steps until the newest: (steps, width).
+    """Sinusoids (Vaswani et al., 2017) of the age of each step, counted in steps until the newest: (steps, width).
 
-    Wavelengths grow from 2 pi to 200 pi steps, and rows have the mean square of a table's, 1. Float64.
+    Wavelengths grow from 2 pi to 200 pi steps; the mean square of a row is 1, as in the table. Float64.
     """
     age = torch.arange(steps - 1, -1, -1, dtype=torch.float64)
     angles = age[:, None] * 100 ** -torch.linspace(0, 1, width // 2, dtype=torch.float64)
@@ -107,10 +107,10 @@ def ages(steps: int, width: int) -> torch.Tensor:
 
 
 def t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
-    """What a site sends: ``<g, w_t - w_{t-1}>`` for t = 1..T, in float64.
+    """The T numbers of a site: ``<g, w_t - w_{t-1}>`` for t = 1..T, in float64.
 
-    g is the gradient of the site's validation loss at w_T; ``broadcasts`` are w_0..w_T, as the site received them, with
-    g's names and shapes. Raises :class:`ExchangeError`, which names tensor and step, where one is not finite.
+    g is the gradient of the site's validation loss at w_T; ``broadcasts`` are w_0..w_T as the site received them, with
+    g's names and shapes. Raises :class:`ExchangeError`, which names tensor and step, for a number that is not finite.
     """
     numbers = []
     for t, (before, after) in enumerate(pairwise(broadcasts), start=1):
@@ -138,9 +138,9 @@ def pool_t_numbers(numbers: Mapping[str, Sequence[float]], reports: Mapping[str,
 def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tensor) -> torch.Tensor:
     """dL/dalpha (T,) from the T numbers (see the head of this file), exact in float64.
 
-    ``alphas`` (T,) are those that the round was run with, ``taken`` (T,) tells which steps were; a skipped one's factor
-    is left out of the products. 0 where a step was skipped, and at the steps that :func:`floored_steps` names. FedTAR,
-    Eq. 7 and 8; supplement, Eq. 16 to 19, whose S it needs no more.
+    ``alphas`` (T,) are the round's, ``taken`` (T,) says which steps were taken: a skipped step has no factor in the
+    products. The result is 0 at skipped steps, and at those that :func:`floored_steps` names. FedTAR, Eq. 7 and 8;
+    supplement, Eq. 16 to 19, without their matrix S.
     """
     alphas, numbers = alphas.detach().double(), numbers.detach().double()
     floored = floored_steps(alphas, taken)
@@ -154,13 +154,13 @@ def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tens
 
 
 def floored_steps(alphas: torch.Tensor, taken: torch.Tensor) -> list[int]:
-    """Steps t (1-based) that were taken with an alpha below :data:`ALPHA_FLOOR`: their gradient is set to 0."""
+    """Steps t (from 1) that were taken with an alpha below :data:`ALPHA_FLOOR`, whose gradient is set to 0."""
     pairs = zip(alphas.tolist(), taken.tolist(), strict=True)
-    return [t for t, (alpha, took) in enumerate(pairs, start=1) if took and alpha < ALPHA_FLOOR]
+    return [t for t, (alpha, was_taken) in enumerate(pairs, start=1) if was_taken and alpha < ALPHA_FLOOR]
 
 
 class OuterOptimizer:
-    """AdamW on psi (weight decay .01), one step a round at eta."""
+    """AdamW on psi (weight decay .01, learning rate eta), one step a round."""
 
     def __init__(self, policy: AlphaPolicy, *, eta: float = 1e-2):
         self.policy = policy
@@ -168,7 +168,7 @@ class OuterOptimizer:
         self._adamw = torch.optim.AdamW(self._named.values(), lr=eta)
 
     def step(self, gradient: torch.Tensor) -> float:
-        """psi <- psi - eta grad_psi L; ``gradient``: dL/dalpha (T,), or of the first steps. The norm of grad_psi L."""
+        """``psi <- psi - eta grad_psi L``, given dL/dalpha (T,), or of the first steps; returns ``||grad_psi L||``."""
         self._adamw.zero_grad()
         self.policy.alphas(len(gradient)).backward(gradient.double())
         norm = math.sqrt(math.fsum(float(p.grad.square().sum()) for p in self._named.values() if p.grad is not None))
@@ -184,7 +184,7 @@ class OuterOptimizer:
         }
 
     def load_state_tensors(self, state: Tensors) -> None:
-        """Restore :meth:`state_tensors`; the next step is then the same to the bit."""
+        """Restore :meth:`state_tensors`, so that the next step is the same to the bit."""
         self._adamw.state.clear()
         for key, value in state.items():
             field, name = key.split(".", 1)

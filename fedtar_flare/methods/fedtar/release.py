@@ -1,11 +1,10 @@
-"""What a site tells of its validation gradient: T numbers, coarse, few, and only along steps of many values.
+"""Limits on what a site reveals of its validation gradient: few, coarse T numbers, and only along wide steps.
 
-An inner product with a step of the server's own making is a question about the gradient. A step that changes one value
-asks for that value alone; steps that differ in one value ask for it by subtraction. So a step must spread over many
-values, a number is sent no finer than :data:`RESOLUTION` of the largest that the step's length allows, and a run gets
-fewer numbers than the gradient has values. The outer step of FedTAR divides by a running norm (AdamW) and needs no
-more. What remains: each number still tells how well the step fits the site's validation patients, to two or three
-digits.
+An inner product with a step that the server chooses is a question about the gradient. A step that changes one value
+asks for that value; two steps that differ in one value ask for it by subtraction. So a step must spread over many
+values, a number is rounded to :data:`RESOLUTION` of the largest that the step's length allows, and a run gets fewer
+numbers than the gradient has values. FedTAR's outer step divides by a running norm (AdamW) and needs no more. Each
+number still shows, to two or three digits, how well the step fits the site's validation patients.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from fedtar_flare.methods.fedtar.policy import t_numbers
 from fedtar_flare.protocol.exchange import Tensors, euclidean_norm
 
 LEAST_SPREAD = 0.01
-"""Share of the values that a step must at least change, counted by weight: ``(sum |d|)^2 / sum d^2`` over their number.
+"""Least spread of a step d of n values: ``(sum |d|)^2 / (n sum d^2)``, the share of values that it changes.
 
-Steps of honest sites have 0.5 to 0.7 where all parts train, and a part's own share of the values where one does.
+Steps of honest sites have 0.5 to 0.7 where all parts train, and less where only one part does, by its size.
 """
 RESOLUTION = 2.0**-10
-"""Step of a T number, over ``||g|| ||w_t - w_{t-1}||``, which bounds it."""
+"""To what T numbers are rounded, as a share of their bound ``||g|| ||w_t - w_{t-1}||``."""
 MOST_SHARE = 0.1
-"""Most T numbers of a run, over the number of values in the gradient."""
+"""Most T numbers of a run, as a share of the number of values in the gradient."""
 
 
 def require_spread(before: Tensors, after: Tensors) -> None:
-    """Refuse (:class:`ExchangeError`) a broadcast that differs from the one before in few values; none at all is fine.
+    """Raise :class:`ExchangeError` where a broadcast differs from the one before in few values (but in more than none).
 
     Both have the names and shapes of the exchange.
     """
@@ -45,9 +44,10 @@ def require_spread(before: Tensors, after: Tensors) -> None:
 
 
 def released_t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
-    """T numbers (:func:`.policy.t_numbers`) to the nearest multiple of their resolution, which is rounded down to a
-    power of two, so that it tells the gradient's norm no finer than by a factor of two. Raises :class:`ExchangeError`
-    as :func:`require_spread`, which here is of what the site sees of the broadcasts.
+    """T numbers (:func:`.policy.t_numbers`), each rounded to a multiple of its resolution.
+
+    The resolution is rounded down to a power of two, so that it reveals the gradient's norm within a factor of two.
+    Raises :class:`ExchangeError` as :func:`require_spread`.
     """
     numbers, length = t_numbers(gradient, broadcasts), euclidean_norm(gradient)
     released = []

@@ -13,9 +13,9 @@ from fedtar_flare.reporting.section import Section, charts, left_out, norms, ove
 
 
 def alpha(run: Run) -> Section:
-    """Alpha over rounds and steps with the bounds of its form, and one row per outer step."""
-    alphas = [(one.first_round - 1, one.alpha) for one in run.events(Alphas)[:1]]
-    alphas += [(one.round, one.alpha_after) for one in run.events(Outer)]
+    """alpha over rounds and steps with the bounds of its form, and one row per outer step."""
+    alphas = [(event.round, event.alpha) for event in run.events(Alphas)[:1]]
+    alphas += [(event.round, event.alpha_after) for event in run.events(Outer)]
     kind = run.start.settings.get("alpha_form")
     steps, sigmoid = run.start.time_steps, kind == "sigmoid"
     bounds = "between 0 and 1, sum 1 (softmax)"
@@ -53,7 +53,7 @@ def alpha(run: Run) -> Section:
 
 def residual(run: Run) -> Section:
     """Norms of the step taken at each time step."""
-    taken = [(one.round, one.step, one.residual_norm) for one in run.events(Residual)]
+    taken = [(event.round, event.step, event.residual_norm) for event in run.events(Residual)]
     line = norms(run, "step taken, alpha times the mean update", taken, index=1)
     figure = over_steps(run, "Step taken, Euclidean norm over the shared adapter", [line], "norm")
     lead = "Alpha times the sites' mean update (Eq. 6) enters the shared adapter as the step's residual (Eq. 7)."
@@ -75,10 +75,10 @@ def _line(alphas: list[tuple[int, list[float]]], t: int, since_start: bool = Fal
 
 def _outer_steps(run: Run) -> Markup:
     outers = run.events(Outer)
-    rows = [(str(one.round), significant(one.psi_grad_norm), _text(one.alpha_after)) for one in outers]
+    rows = [(str(event.round), significant(event.psi_grad_norm), _text(event.alpha_after)) for event in outers]
     head = ("round", "‖gradient of psi‖", "alpha after it, steps 1 to T")
     return table(head, rows, left={2}, empty="No round is complete.") + left_out(
-        [(one.round, one.left_out) for one in outers]
+        [(event.round, event.left_out) for event in outers]
     )
 
 

@@ -1,4 +1,4 @@
-"""What sites with the patient-adaptive part do, and FedTAR's: three tasks, one of which is one visit step."""
+"""A site that trains with the patient-adaptive part, and FedTAR's, which trains one visit step at a time."""
 
 from __future__ import annotations
 
@@ -30,20 +30,25 @@ if TYPE_CHECKING:
     from fedtar_flare.learning.learner import ReportLearner, Validated
     from fedtar_flare.models.report_generator import ReportGenerator
 
+__all__ = ["FedTARSite", "PatientSite"]
+
 
 class PatientSite(ReportSite):
-    """Trains a report generator with the patient-adaptive part of one site, whose mixture it fits at the handshake."""
+    """Trains a report generator with the patient-adaptive part, whose mixture it fits at the handshake.
+
+    Arguments as :class:`.ReportSite`.
+    """
 
     @staticmethod
     def resolve(settings: RunSettings, source: str) -> RunSettings:
-        """With the diagnosis as it is at this source, and the head exchanged where it is shared."""
+        """With ``diagnosis`` decided for this source, and the head exchanged where it is shared."""
         diagnosis, lora = settings.diagnosis.of(source), settings.lora
         if diagnosis.shared:
             lora = lora.replace(exchange=(*lora.exchange, HEAD_NAMES))
         return settings.replace(diagnosis=diagnosis, lora=lora)
 
     def check(self) -> None:
-        """Refuse what needs an exchange where nothing is shared."""
+        """Refuse settings that need an exchange where the method shares nothing."""
         if self.method.contract.shares:
             return
         if self.settings.given.diagnosis.shared:
@@ -55,7 +60,7 @@ class PatientSite(ReportSite):
         extend(model, self.settings.diagnosis.extension(self.settings.model, self.seed))
 
     def adapted_model(self, time_steps: int) -> AdaptedModel:
-        """With the hypernetworks (a weight vector and a bias for each shared value), the projection and e_t."""
+        """With the parameters of hypernetworks (d + 1 for each shared value), projection and e_t."""
         model, patient = super().adapted_model(time_steps), self.settings.patient
         if not patient.enabled:
             return model
@@ -68,7 +73,7 @@ class PatientSite(ReportSite):
         return rates | ({"diagnosis.lr": diagnosis.rate} if diagnosis.on else {})
 
     def job_request(self, rounds: int, time_steps: int) -> JobRequest:
-        """With the reports among which the diagnosis chooses."""
+        """With the beams of the diagnosis' second search."""
         request, diagnosis = super().job_request(rounds, time_steps), self.settings.diagnosis
         beams = {"diagnosis.candidates": diagnosis.candidates} if diagnosis.on else {}
         return replace(request, beams={**request.beams, **beams})
@@ -79,11 +84,11 @@ class PatientSite(ReportSite):
         return {"patient": self.settings.patient, "mixture": mixture, "diagnosis": self.settings.diagnosis}
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
-        """Without the patient part, and with the head that all sites began with, or that they share."""
+        """The shared adapter without the patient part, with the head that all sites began with, or that they share."""
         settings = self.settings.at(source)
-        unadapted = settings.patient.replace(enabled=False)
+        patient = settings.patient.replace(enabled=False)
         shared = {"lora": settings.lora, "diagnosis": settings.diagnosis}
-        return PatientLearner, shared | {"patient": unadapted, "mixture": None}
+        return PatientLearner, shared | {"patient": patient, "mixture": None}
 
     def at_handshake(self, task: Task) -> None:
         """Fit the demographic mixture on the training patients."""
@@ -105,7 +110,7 @@ class PatientSite(ReportSite):
         mixture = fit_mixture(cohort, self.settings.patient, task.seed("mixture", of_run=True))
         if mixture.note:
             task.logger.warning(f"site {task.site.name}: {mixture.note}")
-        about = {  # what it takes to use this site's state later, without the job
+        about = {  # it takes these to use the site's state later, without the job
             "median_age": mixture.median_age,
             "patient": self.settings.patient.to_dict(),
             "rank": self.lora.rank,
@@ -117,7 +122,7 @@ class PatientSite(ReportSite):
         state.write("mixture", mixture.state(), about)
 
     def evaluate(self, task: Task, learner: ReportLearner) -> dict[str, Any]:
-        """After the last round also the site's own page of its patients' phi."""
+        """After the last round also write the site's own page of its patients' phi."""
         from fedtar_flare.methods.fedtar.phi_page import MOST, write_phi_page
         from fedtar_flare.reporting.tsne import FEWEST
 
@@ -133,25 +138,25 @@ class PatientSite(ReportSite):
 
 
 def read_mixture(state: SiteState) -> tuple[DemographicMixture, dict[str, Any]]:
-    """The mixture that the handshake fitted, and the JSON beside it (see :meth:`PatientSite.at_handshake`)."""
+    """The mixture that :meth:`PatientSite.at_handshake` wrote, and the JSON beside it."""
     tensors, about = state.read("mixture")
     return DemographicMixture.from_state(tensors, about["patient"]["profile"], about["median_age"]), about
 
 
 class FedTARSite(PatientSite):
-    """FedTAR at one site (Algorithm 1).
+    """FedTAR at one site (Algorithm 1); arguments as :class:`.ReportSite`.
 
     It trains on the visits of one time step at a time, and closes a round with the T numbers of the hypergradient
     (Eq. 8).
     """
 
     def steps_of(self, task: Task) -> int | Collection[int] | None:
-        """Step t, with those that are replayed."""
+        """Step t, with the steps that are replayed."""
         header = task.header
         return self.settings.temporal.steps(header.round, header.step, header.time_steps)
 
     def on_weights(self, task: Task) -> None:
-        """Keep w_{t-1} for the T numbers; what is left of other rounds goes (not earlier: a task may be repeated)."""
+        """Store w_{t-1} for the T numbers, and remove those of other rounds (not earlier: a task may be repeated)."""
         header, state, weights = task.header, task.state, task.weights
         before = _broadcast(header.round, header.step - 2)
         if state.has(before):
@@ -162,17 +167,17 @@ class FedTARSite(PatientSite):
         state.write(_broadcast(header.round, header.step - 1), weights, {})
 
     def close(self, task: Task, validated: Validated | None) -> tuple[dict[str, float], dict[str, Any]]:
-        """The T numbers ``<g, w_t - w_{t-1}>``, rounded as they may leave.
+        """The T numbers ``<g, w_t - w_{t-1}>``, rounded for release.
 
-        None where this site did not get every step of the round, trained at none, or has sent as many as it may.
+        None where this site did not receive every step of the round, trained at no step, or reached the limit of a run.
         """
         if validated is None:
             return {}, {}
         header, received = task.header, self._received(task)
         values = sum(value.numel() for value in validated.gradient.values())
-        whole = len(received) == (header.arrived or header.time_steps)
+        complete = len(received) == (header.arrived or header.time_steps)
         trained = any(name.startswith(f"{header.round:04d}-") for name in task.state.versions())
-        if not whole or not trained or header.round * header.time_steps > MOST_SHARE * values:
+        if not complete or not trained or header.round * header.time_steps > MOST_SHARE * values:
             return {}, {"t_numbers": None}
         gradient, path = aligned(
             self.settings.lora.mean, self.lora.rank, validated.gradient, [*received, dict(task.weights)]
@@ -180,7 +185,7 @@ class FedTARSite(PatientSite):
         return {}, {"t_numbers": released_t_numbers(gradient, path)}
 
     def closed_from(self, task: Task) -> str:
-        """The T numbers follow from all broadcasts of the round, which must differ in many values."""
+        """Checksums of the round's broadcasts, from which the T numbers follow; they must differ in many values."""
         received = self._received(task)
         if len(received) == (task.header.arrived or task.header.time_steps):
             require_spread(received[-1], task.weights)
@@ -188,7 +193,7 @@ class FedTARSite(PatientSite):
 
     @staticmethod
     def _received(task: Task) -> list[Mapping[str, torch.Tensor]]:
-        """w_0..w_{T-1} of the round, those that came."""
+        """w_0..w_{T-1} of the round, as far as they were received."""
         names = [_broadcast(task.header.round, t) for t in range(task.header.time_steps)]
         return [task.state.read(name)[0] for name in names if task.state.has(name)]
 

@@ -130,7 +130,7 @@ def strategy_at(source="manifest", share=None, simulated=False, workspace=None, 
 )  # fmt: skip
 def test_a_real_site_shares_no_row_unless_its_own_file_says_so(tmp_path, source, simulated, share, expected):
     strategy, task = strategy_at(source, share, simulated, tmp_path)
-    assert strategy.shares_features(task) is expected
+    assert strategy._shares_features(task) is expected
 
 
 def test_no_row_leaves_a_site_whose_policy_has_a_privacy_filter(tmp_path):
@@ -139,7 +139,7 @@ def test_no_row_leaves_a_site_whose_policy_has_a_privacy_filter(tmp_path):
     for path, expected in ((GUARD, True), (PRIVACY_FILTER, False)):
         policy.write_text(json.dumps({"scopes": [{"task_result_filters": [{"path": path}]}]}))
         strategy, task = strategy_at(share=True, workspace=tmp_path)
-        assert strategy.shares_features(task) is expected
+        assert strategy._shares_features(task) is expected
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,12 @@ def test_no_row_leaves_a_site_whose_policy_has_a_privacy_filter(tmp_path):
 )  # fmt: skip
 def test_a_row_of_a_real_site_is_of_at_least_five_patients_whatever_the_job_says(settings, expected):
     strategy, task = strategy_at(share=True, **settings)
-    assert strategy.patients_a_row(task.config, task.min_cell) == expected
+    assert strategy._patients_a_row(task.config, task.min_cell) == expected
 
 
 @pytest.mark.parametrize("setting", [{"bank_rows": 0}, {"contrast_weight": 0.0}, {"backbone": "frozen"}])
 def test_rows_are_made_only_where_somebody_learns_from_them(setting):
-    assert executor_of("fedmrg").strategy.contrasts and not executor_of("fedmrg", fedmrg=setting).strategy.contrasts
+    assert executor_of("fedmrg").strategy._contrasts and not executor_of("fedmrg", fedmrg=setting).strategy._contrasts
 
 
 @pytest.mark.parametrize(

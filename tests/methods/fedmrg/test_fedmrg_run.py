@@ -192,7 +192,7 @@ def test_rows_of_another_width_than_most_sites_have_are_refused():
 
 def test_a_site_that_shares_no_row_still_uses_those_of_others(place):
     site = Recording(place / "other", "site-1").site
-    site.executor.strategy.shares_features = lambda task: False
+    site.executor.strategy._shares_features = lambda task: False
     _, w = site.handshake("no-rows")
     rows = torch.eye(32)[:5]
     reply, update = site.train({**w, "bank.features": rows}, 2, 1, "no-rows")
