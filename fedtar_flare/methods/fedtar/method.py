@@ -65,8 +65,8 @@ PRESETS = {
     "small": PATIENT_PRESETS["small"]
     | {"server": SMALL["server"] | {"alpha_form": "sigmoid", "initial_alpha": 0.9}, "temporal": {"replay": "seen"}},
 }
-"""Each alpha_t is independent and starts at 0.9 (under a softmax with T = 3, a third of each step's mean would enter); a
-step also learns from the visits of the other steps that the run has come to.
+"""Each alpha_t is independent and starts at 0.9 (under a softmax with T = 3, a third of each step's mean would enter);
+a step also learns from the visits of the other steps that the run has come to.
 """
 
 PATIENT_SETTINGS: dict[str, type[Settings]] = {"patient": PatientConfig, "diagnosis": DiagnosisConfig}
