@@ -11,10 +11,10 @@ from pathlib import Path
 
 from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
 from fedtar_flare.record.events import (
-    Cell,
     End,
     Evaluation,
     Exchange,
+    Scores,
     SiteScores,
     SiteUpdate,
     SiteValidation,
@@ -185,7 +185,7 @@ def _step(record, drawn, r, t, alpha, sites, time_steps) -> None:
 
 
 def _evaluate(record, r, progress, sites, time_steps, min_cell, generic, content) -> None:
-    def cell(n: int, good: float) -> Cell:
+    def cell(n: int, good: float) -> Scores:
         return (
             {"n": n}
             if n < min_cell
@@ -202,7 +202,7 @@ def _evaluate(record, r, progress, sites, time_steps, min_cell, generic, content
             }
         )
 
-    def said(good: float) -> Cell:
+    def said(good: float) -> Scores:
         return {
             "presence_f1": 0.6 + 0.3 * good,
             "side_accuracy": 0.9,
@@ -216,7 +216,7 @@ def _evaluate(record, r, progress, sites, time_steps, min_cell, generic, content
             "length_ratio": 0.55 + 0.4 * good,
         }
 
-    def findings(i: int, good: float) -> dict[str, dict[str, Cell]]:
+    def findings(i: int, good: float) -> dict[str, dict[str, Scores]]:
         one = {"n": 6.0 + i, "recall": 0.9 - 0.5 * good, "named": 7.0, "precision": 0.95 - 0.1 * good}
         known = dict.fromkeys(("emphysema", "nodule_left"), one)
         return {"known": known, "new": {"fibrosis": {"n": 5.0 - i, "recall": 0.7 * good}}}

@@ -129,8 +129,8 @@ class Validation(Event):
     by_median: bool = False
 
 
-Cell = dict[str, float | None]
-"""``n`` test reports and their scores, raw; a cell under the minimum has n alone."""
+Scores = dict[str, float | None]
+"""``n`` test reports and their raw scores by name; a cell under the minimum has only ``n``."""
 
 
 class SiteScores(Part):
@@ -141,10 +141,10 @@ class SiteScores(Part):
     few patients is not in it. ``references`` has ``identical_share`` and ``contradictions``.
     """
 
-    steps: dict[int, Cell] = {}
-    all: Cell = {}
-    findings: dict[str, dict[str, Cell]] = {}
-    references: Cell = {}
+    steps: dict[int, Scores] = {}
+    all: Scores = {}
+    findings: dict[str, dict[str, Scores]] = {}
+    references: Scores = {}
 
 
 class Evaluation(Event):
@@ -163,7 +163,7 @@ class Ahead(Event):
 
     kind: ClassVar[str] = "ahead"
     round: int
-    periods: dict[int, dict[str, Cell]] = {}
+    periods: dict[int, dict[str, Scores]] = {}
 
 
 class TaskOutcome(Part):

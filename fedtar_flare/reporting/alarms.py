@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from fedtar_flare.metrics.alarms import Alarm, alarms
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.record.events import Cell, Evaluation, SiteScores
+from fedtar_flare.record.events import Evaluation, Scores, SiteScores
 from fedtar_flare.reporting.format import NOTHING, number, share
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
@@ -146,7 +146,7 @@ def _rows(before: Sites, after: Sites) -> list[FindingRow]:
     return rows
 
 
-def _cell(pair: Sequence[Cell], count: str, part: str) -> tuple[str, str, str]:
+def _cell(pair: Sequence[Scores], count: str, part: str) -> tuple[str, str, str]:
     """Number of reports, and the share before and now, of few with its interval; empty where it is not known now."""
     before, now = pair
     if now.get(part) is None:

@@ -7,7 +7,7 @@ from fedtar_flare.core.errors import plain
 from fedtar_flare.reporting.format import duration
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.scores import start_name
-from fedtar_flare.reporting.section import own_sections
+from fedtar_flare.reporting.section import method_sections
 from fedtar_flare.reporting.verdict import key_numbers
 
 __all__ = ["closing_box"]
@@ -27,7 +27,7 @@ def closing_box(run: Run, files: Mapping[str, Path | str] | None = None) -> str:
     -------
     str
     """
-    tiles = key_numbers(run, own_sections(run))
+    tiles = key_numbers(run, method_sections(run))
     rows = [[_ascii(text) for text in (tile.name, tile.value, tile.about)] for tile in tiles]
     rows = rows or [[f"no test {'report' if run.reports else 'image'} was scored", "", ""]]
     names = max(len(name) for name, *_ in rows) + 3

@@ -1,6 +1,6 @@
-"""A site's page of examples: patients' visits in order, each with its draft, its reference report and what is wrong.
+"""A site's page of examples: patients' visits in order, each with draft, reference report, and grades.
 
-Such a page shows patients' reports and images and stays in the site's own state; only synthetic patients may be shown
+The page shows patients' reports and images and stays in the site's own state; only synthetic patients may be shown
 elsewhere.
 """
 
@@ -10,8 +10,7 @@ import difflib
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,25 +31,36 @@ from fedtar_flare.reporting.render import render
 if TYPE_CHECKING:
     import numpy as np
 
+    from fedtar_flare.data.cohort import Sample
     from fedtar_flare.imaging.cache import Prepared
     from fedtar_flare.learning.evaluation import Evaluated
 
-EXAMPLES_FILE = "examples.json"
-EXAMPLES_PAGE = "examples.html"
+__all__ = [
+    "EXAMPLES_FILE",
+    "EXAMPLES_FOLDER",
+    "EXAMPLES_PAGE",
+    "SiteExamples",
+    "examples_of",
+    "read_examples",
+    "write_examples",
+]
+
+EXAMPLES_FILE, EXAMPLES_PAGE = "examples.json", "examples.html"
+"""Names of a site's examples and of the page."""
 EXAMPLES_FOLDER = "examples"
 """Folder of a simulated run's results with one file per synthetic site."""
 PATIENTS, VISITS = 3, 6
-"""Patients that are shown, and the most visits of each."""
+"""Patients on the page, and the most visits of each."""
 PIXELS = 256**2
 """Most bytes of a visit's pictures before they are compressed."""
 MOST_PICTURES = 1_500_000
-"""Characters of all pictures of a run's page; one with more shows none."""
+"""Most characters of all pictures of a run's page; with more, it shows none."""
 _WORDS = re.compile(r"\s*(?:\w+(?:[.,]\d+)*|[^\w\s]|\Z)")  # a word or sign, with the space before it
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One visit. Patients and their visits are numbered from 1 in the page's order, which says nothing of identity."""
+    """A visit. Patients and their visits are numbered from 1 in the page's order, which does not reveal identities."""
 
     patient: int
     visit: int
@@ -63,7 +73,14 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class SiteExamples:
-    """Examples of one site after one round; ``synthetic`` where the patients are."""
+    """Examples of a site after a round.
+
+    Attributes
+    ----------
+    site, round, synthetic, modality : str, int, bool, str
+        ``synthetic``: whether the patients are.
+    examples, groups : tuple of Example, tuple of GroupScore
+    """
 
     site: str
     round: int
@@ -73,34 +90,54 @@ class SiteExamples:
     groups: tuple[GroupScore, ...] = ()
 
     def grades(self, example: Example) -> tuple[Grade, ...]:
-        """The findings of draft and reference, as the rules for these reports read them."""
+        """Grade the findings of a draft by the rules for these reports.
+
+        Parameters
+        ----------
+        example : Example
+
+        Returns
+        -------
+        tuple of Grade
+        """
         rules = labeler("synthetic" if self.synthetic else rules_for(self.modality)).rules
         assert rules is not None
         return grade(example.draft, example.reference, rules)
 
 
 _Piece = tuple[str, str]
-"""Mark, or empty, and text."""
+"""A mark, or empty, and the text that has it."""
 _SITE_EXAMPLES = TypeAdapter(SiteExamples)
 
 
 def choose(patients: Sequence[str]) -> list[int]:
-    """Places of the first patients' reports, whatever their scores: at most ``VISITS`` of each of ``PATIENTS``.
+    """Indices of the first patients' reports, whatever their scores: at most ``VISITS`` of each of ``PATIENTS``.
 
     ``patients`` has the patient of each report; a patient's reports are in the order of the visits.
     """
-    places: dict[str, list[int]] = {}
+    chosen: dict[str, list[int]] = {}
     for i, patient in enumerate(patients):
-        places.setdefault(patient, []).append(i)
-    return [i for own in list(places.values())[:PATIENTS] for i in own[:VISITS]]
+        chosen.setdefault(patient, []).append(i)
+    return [i for indices in list(chosen.values())[:PATIENTS] for i in indices[:VISITS]]
 
 
-def examples_of(scored: Evaluated, chosen: Sequence[int], images: Sequence[Prepared]) -> tuple[Example, ...]:
-    """The ``chosen`` reports, with pictures of the prepared ``images`` of their visits."""
+def examples_of(scored: Evaluated, prepare: Callable[[Sequence[Sample]], Sequence[Prepared]]) -> tuple[Example, ...]:
+    """Take the first patients' drafts as examples, with pictures of their visits.
+
+    Parameters
+    ----------
+    scored, prepare : Evaluated, callable
+        An evaluation, and what prepares the images of its samples.
+
+    Returns
+    -------
+    tuple of Example
+    """
+    chosen = choose([sample.visit.patient_id for sample in scored.samples])
     numbers: dict[str, int] = {}
     visits: Counter[str] = Counter()
     found = []
-    for i, prepared in zip(chosen, images, strict=True):
+    for i, prepared in zip(chosen, prepare([scored.samples[i] for i in chosen]), strict=True):
         sample, visit = scored.samples[i], scored.samples[i].visit
         visits[visit.patient_id] += 1
         pictures, caption = _pictures(prepared.image, colour=visit.modality == "photograph")
@@ -119,7 +156,7 @@ def examples_of(scored: Evaluated, chosen: Sequence[int], images: Sequence[Prepa
 
 
 def _pictures(image: np.ndarray, colour: bool) -> tuple[tuple[str, ...], str]:
-    """The slices at a quarter, half and three quarters of a prepared image (S, 3, H, W), and which these are."""
+    """Pictures of the slices at a quarter, half and three quarters of an image (S, 3, H, W), and their caption."""
     count = len(image)
     slices = sorted({count // 4, count // 2, 3 * count // 4})
     side = math.isqrt(PIXELS // (len(slices) * (3 if colour else 1)))
@@ -130,14 +167,38 @@ def _pictures(image: np.ndarray, colour: bool) -> tuple[tuple[str, ...], str]:
 
 
 def write_examples(folder: Path, examples: SiteExamples) -> Path:
-    """Write ``examples.json`` and the page ``examples.html``, for their owner alone; returns the page's path."""
+    """Write examples and their page, for their owner only.
+
+    Parameters
+    ----------
+    folder, examples : Path, SiteExamples
+
+    Returns
+    -------
+    Path
+        The page.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / EXAMPLES_FILE, asdict(examples), PRIVATE)
     return write_text(folder / EXAMPLES_PAGE, examples_page(examples), PRIVATE)
 
 
 def read_examples(path: Path) -> SiteExamples:
-    """Read ``examples.json``; FedTARError where it is missing or malformed."""
+    """Read the examples that :func:`write_examples` wrote.
+
+    Parameters
+    ----------
+    path : Path
+
+    Returns
+    -------
+    SiteExamples
+
+    Raises
+    ------
+    FedTARError
+        If the file is missing or malformed.
+    """
     try:
         return _SITE_EXAMPLES.validate_json(path.read_bytes(), strict=True)
     except (OSError, ValueError) as error:
@@ -145,11 +206,8 @@ def read_examples(path: Path) -> SiteExamples:
 
 
 def run_examples(folder: Path) -> list[SiteExamples]:
-    """Examples of a simulated run's synthetic sites, by site; none of any other run, or of an earlier release's."""
-    found = []
-    for path in sorted((folder / EXAMPLES_FOLDER).glob("*.json")):
-        with suppress(FedTARError):
-            found.append(read_examples(path))
+    """Examples of a simulated run's synthetic sites, by site; none of any other run."""
+    found = map(read_examples, sorted((folder / EXAMPLES_FOLDER).glob("*.json")))
     return [examples for examples in found if examples.synthetic]
 
 
@@ -167,7 +225,7 @@ def render_examples(sites: Sequence[SiteExamples], headed: bool) -> Markup:
 
 
 def _counts(site: SiteExamples) -> str:
-    """Of each part of the findings, how many are right of those that are graded."""
+    """How many findings are right in each part, of those that are graded."""
     grades = [one for example in site.examples for one in site.grades(example)]
     found = [f"Presence {sum(one.presence == 'right' for one in grades)} of {len(grades)} right"]
     for part in PARTS:

@@ -1,4 +1,4 @@
-"""Scores of a site's reports by group of patients, for its own page: whom do the drafts serve worse than all others?"""
+"""Scores of a site's drafts by group of patients, for its own page: which group do they serve worse than all others?"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,49 +14,83 @@ from fedtar_flare.metrics.agreement import label_counts
 from fedtar_flare.metrics.labeler import classes_of, rules_for
 from fedtar_flare.metrics.significance import against_others, holm, label_score, mean_score
 
+__all__ = ["AGES", "age_of", "scores_by_group", "sex_of"]
+
 AGES = ((0, 40, "under 40"), (40, 60, "40 to 59"), (60, 80, "60 to 79"), (80, 131, "80 and older"))
+"""Bands of age: from, to (excluded), name."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupScore:
-    """A group's score and that of all other patients."""
+    """A group's score and that of all other patients.
+
+    ``score`` is its name in the registry; ``p`` is that of the difference, corrected after Holm.
+    """
 
     kind: str
     group: str
     patients: int
-    score: str  # its name in the registry
+    score: str
     value: float
     others: float
-    p: float  # of the difference, corrected after Holm
+    p: float
 
     @property
     def behind(self) -> bool:
-        """Whether it is lower beyond chance."""
+        """Whether the group's score is significantly lower."""
         return self.value < self.others and self.p < 0.05
 
 
 def sex_of(sample: Sample) -> str:
-    """Women, men or unknown."""
+    """Name a patient's sex.
+
+    Parameters
+    ----------
+    sample : Sample
+
+    Returns
+    -------
+    {"women", "men", "unknown"}
+    """
     return {"F": "women", "M": "men"}.get(sample.sex or "", "unknown")
 
 
 def age_of(sample: Sample) -> str:
-    """The band of the age at the visit."""
+    """Name the band of a patient's age at the visit.
+
+    Parameters
+    ----------
+    sample : Sample
+
+    Returns
+    -------
+    str
+        Of :data:`AGES`, or ``unknown``.
+    """
     age = -1 if sample.visit.age is None else sample.visit.age
     return next((name for low, high, name in AGES if low <= age < high), "unknown")
 
 
 def scanner_of(sample: Sample) -> str:
-    """The maker by the visit's first DICOM file."""
-    with suppress(Exception):  # of broken bytes pydicom raises anything, and no round should fail of it
+    """The manufacturer by the visit's first DICOM file."""
+    with suppress(Exception):  # pydicom may raise anything on broken bytes, which should fail no round
         return first(next(headers(sample.visit.image)), "Manufacturer").upper() or "unknown"
     return "unknown"
 
 
 def scores_by_group(samples: Sequence[Sample], rows: Sequence[Mapping[str, Any]], least: int) -> tuple[GroupScore, ...]:
-    """Scores of the samples' ``rows`` (:func:`.report_rows`), by what patients were at their first of these visits.
+    """Score groups of patients by sex, age and scanner at the first of their visits.
 
-    Left out is a group that, or whose others, are fewer than ``least`` patients or have no such score.
+    Parameters
+    ----------
+    samples, rows : sequence of Sample, sequence of mapping
+        Visits with their rows (:func:`.report_rows`).
+    least : int
+        Fewest patients of a group, and of all others; smaller groups are left out.
+
+    Returns
+    -------
+    tuple of GroupScore
     """
     if not samples:
         return ()
@@ -66,10 +100,10 @@ def scores_by_group(samples: Sequence[Sample], rows: Sequence[Mapping[str, Any]]
         "rouge_l": mean_score(patients, [row["rouge_l"] for row in rows]),
         f"{rules.replace('-', '_')}_f1": label_score(patients, counts, "micro", "f1"),
     }
-    begins = {sample.visit.patient_id: sample for sample in reversed(samples)}
+    firsts = {sample.visit.patient_id: sample for sample in reversed(samples)}
     found = []
     for kind, name_of in {"sex": sex_of, "age": age_of, "scanner": scanner_of}.items():
-        group_of = {patient: name_of(sample) for patient, sample in begins.items()}
+        group_of = {patient: name_of(sample) for patient, sample in firsts.items()}
         for group, (score, sums) in product(sorted(set(group_of.values())), scores.items()):
             members = np.array([group_of[patient] == group for patient in sums.patients])
             if min(members.sum(), (~members).sum()) >= least:

@@ -1,4 +1,4 @@
-"""An audit of an adapter (:mod:`fedtar_flare.site.model_audit`) as text, and what a site lets others know of it."""
+"""An audit of an adapter (:mod:`fedtar_flare.site.model_audit`) as text, and the summary that may leave the site."""
 
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -10,11 +10,14 @@ from fedtar_flare.core.errors import plain
 from fedtar_flare.core.files import read_json
 from fedtar_flare.core.settings import Settings, build
 
+__all__ = ["AuditSummary", "PARTS", "SUMMARY", "rounded", "table"]
+
 SUMMARY = "model-audit-{site}.json"
 """File name of a site's summary, in the folder of the run."""
 STEP = 0.05
-"""To which every share of a summary is rounded."""
+"""Every share of a summary is rounded to a multiple."""
 PARTS = ("warm start", "shared adapter", "with patient adapter", "as it writes at the site")
+"""Models that an audit measures."""
 MEASURES = {
     "membership_auc": "membership AUC",
     "loss_auc": "by loss alone",
@@ -30,26 +33,46 @@ MEASURES = {
 
 
 class AuditSummary(Settings):
-    """What a site's staff may hand to the study lead."""
+    """The part of an audit that a site's staff may hand to the study lead."""
 
-    site: str = Field(max_length=128)
-    run_id: str = Field(max_length=64)
-    round: int = Field(ge=0)
+    site: str = Field(max_length=128, description="name of the site")
+    run_id: str = Field(max_length=64, description="run that was audited")
+    round: int = Field(ge=0, description="round of the adapter")
     held: bool = Field(description="whether the site asks the lead to hold the adapter's release")
-    parts: dict[str, dict[str, Annotated[float, Field(ge=0, le=1)] | None]]
+    parts: dict[str, dict[str, Annotated[float, Field(ge=0, le=1)] | None]] = Field(
+        description="measures by model, rounded; None where a measure does not apply"
+    )
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         if not set(self.parts) <= set(PARTS) or any(not set(found) <= set(MEASURES) for found in self.parts.values()):
             yield "parts", f"those of {', '.join(PARTS)}, each with {', '.join(MEASURES)}"
 
     def rows(self) -> Iterator[tuple[str, ...]]:
-        """Site, part, and each of :data:`MEASURES`, as text."""
+        """List the table's rows as text.
+
+        Yields
+        ------
+        tuple of str
+            Site, part, and each of :data:`MEASURES`.
+        """
         for part, found in self.parts.items():
             yield plain(self.site), part, *_cells(found)
 
 
 def rounded(found: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], least: int) -> dict[str, Any]:
-    """Parts of an audit for a summary: rounded, and nothing of groups of fewer than ``least`` patients."""
+    """Round the parts of an audit for its summary, and leave out measures of groups of too few patients.
+
+    Parameters
+    ----------
+    found, counts : mapping
+        Part to its measures, and group to its patients, ``all`` and ``rare``.
+    least : int
+        Fewest patients of a group.
+
+    Returns
+    -------
+    dict of str to dict
+    """
     few = {kind: any(group[kind] < max(1, least) for group in counts.values()) for kind in ("all", "rare")}
     shown = [name for name in MEASURES if not few["all"] and not (name == "rare_auc" and few["rare"])]
 
@@ -60,7 +83,17 @@ def rounded(found: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], l
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
-    """The whole audit, for the site: its table, and below it the longest phrases."""
+    """Write out a whole audit, for the site.
+
+    Parameters
+    ----------
+    found : mapping
+
+    Returns
+    -------
+    list of str
+        Lines of a table, and below it the longest phrases.
+    """
     values = {part: {name: _measure(one, name) for name in MEASURES} for part, one in found["parts"].items()}
     shown = [name for name in MEASURES if any(of_part[name] is not None for of_part in values.values())]
     rows = [("", *(MEASURES[name] for name in shown))]
@@ -81,7 +114,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
 
 
 def read_summaries(folder: Path, run_id: str) -> list[AuditSummary]:
-    """The summaries in a run's folder, by file name; those of other runs are left out, a wrong one is a ConfigError."""
+    """The summaries of a run in its folder, by file name; a malformed one is a ConfigError."""
     files = sorted(folder.glob(SUMMARY.format(site="*")))
     found = [build(AuditSummary, read_json(file), str(file)) for file in files]
     return [summary for summary in found if summary.run_id == run_id]

@@ -13,7 +13,7 @@ from fedtar_flare.reporting.model_audit import MEASURES, read_summaries
 from fedtar_flare.reporting.render import render_markdown
 from fedtar_flare.reporting.run import SPLITS, Run
 from fedtar_flare.reporting.scores import groups, score_rows, start_name
-from fedtar_flare.reporting.section import own_sections
+from fedtar_flare.reporting.section import method_sections
 from fedtar_flare.reporting.verdict import verdict
 
 __all__ = ["write_model_card"]
@@ -104,5 +104,5 @@ def _model(run: Run) -> list[tuple[str, str]]:
         ("adapter", f"{one.parameters} values in {one.tensors} tensors, {size(one.bytes)} in float32{full}"),
         ("validation loss", f"{number(loss, 4)} nats per token"),
         ("run", f"{start.run_id}, {start.time}, {run.status}, {rounds}"),
-        *(line for section in own_sections(run) for line in section.lines),
+        *(line for section in method_sections(run) for line in section.lines),
     ]

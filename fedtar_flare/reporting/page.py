@@ -5,7 +5,7 @@ from pathlib import Path
 from fedtar_flare.core.files import write_text
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run, read_run
-from fedtar_flare.reporting.section import own_sections
+from fedtar_flare.reporting.section import method_sections
 from fedtar_flare.reporting.sections import sections
 from fedtar_flare.reporting.verdict import key_numbers, verdict
 
@@ -34,7 +34,7 @@ def write_report(run_folder: Path | str) -> Path:
 
 def page(run: Run) -> str:
     """The page as well-formed HTML (also valid XML): the verdict, the results, and how they were obtained."""
-    own = own_sections(run)
+    own = method_sections(run)
     return render(
         "run.html",
         run=run,

@@ -1,4 +1,4 @@
-"""A site's own page over periods: scores ahead of time, what changed, and an alarm. It stays at the site."""
+"""A site's own page over periods: scores ahead of time, changes, and an alarm. It stays at the site."""
 
 import json
 import logging
@@ -18,18 +18,32 @@ from fedtar_flare.reporting.plots import SMALL, Chart, Series
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.section import charts
 
+__all__ = ["write_periods"]
+
 logger = logging.getLogger(__name__)
 AHEAD, PERIODS_PAGE = "ahead-", "periods.html"
-"""How the files begin that hold scores of single reports, written ahead of time; and the page."""
+"""Prefix of the files with scores of drafts written ahead of time; and the page."""
 MOST = 200
-"""Visits of a period that are looked at, the first by keyed hash of the patient."""
+"""Most visits of a period that are examined, the first by keyed hash of the patient."""
 DRAWN = ("wording", "% of a report", 1), ("images", "grey levels of 255", 1), ("prevalence", "% of visits", 3)
-"""Kinds, the unit of their measures, and how many are drawn."""
+"""Kinds of measures, with their unit and the number in a chart."""
 
 
 def write_periods(folder: Path, model: SiteModel, rows: Sequence[Row]) -> Path:
-    """Keep ``rows`` of reports that were written ahead of time, and write the page of all periods until then, for its
-    owner alone; returns its path. Rows of patients who withdrew are left out."""
+    """Store scores of drafts that were written ahead of time, and write the page of all periods until then.
+
+    Parameters
+    ----------
+    folder, model : Path, SiteModel
+        The site's state, and the model whose cohort and images are examined.
+    rows : sequence of mapping
+        The newest period's rows (:func:`.report_rows`); those of patients who withdrew are left out.
+
+    Returns
+    -------
+    Path
+        The page, for its owner only.
+    """
     newest, patients = max(row["time_step"] for row in rows), {one.patient_id for one in model.cohort.patients}
     write_report_scores(folder, newest, rows, AHEAD)
     lines = [line for file in folder.glob(f"{AHEAD}*.jsonl") for line in file.read_text().splitlines()]

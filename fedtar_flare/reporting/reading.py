@@ -1,6 +1,6 @@
-"""A blinded reading: a page on which readers judge drafts beside reference reports, and what they answered.
+"""A blinded reading: a page on which readers judge drafts beside reference reports, and the results.
 
-The page shows patients' reports, its key says whose they are: both are for their owner alone and stay at the hospital.
+The page shows patients' reports, and its key names the patients: both stay at the hospital, for their owner only.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.metrics.significance import compare, holm, kappa_score, mean_score, over_seeds
 from fedtar_flare.reporting.render import render
 
+__all__ = ["READING", "reading_results", "write_reading"]
+
 READING = "reading-"
-"""How the names of pages and keys begin."""
+"""Prefix of the names of pages and keys."""
 Side = Literal["A", "B"]
 QUESTIONS = ("preferred", "significant error", "acceptable as it is")
-"""What is told of both sides."""
+"""The results by question, each for the draft and for the reference."""
 
 
 class Case(Settings):
-    """Whose report it is, and on which side the draft."""
+    """A case in the key of a page: patient, visit, and the side with the draft."""
 
     patient: str
     visit: str
@@ -39,7 +41,7 @@ class Case(Settings):
 
 
 class Answer(Settings):
-    """A reader's answers to the four questions about one case, numbered from 1."""
+    """A reader's answers to the questions about one case, numbered from 1."""
 
     case: int = Field(ge=1)
     preference: Literal["A", "B", "same"]
@@ -48,7 +50,7 @@ class Answer(Settings):
     acceptable: Literal["A", "B", "both", "neither"]
 
     def of(self, side: Side) -> list[bool]:
-        """What :data:`QUESTIONS` ask, of one side."""
+        """Answers to :data:`QUESTIONS` for one side."""
         error = self.error_a if side == "A" else self.error_b
         return [self.preference == side, error, self.acceptable in (side, "both")]
 
@@ -62,10 +64,30 @@ class Answers(Settings):
 
 
 def write_reading(folder: Path, rows: Sequence[dict[str, Any]], cases: int, out: Path | None, visit_ids: bool) -> Path:
-    """Write a page with at most ``cases`` of a state's ``rows`` (:func:`.report_texts`), drawn at random; its path.
+    """Write a page for readers, and its key.
 
-    Its key is written in ``folder``. Line breaks are left out on both sides: they would give the draft away. With
-    ``visit_ids`` a case shows its visit's id, by which a reader finds the images.
+    Line breaks are left out on both sides, since they would give the draft away.
+
+    Parameters
+    ----------
+    folder, out : Path, Path or None
+        Folder of the key, and file of the page, by default beside the key.
+    rows : sequence of dict
+        As :func:`.report_texts` reads them.
+    cases : int
+        Most cases, drawn at random.
+    visit_ids : bool
+        Show each visit's id, by which a reader finds the images.
+
+    Returns
+    -------
+    Path
+        The page.
+
+    Raises
+    ------
+    ConfigError
+        If ``cases`` is below 1.
     """
     if cases < 1:
         raise ConfigError(f"--cases must be at least 1, not {cases}")
@@ -85,19 +107,32 @@ def write_reading(folder: Path, rows: Sequence[dict[str, Any]], cases: int, out:
 
 
 def reading_results(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
-    """What readers of one page answered, by question: shares of drafts and of references, their difference, agreement.
+    """Evaluate the answers of a page's readers.
 
-    Each has its 95 % interval over patients (the readers are taken as they are); p of the differences is corrected
-    after Holm. Agreement is over the cases that every reader answered. ConfigError for a file of another page, or one
-    that names a case that the page has not, or a case or a reader twice.
+    Parameters
+    ----------
+    folder, files : Path, sequence of Path
+        The folder with the page's key, and a file of answers per reader.
+
+    Returns
+    -------
+    dict
+        ``scores`` by question: shares of drafts and of references, and their difference, with 95 % intervals over
+        patients (readers are not drawn); ``p`` of the differences, corrected after Holm; ``agreement`` by question over
+        the cases that every reader answered; and counts.
+
+    Raises
+    ------
+    ConfigError
+        For a file of another page, or one that names an unknown case, or a case or a reader twice.
     """
     found = [build(Answers, read_json(file), str(file)) for file in files]
-    readers, places = [one.reader for one in found], {folder / f"{READING}{one.page}.json" for one in found}
-    if len(places) > 1 or not (place := places.pop()).is_file():
+    readers, keys = [one.reader for one in found], {folder / f"{READING}{one.page}.json" for one in found}
+    if len(keys) > 1 or not (key_file := keys.pop()).is_file():
         raise ConfigError(f"{folder}: the answers must be of one page that was made from it, whose key is there")
     if len(set(readers)) < len(readers):
         raise ConfigError(f"two files are of one reader (readers: {', '.join(readers)}): name one of each")
-    key = [build(Case, case, str(place)) for case in read_json(place).get("cases", ())]
+    key = [build(Case, case, str(key_file)) for case in read_json(key_file).get("cases", ())]
     said: dict[int, dict[str, NDArray[np.bool_]]] = {}  # by case and reader: (questions, draft and reference)
     for file, one in zip(files, found, strict=True):
         for answer in one.answers:

@@ -1,6 +1,6 @@
-"""A run as its record has it: the source of the page, the closing box and the model card.
+"""A run as read from its record: the source of the page, the closing box and the model card.
 
-What a run did not record, as it goes on or ended early, is empty or None; a malformed line is an error that names it.
+Fields of a run that goes on or ended early may be empty or None; a malformed line is an error that names the line.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,11 +13,11 @@ from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import (
     Ahead,
     Alarm,
-    Cell,
     End,
     Evaluation,
     Event,
     Late,
+    Scores,
     SiteScores,
     Start,
     Step,
@@ -26,35 +26,57 @@ from fedtar_flare.record.events import (
 from fedtar_flare.record.log import ROUNDS_FILE, best_round, of_kind, read_events, scored_round
 from fedtar_flare.registry import method
 
+__all__ = ["Run", "find_run", "read_run"]
+
 Kind = TypeVar("Kind", bound=Event)
 SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as far as it went; events are in order, of repeated ones the later."""
+    """A run, as far as it went; events are in order, and a repeated one replaces the earlier.
+
+    Attributes
+    ----------
+    folder, title : Path, str
+        ``title`` is that of the method, or its name where this version does not know it.
+    start : Start
+        The last start of a resumed run, with the first round of all its parts; nameless where the run failed before.
+    steps, validations : tuple of Step, tuple of Validation
+    evaluations : tuple of Evaluation
+        With known numbers only; a cell under the minimum has only ``n``.
+    end : End, optional
+        None while the run goes on, and when it was killed.
+    method_events, alarms : tuple of Event, tuple of str
+        Events of the run's method, and the server's alarms.
+    ahead : mapping of int to mapping
+        By period and site, known scores of drafts written before anything was learnt from the period.
+    """
 
     folder: Path
     start: Start
-    """Of a resumed run, with the first round of all its parts; without a name where the run failed before its start."""
     steps: tuple[Step, ...]
     validations: tuple[Validation, ...]
     evaluations: tuple[Evaluation, ...]
-    """They hold known numbers alone, and of a cell under the minimum only ``n``."""
     end: End | None
-    """None while the run goes on, and when it was killed."""
-    own: tuple[Event, ...]
-    """The events of the run's method."""
+    method_events: tuple[Event, ...]
     title: str
-    """Of the method; its name where this version does not know it."""
     alarms: tuple[str, ...] = ()
-    """Of the server."""
-    ahead: Mapping[int, Mapping[str, Cell]] = field(default_factory=dict)
-    """Known scores by period and site, of reports written before anything was learnt from the period."""
+    ahead: Mapping[int, Mapping[str, Scores]] = field(default_factory=dict)
 
     def events(self, kind: type[Kind]) -> list[Kind]:
-        """The method's own events of one kind; of a repeated round or step, the later one."""
-        return latest(of_kind(self.own, kind))
+        """Select the method's events of a kind.
+
+        Parameters
+        ----------
+        kind : type of Event
+
+        Returns
+        -------
+        list of Event
+            The last of a repeated round or step.
+        """
+        return latest(of_kind(self.method_events, kind))
 
     @property
     def status(self) -> str:
@@ -69,13 +91,13 @@ class Run:
 
     @property
     def shown(self) -> Evaluation | None:
-        """The evaluation after training that is shown: of the best round, which is kept, if it was scored."""
+        """The evaluation after training that is shown: of the best round, whose weights are kept, if it was scored."""
         after = {one.round: one for one in self.evaluations if one.round >= self.start.first_round}
         return after[scored_round([*after.values()], self.best_round)] if after else None
 
     @property
     def kept(self) -> str:
-        """Which round's weights are kept, where others are shown; else empty."""
+        """A note on the round whose weights are kept, where the scores shown are of another; else empty."""
         best, shown = self.best_round, self.shown
         if best is None or shown is None or best == shown.round:
             return ""
@@ -85,14 +107,14 @@ class Run:
 
     @property
     def best_round(self) -> int | None:
-        """Round of the lowest validation loss, or the newest where visits arrive; None without any."""
+        """Round of the lowest validation loss, or the newest where visits arrive over time; None without any."""
         if self.start.settings.get("rounds_per_period") and self.validations:
             return self.validations[-1].round
         return best_round(self.validations)
 
     @property
     def reports(self) -> bool:
-        """Whether the run's method writes reports, as those that this version does not know are taken to do."""
+        """Whether the run's method writes reports; an unknown method is assumed to."""
         try:
             return method(self.start.method).reports
         except ConfigError:
@@ -100,7 +122,22 @@ class Run:
 
 
 def find_run(folder: Path | str) -> Path:
-    """The folder with the record, in or below ``folder``; FedTARError where there is none, or several."""
+    """Find the folder with a run's record.
+
+    Parameters
+    ----------
+    folder : path
+        That folder, or one above it.
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    FedTARError
+        If there is no record, or several.
+    """
     folder = Path(folder)
     if (folder / ROUNDS_FILE).is_file():
         return folder
@@ -114,10 +151,21 @@ def find_run(folder: Path | str) -> Path:
 
 
 def read_run(folder: Path | str) -> Run:
-    """Read the record in the ``fedtar`` folder of a run, or in the run folder around it.
+    """Read a run's record; for an unknown method, only the events common to all methods.
 
-    For a method that this version does not know, only the events common to all methods are read. FedTARError: no
-    record, one of another program or version, or a broken line other than the last.
+    Parameters
+    ----------
+    folder : path
+        The ``fedtar`` folder of a run, or the run folder around it.
+
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    FedTARError
+        If there is no record, it is of another program, or a line other than the last is broken.
     """
     folder = Path(folder)
     if not (folder / ROUNDS_FILE).is_file() and (folder / "fedtar" / ROUNDS_FILE).is_file():
@@ -126,14 +174,14 @@ def read_run(folder: Path | str) -> Run:
     if not events:
         raise FedTARError(f"{folder / ROUNDS_FILE} holds no event of a run: it is empty, or another program wrote it")
     starts = of_kind(events, Start)
-    if not starts and not isinstance(events[0], End):  # a run that fails in the handshake has an end alone
+    if not starts and not isinstance(events[0], End):  # a run that fails in the handshake has only an end
         raise FedTARError(f"{folder / ROUNDS_FILE}: there is no event 'start' before the event '{events[0].kind}'")
     start = starts[-1] if starts else Start(method="", run_id="", time_steps=0, rounds=0)
     try:
-        found = method(start.method)
-        own, title = found.events, found.contract.title
+        known = method(start.method)
+        kinds, title = known.events, known.contract.title
     except ConfigError:
-        own, title = (), start.method or "Federated run"
+        kinds, title = (), start.method or "Federated run"
     return Run(
         folder=folder,
         start=start.model_copy(update={"first_round": min((one.first_round for one in starts), default=1)}),
@@ -141,11 +189,11 @@ def read_run(folder: Path | str) -> Run:
         validations=tuple(latest(of_kind(events, Validation))),
         evaluations=tuple(_known(one, start.min_cell) for one in latest(of_kind(events, Evaluation))),
         end=events[-1] if isinstance(events[-1], End) else None,
-        own=tuple(read_events(folder, own)) if own else (),
+        method_events=tuple(read_events(folder, kinds)) if kinds else (),
         title=title,
         alarms=tuple(one.text for one in of_kind(events, Alarm)),
         ahead={
-            t: {site: _cell(cell, start.min_cell) for site, cell in sorted(sites.items())}
+            t: {site: _shown(scores, start.min_cell) for site, scores in sorted(sites.items())}
             for one in of_kind(events, Ahead)[-1:]
             for t, sites in sorted(one.periods.items())
         },
@@ -166,8 +214,8 @@ def _known(evaluation: Evaluation, min_cell: int) -> Evaluation:
     def of(sites: Mapping[str, SiteScores]) -> dict[str, SiteScores]:
         return {
             site: SiteScores(
-                steps={t: _cell(cell, min_cell) for t, cell in sorted(scores.steps.items())},
-                all=_cell(scores.all, min_cell),
+                steps={t: _shown(cell, min_cell) for t, cell in sorted(scores.steps.items())},
+                all=_shown(scores.all, min_cell),
                 findings={
                     kind: {name: known for name, one in found.items() if (known := _finding(one, min_cell))}
                     for kind, found in scores.findings.items()
@@ -180,17 +228,17 @@ def _known(evaluation: Evaluation, min_cell: int) -> Evaluation:
     return Evaluation(round=evaluation.round, sites=of(evaluation.sites), generic=of(evaluation.generic))
 
 
-def _finding(one: Cell, min_cell: int) -> Cell:
+def _finding(one: Scores, min_cell: int) -> Scores:
     """The counts of a finding that may be shown, each with its share."""
     shares = (("n", "recall"), ("named", "precision"))
     shown = [pair for pair in shares if (one.get(pair[0]) or 0) >= max(1, min_cell)]
     return {name: one.get(name) for pair in shown for name in pair}
 
 
-def _cell(cell: Cell, min_cell: int) -> Cell:
-    """``n`` of a cell, and its scores that are known and may be shown."""
-    n = cell.get("n") or 0
-    known = {name: cell[name] for name in SCORES if cell.get(name) is not None}
+def _shown(scores: Scores, min_cell: int) -> Scores:
+    """``n``, and the scores that are known and may be shown."""
+    n = scores.get("n") or 0
+    known = {name: scores[name] for name in SCORES if scores.get(name) is not None}
     if n < 2:
-        known.pop("cider", None)  # 0 for a corpus of one by definition: not a measurement
+        known.pop("cider", None)  # 0 for a corpus of one report by definition: no measurement
     return {"n": n, **(known if n >= min_cell else {})}

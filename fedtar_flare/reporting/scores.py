@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.record.events import Cell, SiteScores
+from fedtar_flare.record.events import Scores, SiteScores
 from fedtar_flare.reporting.format import heading, score, shown, total, visits, whole
 from fedtar_flare.reporting.plots import SMALL, Chart, Palette, Series, sharing_y
 from fedtar_flare.reporting.render import render
@@ -103,7 +103,7 @@ def start_name(run: Run) -> str:
     return "warm start" if run.start.first_round == 1 else f"round {run.start.first_round - 1}"
 
 
-def _reports(before: Cell, after: Cell) -> int:
+def _reports(before: Scores, after: Scores) -> int:
     return int(after.get("n") or before.get("n") or 0)
 
 
@@ -113,7 +113,7 @@ def _total(parts: Sequence[int], scored: int, min_cell: int) -> str:
     return whole(scored) if parts and scored == sum(shown) else total(parts, min_cell)
 
 
-def _scores(cell: Cell) -> dict[str, float]:
+def _scores(cell: Scores) -> dict[str, float]:
     return {name: value for name, value in cell.items() if name != "n" and value is not None}
 
 

@@ -42,7 +42,7 @@ MakeSection = Callable[[Run], Section | None]
 """What is registered: makes a run's section; None where the run has nothing of it."""
 
 
-def own_sections(run: Run) -> list[Section]:
+def method_sections(run: Run) -> list[Section]:
     """The sections of the run's method; none where this version does not know the method."""
     try:
         makers: Sequence[MakeSection] = method(run.start.method).sections

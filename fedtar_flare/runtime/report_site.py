@@ -532,7 +532,7 @@ class ReportSite(SiteStrategy):
             is not the first.
         """
         from fedtar_flare.learning.evaluation import write_report_scores
-        from fedtar_flare.reporting.examples import SiteExamples, choose, examples_of, write_examples
+        from fedtar_flare.reporting.examples import SiteExamples, examples_of, write_examples
         from fedtar_flare.reporting.groups import scores_by_group
         from fedtar_flare.reporting.periods import write_periods
 
@@ -552,9 +552,8 @@ class ReportSite(SiteStrategy):
         by_period = ahead or header.arrived is not None
         if task.ranks.rank or (by_period and not scored.samples):
             return {}
-        chosen = choose([sample.visit.patient_id for sample in scored.samples])
         synthetic, modality = task.config.source == "synthetic", learner.cohort.modality
-        shown = examples_of(scored, chosen, learner.prepared([scored.samples[i] for i in chosen]))
+        shown = examples_of(scored, learner.prepared)
         groups = scores_by_group(scored.samples, scored.rows[: len(scored.samples)], least)
         examples = SiteExamples(task.site.name, header.round, synthetic, modality, shown, groups)
         pages = [write_examples(state.folder, examples)]

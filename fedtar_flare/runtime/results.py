@@ -6,6 +6,7 @@ import platform
 import statistics
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.record.events import (
     Ahead,
     Alarm,
-    Cell,
     Evaluation,
     Exchange,
     Joined,
+    Scores,
     SiteScores,
     SiteUpdate,
     SiteValidation,
@@ -66,14 +67,14 @@ def check_scores(reply: Reply, time_steps: int) -> None:
             scores = SiteScores.model_validate(sent)
         except ValidationError as error:
             raise ExchangeError(f"the field '{name}' does not hold scores per time step") from error
-        of_findings = [cell for findings in scores.findings.values() for cell in findings.values()]
-        cells = (*scores.steps.values(), scores.all, scores.references, *of_findings)
+        of_findings = [part for findings in scores.findings.values() for part in findings.values()]
+        parts = (*scores.steps.values(), scores.all, scores.references, *of_findings)
         known = {*sent} <= {*SiteScores.model_fields} and {*scores.findings} <= {"known", "new", "stated"}
         steps = all(1 <= t <= time_steps for t in scores.steps)
-        known &= {k for c in cells for k in c} <= {*_LIMITS} and {k for c in of_findings for k in c} <= {*_OF_FINDING}
+        known &= {*chain(*parts)} <= {*_LIMITS} and {*chain(*of_findings)} <= {*_OF_FINDING}
         if not (known and steps and len(of_findings) <= MOST_FINDINGS):
             raise ExchangeError(f"the field '{name}' holds more than the scores of {time_steps} time steps")
-        for key, value in (pair for cell in cells for pair in cell.items()):
+        for key, value in (pair for part in parts for pair in part.items()):
             if value is not None and not -1e-6 <= value <= _LIMITS[key] + 1e-6:
                 raise ExchangeError(f"the field '{name}' has a {key} that is not within 0 to {_LIMITS[key]:g}")
         reply.payload[name] = scores if sent else {}
@@ -103,7 +104,7 @@ class Results:
         self._adapter_config: dict[str, Any] = {}
         self._base_model: dict[str, Any] = {}
         self._validations: list[Validation] = []
-        self._ahead: dict[int, dict[str, Cell]] = {}
+        self._ahead: dict[int, dict[str, Scores]] = {}
         self._metrics: dict[str, Any] = {}
         self._first_round = 1
         self._idle: dict[str, str] | None = {}  # why sites added nothing; None once one did
@@ -226,14 +227,14 @@ class Results:
         event = Evaluation.model_validate({"round": r, "sites": scores, "generic": generic})
         self.record.write(event)
         for t in ahead:
-            scored = {site: cells.steps[t] for site, cells in event.sites.items() if cells.steps.get(t, {}).get("n")}
+            scored = {site: found.steps[t] for site, found in event.sites.items() if found.steps.get(t, {}).get("n")}
             if scored:
                 self._ahead[t] = self._ahead.get(t, {}) | scored
                 self.record.write(Ahead(round=r, periods=self._ahead))
-        for site, cells in event.sites.items():
+        for site, found in event.sites.items():
             for name, score in SCORES.items():
                 if score.curve:
-                    self.scalar(f"{name}/{site}", cells.all.get(name), r)
+                    self.scalar(f"{name}/{site}", found.all.get(name), r)
         key = "final" if r >= self._first_round else "warm_start"
         if key == "final" or key not in self._metrics:
             self._metrics[key] = json.dumps(scores, default=dict)  # as text they take a quarter of the memory

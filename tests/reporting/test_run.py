@@ -72,7 +72,7 @@ def test_a_run_goes_on_after_an_end_but_not_for_a_late_answer(tmp_path):
 def test_of_an_unknown_method_the_shared_events_are_read_and_shown(tmp_path):
     edit(write_run(tmp_path), "start", method="fedfuture")
     run = read_run(tmp_path)
-    assert run.title == "fedfuture" and run.own == () and len(run.steps) == 9
+    assert run.title == "fedfuture" and run.method_events == () and len(run.steps) == 9
     assert 'id="scores"' in page(run) and "alpha after" not in page(run)
 
 
