@@ -18,17 +18,19 @@ from pydantic import BaseModel, Field, TypeAdapter
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import write_json
 
+__all__ = ["PATIENT_FILE", "PatientLedger"]
+
 FILE = "privacy_ledger.json"
 PATIENT_FILE = "patient_privacy_ledger.json"
 PATIENT_DELTA = 1e-5
-"""Of per-patient DP-SGD."""
+"""delta of per-patient DP-SGD."""
 
 _Multiplier = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _PATIENT_RUNS = TypeAdapter(dict[str, list[tuple[_Multiplier, _Multiplier, Annotated[int, Field(ge=1)]]]])
 
 
 class _Content(BaseModel):
-    """Of a :class:`Ledger`'s file."""
+    """Content of a :class:`Ledger`'s file."""
 
     format: Literal[1]
     runs: dict[str, dict[_Multiplier, Annotated[int, Field(ge=1, strict=True)]]]
@@ -66,7 +68,7 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a ledger says: ``epsilon`` spent so far at ``delta``, and the number of releases."""
+    """A ledger's balance: ``epsilon`` spent so far at ``delta``, and the number of releases."""
 
     epsilon: float
     delta: float
@@ -86,25 +88,30 @@ class Ledger:
         self._runs = content.runs if content else {}
 
     def spent(self, delta: float, planned: Iterable[float] = ()) -> Spent:
-        """What is spent, or would be after further releases with the noise multipliers ``planned``."""
+        """Compute what is spent, or would be after further releases with the noise multipliers ``planned``."""
         releases = Counter(planned)
-        for run, own in self._runs.items():
+        for run, counts in self._runs.items():
             if self.scope in (None, run):
-                releases.update(own)
+                releases.update(counts)
         return Spent(epsilon_of(composed_mu(releases), delta), delta, releases.total())
 
     def add(self, run: str, multiplier: float) -> None:
         """Count one release and write the file before returning."""
-        own = self._runs.setdefault(run, {})
-        own[multiplier] = own.get(multiplier, 0) + 1
+        counts = self._runs.setdefault(run, {})
+        counts[multiplier] = counts.get(multiplier, 0) + 1
         runs = {name: {repr(z): count for z, count in sorted(of_run.items())} for name, of_run in self._runs.items()}
         _write(self.file, {"format": 1, "runs": runs}, "released")
 
 
 class PatientLedger:
-    """Updates of per-patient DP-SGD of one site by run, as in :class:`Ledger`: multiplier, sampling rate, number.
+    """Updates of per-patient DP-SGD of one site by run, in a file like a :class:`Ledger`'s.
 
-    These are of another unit, the single patient, and of another budget.
+    Its unit is the single patient, and its budget another one.
+
+    Parameters
+    ----------
+    file : Path
+    scope : str, optional; the run that counts, at a simulated site; None: all
     """
 
     def __init__(self, file: Path, scope: str | None = None):
@@ -112,9 +119,22 @@ class PatientLedger:
         self._runs: dict[str, list[tuple[float, float, int]]] = _read(file, _PATIENT_RUNS) or {}
 
     def epsilon_with(self, multiplier: float, rate: float, updates: int) -> float:
-        """Epsilon at :data:`PATIENT_DELTA` after these further updates (sampled Gaussian, opacus's Renyi accountant).
+        """Compute epsilon at :data:`PATIENT_DELTA` after further updates (sampled Gaussian, opacus's Renyi accountant).
 
-        Raises ConfigError without opacus.
+        Parameters
+        ----------
+        multiplier : float, deviation of the noise over the clipping norm
+        rate : float in (0, 1], probability of a patient in an update
+        updates : int
+
+        Returns
+        -------
+        float
+
+        Raises
+        ------
+        ConfigError
+            opacus is not installed.
         """
         try:
             from opacus.accountants import RDPAccountant
@@ -130,7 +150,13 @@ class PatientLedger:
         return float(accountant.get_epsilon(PATIENT_DELTA))
 
     def add(self, run: str, multiplier: float, rate: float, updates: int) -> None:
-        """Count updates and write the file before returning."""
+        """Count updates and write the file before returning.
+
+        Parameters
+        ----------
+        run : str, the run's id
+        multiplier, rate, updates : as of :meth:`epsilon_with`
+        """
         self._runs.setdefault(run, []).append((multiplier, rate, updates))
         _write(self.file, self._runs, "trained")
 

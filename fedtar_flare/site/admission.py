@@ -1,11 +1,12 @@
-"""Whether a job may come: what it asks is held against the site's bounds before any of the site's data is read.
+"""Admission of jobs: a request is compared with the site's bounds before any of the site's data is read.
 
-What is asked stands in a :class:`JobRequest`, which the job's own method fills in; nothing here knows any method.
+A job's own method fills in the :class:`JobRequest`; nothing here knows any method.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from fedtar_flare.core.errors import FedTARError
@@ -14,15 +15,22 @@ from fedtar_flare.models.sources import stay_offline
 from fedtar_flare.protocol.fields import MAX_TEXT
 from fedtar_flare.site.bounds import Bounds
 
+__all__ = ["Amounts", "JobRequest", "Reach", "admit", "breaches"]
+
 _TEXT = 48
 """Most characters of a single name in a reason."""
 
 Amounts = Mapping[str, float]
-"""How much is asked, by the setting that asks it."""
+"""Requested amounts, by the setting that requests them."""
 
 
 class Declined(FedTARError):
-    """The site does not do what a job asks; the message may leave: it holds the job's values and the site's bounds."""
+    """The site declines a job.
+
+    Parameters
+    ----------
+    message : str, which may leave: it holds the job's values and the site's bounds
+    """
 
     def __init__(self, message: str):
         super().__init__(message, public=message)
@@ -30,10 +38,13 @@ class Declined(FedTARError):
 
 @dataclass(frozen=True)
 class Reach:
-    """What a job changes of a model: layers that an adapter reaches, parameters that travel whole, by setting.
+    """The parts of a model that a job changes.
 
-    No job may pick the names that are ``barred``, whatever a site allows: the output layer and embeddings.
-    ``parameters`` counts the model, its adapters and what the method trains for itself; 0: not known.
+    Attributes
+    ----------
+    adapted, whole : names of layers that an adapter reaches, and of parameters that travel whole, by setting
+    barred : names that no job may pick, whatever a site allows: the output layer and embeddings
+    parameters : number of values of the model, its adapters and what the method trains besides; 0: not known
     """
 
     adapted: Mapping[str, Sequence[str]]
@@ -44,7 +55,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a job asks of a site. Each amount is held against the bound ``min_`` or ``max_`` of its name.
+    """A job's request to a site. Each amount is compared with the bound ``min_`` or ``max_`` of its name.
 
     Parameters
     ----------
@@ -55,15 +66,15 @@ class JobRequest:
     gradient_scale : Amounts
         What gradients are clipped to or multiplied with before the optimiser sees them.
     learning_rate, decay : Amounts
-        Rates of all that is trained, and what one update takes off a weight, which has the rates' upper bound.
+        Rates of all that is trained, and the share that one update takes off a weight, which has the rates' bound.
     rank, pixels, tokens, beams, rounds, time_steps : Amounts
         Of an adapter, of a study, of a report or a study, of a report's search, and of the run.
     models : Mapping[str, str]
         Models, paths or hub names from outside this package, by setting.
     reach : Callable
-        What it changes of the model, given where the site has the models that it names (None: nobody may read them).
+        Gives what the job changes of the model, from the files of the models that it names (None: not to be read).
     transforms : Sequence[str]
-        Names of those that the job adds to the preparation of images.
+        Transforms that the job adds to the preparation of images, by name.
     noise_multiplier : Amounts
         Of per-patient DP-SGD; 0: none.
     """
@@ -83,33 +94,67 @@ class JobRequest:
     models: Mapping[str, str]
     reach: Callable[[Mapping[str, Path | None] | None], Reach]
     transforms: Sequence[str] = ()
-    noise_multiplier: Amounts = field(default_factory=lambda: {"training.noise_multiplier": 0.0})
+    noise_multiplier: Amounts = field(default_factory=partial(dict, {"training.noise_multiplier": 0.0}))
 
 
 def admit(request: JobRequest, bounds: Bounds) -> None:
-    """Decline a job that is beyond the site's bounds (:class:`Declined`), naming all of them; see :func:`breaches`."""
-    if found := breaches(request, bounds):
-        raise declined(found)
+    """Decline a job that is beyond the site's bounds, naming as many of them as a reply's reason has room for.
+
+    Parameters
+    ----------
+    request : JobRequest
+    bounds : Bounds, of the site file
+
+    Raises
+    ------
+    Declined
+    """
+    if not (reasons := breaches(request, bounds)):
+        return
+    text, left = f"declined by the site's policy: {reasons[0]}", len(reasons) - 1
+    for reason in reasons[1:]:
+        room = MAX_TEXT - (len(f"; and {left} more") if left > 1 else 0)
+        if len(text) + len(reason) + 2 > room:
+            break
+        text, left = f"{text}; {reason}", left - 1
+    raise Declined(text + (f"; and {left} more" if left else ""))
 
 
 def breaches(request: JobRequest, bounds: Bounds) -> list[str]:
-    """Every bound that a job is beyond, as 'what is asked (what is allowed)'; empty where the job may come.
+    """List every bound that a job is beyond.
 
-    From here on nothing is fetched from a hub, unless the site allows it. Raises ConfigError if a model that the site
-    allows cannot be read.
+    From here on nothing is fetched from a hub, unless the site allows it.
+
+    Parameters
+    ----------
+    request : JobRequest
+    bounds : Bounds, of the site file; ConfigError if a model that they allow cannot be read
+
+    Returns
+    -------
+    list of str, each 'request (bound)'; empty where the job may come
     """
     if bounds.models_from == "list":
         stay_offline()
-    foreign = [
-        f"{setting} {_short(name)} (not among this site's models)"
-        for setting, name in request.models.items()
-        if bounds.models_from != "anywhere" and name not in bounds.models
-    ]
-    reach = request.reach(None if foreign else bounds.models)
+    reasons = []
+    for setting, name in request.models.items():
+        if bounds.models_from != "anywhere" and name not in bounds.models:
+            reasons.append(f"{setting} {_short(name)} (not among this site's models)")
+    reach = request.reach(None if reasons else bounds.models)
+    for setting, names in (*reach.adapted.items(), *reach.whole.items()):
+        if barred := list(filter(reach.barred.__contains__, names)):
+            reasons.append(f"{setting} reaches {_several(barred)} (never the output layer or an embedding)")
+    for setting, names in reach.adapted.items():
+        outside = []
+        for name in names:
+            if not matches(name, bounds.lora_targets):
+                outside.append(name)
+        if outside:
+            reasons.append(f"{setting} reaches {_several(outside)} (only {_short(', '.join(bounds.lora_targets))})")
+    for name in request.transforms:
+        if name not in bounds.transforms:
+            reasons.append(f"data.transforms {name} (not among this site's transforms)")
     amounts = {**vars(request), "parameters": {"parameters": reach.parameters}}
-    found = [*foreign, *_layers(reach, bounds)]
-    strange = [name for name in request.transforms if name not in bounds.transforms]
-    found += [f"data.transforms {name} (not among this site's transforms)" for name in strange]
     for name, bound in bounds:
         side, _, kind = name.partition("_")
         if side not in ("min", "max") or kind in ("seconds", "membership_auc", "patient_epsilon"):
@@ -117,31 +162,10 @@ def breaches(request: JobRequest, bounds: Bounds) -> list[str]:
         for setting, value in (amounts[kind] | (request.decay if name == "max_learning_rate" else {})).items():
             if side == "min" and not value >= bound:
                 unit = " patients" if kind == "patients" else ""
-                found.append(f"{setting} {_number(value)} (at least {_number(bound)}{unit})")
+                reasons.append(f"{setting} {_number(value)} (at least {_number(bound)}{unit})")
             if side == "max" and bound is not None and not value <= bound:
-                found.append(f"{setting} {_number(value)} (at most {_number(bound)})")
-    return found
-
-
-def declined(found: Sequence[str]) -> Declined:
-    """The answer to a job that is beyond these bounds: as many of them as a reply's reason holds."""
-    text, left = f"declined by the site's policy: {found[0]}", len(found) - 1
-    for reason in found[1:]:
-        room = MAX_TEXT - (len(f"; and {left} more") if left > 1 else 0)
-        if len(text) + len(reason) + 2 > room:
-            break
-        text, left = f"{text}; {reason}", left - 1
-    return Declined(text + (f"; and {left} more" if left else ""))
-
-
-def _layers(reach: Reach, bounds: Bounds) -> Iterator[str]:
-    """Layers that an adapter may not reach, and parameters that may not travel whole."""
-    for setting, names in (*reach.adapted.items(), *reach.whole.items()):
-        if barred := [name for name in names if name in reach.barred]:
-            yield f"{setting} reaches {_several(barred)} (never the output layer or an embedding)"
-    for setting, names in reach.adapted.items():
-        if outside := [name for name in names if not matches(name, bounds.lora_targets)]:
-            yield f"{setting} reaches {_several(outside)} (only {_short(', '.join(bounds.lora_targets))})"
+                reasons.append(f"{setting} {_number(value)} (at most {_number(bound)})")
+    return reasons
 
 
 def _number(value: float) -> str:

@@ -1,7 +1,7 @@
-"""A site's own decisions: its yes to a job, and whether it takes part at all.
+"""A site's own decisions: approval of a job, and whether it takes part at all.
 
-What is approved is one run of the app that FLARE puts at a site (``<job id>/app_<site>``), file by file and without
-FLARE's signatures: a changed job needs another yes, and so does one that is to run again.
+An approval is for one run of the app that FLARE puts at a site (``<job id>/app_<site>``), file by file and without
+FLARE's signatures: a changed job needs another approval, and so does one that is to run again.
 
 The executor reads ``participation.json`` before and after each task. A paused site abstains and the job goes on without
 it; after 'join' it is asked again, or joins at the next round if it missed the handshake. A site that left declines
@@ -21,6 +21,11 @@ from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import PRIVATE, locked, read_json, write_json
+
+__all__ = [
+    "Participation", "SIGNATURES", "decide", "digest_of", "executor_entry", "is_approved", "mappings", "only",
+    "participation", "require_approval",
+]  # fmt: skip
 
 FOLDER, PARTICIPATION = "approvals", "participation.json"
 CLIENT_CONFIG, SERVER_CONFIG = Path("config", "config_fed_client.json"), Path("config", "config_fed_server.json")
@@ -42,7 +47,21 @@ class Approval:
 
 
 def digest_of(app: Path) -> str:
-    """SHA-256 of an app's files, by name and content. Raises ConfigError if the folder is no app of a job."""
+    """Compute the digest of a job.
+
+    Parameters
+    ----------
+    app : Path, the folder of its app
+
+    Returns
+    -------
+    str, SHA-256 over names and contents of the files
+
+    Raises
+    ------
+    ConfigError
+        The folder is no app of a job.
+    """
     if not (app / CLIENT_CONFIG).is_file():
         raise ConfigError(f"{app} is no app of a job: it has no {CLIENT_CONFIG}")
     digest = hashlib.sha256()
@@ -53,7 +72,7 @@ def digest_of(app: Path) -> str:
 
 
 def approve(records: Path, digest: str, name: str) -> Approval:
-    """Write into the site's own folder ``records`` that it takes part in this job."""
+    """Record in the site's own folder ``records`` that it takes part in this job."""
     entry = Approval(digest, name, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), getpass.getuser())
     write_json(_file(records, digest), asdict(entry), PRIVATE)
     return entry
@@ -61,19 +80,29 @@ def approve(records: Path, digest: str, name: str) -> Approval:
 
 def withdraw(records: Path, digest: str) -> bool:
     """Take an approval back, from the next task on; returns whether there was one."""
-    there = (file := _file(records, digest)).is_file()
+    existed = (file := _file(records, digest)).is_file()
     file.unlink(missing_ok=True)
-    return there
+    return existed
 
 
 def approvals(records: Path) -> list[Approval]:
     """All approvals, the latest last. Raises ConfigError if one cannot be read."""
-    found = [_read(file) for file in (records / FOLDER).glob("*.json") if DIGEST.fullmatch(file.stem)]
-    return sorted(found, key=lambda entry: (entry.time, entry.digest))
+    entries = [_read(file) for file in (records / FOLDER).glob("*.json") if DIGEST.fullmatch(file.stem)]
+    return sorted(entries, key=lambda entry: (entry.time, entry.digest))
 
 
 def is_approved(records: Path, digest: str) -> bool:
-    """Whether the site has approved the job of this digest. Raises ConfigError if the record cannot be read."""
+    """Tell whether the site has approved a job.
+
+    Parameters
+    ----------
+    records : Path, the site's own folder
+    digest : str, of the job
+
+    Returns
+    -------
+    bool; ConfigError if the record cannot be read
+    """
     file = _file(records, digest)
     return file.is_file() and _read(file).digest == digest
 
@@ -81,10 +110,21 @@ def is_approved(records: Path, digest: str) -> bool:
 def require_approval(
     records: Path, app: Path, kind: type, runs: Callable[[Mapping[str, Any]], bool], run_id: str
 ) -> None:
-    """Hold the job (:class:`Declined`) unless the site has approved it for this run, and it is what runs.
+    """Hold a job unless the site has approved it for this run, and the executor that runs is the approved job's.
 
-    FLARE replaces an app's files when the server sends the job again, also while it runs. So ``runs`` must be true of
-    the arguments that the approved files give an executor of class ``kind``.
+    FLARE replaces an app's files when the server sends the job again, also while it runs.
+
+    Parameters
+    ----------
+    records : Path, the site's own folder
+    app : Path, the job's app
+    kind : type, class of the executor that runs
+    runs : callable, tells whether an executor with these arguments, those of the approved files, does what runs
+    run_id : str
+
+    Raises
+    ------
+    Declined
     """
     from fedtar_flare.site.admission import Declined  # imports torch, which the doctor does not need
 
@@ -104,7 +144,21 @@ def require_approval(
 
 
 def executor_entry(app: Path) -> dict[str, Any]:
-    """The one executor that an app builds at a site: ``path``, ``args``. Raises ConfigError unless there is one."""
+    """Find the executor that an app builds at a site.
+
+    Parameters
+    ----------
+    app : Path, the folder of a job's app
+
+    Returns
+    -------
+    dict with ``path`` and ``args``
+
+    Raises
+    ------
+    ConfigError
+        There is none, or more than one.
+    """
     executor = only(app / CLIENT_CONFIG, "executors").get("executor")
     if not isinstance(executor, dict):
         raise ConfigError(f"{app / CLIENT_CONFIG}: 'executor' is no mapping")
@@ -112,7 +166,22 @@ def executor_entry(app: Path) -> dict[str, Any]:
 
 
 def only(file: Path, key: str) -> dict[str, Any]:
-    """The one entry of a list in a job's configuration. Raises ConfigError unless there is one."""
+    """Read the one entry of a list in a job's configuration.
+
+    Parameters
+    ----------
+    file : Path, of JSON
+    key : str, of the list
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    ConfigError
+        There is none, or more than one.
+    """
     entries = mappings(read_json(file), key, file)
     if len(entries) != 1:
         raise ConfigError(f"{file}: a job of this package has one {key[:-1]}, not {len(entries)}")
@@ -120,7 +189,23 @@ def only(file: Path, key: str) -> dict[str, Any]:
 
 
 def mappings(content: Mapping[str, Any], key: str, where: Path) -> list[dict[str, Any]]:
-    """What a configuration lists under ``key``; empty without it. Raises ConfigError if it is no list of mappings."""
+    """Get a list of a configuration.
+
+    Parameters
+    ----------
+    content : mapping, the configuration
+    key : str, of the list
+    where : Path, for the error
+
+    Returns
+    -------
+    list of dict; empty without the key
+
+    Raises
+    ------
+    ConfigError
+        It is no list of mappings.
+    """
     entries = content.get(key) or []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(f"{where}: '{key}' is no list of mappings")
@@ -141,7 +226,7 @@ def _read(file: Path) -> Approval:
 
 
 class Participation(Enum):
-    """What a site decided."""
+    """A site's decision."""
 
     TAKING_PART = "taking part"
     PAUSED = "paused"
@@ -149,9 +234,20 @@ class Participation(Enum):
 
 
 def participation(records: Path) -> Participation:
-    """What the site decided, from its folder ``records``; without a file it takes part.
+    """Read the site's decision; without one it takes part.
 
-    Raises FedTARError if the file cannot be read: the site then does nothing rather than act against its own will.
+    Parameters
+    ----------
+    records : Path, the site's own folder
+
+    Returns
+    -------
+    Participation
+
+    Raises
+    ------
+    FedTARError
+        The file cannot be read: the site then does nothing rather than act against its own will.
     """
     file = records / PARTICIPATION
     try:
@@ -166,7 +262,17 @@ def participation(records: Path) -> Participation:
 
 
 def decide(records: Path, status: Participation) -> Path:
-    """Write the site's decision atomically; returns the file."""
+    """Write the site's decision atomically.
+
+    Parameters
+    ----------
+    records : Path, the site's own folder
+    status : Participation
+
+    Returns
+    -------
+    Path, the file
+    """
     records.mkdir(parents=True, exist_ok=True, mode=0o700)
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return write_json(records / PARTICIPATION, {"status": status.value, "since": since})

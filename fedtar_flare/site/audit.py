@@ -33,7 +33,9 @@ from fedtar_flare.protocol.messages import HEADER, TaskHeader
 from fedtar_flare.registry import contract_of
 from fedtar_flare.site.audit_file import append, send_to_syslog, try_to_write
 from fedtar_flare.site.context import Site, state_of
-from fedtar_flare.site.site_file import load_site_config
+from fedtar_flare.site.site_file import SITE_FILE, load_site_config, sites_folder
+
+__all__ = ["DECISIONS", "audit_files", "read_audit", "totals"]
 
 logger = logging.getLogger(__name__)
 FOLDER = "audit"
@@ -42,7 +44,7 @@ HEADER_PROP = "fedtar_flare.task_header"
 REFUSED_PROP = "fedtar_flare.refused"
 """Context property: why a filter of this package replaced the message."""
 DECISIONS = ("approved", "withdrawn", "released")
-"""Outcomes of an entry that is no message but what the site's staff has decided."""
+"""Outcomes of an entry that is no message but a decision of the site's staff."""
 _RECORDED = "fedtar_flare.recorded"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._@-]")
 
@@ -58,12 +60,17 @@ def record_event(event_type: str, fl_ctx: FLContext) -> None:
     """Record a message that is about to leave, or a scalar that is being streamed; empty it where that fails.
 
     FLARE goes on after whatever a listener raises, so the message itself is made empty.
+
+    Parameters
+    ----------
+    event_type : str, any of FLARE's
+    fl_ctx : FLContext, of the event
     """
     if event_type == EventType.AFTER_TASK_RESULT_FILTER:
-        message, describing = fl_ctx.get_prop(FLContextKey.TASK_RESULT), describe
+        message, describe = fl_ctx.get_prop(FLContextKey.TASK_RESULT), describe_message
         known = (fl_ctx.get_prop(FLContextKey.TASK_ID), id(message))
     elif event_type == ANALYTIC_EVENT_TYPE and fl_ctx.get_prop(FLContextKey.EVENT_SCOPE) != EventScope.FEDERATION:
-        message, describing = fl_ctx.get_prop(FLContextKey.EVENT_DATA), _describe_scalar
+        message, describe = fl_ctx.get_prop(FLContextKey.EVENT_DATA), _describe_scalar
         known = (None, id(message))
     else:
         return
@@ -71,21 +78,21 @@ def record_event(event_type: str, fl_ctx: FLContext) -> None:
         return
     fl_ctx.set_prop(_RECORDED, known, private=True, sticky=False)
     try:
-        write(Site(fl_ctx), _job(fl_ctx), describing(message, fl_ctx))
+        write(Site(fl_ctx), _job(fl_ctx), describe(message, fl_ctx))
     except Exception as error:
         logger.error("the audit could not be written, so the message was not sent: %s", error)
         message.clear()
         message.update(make_reply(ReturnCode.EXECUTION_EXCEPTION))
 
 
-def describe(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
-    """One message as an audit entry, without any of its values.
+def describe_message(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
+    """Describe one message as an audit entry, without any of its values.
 
     Of each tensor it has the L2 norm, the contract's group, and whether that is personal data (None where the contract
     does not say); ``other`` names anything that this package does not send.
     """
-    asked = fl_ctx.get_prop(HEADER_PROP)
-    known = asked if isinstance(asked, TaskHeader) else None
+    task = fl_ctx.get_prop(HEADER_PROP)
+    known = task if isinstance(task, TaskHeader) else None
     entry: dict[str, Any] = {"task": str(fl_ctx.get_prop(FLContextKey.TASK_NAME))}
     for name, field in (("method", "method"), ("run", "run_id"), ("round", "round"), ("step", "step")):
         entry[name] = getattr(known, field, None)
@@ -97,8 +104,7 @@ def describe(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
     except ValueError:
         return {"outcome": "passed", **entry, "other": _names(set(message) - {ReservedHeaderKey.HEADERS})}
     meta = dxo.meta if isinstance(dxo.meta, Mapping) else {}
-    found = meta.get(HEADER)
-    header: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    header: Mapping[str, Any] = meta[HEADER] if isinstance(meta.get(HEADER), Mapping) else {}
     data = dxo.data if isinstance(dxo.data, Mapping) else {}
     contract = None
     with suppress(FedTARError):
@@ -124,24 +130,34 @@ def describe(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
 def write(site: Site, job: str, entry: Mapping[str, Any]) -> None:
     """Append one entry to the job's file and send its digest to the site's syslog, if that can be reached.
 
-    Raises OSError where the entry is not on the disk.
+    Parameters
+    ----------
+    site : Site
+    job : str, the job's id; each has a file of its own
+    entry : mapping, without time, job and site; OSError where it is not on the disk
     """
     line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "job": job, "site": site.name, **entry}
     digest = append(_file(site, job), line)
     try:
-        address = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated).syslog
-    except ConfigError:  # every task is refused for it, and that is recorded too
-        return
-    try:
-        if address is not None:
-            what = f"{entry.get('task')} {entry.get('outcome')} {entry.get('bytes', 0)} bytes"
-            send_to_syslog(address, f"{site.name} {_UNSAFE.sub('_', job)[:100]} {_UNSAFE.sub(' ', what)} {digest}")
+        if (address := _syslog_address(site)) is not None:
+            text = f"{entry.get('task')} {entry.get('outcome')} {entry.get('bytes', 0)} bytes"
+            send_to_syslog(address, f"{site.name} {_UNSAFE.sub('_', job)[:100]} {_UNSAFE.sub(' ', text)} {digest}")
     except OSError as error:
         logger.warning("an audit line was not sent to the syslog: %s", error)
 
 
 def require_writable(site: Site, fl_ctx: FLContext) -> None:
-    """Before a task: raise FedTARError if its messages cannot be recorded, since nothing may leave unrecorded."""
+    """Refuse a task whose messages cannot be recorded, since nothing may leave unrecorded.
+
+    Parameters
+    ----------
+    site : Site
+    fl_ctx : FLContext, of the task
+
+    Raises
+    ------
+    FedTARError
+    """
     try:
         try_to_write(_file(site, _job(fl_ctx)))
     except OSError as error:
@@ -153,21 +169,49 @@ def require_writable(site: Site, fl_ctx: FLContext) -> None:
 
 
 def audit_files(folder: Path) -> list[Path]:
-    """Audit files below a kit, a state or audit folder, or the simulator's home; FedTARError where there is none."""
+    """Find the files of an audit.
+
+    Parameters
+    ----------
+    folder : Path, a kit, a state or audit folder, the simulator's home, or a file
+
+    Returns
+    -------
+    list of Path, sorted
+
+    Raises
+    ------
+    FedTARError
+        There is none.
+    """
     if folder.is_file():
         return [folder]
     patterns = ("audit/*.jsonl", "*.jsonl", "state/sites/*/audit/*.jsonl")
-    for place in (state_of(folder), folder):
+    for parent in (state_of(folder), folder):
         for pattern in patterns:
-            if found := sorted(place.glob(pattern)):
-                return found
+            if files := sorted(parent.glob(pattern)):
+                return files
     raise FedTARError(
         f"{folder} holds no audit: looked for {', '.join(patterns)}. Name a site's startup kit, or its folder of state"
     )
 
 
 def read_audit(files: Iterable[Path]) -> list[dict[str, Any]]:
-    """All entries, oldest first, without a last line that a kill cut off. Raises FedTARError if another is not JSON."""
+    """Read all entries, without a last line that a kill cut off.
+
+    Parameters
+    ----------
+    files : iterable of Path
+
+    Returns
+    -------
+    list of dict, oldest first
+
+    Raises
+    ------
+    FedTARError
+        Another line is not JSON.
+    """
     entries: list[dict[str, Any]] = []
     for path in files:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -181,7 +225,16 @@ def read_audit(files: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def totals(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Per job, run and site: messages, refused and failed ones, streamed scalars, tensors and bytes that left."""
+    """Count what left.
+
+    Parameters
+    ----------
+    entries : iterable of mapping, of an audit
+
+    Returns
+    -------
+    list of dict, per job, run and site: messages, refused and failed ones, streamed scalars, tensors, bytes, last time
+    """
     sums: dict[tuple[str, ...], dict[str, Any]] = {}
     run: dict[tuple[str, str], str] = {}
     for entry in entries:
@@ -199,6 +252,26 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         total["bytes"] += int(entry.get("bytes") or 0)
         total["last"] = max(total["last"], str(entry.get("time", "")))
     return [{"job": job, "site": site, "run": run, **total} for (job, site, run), total in sums.items()]
+
+
+_syslog: dict[tuple[Any, ...], str | None] = {}
+"""Syslog addresses by site and by the identity of its site file, which is read once and not for every message."""
+
+
+def _syslog_address(site: Site) -> str | None:
+    """Where the site file wants digests sent; None: nowhere. A change of the file counts from the next message on."""
+    folder = sites_folder()
+    identity: tuple[Any, ...] = site.name, site.simulated, folder
+    for file in (*([folder / f"{site.name}.yaml"] if folder else []), site.workspace / "local" / SITE_FILE):
+        status = file.stat() if file.is_file() else None
+        identity += (file, status and (status.st_ino, status.st_size, status.st_mtime_ns))
+    if identity not in _syslog:
+        try:
+            config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
+        except ConfigError:  # every task is refused for it, and that is recorded too
+            return None
+        _syslog[identity] = config.syslog
+    return _syslog[identity]
 
 
 def _file(site: Site, job: str) -> Path:

@@ -19,6 +19,8 @@ from typing import Any
 
 from fedtar_flare.core.files import clean
 
+__all__ = ["verify"]
+
 FIRST = "0" * 64
 """``prev`` of a file's first line."""
 LINK = "prev"
@@ -71,7 +73,9 @@ def try_to_write(file: Path) -> None:
 
 @dataclass(frozen=True)
 class Verified:
-    """One file: its number of chained lines, the last one's digest (the syslog has it), and its first problem."""
+    """Result of :func:`verify`: the number of chained lines, the last one's digest (the syslog has it), and the first
+    problem, if any.
+    """
 
     file: Path
     lines: int
@@ -80,7 +84,16 @@ class Verified:
 
 
 def verify(file: Path) -> Verified:
-    """Follow a file's chain from its first line. Raises OSError if the file cannot be read."""
+    """Follow a file's chain from its first line.
+
+    Parameters
+    ----------
+    file : Path; OSError if it cannot be read
+
+    Returns
+    -------
+    Verified, with ``file``, ``lines``, ``digest`` and ``problem``
+    """
     before = FIRST
     *whole, rest = file.read_bytes().split(b"\n")
     for number, line in enumerate(whole, 1):
@@ -96,16 +109,16 @@ def verify(file: Path) -> Verified:
 
 
 def send_to_syslog(address: str, text: str) -> None:
-    """One datagram to a syslog at a socket's path, or ``host:port``; raises OSError (a wrong address is one too)."""
+    """Send one datagram to a syslog at a socket's path, or ``host:port``; OSError also for a wrong address."""
     message = f"<110>fedtar: {text}".encode()  # facility 13 (audit), informational
     host, _, port = address.rpartition(":")
     if address.startswith("/"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.sendto(message, address)
         return
-    family, kind, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+    family, kind, _, _, target = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as sender:
-        sender.sendto(message, place)
+        sender.sendto(message, target)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a job may ask of a site: bounds of the site's own, which :mod:`fedtar_flare.site.admission` holds a job against.
+"""The site's bounds on jobs, which :mod:`fedtar_flare.site.admission` compares a job's request with.
 
 The site file has them (``policy: {min_patients: 10}``); a job can change none. Which methods a site takes part in is
 not among them: its guard says so (:mod:`fedtar_flare.site.policy`), before a task reaches any executor.
@@ -14,9 +14,11 @@ from fedtar_flare.core.globs import problem_of
 from fedtar_flare.core.settings import Settings, suggestion
 from fedtar_flare.imaging.transform_list import LISTED, SAFE
 
+__all__ = ["Bounds"]
+
 
 class Bounds(Settings):
-    """What a job may ask. The defaults are those of a site with patients; null takes an upper bound away."""
+    """Bounds on a job's request. The defaults are those of a site with patients; null takes an upper bound away."""
 
     approval: Literal["none", "required"] = Field("none", description="'required': jobs wait for 'fedtar site approve'")
     min_patients: int = Field(
@@ -86,34 +88,40 @@ class Bounds(Settings):
     )
 
     def looser(self) -> list[str]:
-        """Names of the bounds that allow a job more than the defaults do, sorted."""
-        found = []
+        """List the bounds that allow a job more than the defaults do.
+
+        Returns
+        -------
+        list of str, sorted
+        """
+        looser = []
         for name, field in type(self).model_fields.items():
             value, usual = getattr(self, name), field.default
             more = name.startswith("max_") and usual is not None and (value is None or value > usual)
             less = name.startswith("min_") and value < usual
             further = name == "transforms" and not set(value) <= set(usual)
             if more or less or further or (name == "models_from" and value != usual):
-                found.append(name)
-        return sorted(found)
+                looser.append(name)
+        return sorted(looser)
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
-        if unknown := [name for name in self.transforms if name not in LISTED]:
-            yield "transforms", f"of {', '.join(LISTED)}: not '{unknown[0]}'{suggestion(unknown[0], LISTED)}"
+        for name in self.transforms:
+            if name not in LISTED:
+                yield "transforms", f"of {', '.join(LISTED)}: not '{name}'{suggestion(name, LISTED)}"
+                break
         if problem := problem_of(self.lora_targets):
             yield "lora_targets", problem
 
 
 def default_bounds(*, simulated: bool, synthetic: bool) -> dict[str, Any]:
-    """What differs from :class:`Bounds` where the site file says nothing.
-
-    A site without patients needs no protection of theirs, and in a simulation the job is the user's own.
-    """
+    """Defaults other than those of :class:`Bounds`: no patient needs protection, or the job is the user's own."""
     differs: dict[str, Any] = {}
     if simulated or synthetic:
         differs = dict.fromkeys(("min_patients", "min_local_steps", "min_batch_size"), 1)
         differs |= {"min_gradient_scale": 0.0, "min_learning_rate": 0.0, "max_learning_rate": None}
     if simulated:
-        differs |= {name: None for name in Bounds.model_fields if name.startswith("max_")}
+        for name in Bounds.model_fields:
+            if name.startswith("max_"):
+                differs[name] = None
         differs |= {"transforms": tuple(LISTED), "models_from": "anywhere"}
     return differs

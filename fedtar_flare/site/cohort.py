@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from fedtar_flare.learning.config import DataConfig
     from fedtar_flare.learning.report_labeler import ReportLabeler
 
+__all__ = [
+    "derived_key", "excluded_patients", "labeler_of_site", "load_cohort", "patients_of_manifest",
+    "patients_of_site_file", "prepare_site",
+]  # fmt: skip
+
 KEY_FILE = "fedtar.key"
 logger = logging.getLogger(__name__)
 
@@ -40,11 +45,20 @@ def load_cohort(
     workspace: Path | None = None,
     key: bytes | None = None,
 ) -> Cohort:
-    """The site's patients, without those it excludes.
+    """Read the site's patients, without those it excludes.
 
-    ``seed`` is that of the synthetic cohort (of ``synthetic_patients``). A simulated site's key follows from its name;
-    a real site, of the kit ``workspace``, has its key in :func:`key_folder`, unless ``key`` gives it. Raises
-    ConfigError for a wrong setting, DataError if nothing is usable.
+    Parameters
+    ----------
+    config : SiteConfig
+    site_name : str
+    timeline : Timeline, which gives each visit its time step
+    seed, synthetic_patients : int, of a synthetic cohort
+    workspace : Path, optional; a real site's kit, for its key (see :func:`key_folder`)
+    key : bytes, optional; used in place of the real site's, or the one that follows from a simulated site's name
+
+    Returns
+    -------
+    Cohort; ConfigError for a wrong setting, DataError if nothing is usable
     """
     if config.source == "synthetic":
         from fedtar_flare.synthetic.cohort import synthetic_cohort
@@ -60,11 +74,13 @@ def load_cohort(
         )
     else:
         assert config.path is not None  # a SiteConfig of these sources has one
-        read = read_source(config.source, config.path, config.options)
+        source = read_source(config.source, config.path, config.options)
         if key is None:
             key = derived_key(site_name) if config.simulated else site_key(key_folder(config, workspace))
-        patients = read.patients()
-        whole = Cohort(site_name, patients, key=key, timeline=timeline, rejected=read.rejected(), splits=read.splits)
+        patients = source.patients()  # which counts what it rejects
+        whole = Cohort(
+            site_name, patients, key=key, timeline=timeline, rejected=source.rejected(), splits=source.splits
+        )
     if not (excluded := excluded_patients(config)):
         return whole
     if absent := len(excluded - {patient.patient_id for patient in whole.patients}):
@@ -84,24 +100,53 @@ def prepare_site(
     reports: bool = True,
     **options: Any,
 ) -> tuple[Cohort, Preparation]:
-    """As :func:`load_cohort`, with every image prepared as a task of a job opens it; also says what there was to do.
+    """Read the site's patients (:func:`load_cohort`) and prepare every image as a task of a job opens it.
 
-    With ``reports``, visits without one are left out. ``options`` are ``workers``, ``say`` and ``every`` of
-    :func:`fedtar_flare.imaging.pipeline.prepare_visits`.
+    Parameters
+    ----------
+    config, site_name, workspace : as of :func:`load_cohort`
+    model : InputSize, of the prepared images
+    data : DataConfig, the job's settings of data
+    time_steps, seed : int, of the job
+    reports : bool, whether visits without a report are left out
+    options : ``workers``, ``say`` and ``every`` of :func:`fedtar_flare.imaging.pipeline.prepare_visits`
+
+    Returns
+    -------
+    Cohort and Preparation, the patients with their prepared images, and what was done
     """
     from fedtar_flare.imaging.pipeline import prepare_visits
 
-    where: dict[str, Any] = {"seed": seed, "synthetic_patients": data.synthetic_patients, "workspace": workspace}
-    whole = load_cohort(config, site_name, timeline=data.timeline(time_steps), **where)
-    without = {visit: "empty-report" for visit in whole.visits if reports and not visit.report}
-    kept = [visit for visit in whole.visits if visit not in without]
-    place = cache_folder(config) / "prepared"
-    done = prepare_visits(kept, model, place, data.transforms, limits=config.limits, **options)
-    return done.cohort(whole, without), done
+    whole = load_cohort(
+        config,
+        site_name,
+        timeline=data.timeline(time_steps),
+        seed=seed,
+        synthetic_patients=data.synthetic_patients,
+        workspace=workspace,
+    )
+    left_out, visits = {}, []
+    for visit in whole.visits:
+        if reports and not visit.report:
+            left_out[visit] = "empty-report"
+        else:
+            visits.append(visit)
+    folder = cache_folder(config) / "prepared"
+    prepared = prepare_visits(visits, model, folder, data.transforms, limits=config.limits, **options)
+    return prepared.cohort(whole, left_out), prepared
 
 
 def labeler_of_site(config: SiteConfig) -> ReportLabeler | None:
-    """The neural labeler that the site file names, which keeps labels of references beside the prepared images."""
+    """Load the neural labeler that the site file names, which stores references' labels beside the prepared images.
+
+    Parameters
+    ----------
+    config : SiteConfig
+
+    Returns
+    -------
+    ReportLabeler or None, where the site file names none
+    """
     if config.labeler is None:
         return None
     from fedtar_flare.learning.device import choose_device
@@ -111,7 +156,21 @@ def labeler_of_site(config: SiteConfig) -> ReportLabeler | None:
 
 
 def excluded_patients(config: SiteConfig) -> frozenset[str]:
-    """Patient ids of the exclusion list; ConfigError if it cannot be read: then the site trains on nothing."""
+    """Read the exclusion list.
+
+    Parameters
+    ----------
+    config : SiteConfig
+
+    Returns
+    -------
+    frozenset of str, patient ids
+
+    Raises
+    ------
+    ConfigError
+        It cannot be read: then the site trains on nothing.
+    """
     if config.exclude is None:
         return frozenset()
     try:
@@ -133,11 +192,22 @@ _NAME_IT = (
 def patients_of_site_file(
     file: Path, *, job_seed: int | None = None, key: Path | None = None
 ) -> tuple[Cohort, SiteConfig]:
-    """Patients of a site file outside a run, split with the key that its site has in a run; all at one time step.
+    """Read the patients of a site file outside a run, split with the key that its site has in a run; one time step.
 
-    A real site's key is where its kit, in which ``file`` lies, or the file's ``state_dir`` says, or in ``key``. A
-    simulated site's derives from its name, which is the file's, and the seed of the job. Raises ConfigError if the key
-    cannot be known, or ``job_seed`` or ``key`` do not go with this site; DataError if key file or data cannot be used.
+    Parameters
+    ----------
+    file : Path, the site file; a real site's key lies where its kit, or the file's ``state_dir``, says
+    job_seed : int, optional; of a simulated site, whose key derives from its name, which is the file's
+    key : Path, optional; another file with the real site's key
+
+    Returns
+    -------
+    Cohort and SiteConfig; DataError if key file or data cannot be used
+
+    Raises
+    ------
+    ConfigError
+        The key cannot be known, or ``job_seed`` or ``key`` do not go with this site.
     """
     kit, folder = None, file.expanduser().resolve().parent
     if folder.name == "local":
@@ -152,17 +222,31 @@ def patients_of_site_file(
     if job_seed is None and key is None and kit is None and not with_state:
         raise ConfigError(f"{file} does not say which patients its site tests on: {_NAME_IT}")
     secret = read_key(key) if key is not None else None
-    where: dict[str, Any] = {"seed": job_seed or 0, "workspace": kit, "key": secret}
-    return load_cohort(config, file.stem, timeline=Timeline(1), **where), config
+    cohort = load_cohort(config, file.stem, timeline=Timeline(1), seed=job_seed or 0, workspace=kit, key=secret)
+    return cohort, config
 
 
 def patients_of_manifest(
     manifest: Path, *, job_seed: int | None = None, key: Path | None = None, no_site: bool = False
 ) -> tuple[Cohort, SiteConfig]:
-    """As :func:`patients_of_site_file`, of a manifest, with the key of the site that it belongs to.
+    """Read the patients of a manifest, as :func:`patients_of_site_file` does those of a site file.
 
-    With ``job_seed``, the site is the one in ``../sites/<site>.yaml`` that names this manifest, as ``fedtar data
-    synth`` and ``partition`` write them. ``no_site`` says that the manifest belongs to no site of any run.
+    Parameters
+    ----------
+    manifest : Path
+    job_seed : int, optional; the site is then the one in ``../sites/<site>.yaml`` that names this manifest, as ``fedtar
+        data synth`` and ``partition`` write them
+    key : Path, optional; file with the key of the site that the manifest belongs to
+    no_site : bool, whether it belongs to no site of any run
+
+    Returns
+    -------
+    Cohort and SiteConfig
+
+    Raises
+    ------
+    ConfigError
+        None, or more than one, of the three is given.
     """
     if sum((job_seed is not None, key is not None, no_site)) > 1:
         raise ConfigError(f"{manifest}: only one of --job-seed, --key and --no-site decides about the split")
@@ -192,14 +276,9 @@ def _site_file_of(manifest: Path) -> Path:
 
 
 def key_folder(config: SiteConfig | None, kit: Path | None) -> Path:
-    """Where a real site's key lies, or will be made: with its state, else beside the site file.
-
-    In ``local/`` of the kit where an earlier release has made it there.
-    """
+    """Folder of a real site's key: that of its state, else the site file's."""
     beside = config.origin.parent if config is not None and config.origin is not None else home()
-    folder = state_folder(kit, config) or beside
-    old = kit is not None and (kit / "local" / KEY_FILE).is_file() and not (folder / KEY_FILE).is_file()
-    return kit / "local" if kit is not None and old else folder
+    return state_folder(kit, config) or beside
 
 
 def site_key(folder: Path) -> bytes:
@@ -223,5 +302,14 @@ def site_key(folder: Path) -> bytes:
 
 
 def derived_key(site: str) -> bytes:
-    """Key of a simulated site with real data, from its name alone: runs of all seeds test on the same patients."""
+    """Derive the key of a simulated site with real data, so that runs of all seeds test on the same patients.
+
+    Parameters
+    ----------
+    site : str, its name
+
+    Returns
+    -------
+    bytes (32,)
+    """
     return hashlib.sha256(f"fedtar simulated site\x1f0\x1f{site}".encode()).digest()

@@ -17,14 +17,19 @@ if TYPE_CHECKING:
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.signal import Signal
 
+__all__ = [
+    "CHATTY", "JOB_ID", "SITE_NAME", "Site", "TaskAborted", "check_workspace", "home", "hush_simulator", "kit_of",
+    "sites_at_once",
+]  # fmt: skip
+
 STATE = "fedtar_state"
-"""Folder of a site for all that stays: state of runs by run id, ``audit/``, ``participation.json``, privacy ledger."""
+"""Suffix of a site's folder for all that stays: runs by run id, ``audit/``, ``participation.json``, privacy ledger."""
 
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """FLARE's id of a job, and so the name of the job's folder in a kit."""
 
 UNFIT = re.compile(r"[\s'\"\\#]")
-"""What no path may have where FLARE starts processes: it splits its commands there."""
+"""Characters that no path may have where FLARE starts processes: it splits its commands there."""
 
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 
@@ -37,7 +42,13 @@ class TaskAborted(Exception):
 
 
 class Site:
-    """Where a task runs; ``abort_signal`` is None where no long work is done."""
+    """The site of a task, as FLARE describes it, and the task's time.
+
+    Parameters
+    ----------
+    fl_ctx : FLContext, of the task
+    abort_signal : Signal, optional; None where no long work is done
+    """
 
     def __init__(self, fl_ctx: FLContext, abort_signal: Signal | None = None):
         from nvflare.apis.fl_constant import FLContextKey  # commands that only ask for a folder need no FLARE
@@ -52,9 +63,16 @@ class Site:
 
     @classmethod
     def outside_of_jobs(cls, kit: Path, simulated: str | None = None) -> Site:
-        """The site of a kit (or of the simulator, by name), for commands: it has no job and no engine.
+        """Make the site for commands, without a job and an engine.
 
-        Raises ConfigError if the folder is no kit's (see :func:`kit_of`).
+        Parameters
+        ----------
+        kit : Path, as of :func:`kit_of`
+        simulated : str, optional; name of a simulated site, which has no kit
+
+        Returns
+        -------
+        Site
         """
         site = cls.__new__(cls)
         site.workspace = home() if simulated else kit_of(kit)
@@ -63,7 +81,7 @@ class Site:
 
     @property
     def records(self) -> Path:
-        """Folder of what belongs to the site and to no single run: audit, participation, privacy ledger.
+        """Folder of what belongs to the site and to no single run: audit, approvals, participation, privacy ledger.
 
         Raises ConfigError if a simulated site's name cannot name a folder.
         """
@@ -74,9 +92,15 @@ class Site:
         return home() / "state" / "sites" / self.name
 
     def state_root(self, configured: Path | None) -> Path:
-        """Folder of the site state: the site file's, else the one beside the kit, else (simulator) the user's cache.
+        """Choose the folder of the site's state: never FLARE's run folder, which is deleted with the job.
 
-        It is never FLARE's run folder, which is deleted with the job and, in the simulator, at every start.
+        Parameters
+        ----------
+        configured : Path or None, ``state_dir`` of the site file
+
+        Returns
+        -------
+        Path, the configured one, else the one beside the kit, or in the user's cache in the simulator
         """
         return configured or (home() / "state" if self.simulated else state_of(self.workspace))
 
@@ -86,11 +110,24 @@ class Site:
         return Path(self.engine.get_workspace().get_app_dir(self.job))
 
     def limit(self, seconds: float | None) -> None:
-        """Let the task take no longer than this, from its beginning; None: as long as it needs."""
+        """Bound the task's time.
+
+        Parameters
+        ----------
+        seconds : float or None, from the task's beginning; None: no bound
+        """
         self._most_seconds = math.inf if seconds is None else seconds
 
     def stop_if_aborted(self) -> None:
-        """Called between batches: raise :class:`TaskAborted` if the job was aborted, FedTARError if time is up."""
+        """Stop the task between batches, if it must end.
+
+        Raises
+        ------
+        TaskAborted
+            The job was aborted.
+        FedTARError
+            The time is up.
+        """
         if self._abort_signal is not None and self._abort_signal.triggered:
             raise TaskAborted
         if time.monotonic() - self._start > self._most_seconds:
@@ -101,25 +138,41 @@ class Site:
 def check_workspace(folder: Path) -> None:
     """Refuse a simulator's workspace, or a Python, in a folder that FLARE cannot start its sites from.
 
-    Raises ConfigError for a path with a space, quote, backslash or hash: FLARE's simulator splits its commands at them,
-    and would wait a minute for sites that never start.
+    Parameters
+    ----------
+    folder : Path, the workspace
+
+    Raises
+    ------
+    ConfigError
+        A path has a space, quote, backslash or hash: FLARE's simulator splits its commands at them, and would wait a
+        minute for sites that never start.
     """
-    for what, path in (("the simulator's workspace", str(folder)), ("Python", sys.executable)):
+    for kind, path in (("the simulator's workspace", str(folder)), ("Python", sys.executable)):
         if UNFIT.search(path):
             raise ConfigError(
-                f"{what} is in '{path}': NVIDIA FLARE's simulator cannot start a site where the path has a space, a "
+                f"{kind} is in '{path}': NVIDIA FLARE's simulator cannot start a site where the path has a space, a "
                 "quote, a backslash or a hash. Choose another folder"
             )
 
 
 def hush_simulator() -> None:
-    """Keep lines that FLARE's simulator writes of every transfer and task out of its log; warnings stay."""
+    """Take what FLARE's simulator writes of every transfer and task out of its log; warnings stay."""
     for name in CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def sites_at_once(fl_ctx: FLContext) -> int:
-    """How many of the simulator's sites share this machine's processors at a time."""
+    """Count the simulator's sites that share this machine's processors at a time.
+
+    Parameters
+    ----------
+    fl_ctx : FLContext, of a task
+
+    Returns
+    -------
+    int
+    """
     from nvflare.apis.fl_constant import FLContextKey
     from nvflare.apis.job_def import JobMetaKey
 
@@ -129,24 +182,41 @@ def sites_at_once(fl_ctx: FLContext) -> int:
 
 
 def home() -> Path:
-    """``$FEDTAR_HOME``, else ``~/.cache/fedtar_flare``: caches and simulated site state."""
+    """Find the folder of caches and of simulated sites' state.
+
+    Returns
+    -------
+    Path, ``$FEDTAR_HOME``, else ``~/.cache/fedtar_flare``
+    """
     return Path(os.environ.get("FEDTAR_HOME") or Path.home() / ".cache" / "fedtar_flare")
 
 
 def state_of(kit: Path) -> Path:
-    """Where the site of this kit keeps what stays: ``<kit>.fedtar_state`` beside it, or in ``$FEDTAR_STATE/<kit>``.
+    """Folder of all that stays at a kit's site: ``<kit>.fedtar_state`` beside it, or ``$FEDTAR_STATE/<kit>``.
 
-    Never inside the kit, whose text files FLARE's console can read, except where an earlier release has put it there.
+    Never inside the kit, whose text files FLARE's console can read.
     """
     kit = kit.resolve()
-    if (earlier := kit / STATE).is_dir():
-        return earlier
     named = os.environ.get("FEDTAR_STATE")  # for containers
     return Path(named) / kit.name if named else kit.with_name(f"{kit.name}.{STATE}")
 
 
 def kit_of(folder: Path) -> Path:
-    """The kit that a user means by this folder (or its ``startup`` or ``local``); ConfigError if it is none."""
+    """Find the kit that a user means.
+
+    Parameters
+    ----------
+    folder : Path, the kit, or its ``startup`` or ``local``
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    ConfigError
+        It is none.
+    """
     folder = folder.expanduser().resolve()
     for kit in (folder, folder.parent) if folder.name in ("startup", "local") else (folder,):
         if (kit / "startup" / "fed_client.json").is_file():

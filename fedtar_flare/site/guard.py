@@ -30,10 +30,12 @@ from fedtar_flare.protocol.messages import ERROR, HEADER, MAX_ROUNDS, WORD, Repl
 from fedtar_flare.registry import caution_of, contract_of
 from fedtar_flare.site.audit import REFUSED_PROP
 
+__all__ = ["NOT_ALLOWED_PROP", "OutboundGuard"]
+
 register_tensors()
 
 INBOUND_PROP = "fedtar_flare.inbound"
-"""Context property: what came down, left by the guard of the task data for the guard of the result."""
+"""Context property: the :class:`InboundTask`, from the guard of the task data for the guard of the result."""
 NOT_ALLOWED_PROP = "fedtar_flare.not_allowed"
 """Context property: why this site does not do the task."""
 
@@ -54,7 +56,7 @@ _REPLY = {field.name for field in fields(Reply)}
 
 @dataclass(frozen=True)
 class InboundTask:
-    """What came down in a task: its header (None if it cannot be read) and the shapes of its tensors by name."""
+    """A task as it came down: its header (None if it cannot be read) and the shapes of its tensors by name."""
 
     header: TaskHeader | None
     shapes: Mapping[str, tuple[int, ...]]
@@ -85,7 +87,7 @@ class OutboundGuard(Filter):
     ) -> None:
         super().__init__()
         for name, value in (("methods", methods), ("extra_names", extra_names)):
-            if isinstance(value, str | Mapping) or not all(isinstance(one, str) for one in value):
+            if isinstance(value, str | Mapping) or not all(isinstance(item, str) for item in value):
                 raise ConfigError(f"OutboundGuard: {name} must be a list of texts, not {value!r}")
         if problem := problem_of(extra_names):
             raise ConfigError(f"OutboundGuard: extra_names is {list(extra_names)!r:.300}: it must be {problem}")
@@ -94,13 +96,29 @@ class OutboundGuard(Filter):
         self.methods, self.extra_names, self.max_values = list(methods), list(extra_names), max_values
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Return the message unchanged, or an error reply in its place.
+        """Filter a message.
 
-        As a filter of task data it remembers what came down, because FLARE forgets the task before it filters the
-        result, and marks a task of a method that is not allowed, so that the executor refuses it.
+        As a filter of task data the guard remembers the task, because FLARE forgets it before it filters the result,
+        and marks a task of a method that is not allowed, so that the executor refuses it.
+
+        Parameters
+        ----------
+        shareable : Shareable, a task or a result
+        fl_ctx : FLContext
+
+        Returns
+        -------
+        Shareable, the message unchanged, or an error reply in its place
         """
         if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
-            self._remember(shareable, fl_ctx)
+            inbound = _read_task(shareable)
+            fl_ctx.set_prop(INBOUND_PROP, inbound, private=True, sticky=False)
+            if inbound.header is not None:  # one that cannot be read is refused by the executor
+                try:
+                    self._contract(inbound.header.method).task(str(fl_ctx.get_prop(FLContextKey.TASK_NAME)))
+                except ExchangeError as error:
+                    reason = f"outbound guard at the site: {error}"
+                    fl_ctx.set_prop(NOT_ALLOWED_PROP, reason, private=True, sticky=False)
             return shareable
         code = shareable.get_return_code()
         if code not in (None, ReturnCode.OK):  # nothing travels with an error but its code
@@ -109,14 +127,14 @@ class OutboundGuard(Filter):
         if inbound is None and (sent := fl_ctx.get_prop(FLContextKey.TASK_DATA)) is not None:
             inbound = _read_task(sent)
         try:
-            self.check(shareable, task, inbound, str(fl_ctx.get_identity_name()))
+            self._check(shareable, task, inbound, str(fl_ctx.get_identity_name()))
         except ExchangeError as error:
             self.logger.error(f"outbound guard: nothing was sent for task '{task:.80}': {error}")
             fl_ctx.set_prop(REFUSED_PROP, str(error), private=True, sticky=False)
             return refusal(shareable, f"outbound guard at the site: {error}")
         return shareable
 
-    def check(self, shareable: Shareable, task: str, inbound: InboundTask | None, site: str) -> None:
+    def _check(self, shareable: Shareable, task: str, inbound: InboundTask | None, site: str) -> None:
         """Raise :class:`ExchangeError` on the first thing that may not leave; ``inbound`` is None if unknown."""
         dxo, reply = _read(shareable)
         if reply.status == ERROR:
@@ -130,7 +148,11 @@ class OutboundGuard(Filter):
         if reply.method != inbound.header.method:
             raise ExchangeError(f"the reply is of method '{reply.method}', the task of '{inbound.header.method}'")
         contract.check_reply(task, reply)
-        schema = self._check_schemas(contract, task, reply)
+        schema: dict[str, tuple[int, ...]] = {}  # shapes of the tensors that may leave in this task
+        for field in contract.task(task).fields:
+            if field.kind == "schema" and field.name in reply.payload:
+                schema |= dict(ExchangeSchema.from_dict(reply.payload[field.name]).shapes)
+        contract.check_names(contract.task(task), schema)
         if dxo.data_kind == DataKind.METRICS:
             if dxo.data:
                 raise ExchangeError("the message carries metrics besides its header")
@@ -140,17 +162,11 @@ class OutboundGuard(Filter):
             raise ExchangeError("initial weights were not asked of this site")
         agreed = schema if sends == "initial" else shapes_as_sent(inbound.shapes, dxo.data)
         contract.check_tensors(task, dxo.data, agreed, sends=sends)
-        if (values := sum(value.numel() for value in dxo.data.values())) > self.max_values:
+        values = 0
+        for value in dxo.data.values():
+            values += value.numel()
+        if values > self.max_values:
             raise ExchangeError(f"{values} values in one message; the limit is {self.max_values}")
-
-    def _remember(self, shareable: Shareable, fl_ctx: FLContext) -> None:
-        inbound = _read_task(shareable)
-        fl_ctx.set_prop(INBOUND_PROP, inbound, private=True, sticky=False)
-        if inbound.header is not None:  # one that cannot be read is refused by the executor
-            try:
-                self._contract(inbound.header.method).task(str(fl_ctx.get_prop(FLContextKey.TASK_NAME)))
-            except ExchangeError as error:
-                fl_ctx.set_prop(NOT_ALLOWED_PROP, f"outbound guard at the site: {error}", private=True, sticky=False)
 
     def _contract(self, method: str) -> Contract:
         if method not in self.methods:
@@ -165,31 +181,21 @@ class OutboundGuard(Filter):
         except ConfigError as error:
             raise ExchangeError(f"this site's policy allows a method that is not installed here: {error}") from error
 
-    @staticmethod
-    def _check_schemas(contract: Contract, task: str, reply: Reply) -> dict[str, tuple[int, ...]]:
-        """Shapes by name in the reply's schema, of tensors that may leave in this task; empty without one."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        for field in contract.task(task).fields:
-            if field.kind == "schema" and field.name in reply.payload:
-                shapes |= dict(ExchangeSchema.from_dict(reply.payload[field.name]).shapes)
-        contract.check_names(contract.task(task), shapes)
-        return shapes
-
 
 def refusal(shareable: Shareable, reason: str) -> Shareable:
-    """An error reply with the method, round and step of the refused message, and nothing else."""
+    """Make an error reply with the method, round and step of the refused message, and nothing else."""
     try:
         header = (from_shareable(shareable).meta or {}).get(HEADER)
     except (ValueError, AttributeError):
         header = None
-    place: dict[str, Any] = {"round": -1, "step": -1}
+    position: dict[str, Any] = {"round": -1, "step": -1}
     method = ""
     if isinstance(header, Mapping):
-        place |= {key: header[key] for key in place if isinstance(header.get(key), int)}
-        method = found if isinstance(found := header.get("method"), str) and WORD.fullmatch(found) else ""
+        position |= {key: header[key] for key in position if isinstance(header.get(key), int)}
+        method = name if isinstance(name := header.get("method"), str) and WORD.fullmatch(name) else ""
     try:
-        reply = Reply(ERROR, **place, reason=reason[:MAX_TEXT], method=method)
-    except ExchangeError:  # not even its place is one
+        reply = Reply(ERROR, **position, reason=reason[:MAX_TEXT], method=method)
+    except ExchangeError:  # round or step is out of bounds
         reply = Reply(ERROR, -1, -1, reason[:MAX_TEXT], method=method)
     return FLModelUtils.to_shareable(FLModel(metrics={}, meta=reply.to_meta()))
 
@@ -197,7 +203,7 @@ def refusal(shareable: Shareable, reason: str) -> Shareable:
 def _read(shareable: Shareable) -> tuple[DXO, Reply]:
     """Content and header of a message; raises ExchangeError if it holds anything else."""
     headers = shareable.get(ReservedHeaderKey.HEADERS) or {}
-    _nothing_else((set(shareable) - {ReservedHeaderKey.HEADERS, "DXO"}) | (set(headers) - _HEADERS))
+    _refuse((set(shareable) - {ReservedHeaderKey.HEADERS, "DXO"}) | (set(headers) - _HEADERS))
     for key in (AppConstants.START_ROUND, AppConstants.CURRENT_ROUND, AppConstants.NUM_ROUNDS):
         if type(headers.get(key, 0)) is not int or abs(headers.get(key, 0)) > MAX_ROUNDS:
             raise ExchangeError(f"the FLARE header '{key}' is not a number of rounds")
@@ -209,12 +215,12 @@ def _read(shareable: Shareable) -> tuple[DXO, Reply]:
         raise ExchangeError("data of another kind than weights, a difference or metrics may not leave")
     meta = dxo.meta if isinstance(dxo.meta, Mapping) else {}
     header = meta.get(HEADER)
-    _nothing_else((set(shareable["DXO"]) - _CONTENT) | (set(meta) - {HEADER}))
-    _nothing_else(set(header) - _REPLY if isinstance(header, Mapping) else set())
+    _refuse((set(shareable["DXO"]) - _CONTENT) | (set(meta) - {HEADER}))
+    _refuse(set(header) - _REPLY if isinstance(header, Mapping) else set())
     return dxo, Reply.from_meta(dict(meta))
 
 
-def _nothing_else(names: set[Any]) -> None:
+def _refuse(names: set[Any]) -> None:
     if names:
         raise ExchangeError(f"the message carries '{sorted(map(str, names))[0]:.80}' besides its content")
 
@@ -224,8 +230,10 @@ def _read_task(task: Shareable) -> InboundTask:
         dxo = from_shareable(task)
     except ValueError:
         return InboundTask(None, {})
-    tensors = dxo.data.items() if isinstance(dxo.data, Mapping) else ()
-    shapes = {str(name): tuple(value.shape) for name, value in tensors if hasattr(value, "shape")}
+    shapes = {}
+    for name, value in dxo.data.items() if isinstance(dxo.data, Mapping) else ():
+        if hasattr(value, "shape"):
+            shapes[str(name)] = tuple(value.shape)
     try:
         return InboundTask(TaskHeader.from_meta(dxo.meta), shapes)
     except ExchangeError:

@@ -1,6 +1,6 @@
-"""What a real site holds all jobs to: one run for each job, and one division of its data into cells.
+"""Records that bind all jobs at a real site: one run for each job, and one layout of its data in cells.
 
-Both stand in the site's own folder, beside its audit, and belong to no single run.
+Both lie in the site's own folder, beside its audit, and belong to no single run.
 """
 
 from collections.abc import Mapping
@@ -13,20 +13,31 @@ from fedtar_flare.core.files import PRIVATE, locked, read_json, write_json
 from fedtar_flare.data.timeline import extends
 from fedtar_flare.site.admission import Declined
 
+__all__ = ["CELLS", "bind_run", "fix_cells", "layout_conflicts", "read_record"]
+
 RUNS, CELLS = "runs.json", "cells.json"
 _NEWEST, _REFUSED = "newest", "refused"
 MAX_REFUSED = 3
-"""First days of a next period that are told to be too early: each tells that the newest visit came later."""
+"""Too early first days of a next period that are refused: each refusal tells that the newest visit came later."""
 
 CellLayout = Mapping[str, str]
-"""What decides which visits share a cell and which cells are reported: ``time_steps``, ``timeline``, ``min_cell``, and
-``score``: of whom (scores of everybody and of the test patients tell those of the others by subtraction)."""
+"""Settings that decide which visits share a cell and which cells are reported: ``time_steps``, ``timeline``,
+``min_cell``, and ``score``, because scores of all and of the test patients tell those of the others by subtraction."""
 
 
 def bind_run(records: Path, job: str, run_id: str, resumes: str) -> None:
-    """Bind a job to its run at first use; :class:`ExchangeError` for a second run of a job, or a run of another job.
+    """Bind a job to its run at first use.
 
-    A job that ``resumes`` another, by id, goes on with that one's run; the site may have missed that one.
+    Parameters
+    ----------
+    records : Path, the site's own folder
+    job, run_id : str
+    resumes : str, id of the job whose run goes on, which the site may have missed; empty: none
+
+    Raises
+    ------
+    ExchangeError
+        It is a second run of the job, or the run of another job.
     """
     with locked(file := records / RUNS):
         runs = read_record(file)
@@ -38,60 +49,92 @@ def bind_run(records: Path, job: str, run_id: str, resumes: str) -> None:
         write_json(file, runs | {job: run_id}, PRIVATE)
 
 
-def fix_cells(records: Path, data: str, asked: CellLayout, newest: str = "", *, begins: bool = True) -> None:
-    """Fix how the data set ``data`` is divided, as the first job asks; :class:`Declined` where a later one differs.
+def fix_cells(records: Path, data: str, layout: CellLayout, newest: str = "", *, begins: bool = True) -> None:
+    """Fix the cells of a data set, as the first job requests.
 
-    ``newest`` is the moment (ISO 8601) of the newest visit that is counted, which no later period may begin before. A
-    run that goes on (not ``begins``) fixes nothing where the site has released its cells.
+    Parameters
+    ----------
+    records : Path, the site's own folder
+    data : str, the data set
+    layout : CellLayout, of the job
+    newest : str, time (ISO 8601) of the newest visit that counts, before which no later period may begin
+    begins : bool, whether the run begins; one that goes on fixes nothing where the site has released its cells
+
+    Raises
+    ------
+    Declined
+        An earlier job fixed another layout.
     """
     with locked(file := records / CELLS):
         cells = read_record(file)
         before = cells.get(data, {})
         if not (before or begins):
             return
-        if differing := layout_conflicts(records, data, asked):
-            added, refused = extends(before.get("timeline", ""), asked.get("timeline", "")), before.get(_REFUSED, [])
+        if conflicts := layout_conflicts(records, data, layout):
+            added, refused = extends(before.get("timeline", ""), layout.get("timeline", "")), before.get(_REFUSED, [])
             if added and added[0] not in refused and len(refused) < MAX_REFUSED:
                 write_json(file, cells | {data: {**before, _REFUSED: [*refused, added[0]]}}, PRIVATE)
-            raise Declined(f"declined: {'; '.join(differing)}")
-        kept = {_NEWEST: max(newest, before.get(_NEWEST, ""))} if newest else {}
-        now = {**before, **asked, **kept}
+            raise Declined(f"declined: {'; '.join(conflicts)}")
+        now = {**before, **layout}
+        if newest:
+            now[_NEWEST] = max(newest, before.get(_NEWEST, ""))
         if now.get("timeline") != before.get("timeline"):
             now.pop(_REFUSED, None)
         if now != before:
             write_json(file, cells | {data: now}, PRIVATE)
 
 
-def layout_conflicts(records: Path, data: str, asked: CellLayout) -> list[str]:
-    """What a job asks that does not fit how this data is divided already, as lines that may leave.
+def layout_conflicts(records: Path, data: str, layout: CellLayout) -> list[str]:
+    """Compare a job's layout with the one that was fixed for the data.
 
-    The difference of two cells that are divided differently can be a single visit, and multiples of two smallest cells
-    tell a number exactly. A method that divides nothing by time asks for no time steps. Periods may be added that begin
-    after every visit counted so far, so that no cell loses one, and not after tomorrow, unless all dates are shifted.
+    The difference of two cells of different layouts can be a single visit, and multiples of two smallest cells tell a
+    number exactly. Periods may be added that begin after every visit counted so far, so that no cell loses one, and not
+    after tomorrow, unless all dates are shifted.
+
+    Parameters
+    ----------
+    records : Path, the site's own folder
+    data : str, the data set
+    layout : CellLayout, of the job, without time steps where its method has no cells by time
+
+    Returns
+    -------
+    list of str, lines that may leave; empty where it fits
     """
-    fixed = {**asked, **read_record(records / CELLS).get(data, {})}
-    if added := extends(fixed.get("timeline", ""), asked.get("timeline", "")):
+    fixed = {**layout, **read_record(records / CELLS).get(data, {})}
+    if added := extends(fixed.get("timeline", ""), layout.get("timeline", "")):
         if len(refused := fixed.get(_REFUSED, ())) >= MAX_REFUSED and added[0] not in refused:
             return [f"a period after {len(refused)} refused ones: until the site runs 'fedtar site cells --release'"]
         if fixed.get(_NEWEST, "9") >= added[0]:
             return [f"a period from {added[0][:10]} on: it begins before visits that were counted already"]
         if added[-1] > (datetime.now() + timedelta(days=1)).isoformat() > fixed[_NEWEST]:
             return [f"a period from {added[-1][:10]} on: that day has not come"]
-        fixed |= {name: asked[name] for name in ("timeline", "time_steps")}
-    differing = [
-        f"{name} {value:.80} (so far {fixed.get(name)!s:.80})"
-        for name, value in asked.items()
-        if fixed.get(name) != value
-    ]
-    return (
-        [f"{', '.join(differing)}: until the site runs 'fedtar site cells --release', all jobs have the same"]
-        if differing
-        else []
-    )
+        fixed |= {name: layout[name] for name in ("timeline", "time_steps")}
+    differing = []
+    for name, value in layout.items():
+        if fixed.get(name) != value:
+            differing.append(f"{name} {value:.80} (so far {fixed.get(name)!s:.80})")
+    if not differing:
+        return []
+    return [f"{', '.join(differing)}: until the site runs 'fedtar site cells --release', all jobs have the same"]
 
 
 def read_record(file: Path) -> dict[str, Any]:
-    """One of these records; empty without the file. Raises FedTARError if it cannot be read: no job is done then."""
+    """Read a record.
+
+    Parameters
+    ----------
+    file : Path
+
+    Returns
+    -------
+    dict; empty without the file
+
+    Raises
+    ------
+    FedTARError
+        It cannot be read: no job is done then.
+    """
     try:
         return read_json(file) if file.exists() else {}
     except ConfigError as error:

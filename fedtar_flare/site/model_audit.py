@@ -1,4 +1,4 @@
-"""What a run's adapter remembers of this site's patients: who was trained on, and phrases of their reports.
+"""Audit of a run's adapter: whether it shows who of this site was trained on, and repeats phrases of their reports.
 
 Membership is tested as by somebody with the adapter, the warm start and a patient's studies: the score is the fall of
 the reports' mean token loss from the one to the other, which takes out how hard each report is (the loss difference of
@@ -43,6 +43,8 @@ from fedtar_flare.site.context import Site
 from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.state import SiteState
 
+__all__ = ["audit_model"]
+
 WORDS = 8
 """Length of the phrases that are counted."""
 RARE = 0.1
@@ -55,7 +57,7 @@ Texts = Sequence[tuple[str, str]]
 
 
 def verbatim(drafts: Texts, reports: Texts, trained: AbstractSet[str]) -> dict[str, float]:
-    """Phrases in drafts that stand in the ``reports`` of one patient alone.
+    """Search drafts for phrases that are in the ``reports`` of one patient only.
 
     Returns
     -------
@@ -125,27 +127,24 @@ def audit_model(
 
     Parameters
     ----------
-    adapter : Path
-        The folder that the run left.
-    model : mapping
-        Settings of the base model to override, as for :class:`~fedtar_flare.learning.drafting.Drafter`.
-    say : callable
-        Takes lines of progress.
-    shadows : int
-        Shadow runs to compare with, of random halves of the patients; 0: none. ``shadow`` makes them
-        (:func:`fedtar_flare.runtime.shadows.train_shadow`).
+    adapter : Path, the run's folder of it
+    site : Site
+    config : SiteConfig
+    model : mapping, settings of the base model to override, as for :class:`~fedtar_flare.learning.drafting.Drafter`
+    say : callable, takes lines of progress
+    shadows : int, number of shadow runs to compare with, of random halves of the patients; 0: none
+    shadow : callable, makes a shadow run (:func:`fedtar_flare.runtime.shadows.train_shadow`)
 
     Returns
     -------
-    found : dict
+    details : dict
         For the site alone, also in ``model-audit.json`` in its state of the run: numbers of ``patients``, and of each
         part ``membership_auc``, its ``standard_error``, ``loss_auc`` (by the loss alone), ``rare_auc`` (this among
-        patients with a rare finding), and for drafts of ``training`` and ``held_out`` patients what
-        :func:`verbatim` gives; with shadow runs ``shadow_auc``, ``shadow_found`` and ``shadow_interval``
-        (:func:`found_at`); with canaries ``exposures`` in bits, their mean as a share of the most, and how many were
-        ``written`` in drafts.
+        patients with a rare finding), and for drafts of ``training`` and ``held_out`` patients the result of
+        :func:`verbatim`; with shadow runs ``shadow_auc``, ``shadow_found`` and ``shadow_interval`` (:func:`found_at`);
+        with canaries ``exposures`` in bits, their mean as a share of the most, and how many were ``written`` in drafts.
     summary : AuditSummary
-        What may be told to others.
+        The part that others may see.
 
     Raises
     ------

@@ -12,6 +12,11 @@ from typing import Any
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import read_json
 
+__all__ = [
+    "AUDIT", "GUARD", "SERVER_CLASSES", "SITE_CLASSES", "guards_of", "local_file", "rights", "streaming_allowed",
+    "too_wide",
+]  # fmt: skip
+
 RESOURCES, PRIVACY, AUTHORIZATION = "resources.json", "privacy.json", "authorization.json"
 """Files below a kit's ``local/``."""
 
@@ -34,14 +39,29 @@ SITE_CLASSES = (
     GUARD,
     TO_SERVER,
 )
-"""What jobs build at a server, and at a site. Which methods these may run is for the site's guard to say."""
+"""Classes that jobs build at a server, and at a site. Which methods these may run is for the site's guard to say."""
 
 RESULT_FILTERS, DATA_FILTERS = "task_result_filters", "task_data_filters"
-"""Lists of filters in a scope of ``privacy.json``: of what leaves, of what comes."""
+"""Lists of filters in a scope of ``privacy.json``: of results, which leave, and of tasks, which come."""
 
 
 def local_file(kit: Path, name: str) -> dict[str, Any]:
-    """A file of a kit's ``local/`` as FLARE takes it. Raises ConfigError if it is missing or cannot be read."""
+    """Read a file of a kit's ``local/`` as FLARE does: its ``.default`` counts where there is no other.
+
+    Parameters
+    ----------
+    kit : Path
+    name : str, of the file
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    ConfigError
+        It is missing, or cannot be read.
+    """
     for file in (kit / "local" / name, kit / "local" / f"{name}.default"):
         if file.is_file():
             return read_json(file)
@@ -50,25 +70,34 @@ def local_file(kit: Path, name: str) -> dict[str, Any]:
 
 def allowed_methods(policy: Mapping[str, Any]) -> list[str]:
     """Methods that both guards of a scope list in the content of ``privacy.json``; those of all scopes together."""
-    found: dict[str, None] = {}
+    methods: dict[str, None] = {}
     for scope in scopes_of(policy):
-        lists = [_listed(scope, kind) for kind in (RESULT_FILTERS, DATA_FILTERS)]
-        found |= dict.fromkeys(name for name in lists[0] if name in lists[1])
-    return list(found)
+        results, tasks = _listed(scope, RESULT_FILTERS), _listed(scope, DATA_FILTERS)
+        methods |= dict.fromkeys(name for name in results if name in tasks)
+    return list(methods)
 
 
 def scopes_of(policy: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The scopes of a ``privacy.json``, without what is none."""
+    """The scopes of a ``privacy.json``; anything else in their list is left out."""
     return [scope for scope in policy.get("scopes") or [] if isinstance(scope, dict)]
 
 
 def filters_of(scope: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
-    """The filters of one kind in a scope, without what is none."""
+    """The filters of one kind in a scope; anything else in their list is left out."""
     return [entry for entry in scope.get(kind) or [] if isinstance(entry, dict)]
 
 
 def guards_of(policy: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every guard of every scope, on what comes and on what leaves."""
+    """List the guards of all scopes, of tasks and of results.
+
+    Parameters
+    ----------
+    policy : mapping, content of ``privacy.json``
+
+    Returns
+    -------
+    list of dict, entries of filters
+    """
     entries = (e for s in scopes_of(policy) for kind in (RESULT_FILTERS, DATA_FILTERS) for e in filters_of(s, kind))
     return [entry for entry in entries if class_of(entry) == GUARD]
 
@@ -79,10 +108,18 @@ def class_of(entry: Mapping[str, Any]) -> str:
 
 
 def streaming_allowed(workspace: Path) -> bool:
-    """Whether scalars may be streamed to the server although they pass no result filter.
+    """Tell whether scalars may be streamed to the server although they pass no result filter.
 
     They may only where the site's policy has no result filter but the guard: any other may be a privacy filter that
     streamed scalars would bypass. A policy that cannot be read allows nothing; a missing one (simulator) has no filter.
+
+    Parameters
+    ----------
+    workspace : Path, FLARE's
+
+    Returns
+    -------
+    bool
     """
     file = workspace / "local" / PRIVACY
     try:
@@ -122,35 +159,58 @@ _RIGHTS = {
     "view": ("any", "any", "any", "any"),
     "operate": ("any", "o:site", "none", "none"),
 }
-"""What each of :data:`_ROLES` may; None: what FLARE says where a policy says nothing."""
+"""Rights of each of :data:`_ROLES`; None: FLARE's own default."""
 _ROLES = ("project_admin", "org_admin", "lead", "member")
 
 
 def rights(lead_byoc: bool = False) -> dict[str, Any]:
-    """Content of ``local/authorization.json``; ``lead_byoc`` lets a lead bring code of their own."""
-    given = {role: {right: of[i] for right, of in _RIGHTS.items() if of[i]} for i, role in enumerate(_ROLES)}
-    roles = {role: {**own, **_NEVER} for role, own in given.items()}
+    """Make the content of ``local/authorization.json``.
+
+    Parameters
+    ----------
+    lead_byoc : bool, whether a lead may bring code of their own
+
+    Returns
+    -------
+    dict
+    """
+    roles: dict[str, dict[str, Any]] = {}
+    for i, role in enumerate(_ROLES):
+        roles[role] = {right: by_role[i] for right, by_role in _RIGHTS.items() if by_role[i]}
+        roles[role] |= _NEVER
     if lead_byoc:
         roles["lead"]["byoc"] = "any"
     return {"format_version": "1.0", "permissions": roles}
 
 
 def too_wide(policy: Mapping[str, Any]) -> list[str]:
-    """What a policy allows that lets somebody read a site's files or run code there, such as ``project_admin: any``.
+    """List the rights that let somebody read a site's files or run code there.
 
-    Raises ConfigError if it is no policy of FLARE's.
+    Parameters
+    ----------
+    policy : mapping, content of ``authorization.json``
+
+    Returns
+    -------
+    list of str, such as ``project_admin: any``
+
+    Raises
+    ------
+    ConfigError
+        It is no policy of FLARE's.
     """
     permissions = policy.get("permissions")
     if not isinstance(permissions, Mapping):
         raise ConfigError("the authorization policy has no 'permissions'")
-    found = []
-    for role, given in permissions.items():
-        if not isinstance(given, Mapping):
-            found += [f"{role}: {_text(given)}"] if _allows(given) else []
+    dangerous = []
+    for role, granted in permissions.items():
+        if not isinstance(granted, Mapping):
+            dangerous += [f"{role}: {_text(granted)}"] if _allows(granted) else []
             continue
-        named = [name for name in (*SHELL, *CODE) if _allows(given.get(name, "none"))]
-        found += [f"{role}: {name} {_text(given[name])}" for name in named]
-    return found
+        for name in (*SHELL, *CODE):
+            if _allows(granted.get(name, "none")):
+                dangerous.append(f"{role}: {name} {_text(granted[name])}")
+    return dangerous
 
 
 def _allows(expression: Any) -> bool:

@@ -46,11 +46,13 @@ from fedtar_flare.site.audit import HEADER_PROP, REFUSED_PROP
 from fedtar_flare.site.context import Site
 from fedtar_flare.site.guard import SENDS, refusal
 
+__all__ = ["PrivacySettings"]
+
 register_tensors()
 
 
 class PrivacySettings(Settings):
-    """Of :class:`GaussianPrivacy`."""
+    """Settings of :class:`GaussianPrivacy`."""
 
     clip_norm: float = Setting(
         1.0, gt=0, description="C, L2 norm of an update; noise grows with it: what updates have, by the audit, not more"
@@ -88,7 +90,7 @@ class GaussianPrivacy(Filter):
         self.settings = build(PrivacySettings, settings, "GaussianPrivacy")
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """The message with noise in place of what is private; an abstention once the budget is spent."""
+        """Replace private values by noisy ones, or the message by an abstention once the budget is spent."""
         if shareable.get_return_code() not in (None, ReturnCode.OK):
             return shareable
         task = str(fl_ctx.get_prop(FLContextKey.TASK_NAME))
@@ -110,10 +112,7 @@ class GaussianPrivacy(Filter):
             return refusal(shareable, f"privacy filter at the site: {public}")
 
     def clipped(self, update: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The update in float64, scaled down to the L2 norm ``clip_norm`` over all tensors.
-
-        Raises ExchangeError if a tensor is not finite, not dense or of another number format.
-        """
+        """Scale an update down to the L2 norm ``clip_norm`` over all tensors, in float64."""
         for name in sorted(update):
             check_tensor(name, update[name], None, WIRE_DTYPES)
         factor = min(1.0, self.settings.clip_norm / max(euclidean_norm(update), 1e-300))
@@ -133,46 +132,49 @@ class GaussianPrivacy(Filter):
         ``declared`` is how many noisy fields the task declares; the sensitivity is ``2 sqrt(declared)``. A list of
         numbers may be None and stays so.
         """
-        of, unit = self.settings, dict[Field, np.ndarray]()
+        settings, unit = self.settings, dict[Field, np.ndarray]()
         for field, value in values.items():
             numbers = np.atleast_1d(np.asarray([] if value is None else value, np.float64))
             if field.kind == "number":
-                unit[field] = 2 * np.clip(numbers, 0.0, of.loss_clip) / of.loss_clip - 1
+                unit[field] = 2 * np.clip(numbers, 0.0, settings.loss_clip) / settings.loss_clip - 1
             else:
-                unit[field] = numbers / max(of.vector_clip, float(np.linalg.norm(numbers)))
+                unit[field] = numbers / max(settings.vector_clip, float(np.linalg.norm(numbers)))
         whole = np.concatenate(list(unit.values()))
-        noise = of.closing_noise_multiplier * 2 * math.sqrt(declared) * standard_normals(len(whole)).numpy()
+        noise = settings.closing_noise_multiplier * 2 * math.sqrt(declared) * standard_normals(len(whole)).numpy()
         released: dict[str, Any] = {}
         for field, vector in unit.items():
             noisy, noise = vector + noise[: len(vector)], noise[len(vector) :]
             if field.kind == "number":
-                released[field.name] = min(max(float((noisy[0] + 1) / 2 * of.loss_clip), field.least), field.most)
+                number = float((noisy[0] + 1) / 2 * settings.loss_clip)
+                released[field.name] = min(max(number, field.least), field.most)
             else:
-                released[field.name] = None if values[field] is None else [float(v) for v in noisy * of.vector_clip]
+                numbers = noisy * settings.vector_clip
+                released[field.name] = None if values[field] is None else numbers.tolist()
         return released
 
     def _release(
         self, contract: Contract, task: Task, header: TaskHeader, dxo: DXO, reply: Reply, site: Site
     ) -> Shareable:
-        of, tensors, sent = self.settings, _covered(contract, task, dxo), reply.numbers | reply.payload
+        settings, tensors, sent = self.settings, _covered(contract, task, dxo), reply.numbers | reply.payload
         noisy = [field for field in task.fields if field.noisy]
         values = {field: sent[field.name] for field in noisy if sent.get(field.name) is not None}
         for field, value in values.items():  # what cannot be released costs no budget
             field.check(value)
-        releasing = bool(values) and of.closing_noise_multiplier > 0
+        releasing = bool(values) and settings.closing_noise_multiplier > 0
         updating = bool(tensors) and task.sends == "difference"
-        multipliers = [of.noise_multiplier] * updating + [of.closing_noise_multiplier] * releasing
+        multipliers = [settings.noise_multiplier] * updating + [settings.closing_noise_multiplier] * releasing
         file = site.records / FILE
         with locked(file):
             ledger = Ledger(file, scope=header.run_id if site.simulated else None)
-            if multipliers and ledger.spent(of.delta, multipliers).epsilon > of.max_epsilon:
-                spent = ledger.spent(of.delta)
-                reason = f"privacy budget spent (epsilon {spent.epsilon:.3g} of {of.max_epsilon:g}, delta {of.delta:g})"
+            if multipliers and ledger.spent(settings.delta, multipliers).epsilon > settings.max_epsilon:
+                spent = ledger.spent(settings.delta)
+                budget = f"epsilon {spent.epsilon:.3g} of {settings.max_epsilon:g}, delta {settings.delta:g}"
+                reason = f"privacy budget spent ({budget})"
                 nothing = replace(reply, status=ABSTAIN, reason=reason, numbers={}, payload=self._account(spent))
                 return _message(DXO(DataKind.METRICS, data={}), nothing)
             for multiplier in multipliers:  # before anything leaves: a crash costs budget, never privacy
                 ledger.add(header.run_id, multiplier)
-            account = self._account(ledger.spent(of.delta))
+            account = self._account(ledger.spent(settings.delta))
         if updating:
             dxo.data = self.noisy_update(tensors)
         # numbers of visits that belong to noisy fields are of no use without them
@@ -204,7 +206,7 @@ def standard_normals(count: int) -> torch.Tensor:
 
 
 def _covered(contract: Contract, task: Task, dxo: DXO) -> Mapping[str, torch.Tensor]:
-    """The tensors of a message; raises ExchangeError if it holds anything that no noise covers."""
+    """Get the tensors of a message; raises ExchangeError if it holds anything that no noise covers."""
     if dxo.data_kind == DataKind.METRICS:
         if dxo.data:
             raise ExchangeError("metrics outside the header are not covered by the privacy filter")

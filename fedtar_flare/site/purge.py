@@ -1,4 +1,4 @@
-"""What a site keeps, and how to delete it: state of runs, FLARE's folders of jobs, prepared images, audit.
+"""Deletion of what a site stores: state of runs, FLARE's folders of jobs, prepared images, audit.
 
 While a run goes on, its state keeps what a resume needs (three rounds). After it ends, everything stays until the site
 deletes it, because only the site knows when a study is closed. Where the site file says ``retention_days``, a running
@@ -24,22 +24,24 @@ from fedtar_flare.site.context import JOB_ID, Site, home
 from fedtar_flare.site.site_file import SITE_FILE, SiteConfig, cache_folder, read_site_file
 from fedtar_flare.site.state import TASK_SCORES
 
+__all__ = ["plan"]
+
 
 @dataclass
 class Plan:
-    """What would be deleted (``remove``: paths with what they are) and what stays (``kept``: one line each)."""
+    """Paths to ``remove``, each with a description, and one line for each thing that stays (``kept``)."""
 
     remove: list[tuple[Path, str]] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
 
     def carry_out(self) -> None:
-        """Delete; what is gone already is no error."""
+        """Delete the paths; one that is gone already is no error."""
         for path, _ in self.remove:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        for folder in {path.parent for path, what in self.remove if what.startswith("state of run")}:
+        for folder in {path.parent for path, about in self.remove if about.startswith("state of run")}:
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
@@ -55,16 +57,29 @@ def plan(
     everything: bool = False,
     cache: bool = False,
 ) -> Plan:
-    """What to delete at a site, whose site file is the kit's, or ``site_file`` of a simulated one.
+    """Plan a deletion at a site.
 
-    ``patient`` takes this patient's prepared images, and of all runs the example pages and the scores of single reports
-    and images (they show or name patients); ``older_than`` takes
-    state, folders of jobs and audit that nobody wrote to for this many days; ``retention`` takes the same but for the
-    audit, after the days that the site file says; ``everything`` takes the state of all runs, all folders of jobs, all
-    prepared images and the audit; ``cache`` takes all prepared images, which are made anew when needed.
+    Parameters
+    ----------
+    site : Site
+    site_file : Path, optional; of a simulated site, in place of the kit's
+    run : str, optional; id of a run, whose state goes
+    patient : str, optional; id of a patient, whose prepared images go, and of all runs the example pages and the scores
+        of single reports and images (they show or name patients)
+    older_than : float, optional; days in which nobody wrote to the state, folders of jobs and audit that go
+    retention : bool, the same but for the audit, after the days that the site file says
+    everything : bool, the state of all runs, all folders of jobs, all prepared images and the audit go
+    cache : bool, all prepared images go, which are made anew when needed
 
-    Raises ConfigError for an unknown run or patient, a negative age, a retention of no length, or a site file that
-    cannot be read (it may name another folder for the state).
+    Returns
+    -------
+    Plan, with ``remove``, ``kept`` and ``carry_out``
+
+    Raises
+    ------
+    ConfigError
+        The run or patient is unknown, the age negative, the retention has no length, or the site file, which may name
+        another folder for the state, cannot be read.
     """
     file = site_file if site.simulated else site.workspace / "local" / SITE_FILE
     config = None
@@ -110,11 +125,13 @@ def plan(
 
 def _runs(root: Path, site: str | None) -> dict[str, list[Path]]:
     """Folders of state by run id, of one site or of all."""
-    found: dict[str, list[Path]] = {}
+    runs: dict[str, list[Path]] = {}
     for run in sorted(root.iterdir()) if root.is_dir() else ():
-        if run.is_dir() and not run.is_symlink() and run.name not in RESERVED_RUNS:
-            found[run.name] = [f for f in sorted(run.iterdir()) if f.is_dir() and site in (None, f.name)]
-    return {name: folders for name, folders in found.items() if folders}
+        if run.is_symlink() or not run.is_dir() or run.name in RESERVED_RUNS:
+            continue
+        if folders := [f for f in sorted(run.iterdir()) if f.is_dir() and site in (None, f.name)]:
+            runs[run.name] = folders
+    return runs
 
 
 def _plan_patient(
@@ -139,7 +156,7 @@ def _plan_patient(
     kinds[f"{READING}*"] = "page of a blinded reading, or its key"
     kinds |= dict.fromkeys((f"{REPORT_SCORES}*", "ahead-*", f"{TASK_SCORES}*"), "scores of reports or images, with ids")
     for folder in (folder for folders in runs.values() for folder in folders):
-        result.remove += [(file, what) for name, what in kinds.items() for file in sorted(folder.glob(name))]
+        result.remove += [(file, about) for name, about in kinds.items() for file in sorted(folder.glob(name))]
     result.remove += [(file, "labels of reports, by digest") for file in sorted(prepared.glob("labels-*.json"))]
     result.kept += [
         "the patient's own images and reports, which are the hospital's: nothing here ever deletes those",
@@ -155,11 +172,9 @@ def _plan_patient(
 
 
 def _older(items: list[tuple[Path, str]], days: float) -> list[tuple[Path, str]]:
-    limit, written = time.time() - days * 86400, {}
-    for path, _ in items:
-        written[path] = max(f.stat().st_mtime for f in [path, *path.rglob("*")])
-    return [
-        (path, f"{what}, last written on {time.strftime('%Y-%m-%d', time.gmtime(written[path]))}")
-        for path, what in items
-        if written[path] < limit
-    ]
+    old = []
+    for path, about in items:
+        written = max(f.stat().st_mtime for f in [path, *path.rglob("*")])
+        if written < time.time() - days * 86400:
+            old.append((path, f"{about}, last written on {time.strftime('%Y-%m-%d', time.gmtime(written))}"))
+    return old

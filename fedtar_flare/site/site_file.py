@@ -16,6 +16,11 @@ from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.site.bounds import Bounds, default_bounds
 from fedtar_flare.site.context import home, state_of
 
+__all__ = [
+    "NO_KEYS", "SITES_VARIABLE", "SITE_FILE", "SiteConfig", "cache_folder", "load_site_config", "read_site_file",
+    "simulated_sites", "sites_folder",
+]  # fmt: skip
+
 SOURCES = ("synthetic", *READERS)
 SITES_VARIABLE = "FEDTAR_SITES"
 SITE_FILE = "fedtar.yaml"
@@ -24,7 +29,7 @@ NO_KEYS = ("origin", "simulated")
 
 
 class SiteConfig(Settings):
-    """What a site file says, plus ``origin`` and ``simulated``, which are no keys of the file."""
+    """The content of a site file, plus ``origin`` and ``simulated``, which are no keys of the file."""
 
     source: str = Field(description=f"layout of the data: {', '.join(READERS)}; or synthetic, for phantoms")
     path: Path | None = Field(None, description="the manifest, or the folder of the source, from this file on")
@@ -96,9 +101,18 @@ class SiteConfig(Settings):
         """Whether the site is simulated or its data invented."""
         return self.simulated or self.source == "synthetic"
 
-    def may_share(self, what: Literal["losses", "features"]) -> bool:
-        """Whether this may leave beyond a method's own messages."""
-        return self.without_patients if self.shares is None else what in self.shares
+    def may_share(self, kind: Literal["losses", "features"]) -> bool:
+        """Tell whether something may leave beyond a method's own messages.
+
+        Parameters
+        ----------
+        kind : str, as in ``shares``
+
+        Returns
+        -------
+        bool
+        """
+        return self.without_patients if self.shares is None else kind in self.shares
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         if self.source not in SOURCES:
@@ -114,21 +128,36 @@ class SiteConfig(Settings):
 
 
 def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool) -> SiteConfig:
-    """The site file's content, from ``<site>.yaml`` in FEDTAR_SITES, else ``local/fedtar.yaml`` in the FLARE workspace.
+    """Read a site's file: ``<site>.yaml`` in FEDTAR_SITES, else ``local/fedtar.yaml`` in the FLARE workspace.
 
     Without one the simulator takes the synthetic cohort, unless FEDTAR_SITES is set: a misspelt name must not put
-    phantoms among real hospitals. Raises ConfigError without a file that must be there, or for one that is not valid.
+    phantoms among real hospitals.
+
+    Parameters
+    ----------
+    site_name : str
+    workspace : Path or None, FLARE's
+    simulator : bool, whether the site is simulated
+
+    Returns
+    -------
+    SiteConfig
+
+    Raises
+    ------
+    ConfigError
+        There is no file where one must be, or it is not valid.
     """
     folder = sites_folder()
-    places = [folder / f"{site_name}.yaml"] if folder else []
-    places += [workspace / "local" / SITE_FILE] if workspace is not None else []
-    for place in places:
-        if place.is_file():
-            return read_site_file(place, simulated=simulator)
+    files = [folder / f"{site_name}.yaml"] if folder else []
+    files += [workspace / "local" / SITE_FILE] if workspace is not None else []
+    for file in files:
+        if file.is_file():
+            return read_site_file(file, simulated=simulator)
     if simulator and folder:
-        there = ", ".join(sorted(file.name for file in folder.glob("*.yaml"))) or "none"
+        names = ", ".join(sorted(file.name for file in folder.glob("*.yaml"))) or "none"
         raise ConfigError(
-            f"site {site_name}: {SITES_VARIABLE} names {folder}, which has no {site_name}.yaml (there: {there}). "
+            f"site {site_name}: {SITES_VARIABLE} names {folder}, which has no {site_name}.yaml (there: {names}). "
             f"Write it ('source: synthetic' for phantoms), or unset {SITES_VARIABLE}",
             public=f"the site has no file in the folder that {SITES_VARIABLE} names",
         )
@@ -137,16 +166,19 @@ def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool)
         return SiteConfig(source="synthetic", simulated=True, policy=policy)
     raise ConfigError(
         f"site {site_name} has no site file, and synthetic data is used only in the simulator or where a site file "
-        f"asks for it. 'fedtar init -o {places[-1] if places else SITE_FILE}' writes one with 'source: manifest'; "
+        f"asks for it. 'fedtar init -o {files[-1] if files else SITE_FILE}' writes one with 'source: manifest'; "
         "write 'source: synthetic' for a trial",
         public="the site has no site file (local/fedtar.yaml)",
     )
 
 
 def sites_folder() -> Path | None:
-    """The folder that FEDTAR_SITES names, or None; a relative one starts where the command was started.
+    """Find the folder of simulated sites' files.
 
-    The simulator runs its sites in folders of their own.
+    Returns
+    -------
+    Path or None, as FEDTAR_SITES says; a relative one starts where the command was started, because the simulator runs
+        its sites in folders of their own
     """
     named = os.environ.get(SITES_VARIABLE)
     if not named:
@@ -157,43 +189,62 @@ def sites_folder() -> Path | None:
 
 
 def simulated_sites() -> list[str]:
-    """Names of the simulated sites that have left something here, or have a file in the folder of FEDTAR_SITES."""
-    files = folder.glob("*.yaml") if (folder := sites_folder()) else ()
-    return sorted({*(file.stem for file in files), *(one.name for one in (home() / "state" / "sites").glob("*"))})
+    """List the simulated sites of this machine.
 
-
-def read_site_file(place: Path, simulated: bool = False, for_jobs: bool = True) -> SiteConfig:
-    """Read one site file; relative paths in it start at its folder. Raises ConfigError for anything wrong in it.
-
-    ``for_jobs``, that of a site with patients must have a policy and end with ``...``: cut short, it would allow more.
+    Returns
+    -------
+    list of str, sites with records here, or with a file in the folder of FEDTAR_SITES
     """
-    text = yaml_text(place)
-    content = yaml_mapping(text, str(place), "'key: value' lines, at least 'source: ...'")
-    check_names(content, [name for name in SiteConfig.model_fields if name not in NO_KEYS], str(place))
+    files = folder.glob("*.yaml") if (folder := sites_folder()) else ()
+    return sorted({file.stem for file in files} | {path.name for path in (home() / "state" / "sites").glob("*")})
+
+
+def read_site_file(file: Path, simulated: bool = False, for_jobs: bool = True) -> SiteConfig:
+    """Read one site file; relative paths in it start at its folder.
+
+    Parameters
+    ----------
+    file : Path
+    simulated : bool, whether the site is simulated
+    for_jobs : bool, whether the file of a site with patients must have a policy and end with ``...``: one that was cut
+        short would allow more
+
+    Returns
+    -------
+    SiteConfig
+
+    Raises
+    ------
+    ConfigError
+        Something in it is wrong.
+    """
+    text = yaml_text(file)
+    content = yaml_mapping(text, str(file), "'key: value' lines, at least 'source: ...'")
+    check_names(content, [name for name in SiteConfig.model_fields if name not in NO_KEYS], str(file))
     content = {key: value for key, value in content.items() if value is not None}
     whole = "policy" in content and text.rstrip().endswith("\n...")
     for key in ("path", "cache_dir", "state_dir", "labeler", "exclude"):
         if key in content:
-            content[key] = place.parent / Path(str(content[key])).expanduser()
+            content[key] = file.parent / Path(str(content[key])).expanduser()
     if "limits" in content:
-        content["limits"] = build(Limits, content["limits"], f"{place}: limits")
+        content["limits"] = build(Limits, content["limits"], f"{file}: limits")
     policy = content.get("policy", {})
     if isinstance(policy, dict):
         if isinstance(models := policy.get("models"), dict):
-            there = {name: path and place.parent / Path(str(path)).expanduser() for name, path in models.items()}
-            policy = policy | {"models": there}
+            located = {name: path and file.parent / Path(str(path)).expanduser() for name, path in models.items()}
+            policy = policy | {"models": located}
         policy = default_bounds(simulated=simulated, synthetic=content.get("source") == "synthetic") | policy
-    content["policy"] = build(Bounds, policy, f"{place}: policy")
-    config = build(SiteConfig, {**content, "origin": place, "simulated": simulated}, str(place))
+    content["policy"] = build(Bounds, policy, f"{file}: policy")
+    config = build(SiteConfig, {**content, "origin": file, "simulated": simulated}, str(file))
     if config.source != "synthetic" and config.path and not config.path.exists():
-        raise ConfigError(f"{place}: path {config.path} is not there", public="the site's data is not at its path")
+        raise ConfigError(f"{file}: path {config.path} is not there", public="the site's data is not at its path")
     if config.labeler is not None:
         from fedtar_flare.learning.report_labeler import ReportLabeler
 
         ReportLabeler(config.labeler)
     if for_jobs and not (whole or config.without_patients):
         raise ConfigError(
-            f"{place}: the file of a site with patients must have a 'policy' (policy: {{}} for the defaults), and its "
+            f"{file}: the file of a site with patients must have a 'policy' (policy: {{}} for the defaults), and its "
             "last line must be '...', the end of a YAML document, so that one that was cut short is noticed",
             public="the site's file has no policy, or was cut short",
         )
@@ -201,10 +252,19 @@ def read_site_file(place: Path, simulated: bool = False, for_jobs: bool = True) 
 
 
 def cache_folder(config: SiteConfig) -> Path:
-    """Where prepared images and the synthetic cohort lie."""
+    """Find the folder of prepared images and of the synthetic cohort.
+
+    Parameters
+    ----------
+    config : SiteConfig
+
+    Returns
+    -------
+    Path
+    """
     return config.cache_dir or home()
 
 
 def state_folder(kit: Path | None, config: SiteConfig | None) -> Path | None:
-    """Where the site of this kit and site file keeps the state of runs; None where neither is known."""
+    """Folder of the state of runs at the site of this kit and site file; None where neither is known."""
     return (config and config.state_dir) or (kit and state_of(kit))

@@ -7,11 +7,13 @@ from federation_process import SITES, wait_for
 from kits import whole
 from make_dicom import write_radiograph
 
+from fedtar_flare.core.files import PRIVATE, write_text
 from fedtar_flare.data.splits import SPLITS, split_of
 from fedtar_flare.methods.fedtar.events import EVENTS, Alphas, Outer
 from fedtar_flare.record.events import SHARED, Evaluation, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.reporting.run import read_run
+from fedtar_flare.site.context import state_of
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 A, B = SITES
@@ -44,10 +46,11 @@ def hospital_a(federation, tmp_path):
     local = federation.sites[A] / "local"
     before = (local / "fedtar.yaml").read_text()
     (local / "fedtar.yaml").write_text(whole(f"source: manifest\npath: {tmp_path / 'table.csv'}\npolicy: {POLICY}\n"))
-    (local / "fedtar.key").write_text(KEY)
-    (local / "fedtar.key").chmod(0o600)
+    key = state_of(federation.sites[A]) / "fedtar.key"
+    earlier = key.read_text() if key.exists() else None
+    write_text(key, KEY, PRIVATE)
     yield federation.sites[A]
-    (local / "fedtar.key").unlink()
+    key.unlink() if earlier is None else write_text(key, earlier, PRIVATE)
     (local / "fedtar.yaml").write_text(before)
 
 

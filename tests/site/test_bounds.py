@@ -21,7 +21,8 @@ from fedtar_flare.protocol.fields import MAX_TEXT
 from fedtar_flare.registry import names
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.requirements import AdaptedModel
-from fedtar_flare.site.admission import breaches, declined
+from fedtar_flare.site import admission
+from fedtar_flare.site.admission import Declined, admit, breaches
 from fedtar_flare.site.bounds import Bounds, default_bounds
 
 HUB = "some-lab/some-model"
@@ -106,8 +107,10 @@ def test_what_a_site_names_may_come_and_nothing_else_is_taken_for_it(tmp_path):
 @settings(max_examples=30)
 @given(st.lists(st.text("ab (1)", min_size=1, max_size=150), min_size=1, max_size=25))
 def test_reasons_fit_into_a_reply_and_say_how_many_are_left_out(found):
-    error = declined(found)
-    said = str(error)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Declined) as caught:
+        patch.setattr(admission, "breaches", lambda request, bounds: found)
+        admit(None, None)
+    error, said = caught.value, str(caught.value)
     assert len(said) <= MAX_TEXT and error.public == said and found[0] in said
     left = re.search(r"; and (\d+) more\Z", said)
     assert found[-1] in said or int(left[1]) >= 1

@@ -14,6 +14,7 @@ from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.site.admission import Declined
 from fedtar_flare.site.audit import read_audit
+from fedtar_flare.site.context import state_of
 from fedtar_flare.site.job_records import CELLS, RUNS, fix_cells, layout_conflicts, read_record
 from fedtar_flare.site.site_file import SiteConfig, read_site_file
 
@@ -25,8 +26,9 @@ def kit(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     kit = make_kit(tmp_path / "hospital", f"source: manifest\npath: manifest.csv\npolicy: {POLICY}\n")
     write_radiographs(kit / "local", 9, visits=3)
-    (kit / "local" / "fedtar.key").write_text("ab" * 32)  # of a random key, three patients might all be tested on
-    (kit / "local" / "fedtar.key").chmod(0o600)
+    (key := state_of(kit) / "fedtar.key").parent.mkdir(mode=0o700)
+    key.write_text("ab" * 32)  # of a random key, three patients might all be tested on
+    key.chmod(0o600)
     return kit
 
 

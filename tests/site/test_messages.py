@@ -38,7 +38,8 @@ def hospital(tmp_path, monkeypatch):
         rows.append(f"{MARK}id{number // 2},{date},{MARK}{number}.png,{text},{30 + number},F")
     rows.append(f"{MARK}broken,{DATE}-01,{MARK}missing.png,{MARK},50,M")
     (kit / "local" / f"{MARK}table.csv").write_text("\n".join(rows))
-    (kit / "local" / "fedtar.key").write_text("00" * 32)  # splits with patients in each part
+    state_of(kit).mkdir(mode=0o700)
+    (state_of(kit) / "fedtar.key").write_text("00" * 32)  # splits with patients in each part
     return kit
 
 

@@ -49,7 +49,7 @@ def federation_of(folder, sites, rounds=1):
 def test_a_veto_counts_from_the_running_task_on_and_the_job_goes_on(tmp_path, status, kind, word):
     def watched(task, header, weights):
         if (task, header.round, header.step) == ("train", 1, 2):
-            decide(tmp_path / "kit" / "fedtar_state", status)  # while this task runs: what it gives is thrown away
+            decide(state_of(tmp_path / "kit"), status)  # while this task runs: what it gives is thrown away
         return plain(task, header, weights)
 
     plain, vetoing = site("a"), Behind(watched, tmp_path / "kit")
@@ -68,12 +68,12 @@ def test_a_site_that_joins_again_is_asked_again_in_the_same_run(tmp_path):
     class Joining(QuadraticSite):
         def __call__(self, task, header, weights):
             if (task, header.round, header.step) == ("train", 2, 1):
-                decide(kit / "fedtar_state", Participation.TAKING_PART)
+                decide(state_of(kit), Participation.TAKING_PART)
             return super().__call__(task, header, weights)
 
     def pause(task, header, weights):
         if task == "train" and header.round == 1:
-            decide(kit / "fedtar_state", Participation.PAUSED)
+            decide(state_of(kit), Participation.PAUSED)
         return plain(task, header, weights)
 
     plain = site("z")
@@ -83,7 +83,7 @@ def test_a_site_that_joins_again_is_asked_again_in_the_same_run(tmp_path):
 
 def test_sites_that_are_paused_at_the_handshake(tmp_path):
     """One is left out of the run and the start comes from another; all of them end the job with the reason."""
-    decide(tmp_path / "kit" / "fedtar_state", Participation.PAUSED)
+    decide(state_of(tmp_path / "kit"), Participation.PAUSED)
     paused = {"a": Behind(site("a"), tmp_path / "kit")}
     federation, events = federation_of(tmp_path / "one", {**paused, "b": site("b")})
     [start] = of_kind(events, Start)

@@ -18,7 +18,7 @@ from fedtar_flare.imaging.pipeline import Size, entry_of, prepare
 from fedtar_flare.learning.report_labeler import import_labeler
 from fedtar_flare.provision.retention import main
 from fedtar_flare.site.cohort import labeler_of_site, load_cohort
-from fedtar_flare.site.context import Site
+from fedtar_flare.site.context import Site, state_of
 from fedtar_flare.site.purge import plan
 from fedtar_flare.site.site_file import read_site_file
 from fedtar_flare.site.state import SiteState
@@ -33,13 +33,13 @@ def kit(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     kit = make_kit(tmp_path / "hospital-a", "source: manifest\npath: manifest.csv\ncache_dir: ../cache\n")
     write_radiographs(kit / "local", 4)
-    (kit / "fedtar_state" / "audit").mkdir(parents=True)
+    (state_of(kit) / "audit").mkdir(parents=True)
     for run in RUNS:
-        SiteState(kit / "fedtar_state", run, "hospital-a").save("0001-01", {}, {})
+        SiteState(state_of(kit), run, "hospital-a").save("0001-01", {}, {})
         for name in PAGES:
-            (kit / "fedtar_state" / run / "hospital-a" / name).write_text("report")
-    (kit / "fedtar_state" / "audit" / "job.jsonl").write_text("{}\n")
-    (kit / "fedtar_state" / "privacy_ledger.json").write_text("{}")
+            (state_of(kit) / run / "hospital-a" / name).write_text("report")
+    (state_of(kit) / "audit" / "job.jsonl").write_text("{}\n")
+    (state_of(kit) / "privacy_ledger.json").write_text("{}")
     for size in (32, 40):
         for visit in visits(kit):
             prepare(visit, Size(size, 16), kit / "cache" / "prepared")
@@ -60,29 +60,29 @@ def files(folder):
 
 
 def test_one_run_goes_and_all_else_stays(kit):
-    before = files(kit)
+    before = files(kit.parent)
     steps = planned(kit, run=RUNS[0])
-    assert files(kit) == before
+    assert files(kit.parent) == before
     steps.carry_out()
-    gone = before - files(kit)
-    assert gone == {f"fedtar_state/{RUNS[0]}/hospital-a/{name}" for name in ("0001-01.safetensors", *PAGES)}
-    assert not (kit / "fedtar_state" / RUNS[0]).exists()
+    gone = before - files(kit.parent)
+    assert gone == {f"hospital-a.fedtar_state/{RUNS[0]}/hospital-a/{name}" for name in ("0001-01.safetensors", *PAGES)}
+    assert not (state_of(kit) / RUNS[0]).exists()
 
 
 def test_one_patients_images_and_what_was_computed_from_them_go_in_every_size_and_nobody_elses(kit):
     for entry in (kit / "cache" / "prepared").glob("*/*.npy"):
         store_computed(computed_path(entry, "tokens"), np.zeros(3, np.float32))
-    before = files(kit)
+    before = files(kit.parent)
     planned(kit, patient="P2").carry_out()
-    gone = {Path(name) for name in before - files(kit)}
+    gone = {Path(name) for name in before - files(kit.parent)}
     images, computed = ({(*p.name.split("."),)[:2] for p in gone if p.suffix == end} for end in (".npy", ".computed"))
     assert len(images) == 2 and computed == images
-    pages = {f"fedtar_state/{run}/hospital-a/{name}" for run in RUNS for name in PAGES}
+    pages = {f"hospital-a.fedtar_state/{run}/hospital-a/{name}" for run in RUNS for name in PAGES}
     assert {str(path) for path in gone if path.suffix not in (".npy", ".computed")} == pages
     for visit in visits(kit):
         there = [entry_of(visit, Size(size, 16), kit / "cache" / "prepared").is_file() for size in (32, 40)]
         assert there == [visit.patient_id != "P2"] * 2
-    assert not (kit / "local" / "fedtar.key").exists()  # looking makes nothing
+    assert not (state_of(kit) / "fedtar.key").exists()  # looking makes nothing
 
 
 @pytest.mark.parametrize("what", [{"patient": "P2"}, {"cache": True}, {"everything": True}])
@@ -108,10 +108,10 @@ def test_a_patient_who_withdrew_is_found_too(kit):
     "wrong", [{"patient": "P9"}, {"run": "../audit"}, {"run": "audit"}, {"run": "20269999"}, {"older_than": -1.0}]
 )
 def test_what_is_not_there_is_said(kit, wrong):
-    before = files(kit)
+    before = files(kit.parent)
     with pytest.raises(ConfigError):
         planned(kit, **wrong)
-    assert files(kit) == before
+    assert files(kit.parent) == before
 
 
 JOB = "0f3d1c1e-8a52-4d4e-9c11-2f6a0c3d5b7e"
@@ -121,7 +121,7 @@ def test_what_is_old_goes_and_retention_leaves_the_audit(kit, capsys):
     for folder in (JOB, JOB.replace("0f", "1f"), "transfer"):
         (kit / folder / "app_hospital-a").mkdir(parents=True)
         (kit / folder / "log.txt").write_text("row 17")
-    run, log, old = kit / "fedtar_state" / RUNS[0], kit / "fedtar_state" / "audit" / "job.jsonl", time.time() - 8640000
+    run, log, old = state_of(kit) / RUNS[0], state_of(kit) / "audit" / "job.jsonl", time.time() - 8640000
     for place in (run, log, kit / JOB, kit / "transfer"):
         for path in (place, *place.rglob("*")):
             os.utime(path, (old, old))
@@ -140,9 +140,9 @@ def test_what_is_old_goes_and_retention_leaves_the_audit(kit, capsys):
 def test_all_leaves_the_source_the_key_and_the_ledger(kit):
     (kit / JOB).mkdir()
     planned(kit, everything=True).carry_out()
-    left = files(kit)
+    left = files(kit.parent)
     assert not (kit / JOB).exists()
-    assert "fedtar_state/privacy_ledger.json" in left and "local/manifest.csv" in left and "local/0.png" in left
+    assert "hospital-a.fedtar_state/privacy_ledger.json" in left and "hospital-a/local/manifest.csv" in left
     assert not [f for f in left if f.endswith((".npy", ".safetensors", ".jsonl", ".html"))]
 
 
@@ -155,10 +155,10 @@ def test_another_simulated_sites_state_is_not_touched(tmp_path, monkeypatch):
 
 
 def test_the_command_shows_first_and_deletes_with_yes(kit):
-    before = files(kit)
+    before = files(kit.parent)
     out = passing("site", "purge", "--patient", "P1", "--kit", kit)
     assert "would delete" in out and "Nothing was touched" in out and "stays: the shared model" in out
-    assert "may have been trained with this patient" in out and files(kit) == before
+    assert "may have been trained with this patient" in out and files(kit.parent) == before
     out = passing("site", "purge", "--all", "--yes", "--json", "--kit", kit)
-    assert json.loads(out)["deleted"] and not list(kit.rglob("*.safetensors"))
+    assert json.loads(out)["deleted"] and not list(kit.parent.rglob("*.safetensors"))
     failing("site", "purge", "--yes", "--kit", kit)

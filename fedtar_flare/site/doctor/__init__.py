@@ -10,24 +10,32 @@ __all__ = ["FAIL", "OK", "WARN", "Finding", "diagnose", "metrics"]
 
 
 def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps: int = 3) -> list[Finding]:
-    """Look at everything that a site needs; no check changes anything or sends data.
+    """Check everything that a site needs; no check changes anything or sends data.
 
-    Without ``kit`` its checks are skipped; without ``site_file`` the kit's ``local/fedtar.yaml`` counts. ``time_steps``
-    is the job's T, for the counts of visits. Raises ConfigError if the folder is no kit.
+    Parameters
+    ----------
+    kit : Path, optional; ConfigError if the folder is none. Without one its checks are skipped
+    site_file : Path, optional, in place of the kit's ``local/fedtar.yaml``
+    time_steps : int, the job's T, for the counts of visits
+
+    Returns
+    -------
+    list of Finding
     """
     from fedtar_flare.site.context import kit_of
     from fedtar_flare.site.doctor import connection, environment, policy
     from fedtar_flare.site.site_file import SITE_FILE
 
     kit = kit_of(kit) if kit is not None else None
-    place = site_file or (kit / "local" / SITE_FILE if kit else None)
-    findings = environment.packages()
-    config, found = environment.site_file(place) if place is not None else (None, [])
-    findings += [*found, environment.gpu(config)]
-    studies = 0
+    file = site_file or (kit / "local" / SITE_FILE if kit else None)
+    findings, config, studies = environment.packages(), None, 0
+    if file is not None:
+        config, of_file = environment.site_file(file)
+        findings += of_file
+    findings.append(environment.gpu(config))
     if config is not None:
-        studies, found = environment.data(config, time_steps)
-        findings += [*found, *policy.bounds(kit, config)]
+        studies, of_data = environment.data(config, time_steps)
+        findings += [*of_data, *policy.bounds(kit, config)]
     findings += environment.disks(kit, config, studies)
     if kit is not None:
         findings += [
@@ -37,7 +45,7 @@ def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps:
             policy.participation(kit),
             policy.rights(kit),
             policy.shell(kit),
-            *policy.places(kit, config),
+            *policy.locations(kit, config),
             *policy.modes(kit, config),
             *connection.certificates(kit),
             connection.server(kit),
@@ -46,9 +54,16 @@ def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps:
 
 
 def metrics(findings: Iterable[Finding], kit: Path | None) -> str:
-    """A text file for Prometheus' node exporter (``--collector.textfile``), without any finding's text (file names).
+    """Write findings for Prometheus' node exporter (``--collector.textfile``), without their texts, which name files.
 
-    It has the worst status of each check (0 OK, 1 WARN, 2 FAIL), when the doctor looked, and the ends of certificates.
+    Parameters
+    ----------
+    findings : iterable of Finding
+    kit : Path or None, for the ends of its certificates
+
+    Returns
+    -------
+    str, with the worst status of each check (0 OK, 1 WARN, 2 FAIL), the time of the check, and ends of certificates
     """
     from fedtar_flare.site.doctor.connection import valid_until
 

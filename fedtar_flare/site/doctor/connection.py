@@ -11,6 +11,8 @@ from cryptography import x509
 
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 
+__all__ = ["server"]
+
 SOON = timedelta(days=30)
 CERTIFICATES = ("client.crt", "rootCA.pem")
 RENEW = "ask the project's administrator for a new kit"
@@ -51,7 +53,17 @@ def valid_until(kit: Path) -> dict[str, datetime]:
 
 
 def server(kit: Path, seconds: float = 10.0) -> Finding:
-    """A TLS handshake with the server, using the kit's certificates, and nothing more; a server's kit asks itself."""
+    """Try a TLS handshake with the server, using the kit's certificates, and nothing more.
+
+    Parameters
+    ----------
+    kit : Path, a site's, or the server's own
+    seconds : float, to wait for an answer
+
+    Returns
+    -------
+    Finding
+    """
     startup = kit / "startup"
     who = "server" if (startup / "fed_server.json").is_file() else "client"
     file = startup / f"fed_{who}.json"

@@ -32,14 +32,14 @@ def packages() -> list[Finding]:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:
-            found = version(requirement.name)
+            installed = version(requirement.name)
         except PackageNotFoundError:
             wrong.append(f"{requirement.name} is missing (wanted {requirement.specifier})")
             continue
-        if requirement.specifier.contains(found, prereleases=True):
-            right.append(f"{requirement.name} {found}")
+        if requirement.specifier.contains(installed, prereleases=True):
+            right.append(f"{requirement.name} {installed}")
         else:
-            wrong.append(f"{requirement.name} {found} (wanted {requirement.specifier})")
+            wrong.append(f"{requirement.name} {installed} (wanted {requirement.specifier})")
     cure = "pip install fedtar_flare again in this environment, in a fresh one if other packages need other versions"
     findings = [Finding(FAIL, "packages", text, cure) for text in wrong]
     return [Finding(OK, "environment", here), *findings, Finding(OK, "packages", ", ".join(right))]
@@ -122,10 +122,6 @@ def key(kit: Path, config: SiteConfig | None) -> list[Finding]:
         return [Finding(OK, "key", f"{file} is made by the first run; back it up then")]
     cure = "copy it to a safe place inside the hospital: without it, patients change between training and test"
     findings = [Finding(WARN, "key", f"{file}: no copy of it is known here", cure)]
-    if file.parent == kit / "local":
-        text = f"{file} lies in the kit: who steals it, and saw the messages, can tell which visits each is of"
-        place = state_folder(kit, config)
-        findings.append(Finding(WARN, "key", text, f"stop the site, 'mv {file} {place}/', and start it again"))
     if file.stat().st_mode & 0o077:
         findings.append(Finding(FAIL, "key", f"{file} can be read by others", f"chmod 600 {file}"))
     return findings
@@ -150,8 +146,8 @@ def _size(folder: Path, names: str = "*") -> int:
 
 
 def _disk(name: str, folder: Path, needed: int, use: str) -> Finding:
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    free = shutil.disk_usage(there).free / 1e9
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free / 1e9
     status = FAIL if free < max(LEAST, needed / 1e9) else WARN if free < ROOM else OK
     cure = f"free the disk ('fedtar site purge --cache'), or write {name}_dir into the site file"
     text = f"{free:.1f} GB free for the {name} ({folder}); about {needed / 1e9:.1f} GB are needed {use}"

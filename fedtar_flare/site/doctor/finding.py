@@ -1,6 +1,8 @@
-"""One line of the doctor's report."""
+"""A finding of the doctor."""
 
 from dataclasses import dataclass
+
+__all__ = ["FAIL", "Finding", "OK", "WARN"]
 
 OK, WARN, FAIL = LEVELS = "OK", "WARN", "FAIL"
 """All is well; goes on, but look; a run cannot work."""
@@ -8,7 +10,15 @@ OK, WARN, FAIL = LEVELS = "OK", "WARN", "FAIL"
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at (``check``), what was found (``text``) and what to do (``cure``; empty when all is well)."""
+    """One line of the doctor's report.
+
+    Attributes
+    ----------
+    status : a value of :data:`LEVELS`
+    check : name of the check
+    text : its result
+    cure : what to do; empty when all is well
+    """
 
     status: str
     check: str

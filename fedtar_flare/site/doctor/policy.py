@@ -11,7 +11,7 @@ from fedtar_flare.core.files import read_json
 from fedtar_flare.registry import contract_of
 from fedtar_flare.site.approval import Participation, approvals
 from fedtar_flare.site.approval import participation as read_participation
-from fedtar_flare.site.context import STATE, UNFIT, state_of
+from fedtar_flare.site.context import UNFIT, state_of
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 from fedtar_flare.site.policy import (
     AUDIT,
@@ -67,7 +67,7 @@ def allow_list(kit: Path) -> list[Finding]:
 
 
 def privacy(kit: Path, config: SiteConfig | None) -> list[Finding]:
-    """Whether the guard stands last in every scope, for which methods, and the audit among the components."""
+    """Whether the guard is the last filter of every scope, for which methods, and whether there is an audit."""
     from fedtar_flare.site.guard import OutboundGuard  # which imports torch
 
     file = kit / "local" / PRIVACY
@@ -145,7 +145,7 @@ def _differential_privacy(kit: Path, config: SiteConfig | None, arguments: dict[
 
 
 def bounds(kit: Path | None, config: SiteConfig) -> list[Finding]:
-    """What a job may ask here, where that is more than it need be, and whether the site's models are there."""
+    """The site's bounds on jobs, those looser than the defaults, and whether the site's models are there."""
     policy = config.policy
     amounts = {name: value for name, value in policy if name not in ("approval", "models")}
     shown = ", ".join(f"{name} {'no bound' if value is None else value}" for name, value in amounts.items())
@@ -183,11 +183,11 @@ def participation(kit: Path) -> Finding:
 def rights(kit: Path) -> Finding:
     """Whether some role may read the site's files through FLARE's console, or bring code."""
     try:
-        found = too_wide(local_file(kit, AUTHORIZATION))
+        dangerous = too_wide(local_file(kit, AUTHORIZATION))
     except ConfigError as error:
         return Finding(FAIL, "rights", str(error), RESTART)
-    if found:
-        text = f"the authorization policy lets administrators read files or bring code ({'; '.join(found)})"
+    if dangerous:
+        text = f"the authorization policy lets administrators read files or bring code ({'; '.join(dangerous)})"
         return Finding(FAIL, "rights", text, RESTART)
     return Finding(OK, "rights", "no administrator may read files here or bring code")
 
@@ -208,7 +208,7 @@ def shell(kit: Path) -> Finding:
     return Finding(OK, "shell", "refused, whoever asks, and so are jobs with code of their own")
 
 
-def places(kit: Path, config: SiteConfig | None) -> list[Finding]:
+def locations(kit: Path, config: SiteConfig | None) -> list[Finding]:
     """Whether data, prepared images or state lie inside the kit, where FLARE's console reads text files."""
     named = {"state": state_folder(kit, config)}
     if config is not None:
@@ -217,14 +217,10 @@ def places(kit: Path, config: SiteConfig | None) -> list[Finding]:
     if UNFIT.search(str(kit.resolve())):
         text = f"FLARE starts nothing in {kit.resolve()}: the path has a space, a quote, a backslash or a hash"
         findings.append(Finding(WARN, "places", text, "move the kit to a folder without one, and start the site there"))
-    for name, place in named.items():
-        if place is None or not place.resolve().is_relative_to(kit.resolve()):
-            continue
-        cure = f"move it out of the kit and change '{name}' in the site file"
-        if place == kit / STATE:
-            target = kit.with_name(f"{kit.name}.{STATE}")
-            cure = f"stop the site, 'mv {place} {target}', and start it again: nothing is lost"
-        findings.append(Finding(FAIL, "places", f"{name} lies inside the kit ({place})", cure))
+    for name, path in named.items():
+        if path is not None and path.resolve().is_relative_to(kit.resolve()):
+            cure = f"move it out of the kit and change '{name}' in the site file"
+            findings.append(Finding(FAIL, "places", f"{name} lies inside the kit ({path})", cure))
     return findings or [Finding(OK, "places", "neither data nor state lie inside the kit")]
 
 
