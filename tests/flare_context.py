@@ -100,6 +100,6 @@ class Recorder(SiteExecutor):
         super().__init__("fedtar")
         self.headers = []
 
-    def carry_out(self, task, header, weights, *place):
+    def _in_processes(self, task, header, weights, *site):
         self.headers.append(header)
         return ok(header, {"samples": 1} if weights else {}), dict(weights) if weights else None

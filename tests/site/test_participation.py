@@ -23,7 +23,7 @@ class Behind(SiteExecutor):
         super().__init__("fedtar")
         self.site, self.kit, self.done = site, kit, []
 
-    def carry_out(self, task, header, weights, *place):
+    def _in_processes(self, task, header, weights, *site):
         self.done.append((task, header.round, header.step))
         return self.site(task, header, weights)
 

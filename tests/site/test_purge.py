@@ -90,7 +90,7 @@ def test_labels_of_references_go_with_the_images(kit, what, tmp_path):
     import_labeler(published(tmp_path / "hub", "chexbert")[0], tmp_path / "labeler")
     add_to_site_file(kit, f"labeler: {tmp_path / 'labeler'}")
     reader = labeler_of_site(read_site_file(kit / "local" / "fedtar.yaml"))
-    reader.read([visit.report for visit in visits(kit)], [])
+    reader.label([visit.report for visit in visits(kit)], [])
     assert [Path(one).name[:7] for one in files(kit) if one.endswith(".json") and "labels" in one] == ["labels-"]
     planned(kit, **what).carry_out()
     assert not list(kit.rglob("labels-*")) and (tmp_path / "labeler" / "labeler.json").is_file()
