@@ -20,7 +20,15 @@ from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.in_process import InThisProcess
 from fedtar_flare.version import __version__
 
-__all__ = ["FunctionFederation", "NAMES", "QuadraticSite", "SiteFunction", "last_checkpoint", "random_pair", "same_bits"]
+__all__ = [
+    "FunctionFederation",
+    "NAMES",
+    "QuadraticSite",
+    "SiteFunction",
+    "last_checkpoint",
+    "random_pair",
+    "same_bits",
+]
 
 NAMES = ("base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight")
 """Tensors of the adapter of a :class:`QuadraticSite`, each of shape (3, 2)."""

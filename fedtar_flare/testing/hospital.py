@@ -80,8 +80,9 @@ def task_of(executor: SiteExecutor, source: str = "synthetic", **parts: Any) -> 
         The task.
     """
     names = ("name", "header", "weights", "site", "config", "state", "cohort", "min_cell")
-    own = {"settings": executor.strategy.settings.at(source), "contract": executor.contract, "job_seed": executor.seed}
-    return Task(**dict.fromkeys(names) | own | parts)
+    fields: dict[str, Any] = dict.fromkeys(names)
+    fields |= {"settings": executor.strategy.settings.at(source), "contract": executor.contract}
+    return Task(**fields | {"job_seed": executor.seed} | parts)
 
 
 class _Engine:
