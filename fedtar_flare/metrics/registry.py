@@ -136,13 +136,7 @@ SCORES = {
         Score("chexpert_rules_f1", "CheXpert classes F1 (rules)", attrgetter("class_f1"), needs="chexpert-rules"),
         Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)", attrgetter("class_f1"), needs="ctrate-rules"),
         *(_efficacy(name, *one) for name, one in EFFICACY.items()),
-        Score(
-            "finding_change_micro_f1",
-            "changes named F1",
-            attrgetter("change_f1"),
-            concerned=changing,
-            curve=True,
-        ),
+        Score("finding_change_micro_f1", "changes named F1", attrgetter("change_f1"), concerned=changing, curve=True),
         Score(
             "contradictions",
             "contradictions between visits",

@@ -1,12 +1,12 @@
 """The rule-based labeler: sentences by hand, real labels, planted truth, and texts that are made to be slow."""
 
 import csv
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from labeled_sentences import SENTENCES, expected
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.metrics import sentences as sentences_module
@@ -19,31 +19,52 @@ from fedtar_flare.synthetic.vocabulary import FINDINGS
 
 CHEXPERT, CTRATE = rule_labeler("chexpert-rules"), rule_labeler("ctrate-rules")
 WORDS = [
-    "no", "not", "small", "effusion", ",", "and", "but", "is", "was", "observed", "may", "(?", ")", ".", "nodule",
-    "heart", "enlarged", "normal", "no", "change", "in", "vs",
-]  # fmt: skip
+    "no",
+    "not",
+    "small",
+    "effusion",
+    ",",
+    "and",
+    "but",
+    "is",
+    "was",
+    "observed",
+    "may",
+    "(?",
+    ")",
+    ".",
+    "nodule",
+    "heart",
+    "enlarged",
+    "normal",
+    "no",
+    "change",
+    "in",
+    "vs",
+]
+FILE = Path(__file__).with_name("labeled_sentences.txt").read_text(encoding="utf-8")
+SENTENCES = [line.replace("\\n", "\n").split(" | ", 1)[::-1] for line in FILE.splitlines() if not line.startswith("#")]
+CLASSES = dict(
+    zip(
+        ["CM", "LO", "LL", "ED", "CO", "PN", "AT", "PX", "PE", "PO", "FX", "SD", "EC"],
+        [*CHEXPERT.names[2:], CHEXPERT.names[1]],
+        strict=True,
+    )
+)
+SIGNS = {"+": "positive", "-": "negative", "?": "uncertain"}
 
 
 @pytest.mark.parametrize(("text", "marks"), SENTENCES, ids=[text[:40] for text, _ in SENTENCES])
 def test_sentences_by_hand(text, marks):
-    labels = CHEXPERT(text)
-    labels.pop("No Finding")
-    assert {name: label for name, label in labels.items() if label != "blank"} == expected(marks)
+    labels = {name: label for name, label in CHEXPERT(text).items() if label != "blank" and name != "No Finding"}
+    assert labels == {CLASSES[mark[:2]]: SIGNS[mark[2]] for mark in marks.split() if mark != "-"}
 
 
-@pytest.mark.parametrize(
-    ("text", "label"),
-    [
-        ("The lungs are clear. No effusion.", "positive"),
-        ("The endotracheal tube is in place.", "positive"),
-        ("Small effusion.", "blank"),
-        ("Possible pneumonia.", "blank"),
-        ("", "blank"),
-        (" \n ", "blank"),
-    ],
-)
-def test_no_finding_follows_from_the_others(text, label):
-    assert CHEXPERT(text)["No Finding"] == label
+def test_no_finding_follows_from_the_others():
+    for text in ("The lungs are clear. No effusion.", "The endotracheal tube is in place."):
+        assert CHEXPERT(text)["No Finding"] == "positive"
+    for text in ("Small effusion.", "Possible pneumonia.", "", " \n "):
+        assert CHEXPERT(text)["No Finding"] == "blank"
 
 
 @pytest.mark.shared_data
@@ -63,23 +84,16 @@ def test_labels_of_ct_rate_reports_that_no_phrase_was_chosen_on(shared_data):
     read = {row["report_text"] for row in rows[:400]}
     others = [row for row in rows[400:] if row["report_text"] not in read]
     assert len(others) == 391
-    labeler = CTRATE
     codes = [
-        ["".join("bp"[row[n] == "1"] for n in labeler.names), label_code(labeler(row["report_text"]))]
+        ["".join("bp"[row[name] == "1"] for name in CTRATE.names), label_code(CTRATE(row["report_text"]))]
         for row in others[::5]
     ]
-    means = label_counts(labeler.names, codes).averages()
+    means = label_counts(CTRATE.names, codes).averages()
     assert means["micro"]["f1"] > 0.9 and means["macro"]["f1"] > 0.85
 
 
-CLASS_OF = {
-    "effusion": "Pleural effusion",
-    "consolidation": "Consolidation",
-    "nodule": "Lung nodule",
-    "emphysema": "Emphysema",
-    "cardiomegaly": "Cardiomegaly",
-    "lymphadenopathy": "Lymphadenopathy",
-}
+CLASS_OF = {one.split()[-1].lower(): one for one in ("Pleural effusion", "Consolidation", "Lung nodule", "Emphysema")}
+CLASS_OF |= {"cardiomegaly": "Cardiomegaly", "lymphadenopathy": "Lymphadenopathy"}
 
 
 def test_planted_findings_are_read_back():
@@ -114,19 +128,19 @@ def test_any_text_is_labelled(text):
 
 @given(st.sampled_from([t for t, _ in SENTENCES]), st.sampled_from([t for t, _ in SENTENCES]))
 def test_a_sentence_does_not_reach_into_the_next(first, second):
-    labeler, strength = CHEXPERT, ["blank", "negative", "uncertain", "positive"]
-    one, two, both = labeler(first), labeler(second), labeler(f"{first}\n\n{second}")
+    strength = ["blank", "negative", "uncertain", "positive"]
+    one, two, both = CHEXPERT(first), CHEXPERT(second), CHEXPERT(f"{first}\n\n{second}")
     for name in set(both) - {"No Finding"}:
         assert both[name] == max(one[name], two[name], key=strength.index)
 
 
-ADVERSARIAL = [
-    "no effusion ", "heart is is is ", "no ", "effusion, ", "( ", "?", "a", "1.", "1", "\n ", "\n", "not observed ",
-    "calcified plaques in the the ", "increase in ", "which was observed in the previous ", "and the ", "- ", "vs. ",
-]  # fmt: skip
+ADVERSARIAL = (
+    "no effusion |heart is is is |no |effusion, |( |?|a|1.|1|\n |\n|not observed |calcified plaques in the the "
+)
+ADVERSARIAL += "|increase in |which was observed in the previous |and the |- |vs. "
 
 
-@pytest.mark.parametrize("piece", ADVERSARIAL)
+@pytest.mark.parametrize("piece", ADVERSARIAL.split("|"))
 def test_work_grows_with_the_length_and_no_faster(piece, monkeypatch):
     """Counts the looks at the tree of phrases, which are all the work that is not one step per word."""
     looks = 0
@@ -181,16 +195,9 @@ def test_a_phrase_without_ends_is_refused(phrase):
 
 
 def test_tables_of_an_observation():
-    one = Observation(
-        "X", present="spot*", absent="clean", unsure="perhaps odd", ignore="spotless", elsewhere="liver", here="lung"
-    )
-    labeler = RuleLabeler([one])
-    said = {
-        "spots": "positive",
-        "no spots": "negative",
-        "spotless": "blank",
-        "clean": "negative",
-        "not clean": "positive",
-    }
-    said |= {"perhaps odd": "uncertain", "spots in the liver": "blank", "spots in liver and lung": "positive"}
-    assert {text: labeler(text)["X"] for text in said} == said
+    tables = {"absent": "clean", "unsure": "perhaps odd", "ignore": "spotless", "elsewhere": "liver", "here": "lung"}
+    labeler = RuleLabeler([Observation("X", "spot*", **tables)])
+    positive, negative = ("spots", "not clean", "spots in liver and lung"), ("no spots", "clean")
+    expected = dict.fromkeys(positive, "positive") | dict.fromkeys(negative, "negative")
+    expected |= {"perhaps odd": "uncertain", "spotless": "blank", "spots in the liver": "blank"}
+    assert {text: labeler(text)["X"] for text in expected} == expected

@@ -5,15 +5,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedtar_flare.metrics.language import language_statistics
-from fedtar_flare.metrics.significance import (
-    Interval,
-    bleu_score,
-    compare,
-    f1_score,
-    holm,
-    mean_score,
-    over_seeds,
-)
+from fedtar_flare.metrics.significance import Interval, bleu_score, compare, f1_score, holm, mean_score, over_seeds
 
 
 def values_of(n, shift=0.0, seed=1):
