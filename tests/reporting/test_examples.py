@@ -1,4 +1,4 @@
-"""Examples: which are chosen and in which order, what is marked, and that only synthetic ones reach the run's page."""
+"""Examples: which are chosen and in which order, their marks, and that only synthetic ones reach the run's page."""
 
 import re
 from dataclasses import replace
@@ -16,21 +16,8 @@ from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.learning.evaluation import Evaluated
-from fedtar_flare.reporting.examples import (
-    EXAMPLES_FILE,
-    EXAMPLES_FOLDER,
-    PATIENTS,
-    PIXELS,
-    VISITS,
-    Example,
-    SiteExamples,
-    choose,
-    examples_of,
-    examples_page,
-    read_examples,
-    render_examples,
-    write_examples,
-)
+from fedtar_flare.reporting import examples as module
+from fedtar_flare.reporting.examples import EXAMPLES_FILE, Example, SiteExamples, examples_page, write_examples
 from fedtar_flare.reporting.page import write_report
 
 REFERENCE = "There is a moderate right pleural effusion, increased. There is a small left nodule. The heart is normal."
@@ -60,30 +47,24 @@ def rows(page):
 
 def test_each_part_of_a_finding_is_marked_and_counted():
     for site in (SITE, replace(SITE, synthetic=False)):
-        page = examples_page(site)
-        effusion, nodule = (
-            next(v for k, v in rows(page).items() if one in k.lower()) for one in ("effusion", "nodule")
-        )
-        assert effusion[0] == "part"
-        assert effusion[1] == [
-            ("right", "right"),
-            ("right", "right"),
-            ("part", "small (moderate)"),
-            ("right", "increased"),
-        ]
-        assert nodule[0] == "wrong" and nodule[1][0] == ("wrong", "missed")
+        found = {name.lower().split()[-1].split("_")[0]: row for name, row in rows(examples_page(site)).items()}
+        right = ("right", "right")
+        assert found["effusion"] == ("part", [right, right, ("part", "small (moderate)"), ("right", "increased")])
+        assert found["nodule"][0] == "wrong" and found["nodule"][1][0] == ("wrong", "missed")
     page = examples_page(SITE)
     assert rows(page)["cavity"] == ("wrong", [("wrong", "invented"), ("", ""), ("", ""), ("", "")])
     assert "Presence 1 of 3 right, side 1 of 1, degree 0 of 1, change 1 of 1" in page
     right = examples_page(replace(SITE, examples=(replace(ONE, draft=REFERENCE),)))
     assert {kind for kind, _ in rows(right).values()} == {"right"}
+    page = examples_page(replace(SITE, examples=(Example(1, 1, 1, "A small nodule.", "A large nodule, new."),)))
+    assert [e.text for e in ElementTree.fromstring(page).find(".//ol").iter("mark")] == ["small", "large", ", new"]
 
 
 def test_the_first_patients_are_chosen_visit_by_visit_whatever_was_written():
-    assert choose([*"aabbbcd"]) == [0, 1, 2, 3, 4, 5]
-    assert len(choose([*"a" * 99, *"bcdefg"])) == VISITS + PATIENTS - 1
+    assert module.choose([*"aabbbcd"]) == [0, 1, 2, 3, 4, 5]
+    assert len(module.choose([*"a" * 99, *"bcdefg"])) == module.VISITS + module.PATIENTS - 1
     found, images = scored(("zoe", "one"), ("zoe", "two"), ("adam", "three"))
-    examples = examples_of(found, lambda samples: images[: len(samples)])
+    examples = module.examples_of(found, lambda samples: images[: len(samples)])
     assert [(e.patient, e.visit, e.reference) for e in examples] == [(1, 1, "one"), (1, 2, "two"), (2, 1, "three")]
     page = examples_page(replace(SITE, examples=examples))
     places = [page.index(part) for part in ("Patient 1", "Visit 2", "Patient 2")]
@@ -91,22 +72,22 @@ def test_the_first_patients_are_chosen_visit_by_visit_whatever_was_written():
     assert not re.search("zoe|adam|2020", page)
 
 
-@pytest.mark.parametrize(
-    ("modality", "size", "count"), [("ct", (9, 3, 64, 64), 3), ("radiograph", (1, 3, 400, 300), 1)]
-)
+PICTURED = [("ct", (9, 3, 64, 64), 3), ("radiograph", (1, 3, 400, 300), 1)]
+
+
+@pytest.mark.parametrize(("modality", "size", "count"), PICTURED)
 def test_pictures_are_small_parts_of_the_prepared_image_and_say_which(modality, size, count):
-    found, images = scored(
-        *[("p", str(i)) for i in range(VISITS)], *[("q", "x"), ("r", "x")], modality=modality, size=size
-    )
-    examples = examples_of(found, lambda samples: images[: len(samples)])
+    visits = [*[("p", str(i)) for i in range(module.VISITS)], ("q", "x"), ("r", "x")]
+    found, images = scored(*visits, modality=modality, size=size)
+    examples = module.examples_of(found, lambda samples: images[: len(samples)])
     assert {len(e.pictures) for e in examples} == {count}
     assert examples[0].caption == ("slices 3, 5, 7 of 9, from feet to head, lung window" if count == 3 else "")
-    assert all(len(picture) < PIXELS * 1.5 / count for e in examples for picture in e.pictures)
+    assert all(len(picture) < module.PIXELS * 1.5 / count for e in examples for picture in e.pictures)
     page = examples_page(SiteExamples("s", 1, False, modality, examples))
     shown = [e.get("src") for e in ElementTree.fromstring(page).iter("img")]
     assert shown == [picture for e in examples for picture in e.pictures] and "img-src data:" in page
     many = [SiteExamples("s", 1, True, modality, examples)] * 100
-    assert "<img" not in render_examples(many, headed=True)
+    assert "<img" not in module.render_examples(many, headed=True)
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
@@ -118,19 +99,13 @@ def test_no_word_is_lost_and_no_text_breaks_the_page(draft, reference):
         assert "".join(shown.itertext()).split() == (plain.split() or ["nothing"])
 
 
-def test_what_only_one_text_says_is_underlined():
-    page = examples_page(replace(SITE, examples=(Example(1, 1, 1, "A small nodule.", "A large nodule, new."),)))
-    only = [e.text for e in ElementTree.fromstring(page).find(".//ol").iter("mark")]
-    assert only == ["small", "large", ", new"]
-
-
 def test_the_run_s_page_shows_synthetic_examples_and_no_others(tmp_path):
     folder = write_run(tmp_path)
     assert 'id="examples"' not in write_report(folder).read_text()
-    (folder / EXAMPLES_FOLDER).mkdir(exist_ok=True)
+    (folder / module.EXAMPLES_FOLDER).mkdir(exist_ok=True)
     for site, synthetic in (("east", True), ("west", False)):
         made = write_examples(tmp_path / site, replace(SITE, site=site, synthetic=synthetic))
-        (folder / EXAMPLES_FOLDER / f"{site}.json").write_bytes(made.with_name(EXAMPLES_FILE).read_bytes())
+        (folder / module.EXAMPLES_FOLDER / f"{site}.json").write_bytes(made.with_name(EXAMPLES_FILE).read_bytes())
     page = write_report(folder).read_text()
     assert 'href="#examples"' in page
     section = next(e for e in ElementTree.fromstring(page).iter("section") if e.get("id") == "examples")
@@ -142,7 +117,7 @@ def test_what_is_written_is_read_back_and_anything_else_refused(tmp_path):
     examples = replace(SITE, examples=(ONE, replace(ONE, pictures=("data:image/png;base64,AA==",), caption="slice")))
     page = write_examples(tmp_path, examples)
     assert {path.stat().st_mode & 0o777 for path in (page, tmp_path / EXAMPLES_FILE)} == {0o600}
-    assert read_examples(tmp_path / EXAMPLES_FILE) == examples
+    assert module.read_examples(tmp_path / EXAMPLES_FILE) == examples
     (tmp_path / EXAMPLES_FILE).write_text("{}")
     with pytest.raises(FedTARError, match="no examples"):
-        read_examples(tmp_path / EXAMPLES_FILE)
+        module.read_examples(tmp_path / EXAMPLES_FILE)

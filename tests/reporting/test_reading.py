@@ -89,18 +89,12 @@ def test_kappa_of_many_readers_is_fleiss_s():
 
 def test_a_file_that_lies_is_refused(made):
     one, other = {"case": 1, **fair(1, "A")}, answers_of(made, "CD", fair)
-    for name, value, word in (
-        ("page", "0" * 16, "must be of one page"),
-        ("page", "../../etc/passwd", "page"),
-        ("reader", "x\nAB 24", "reader"),
-        ("reader", "CD", "two files are of one reader"),
-        ("answers", [one | {"case": 25}], "no case 25"),
-        ("answers", [one, one], "case 1 is answered twice"),
-        ("answers", [one | {"error_a": 1}], "error_a"),
-        ("key", "x", "unknown setting 'key'"),
-    ):
+    lies = {"page": ["0" * 16, "../../etc/passwd"], "reader": ["x\nAB 24", "CD"], "key": ["x"]}
+    lies |= {"answers": [[one | {"case": 25}], [one, one], [one | {"error_a": 1}]]}
+    words = {"page": "page", "reader": "reader", "key": "unknown setting 'key'", "answers": "case|error_a"}
+    for name, value in ((name, value) for name, values in lies.items() for value in values):
         code, out, err = here("read", made[0], "--answers", answers_of(made, "AB", fair, {name: value}), other)
-        assert code == 2 and word in err and not out, (name, value)
+        assert code == 2 and re.search(words[name], err) and not out, (name, value)
 
 
 DRIVER = """
