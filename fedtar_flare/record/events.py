@@ -5,6 +5,28 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+__all__ = [
+    "Ahead",
+    "Alarm",
+    "End",
+    "Evaluation",
+    "Event",
+    "Exchange",
+    "Joined",
+    "Late",
+    "SHARED",
+    "Scores",
+    "SiteScores",
+    "SiteUpdate",
+    "SiteValidation",
+    "Start",
+    "Step",
+    "TaskBegun",
+    "TaskLearnt",
+    "TaskOutcome",
+    "Validation",
+]
+
 Counts = dict[str, list[int]]
 
 
@@ -24,7 +46,17 @@ class Part(BaseModel):
 
 
 class Exchange(Part):
-    """Size of one exchange in one direction (float32), and of the whole model's."""
+    """Size of one exchange in one direction, in float32, and of the whole model.
+
+    Attributes
+    ----------
+    tensors, parameters, bytes : int
+        Numbers of tensors and values that travel, and their bytes.
+    full_parameters, full_bytes : int
+        The same of the whole model.
+    dtype_up : str
+        Number format of updates.
+    """
 
     tensors: int = 0
     parameters: int = 0
@@ -35,9 +67,27 @@ class Exchange(Part):
 
 
 class Start(Event):
-    """After the handshake: who takes part, with what, and why others do not (``absent``). Times are ISO 8601, UTC.
+    """After the handshake: who takes part, and with what.
 
-    ``counts`` has each site's visits per split and time step; a resumed run goes on with ``first_round``.
+    Attributes
+    ----------
+    method, run_id, time : str
+        Name of the method; id of the run, the same when it is resumed; ISO 8601 in UTC.
+    settings : dict
+        Settings of the server, and of the sites under ``sites``.
+    min_cell : int
+        Fewest patients of a reported cell.
+    model, versions : dict
+        Description of the base model; versions of packages at the server.
+    sites, absent : list of str, dict of str to str
+        Sites that take part; reasons of those that do not.
+    counts : dict
+        Visits by site, split and time step.
+    skipped_studies : dict
+        Studies that could not be read, by site and reason.
+    exchange : Exchange
+    time_steps, rounds, first_round : int
+        T and R; a resumed run begins at a later round than 1.
     """
 
     kind: ClassVar[str] = "start"
@@ -59,7 +109,14 @@ class Start(Event):
 
 
 class Joined(Event):
-    """Sites that joined at the start of a round, and those that could not."""
+    """Sites that came at the start of a round.
+
+    Attributes
+    ----------
+    round : int
+    sites, counts, absent : list of str, dict, dict of str to str
+        As in :class:`Start`.
+    """
 
     kind: ClassVar[str] = "joined"
     round: int
@@ -69,10 +126,24 @@ class Joined(Event):
 
 
 class SiteUpdate(Part):
-    """What one site sent at one step; losses are mean token losses, seconds the task's own.
+    """What a site sent at a step.
 
-    ``updates`` of ``planned_updates`` is known in a job with ``training.seconds``;
-    ``late``: of so many rounds before.
+    Attributes
+    ----------
+    samples : int
+        Visits that it trained on.
+    train_loss : float or None
+        Mean token loss.
+    updates, planned_updates : int or None
+        Local updates made and planned, in a job with ``training.seconds``.
+    skipped_updates : int
+        Local updates left out because their gradient was not finite.
+    seconds : float or None
+        Duration of the task at the site.
+    bytes_up : int
+        Size of the update.
+    late : int
+        Rounds by which it came late.
     """
 
     samples: int = 0
@@ -86,11 +157,24 @@ class SiteUpdate(Part):
 
 
 class Step(Event):
-    """One exchange of updates; every site that was asked is in exactly one of the four dictionaries.
+    """One exchange of updates; every site that got the task is in exactly one of the four dictionaries.
 
-    ``update_norm`` is the Euclidean norm of the mean update (None where nothing is averaged), ``seconds`` the time
-    until the last answer; ``skipped``: nobody had anything to add, and the weights stay. ``lora_gap`` is
-    ``||mean(B A) - mean(B) mean(A)|| / ||mean(B A)||`` of the sites' low-rank factors (None without any).
+    Attributes
+    ----------
+    round, step : int
+    update_norm : float or None
+        Euclidean norm of the aggregate; None where nothing is aggregated.
+    lora_gap : float or None
+        ``||mean(B A) - mean(B) mean(A)|| / ||mean(B A)||`` of the sites' low-rank factors; None without any.
+    skipped : bool
+        Whether no site had anything to add, so that the weights stay.
+    sites : dict of str to SiteUpdate
+    abstained, absent, refused : dict of str to str
+        Reasons by site.
+    seconds : float
+        Until the last answer.
+    bytes_down, bytes_up : int
+        Sums over the sites.
     """
 
     kind: ClassVar[str] = "step"
@@ -109,16 +193,32 @@ class Step(Event):
 
 
 class SiteValidation(Part):
-    """One site's validation loss over ``n`` reports."""
+    """Validation loss of a site.
+
+    Attributes
+    ----------
+    validation_loss : float or None
+    n : int
+        Number of reports.
+    """
 
     validation_loss: float | None = None
     n: int = 0
 
 
 class Validation(Event):
-    """Mean validation loss over all sites' reports after a round (None without any); ``left_out``: site to reason.
+    """Validation loss after a round.
 
-    ``by_median``: the sites' median stands in place of their mean, and chooses the best round.
+    Attributes
+    ----------
+    round : int
+    loss : float or None
+        Mean over the reports of all sites; None without any.
+    sites : dict of str to SiteValidation
+    left_out : dict of str to str
+        Reasons of the sites without a loss.
+    by_median : bool
+        Whether ``loss`` is the sites' median, by which the best round is then chosen.
     """
 
     kind: ClassVar[str] = "validation"
@@ -130,15 +230,24 @@ class Validation(Event):
 
 
 Scores = dict[str, float | None]
-"""``n`` test reports and their raw scores by name; a cell under the minimum has only ``n``."""
+"""Number ``n`` of test reports and their raw scores by name; a cell under the minimum has ``n`` only."""
 
 
 class SiteScores(Part):
-    """Scores of one site: per time step, over all steps shown, and of the reference reports themselves.
+    """Scores of a site.
 
-    ``findings``: kind (``known`` and ``new`` to the warm start, or ``stated``: classes in the references) to finding to
-    ``n``, the reports that have it, and ``recall``; ``named``, those that name it, and ``precision``; what is of too
-    few patients is not in it. ``references`` has ``identical_share`` and ``contradictions``.
+    Attributes
+    ----------
+    steps : dict of int to Scores
+        By time step.
+    all : Scores
+        Over all steps.
+    findings : dict
+        By kind and finding: ``n``, the reports that have it, and ``recall``; ``named``, those that name it, and
+        ``precision``. Kinds are ``known`` and ``new`` to the warm start, and ``stated`` in the reference. Findings of
+        too few patients are left out.
+    references : Scores
+        Of the reference reports themselves: ``identical_share`` and ``contradictions``.
     """
 
     steps: dict[int, Scores] = {}
@@ -148,7 +257,15 @@ class SiteScores(Part):
 
 
 class Evaluation(Event):
-    """Scores of test patients after a round (0: before training); ``generic``: of the shared adapter alone."""
+    """Scores of test patients after a round.
+
+    Attributes
+    ----------
+    round : int
+        0: before training.
+    sites, generic : dict of str to SiteScores
+        With the site's personal part, and with the shared adapter only.
+    """
 
     kind: ClassVar[str] = "evaluation"
     round: int
@@ -157,8 +274,13 @@ class Evaluation(Event):
 
 
 class Ahead(Event):
-    """Scores by period and site of the reports that were written before anything was learnt from the period, of all
-    jobs of a run so far.
+    """Scores of periods before anything was learnt from their visits.
+
+    Attributes
+    ----------
+    round : int
+    periods : dict
+        Scores by period and site, of all jobs of the run so far.
     """
 
     kind: ClassVar[str] = "ahead"
@@ -167,10 +289,18 @@ class Ahead(Event):
 
 
 class TaskOutcome(Part):
-    """What one site learnt in a task of classification (a new class), on ``n`` test images; a method adds to it.
+    """What a site learnt in a task of classification (a new class); a method adds to it.
 
-    ``at_epoch`` has the seconds of the site's own work until e = 0..E, (E + 1,); ``membership`` is the AUC of
-    separating training images from test images by what was learnt.
+    Attributes
+    ----------
+    task : str
+        Name of the task.
+    n : int
+        Number of test images.
+    at_epoch : list of float, (E + 1,)
+        Seconds of the site's work until epoch e = 0..E.
+    membership : float or None
+        AUC of a membership inference attack: training images against test images.
     """
 
     task: str
@@ -180,24 +310,50 @@ class TaskOutcome(Part):
 
 
 class TaskBegun(Event):
-    """Base of a method's event of what comes before a task of classification."""
+    """Base of a method's event of what comes before a task of classification.
+
+    Attributes
+    ----------
+    round : int
+    """
 
     round: int
 
     def waited(self, site: str) -> float:
-        """Seconds before the site's own work on the task."""
+        """Tell how long a site waited before its own work on the task.
+
+        Parameters
+        ----------
+        site : str
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         return 0.0
 
 
 class TaskLearnt(Event):
-    """Base of a method's event of what the sites learnt in a task of classification."""
+    """Base of a method's event of what the sites learnt in a task of classification.
+
+    Attributes
+    ----------
+    round : int
+    sites : mapping of str to TaskOutcome
+    """
 
     round: int
     sites: Mapping[str, TaskOutcome] = {}
 
 
 class Alarm(Event):
-    """What the server's operator and the study lead must look at."""
+    """What the server's operator and the study lead must look at.
+
+    Attributes
+    ----------
+    time, text : str
+    """
 
     kind: ClassVar[str] = "alarm"
     time: str = ""
@@ -205,7 +361,12 @@ class Alarm(Event):
 
 
 class Late(Event):
-    """An answer that came when its step was over: dropped, unless ``wait_seconds`` lets it enter a later round."""
+    """An answer that came when its step was over: dropped, unless ``wait_seconds`` lets it enter a later round.
+
+    Attributes
+    ----------
+    time, site, task : str
+    """
 
     kind: ClassVar[str] = "late"
     time: str = ""
@@ -214,7 +375,17 @@ class Late(Event):
 
 
 class End(Event):
-    """The end of a run; ``seconds`` is the duration of the whole run."""
+    """The end of a run.
+
+    Attributes
+    ----------
+    time : str
+    seconds : float or None
+        Duration of the job.
+    status : {"completed", "aborted", "failed"}
+    reason : str
+        Why it failed, or that nothing was learnt.
+    """
 
     kind: ClassVar[str] = "end"
     time: str = ""

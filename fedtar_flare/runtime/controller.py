@@ -118,20 +118,16 @@ class FederatedController(ModelController):
             answers = self.send_task(TRAIN, header, down, self.strategy.trainers(), step.accept)
             # 2. Late updates of this step of an earlier round join.
             self.exchange.add_late_answers(answers, header, step.accept)
-            # 3. Each site has its share; the updates become one.
-            shares = self.shares_of(self._trained_visits(answers, r, t)) if self.contract.shares else {}
-            aggregate = step.aggregate(shares)
-            # 4. The step goes into the record.
-            self.results.step(r, t, answers, step.norm, step.lora_gap(shares))
+            # 3. A site's share follows from its visits, n_k: no more than it announced in the handshake.
+            counts = {}
+            for site, reply in answers.replies.items():
+                announced = self.strategy.trained_visits(self.membership.visits[site]["train"], r, t)
+                counts[site] = min(int(reply.numbers["samples"]), max(1, announced))
+            shares = self.shares_of(counts) if counts and self.contract.shares else {}
+            # 4. The updates become one.
+            aggregate = step.aggregate(shares) if shares else None
+            self.results.step(r, t, answers, step.norm, step.lora_gap)
         return aggregate, answers
-
-    def _trained_visits(self, answers: Answers, r: int, t: int) -> dict[str, int]:
-        """n_k of the sites that sent an update: no more than the visits that they announced in the handshake."""
-        counts = {}
-        for site, reply in answers.replies.items():
-            announced = self.strategy.trained_visits(self.membership.visits[site]["train"], r, t)
-            counts[site] = min(int(reply.numbers["samples"]), max(1, announced))
-        return counts
 
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Weight the sites in a mean as the strategy does, but none of three or more above ``max_share``.
@@ -146,8 +142,6 @@ class FederatedController(ModelController):
         dict of str to float
             c_k by site, which sum to one.
         """
-        if not counts:
-            return {}
         shares, most = self.strategy.shares_of(counts), self.config.max_share
         if len(shares) < MAJORITY or max(shares.values()) <= most:
             return shares

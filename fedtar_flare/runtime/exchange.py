@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
+import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from fedtar_flare.core.errors import ExchangeError, FedTARError
@@ -171,7 +173,7 @@ class Exchange:
         # 2. Send it to these, and take their answers until all have come or the time is up.
         weights = weights or {} if self.run.contract.task(task).down else {}
         if targets:
-            answers.bytes_down = 4 * sum(value.numel() for value in weights.values()) * len(targets)
+            answers.bytes_down = 4 * sum(map(torch.numel, weights.values())) * len(targets)
             receive = partial(self._receive, answers, task, header, on_reply, start)
             message = _message(header, weights)
             self.run.send_model(
@@ -313,7 +315,7 @@ class Exchange:
                     raise ExchangeError("it sent whole weights for a difference, or the other way round")
                 on_reply(site, reply, params)
                 answers.replies[site] = reply
-                answers.bytes_up[site] = sum(value.numel() * value.element_size() for value in params.values())
+                answers.bytes_up[site] = sum(map(attrgetter("nbytes"), params.values()))
         except ExchangeError as error:
             answers.refused[site] = str(error)
         except OSError as error:  # the server's own fault, not the site's: _close raises it

@@ -7,6 +7,7 @@ simulator. What only processes can show is missing: time limits, lost connection
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,14 +27,25 @@ from fedtar_flare.runtime.simulation import run_status, site_names
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.guard import OutboundGuard
 
+__all__ = ["ExecutorSite", "InThisProcess", "run_in_process"]
+
 LocalSite = Callable[[str, Shareable], "Shareable | None"]
 """A site as a function of a task's name and message; None when it never answers."""
 
 
 class InThisProcess(FederatedController):
-    """The controller, which delivers its messages in this process; ``folder`` stands for the server's run folder.
+    """The controller, which delivers its messages in this process.
 
-    ``joins`` has the round in which a late site connects.
+    Parameters
+    ----------
+    folder : Path
+        Stands for the server's run folder.
+    sites : mapping of str to callable
+        Makes a site's answer of a task's name and FLARE's message; None when it never answers.
+    joins : mapping of str to int, optional
+        Rounds in which late sites connect.
+    **settings
+        As of :class:`FederatedController`.
     """
 
     def __init__(
@@ -44,17 +56,19 @@ class InThisProcess(FederatedController):
         **settings: Any,
     ):
         super().__init__(**settings)
-        self.folder, self.local_sites = folder, sites
-        self.fl_ctx = FLContext()
-        self.abort_signal = Signal()
-        self.joins = dict(joins or {})
+        self.folder, self.local_sites, self.joins = folder, sites, dict(joins or {})
+        self.fl_ctx, self.abort_signal = FLContext(), Signal()
         self.engine = SimpleNamespace(get_clients=self._connected)
         self.panics: list[str] = []
         self.disconnected: set[str] = set()
         self.silent_until = 0.0
 
     def _connected(self) -> list[Client]:
-        return [Client(name, name) for name in self.local_sites if self.joins.get(name, 1) <= self.round]
+        clients = []
+        for name in self.local_sites:
+            if self.joins.get(name, 1) <= self.round:
+                clients.append(Client(name, name))
+        return clients
 
     def get_run_dir(self) -> str:
         return str(self.folder)
@@ -75,6 +89,18 @@ class InThisProcess(FederatedController):
         self.silent_until = 0.0
 
     def deliver(self, site: str, task: str, message: Shareable) -> Shareable | None:
+        """Hand a task to a site.
+
+        Parameters
+        ----------
+        site, task : str
+        message : Shareable
+
+        Returns
+        -------
+        Shareable or None
+            None when it never answers.
+        """
         return self.local_sites[site](task, message)
 
     def send_model(
@@ -106,17 +132,24 @@ class InThisProcess(FederatedController):
 
 
 class ExecutorSite:
-    """A site that runs its tasks in an executor of its own, behind its outbound guard."""
+    """A site that runs its tasks in an executor of its own, behind its outbound guard.
+
+    Parameters
+    ----------
+    name : str
+    executor : SiteExecutor
+    workspace : Path
+        Stands for FLARE's workspace of the site.
+    """
 
     def __init__(self, name: str, executor: SiteExecutor, workspace: Path):
         self.name, self.executor = name, executor
         workspace.mkdir(parents=True, exist_ok=True)
         names = list(executor.strategy.settings.lora.exchange)
         self.guard = OutboundGuard(methods=[executor.contract.method], extra_names=names)
-        self.engine = SimpleNamespace(
-            get_workspace=lambda: SimpleNamespace(get_root_dir=lambda: str(workspace)),
-            new_context=self._context,
-            fire_event=lambda event_type, fl_ctx: None,
+        get_workspace = partial(SimpleNamespace, get_root_dir=partial(str, workspace))
+        self.engine = SimpleNamespace(  # what an executor uses of FLARE's
+            get_workspace=get_workspace, new_context=self._context, fire_event=lambda event_type, fl_ctx: None
         )
 
     def _context(self) -> FLContext:
@@ -140,16 +173,33 @@ class ExecutorSite:
 def run_in_process(
     recipe: MethodRecipe, sites: int | Sequence[str], folder: Path, joins: Mapping[str, int] | None = None
 ) -> Path:
-    """Run a recipe in this process, its sites one after the other; returns the results folder, ``<folder>/fedtar``.
+    """Run a recipe in this process, its sites one after the other.
 
-    ``joins`` has the round in which a late site begins. ConfigError: the number or a name of the sites is not allowed;
-    FedTARError: the run failed.
+    Parameters
+    ----------
+    recipe : MethodRecipe
+    sites : int or sequence of str
+        Number or names of the sites.
+    folder : Path
+        Folder of the run.
+    joins : mapping of str to int, optional
+        Rounds in which late sites connect.
+
+    Returns
+    -------
+    Path
+        Results, ``<folder>/fedtar``.
+
+    Raises
+    ------
+    ConfigError, FedTARError
+        The number or a name of the sites is not allowed; the run failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    places = {
-        name: ExecutorSite(name, copy.deepcopy(recipe.executor), folder / "sites" / name) for name in site_names(sites)
-    }
-    controller = InThisProcess(folder, places, joins=joins, **recipe.controller_arguments)
+    local_sites = {}
+    for name in site_names(sites):
+        local_sites[name] = ExecutorSite(name, copy.deepcopy(recipe.executor), folder / "sites" / name)
+    controller = InThisProcess(folder, local_sites, joins=joins, **recipe.controller_arguments)
     controller.run()
     if (status := run_status(controller.results_folder)) != "completed":
         raise FedTARError(f"the run in {folder} did not complete ({status})")

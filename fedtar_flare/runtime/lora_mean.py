@@ -62,9 +62,9 @@ def lora_gap(weights: Tensors, updates: SpilledUpdates, shares: Mapping[str, flo
         mean = torch.zeros_like(downs[0])
         for share, down in zip(shares.values(), downs, strict=True):
             mean += share * down
-        up = torch.cat(ups, 1)
-        lost += _frobenius(up, torch.cat([down - mean for down in downs])) ** 2
-        whole += _frobenius(up, torch.cat(downs)) ** 2
+        up, down = torch.cat(ups, 1), torch.cat(downs)
+        lost += _frobenius(up, down - mean.repeat(len(downs), 1)) ** 2
+        whole += _frobenius(up, down) ** 2
     return math.sqrt(lost / whole) if whole else None
 
 

@@ -41,9 +41,11 @@ class TrainingStep:
                 self._averaged.add(name)
                 if value.dim() and matches(name, run.contract.by_rows):
                     by_rows.append(name)
-        self.updates = SpilledUpdates(run.results_folder / "updates", self._averaged, by_rows)
+        self.updates = SpilledUpdates(run.results.folder / "updates", self._averaged, by_rows)
         self.norm: float | None = None
         """Euclidean norm of the aggregate (of the mean of factors, where products are averaged)."""
+        self.lora_gap: float | None = None
+        """What the mean of LoRA factors loses of that of products (:func:`lora_gap`)."""
         self.work: dict[str, float] = {}
         """tau_k in (0, 1], the share of its planned updates that a site made."""
         self.late: dict[str, tuple[int, Tensors]] = {}
@@ -69,36 +71,36 @@ class TrainingStep:
             (averaged if name in self._averaged else rows)[name] = value.float()
 
         # 3. An update of less work counts as if it were whole; a late one counts less, and is not larger than others.
-        self.work[site], rounds = work_of(reply.numbers), 1 + self.r - reply.round
-        averaged = scaled(averaged, self.weights, 1 / (self.work[site] * rounds))
+        work, rounds = work_of(reply.numbers), 1 + self.r - reply.round
+        if (factor := 1 / (work * rounds)) != 1:
+            averaged = scaled(averaged, self.weights, factor)
         check_update_size(averaged, self.weights, run.config.update_norm_limit)
         if rows:
             run.strategy.collect(site, rows)
 
         # 4. Factors of a lower rank are filled up to the job's.
-        if rounds > 1:
-            self.late[site] = rounds, sent
         if agreed != self.shapes:
             averaged = padded(averaged, {name: sent[name] / rounds for name in self._averaged})
         self.updates.add(site, averaged)
+        self.work[site] = work
+        if rounds > 1:
+            self.late[site] = rounds, sent
 
-    def aggregate(self, shares: Mapping[str, float]) -> dict[str, torch.Tensor] | None:
-        """The sites' updates as one, float64, given their shares; None without any."""
-        if not shares:
-            return None
-        tau = 1.0
-        if any(self.work[site] < 1 for site in shares):
+    def aggregate(self, shares: Mapping[str, float]) -> dict[str, torch.Tensor]:
+        """The sites' updates as one, float64, given their shares, of which there are some."""
+        # 1. The method's aggregate, as long as the work that the sites did on average.
+        aggregate, tau = self.run.strategy.aggregate(self.updates, shares), 1.0
+        if min(self.work.values()) < 1:
             tau = math.fsum(shares[site] * self.work[site] for site in shares)
-        aggregate = scaled(self.run.strategy.aggregate(self.updates, shares), self.weights, tau)
+            aggregate = scaled(aggregate, self.weights, tau)
         self.norm = euclidean_norm({name: aggregate[name] for name in self.weights})
-        if self.run.membership.lora_mean == "product":
+        # 2. What the mean of factors loses, and the mean of products in its place.
+        products = self.run.membership.lora_mean == "product"
+        if not (products and self.late):  # late products are made from other weights
+            self.lora_gap = lora_gap(self.weights, self.updates, shares)
+        if products:
             aggregate = ProductMean(aggregate, self.weights, self.updates, shares, tau, self.late)
         return aggregate
-
-    def lora_gap(self, shares: Mapping[str, float]) -> float | None:
-        """See :func:`lora_gap`; None where late products, made from other weights, are in the mean."""
-        late_products = self.run.membership.lora_mean == "product" and self.late
-        return lora_gap(self.weights, self.updates, {} if late_products else shares)
 
 
 def work_of(numbers: Mapping[str, float]) -> float:

@@ -85,7 +85,7 @@ class FedKEIServer(ServerStrategy):
             self._check(PROBE, tensors, centres, one=False)
             updates.add(site, tensors)
 
-        with SpilledUpdates(self.run.results_folder / "updates", sorted(centres)) as updates:
+        with SpilledUpdates(self.run.results.folder / "updates", sorted(centres)) as updates:
             answers = self._ask(PROBE, mixture, r, 1, accept, {})
             total = updates.mean(dict.fromkeys(sorted(answers.replies), 1.0)) if answers.replies else None
         self.run.results.step(r, 1, answers, None)
