@@ -14,6 +14,18 @@ from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.core.files import clean
 from fedtar_flare.record.events import SHARED, Evaluation, Event, Validation
 
+__all__ = [
+    "METRICS_FILE",
+    "ROUNDS_FILE",
+    "RunRecord",
+    "STATS_GROUP",
+    "best_round",
+    "of_kind",
+    "read_events",
+    "scored_round",
+    "utc_now",
+]
+
 Kind = TypeVar("Kind", bound=Event)
 ROUNDS_FILE = "rounds.jsonl"
 METRICS_FILE = "metrics.json"
@@ -33,7 +45,13 @@ def utc_now() -> str:
 
 
 class RunRecord:
-    """Appends events to ``rounds.jsonl`` in ``folder``, ``<server run folder>/fedtar``."""
+    """Appends events to ``rounds.jsonl``.
+
+    Parameters
+    ----------
+    folder : Path or str
+        ``<server run folder>/fedtar``; made where it is missing.
+    """
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
@@ -41,14 +59,37 @@ class RunRecord:
         self.path = self.folder / ROUNDS_FILE
 
     def write(self, event: Event) -> None:
-        """Append one event; non-finite values are written as null, because a NaN could break a reader."""
+        """Append one event; non-finite values are written as null, because a NaN could break a reader.
+
+        Parameters
+        ----------
+        event : Event
+        """
         line = json.dumps(clean({"event": event.kind, **event.model_dump()}), allow_nan=False)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 
 def read_events(folder: Path, kinds: Iterable[type[Event]] = SHARED) -> list[Event]:
-    """All events of the given kinds, but a last line that a kill cut off; FedTARError names any other bad line."""
+    """Read the events of a run; a last line that a kill cut off is left out.
+
+    Parameters
+    ----------
+    folder : Path
+        Results folder of the run.
+    kinds : iterable of Event classes
+        Kinds to read; others are passed over.
+
+    Returns
+    -------
+    list of Event
+        In the order in which they were written.
+
+    Raises
+    ------
+    FedTARError
+        There is no record, or it has a bad line, which is named.
+    """
     known = {kind.kind: kind for kind in kinds}
     path = folder / ROUNDS_FILE
     if not path.is_file():
@@ -83,31 +124,61 @@ def read_events(folder: Path, kinds: Iterable[type[Event]] = SHARED) -> list[Eve
 
 
 def of_kind(events: Iterable[Event], kind: type[Kind]) -> list[Kind]:
-    """The events of one kind."""
+    """Choose the events of one kind.
+
+    Parameters
+    ----------
+    events : iterable of Event
+    kind : Event class
+
+    Returns
+    -------
+    list of that class
+    """
     return [event for event in events if isinstance(event, kind)]
 
 
 def best_round(validations: Iterable[Validation]) -> int | None:
-    """The round whose weights are to be kept, by validation loss; None where no site has any.
+    """Choose the best round by validation loss.
 
     Means over different sites cannot be compared. So each round is compared with the best one before it on the sites
     that both have, by the mean of their losses weighted by the later round's number of reports. The lower mean wins;
-    the earlier round wins a tie, and the later one wins where no site is shared. Of a repeated round the later entry
-    counts. Where sites count by their median, the later round wins by that of their differences. Weights that were not
-    kept are thus never needed.
+    the earlier round wins a tie, and the later one wins where no site is shared. Where sites count by their median, the
+    later round wins by that of their differences. So the weights of a round that was not the best are never needed.
+
+    Parameters
+    ----------
+    validations : iterable of Validation
+        Of a repeated round the later entry counts.
+
+    Returns
+    -------
+    int or None
+        None where no site has a loss.
     """
     best: Validation | None = None
-    for later in sorted({one.round: one for one in validations}.values(), key=lambda one: one.round):
+    by_round = {validation.round: validation for validation in validations}
+    for _, later in sorted(by_round.items()):
         if _losses(later) and (best is None or _better(later, best)):
             best = later
     return None if best is None else best.round
 
 
 def scored_round(evaluations: Sequence[Evaluation], best: int | None) -> int:
-    """The round whose scores are shown and compared: the best by validation loss, else the last.
+    """Choose the round whose scores are shown and compared: the best by validation loss, else the last.
 
-    It is the last where the best was not scored, or not as the last was: before a late hospital came, or before a
-    method that fine-tunes at the end did so.
+    Parameters
+    ----------
+    evaluations : sequence of Evaluation
+        Not empty.
+    best : int or None
+        Best round by validation loss.
+
+    Returns
+    -------
+    int
+        The last round where the best was not scored, or not at the same sites and with the same adapters: before a late
+        hospital came, or before a method that fine-tunes at the end did so.
     """
     last = evaluations[-1]
     for event in evaluations:
@@ -127,9 +198,9 @@ def _better(later: Validation, best: Validation) -> bool:
     return not shared or mean_new < mean_old
 
 
-def _losses(one: Validation) -> dict[str, float]:
+def _losses(validation: Validation) -> dict[str, float]:
     return {
         site: part.validation_loss
-        for site, part in one.sites.items()
+        for site, part in validation.sites.items()
         if part.validation_loss is not None and math.isfinite(part.validation_loss)
     }

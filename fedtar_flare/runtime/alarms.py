@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+__all__ = ["raise_alarm"]
+
 FILE = "fedtar_alarms.jsonl"
 SHOWN = 5
 SHOWN_FOR = 86400.0
@@ -15,7 +17,15 @@ logger = logging.getLogger(__name__)
 
 
 def raise_alarm(kit: Path, text: str) -> None:
-    """Log an alarm and add it to the kit's file; a full disk does not stop the server."""
+    """Log an alarm and add it to the file of a kit; a full disk does not stop the server.
+
+    Parameters
+    ----------
+    kit : Path
+        Folder of the server's kit.
+    text : str
+        One line.
+    """
     logger.error("ALARM: %s", text)
     line = json.dumps({"time": time.time(), "text": text}) + "\n"
     try:
@@ -32,7 +42,7 @@ def alarms(kit: Path) -> list[str]:
         lines = (kit / FILE).read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    found = []
+    recent = []
     for line in lines:
         try:
             entry = json.loads(line)
@@ -40,5 +50,5 @@ def alarms(kit: Path) -> list[str]:
         except (ValueError, KeyError, TypeError):  # a line that a kill cut off
             continue
         if time.time() - when < SHOWN_FOR:
-            found.append(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(when))} {text}")
-    return found[-SHOWN:]
+            recent.append(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(when))} {text}")
+    return recent[-SHOWN:]

@@ -1,4 +1,4 @@
-"""The server's checkpoints: weights, the method's state and the place in the run, in one file each.
+"""The server's checkpoints: weights, the method's state and the round, in one file each.
 
 Files are written whole or not at all, with a checksum, so a damaged file costs one round, never the run.
 """
@@ -15,11 +15,13 @@ from fedtar_flare.core.files import PRIVATE, read_json, write_json
 from fedtar_flare.core.tensor_file import StateError, checksum, read_tensors, write_tensors
 from fedtar_flare.protocol.exchange import Tensors
 
+__all__ = ["BEST", "SIMULATED_JOB", "load"]
+
 FORMAT = 2
 BEST = "best.safetensors"
 SIMULATED_JOB = "simulate_job"
 """FLARE's id of every job in the simulator."""
-KEPT = "fedtar_checkpoints"
+JOBS = "fedtar_checkpoints"
 """Folder of the server's kit where checkpoints stay after a job, by the job's id."""
 INITIAL = "fedtar_initial"
 """Folder of the server's kit where its operator puts checkpoint files that jobs may start from, by name."""
@@ -75,9 +77,9 @@ class RunCheckpoints:
     They go to the results, and to the server's kit by the job's id, where they stay: FLARE removes the run folder when
     a job ends, and a killed server leaves no results to download.
 
-    A job finds the checkpoints of its own submitter's jobs alone, and names no paths: whoever may submit must not read
-    the server's files or another's weights, nor learn what is there. In the simulator, which keeps nothing by id,
-    ``resume_from`` and the name of initial weights are paths.
+    A job finds only checkpoints of jobs of its own submitter, and names no paths: whoever may submit must not read the
+    server's files or another submitter's weights, nor learn which there are. In the simulator, which stores nothing by
+    id, ``resume_from`` and the name of initial weights are paths.
     """
 
     def __init__(self, results: Path, run_dir: Path, job: str | None, resume_from: str, keep: int):
@@ -85,10 +87,9 @@ class RunCheckpoints:
         meta = run_dir / "meta.json"  # which the server has written; there is none in the simulator
         self._submitter = str(read_json(meta).get("submitter_name") or "") if meta.is_file() else ""
         self._simulated = not job or job == SIMULATED_JOB
-        places = [results / "checkpoint"]
+        self._folders = [CheckpointFolder(results / "checkpoint", keep)]
         if job and not self._simulated:
-            places.append(self._kit / KEPT / job)
-        self._own = [CheckpointFolder(place, keep) for place in places]
+            self._folders.append(CheckpointFolder(self._kit / JOBS / job, keep))
 
     def initial(self, name: str) -> Tensors:
         """Weights of a checkpoint file that the server's operator offers under this name; FedTARError without one."""
@@ -103,11 +104,11 @@ class RunCheckpoints:
         return load(file).weights
 
     def save(self, checkpoint: Checkpoint, *, best: bool) -> None:
-        """Write a checkpoint to every place."""
-        for folder in self._own[1:]:  # whose they are is said before the first of them is there
+        """Write a checkpoint to the results and to the kit."""
+        for folder in self._folders[1:]:  # the submitter's name comes first: nobody else may resume from them
             if not (file := folder.folder / _SUBMITTER).is_file():
                 write_json(file, {"submitter": self._submitter}, PRIVATE)
-        for folder in self._own:
+        for folder in self._folders:
             folder.save(checkpoint, best=best)
 
     def resumed(self, settings: Mapping[str, Any], may_grow: Collection[str]) -> tuple[Checkpoint, list[str]]:
@@ -124,27 +125,27 @@ class RunCheckpoints:
         return checkpoint, problems
 
     def carry_over(self, resumed: Checkpoint, *, is_best: bool) -> Checkpoint | None:
-        """Make the resumed job's checkpoint and its best one this job's own; returns the best.
+        """Copy the resumed job's checkpoint and its best one to this job; returns the best.
 
-        Where the resumed one is the best, it is written as such: the server may have died just before it was.
+        Where the resumed one is the best, it is also written as the best: the server may have died just before that.
         """
-        kept = self._source().folder / BEST
-        best = resumed if is_best else load(kept) if kept.is_file() else None
+        file = self._source().folder / BEST
+        best = resumed if is_best else load(file) if file.is_file() else None
         self.save(resumed, best=is_best)
         if best is not None and not is_best:
-            for folder in self._own:
+            for folder in self._folders:
                 _write(folder.folder / BEST, best)
         return best
 
     def _source(self) -> CheckpointFolder:
         if self._simulated:
             return CheckpointFolder(self._resume_from)
-        folder = self._kit / KEPT / self._resume_from
-        ours = False
+        folder = self._kit / JOBS / self._resume_from
+        same_submitter = False
         if _JOB_ID.fullmatch(self._resume_from):
             with suppress(ConfigError):  # of an unknown job, or damaged
-                ours = read_json(folder / _SUBMITTER).get("submitter") == self._submitter
-        if not ours:
+                same_submitter = read_json(folder / _SUBMITTER).get("submitter") == self._submitter
+        if not same_submitter:
             raise FedTARError(  # the same, whether the job is another's or never was
                 f"no checkpoint of job {self._resume_from:.100} that its submitter could resume is at this server: it "
                 "ended before its first round did, was somebody else's, or never was"
@@ -153,7 +154,21 @@ class RunCheckpoints:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read one checkpoint file; :class:`StateError` when missing, damaged, of another format or a wrong checksum."""
+    """Read one checkpoint file.
+
+    Parameters
+    ----------
+    path : Path
+
+    Returns
+    -------
+    Checkpoint
+
+    Raises
+    ------
+    StateError
+        The file is missing, damaged, of another format, or has a wrong checksum.
+    """
     tensors, info = read_tensors(path)
     if info.get("format") != FORMAT:
         raise StateError(f"{path}: checkpoint format {info.get('format')!r}; this version reads format {FORMAT}")

@@ -417,7 +417,13 @@ class FederatedController(ModelController):
 
     # ------------------------------------------------------------------ what FLARE calls
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
-        """Tell ``fedtar status`` and ``nvflare job stats`` how far the run is."""
+        """Tell ``fedtar status`` and ``nvflare job stats`` how far the run is.
+
+        Parameters
+        ----------
+        event_type, fl_ctx
+            FLARE's.
+        """
         super().handle_event(event_type, fl_ctx)
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
             collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
@@ -446,7 +452,13 @@ class FederatedController(ModelController):
     def process_result_of_unknown_task(
         self, client: Any, task_name: str, client_task_id: str, result: Any, fl_ctx: Any
     ) -> None:
-        """Drop and record a result that came after its task was closed."""
+        """Drop and record a result that came after its task was closed.
+
+        Parameters
+        ----------
+        client, task_name, client_task_id, result, fl_ctx
+            FLARE's.
+        """
         self.exchange.note_late(client.name, task_name)
 
 

@@ -112,7 +112,13 @@ class InThisProcess(FederatedController):
         timeout: int,
         callback: Callable[[FLModel], None],
     ) -> None:
-        """Give the task to one site after the other and hand back what each answers."""
+        """Give the task to one site after the other and hand back what each answers.
+
+        Parameters
+        ----------
+        task_name, data, targets, min_responses, timeout, callback
+            FLARE's; ``callback`` takes an answer as soon as it comes.
+        """
         silent = False
         for site in sorted(targets):
             try:

@@ -26,6 +26,8 @@ from fedtar_flare.runtime.server_config import ServerConfig
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.guard import OutboundGuard
 
+__all__ = ["MethodRecipe", "PRESETS", "SMALL"]
+
 SIMULATOR_REQUEST_INTERVAL, PRODUCTION_REQUEST_INTERVAL = 0.05, 2.0
 """Seconds between a site's requests for a task, which are traffic between hospitals, where a step takes minutes."""
 
@@ -70,13 +72,13 @@ class MethodRecipe(Recipe):
     method : str
         Name of an installed method (:mod:`fedtar_flare.registry`).
     name : str
-        Of the job; the method's name by default.
+        Name of the job; by default the method's.
     preset : str
-        A whole setting, over which the other arguments win.
+        Set of settings, which the other arguments replace one by one.
     num_rounds, time_steps : int, optional
         R and T; None: the preset's, else the method's, else 3.
     min_sites : int
-        Fewer sites taking part stop the job.
+        The job stops when fewer sites take part in a task.
     seed : int
         Random seed.
     torch_threads : int
@@ -118,81 +120,106 @@ class MethodRecipe(Recipe):
         server: Mapping[str, Any] | None = None,
         **groups: Mapping[str, Any] | None,
     ):
+        # 1. Settings: the preset's, which those of the arguments replace, by group.
         self.definition = registry.method(method)
         self.contract = self.definition.contract
         known = {*self.definition.site.shared_groups, *self.definition.settings}
         if unknown := sorted(set(groups) - known):
             raise ConfigError(f"{unknown[0]}: method '{method}' has no such group of settings")
-        own_fields = getattr(self.definition.server_settings, "model_fields", {})
-        preset_of, paper = self.definition.presets.get(preset, {}), self._of_paper(preset, own_fields)
-        merged = {
-            group: {**paper.get(group, {}), **preset_of.get(group, {}), **(given or {})}
-            for group, given in {"server": server, **dict.fromkeys(sorted(known)), **groups}.items()
-        }
-        preset_of = {**paper, **preset_of}
+        method_fields = getattr(self.definition.server_settings, "model_fields", {})
+        server_fields = (*ServerConfig.model_fields, *method_fields)
+        paper, own_preset = self._paper_settings(preset, server_fields), self.definition.presets.get(preset, {})
+        merged: dict[str, dict[str, Any]] = {}
+        for group in ("server", *sorted(known)):
+            given = server if group == "server" else groups.get(group)
+            merged[group] = {**paper.get(group, {}), **own_preset.get(group, {}), **(given or {})}
         at_server = merged.pop("server")
         settings = {group: values for group, values in merged.items() if values}
-        default = self.definition.rounds(settings) if self.definition.rounds else (3, 3)
-        rounds = num_rounds if num_rounds is not None else preset_of.get("num_rounds", default[0])
-        steps = time_steps if time_steps is not None else preset_of.get("time_steps", default[1])
-        said = {"name": name, "preset": preset, "num_rounds": rounds, "time_steps": steps, "min_sites": min_sites}
-        self._said = said | {"seed": seed, "torch_threads": torch_threads, "mlflow": mlflow, "server": server, **groups}
-        job = _Job(self.contract, name=name or method, min_clients=min_sites)
-        job.set_app_packages(["fedtar_flare"])  # the sites have the package installed; its code is not put in the job
-        common: dict[str, Any] = {"num_rounds": rounds, "time_steps": steps, "min_sites": min_sites, "seed": seed}
-        if twice := sorted(common.keys() & at_server.keys()):
-            raise ConfigError(f"server: {twice[0]} is an argument of the recipe itself")
-        known_here = (*ServerConfig.model_fields, *own_fields)
-        check_names(at_server, [name for name in known_here if name not in common], "server")
-        own = {name: at_server.pop(name) for name in [*at_server] if name not in ServerConfig.model_fields}
-        groups_there = {name: settings[name] for name in self.definition.server_groups if name in settings}
-        groups_there |= {"server": own} if own else {}
-        self.controller_arguments = {"method": method} | common | at_server | {"settings": groups_there or None}
+        defaults = self.definition.rounds(settings) if self.definition.rounds else (3, 3)
+        preset_values = {"num_rounds": defaults[0], "time_steps": defaults[1], **paper, **own_preset}
+        common: dict[str, Any] = {
+            "num_rounds": preset_values["num_rounds"] if num_rounds is None else num_rounds,
+            "time_steps": preset_values["time_steps"] if time_steps is None else time_steps,
+            "min_sites": min_sites,
+            "seed": seed,
+        }
+        self._arguments = {"name": name, "preset": preset, **common, "torch_threads": torch_threads, "mlflow": mlflow}
+        self._arguments |= {"server": server, **groups}
+
+        # 2. The controller takes the server's settings, and the groups of the method's own.
+        if repeated := sorted(common.keys() & at_server.keys()):
+            raise ConfigError(f"server: {repeated[0]} is an argument of the recipe itself")
+        check_names(at_server, [field for field in server_fields if field not in common], "server")
+        method_groups = {group: settings[group] for group in self.definition.server_groups if group in settings}
+        if method_server := {field: at_server.pop(field) for field in [*at_server] if field in method_fields}:
+            method_groups["server"] = method_server
+        self.controller_arguments = {"method": method} | common | at_server | {"settings": method_groups or None}
         controller_class: type[FederatedController] = self.definition.controller or FederatedController
         self.controller = controller_class(**self.controller_arguments)
-        job.to_server(self.controller)
+
+        # 3. The executor takes the sites' settings; what contradicts the server's is refused here, not at a hospital.
         executor_class: type[SiteExecutor] = self.definition.executor or SiteExecutor
         self.executor = executor_class(method, preset, settings or None, seed, torch_threads)
-        self.executor.strategy.settings.data.timeline(steps)  # periods and T must fit: said here, not at a hospital
-        check_form(self.executor.strategy.settings.lora.mean, self.controller.config.aggregation)
-        tasks = list(self.contract.task_names)
+        site_settings = self.executor.strategy.settings
+        site_settings.data.timeline(common["time_steps"])
+        check_form(site_settings.lora.mean, self.controller.config.aggregation)
+
+        # 4. The job, with the guard at every site.
+        job, tasks = _Job(self.contract, name=name or method, min_clients=min_sites), list(self.contract.task_names)
+        job.set_app_packages(["fedtar_flare"])  # the sites have the package installed; its code is not put in the job
+        job.to_server(self.controller)
         job.to_clients(self.executor, tasks=tasks)
-        extra_names = list(self.executor.strategy.settings.lora.exchange)
         for filter_type in (FilterType.TASK_DATA, FilterType.TASK_RESULT):  # FLARE knows no "*": each task by its name
-            guard = OutboundGuard(methods=[method], extra_names=extra_names)
+            guard = OutboundGuard(methods=[method], extra_names=list(site_settings.lora.exchange))
             job.to_clients(guard, filter_type=filter_type, tasks=tasks)
         add_tracking(job, mlflow)
         super().__init__(job)
         self._run_in(simulator=True)
 
-    def _of_paper(self, preset: str, own_fields: Collection[str]) -> dict[str, Any]:
-        """What the method has of a paper's preset, by group; its model is made at a site from the preset's name."""
+    def _paper_settings(self, preset: str, server_fields: Collection[str]) -> dict[str, Any]:
+        """Settings of a paper's preset that the method has, by group; a site makes the model from the preset's name."""
         paper = papers().get(preset, PaperPreset())
         if paper.classifies is self.definition.reports:
             return {}
-        here = {*ServerConfig.model_fields, *own_fields}
-        groups = {name.partition(".")[0] for name in paper.settings if "." in name} - {"model"}
-        found: dict[str, Any] = {name: value for name, value in paper.settings.items() if "." not in name}
-        found |= {group: paper.group(group) for group in groups}
-        return found | {"server": {name: value for name, value in paper.group("server").items() if name in here}}
+        settings: dict[str, Any] = {}
+        for name, value in paper.settings.items():
+            group, dot, _ = name.partition(".")
+            if not dot:
+                settings[name] = value
+            elif group != "model":
+                settings[group] = paper.group(group)
+        settings["server"] = {name: value for name, value in paper.group("server").items() if name in server_fields}
+        return settings
 
     def resolved(self) -> dict[str, Any]:
-        """What decides about a run's numbers, defaults filled in: a digest of the sites' settings, and the server's."""
-        server = self.controller.config.to_dict()
+        """Tell what decides about the numbers of a run.
+
+        Returns
+        -------
+        dict
+            ``sites``: digest of the settings that sites share; ``server``: all settings, with defaults filled in.
+        """
+        strategy = self.controller.strategy.settings.to_dict()
         return {
             "sites": self.executor.strategy.settings_digest(),
-            "server": server | {"strategy": self.controller.strategy.settings.to_dict()},
+            "server": self.controller.config.to_dict() | {"strategy": strategy},
         }
 
     def _run_in(self, simulator: bool) -> None:
-        """Settle what differs between the simulator and a federation; ConfigError for a job that has no such form."""
+        """Set how often sites ask for tasks; ConfigError for a method that no federation may run."""
         if self.definition.simulation_only and not simulator:
             raise ConfigError(f"method '{self.contract.method}' runs in a simulation only: it has no job for hospitals")
         seconds = SIMULATOR_REQUEST_INTERVAL if simulator else PRODUCTION_REQUEST_INTERVAL
         self.add_server_config({"server": {"task_request_interval": seconds}})
 
     def process_env(self, env: ExecEnv) -> None:
-        """A job that is submitted is, byte for byte, the one that an export with ``byoc=False`` writes."""
+        """Fit the job to an environment: to a federation, it is byte for byte what ``export(byoc=False)`` writes.
+
+        Parameters
+        ----------
+        env : ExecEnv
+            FLARE's environment in which the job will run.
+        """
         self._run_in(isinstance(env, SimEnv))
 
     def export(
@@ -200,9 +227,18 @@ class MethodRecipe(Recipe):
     ) -> None:
         """Write the job to ``<job_dir>/<name>``.
 
-        With ``byoc`` it is for the simulator: it has the ``custom`` note that the plain simulator needs and the recipe
-        as ``job.py``, and sites ask for tasks many times a second. Without it, the class allow-list stays in force and
-        sites ask every two seconds. By default it follows ``env``: for the simulator where there is none.
+        Parameters
+        ----------
+        job_dir : str
+            Folder of jobs.
+        *args, **kwargs
+            FLARE's.
+        byoc : bool, optional
+            True, for the simulator: the job has the ``custom`` folder that the plain simulator needs and the recipe as
+            ``job.py``, and sites ask for tasks many times a second. False, for a federation: the class allow-list stays
+            in force, and sites ask every two seconds. By default it follows ``env``.
+        env : ExecEnv, optional
+            FLARE's environment; by default the simulator.
         """
         byoc = isinstance(env, SimEnv | None) if byoc is None else byoc
         self._run_in(simulator=byoc)
@@ -214,10 +250,11 @@ class MethodRecipe(Recipe):
 
     def _script(self) -> str:
         """The recipe as a program, with the settings that were given."""
-        said = {name: value for name, value in self._said.items() if value not in ("", None, {})}
-        plain = json.loads(json.dumps(said, default=str))
-        texts = (f"{name}={json.dumps(v) if isinstance(v, str) else repr(v)}" for name, v in plain.items())
-        return JOB_SCRIPT.format(name=self.name, arguments=",\n    ".join([f'"{self.contract.method}"', *texts]))
+        given = {name: value for name, value in self._arguments.items() if value not in ("", None, {})}
+        arguments = [f'"{self.contract.method}"']
+        for name, value in json.loads(json.dumps(given, default=str)).items():
+            arguments.append(f"{name}={json.dumps(value) if isinstance(value, str) else repr(value)}")
+        return JOB_SCRIPT.format(name=self.name, arguments=",\n    ".join(arguments))
 
 
 class _Job(FedJob):
