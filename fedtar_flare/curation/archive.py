@@ -134,8 +134,8 @@ def index_folder(
             cut = [Path(file.path) for file in group if file.kind == "no-pixel-data" and not file.in_zip]
             links_of = Links(links, lost.get(uid, []) + cut) if links is not None else None
             index.studies.append(_study(uid, group, folder, holders, links_of, index.notes))
-    _one_modality(index, modality)
-    _one_person_each(index, files)
+    _keep_modality(index, modality)
+    _drop_mixed_identities(index, files)
     index.studies.sort(key=Study.order)
     return index
 
@@ -207,7 +207,7 @@ def _study(
     if len(sexes) > 1:
         raise DataError(f"{where}: F in one file and M in another", reason="conflicting-sex")
     acquired = _acquired(used, where, notes)
-    image = _place(uid, slices, holders, links, where) if slices else _frontal(radiographs, where, notes)
+    image = _image_path(uid, slices, holders, links, where) if slices else _frontal(radiographs, where, notes)
     issuers = {file.issuer for file in files} - {""}
     top = Path(used[0].path).parent
     while top != root and holders[top.parent] == {uid}:
@@ -270,7 +270,7 @@ def _age(files: Sequence[File], acquired: datetime, notes: Counter[str]) -> floa
         return None
 
 
-def _place(uid: str, slices: list[File], holders: dict[Path, set[str]], links: Links | None, where: str) -> Path:
+def _image_path(uid: str, slices: list[File], holders: dict[Path, set[str]], links: Links | None, where: str) -> Path:
     """The path that holds this study and no other."""
     paths = sorted({Path(file.path) for file in slices})
     if any(file.in_zip for file in slices):
@@ -300,7 +300,7 @@ def _linked(uid: str, paths: Sequence[Path], links: Links) -> Path:
     return folder
 
 
-def _one_modality(index: Index, modality: Modality | None) -> None:
+def _keep_modality(index: Index, modality: Modality | None) -> None:
     counts = Counter(study.modality for study in index.studies)
     wanted = modality or ("radiograph" if counts["radiograph"] > counts["ct"] else "ct")
     for study in index.studies:
@@ -310,7 +310,7 @@ def _one_modality(index: Index, modality: Modality | None) -> None:
     index.studies = [study for study in index.studies if study.modality == wanted]
 
 
-def _one_person_each(index: Index, files: Sequence[File]) -> None:
+def _drop_mixed_identities(index: Index, files: Sequence[File]) -> None:
     """Studies under one PatientID with different birth dates or sex are of different people: none is used."""
     births: dict[str, set[str]] = defaultdict(set)
     sexes: dict[str, set[str]] = defaultdict(set)

@@ -54,21 +54,21 @@ def read_headers(paths: list[str]) -> Headers:
     from fedtar_flare.imaging.readers.film_view import KEYWORDS as VIEW
 
     tags = [Tag(keyword) for keyword in f"{KEYWORDS} {VIEW}".split()]
-    read = Headers([], [], [], [])
+    headers = Headers([], [], [], [])
     for path in paths:
-        before = len(read.problems)
+        before = len(headers.problems)
         if Path(path).name.upper().startswith("DICOMDIR"):  # its files are among the others
             continue
-        with collecting(read.problems), sources(Path(path)) as found:
-            for source in found:
-                with collecting(read.problems):
+        with collecting(headers.problems), sources(Path(path)) as opened:
+            for source in opened:
+                with collecting(headers.problems):
                     if (header := read_header(source, tags)) is not None:
-                        read.files.append(_file(header))
+                        headers.files.append(_file(header))
                     elif source.archive is None and not is_companion(source.path.name):
-                        read.strays.append(path)
-        if len(read.problems) > before and not is_companion(Path(path).name):
-            read.broken.append(path)
-    return read
+                        headers.strays.append(path)
+        if len(headers.problems) > before and not is_companion(Path(path).name):
+            headers.broken.append(path)
+    return headers
 
 
 def all_headers(
@@ -84,13 +84,13 @@ def all_headers(
     chunks = [{"paths": [str(path) for path in paths[i : i + CHUNK]]} for i in range(0, len(paths), CHUNK)]
     progress = Progress("header", len(paths), say or (lambda line: None), every)
     got: dict[int, Headers] = {}
-    read = 0
+    count = 0
     for i, outcome in each(read_headers, chunks, workers):
         if isinstance(outcome, DataError):
             raise outcome
         got[i] = outcome
-        read += len(chunks[i]["paths"])
-        progress(read)
+        count += len(chunks[i]["paths"])
+        progress(count)
     in_order = [got[i] for i in sorted(got)]
     files = [file for batch in in_order for file in batch.files]
     problems = [problem for batch in in_order for problem in batch.problems]

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from fedtar_flare.core.errors import ConfigError, DataError, collecting
 from fedtar_flare.curation.archive import Index, Study
 from fedtar_flare.data.sources.fields import date_of
-from fedtar_flare.data.sources.manifest import as_meant
-from fedtar_flare.data.sources.tables import own_table
+from fedtar_flare.data.sources.manifest import without_mark
+from fedtar_flare.data.sources.tables import open_table
 
 __all__ = ["join_reports"]
 
@@ -59,9 +59,9 @@ def join_reports(index: Index, reports: Path | None) -> int:
     """
     if reports is not None and not reports.exists():
         raise ConfigError(f"{reports}: there is no such table or folder of reports")
-    found: Found = {}
+    by_key: Found = {}
     if reports is not None:
-        found = _from_folder(reports) if reports.is_dir() else _from_table(reports, index.problems)
+        by_key = _from_folder(reports) if reports.is_dir() else _from_table(reports, index.problems)
     studies, index.studies = index.studies, []
     used: set[str] = set()
     for study in studies:
@@ -70,11 +70,11 @@ def join_reports(index: Index, reports: Path | None) -> int:
                 study.report_file = _beside(study)
                 if study.report_file is not None and study.report_file.stem == study.accession:
                     _by_number(study, [Report(str(study.report_file), "")], index.owners[study.accession])
-            if matching := _matching(study, found, index.owners[study.accession]):
+            if matching := _matching(study, by_key, index.owners[study.accession]):
                 study.report, study.report_file = _single(matching, study)
             used |= {report.origin for report in matching}
             index.studies.append(study)
-    return len({report.origin for some in found.values() for report in some} - used)
+    return len({report.origin for some in by_key.values() for report in some} - used)
 
 
 def _same(issuer: str, other: str) -> bool:
@@ -106,11 +106,11 @@ def _by_number(study: Study, reports: list[Report], owners: set[tuple[str, str]]
     return mine
 
 
-def _matching(study: Study, found: Found, owners: set[tuple[str, str]]) -> list[Report]:
+def _matching(study: Study, by_key: Found, owners: set[tuple[str, str]]) -> list[Report]:
     """The reports under the first key that has any."""
     day = study.acquired.date().isoformat()
     for key in (("uid", study.uid), ("accession", study.accession), ("day", study.patient_id, day)):
-        reports = found.get(key, []) if key[1] else []
+        reports = by_key.get(key, []) if key[1] else []
         if reports and key[0] == "accession":
             reports = _by_number(study, reports, owners)
         if any(report.patient_id not in ("", study.patient_id) for report in reports):
@@ -134,23 +134,23 @@ def _single(reports: Sequence[Report], study: Study) -> tuple[str, Path | None]:
 def _beside(study: Study) -> Path | None:
     names = [f"{name}.txt" for name in (study.accession, study.uid) if FILE_NAME.fullmatch(name)]
     folders = {path.parent for path in study.files}
-    alone = [study.top, *(f for f in sorted(folders) if f.is_relative_to(study.top) and f != study.top)]
-    between = [p for f in alone for p in f.parents if p.is_relative_to(study.top) and p not in alone]
-    own = [folder / "report.txt" for folder in (*alone, *between)] if study.exclusive else []
-    named = [folder / name for folder in (*alone, *between, *folders, study.top.parent) for name in names]
-    return next((file for file in (*named, *own) if file.is_file()), None)
+    inside = [study.top, *(f for f in sorted(folders) if f.is_relative_to(study.top) and f != study.top)]
+    between = [p for f in inside for p in f.parents if p.is_relative_to(study.top) and p not in inside]
+    general = [folder / "report.txt" for folder in (*inside, *between)] if study.exclusive else []
+    named = [folder / name for folder in (*inside, *between, *folders, study.top.parent) for name in names]
+    return next((file for file in (*named, *general) if file.is_file()), None)
 
 
 def _from_folder(folder: Path) -> Found:
-    found: Found = defaultdict(list)
+    by_key: Found = defaultdict(list)
     for file in sorted(folder.rglob("*.txt")):
         for kind in ("uid", "accession"):
-            found[kind, file.stem].append(Report(str(file), file))
-    return found
+            by_key[kind, file.stem].append(Report(str(file), file))
+    return by_key
 
 
 def _from_table(table: Path, problems: list[DataError]) -> Found:
-    found: Found = defaultdict(list)
+    by_key: Found = defaultdict(list)
     for number, row in _rows(table, problems):
         if not row.get("report"):
             continue
@@ -165,14 +165,14 @@ def _from_table(table: Path, problems: list[DataError]) -> Found:
                 key = "day", row["patient_id"], date_of(row["study_date"]).date().isoformat()
             except DataError as error:
                 raise ConfigError(f"{where}, column 'study_date': {error}") from error
-        found[key].append(Report(where, row["report"], row.get("patient_id", ""), row.get("issuer", "")))
-    return found
+        by_key[key].append(Report(where, row["report"], row.get("patient_id", ""), row.get("issuer", "")))
+    return by_key
 
 
 def _rows(table: Path, problems: list[DataError]) -> Iterator[tuple[int, dict[str, str]]]:
     """Row numbers and values; ``AccessionNumber``, ``Accession Number`` and ``accession_number`` are one column."""
     known = {key.replace("_", ""): key for key in KEYS}
-    with own_table(table, "the table of reports") as opened:
+    with open_table(table, "the table of reports") as opened:
         names = {name: known.get(re.sub(r"[^a-z]", "", name.lower()), name) for name in opened.columns}
         columns = set(names.values())
         keys = {"study_instance_uid", "accession_number"} & columns or {"patient_id", "study_date"} <= columns
@@ -184,4 +184,4 @@ def _rows(table: Path, problems: list[DataError]) -> Iterator[tuple[int, dict[st
         if len(columns) < len(names):
             raise ConfigError(f"{table}: two columns mean the same (there is: {', '.join(names)})")
         for number, row in opened.rows(problems, str(table)):
-            yield number, {names[name]: as_meant(value) for name, value in row.items()}
+            yield number, {names[name]: without_mark(value) for name, value in row.items()}

@@ -191,14 +191,14 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
     from fedtar_flare.imaging.workers import each
 
     reading, excluded, limits = read_target(target)
-    found = Check(str(target))
+    result = Check(str(target))
     try:
         patients = reading.patients()
     except DataError:  # nothing is left: the problems say why
         patients = []
     for problem in reading.problems:
-        found.rejected.setdefault(problem.reason, []).append(str(problem))
-    found.excluded = sum(len(patient.visits) for patient in patients if patient.patient_id in excluded)
+        result.rejected.setdefault(problem.reason, []).append(str(problem))
+    result.excluded = sum(len(patient.visits) for patient in patients if patient.patient_id in excluded)
     patients = [patient for patient in patients if patient.patient_id not in excluded]
     visits = sorted((v for p in patients for v in p.visits), key=lambda v: (v.acquired, v.visit_id))
     shown = {round(i) for i in np.linspace(0, len(visits) - 1, max(0, min(thumbnails, len(visits))))}
@@ -211,21 +211,21 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
     for i, outcome in each(check_task, items, workers, limits.seconds_per_study):
         outcomes[i] = outcome
         progress(len(outcomes))
-    found.seconds, found.images = time.monotonic() - start, len(items)
-    opened = {id(visit): outcomes[i].small for i, visit in enumerate(visits) if _noted(found, visit, outcomes[i])}
+    result.seconds, result.images = time.monotonic() - start, len(items)
+    opened = {id(visit): outcomes[i].small for i, visit in enumerate(visits) if _noted(result, visit, outcomes[i])}
     for patient in patients:
         good = tuple(visit for visit in patient.visits if id(visit) in opened)
         if good:
-            found.patients.append(Patient(patient.patient_id, patient.sex, good))
-    kinds = Counter(visit.modality for visit in found.visits)
-    found.modality = kinds.most_common(1)[0][0] if kinds else ""
-    usable = found.visits
+            result.patients.append(Patient(patient.patient_id, patient.sex, good))
+    kinds = Counter(visit.modality for visit in result.visits)
+    result.modality = kinds.most_common(1)[0][0] if kinds else ""
+    usable = result.visits
     pairs = shared_pictures([opened[id(visit)] for visit in usable], [visit.patient_id for visit in usable])
-    found.shared = [(usable[i], usable[j]) for i, j in pairs]
+    result.shared = [(usable[i], usable[j]) for i, j in pairs]
     for visit in usable:
         for name in sorted({name for name, _ in find_identifiers(visit.report)}):
-            found.identifiers.setdefault(name, []).append(visit.visit_id)
-    return found
+            result.identifiers.setdefault(name, []).append(visit.visit_id)
+    return result
 
 
 def read_target(target: Path) -> tuple[Reading, frozenset[str], Limits]:
@@ -276,19 +276,19 @@ def check_task(image: str, modality: str, thumbnail: bool, limits: Limits) -> Op
         return Opened((1, *plane.shape), (), (), pictures, miniature([plane]))
 
 
-def _noted(found: Check, visit: Visit, outcome: Opened | DataError) -> bool:
+def _noted(result: Check, visit: Visit, outcome: Opened | DataError) -> bool:
     """Whether an image can be used; notes its properties, or the reason why not."""
     where = f"{visit.visit_id} ({visit.acquired:%Y-%m-%d})"
     if isinstance(outcome, DataError):
-        found.rejected.setdefault(outcome.reason, []).append(f"{where}: {outcome}")
+        result.rejected.setdefault(outcome.reason, []).append(f"{where}: {outcome}")
         return False
-    found.shapes.append(outcome.shape)
+    result.shapes.append(outcome.shape)
     if outcome.spacing_mm:
-        found.spacings.append(outcome.spacing_mm)
+        result.spacings.append(outcome.spacing_mm)
     for reason, text in outcome.notes:
-        found.notes.setdefault(reason, []).append(f"{where}: {text}")
+        result.notes.setdefault(reason, []).append(f"{where}: {text}")
     if outcome.pictures:
-        found.thumbnails.append(Thumbnail(visit.visit_id, f"{visit.acquired:%Y-%m-%d}", tuple(outcome.pictures)))
+        result.thumbnails.append(Thumbnail(visit.visit_id, f"{visit.acquired:%Y-%m-%d}", tuple(outcome.pictures)))
     return True
 
 

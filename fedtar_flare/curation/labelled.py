@@ -82,14 +82,14 @@ def tabulate(
         raise ConfigError(f"{out} is there already; name another file, or delete it first")
     files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in SUFFIXES]
     if name:
-        found, without_image = _from_names(folder, files, name), 0
+        images, without_image = _from_names(folder, files, name), 0
     else:
-        found, without_image = _from_tables(files, tables, columns, labels)
-    if not found:
+        images, without_image = _from_tables(files, tables, columns, labels)
+    if not images:
         raise ConfigError(f"{folder}: none of {len(files)} images has labels")
-    rows = [_row(file, fields, out.parent) for file, fields in found.items()]
+    rows = [_row(file, fields, out.parent) for file, fields in images.items()]
     write_rows(out, rows)
-    counts = Counter(label for fields in found.values() for label in labels_of(fields["labels"])[0])
+    counts = Counter(label for fields in images.values() for label in labels_of(fields["labels"])[0])
     patients = len({row["patient_id"] for row in rows})
     return Tabulated(out, len(rows), patients, dict(sorted(counts.items())), len(files) - len(rows), without_image)
 
@@ -114,8 +114,8 @@ def _from_names(folder: Path, files: Iterable[Path], name: str) -> dict[Path, Ro
     if "labels" not in groups or (unknown := groups - {"labels", *FIELDS[1:]}):
         wrong = f"'{sorted(unknown)[0]}' is none" if "labels" in groups else "it has no (?P<labels>...)"
         raise ConfigError(f"name '{name}': its groups are of labels, {', '.join(FIELDS[1:])}; {wrong}")
-    found = {file: pattern.search(file.relative_to(folder).as_posix()) for file in files}
-    return {file: {k: v or "" for k, v in match.groupdict().items()} for file, match in found.items() if match}
+    matches = {file: pattern.search(file.relative_to(folder).as_posix()) for file in files}
+    return {file: {k: v or "" for k, v in match.groupdict().items()} for file, match in matches.items() if match}
 
 
 def _from_tables(
@@ -139,13 +139,13 @@ def _from_tables(
         rows = [row for several in by_name.values() for row in several]
         free = sorted(heads - set(columns.values()) - {""})
         labels = [head for head in free if {row.get(head, "") for row in rows} <= set(FLAGS)]
-    found = {}
+    images = {}
     for file in files:
         of_image = by_name.get(_stem(file), [])
         if voters := [row for row in of_image if labels[0] in row]:
             stated = {field: next((row[c] for row in of_image if row.get(c)), "") for field, c in columns.items()}
-            found[file] = stated | {"labels": _voted([_labels(row, labels) for row in voters])}
-    return found, len(set(by_name) - set(stems))
+            images[file] = stated | {"labels": _voted([_labels(row, labels) for row in voters])}
+    return images, len(set(by_name) - set(stems))
 
 
 def _stem(file: Path) -> str:

@@ -104,7 +104,7 @@ class Pacs:
         DataError
             ``bad-uid``, ``too-many`` or a bad answer.
         """
-        found: dict[str, Record] = {}
+        listed: dict[str, Record] = {}
         offset, new, ask = 0, 1, getattr(self._client, f"search_for_{level}")
         while new:
             with self._request():
@@ -113,11 +113,11 @@ class Pacs:
                 records = {_value(item, key): {name: _value(item, name) for name in (key, *fields)} for item in page}
             if not all(map(is_uid, records)):
                 raise DataError(f"{self.host} answers with a {key} that is no UID", reason="bad-uid")
-            new = len(records.keys() - found.keys())
-            found, offset = found | records, offset + len(page)
-            if len(found) > most:
+            new = len(records.keys() - listed.keys())
+            listed, offset = listed | records, offset + len(page)
+            if len(listed) > most:
                 raise DataError(f"{self.host} answers with more than {most}; ask for less at a time", reason="too-many")
-        return list(found.values())
+        return list(listed.values())
 
     def series(self, study: str, series: str) -> Iterator[tuple[Any, bytes]]:
         """Get the instances of a series (WADO-RS), compressed as the PACS stores them.
@@ -165,8 +165,9 @@ class Pacs:
             ``no-study`` unless the PACS has that study of that patient; ``not-stored`` unless it confirms.
         """
         study, sop = dataset.StudyInstanceUID, dataset.SOPInstanceUID
-        found = self.search("studies", "StudyInstanceUID", ["PatientID"], 1, search_filters={"StudyInstanceUID": study})
-        if found != [{"StudyInstanceUID": study, "PatientID": dataset.PatientID}]:
+        filters = {"StudyInstanceUID": study}
+        matches = self.search("studies", "StudyInstanceUID", ["PatientID"], 1, search_filters=filters)
+        if matches != [filters | {"PatientID": dataset.PatientID}]:
             raise DataError(f"{self.host} has no such study of this patient; nothing was sent", reason="no-study")
         stored = self.search("instances", "SOPInstanceUID", [], study_instance_uid=study)
         if {"SOPInstanceUID": sop} in stored:
@@ -197,10 +198,10 @@ class Pacs:
             to = urlsplit(response.headers["location"])
             text = f"{self.host} sends the request on to {to.scheme}://{to.netloc}, which is not followed"
             raise FedTARError(f"{text}; if that is right, name that address")
-        read = response.iter_content
+        unbounded = response.iter_content
 
         def iter_content(chunk_size: int = CHUNK, **options: Any) -> Iterator[bytes]:
-            for chunk in read(min(chunk_size, CHUNK), **options):
+            for chunk in unbounded(min(chunk_size, CHUNK), **options):
                 self._left, self._end = self._left - len(chunk), (self._end + chunk)[-9:]
                 if self._left < 0:
                     response.close()

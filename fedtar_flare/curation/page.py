@@ -20,12 +20,12 @@ STAYS = "This page shows patients' images and stays at this site. Do not send it
 MOST_BARS = 12
 
 
-def data_page(found: Check) -> str:
+def data_page(check: Check) -> str:
     """Render the page of a check: one file that needs nothing else.
 
     Parameters
     ----------
-    found : Check
+    check : Check
         The result of the check.
 
     Returns
@@ -33,49 +33,49 @@ def data_page(found: Check) -> str:
     str
         Well-formed HTML (it parses as XML too).
     """
-    notes = {reason: (len(texts), texts) for reason, texts in sorted(found.notes.items())}
-    identifiers = {kind: (len(visits), [", ".join(visits[:12])]) for kind, visits in sorted(found.identifiers.items())}
-    days = [round(gap) for gap in found.gaps]
+    notes = {reason: (len(texts), texts) for reason, texts in sorted(check.notes.items())}
+    identifiers = {kind: (len(visits), [", ".join(visits[:12])]) for kind, visits in sorted(check.identifiers.items())}
+    days = [round(gap) for gap in check.gaps]
     return render(
         "data.html",
-        found=found,
-        name=Path(found.source).name,
+        check=check,
+        name=Path(check.source).name,
         stays=STAYS,
-        tiles=_tiles(found),
-        rejected={reason: (n, found.rejected[reason]) for reason, n in found.rejections.items()},
+        tiles=_tiles(check),
+        rejected={reason: (n, check.rejected[reason]) for reason, n in check.rejections.items()},
         notes=notes,
         identifiers=identifiers,
         most=EXAMPLES,
-        shared=found.shared_texts,
+        shared=check.shared_texts,
         shared_help=SHARED_HELP,
-        unknown_ages=len(found.visits) - len(found.ages),
+        unknown_ages=len(check.visits) - len(check.ages),
         of_patients=[
-            histogram("Patients by number of visits", found.visits_per_patient, "visits", whole_numbers=True),
+            histogram("Patients by number of visits", check.visits_per_patient, "visits", whole_numbers=True),
             histogram("Pairs of visits by time between them", days, "days", whole_numbers=True),
-            histogram("Visits by age", found.ages, "years"),
+            histogram("Visits by age", check.ages, "years"),
         ],
-        of_reports=[histogram("Reports by length", found.words, "words", whole_numbers=True), *_by_year(found)],
-        of_images=_of_images(found),
+        of_reports=[histogram("Reports by length", check.words, "words", whole_numbers=True), *_by_year(check)],
+        of_images=_of_images(check),
     )
 
 
-def _tiles(found: Check) -> list[Tile]:
-    sexes, gaps, ages = found.sexes, spread(found.gaps), spread(found.ages)
-    more = sum(n > 1 for n in found.visits_per_patient)
-    rejected = whole(sum(found.rejections.values()))
-    rate = f"{duration(found.seconds)}, {found.images / found.seconds:.1f}/s" if found.seconds > 0 else ""
+def _tiles(check: Check) -> list[Tile]:
+    sexes, gaps, ages = check.sexes, spread(check.gaps), spread(check.ages)
+    more = sum(n > 1 for n in check.visits_per_patient)
+    rejected = whole(sum(check.rejections.values()))
+    rate = f"{duration(check.seconds)}, {check.images / check.seconds:.1f}/s" if check.seconds > 0 else ""
     return [
-        Tile("Patients", whole(len(found.patients)), f"{whole(more)} with several visits"),
+        Tile("Patients", whole(len(check.patients)), f"{whole(more)} with several visits"),
         Tile(
             "Visits",
-            whole(len(found.visits)),
-            {"ct": "CT", "radiograph": "radiographs", "photograph": "photographs"}.get(found.modality, ""),
+            whole(len(check.visits)),
+            {"ct": "CT", "radiograph": "radiographs", "photograph": "photographs"}.get(check.modality, ""),
         ),
         Tile("Sex", f"{sexes['F']} F, {sexes['M']} M", f"{sexes['unknown']} unknown"),
         Tile("Age, median", _median(ages), _range(ages, "years")),
         Tile("Days between visits, median", _median(gaps), _range(gaps, "days")),
-        Tile("Rejected studies", rejected, f"{len(found.rejected)} reason(s)" if found.rejected else ""),
-        Tile("Images opened", whole(found.images), rate),
+        Tile("Rejected studies", rejected, f"{len(check.rejected)} reason(s)" if check.rejected else ""),
+        Tile("Images opened", whole(check.images), rate),
     ]
 
 
@@ -87,15 +87,15 @@ def _range(values: Mapping[str, float], unit: str) -> str:
     return f"{values['min']:.0f} to {values['max']:.0f} {unit}" if values["n"] else ""
 
 
-def _by_year(found: Check) -> list[Markup]:
+def _by_year(check: Check) -> list[Markup]:
     """Shares of each year's reports that state a finding, the commonest findings (FedTAR, Fig. 1); of two years on."""
-    years = sorted({visit.acquired.year for visit in found.visits})
-    if len(years) < 2 or found.modality == "photograph":
+    years = sorted({visit.acquired.year for visit in check.visits})
+    if len(years) < 2 or check.modality == "photograph":
         return []
-    labels, stated = report_labels(rules_for(found.visits[0].modality)), Counter[tuple[str, int]]()
-    for visit in found.visits:
+    labels, stated = report_labels(rules_for(check.visits[0].modality)), Counter[tuple[str, int]]()
+    for visit in check.visits:
         stated.update((name, visit.acquired.year) for name in labels(visit.report)[0])
-    reports, all_years = Counter(visit.acquired.year for visit in found.visits), Counter[str]()
+    reports, all_years = Counter(visit.acquired.year for visit in check.visits), Counter[str]()
     for (name, _), n in stated.items():
         all_years[name] += n
     lines = []
@@ -106,14 +106,14 @@ def _by_year(found: Check) -> list[Markup]:
     return [Chart("Findings that reports state, by year", lines, x_label="year", y_label="share of reports").figure()]
 
 
-def _of_images(found: Check) -> list[Markup]:
-    if found.modality != "ct":
-        sides = [min(shape[1:]) for shape in found.shapes]
-        return [histogram(f"{found.modality.capitalize() or 'Radiograph'}s by shorter side", sides, "pixels")]
+def _of_images(check: Check) -> list[Markup]:
+    if check.modality != "ct":
+        sides = [min(shape[1:]) for shape in check.shapes]
+        return [histogram(f"{check.modality.capitalize() or 'Radiograph'}s by shorter side", sides, "pixels")]
     return [
-        histogram("CTs by number of slices", [s[0] for s in found.shapes], "slices", whole_numbers=True),
-        histogram("CTs by distance between slices", [s[0] for s in found.spacings], "mm"),
-        histogram("CTs by pixel size", [s[1] for s in found.spacings], "mm"),
+        histogram("CTs by number of slices", [s[0] for s in check.shapes], "slices", whole_numbers=True),
+        histogram("CTs by distance between slices", [s[0] for s in check.spacings], "mm"),
+        histogram("CTs by pixel size", [s[1] for s in check.spacings], "mm"),
     ]
 
 

@@ -78,8 +78,8 @@ def by_dirichlet(classes: Mapping[str, object], sites: int, concentration: float
         site_of: Assignment = {}
         for label in sorted(members):
             counts = _whole(rng.dirichlet(np.full(sites, concentration)), len(members[label]))
-            places = np.repeat(np.arange(sites), counts)
-            site_of.update({i: f"site-{k + 1}" for i, k in zip(members[label], places, strict=True)})
+            drawn = np.repeat(np.arange(sites), counts)
+            site_of.update({i: f"site-{k + 1}" for i, k in zip(members[label], drawn, strict=True)})
         if len(set(site_of.values())) == sites:
             return site_of
     raise ConfigError(
@@ -108,7 +108,7 @@ def report_clusters(patients: Sequence[Patient], clusters: int, seed: int) -> di
     sizes = np.bincount(labels, minlength=clusters)
     if sizes.min() == 0:
         raise DataError(f"the reports are too alike for {clusters} clusters", reason="too-few-texts")
-    rank = {int(label): place for place, label in enumerate(np.argsort(-sizes, kind="stable"))}
+    rank = {int(label): i for i, label in enumerate(np.argsort(-sizes, kind="stable"))}
     return {patient_id: rank[int(label)] for patient_id, label in zip(ids, labels, strict=True)}
 
 
@@ -212,7 +212,7 @@ def partition_source(
         kinds = _labels(labels, patients) if labels else report_clusters(patients, classes, seed)
         site_of = by_dirichlet(kinds, sites or 0, concentration, seed)
     names = sorted(set(site_of.values()), key=lambda name: (len(name), name) if by != "institution" else (0, name))
-    taken = [place for name in names for place in (out / name, out / "sites" / f"{name}.yaml") if place.exists()]
+    taken = [target for name in names for target in (out / name, out / "sites" / f"{name}.yaml") if target.exists()]
     if taken:
         raise ConfigError(f"{taken[0]} is there already; name another folder, or delete it first")
     members = {name: [p for p in patients if site_of[p.patient_id] == name] for name in names}
@@ -231,7 +231,7 @@ def _write(
     some_lateral = any(visit.lateral for visit in visits)
     rows: list[dict[str, object]] = []
 
-    def place(image: Path) -> str | Path:
+    def image_path(image: Path) -> str | Path:
         return os.path.relpath(image.absolute(), folder.absolute()) if relative else image.absolute()
 
     for patient in patients:
@@ -241,7 +241,7 @@ def _write(
                 {
                     "patient_id": patient.patient_id,
                     "study_datetime": visit.acquired.isoformat(" "),
-                    "image": place(visit.image),
+                    "image": image_path(visit.image),
                     "report": visit.report,
                     "age": "" if visit.age is None else f"{visit.age:.4f}".rstrip("0").rstrip("."),
                     "sex": patient.sex or "",
@@ -251,7 +251,7 @@ def _write(
             if reading.splits:
                 rows[-1]["split"] = reading.splits.get(patient.patient_id, "")
             if some_lateral:
-                rows[-1]["lateral"] = place(visit.lateral) if visit.lateral else ""
+                rows[-1]["lateral"] = image_path(visit.lateral) if visit.lateral else ""
             if all_labeled:
                 rows[-1]["labels"] = labels_text(visit.labels or frozenset(), visit.uncertain)
     write_rows(folder / "manifest.csv", rows)

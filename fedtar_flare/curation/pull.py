@@ -17,7 +17,7 @@ from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
 from fedtar_flare.core.files import PRIVATE, locked, read_json, write_bytes, write_json
 from fedtar_flare.core.progress import Progress
 from fedtar_flare.curation.pacs import MOST, Pacs, Record, is_uid
-from fedtar_flare.data.sources.tables import own_table
+from fedtar_flare.data.sources.tables import open_table
 from fedtar_flare.imaging.limits import current
 
 __all__ = ["pull", "read_query"]
@@ -47,7 +47,7 @@ def read_query(table: Path) -> list[Record]:
         For another column, or a row that names no study.
     """
     problems: list[DataError] = []
-    with own_table(table, "the query") as opened:
+    with open_table(table, "the query") as opened:
         if other := set(opened.columns) - {*STUDY, *SERIES}:
             known = ", ".join(STUDY + SERIES)
             raise ConfigError(f"{table}: columns {', '.join(sorted(other))} cannot be asked for (known: {known})")
@@ -110,16 +110,16 @@ def pull(
 
 def _wanted(pacs: Pacs, query: Sequence[Record], problems: list[DataError]) -> dict[str, tuple[Record, list[Record]]]:
     """Each study by UID, with the rows that name it; checked here, since a PACS may ignore keywords."""
-    found: dict[str, tuple[Record, list[Record]]] = {}
+    studies: dict[str, tuple[Record, list[Record]]] = {}
     for row in query:
         asked = {name: row[name] for name in STUDY if name in row}
-        for study in pacs.search("studies", STUDY[-1], STUDY[:-1], MOST - len(found), search_filters=asked):
+        for study in pacs.search("studies", STUDY[-1], STUDY[:-1], MOST - len(studies), search_filters=asked):
             uid = study["StudyInstanceUID"]
             if _fits(row, study, STUDY):
-                found.setdefault(uid, (study, []))[1].append(row)
+                studies.setdefault(uid, (study, []))[1].append(row)
             else:
                 problems.append(DataError(f"study {uid}: not what the query names", reason="not-asked-for"))
-    return found
+    return studies
 
 
 def _fits(asked: Mapping[str, str], record: Record, names: Sequence[str]) -> bool:
@@ -139,7 +139,7 @@ def _fits(asked: Mapping[str, str], record: Record, names: Sequence[str]) -> boo
 def _fetch(pacs: Pacs, study: Record, listed: Sequence[Record], folder: Path) -> dict[str, tuple[int, str]]:
     """Pull the listed instances, all or none; the size and SHA-256 of each file."""
     uid, room = study["StudyInstanceUID"], current().archive_bytes
-    part, place = folder / "parts" / uid, folder / "studies" / uid
+    part, target = folder / "parts" / uid, folder / "studies" / uid
     missing: dict[str, set[str]] = defaultdict(set)
     for instance in listed:
         missing[instance["SeriesInstanceUID"]].add(instance["SOPInstanceUID"])
@@ -161,8 +161,8 @@ def _fetch(pacs: Pacs, study: Record, listed: Sequence[Record], folder: Path) ->
         if expected:
             text = f"{len(expected)} listed instance(s) did not come; what is still arriving is for the next pull"
             raise DataError(text, reason="changed-meanwhile")
-    shutil.rmtree(place, ignore_errors=True)
-    part.rename(place)
+    shutil.rmtree(target, ignore_errors=True)
+    part.rename(target)
     return files
 
 
@@ -170,9 +170,9 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _whole(place: Path, files: Mapping[str, Sequence[Any]], verify: bool) -> bool:
+def _whole(folder: Path, files: Mapping[str, Sequence[Any]], verify: bool) -> bool:
     return all(
-        (file := place / name).is_file()
+        (file := folder / name).is_file()
         and file.stat().st_size == size
         and (not verify or _digest(file.read_bytes()) == digest)
         for name, (size, digest) in files.items()

@@ -19,7 +19,7 @@ from pydicom.charset import CODES_TO_ENCODINGS, convert_encodings, decode_bytes,
 
 from fedtar_flare.core.errors import DataError, collecting, decoding, within
 from fedtar_flare.curation.archive_files import issuer_of
-from fedtar_flare.data.sources.tables import own_table
+from fedtar_flare.data.sources.tables import open_table
 
 __all__ = ["collect"]
 
@@ -67,20 +67,21 @@ def collect(source: Path, accession: str = "", charset: str = "ASCII") -> tuple[
     list of str
         For each reason of unread reports, a line about the first.
     """
-    found: list[Report] = []
+    states: list[Report] = []
     problems: list[DataError] = []
     resources: dict[str, Any] = {}
     reports: list[Any] = []
     for file in filter(Path.is_file, sorted(source.rglob("*")) if source.is_dir() else [source]):
         with collecting(problems), within(str(file)), decoding("cannot be read"), file.open("rb") as opened:
             if (head := opened.read(132))[128:] == b"DICM":
-                found += _sr(file)
+                states += _sr(file)
             elif file.suffix == ".csv":
-                found += _omop(file, accession, problems)
+                states += _omop(file, accession, problems)
             elif file.suffix in (".json", ".ndjson"):
                 text = (head + opened.read()).decode("utf-8-sig")
-                for one in map(json.loads, filter(str.strip, text.split("\n")) if file.suffix == ".ndjson" else [text]):
-                    for entry in one.get("entry", [{"resource": one}]):
+                lines = filter(str.strip, text.split("\n")) if file.suffix == ".ndjson" else [text]
+                for item in map(json.loads, lines):
+                    for entry in item.get("entry", [{"resource": item}]):
                         inner = entry.get("resource") or {"resourceType": ""}
                         names = f"{inner['resourceType']}/{inner.get('id')}", entry.get("fullUrl") or "none"
                         resources |= dict.fromkeys(names, inner)
@@ -89,38 +90,39 @@ def collect(source: Path, accession: str = "", charset: str = "ASCII") -> tuple[
                 messages = MESSAGE.split(head + opened.read())[2::2]
                 for n, message in enumerate(messages or [b"MSH|"], 1):
                     with collecting(problems), within(f"{file}, message {n}"), decoding("broken", "bad-message"):
-                        found += _hl7(message, accession, charset)
-    for one in reports:
+                        states += _hl7(message, accession, charset)
+    for item in reports:
         with collecting(problems), within(str(source)), decoding("cannot be read", "bad-resource"):
-            found.append(_fhir(one, resources))
-    kept, counts = _newest(found)
+            states.append(_fhir(item, resources))
+    rows, counts = _newest(states)
     first = {problem.reason: f"{problem.reason}, such as {problem}" for problem in reversed(problems)}
-    return kept, counts + Counter(problem.reason for problem in problems), sorted(first.values())
+    return rows, counts + Counter(problem.reason for problem in problems), sorted(first.values())
 
 
-def _newest(found: Iterable[Report]) -> tuple[list[Report], Counter[str]]:
-    states, kept, counts = defaultdict(list), [], Counter[str]()
-    for number, one in enumerate(found):
-        whose = one.get("accession_number") or one.get("study_instance_uid") or (one.get("study_date") and str(number))
-        if one.get("section", "") not in IMAGING:
+def _newest(reports: Iterable[Report]) -> tuple[list[Report], Counter[str]]:
+    """The newest state of each report, unless it is withdrawn, empty or contradictory, and counts of all others."""
+    states, rows, counts = defaultdict(list), [], Counter[str]()
+    for i, r in enumerate(reports):
+        study = r.get("accession_number") or r.get("study_instance_uid") or (r.get("study_date") and str(i))
+        if r.get("section", "") not in IMAGING:
             counts["other-section"] += 1
-        elif one["status"] not in KEPT + WITHDRAWN:
-            counts[f"status-{one['status']}"] += 1
-        elif not whose or not one["patient_id"]:
-            counts["no-patient-id" if whose else "no-accession-number"] += 1
+        elif r["status"] not in KEPT + WITHDRAWN:
+            counts[f"status-{r['status']}"] += 1
+        elif not study or not r["patient_id"]:
+            counts["no-patient-id" if study else "no-accession-number"] += 1
         else:
-            states[one["patient_id"], one.get("issuer"), whose].append(one)
+            states[r["patient_id"], r.get("issuer"), study].append(r)
     for several in states.values():
-        newest = max(one["issued"] for one in several)
-        last = [one for one in several if one["issued"] == newest]
+        newest = max(r["issued"] for r in several)
+        last = [r for r in several if r["issued"] == newest]
         counts["superseded"] += len(several) - len(last)
-        if any(one["status"] in WITHDRAWN for one in last):
+        if any(r["status"] in WITHDRAWN for r in last):
             counts["withdrawn"] += 1
-        elif len({one["report"] for one in last}) > 1 or not last[0]["report"].strip():
+        elif len({r["report"] for r in last}) > 1 or not last[0]["report"].strip():
             counts["no-text" if not last[0]["report"].strip() else "two-at-once"] += 1
         else:
-            kept.append({name: last[0].get(name, "") for name in COLUMNS})
-    return kept, +counts
+            rows.append({name: last[0].get(name, "") for name in COLUMNS})
+    return rows, +counts
 
 
 def _when(text: str) -> str:
@@ -129,34 +131,38 @@ def _when(text: str) -> str:
     return when.replace(tzinfo=when.tzinfo or UTC).astimezone(UTC).isoformat(timespec="microseconds")
 
 
-def _fhir(one: Any, resources: dict[str, Any]) -> Report:
-    inside = {f"#{inner['id']}": inner for inner in one.get("contained", ())}
+def _fhir(report: Any, resources: dict[str, Any]) -> Report:
+    inside = {f"#{inner['id']}": inner for inner in report.get("contained", ())}
 
     def identifiers(reference: Any) -> list[Any]:
         name = reference.get("reference", "")
-        there = inside.get(name) or resources.get(name) or resources.get("/".join(name.split("/")[-2:])) or reference
-        return there["identifier"] if isinstance(there.get("identifier"), list) else [there.get("identifier", {})]
+        resource = inside.get(name) or resources.get(name) or resources.get("/".join(name.split("/")[-2:])) or reference
+        value = resource.get("identifier", {})
+        return value if isinstance(value, list) else [value]
 
-    def typed(said: list[Any], code: str) -> list[Any]:
-        return [i for i in said if any(c.get("code") == code for c in i.get("type", {}).get("coding", ()))]
+    def typed(values: list[Any], code: str) -> list[Any]:
+        return [i for i in values if any(c.get("code") == code for c in i.get("type", {}).get("coding", ()))]
 
-    said = [i for r in (one, *one.get("basedOn", ()), *one.get("imagingStudy", ())) for i in identifiers(r)]
-    owners = identifiers(one["subject"])
+    related = (report, *report.get("basedOn", ()), *report.get("imagingStudy", ()))
+    values = [value for reference in related for value in identifiers(reference)]
+    owners = identifiers(report["subject"])
     owners = typed(owners, "MR") or owners
-    number: dict[str, str] = next(iter(typed(said, "ACSN")), {})
-    texts = [base64.b64decode(form["data"]).decode("utf-8") for form in one.get("presentedForm", ())
+    number: dict[str, str] = next(iter(typed(values, "ACSN")), {})
+    texts = [base64.b64decode(form["data"]).decode("utf-8") for form in report.get("presentedForm", ())
              if form.get("contentType", "").startswith("text/plain") and "data" in form]  # fmt: skip
-    studies = [i["value"].removeprefix("urn:oid:") for i in said if i.get("system") == "urn:dicom:uid"]
-    sections = {c.get("code") for kind in one.get("category", ()) for c in kind.get("coding", ())}
+    studies = [i["value"].removeprefix("urn:oid:") for i in values if i.get("system") == "urn:dicom:uid"]
+    sections = {c.get("code") for kind in report.get("category", ()) for c in kind.get("coding", ())}
     state = {
         "section": "" if not sections or sections & IMAGING else "other",
-        "status": one["status"],
-        "issued": _when(one.get("issued") or one.get("meta", {}).get("lastUpdated") or one["effectiveDateTime"]),
+        "status": report["status"],
+        "issued": _when(
+            report.get("issued") or report.get("meta", {}).get("lastUpdated") or report["effectiveDateTime"]
+        ),
         "patient_id": owners[0].get("value", "") if len(owners) == 1 else "",
         "accession_number": number.get("value", ""),
         "issuer": number.get("system", ""),
         "study_instance_uid": studies[0] if len(studies) == 1 else "",
-        "report": "\n".join(texts) or one.get("conclusion", ""),
+        "report": "\n".join(texts) or report.get("conclusion", ""),
     }
     if not all(isinstance(value, str) for value in state.values()):
         raise DataError("not text where the standard has text", reason="bad-resource")
@@ -174,12 +180,12 @@ def _characters(raw: bytes, codec: str) -> str:
 def _unescaped(message: hl7.Message, value: str, codec: str) -> str:
     esc = re.escape(message.esc)
 
-    def read(found: re.Match[str]) -> str:
-        if found[1]:  # bytes of the message's character set
-            return _characters(bytes.fromhex(re.sub(f"{esc}X?", "", found[1])), codec)
-        if found[2]:
+    def read(match: re.Match[str]) -> str:
+        if match[1]:  # bytes of the message's character set
+            return _characters(bytes.fromhex(re.sub(f"{esc}X?", "", match[1])), codec)
+        if match[2]:
             raise ValueError("it has to be written as an escape sequence of HL7, and in MSH-18's character set")
-        return str(message.unescape(found[0], {"H": "", "N": "", ".in": " ", ".ti": " "}))
+        return str(message.unescape(match[0], {"H": "", "N": "", ".in": " ", ".ti": " "}))
 
     with decoding(f"a '{message.esc}' in a field cannot be read", "bad-escape"):
         return re.sub(f"((?:{esc}X[0-9A-Fa-f]+{esc})+)|{esc}(?:{ESCAPES}){esc}|({esc})", read, value)
@@ -193,19 +199,19 @@ def _hl7(content: bytes, accession: str, charset: str) -> Iterator[Report]:
     names = [field.split(header[5:6])[0].decode("ascii", "replace") for field in fields[17:]]
     name = next((name for name in names if name in CHARSETS), names[0] or charset)  # MSH-18
     switch = esc + rb"[CM]((?:[0-9A-Fa-f]{2}){2,3})" + esc
-    content = re.sub(switch, lambda found: b"\x1b" + bytes.fromhex(found[1].decode()), content.strip(b"\r\n\x0b\x1c"))
+    content = re.sub(switch, lambda match: b"\x1b" + bytes.fromhex(match[1].decode()), content.strip(b"\r\n\x0b\x1c"))
     with decoding(f"not text in '{name}'; MSH-18, else --charset, has to name its own set, or UTF-8", "bad-charset"):
         text = re.sub("\r?\n", "\r", _characters(content, CHARSETS[name]))
     head, *patients = text.split(f"\rPID{text[3]}")
-    for patient, *orders in (one.split(f"\rOBR{text[3]}") for one in patients):
+    for patient, *orders in (group.split(f"\rOBR{text[3]}") for group in patients):
         owner = f"{head}\rPID{text[3]}{patient}\rOBR{text[3]}"
         yield from (_order(hl7.parse(owner + order), CHARSETS[name], accession) for order in orders)
 
 
 def _order(message: hl7.Message, codec: str, accession: str) -> Report:
     _, _, repeat, between, _ = message.separators
-    segments = {str(one[0]): one for one in reversed(message)}
-    pid, results = segments["PID"], [one for one in message if str(one[0]) == "OBX"]
+    segments = {str(segment[0]): segment for segment in reversed(message)}
+    pid, results = segments["PID"], [segment for segment in message if str(segment[0]) == "OBX"]
 
     def at(segment: Any, field: int, component: int = 1, repetition: int = 0) -> str:
         value = str(segment[field]) if len(segment) > field else ""
@@ -213,12 +219,12 @@ def _order(message: hl7.Message, codec: str, accession: str) -> Report:
 
     owners = [(at(pid, 3, 1, n), at(pid, 3, 5, n)) for n in range(str(pid[3]).count(repeat) + 1)]
     owners = [owner for owner in owners if owner[1] == "MR"] or owners
-    places = [place.split("-") for place in ([accession] if accession else ACCESSION)]
-    said = [[at(segments[name], int(field), n) for n in (1, 2, 3)] for name, field in places if name in segments]
-    number, *issuer = next((one for one in said if one[0]), [""])
-    studies = [one for one in results if at(one, 3) in DICOM_STUDY]
-    texts = [one for one in results if at(one, 2) in ("TX", "FT", "ST") and at(one, 11) not in ("D", "W", "X")]
-    lines = [part for one in texts if one not in studies for part in str(one[5]).split(repeat)]
+    fields = [field.split("-") for field in ([accession] if accession else ACCESSION)]
+    numbers = [[at(segments[name], int(field), n) for n in (1, 2, 3)] for name, field in fields if name in segments]
+    number, *issuer = next((parts for parts in numbers if parts[0]), [""])
+    studies = [obx for obx in results if at(obx, 3) in DICOM_STUDY]
+    texts = [obx for obx in results if at(obx, 2) in ("TX", "FT", "ST") and at(obx, 11) not in ("D", "W", "X")]
+    lines = [part for obx in texts if obx not in studies for part in str(obx[5]).split(repeat)]
     return {
         "section": at(segments["OBR"], 24),
         "status": at(segments["OBR"], 25),
@@ -251,16 +257,16 @@ def _sr(file: Path) -> Iterator[Report]:
             "study_instance_uid": ds.StudyInstanceUID,
             "report": "\n".join(filter(None, lines(ds.get("ContentSequence", ())))),
         }
-        said = "".join(state.values())  # pydicom reads what is in none of the sets as Latin-1, or replaces it
+        text = "".join(state.values())  # pydicom reads characters of other sets as Latin-1, or replaces them
         sets = convert_encodings(ds.get("SpecificCharacterSet"))
-        sets = ["ascii" if one == default_encoding else one for one in sets]
-        if WRONG.search(said) or not all(any(c.encode(one, "ignore") for one in sets) for c in {*said}):
+        sets = ["ascii" if codec == default_encoding else codec for codec in sets]
+        if WRONG.search(text) or not all(any(c.encode(codec, "ignore") for codec in sets) for c in {*text}):
             raise DataError("text of another character set than SpecificCharacterSet names", reason="bad-charset")
         yield state
 
 
 def _omop(file: Path, accession: str, problems: list[DataError]) -> Iterator[Report]:
-    with own_table(file, "the table of notes") as opened:
+    with open_table(file, "the table of notes") as opened:
         for _, row in opened.rows(problems, str(file)):
-            said = {"patient_id": row["person_id"], "study_date": row["note_date"], "report": row["note_text"]}
-            yield said | {"status": "final", "issued": row["note_date"], "accession_number": row.get(accession, "")}
+            state = {"patient_id": row["person_id"], "study_date": row["note_date"], "report": row["note_text"]}
+            yield state | {"status": "final", "issued": row["note_date"], "accession_number": row.get(accession, "")}

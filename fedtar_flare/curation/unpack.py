@@ -78,7 +78,7 @@ def unpack(file: Path, out: Path, names: Sequence[str] = (), most: int | None = 
     counts: Counter[str] = Counter()
     (out / "pictures").mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out) as folder, _reading(file):
-        parts = {part: found for part in PARTS if (found := _part(file, Path(folder), part, names))}
+        parts = {part: arrays for part in PARTS if (arrays := _part(file, Path(folder), part, names))}
         if not sum(len(images) for images, _ in parts.values()):
             raise ConfigError(f"{file} has no arrays train_images and train_labels (or val, test)")
         if sum(len(labels) if most is None else min(most, len(labels)) for _, labels in parts.values()) > MOST:
@@ -89,11 +89,11 @@ def unpack(file: Path, out: Path, names: Sequence[str] = (), most: int | None = 
         }
         for part, (images, _) in parts.items():
             for i, labels in chosen[part].items():
-                place = out / "pictures" / f"{part}-{i:06d}.png"
-                with replacing(place) as temporary:
+                picture = out / "pictures" / f"{part}-{i:06d}.png"
+                with replacing(picture) as temporary:
                     Image.fromarray(np.asarray(images[i])).save(temporary, format="png")
-                named = {"image": f"pictures/{place.name}", "labels": ";".join(labels), "split": PARTS[part]}
-                rows.append({"patient_id": place.stem, "study_datetime": DAY_ZERO.date(), **named})
+                named = {"image": f"pictures/{picture.name}", "labels": ";".join(labels), "split": PARTS[part]}
+                rows.append({"patient_id": picture.stem, "study_datetime": DAY_ZERO.date(), **named})
                 counts.update(labels)
         colour = any(images.ndim == 4 for images, _ in parts.values())
     write_rows(table, rows)

@@ -41,7 +41,7 @@ def sections_of(text: str) -> dict[str, str]:
 
     ``findings and impression:`` counts as ``findings``, and so does a line such as ``CHEST, TWO VIEWS:``.
     """
-    found: dict[str, str] = {}
+    sections: dict[str, str] = {}
     marks = list(_HEADING.finditer(text))
     for i, mark in enumerate(marks):
         heading = " ".join((mark["line"] or mark["capitals"] or mark["bare"] or mark["views"]).lower().split())
@@ -49,8 +49,8 @@ def sections_of(text: str) -> dict[str, str]:
         end = marks[i + 1].start() if i + 1 < len(marks) else len(text)
         body = text[mark.end() : end].strip()
         if section and body:
-            found[section] = f"{found[section]}\n{body}" if section in found else body
-    return found
+            sections[section] = f"{sections[section]}\n{body}" if section in sections else body
+    return sections
 
 
 def select_sections(text: str, wanted: Sequence[str]) -> str:
@@ -60,10 +60,10 @@ def select_sections(text: str, wanted: Sequence[str]) -> str:
     """
     if not wanted:
         return text
-    there = sections_of(text)
-    parts = [there[name] for name in wanted if name in there]
+    sections = sections_of(text)
+    parts = [sections[name] for name in wanted if name in sections]
     if not parts:
-        have = ", ".join(there) or "no headings at all"
+        have = ", ".join(sections) or "no headings at all"
         raise DataError(f"the report has no section {' or '.join(wanted)} ({have})", reason="no-section")
     return "\n".join(parts)
 

@@ -62,12 +62,12 @@ class Timeline:
         """Whether the model's own draft takes the place of the previous report when reports are generated."""
         return "generated" in self.prior
 
-    def step_of(self, place: int, acquired: datetime) -> int:
+    def step_of(self, before: int, acquired: datetime) -> int:
         """Time step of a visit.
 
         Parameters
         ----------
-        place, acquired : int, datetime
+        before, acquired : int, datetime
             Number of the patient's visits before it; moment of the visit.
 
         Returns
@@ -77,7 +77,7 @@ class Timeline:
         """
         if self.alignment == "period":
             return bisect_right(self.periods, acquired) + 1
-        return min(place + 1, self.time_steps)
+        return min(before + 1, self.time_steps)
 
 
 def extends(before: str, now: str) -> list[str]:

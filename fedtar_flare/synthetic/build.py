@@ -62,8 +62,8 @@ def build_cohort(
             write_ct_series(root / folder / "ct", hu, scanner.spacing_mm, **header)
             (root / folder / "report.txt").write_text(report + "\n")
             shared = {"visit_id": visit.visit_id, "acquired": visit.acquired.isoformat()}
-            read = {"image": (folder / "ct").as_posix(), "age": age, "findings": list(visit.findings)}
-            listed.append({**shared, **read, "changes": sorted(planted_changes(visit)), "report": report})
+            entry = {"image": (folder / "ct").as_posix(), "age": age, "findings": list(visit.findings)}
+            listed.append({**shared, **entry, "changes": sorted(planted_changes(visit)), "report": report})
             findings = {name: asdict(state) for name, state in visit.findings.items()}
             planted = {"time_step": visit.time_step, "age": visit.age, "wording": share, "findings": findings}
             known.append({**shared, **planted, "resolved": list(visit.resolved)})

@@ -76,13 +76,13 @@ def synthetic_cohort(
         "options": options.to_dict(),
     }
     key = hashlib.sha256(json.dumps([_code_version(), settings], sort_keys=True).encode()).hexdigest()[:16]
-    place = folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', site)[:40]}-{key}"
-    index = _read(place / INDEX)
+    target = folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', site)[:40]}-{key}"
+    index = _read(target / INDEX)
     if index is None:
-        _make(place, settings, timeline, options)
-        index = _read(place / INDEX)
+        _make(target, settings, timeline, options)
+        index = _read(target / INDEX)
         assert index is not None
-    return Cohort(site, _patients(index["patients"], place), key=synthetic_key(seed, site), timeline=timeline)
+    return Cohort(site, _patients(index["patients"], target), key=synthetic_key(seed, site), timeline=timeline)
 
 
 @functools.cache
@@ -99,7 +99,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _patients(entries: Sequence[Mapping[str, Any]], place: Path) -> list[Patient]:
+def _patients(entries: Sequence[Mapping[str, Any]], target: Path) -> list[Patient]:
     """The patients of an index, with images below ``place``."""
     patients = []
     for entry in entries:
@@ -110,7 +110,7 @@ def _patients(entries: Sequence[Mapping[str, Any]], place: Path) -> list[Patient
                     entry["patient_id"],
                     visit["visit_id"],
                     datetime.fromisoformat(visit["acquired"]),
-                    place / visit["image"],
+                    target / visit["image"],
                     visit["report"],
                     "ct",
                     visit["age"],
@@ -123,26 +123,26 @@ def _patients(entries: Sequence[Mapping[str, Any]], place: Path) -> list[Patient
     return patients
 
 
-def _make(place: Path, settings: Mapping[str, Any], timeline: Timeline, options: CohortOptions) -> None:
+def _make(target: Path, settings: Mapping[str, Any], timeline: Timeline, options: CohortOptions) -> None:
     """Write a cohort beside its place and move it there; leaves the other's when another process was first."""
     from fedtar_flare.synthetic.build import build_cohort  # draws images and loads pydicom
 
-    place.parent.mkdir(parents=True, exist_ok=True)
-    for left in place.parent.glob(".making-*"):
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(".making-*"):
         if time.time() - left.stat().st_mtime > _ABANDONED_AFTER_S:
             shutil.rmtree(left, ignore_errors=True)
-    making = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
+    making = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
     try:
         index, truth = build_cohort(making, settings, timeline, options)
         (making / TRUTH).write_text(json.dumps(truth, indent=1))
         (making / INDEX).write_text(json.dumps(index))
         making.chmod(0o755)  # mkdtemp's 0700 would hide the cohort from other users of a shared folder
-        if place.is_dir() and not (place / INDEX).exists():
-            shutil.rmtree(place)  # what is left after somebody removed parts of it by hand
+        if target.is_dir() and not (target / INDEX).exists():
+            shutil.rmtree(target)  # what is left after somebody removed parts of it by hand
         try:
-            making.rename(place)
+            making.rename(target)
         except OSError:
-            if not (place / INDEX).exists():
+            if not (target / INDEX).exists():
                 raise
     finally:
         shutil.rmtree(making, ignore_errors=True)

@@ -54,7 +54,7 @@ def findings_in(text: str) -> frozenset[str]:
     frozenset of str
         Finding ids; a sided finding without a stated side is left out.
     """
-    return frozenset(name for found in statements(text, kind_labeler()) if not found.resolved for name in _ids(found))
+    return frozenset(name for s in statements(text, kind_labeler()) if not s.resolved for name in _ids(s))
 
 
 def denied_in(text: str) -> frozenset[str]:
@@ -71,7 +71,7 @@ def denied_in(text: str) -> frozenset[str]:
         Finding ids, both sides of a sided one; none that the text states as present too.
     """
     labeler = kind_labeler()
-    kinds = {found.finding for found in statements(text, labeler) if found.resolved}
+    kinds = {statement.finding for statement in statements(text, labeler) if statement.resolved}
     kinds |= {m.name for words in sentences(text) for m in labeler.mentions(words) if m.label == "negative"}
     return frozenset(ids(sorted(kinds))) - findings_in(text)
 
@@ -90,9 +90,9 @@ def changes_in(text: str) -> frozenset[FindingChange]:
     """
     return frozenset(
         FindingChange(name, direction)
-        for found in statements(text, kind_labeler())
-        for name in _ids(found)
-        for direction in found.change
+        for statement in statements(text, kind_labeler())
+        for name in _ids(statement)
+        for direction in statement.change
     )
 
 
@@ -105,5 +105,9 @@ def planted_changes(visit: PlannedVisit) -> frozenset[FindingChange]:
     return frozenset(changes)
 
 
-def _ids(found: Statement) -> list[str]:
-    return [f"{found.finding}_{side}" for side in found.side] if found.finding in SIDED else [found.finding]
+def _ids(statement: Statement) -> list[str]:
+    return (
+        [f"{statement.finding}_{side}" for side in statement.side]
+        if statement.finding in SIDED
+        else [statement.finding]
+    )

@@ -44,17 +44,17 @@ def wording_of(style: int, share: float, own_words: float = 1.0) -> Wording:
     ``share`` of the kinds of finding are in its second wording (0: before the planted change, 1: after it), and
     ``own_words`` of them in the words of the style, the others in those of style 1.
     """
-    common, own = (_mixed(*STYLES[number - 1], share) for number in (1, style))
-    return _mixed(common, own, own_words)
+    common, site = (_mixed(*STYLES[number - 1], share) for number in (1, style))
+    return _mixed(common, site, own_words)
 
 
 def _mixed(first: Wording, second: Wording, share: float) -> Wording:
     """A share of the kinds in the second's words, the others in the first's; under 0.5 all else is the first's."""
     if share in (0, 1):
         return second if share else first
-    kept = {kind for i, kind in enumerate(KINDS) if int((i + 1) * share) > int(i * share)}  # evenly spread
-    found, sizes = (
-        {kind: (mine if kind in kept else others)[kind] for kind in KINDS}
+    from_second = {kind for i, kind in enumerate(KINDS) if int((i + 1) * share) > int(i * share)}  # evenly spread
+    sentences, sizes = (
+        {kind: (mine if kind in from_second else others)[kind] for kind in KINDS}
         for mine, others in ((second.found, first.found), (second.sizes, first.sizes))
     )
-    return replace(second if share >= 0.5 else first, found=found, sizes=sizes)
+    return replace(second if share >= 0.5 else first, found=sentences, sizes=sizes)

@@ -17,7 +17,7 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
 from fedtar_flare.data.sources.manifest import read_manifest, write_rows
-from fedtar_flare.data.sources.tables import own_table, rows_of
+from fedtar_flare.data.sources.tables import open_table, rows_of
 from fedtar_flare.data.splits import SPLITS, split_of
 from fedtar_flare.data.timeline import Timeline
 
@@ -209,7 +209,7 @@ def test_whatever_csv_writes_is_read_back(tmp_path_factory, texts):
         csv.writer(opened).writerows([["id", "report"], *([str(i), text] for i, text in enumerate(texts))])
     assert [row["report"] for row in rows_of(file, ["report"])] == [text.strip() for text in texts]
     problems = []
-    with own_table(file, "a table") as table:
+    with open_table(file, "a table") as table:
         assert [row["report"] for _, row in table.rows(problems, "")] == [text.strip() for text in texts]
     assert problems == []
 

@@ -83,7 +83,7 @@ def _visit(patient: str, study: str, row: Row, images: Path) -> Visit:
         raise DataError(f"{where}: '{number}' is no number of a report", reason="no-date")
     stated = images / row["path_to_image"]
     image = next(
-        (one for end in ("", ".png", ".dcm") if (one := stated.with_suffix(end or stated.suffix)).exists()), stated
+        (file for end in ("", ".png", ".dcm") if (file := stated.with_suffix(end or stated.suffix)).exists()), stated
     )
     acquired = DAY_ZERO + timedelta(days=int(number))
     return Visit(patient, study, acquired, image, report, "radiograph", known_age(row["age"], where))

@@ -44,8 +44,8 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
         home.setdefault(row["patientid"], row["location"].lower())
 
     def wanted(row: Mapping[str, str]) -> bool:
-        place = home[row["patientid"]]
-        return not any(text in place for text in without) and any(text in place for text in within or [""])
+        location = home[row["patientid"]]
+        return not any(text in location for text in without) and any(text in location for text in within or [""])
 
     rows = list(filter(wanted, rows))
     if not rows:

@@ -74,8 +74,8 @@ def _scan(
 ) -> tuple[Visit, Sex | None]:
     where = f"{patient}_{scan}"
     folder = images / patient / where
-    there = [volume for volume in volumes if (folder / volume).is_file()]
-    volume = min(there or volumes, key=lambda v: (-_slices(details.get(v, {})), _number(v)))
+    present = [volume for volume in volumes if (folder / volume).is_file()]
+    volume = min(present or volumes, key=lambda v: (-_slices(details.get(v, {})), _number(v)))
     # reconstructions of a scan share report and date: a row missing for one is taken from another
     text = next((texts[v] for v in (volume, *volumes) if v in texts), None)
     about = next((details[v] for v in (volume, *volumes) if v in details), None)

@@ -56,8 +56,8 @@ def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Readin
         usual = ("NLMCXR_png", "images", ".")
         logger.warning("%s: OpenI's XML does not tell frontal from lateral; the first image of a report counts", path)
         studies = _from_xml(files, reading)
-    places = [path / name for name in usual]
-    folder = image_folder(path, options, places, "source 'iu_xray': no folder of radiographs")
+    folders = [path / name for name in usual]
+    folder = image_folder(path, options, folders, "source 'iu_xray': no folder of radiographs")
     seen: set[str] = set()
     for uid, report, images in studies:
         with collecting(reading.problems):
@@ -105,17 +105,17 @@ def _sections(tree: ElementTree.ElementTree[Any]) -> dict[str, str]:
     """Label to text; of headings that lie within others, each has its own text, and the same text is said once."""
     parts: dict[str, list[str]] = {}
     for element in tree.iter(SECTION):
-        text = " ".join("".join(_own_text(element)).split())
-        said = parts.setdefault((element.get("Label") or "").lower(), [])
-        if text and not any(text in other for other in said):
-            said.append(text)
+        text = " ".join("".join(_direct_text(element)).split())
+        texts_of = parts.setdefault((element.get("Label") or "").lower(), [])
+        if text and not any(text in other for other in texts_of):
+            texts_of.append(text)
     return {label: " ".join(texts) for label, texts in parts.items()}
 
 
-def _own_text(element: ElementTree.Element) -> Iterator[str]:
+def _direct_text(element: ElementTree.Element) -> Iterator[str]:
     """The text of an element, without that of sections within it."""
     yield element.text or ""
     for child in element:
         if child.tag != SECTION:
-            yield from _own_text(child)
+            yield from _direct_text(child)
         yield child.tail or ""

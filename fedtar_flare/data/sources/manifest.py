@@ -20,10 +20,10 @@ from fedtar_flare.core.files import SHARED, replacing
 from fedtar_flare.data.cohort import Modality, Visit
 from fedtar_flare.data.sources.fields import PICTURES, age_at, date_of, known_age, labels_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, read_text
-from fedtar_flare.data.sources.tables import Row, own_table
+from fedtar_flare.data.sources.tables import Row, open_table
 from fedtar_flare.data.splits import SPLITS, Split
 
-__all__ = ["as_meant", "read_manifest", "write_rows"]
+__all__ = ["without_mark", "read_manifest", "write_rows"]
 
 logger = logging.getLogger(__name__)
 OPTIONS = ("modality",)
@@ -159,13 +159,13 @@ def _rows(table: Path, problems: list[DataError]) -> Iterator[tuple[int, Row]]:
     if table.suffix.lower() in (".parquet", ".pq"):
         yield from _parquet_rows(table)
         return
-    with own_table(table, "the manifest") as opened:
+    with open_table(table, "the manifest") as opened:
         _check_columns(opened.columns, table)
         for number, row in opened.rows(problems, str(table)):
-            yield number, {name: as_meant(cell) for name, cell in row.items()}
+            yield number, {name: without_mark(cell) for name, cell in row.items()}
 
 
-def as_meant(cell: str) -> str:
+def without_mark(cell: str) -> str:
     """Remove the mark that :func:`write_rows` puts before a cell that begins like a formula.
 
     Parameters

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TextIO
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
 
-__all__ = ["Row", "own_table", "rows_of"]
+__all__ = ["Row", "open_table", "rows_of"]
 
 Row = dict[str, str]
 """Trimmed values by column."""
@@ -53,8 +53,8 @@ def rows_of(
         with gzip.open(table) if table.suffix == ".gz" else table.open("rb") as raw:
             head, rows = _records(io.TextIOWrapper(raw, encoding="utf-8-sig", errors=errors, newline=""), table)
             if missing := [name for name in columns if name not in head]:
-                there = ", ".join(head)
-                raise ConfigError(f"{table}: column(s) {', '.join(missing)} missing (there is: {there})")
+                present = ", ".join(head)
+                raise ConfigError(f"{table}: column(s) {', '.join(missing)} missing (there is: {present})")
             for number, row in rows:
                 if isinstance(row, DataError):
                     raise ConfigError(f"{table}, row {number}: {row}")
@@ -143,7 +143,7 @@ def image_folder(path: Path, options: Mapping[str, Any], usual: Sequence[Path], 
     raise ConfigError(f"{what} ({' or '.join(map(str, folders))})")
 
 
-class OwnTable(NamedTuple):
+class HospitalTable(NamedTuple):
     """A hospital's open table."""
 
     columns: list[str]
@@ -160,7 +160,7 @@ class OwnTable(NamedTuple):
 
 
 @contextmanager
-def own_table(table: Path, what: str) -> Iterator[OwnTable]:
+def open_table(table: Path, what: str) -> Iterator[HospitalTable]:
     """Open a hospital's UTF-8 table, separated by comma, semicolon or tab: the one its first line has most of.
 
     Parameters
@@ -170,7 +170,7 @@ def own_table(table: Path, what: str) -> Iterator[OwnTable]:
 
     Returns
     -------
-    OwnTable
+    HospitalTable
         With ``columns``, and ``rows(problems, where)``.
 
     Raises
@@ -182,7 +182,7 @@ def own_table(table: Path, what: str) -> Iterator[OwnTable]:
         with table.open(encoding="utf-8-sig", newline="") as file:
             head = file.readline()
             file.seek(0)
-            yield OwnTable(*_records(file, table, max(",;\t", key=head.count)))
+            yield HospitalTable(*_records(file, table, max(",;\t", key=head.count)))
     except OSError as error:
         raise ConfigError(f"{table}: {what} cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
