@@ -152,12 +152,11 @@ def _fhir(report: Any, resources: dict[str, Any]) -> Report:
              if form.get("contentType", "").startswith("text/plain") and "data" in form]  # fmt: skip
     studies = [i["value"].removeprefix("urn:oid:") for i in values if i.get("system") == "urn:dicom:uid"]
     sections = {c.get("code") for kind in report.get("category", ()) for c in kind.get("coding", ())}
+    issued = report.get("issued") or report.get("meta", {}).get("lastUpdated")
     state = {
         "section": "" if not sections or sections & IMAGING else "other",
         "status": report["status"],
-        "issued": _when(
-            report.get("issued") or report.get("meta", {}).get("lastUpdated") or report["effectiveDateTime"]
-        ),
+        "issued": _when(issued or report["effectiveDateTime"]),
         "patient_id": owners[0].get("value", "") if len(owners) == 1 else "",
         "accession_number": number.get("value", ""),
         "issuer": number.get("system", ""),

@@ -106,8 +106,5 @@ def planted_changes(visit: PlannedVisit) -> frozenset[FindingChange]:
 
 
 def _ids(statement: Statement) -> list[str]:
-    return (
-        [f"{statement.finding}_{side}" for side in statement.side]
-        if statement.finding in SIDED
-        else [statement.finding]
-    )
+    kind = statement.finding
+    return [f"{kind}_{side}" for side in statement.side] if kind in SIDED else [kind]

@@ -23,7 +23,7 @@ from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import Row, open_table
 from fedtar_flare.data.splits import SPLITS, Split
 
-__all__ = ["without_mark", "read_manifest", "write_rows"]
+__all__ = ["read_manifest", "without_mark", "write_rows"]
 
 logger = logging.getLogger(__name__)
 OPTIONS = ("modality",)

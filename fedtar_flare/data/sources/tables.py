@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
 
@@ -48,28 +48,21 @@ def rows_of(
     ConfigError
         When the table or a row cannot be read, or a column is missing.
     """
-    errors = "strict" if strict else "replace"
-    try:
-        with gzip.open(table) if table.suffix == ".gz" else table.open("rb") as raw:
-            head, rows = _records(io.TextIOWrapper(raw, encoding="utf-8-sig", errors=errors, newline=""), table)
-            if missing := [name for name in columns if name not in head]:
-                present = ", ".join(head)
-                raise ConfigError(f"{table}: column(s) {', '.join(missing)} missing (there is: {present})")
-            for number, row in rows:
-                if isinstance(row, DataError):
-                    raise ConfigError(f"{table}, row {number}: {row}")
-                yield row if others else {name: row.get(name, "") for name in (*columns, *optional)}
-    except (OSError, EOFError) as error:
-        raise ConfigError(f"{table} cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{table} is not readable as CSV in UTF-8 ({error})") from error
+    with open_table(table, "the table", ",", "strict" if strict else "replace") as opened:
+        if missing := [name for name in columns if name not in opened.columns]:
+            present = ", ".join(opened.columns)
+            raise ConfigError(f"{table}: column(s) {', '.join(missing)} missing (there is: {present})")
+        for number, row in opened.records:
+            if isinstance(row, DataError):
+                raise ConfigError(f"{table}, row {number}: {row}")
+            yield row if others else {name: row.get(name, "") for name in (*columns, *optional)}
 
 
 Records = Iterator[tuple[int, Row | DataError]]
 """Rows by number, or why one cannot be read."""
 
 
-def _records(file: TextIO, table: Path, delimiter: str = ",") -> tuple[list[str], Records]:
+def _records(file: TextIO, table: Path, delimiter: str) -> tuple[list[str], Records]:
     """The header, and each row that is not blank with its number as in a spreadsheet: trimmed values by column, or the
     reason why it cannot be read.
 
@@ -143,8 +136,8 @@ def image_folder(path: Path, options: Mapping[str, Any], usual: Sequence[Path], 
     raise ConfigError(f"{what} ({' or '.join(map(str, folders))})")
 
 
-class HospitalTable(NamedTuple):
-    """A hospital's open table."""
+class OpenTable(NamedTuple):
+    """A table: its columns, and its rows with their numbers, or the reason why a row cannot be read."""
 
     columns: list[str]
     records: Records
@@ -160,18 +153,23 @@ class HospitalTable(NamedTuple):
 
 
 @contextmanager
-def open_table(table: Path, what: str) -> Iterator[HospitalTable]:
-    """Open a hospital's UTF-8 table, separated by comma, semicolon or tab: the one its first line has most of.
+def open_table(
+    table: Path, what: str, delimiters: str = ",;\t", errors: Literal["strict", "replace"] = "strict"
+) -> Iterator[OpenTable]:
+    """Open a UTF-8 table.
 
     Parameters
     ----------
     table, what : Path, str
-        The CSV file, and its name in messages.
+        The ``.csv`` or ``.csv.gz`` file, and its name in messages.
+    delimiters, errors : str
+        Possible separators, of which the most frequent in the first line counts; whether bytes that are not UTF-8 are
+        refused (``strict``) or replaced.
 
-    Returns
-    -------
-    HospitalTable
-        With ``columns``, and ``rows(problems, where)``.
+    Yields
+    ------
+    OpenTable
+        With ``columns``, ``records``, and ``rows(problems, where)``.
 
     Raises
     ------
@@ -179,12 +177,14 @@ def open_table(table: Path, what: str) -> Iterator[HospitalTable]:
         When it cannot be read.
     """
     try:
-        with table.open(encoding="utf-8-sig", newline="") as file:
+        with gzip.open(table) if table.suffix == ".gz" else table.open("rb") as raw:
+            file = io.TextIOWrapper(raw, encoding="utf-8-sig", errors=errors, newline="")
             head = file.readline()
             file.seek(0)
-            yield HospitalTable(*_records(file, table, max(",;\t", key=head.count)))
-    except OSError as error:
-        raise ConfigError(f"{table}: {what} cannot be read ({error.strerror})") from error
+            yield OpenTable(*_records(file, table, max(delimiters, key=head.count)))
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{table}: {what} cannot be read ({reason})") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{table}: {what} is not UTF-8; save it as 'CSV UTF-8'") from error
 
