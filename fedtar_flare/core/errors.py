@@ -37,7 +37,10 @@ def plain(value: Any) -> str:
     str
         White space becomes a space; control characters and lone surrogates become U+FFFD.
     """
-    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in str(value))
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)
 
 
 class FedTARError(Exception):

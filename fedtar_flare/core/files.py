@@ -111,7 +111,7 @@ def write_json(path: Path, data: Any, mode: int = SHARED) -> Path:
     Path
         ``path``.
     """
-    return write_text(path, json.dumps(clean(data), indent=2, allow_nan=False) + "\n", mode)
+    return write_bytes(path, (json.dumps(clean(data), indent=2, allow_nan=False) + "\n").encode(), mode)
 
 
 @contextmanager

@@ -37,9 +37,13 @@ def matches(name: str, globs: Sequence[str]) -> bool:
     >>> [matches(name, ["decoder.*", "!*.bias"]) for name in ("decoder.h.weight", "decoder.h.bias")]
     [True, False]
     """
-    return any(fnmatchcase(name, glob) for glob in globs) and not any(
-        fnmatchcase(name, glob[1:]) for glob in globs if glob[:1] == "!"
-    )
+    matched = False
+    for glob in globs:
+        if glob[:1] != "!":
+            matched = matched or fnmatchcase(name, glob)
+        elif fnmatchcase(name, glob[1:]):
+            return False
+    return matched
 
 
 def problem_of(globs: Sequence[str], most: int = MAX_GLOBS) -> str | None:

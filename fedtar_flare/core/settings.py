@@ -96,7 +96,7 @@ class Settings(BaseModel):
     def _fill(self, values: Mapping[str, Any], where: str) -> None:
         check_names(values, type(self).model_fields, where)
         try:
-            super().__init__(**{name: _as_tuple(value) for name, value in values.items()})
+            super().__init__(**_as_tuple(dict(values)))
         except ValidationError as error:
             first = error.errors()[0]
             name, *inner = first["loc"]
@@ -219,11 +219,23 @@ class RunSettings(dict[str, Any]):
         return RunSettings(**(self | groups))
 
     def digest(self) -> str:
-        """Short hash that is equal where all sites have the same settings."""
+        """Hash the settings.
+
+        Returns
+        -------
+        str
+            As :func:`digest`; equal where all sites have the same settings.
+        """
         return digest(*self.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """All values by group and name, as JSON holds them."""
+        """Give the values by group and name.
+
+        Returns
+        -------
+        dict of dict
+            As JSON holds them.
+        """
         return {name: group.to_dict() for name, group in self.items()}
 
 
@@ -286,5 +298,5 @@ def digest(*settings: Settings) -> str:
 
 def _as_tuple(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _as_tuple(item) for name, item in value.items()}
-    return tuple(_as_tuple(item) for item in value) if isinstance(value, list | tuple) else value
+        return dict(zip(value, map(_as_tuple, value.values()), strict=True))
+    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value

@@ -50,7 +50,9 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], info: Mapping
     OSError
         The file cannot be written.
     """
-    data = {name: value.detach().to("cpu").contiguous().clone() for name, value in tensors.items()}
+    data = {}
+    for name, value in tensors.items():
+        data[name] = value.detach().to("cpu").contiguous().clone()
     with replacing(path) as temporary:
         try:
             save_file(data, temporary, metadata={"info": json.dumps(info, sort_keys=True)})
@@ -83,7 +85,8 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     try:
         with safe_open(str(path), framework="pt") as file:
             info = json.loads((file.metadata() or {})["info"])
-            return {name: file.get_tensor(name) for name in file.keys()}, info  # noqa: SIM118
+            names = list(file.keys())
+            return dict(zip(names, map(file.get_tensor, names), strict=True)), info
     except FileNotFoundError as error:
         raise StateError(f"{path}: not found") from error
     except (SafetensorError, KeyError, ValueError, OSError) as error:
@@ -105,7 +108,11 @@ def without_prefix(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str
     dict of Tensor by name
         Those whose names begin with ``prefix``, by the rest of the name.
     """
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    chosen = {}
+    for name, value in tensors.items():
+        if name.startswith(prefix):
+            chosen[name.removeprefix(prefix)] = value
+    return chosen
 
 
 def checksum(tensors: Mapping[str, torch.Tensor]) -> str:

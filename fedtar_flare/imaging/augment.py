@@ -11,7 +11,7 @@ import numpy as np
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.transform_list import Spec
 
-__all__ = ["SiteChange", "augment", "change_of", "sample_seed"]
+__all__ = ["augment", "change_of", "sample_seed"]
 BLUR, CONTRAST, BRIGHTNESS = 1.0, 0.4, 0.15
 """Largest change of a site: Gaussian sigma (pixels), natural logarithm of the factor, share of the range of pixels."""
 _LOCK = threading.Lock()  # MONAI's transforms hold their random state in themselves
@@ -73,12 +73,9 @@ class SiteChange:
     FedMRG's paper gives each client such a change.
     """
 
-    blur: float
-    """Gaussian sigma in pixels, within a slice."""
-    contrast: float
-    """Factor, above 0."""
-    brightness: float
-    """Added to pixels in [0, 1]."""
+    blur: float  # Gaussian sigma in pixels, within a slice
+    contrast: float  # factor, above 0
+    brightness: float  # added to pixels in [0, 1]
 
     def __call__(self, prepared: Prepared) -> Prepared:
         """Change an image as this site's machine would show it."""

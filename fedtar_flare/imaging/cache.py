@@ -26,16 +26,7 @@ import numpy as np
 from fedtar_flare.core.errors import DISK_FULL, DISK_FULL_ERRNOS, DataError
 from fedtar_flare.core.files import PRIVATE, write_bytes, write_text
 
-__all__ = [
-    "Prepared",
-    "computed_path",
-    "file_identity",
-    "files_of",
-    "load",
-    "load_computed",
-    "store",
-    "store_computed",
-]
+__all__ = ["Prepared", "computed_path", "file_identity", "files_of", "load", "load_computed", "store", "store_computed"]
 PREPARATION_VERSION = 4
 """Raised whenever the same files and settings give other numbers than before."""
 Identity = list[tuple[str, int, int]]
@@ -97,8 +88,10 @@ def _files_below(folder: str) -> Iterator[tuple[str, int, int]]:
 
 def entry_path(folder: Path, files: Identity, settings: Mapping[str, Any]) -> Path:
     """Name the entry of a study, by digests of its files and of settings and :data:`PREPARATION_VERSION`."""
-    study = _digest(files)[:40]
-    return folder / study[:2] / f"{study}.{_digest([PREPARATION_VERSION, settings])[:16]}.npy"
+    digests = []
+    for content in (files, [PREPARATION_VERSION, settings]):
+        digests.append(hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest())
+    return folder / digests[0][:2] / f"{digests[0][:40]}.{digests[1][:16]}.npy"
 
 
 def files_of(folder: Path, files: Identity) -> list[Path]:
@@ -116,8 +109,8 @@ def files_of(folder: Path, files: Identity) -> list[Path]:
     list of Path
         Images, refusals and computed arrays.
     """
-    study = _digest(files)[:40]
-    return sorted((folder / study[:2]).glob(f"{study}.*"))
+    entry = entry_path(folder, files, {})
+    return sorted(entry.parent.glob(f"{entry.name[:40]}.*"))
 
 
 def load(entry: Path) -> Prepared | None:
@@ -256,7 +249,3 @@ def _checksum(*arrays: np.ndarray) -> int:
     for array in arrays:
         checksum = zlib.crc32(np.ascontiguousarray(array).data, checksum)
     return checksum
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -20,19 +20,7 @@ PLACES = {
     "extra_names": lambda globs: OutboundGuard(["fedtar"], extra_names=globs),
 }
 """All that a job or a site writes names in."""
-EXPRESSIONS = [
-    "(.*)*!",
-    ".*",
-    r"decoder\..*\.c_fc",
-    "(a|b)",
-    "a+",
-    "[ab",
-    "a..b",
-    "!",
-    "a,b",
-    "",
-    "x" * (MAX_LENGTH + 1),
-]
+EXPRESSIONS = ["(.*)*!", ".*", r"decoder\..*\.c_fc", "(a|b)", "a+", "[ab", "a..b", "!", "a,b", "", "x" * 301]
 
 
 @given(st.text("a*?.[]!-b", max_size=MAX_LENGTH))

@@ -26,7 +26,7 @@ class Example(Settings):
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "words"),
     [
         ({"steps": 2.5}, r"steps is 2.5: it must be a whole number \(updates per task\)"),
         ({"steps": True}, "steps is True: it must be a whole number"),
@@ -50,29 +50,22 @@ class Example(Settings):
         ({"zzz": 3}, r"unknown setting 'zzz' \(known"),
     ],
 )
-def test_a_wrong_setting_is_named_with_what_is_allowed(values, said):
-    with pytest.raises(ConfigError, match=f"^job: {said}"):
+def test_a_wrong_setting_is_named_with_what_is_allowed(values, words):
+    with pytest.raises(ConfigError, match=f"^job: {words}"):
         build(Example, values, "job")
-    with pytest.raises(ConfigError, match=f"^Example: {said}"):
-        Example(**values)
-    with pytest.raises(ConfigError, match=f"^Example: {said}"):
-        Example().replace(**values)
+    for make in (Example, Example().replace):
+        with pytest.raises(ConfigError, match=f"^Example: {words}"):
+            make(**values)
 
 
 class Needed(Settings):
     seed: int = Field(description="of everything")
 
 
-@pytest.mark.parametrize(
-    ("kind", "values", "said"),
-    [
-        (Example, {3: 3}, "unknown setting '3'"),
-        (Example, ["steps"], r"must hold settings by name, not \['steps'\]"),
-        (Needed, None, r"'seed' is missing \(of everything\)"),
-    ],
-)
-def test_names_that_are_no_text_what_is_no_mapping_and_what_is_missing(kind, values, said):
-    with pytest.raises(ConfigError, match=f"job: {said}"):
+@pytest.mark.parametrize(("kind", "values", "word"), [(Example, {3: 3}, "'3'"), (Example, ["steps"], r"\['steps'\]"),
+                                                    (Needed, None, "'seed' is missing")])  # fmt: skip
+def test_names_that_are_no_text_what_is_no_mapping_and_what_is_missing(kind, values, word):
+    with pytest.raises(ConfigError, match=f"job: .*{word}"):
         build(kind, values, "job")
 
 

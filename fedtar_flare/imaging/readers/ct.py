@@ -263,7 +263,7 @@ def _check_locations(slices: Sequence[Slice], positions: np.ndarray, spacing: fl
     ways = [stated * sign for sign in (1, -1)]
     off = min((_apart(way, positions) > spacing / 2 for way in ways), key=np.count_nonzero)
     one_grid = any(np.all(_apart(np.sort(way), positions) <= spacing / 2) for way in ways)
-    if off.any() and (one_grid or np.count_nonzero(off) <= _few(slices)):
+    if off.any() and (one_grid or np.count_nonzero(off) <= max(2, len(slices) // FEW)):
         text = f"{where}: SliceLocation contradicts ImagePositionPatient in {_named(slices, np.flatnonzero(off))}"
         raise DataError(f"{text}; were slices swapped?", reason="contradicting-order")
 
@@ -279,7 +279,7 @@ def _by_number(slices: Sequence[Slice], where: str) -> list[Note]:
         return []
     ways = [(way, _out_of_order(way)) for way in (numbers, [-n for n in numbers])]
     ascending, out = min(ways, key=lambda way: len(way[1]))
-    if not 0 < len(out) <= _few(slices):
+    if not 0 < len(out) <= max(2, len(slices) // FEW):
         return []
     moved = np.flatnonzero(np.argsort(np.argsort(ascending)) != np.arange(len(ascending)))
     named = _named(slices, moved if len(moved) <= 2 * len(out) else out)
@@ -317,10 +317,6 @@ def _out_of_order(numbers: Sequence[int]) -> list[int]:
         else:
             out.append(i)
     return out[::-1]
-
-
-def _few(slices: Sequence[Slice]) -> int:
-    return max(2, len(slices) // FEW)
 
 
 def _named(slices: Sequence[Slice], places: Sequence[int] | np.ndarray) -> str:

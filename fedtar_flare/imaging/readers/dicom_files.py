@@ -24,7 +24,7 @@ from fedtar_flare.imaging.limits import LONG_ELEMENT, check_size, check_time
 from fedtar_flare.imaging.readers.bounded import StopWhen, check_deflated, counted, metered, open_archive, unpack
 from fedtar_flare.imaging.readers.dicom_tags import text
 
-__all__ = ["Header", "Source", "files_below", "is_companion", "read_header", "sources"]
+__all__ = ["files_below", "is_companion", "read_header", "sources"]
 PIXEL_DATA = 0x7FE00010
 KEYWORDS = """
     SOPClassUID SOPInstanceUID StudyInstanceUID SeriesInstanceUID PatientID Modality ImageType AcquisitionNumber
@@ -56,13 +56,9 @@ class Source:
     """One file on disk, or one member of a zip archive."""
 
     path: Path
-    """The file, or the archive."""
     archive: ZipFile | None = None
-    """Open; None for a file on disk."""
     member: str = ""
-    """Name within the archive."""
-    lost_from: str | None = None
-    """Series of a file that a DICOMDIR names and that does not exist."""
+    lost_from: str | None = None  # the series of a file that a DICOMDIR names and that does not exist
 
     @property
     def name(self) -> str:
@@ -75,23 +71,10 @@ class Source:
         return (self.path, self.member.rpartition("/")[0]) if self.archive else (self.path.parent, "")
 
     def open(self, most: int | None = None) -> BinaryIO:
-        """Open for reading from the start; the caller closes it.
+        """Open for reading from the start; the caller closes it. Of a zip member, only ``most`` bytes are unpacked.
 
-        Parameters
-        ----------
-        most : int, optional
-            Bytes to unpack of a zip member.
-
-        Returns
-        -------
-        BinaryIO
-            The file.
-
-        Raises
-        ------
-        DataError
-            ``no-permission``; ``missing-files`` where only a DICOMDIR names it; ``unreadable`` for a dead link, or a
-            damaged or encrypted member; ``too-large`` above the limits.
+        Raises :class:`DataError` ``no-permission``; ``missing-files`` where only a DICOMDIR names it; ``unreadable``
+        for a dead link, or a damaged or encrypted member; ``too-large`` above the limits.
         """
         if self.lost_from is not None:
             raise DataError(f"{self.name}: named by the DICOMDIR, but missing", reason="missing-files")
@@ -109,34 +92,18 @@ class Header:
     """The header of one DICOM file."""
 
     source: Source
-    """The file."""
-    dataset: Dataset
-    """The wanted tags."""
+    dataset: Dataset  # the wanted tags
     syntax: UID
-    """Transfer syntax."""
     has_pixels: bool
-    """Whether pixel data follows."""
-    offset: int | None
-    """Of the pixel data in the file; None for a deflated file."""
-    size: int
-    """Bytes of the file."""
-    length: int | None = None
-    """Bytes of the pixel data as stated; None where they are absent, or compressed."""
-    vr: str | None = None
-    """Value representation of the pixel data; None where they are absent, or the syntax states none (implicit VR)."""
+    offset: int | None  # of the pixel data in the file; None for a deflated file
+    size: int  # bytes of the file
+    length: int | None = None  # bytes of the pixel data as stated; None where they are absent, or compressed
+    vr: str | None = None  # of the pixel data; None where they are absent, or the syntax states none (implicit VR)
 
     def check_pixels(self, expected: int) -> None:
-        """Refuse pixel data whose VR or length is wrong; a wrong VR would move the beginning of the pixels.
+        """Refuse pixel data of a wrong VR, which would move its beginning, or of another length than ``expected``.
 
-        Parameters
-        ----------
-        expected : int
-            Bytes, where they are not compressed.
-
-        Raises
-        ------
-        DataError
-            ``bad-header``, ``truncated`` or ``wrong-pixel-count``.
+        Raises :class:`DataError` ``bad-header``, ``truncated`` or ``wrong-pixel-count``.
         """
         name = self.source.name
         if self.vr not in (None, "OB", "OW"):  # none is stated in implicit VR

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.imaging.readers.dicom_tags import first, text, words
 
-__all__ = ["KEYWORDS", "View", "view_of"]
+__all__ = ["KEYWORDS", "view_of"]
 Side = Literal["frontal", "lateral"]
 DESCRIPTIONS = ("SeriesDescription", "ProtocolName", "AcquisitionDeviceProcessingDescription", "StudyDescription")
 KEYWORDS = " ".join(("ViewPosition", "ViewCodeSequence", "PatientOrientation", *DESCRIPTIONS))
@@ -23,12 +23,10 @@ WORDS: dict[Side, str] = {
 
 
 class View(NamedTuple):
-    """The view of a radiograph."""
+    """The view of a radiograph, and the keywords of the attributes that state it."""
 
     side: Side
-    """Frontal or lateral."""
     stated_by: tuple[str, ...]
-    """Keywords of the attributes that state it."""
 
 
 def view_of(dataset: Any, name: str) -> View:
