@@ -27,12 +27,9 @@ from fedtar_flare.core.errors import DISK_FULL, DISK_FULL_ERRNOS, DataError
 from fedtar_flare.core.files import PRIVATE, write_bytes, write_text
 
 __all__ = ["Prepared", "computed_path", "file_identity", "files_of", "load", "load_computed", "store", "store_computed"]
-PREPARATION_VERSION = 4
-"""Raised whenever the same files and settings give other numbers than before."""
-Identity = list[tuple[str, int, int]]
-"""Path, size and time of change of every file of a study."""
-NOT_WRITTEN = ("disk-full", "not-writable")
-"""Reasons for which no study at all can be prepared."""
+PREPARATION_VERSION = 4  # raised whenever the same files and settings give other numbers than before
+Identity = list[tuple[str, int, int]]  # path, size and time of change of every file of a study
+NOT_WRITTEN = ("disk-full", "not-writable")  # reasons for which no study at all can be prepared
 _DAMAGED = (OSError, ValueError, KeyError, IndexError, EOFError)
 _VERIFIED: dict[Path, tuple[int, int, int]] = {}  # inode, size and time of files whose checksum was right
 

@@ -15,14 +15,10 @@ from fedtar_flare.imaging import cache
 
 __all__ = ["miniature", "shared_pictures"]
 logger = logging.getLogger(__name__)
-SIDE = 32
-"""Rows and columns of a small version."""
-SLICES = 3
-"""Slices of a CT that are compared, evenly spaced."""
-SAME = 0.98
-"""Rank correlation from which two small versions show the same picture."""
-BLOCK = 256
-"""Images compared with all others at once."""
+SIDE = 32  # rows and columns of a small version
+SLICES = 3  # slices of a CT that are compared, evenly spaced
+SAME = 0.98  # rank correlation from which two small versions show the same picture
+BLOCK = 256  # images compared with all others at once
 
 
 def miniature(planes: Sequence[np.ndarray]) -> np.ndarray:

@@ -17,8 +17,7 @@ from fedtar_flare.core.errors import DataError
 from fedtar_flare.core.settings import Settings
 
 __all__ = ["Limits", "applied", "current", "machine_memory"]
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
-"""Bytes that a container may use, or ``max``."""
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes that a container may use, or ``max``
 
 
 class Limits(Settings):
@@ -32,14 +31,10 @@ class Limits(Settings):
     seconds_per_study: float = Field(300.0, gt=0, description="to read and prepare one study")
 
 
-MUCH = 16 << 20
-"""Unpacked bytes from which the ratio to packed ones is checked."""
-PACKED_AT_MOST = 200
-"""Unpacked bytes per packed byte; images pack to a quarter, empty slices to a hundredth."""
-ELEMENT_READS = 500_000
-"""Reads within one DICOM header; an enhanced CT of 2,000 frames takes about 200,000."""
-LONG_ELEMENT = 64 << 20
-"""Most bytes of an element of a header that is read, and of a whole header within an archive."""
+MUCH = 16 << 20  # unpacked bytes from which the ratio to packed ones is checked
+PACKED_AT_MOST = 200  # unpacked bytes per packed byte; images pack to a quarter, empty slices to a hundredth
+ELEMENT_READS = 500_000  # reads within one DICOM header; an enhanced CT of 2,000 frames takes about 200,000
+LONG_ELEMENT = 64 << 20  # most bytes of an element of a header that is read, and of a whole header within an archive
 
 _IN_FORCE: ContextVar[tuple[Limits, float]] = ContextVar("limits", default=(Limits(), math.inf))
 

@@ -27,8 +27,7 @@ __all__ = [
 
 Spec = Mapping[str, Any]
 """One transform: ``{"name": "Spacingd", "pixdim": [1, 1, 2]}``."""
-MOST = 16
-"""Most transforms in one job."""
+MOST = 16  # most transforms in one job
 
 
 class Numbers(NamedTuple):

@@ -32,10 +32,8 @@ __all__ = ["InputSize", "Step", "preparation", "steps"]
 logger = logging.getLogger(__name__)
 WINDOWS = ((-600.0, 1500.0), (40.0, 400.0), (400.0, 1800.0))
 """(level, width) in HU of the three channels: lung, mediastinum, bone."""
-PLANES_AT_ONCE = 6
-"""Planes resized together: few enough for the processor's cache."""
-BODY_HU = -400
-"""Air and lung lie below, the body above."""
+PLANES_AT_ONCE = 6  # planes resized together: few enough for the processor's cache
+BODY_HU = -400  # air and lung lie below, the body above
 COARSE_MM = 3.0
 MIN_AREA_CM2 = 15.0
 MIN_SHARE = 0.1

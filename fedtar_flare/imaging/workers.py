@@ -24,17 +24,13 @@ from fedtar_flare.imaging.limits import machine_memory, too_slow
 __all__ = ["each", "worker_count"]
 logger = logging.getLogger(__name__)
 
-SERIAL_SECONDS = 5.0
-"""Work done in this process before workers, which take seconds to start, are considered."""
-WORTH_SECONDS = 20.0
-"""Estimated remaining time from which workers are started."""
-MEMORY_EACH = 4 << 30
-"""Bytes for each worker, which holds one volume."""
+SERIAL_SECONDS = 5.0  # work done in this process before workers, which take seconds to start, are considered
+WORTH_SECONDS = 20.0  # estimated remaining time from which workers are started
+MEMORY_EACH = 4 << 30  # bytes for each worker, which holds one volume
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 Task = Callable[..., Any]
 """A function at the top of its module; a :class:`DataError` that it raises is an outcome as well."""
-Outcome = Any
-"""The task's result, or a :class:`DataError`: its own, or one about the worker."""
+Outcome = Any  # the task's result, or a :class:`DataError`: its own, or one about the worker
 
 
 def worker_count(asked: int | None = None) -> int:

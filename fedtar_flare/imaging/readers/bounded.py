@@ -14,10 +14,8 @@ from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.imaging.limits import ELEMENT_READS, LONG_ELEMENT, check_ratio, check_size, check_time, current
 
 DIRECTORY_END = struct.Struct("<4s4H2LH")
-DIRECTORY_BYTES = 1 << 10
-"""Most bytes of an archive's directory for each member, on average."""
-SMALL = 1 << 20
-"""Bytes of a file that cannot hold too many elements, as most slices."""
+DIRECTORY_BYTES = 1 << 10  # most bytes of an archive's directory for each member, on average
+SMALL = 1 << 20  # bytes of a file that cannot hold too many elements, as most slices
 CHUNK = 1 << 16
 StopWhen = Callable[[BaseTag, str | None, int], bool]
 

@@ -26,19 +26,14 @@ from fedtar_flare.imaging.readers.volume import (
 
 __all__ = ["read_ct"]
 SAME_PLACE_MM = 0.05
-ROUNDING_MM = 0.1
-"""Positions are often rounded: a slice may always lie this far from the even grid."""
-SPACING_TOLERANCE = 0.1
-"""How far a slice may lie from the even grid, as a share of the slice spacing."""
-LEAST_SLICES = 5
-"""With fewer, an order cannot be told from its opposite."""
+ROUNDING_MM = 0.1  # positions are often rounded: a slice may always lie this far from the even grid
+SPACING_TOLERANCE = 0.1  # how far a slice may lie from the even grid, as a share of the slice spacing
+LEAST_SLICES = 5  # with fewer, an order cannot be told from its opposite
 FEW = 10
 """At most one slice in this many (at least two) counts as an error where it contradicts the others; when more do, the
 field means something else."""
-NAMED = 5
-"""Unreadable files that a message names; the others are counted."""
-GAP = 1.5
-"""Distance between slices, in stated distances, from which some may be missing."""
+NAMED = 5  # unreadable files that a message names; the others are counted
+GAP = 1.5  # distance between slices, in stated distances, from which some may be missing
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 

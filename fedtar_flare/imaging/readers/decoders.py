@@ -27,8 +27,7 @@ KEYWORDS = """
     SamplesPerPixel PhotometricInterpretation PlanarConfiguration NumberOfFrames Rows Columns BitsAllocated BitsStored
     HighBit PixelRepresentation ExtendedOffsetTable ExtendedOffsetTableLengths PixelData
 """
-PIXEL_TAGS: list[BaseTag | int] = [Tag(keyword) for keyword in KEYWORDS.split()]
-"""What a decoder needs."""
+PIXEL_TAGS: list[BaseTag | int] = [Tag(keyword) for keyword in KEYWORDS.split()]  # what a decoder needs
 JPEG = (uid.JPEGBaseline8Bit, uid.JPEGExtended12Bit, uid.JPEGLossless, uid.JPEGLosslessSV1)
 JPEG_LS = (uid.JPEGLSLossless, uid.JPEGLSNearLossless)
 JPEG_2000 = (uid.JPEG2000Lossless, uid.JPEG2000, uid.HTJ2KLossless, uid.HTJ2KLosslessRPCL, uid.HTJ2K)
@@ -39,8 +38,7 @@ CODECS: dict[str, Callable[[bytes], np.ndarray]] = {
 }
 """libjpeg-turbo, CharLS and OpenJPEG."""
 END = b"\xff\xd9"
-ENDING = 32
-"""Bytes at a stream's end, filling included, among which its last marker lies."""
+ENDING = 32  # bytes at a stream's end, filling included, among which its last marker lies
 BY_CHANCE = "The number of bytes of compressed pixel data matches"
 """How pydicom's warning begins of a stream that happens to be as long as its pixels."""
 

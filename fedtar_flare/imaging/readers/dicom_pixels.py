@@ -11,8 +11,7 @@ from fedtar_flare.imaging.readers.decoders import decoded
 from fedtar_flare.imaging.readers.dicom_slices import Slice
 from fedtar_flare.imaging.readers.volume import AIR_HU, INT16, Note, to_int16, unlike_neighbours
 
-PADDING_BELOW_HU = -900
-"""A padding value above this is ignored: it would wipe out tissue."""
+PADDING_BELOW_HU = -900  # A padding value above this is ignored: it would wipe out tissue
 OTHER_UNITS = ("OD", "MGML", "Z_EFF", "ED", "EDW", "PCT")
 """Values of RescaleType (DICOM PS3.3, C.11.1.1.2) under which values are no attenuation."""
 

@@ -18,13 +18,11 @@ from fedtar_flare.imaging.readers.dicom_slices import PROJECTIONS, NotASlice, Sl
 from fedtar_flare.imaging.readers.dicom_tags import first
 from fedtar_flare.imaging.readers.volume import Note
 
-AXIAL = 0.85
-"""Least component of an axial slice's normal along the body's axis (32 degrees)."""
+AXIAL = 0.85  # least component of an axial slice's normal along the body's axis (32 degrees)
 
 SHARP_WORDS = ("LUNG", "BONE", "EDGE", "SHARP", "DETAIL", "ULTRA", "HRCT", "CHEST")
 SOFT_WORDS = ("STANDARD", "SOFT", "SMOOTH", "BODY", "STND", "MEDIASTIN")
-TELLING = ("localizer", "missing-files")
-"""Reasons why files are no slices that explain a whole folder without any."""
+TELLING = ("localizer", "missing-files")  # reasons why files are no slices that explain a whole folder without any
 
 
 @dataclass(eq=False)

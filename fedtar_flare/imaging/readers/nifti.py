@@ -13,10 +13,8 @@ from fedtar_flare.imaging.readers.volume import TILT_TOLERANCE_DEG, CTVolume, No
 
 MOST_NOT_FINITE = 0.5
 """Largest accepted share of NaN and infinite values; a fifth of a slice lies outside the scanner's circle."""
-MOST_GZIP = 1032
-"""Bytes that one packed byte of gzip can give at most."""
-MOST_BEHIND = 1 << 20
-"""Bytes behind the voxels of a packed file that are passed over on the way to its checksum."""
+MOST_GZIP = 1032  # bytes that one packed byte of gzip can give at most
+MOST_BEHIND = 1 << 20  # bytes behind the voxels of a packed file that are passed over on the way to its checksum
 
 
 def read_nifti(path: Path, min_slices: int) -> CTVolume:

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 __all__ = ["read_photograph", "read_radiograph"]
-MIN_SIDE = 16
-"""Fewest rows or columns of a picture."""
-DEEP = ("I;16", "I;16B", "I;16L", "I", "F")
-"""Modes of one channel and more than 8 bits."""
+MIN_SIDE = 16  # fewest rows or columns of a picture
+DEEP = ("I;16", "I;16B", "I;16L", "I", "F")  # modes of one channel and more than 8 bits
 
 
 def read_photograph(path: Path | str) -> np.ndarray:

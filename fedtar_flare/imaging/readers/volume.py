@@ -8,20 +8,15 @@ import numpy as np
 from fedtar_flare.core.errors import DataError
 
 __all__ = ["CTVolume", "Note"]
-MIN_SLICES = 8
-"""A series with fewer is no chest CT."""
+MIN_SLICES = 8  # A series with fewer is no chest CT
 AIR_HU = -1024
-ONLY_AIR_HU = -700
-"""A volume whose values all lie at or below this shows no body."""
+ONLY_AIR_HU = -700  # A volume whose values all lie at or below this shows no body
 INT16 = np.iinfo(np.int16)
 PLAUSIBLE_MM = (0.05, 50.0)
 """Bounds of the distance between voxels of a body CT; beyond them the unit is not millimetres."""
-TILT_TOLERANCE_DEG = 0.5
-"""Angle off the perpendicular from which slices, or the axes of a volume, count as tilted."""
-SAMPLE = 4
-"""Step of the rows and columns that are compared between slices."""
-AROUND = 3
-"""Slices on either side with which one is compared."""
+TILT_TOLERANCE_DEG = 0.5  # angle off the perpendicular from which slices, or the axes of a volume, count as tilted
+SAMPLE = 4  # step of the rows and columns that are compared between slices
+AROUND = 3  # slices on either side with which one is compared
 RATIO, LEAST_HU = 2.0, 5.0
 """A slice is noted when its mean distance is this many times the largest around it, and this much above it."""
 SWAPPED = 1.5
