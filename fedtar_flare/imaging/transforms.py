@@ -278,9 +278,9 @@ class HUWindowsd(_Changes):
 
     def change(self, out: dict[Hashable, Any], key: Hashable) -> None:
         places = np.ascontiguousarray(to_int16(np.asarray(out[key]))).view(np.uint16)
-        planes = (plane.astype(np.intp) for plane in places)
-        # clip: no check of each place
-        out[key] = np.stack([np.stack([table.take(one, mode="clip") for table in self._tables]) for one in planes])
+        planes = (values.astype(np.intp) for values in places)
+        # clip skips the check of each index
+        out[key] = np.stack([np.stack([table.take(plane, mode="clip") for table in self._tables]) for plane in planes])
 
 
 class SquareResized(_Changes):

@@ -58,20 +58,22 @@ def unpack(archive: ZipFile, info: ZipInfo, name: str, most: int | None = None) 
 
 
 def _check_directory(path: Path) -> None:
-    """Refuse a directory that is too long to be read; one beyond 4 GiB (zip64) is never read."""
+    """Refuse (``too-large``) a directory that is too long to be read."""
     with path.open("rb") as file:
         size = file.seek(0, io.SEEK_END)
         file.seek(max(0, size - (1 << 16) - DIRECTORY_END.size))
         end = file.read()
         place = end.rfind(b"PK\5\6")
         if place < 0 or place + DIRECTORY_END.size > len(end):
-            return  # no archive, as ZipFile will say
+            return  # no archive; ZipFile will refuse it
         length = DIRECTORY_END.unpack_from(end, place)[5]
         if length == 0xFFFFFFFF and (locator := end.rfind(b"PK\6\7", 0, place)) >= 0:
             file.seek(int.from_bytes(end[locator + 8 : locator + 16], "little"))
             length = int.from_bytes(file.read(56)[40:48], "little")
     if length > current().archive_members * DIRECTORY_BYTES:
-        raise DataError(f"{path}: a directory of {length:,} bytes is of no archive of images", reason="too-large")
+        raise DataError(
+            f"{path}: a directory of {length:,} bytes is too long for an archive of images", reason="too-large"
+        )
 
 
 class _Metered:
@@ -91,26 +93,26 @@ class _Metered:
 
 
 def metered(file: BinaryIO, name: str, size: int) -> BinaryIO:
-    """The file itself if it is small, else one that refuses too many reads, or too long ones, as ``unreadable``."""
+    """Limit the number and length of reads of a file, unless it is small."""
     return file if size <= SMALL else cast(BinaryIO, cast(Any, _Metered(file, name)))
 
 
 def counted(stop_when: StopWhen, name: str) -> StopWhen:
-    """The same test of where to stop, asked for each element at most as often as a header may hold some."""
+    """Limit the number of elements for which ``stop_when`` is called."""
     left = ELEMENT_READS // 2
 
-    def asked(tag: BaseTag, vr: str | None, length: int) -> bool:
+    def limited(tag: BaseTag, vr: str | None, length: int) -> bool:
         nonlocal left
         left -= 1
         if left < 0:
             raise DataError(f"{name}: more than {ELEMENT_READS // 2:,} elements", reason="unreadable")
         return stop_when(tag, vr, length)
 
-    return asked
+    return limited
 
 
 def check_deflated(file: BinaryIO, name: str) -> None:
-    """Refuse (``too-large``) a deflated dataset, from here to the file's end, that unpacks to more than is allowed."""
+    """Refuse (``too-large``) a deflated dataset, from here to the file's end, that unpacks beyond the limits."""
     unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
     packed = unpacked = 0
     start = file.tell()

@@ -64,15 +64,15 @@ def read_ct(path: Path | str, min_slices: int = MIN_SLICES) -> CTVolume:
     with sources(path) as files:
         series, left_out = scan(files, str(path))
         refused = []
-        for one in series:
+        for chosen in series:
             try:
-                slices, spacing, stack_notes = build_stack(one, min_slices)
+                slices, spacing, stack_notes = build_stack(chosen, min_slices)
                 hu, notes = read_hu(slices)
-                check_air(hu, one.describe())
-                check_shape(hu, one.describe())
+                check_air(hu, chosen.describe())
+                check_shape(hu, chosen.describe())
                 break
             except DataError as error:
-                refused.append((one, error))
+                refused.append((chosen, error))
         else:
             raise refused[0][1]
     first = slices[0]
@@ -81,8 +81,8 @@ def read_ct(path: Path | str, min_slices: int = MIN_SLICES) -> CTVolume:
     affine[:3, 1] = first.column * first.spacing[0]
     affine[:3, 2] = first.normal * spacing
     affine[:3, 3] = first.position
-    notes = notes_of(one, refused, series, left_out) + stack_notes + notes
-    return CTVolume(hu, (spacing, *first.spacing), LPS_TO_RAS @ affine, one.uid, tuple(notes))
+    notes = notes_of(chosen, refused, series, left_out) + stack_notes + notes
+    return CTVolume(hu, (spacing, *first.spacing), LPS_TO_RAS @ affine, chosen.uid, tuple(notes))
 
 
 def build_stack(series: Series, min_slices: int) -> tuple[list[Slice], float, list[Note]]:
@@ -101,13 +101,13 @@ def build_stack(series: Series, min_slices: int) -> tuple[list[Slice], float, li
         text += "take away what is no slice"
         raise DataError(text, reason=series.unread[0].reason)
     slices, notes = _without_copies(series.slices)
-    with _scouts_in_mind(slices, min_slices):
+    with _refusing_scouts(slices, min_slices):
         _check_alike(slices, where)
     normal = slices[0].normal
     slices = sorted(slices, key=lambda s: float(s.position @ normal))
     slices, more = _one_acquisition(slices, normal, where)
     notes += more
-    with _scouts_in_mind(slices, min_slices):
+    with _refusing_scouts(slices, min_slices):
         if len(slices) < min_slices:
             text = f"{where}: {len(slices)} slices, at least {min_slices} needed"
             raise DataError(text, reason="too-few-slices")
@@ -130,31 +130,30 @@ def build_stack(series: Series, min_slices: int) -> tuple[list[Slice], float, li
 
 
 def _without_copies(slices: Sequence[Slice]) -> tuple[list[Slice], list[Note]]:
-    """Drop files that repeat an object (SOPInstanceUID) at the same place; refuse those that differ in what they show.
+    """Drop files that repeat an object (SOPInstanceUID) at the same place; refuse those whose pixels differ.
 
     Raises :class:`DataError` ``conflicting-copies``.
     """
-    kept: dict[tuple[str, tuple[float, ...]], Slice] = {}
+    unique: dict[tuple[str, tuple[float, ...]], Slice] = {}
     for slice_ in slices:
-        first = kept.setdefault((slice_.sop_uid, tuple(slice_.position)), slice_)
-        if first is not slice_ and not _shows_the_same(first, slice_):
+        first = unique.setdefault((slice_.sop_uid, tuple(slice_.position)), slice_)
+        if first is not slice_ and not _equal(first, slice_):
             text = f"{first.source.name} and {slice_.source.name}: one SOPInstanceUID and place, other pixels"
             raise DataError(f"{text}; keep the one that is right", reason="conflicting-copies")
-    dropped = len(slices) - len(kept)
-    return list(kept.values()), [Note("copies", f"{dropped} copies of slices were dropped")] if dropped else []
+    dropped = len(slices) - len(unique)
+    return list(unique.values()), [Note("copies", f"{dropped} copies of slices were dropped")] if dropped else []
 
 
-def _shows_the_same(one: Slice, other: Slice) -> bool:
-    if (one.size, one.spacing) != (other.size, other.spacing):
+def _equal(a: Slice, b: Slice) -> bool:
+    """Tell whether two slices have the same geometry and values."""
+    if (a.size, a.spacing) != (b.size, b.spacing) or not np.array_equal((a.row, a.column), (b.row, b.column)):
         return False
-    if not (np.array_equal(one.row, other.row) and np.array_equal(one.column, other.column)):
-        return False
-    return np.array_equal(read_hu([one])[0], read_hu([other])[0])
+    return np.array_equal(read_hu([a])[0], read_hu([b])[0])
 
 
 @contextmanager
-def _scouts_in_mind(slices: Sequence[Slice], min_slices: int) -> Iterator[None]:
-    """A few pictures along the body's axis are scouts, whatever keeps them from being a stack."""
+def _refusing_scouts(slices: Sequence[Slice], min_slices: int) -> Iterator[None]:
+    """Refuse a few pictures along the body's axis as scouts, whatever is wrong with them as a stack."""
     try:
         yield
     except DataError as error:
@@ -164,19 +163,20 @@ def _scouts_in_mind(slices: Sequence[Slice], min_slices: int) -> Iterator[None]:
 
 
 def _check_alike(slices: Sequence[Slice], where: str) -> None:
-    one = slices[0]
+    """Refuse slices of different orientation, size or pixel spacing."""
+    first = slices[0]
     for slice_ in slices:
-        if min(float(slice_.row @ one.row), float(slice_.column @ one.column)) < math.cos(math.radians(0.5)):
+        if min(float(slice_.row @ first.row), float(slice_.column @ first.column)) < math.cos(math.radians(0.5)):
             raise DataError(f"{where}: slices of different orientation", reason="mixed-orientation")
-        if slice_.size != one.size:
-            raise DataError(f"{where}: slices of {one.size} and of {slice_.size} pixels", reason="mixed-size")
-        if not all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(slice_.spacing, one.spacing, strict=True)):
-            text = f"{where}: pixel spacings {one.spacing} and {slice_.spacing} mm"
+        if slice_.size != first.size:
+            raise DataError(f"{where}: slices of {first.size} and of {slice_.size} pixels", reason="mixed-size")
+        if not all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(slice_.spacing, first.spacing, strict=True)):
+            text = f"{where}: pixel spacings {first.spacing} and {slice_.spacing} mm"
             raise DataError(text, reason="mixed-pixel-spacing")
 
 
 def _one_acquisition(slices: list[Slice], normal: np.ndarray, where: str) -> tuple[list[Slice], list[Note]]:
-    """Where acquisitions have images of the same part of the body, take the largest if that settles it."""
+    """Choose the largest acquisition where several show the same part of the body."""
     groups = Counter(slice_.acquisition for slice_ in slices)
     if not _doubles(slices, normal) and not _interleaved(slices, normal):
         return slices, []
@@ -190,14 +190,13 @@ def _one_acquisition(slices: list[Slice], normal: np.ndarray, where: str) -> tup
 
 
 def _interleaved(slices: Sequence[Slice], normal: np.ndarray) -> bool:
-    """Whether two acquisitions of several slices cover mostly the same part of the body."""
+    """Tell whether two acquisitions cover mostly the same part of the body."""
     places: dict[str, list[float]] = defaultdict(list)
     for slice_ in slices:
         places[slice_.acquisition].append(float(slice_.position @ normal))
     ranges = [(min(some), max(some)) for some in places.values() if len(some) >= LEAST_SLICES]
     return any(
-        min(one[1], other[1]) - max(one[0], other[0]) > 0.5 * min(one[1] - one[0], other[1] - other[0])
-        for one, other in combinations(ranges, 2)
+        min(a[1], b[1]) - max(a[0], b[0]) > 0.5 * min(a[1] - a[0], b[1] - b[0]) for a, b in combinations(ranges, 2)
     )
 
 
@@ -223,12 +222,12 @@ def _even_spacing(positions: np.ndarray, where: str) -> float:
     raise DataError(text, reason="uneven-spacing")
 
 
-def _check_shear(one: Slice, offsets: np.ndarray, positions: np.ndarray, where: str) -> None:
+def _check_shear(first: Slice, offsets: np.ndarray, positions: np.ndarray, where: str) -> None:
     """Refuse slices that drift across their normal, as with a tilted gantry, or jump."""
-    drift = np.stack([offsets @ one.row, offsets @ one.column], axis=1)
+    drift = np.stack([offsets @ first.row, offsets @ first.column], axis=1)
     shear = positions @ drift / float(positions @ positions)
     stray = np.abs(drift - positions[:, None] * shear)
-    if np.any(stray > np.maximum(0.5 * np.array([one.spacing[1], one.spacing[0]]), ROUNDING_MM)):
+    if np.any(stray > np.maximum(0.5 * np.array([first.spacing[1], first.spacing[0]]), ROUNDING_MM)):
         raise DataError(f"{where}: slices are shifted in plane by up to {stray.max():.1f} mm", reason="shifted-slices")
     angle = math.degrees(math.atan(float(np.hypot(*shear))))
     if angle > TILT_TOLERANCE_DEG:
@@ -236,10 +235,10 @@ def _check_shear(one: Slice, offsets: np.ndarray, positions: np.ndarray, where: 
 
 
 def _check_order(slices: Sequence[Slice], positions: np.ndarray, spacing: float, where: str) -> list[Note]:
-    """Whether what else the headers say of the slices' order agrees with their ``positions`` (mm).
+    """Check that InstanceNumber and SliceLocation agree with the slices' ``positions`` (mm).
 
-    InstanceNumber may descend, start anywhere and leave gaps; SliceLocation may run either way from any zero. Only a
-    few slices that contradict all others are a sign of damage, and so are the same locations in another order. Raises
+    InstanceNumber may descend, start anywhere and leave gaps; SliceLocation may run either way from any zero. Damage
+    shows as few slices that contradict all others, or as the same locations in another order. Raises
     :class:`DataError` ``mirrored``, ``contradicting-order`` or ``missing-slices``.
     """
     if slices[0].normal[2] <= -AXIAL:
@@ -263,10 +262,10 @@ def _check_locations(slices: Sequence[Slice], positions: np.ndarray, spacing: fl
         raise DataError(f"{text}; were slices swapped?", reason="contradicting-order")
 
 
-def _apart(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """How far (mm) two rows of places lie apart, each from its own zero."""
-    apart: np.ndarray = one - other
-    return np.abs(apart - np.median(apart))
+def _apart(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Distances (mm) between two lists of positions, whose zeros may differ."""
+    difference: np.ndarray = first - second
+    return np.abs(difference - np.median(difference))
 
 
 def _by_number(slices: Sequence[Slice], where: str) -> list[Note]:

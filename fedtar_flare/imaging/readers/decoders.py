@@ -1,7 +1,7 @@
-"""Pixel values in DICOM files: what a header must say of them, and one decoder for each compressed transfer syntax.
+"""Pixel values of DICOM files: checks of their headers, and one decoder for each compressed transfer syntax.
 
-A decoder's word is final: when it refuses a damaged stream, another may read something from it; and a decoder that
-warns has met what no sound stream holds. Both are refusals here.
+No second decoder is tried: it might read something from a damaged stream that the first one refuses. A warning is
+a refusal as well, since no sound stream causes one.
 """
 
 import logging
@@ -39,8 +39,9 @@ CODECS: dict[str, Callable[[bytes], np.ndarray]] = {
 """libjpeg-turbo, CharLS and OpenJPEG."""
 END = b"\xff\xd9"
 ENDING = 32  # bytes at a stream's end, filling included, among which its last marker lies
-BY_CHANCE = "The number of bytes of compressed pixel data matches"
-"""How pydicom's warning begins of a stream that happens to be as long as its pixels."""
+BY_CHANCE = (
+    "The number of bytes of compressed pixel data matches"  # begins pydicom's warning where lengths happen to agree
+)
 
 logging.getLogger("pydicom.pixels.decoders.base").setLevel(logging.CRITICAL)  # it logs the traceback of each refusal
 
@@ -56,7 +57,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(header: Header, frames: int = 1) -> Layout:
-    """What a header says of its pixels, once it contradicts neither itself nor the file.
+    """Read the layout of the pixels from a header that contradicts neither itself nor the file.
 
     Raises :class:`DataError` ``bad-header``, ``too-large``, ``unsupported-transfer-syntax``, or as
     :meth:`.Header.check_pixels`.
@@ -81,7 +82,7 @@ def layout_of(header: Header, frames: int = 1) -> Layout:
 def decoded(
     source: Source, syntax: uid.UID, layout: Layout, frames: Sequence[int], *, masked: bool
 ) -> Iterator[np.ndarray]:
-    """The stored values (rows, columns) of these frames, one by one.
+    """Decode the stored values (rows, columns) of each of these frames.
 
     ``masked`` drops bits above BitsStored and extends the sign; otherwise the values come as their bits are. Raises
     :class:`DataError` ``truncated`` or ``undecodable``.
@@ -110,7 +111,7 @@ def decoded(
 
 
 def _decompressed(dataset: Dataset, syntax: uid.UID, layout: Layout, frame: int) -> np.ndarray:
-    """One frame of a stream of the stated size and with its end, which a decoder would invent."""
+    """Decode a frame, once its stream has the stated size and an end; a decoder would invent the rest."""
     offsets = None
     if "ExtendedOffsetTable" in dataset:
         offsets = (dataset.ExtendedOffsetTable, dataset.ExtendedOffsetTableLengths)
@@ -125,7 +126,7 @@ def _decompressed(dataset: Dataset, syntax: uid.UID, layout: Layout, frame: int)
 
 
 def stream_size(stream: bytes) -> tuple[int, int] | None:
-    """(rows, columns) that a JPEG, JPEG-LS or JPEG 2000 stream states; None when it states none."""
+    """(rows, columns) as a JPEG, JPEG-LS or JPEG 2000 stream states them, if it does."""
     start = stream.find(b"\xff\x4f\xff\x51", 0, 1 << 12)  # SOC and SIZ
     if start >= 0 and len(stream) >= start + 24:
         right, bottom, left, top = (int.from_bytes(stream[start + 8 + 4 * i :][:4], "big") for i in range(4))

@@ -17,7 +17,7 @@ OTHER_UNITS = ("OD", "MGML", "Z_EFF", "ED", "EDW", "PCT")
 
 
 def read_hu(slices: Sequence[Slice]) -> tuple[np.ndarray, list[Note]]:
-    """Decode and rescale to int16 (z, y, x) in the given order; the notes say what was altered.
+    """Decode and rescale to int16 (z, y, x) in the given order; the notes name what was altered.
 
     Padding becomes air (-1,024 HU); bits above BitsStored are masked (old overlays live there); values that do not fit
     int16 are clipped. Raises :class:`DataError` ``no-rescale``, ``truncated``, ``undecodable``,
@@ -27,12 +27,12 @@ def read_hu(slices: Sequence[Slice]) -> tuple[np.ndarray, list[Note]]:
     check_size(slices[0].source.name, "voxels", len(slices) * rows * columns)
     volume = np.empty((len(slices), *slices[0].size), np.int16)
     seen: Counter[str] = Counter()
-    files: dict[str, list[int]] = {}  # one may hold many slices
+    files: dict[str, list[int]] = {}  # indices of the slices of each file
     for i, slice_ in enumerate(slices):
         files.setdefault(slice_.source.name, []).append(i)
     for name, places in files.items():
-        one, frames = slices[places[0]], [slices[i].frame for i in places]
-        pixels = decoded(one.source, one.storage.syntax, one.storage.layout, frames, masked=False)
+        first, frames = slices[places[0]], [slices[i].frame for i in places]
+        pixels = decoded(first.source, first.storage.syntax, first.storage.layout, frames, masked=False)
         for i, raw in zip(places, pixels, strict=True):
             check_time(name)
             seen.update(_to_hu(raw, slices[i], volume[i]))
@@ -60,7 +60,7 @@ TEXTS = {
 
 def _to_hu(raw: np.ndarray, slice_: Slice, out: np.ndarray) -> list[str]:
     """Fill ``out`` and return each kind of finding once (a key of ``TEXTS``)."""
-    store, layout, met = slice_.storage, slice_.storage.layout, []
+    store, layout, notes = slice_.storage, slice_.storage.layout, []
     slope, intercept = slice_.slope, slice_.intercept
     if slope is None or intercept is None:
         text = f"{slice_.source.name}: no RescaleSlope and RescaleIntercept, so that the values' unit is unknown"
@@ -71,23 +71,23 @@ def _to_hu(raw: np.ndarray, slice_: Slice, out: np.ndarray) -> list[str]:
         text = f"{slice_.source.name}: values of the unit {slice_.rescale_type}, not Hounsfield units"
         raise DataError(text, reason="not-hounsfield")
     if slice_.rescale_type not in ("", "HU"):
-        met.append("rescale-type")
+        notes.append("rescale-type")
     if store.lossy:
-        met.append("lossy")
+        notes.append("lossy")
     low, high = int(raw.min()), int(raw.max())
     padding = None
     if store.padding is not None and low <= store.padding[1] and high >= store.padding[0]:
         where = (raw >= store.padding[0]) & (raw <= store.padding[1])
         if where.any():
             believed = max(value * slope for value in store.padding) + intercept < PADDING_BELOW_HU
-            met.append("padding" if believed else "padding-in-tissue")
+            notes.append("padding" if believed else "padding-in-tissue")
             if believed:
                 padding = where
                 raw = np.where(where, raw.dtype.type(0), raw)
                 low, high = int(raw.min()), int(raw.max())
     floor = -(1 << (layout.bits_stored - 1)) if layout.signed else 0
     if layout.bits_stored < layout.bits_allocated and not floor <= low <= high < floor + (1 << layout.bits_stored):
-        met.append("unused-bits")
+        notes.append("unused-bits")
         shift = layout.bits_allocated - layout.bits_stored
         raw = (raw << shift) >> shift
         low, high = int(raw.min()), int(raw.max())
@@ -97,8 +97,8 @@ def _to_hu(raw: np.ndarray, slice_: Slice, out: np.ndarray) -> list[str]:
         np.add(raw.astype(np.int16, copy=False), np.int16(intercept), out=out)  # wraps there and back again: exact
     else:
         if not fits:
-            met.append("clipped")
+            notes.append("clipped")
         out[:] = to_int16(raw * np.float64(slope) + intercept)
     if padding is not None:
         out[padding] = AIR_HU
-    return met
+    return notes

@@ -22,7 +22,7 @@ AXIAL = 0.85  # least component of an axial slice's normal along the body's axis
 
 SHARP_WORDS = ("LUNG", "BONE", "EDGE", "SHARP", "DETAIL", "ULTRA", "HRCT", "CHEST")
 SOFT_WORDS = ("STANDARD", "SOFT", "SMOOTH", "BODY", "STND", "MEDIASTIN")
-TELLING = ("localizer", "missing-files")  # reasons why files are no slices that explain a whole folder without any
+DECISIVE = ("localizer", "missing-files")  # these explain a whole folder without slices, however few files have them
 
 
 @dataclass(eq=False)
@@ -35,24 +35,24 @@ class Series:
     unread: list[DataError] = field(default_factory=list)
 
     def rank(self) -> tuple[bool, bool, bool, bool, int, int, float, str]:
-        """Smaller is better."""
+        """Key to sort by, best first."""
         if not self.slices:
             return True, True, True, True, 2, 0, 0.0, self.uid
-        one = self.slices[0]
+        head = self.slices[0]
         return (
-            abs(one.normal[2]) < AXIAL,
-            bool(PROJECTIONS & set(one.image_type)),
-            one.rescale_type not in ("", "HU"),
-            "DERIVED" in one.image_type,
-            softness(one.kernel),
+            abs(head.normal[2]) < AXIAL,
+            bool(PROJECTIONS & set(head.image_type)),
+            head.rescale_type not in ("", "HU"),
+            "DERIVED" in head.image_type,
+            softness(head.kernel),
             -len(self.slices),
-            one.thickness or 0.0,
+            head.thickness or 0.0,
             self.uid,
         )
 
     def describe(self) -> str:
-        one = self.slices[0] if self.slices else None
-        what = f"kernel '{one.kernel}', {one.thickness} mm" if one else "damaged"
+        """For messages."""
+        what = f"kernel '{self.slices[0].kernel}', {self.slices[0].thickness} mm" if self.slices else "damaged"
         return f"series {self.uid} ({len(self.slices)} slices, {what})"
 
 
@@ -86,40 +86,40 @@ def scan(sources: Sequence[Source], where: str) -> tuple[list[Series], list[Data
         left_out += [error for _, error in unread]
         if not left_out:
             raise DataError(f"{where}: no DICOM file among {len(sources)} file(s)", reason="no-dicom")
-        raise _why_nothing(left_out, where)
-    patients = {slice_.patient_id for one in series.values() for slice_ in one.slices}
+        raise _refusal(left_out, where)
+    patients = {slice_.patient_id for item in series.values() for slice_ in item.slices}
     if len(patients) > 1:
         raise DataError(f"{where}: files of {len(patients)} patients; one folder is one study", reason="mixed-patients")
-    if len({slice_.study_uid for one in series.values() for slice_ in one.slices}) > 1:
+    if len({slice_.study_uid for item in series.values() for slice_ in item.slices}) > 1:
         text = f"{where}: files of several studies, whose dates differ; give each its own folder"
         raise DataError(text, reason="several-studies")
     if unread or strays:
-        left_out += _among(series.values(), unread + [(source, not_dicom(source)) for source in strays])
+        left_out += _assign_unread(series.values(), unread + [(source, not_dicom(source)) for source in strays])
     return sorted(series.values(), key=Series.rank), left_out
 
 
-def _among(series: Iterable[Series], unread: list[tuple[Source, DataError]]) -> list[DataError]:
-    """Give each unreadable file to the series among whose slices it lies; the errors of those that lie among none."""
+def _assign_unread(series: Iterable[Series], unread: list[tuple[Source, DataError]]) -> list[DataError]:
+    """Add the errors of unreadable files to the series in their folders; returns those of files in other folders."""
     series = list(series)
     holders: dict[tuple[Path, str], set[Series]] = defaultdict(set)
-    for one in series:
-        for slice_ in one.slices:
-            holders[slice_.source.folder].add(one)
-    left = []
+    for item in series:
+        for slice_ in item.slices:
+            holders[slice_.source.folder].add(item)
+    left_out = []
     for source, error in unread:
         owners = holders[source.folder]
         if source.lost_from is not None:
-            owners = {one for one in series if one.uid == source.lost_from}
-        for one in owners:
-            one.unread.append(error)
-        left += [] if owners else [error]
-    return left
+            owners = {item for item in series if item.uid == source.lost_from}
+        for item in owners:
+            item.unread.append(error)
+        left_out += [] if owners else [error]
+    return left_out
 
 
-def _why_nothing(errors: Sequence[DataError], where: str) -> DataError:
-    """Of files none of which is a slice: the commonest reason, but scouts and lost files before any other."""
+def _refusal(errors: Sequence[DataError], where: str) -> DataError:
+    """Make the refusal of files without a CT slice, for their commonest reason; scouts and lost files come first."""
     counts = Counter(error.reason for error in errors)
-    reason = next((one for one in TELLING if counts[one]), counts.most_common(1)[0][0])
+    reason = next((known for known in DECISIVE if counts[known]), counts.most_common(1)[0][0])
     text = f"{counts[reason]} of {len(errors)} file(s)" if len(errors) > 1 else "its file"
     example = next(error for error in errors if error.reason == reason)
     return DataError(f"{where}: no CT slice; {text}: {example}", reason=reason)
@@ -128,12 +128,12 @@ def _why_nothing(errors: Sequence[DataError], where: str) -> DataError:
 def notes_of(
     chosen: Series, refused: Sequence[tuple[Series, DataError]], all_: Sequence[Series], left_out: Sequence[DataError]
 ) -> list[Note]:
-    """Notes on how the series was chosen."""
+    """Note how the series was chosen, and the files that were left out."""
     notes = []
     if len(all_) > 1:
-        others = "; ".join(one.describe() for one in all_ if one is not chosen)
+        others = "; ".join(item.describe() for item in all_ if item is not chosen)
         notes.append(Note("several-series", f"{chosen.describe()} was chosen by rule; not read: {others}"))
-    notes += [Note("series-refused", f"{one.describe()}: {error.reason}: {error}") for one, error in refused]
+    notes += [Note("series-refused", f"{item.describe()}: {error.reason}: {error}") for item, error in refused]
     examples = {error.reason: error for error in reversed(left_out)}
     left = by_reason(left_out).items()
     return notes + [Note(reason, f"{n} file(s) left out, such as {examples[reason]}") for reason, n in left]

@@ -28,7 +28,7 @@ LOSSLESS = {f"1.2.840.10008.1.2.{end}" for end in ("5", "4.57", "4.70", "4.80", 
 
 
 class NotASlice(DataError):
-    """The file is not a slice of a volume and can be left out; any other error condemns its series."""
+    """A file that is no slice of a volume and can be left out; any other error refuses its series."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def _storage(header: Header, frames: int) -> Storage:
 
 
 def _padding(dataset: Dataset, name: str, layout: Layout) -> tuple[int, int] | None:
-    """Files write the padding value signed or unsigned, whatever the pixels are."""
+    """Lowest and highest padding value; files write them signed or unsigned, whatever the pixels are."""
     low = integer(dataset, "PixelPaddingValue", name, None)
     if low is None:
         return None
@@ -200,7 +200,7 @@ def _geometry(frame: Dataset, name: str) -> dict[str, Any]:
 
 
 def _if_readable(frame: Dataset, keyword: str) -> float | None:
-    """A number that the volume does not depend on."""
+    """A number that is only compared; None where it cannot be read."""
     try:
         number = float(text(frame, keyword))
     except ValueError:

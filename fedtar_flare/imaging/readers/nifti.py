@@ -59,7 +59,7 @@ def _volume(file: Any, header: Any, path: Path, min_slices: int) -> CTVolume:
 
 
 def _check_stated(header: Any, path: Path, packed: bool) -> None:
-    """Hold the sizes that the header states against the limits and the file's length, before anything is allocated."""
+    """Check the stated sizes against the limits and the file's length, before anything is allocated."""
     voxels, first = math.prod(max(n, 1) for n in header.get_data_shape()), float(header["vox_offset"])
     check_size(str(path), "voxels", voxels)
     size = path.stat().st_size
@@ -89,7 +89,7 @@ def _geometry(header: Any, path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check_agreement(header: Any, affine: np.ndarray, lengths: np.ndarray, path: Path) -> None:
-    """Refuse voxel sizes or axes of the sform that pixdim or the qform contradict: a converter has lost one of them."""
+    """Refuse an sform whose voxel sizes or axes pixdim or the qform contradict, as after a faulty conversion."""
     from nibabel.orientations import aff2axcodes
 
     stated = np.abs(np.asarray(header["pixdim"][1:4], np.float64))
