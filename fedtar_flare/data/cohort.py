@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -50,7 +51,7 @@ class Visit:
     report: str
     """Text of the reference report."""
     modality: Modality
-    """Kind of image."""
+    """``ct``, ``radiograph`` or ``photograph``."""
     age: float | None = None
     """Years at this visit, 0 to 130; None: unknown."""
     findings: frozenset[str] | None = None
@@ -107,7 +108,7 @@ class Patient:
     def __post_init__(self) -> None:
         if not self.visits:
             raise DataError(f"patient {self.patient_id} has no visit", reason="no-visit")
-        if {visit.patient_id for visit in (*self.visits, *self.unreadable)} != {self.patient_id}:
+        if {self.patient_id} != set(map(attrgetter("patient_id"), (*self.visits, *self.unreadable))):
             raise DataError(f"patient {self.patient_id} holds a visit of another patient", reason="mixed-patients")
         seen: set[tuple[datetime, Path]] = set()
         for visit in self.visits:
@@ -155,18 +156,15 @@ class Cohort:
 
     Parameters
     ----------
-    site : str
-        Name of the site.
+    site, key : str, bytes
+        Name of the site; its secret for keyed hashes, at least 16 bytes.
     patients : sequence of Patient
         At least one; each id once, all of one modality.
-    key : bytes
-        The site's secret for keyed hashes, at least 16 bytes.
     timeline : Timeline
         How visits become time steps.
-    rejected : mapping of str to int, optional
-        Reason to number of studies left out when the data was read.
-    prepared : mapping of Visit to Path, optional
-        Files of model input (:func:`.imaging.pipeline.prepare_cohort`).
+    rejected, prepared : mapping, optional
+        Number of studies left out when the data was read, by reason; file of the model input by visit
+        (:func:`.imaging.pipeline.prepare_cohort`).
     linked : sequence of collections of str, default ()
         Groups of patient ids that share a picture. Each group is in one split: the first of training, validation and
         test that one of its patients is in, so that nobody moves from training into a test.
@@ -204,7 +202,9 @@ class Cohort:
     ):
         if not patients:
             raise DataError(f"site {site} has no patient that can be used", reason="no-patient")
-        by_hash = {hmac.digest(key, b"order:" + p.patient_id.encode(), "sha256"): p for p in patients}
+        by_hash: dict[bytes, Patient] = {}
+        for patient in patients:
+            by_hash[hmac.digest(key, b"order:" + patient.patient_id.encode(), "sha256")] = patient
         if len(by_hash) < len(patients):
             raise DataError(f"site {site} has two patients of one id", reason="duplicate-patient")
         self.site = site
@@ -213,9 +213,11 @@ class Cohort:
         self.time_steps = timeline.time_steps
         self.rejected = dict(rejected or {})
         self.patients: tuple[Patient, ...] = tuple(dict(sorted(by_hash.items())).values())
-        self.visits = [visit for patient in self.patients for visit in patient.visits]
+        self.visits: list[Visit] = []
+        for patient in self.patients:
+            self.visits += patient.visits
         self.modality: Modality = self.visits[0].modality
-        if any(visit.modality != self.modality for visit in self.visits):
+        if len(set(map(attrgetter("modality"), self.visits))) > 1:
             raise DataError(f"site {site} mixes CT and radiographs; make one cohort of each", reason="mixed-modality")
         self.linked = tuple(linked)
         self.splits = dict(splits or {})
@@ -397,10 +399,15 @@ class Cohort:
             For each split one number per time step, rounded down to a multiple of ``least``; length T.
         """
         cells = self._cells(least)
-        counts: dict[Split, list[int]] = {split: [0] * self.time_steps for split in SPLITS}
-        for (split, step), n in Counter((s.split, s.time_step) for s in self._samples).items():
-            if (split, step) in cells:
-                counts[split][step - 1] = round_to_cell(n, least)
+        counts: dict[Split, list[int]] = {}
+        for split in SPLITS:
+            counts[split] = [0] * self.time_steps
+        for sample in self._samples:
+            if (sample.split, sample.time_step) in cells:
+                counts[sample.split][sample.time_step - 1] += 1
+        for row in counts.values():
+            for t, n in enumerate(row):
+                row[t] = round_to_cell(n, least)
         return counts
 
     def digest(self) -> str:
@@ -439,4 +446,7 @@ class Cohort:
 
     def _cells(self, least: int) -> set[tuple[Split, int]]:
         """Split and time step of the cells with at least ``least`` distinct patients."""
-        return full_cells((((s.split, s.time_step), s.visit.patient_id) for s in self._samples), least)
+        members = []
+        for sample in self._samples:
+            members.append(((sample.split, sample.time_step), sample.visit.patient_id))
+        return full_cells(members, least)

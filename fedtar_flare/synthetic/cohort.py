@@ -72,7 +72,7 @@ def synthetic_cohort(
         "time_steps": timeline.time_steps,
         "seed": seed,
         "alignment": timeline.alignment,
-        "periods": [date.isoformat() for date in timeline.periods],
+        "periods": list(map(datetime.isoformat, timeline.periods)),
         "options": options.to_dict(),
     }
     key = hashlib.sha256(json.dumps([_code_version(), settings], sort_keys=True).encode()).hexdigest()[:16]
