@@ -8,12 +8,12 @@ import pytest
 import torch
 import yaml
 from command import fedtar_here
-from federation import QuadraticSite, federation_of, pair
 from federation_process import SITES, Federation, wait_for
 
 from fedtar_flare import registry
 from fedtar_flare.provision.resume import resumed_job
 from fedtar_flare.runtime.checkpoint import load
+from fedtar_flare.testing import FunctionFederation, QuadraticSite, random_pair
 
 SETTINGS = ("--method", "fedmedian", "--preset", "tiny", "-r", "2", "--time-steps", "1", "--patients", "12")
 SETTINGS += ("--set", "server.step_size=0.5", "--set", "training.local_steps=2", "--set", "training.batch_size=4")
@@ -50,11 +50,10 @@ def median(installed, monkeypatch, announce):
 
 @pytest.mark.parametrize("hospitals", [3, 4])
 def test_a_round_adds_the_median_of_the_updates_whatever_one_site_sends(median, tmp_path, hospitals):
-    sites = [QuadraticSite(f"site-{n}", [pair(n)], validation=pair(9)) for n in range(hospitals)]
+    sites = [QuadraticSite(f"site-{n}", [random_pair(n)], validation=random_pair(9)) for n in range(hospitals)]
     start = sites[0].start()
-    run = federation_of("fedmedian")(
-        tmp_path, {site.name: site for site in sites}, num_rounds=1, time_steps=1, step_size=0.5
-    )
+    named = {site.name: site for site in sites}
+    run = FunctionFederation(tmp_path, named, "fedmedian", num_rounds=1, time_steps=1, step_size=0.5)
     run.run()
     assert not run.panics
     after = load(run.results_folder / "checkpoint" / "best.safetensors").weights
