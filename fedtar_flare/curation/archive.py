@@ -47,7 +47,7 @@ class Study:
     report_file: Path | None = None
 
     def order(self) -> tuple[datetime, str]:
-        """By date; studies of the same moment by a hash."""
+        """Sort key: the date, then a hash of the UID."""
         return self.acquired, hashlib.sha256(self.uid.encode()).hexdigest()
 
 

@@ -28,7 +28,7 @@ class Report(NamedTuple):
 
 
 Found = dict[tuple[str, ...], list[Report]]
-"""By ("uid", StudyInstanceUID), ("accession", AccessionNumber) or ("day", PatientID, date)."""
+"""Reports by ("uid", StudyInstanceUID), ("accession", AccessionNumber) or ("day", PatientID, date)."""
 
 
 def join_reports(index: Index, reports: Path | None) -> int:

@@ -55,17 +55,17 @@ class Check:
     patients: list[Patient] = field(default_factory=list)
     """Patients with at least one usable visit, and these visits only."""
     rejected: dict[str, list[str]] = field(default_factory=dict)
-    """By reason, a text for each study that cannot be used."""
+    """A text for each study that cannot be used, by reason."""
     excluded: int = 0
     """Number of visits of patients on the site's exclusion list; their images are not opened."""
     notes: dict[str, list[str]] = field(default_factory=dict)
-    """By reason, what the readers noted about usable images."""
+    """Notes of the readers about usable images, by reason."""
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     """(slices, rows, columns) of each usable image; a picture has one slice."""
     spacings: list[tuple[float, ...]] = field(default_factory=list)
     """Distances between slices, rows and columns of each CT, mm."""
     identifiers: dict[str, list[str]] = field(default_factory=dict)
-    """By kind, ids of the visits whose report seems to hold an identifier."""
+    """Ids of visits whose report seems to hold an identifier, by kind of identifier."""
     shared: list[tuple[Visit, Visit]] = field(default_factory=list)
     """Pairs of visits of different patients with the same picture."""
     thumbnails: list[Thumbnail] = field(default_factory=list)
@@ -238,7 +238,7 @@ def read_target(target: Path) -> tuple[Reading, frozenset[str], Limits]:
     if target.suffix.lower() in (".yaml", ".yml"):
         config = read_site_file(target, for_jobs=False)
         if config.source == "synthetic":
-            raise ConfigError(f"{target}: a synthetic site has no data of its own to check")
+            raise ConfigError(f"{target}: a synthetic site has no data to check")
         assert config.path is not None  # a SiteConfig of these sources has one
         return read_source(config.source, config.path, config.options), excluded_patients(config), config.limits
     if target.is_dir() and not (target / "manifest.csv").is_file():

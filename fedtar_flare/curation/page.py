@@ -118,7 +118,7 @@ def _of_images(check: Check) -> list[Markup]:
 
 
 def histogram(title: str, values: Sequence[float], unit: str, *, whole_numbers: bool = False) -> Markup:
-    """How many values lie in each range, as an HTML ``figure``; whole numbers get a bar each if they are few."""
+    """A histogram as an HTML ``figure``; a few whole numbers get a bar each."""
     if not len(values):
         return Chart(title).figure()
     edges = bin_edges(values, whole_numbers)

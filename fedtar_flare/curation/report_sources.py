@@ -31,7 +31,7 @@ IMAGING = {"", "RAD", "CT", "CUS", "NMR", "NMS", "OUS", "RUS", "RX", "VUS", "XRC
 CHARSETS = {"ASCII": "ascii", "UNICODE UTF-8": "utf-8", "GB 18030-2000": "gb18030", "BIG-5": "big5",
             "KS X 1001": "euc_kr", "ISO IR14": "shift_jisx0213", "ISO IR6": "ascii", "ISO IR87": "ascii",
             "ISO IR159": "ascii", **{f"8859/{n}": f"iso8859-{n}" for n in (*range(1, 10), 15)}}  # fmt: skip
-"""Of HL7's table 0211; the Japanese sets of two bytes are switched to from ASCII."""
+"""Codecs of HL7's table 0211; Japanese sets of two bytes begin in ASCII and are switched to by escape sequences."""
 WRONG = re.compile(r"[\x0e\x0f\x1b\x80-\x9f\ufffd]")
 UNSAFE = re.compile(rb"\x1b(?:\$[^)]|\(I)[^\x1b\r\n]*(?:[\r\n]|\Z)|\x1b\(B[^\x1b\r\n]*[\x80-\xff]")
 """Characters that no set prints; and switches to two bytes beyond a segment's end, or to ASCII before other bytes."""

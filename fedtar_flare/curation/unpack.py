@@ -32,7 +32,7 @@ MOST = 1_000_000
 """Pictures that are written at most; the largest set of MedMNIST has a quarter of it."""
 
 _UNFIT = re.compile(r"[;|]|^[?]")
-"""What a label of a manifest cannot hold."""
+"""Characters that a label in a manifest cannot hold."""
 
 
 @dataclass(frozen=True)

@@ -84,11 +84,11 @@ def round_loss(loss: float, visits: int, least: int) -> float:
 
 
 def winsorised_mean(losses: Sequence[tuple[str, float]], least: int) -> float:
-    """Mean of losses in which no value shows that fewer than ``least`` patients have.
+    """Mean of losses that no group of fewer than ``least`` patients can pull to an extreme.
 
     A loss counts at most as the ``least``-th largest of the patients' largest losses, and at least as the ``least``-th
-    smallest of their smallest (of fewer than 2 ``least`` patients: as the median of either). So weights for which one
-    report's loss is huge, or not finite, do not show in the mean.
+    smallest of their smallest (of fewer than 2 ``least`` patients: as the median of either). So the mean does not
+    reveal that one report has a huge or infinite loss.
 
     >>> winsorised_mean([("a", 1.0), ("b", 2.0), ("c", 3.0), ("d", 1e9)], 2)
     2.5

@@ -24,7 +24,7 @@ HEADINGS: dict[str, tuple[str, ...]] = {
 }
 SECTIONS = tuple(HEADINGS)
 _OTHER = ("final report", "wet read", "findings and impression", "findings/impression", "comment", "comments", "date")
-"""Headings that end a section and name none."""
+"""Headings that end a section without beginning one."""
 _NAMES = {heading: section for section, headings in HEADINGS.items() for heading in headings}
 _ANY = "|".join(re.escape(name) for name in sorted([*_NAMES, *_OTHER], key=len, reverse=True))
 _HEADING = re.compile(
@@ -54,10 +54,7 @@ def sections_of(text: str) -> dict[str, str]:
 
 
 def select_sections(text: str, wanted: Sequence[str]) -> str:
-    """The wanted sections in the order asked for, one per line, without those the report lacks; none wanted: all of it.
-
-    Raises :class:`DataError` ``no-section`` when the report has none of them.
-    """
+    """The wanted sections in their order, one per line; the whole text if none is wanted; DataError ``no-section``."""
     if not wanted:
         return text
     sections = sections_of(text)
@@ -69,10 +66,7 @@ def select_sections(text: str, wanted: Sequence[str]) -> str:
 
 
 def check_sections(value: object, where: str) -> tuple[str, ...]:
-    """``all``, a section or a list of them as a tuple (empty: all).
-
-    Raises :class:`ConfigError` with the unknown section and the nearest known one.
-    """
+    """``all``, a section or a list of them as a tuple (empty: all); ConfigError names an unknown section."""
     if value is None or value == "all":
         return ()
     names = [value] if isinstance(value, str) else value
@@ -86,13 +80,13 @@ def check_sections(value: object, where: str) -> tuple[str, ...]:
 
 
 def with_headings(parts: Sequence[tuple[str, str]]) -> str:
-    """A report from (section, text) pairs, for sources that keep them in columns; empty ones are left out."""
+    """A report from (section, text) pairs, for sources that keep sections in columns; empty ones are left out."""
     return "\n".join(f"{name.upper()}: {text.strip()}" for name, text in parts if text.strip())
 
 
 CLEANINGS = ("none", "r2gen-v1")
 
-# what falls inside a sentence; a hyphen stays, as in R2Gen, where it stands for a range of characters
+# removed inside a sentence; not a hyphen, since R2Gen's pattern has it as a range of characters
 _PUNCTUATION = re.compile(r"[.,?;:*!%^&_+()<=>@\[\]{}\"'/\\]")
 
 

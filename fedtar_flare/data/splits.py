@@ -2,7 +2,7 @@
 
 Plain hashes can be inverted by trying identifiers; HMAC-SHA-256 with a key that stays at the site cannot. A split
 depends on identifier and key alone, so a new visit never moves a patient, unless its picture is another patient's too
-(:class:`.cohort.Cohort`), or the source states a split of its own.
+(:class:`.cohort.Cohort`), or the source states a split.
 """
 
 import hashlib

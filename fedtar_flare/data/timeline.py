@@ -1,4 +1,4 @@
-"""How the visits of a cohort become time steps."""
+"""The time steps of a cohort's visits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Timeline:
     periods: tuple[datetime, ...] = ()
     """For ``period``, T - 1 rising dates, each in the bin that it begins."""
     prior: str = "none"
-    """What a sample includes of the patient's previous visit, one of :data:`PRIORS`. ``generated`` is the report in
+    """Part of the previous visit that a sample includes, one of :data:`PRIORS`. ``generated`` is the report in
     training and in the validation loss, and the model's own draft of that visit when reports are generated."""
     priors: int = 1
     """Number of earlier visits that a sample includes."""
@@ -54,7 +54,7 @@ class Timeline:
 
     @property
     def prior_kinds(self) -> frozenset[str]:
-        """What a sample includes of the previous visit: ``report``, ``image``, both, or nothing."""
+        """Parts of the previous visit that a sample includes: ``report``, ``image``, both, or none."""
         return frozenset(self.prior.replace("generated", "report").split("+")) - {"none"}
 
     @property

@@ -50,7 +50,7 @@ OLDER_FROM = 65.0
 MOST_FINDINGS, MOST_NEW = 4, 1
 """Findings of a visit at most, known and new."""
 OPEN_BIN_DAYS = 180
-"""How far the first and the last calendar bin reach, which are open to one side, when visits are aligned by period."""
+"""Days that the first and the last calendar bin cover, which are open to one side."""
 FIRST_DAY = datetime(2019, 1, 1)
 REVERTED_AFTER = 2
 """Time steps for which a change lasts that is reverted."""
@@ -61,7 +61,7 @@ _CYCLE = ("train", "validation", "test", "train", "train", "train", "test", "tra
 
 
 class CohortOptions(Settings):
-    """What the synthetic cohort contains; the defaults are the simulator's."""
+    """Content of the synthetic cohort; the defaults are the simulator's."""
 
     patients: int = Field(0, ge=0, description="patients of this site; 0: as many as the job asks for")
     change: Literal["early", "late", "none", "gradual", "template", "reverted", "scanner", "epidemic"] = Field(
@@ -140,7 +140,7 @@ def wording_share(options: CohortOptions, step: int, time_steps: int) -> float:
 
 
 def factors_at(options: CohortOptions, step: int, time_steps: int) -> dict[str, float]:
-    """How much more frequent the planted change makes kinds at a time step."""
+    """Factors by which the planted change multiplies the frequency of kinds at a time step."""
     begins = change_step(options, time_steps)
     after = begins is not None and step >= begins
     if options.change == "epidemic":
@@ -214,7 +214,7 @@ def _moments(rng: np.random.Generator, count: int, timeline: Timeline, options: 
 
 
 def _factors(style: int, age: float, sex: str, options: CohortOptions) -> dict[str, float]:
-    """How much more frequent each kind is in this patient than on average."""
+    """Frequency of each kind in this patient, relative to the average."""
     site = stream("case mix", style).uniform(0.7, 1.4, len(KNOWN_KINDS))
     factors = dict(zip(KNOWN_KINDS, site.tolist(), strict=True))
     rare = [kind for kind in almost_never(style) if options.change != "epidemic" or "epidemic" not in KIND[kind]]
@@ -226,7 +226,7 @@ def _factors(style: int, age: float, sex: str, options: CohortOptions) -> dict[s
 
 
 def factors_of(group: str) -> dict[str, float]:
-    """How much more frequent kinds are in a group: ``older``, ``M``, ``F``, or ``changed``."""
+    """Frequency of kinds in a group (``older``, ``M``, ``F``, or ``changed``), relative to the average."""
     return {kind: entry[group] for kind, entry in KIND.items() if group in entry}
 
 

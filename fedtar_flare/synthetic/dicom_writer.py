@@ -119,7 +119,7 @@ def _decimal(value: float) -> str:
 
 
 def _header(spacing_mm: tuple[float, float, float], acquired: datetime, study_uid: str, series_uid: str) -> Dataset:
-    """What all slices share, apart from the patient and their size."""
+    """The elements that all slices share, except the patient's and the size."""
     from pydicom.dataset import Dataset, FileMetaDataset
     from pydicom.uid import UID, CTImageStorage, ExplicitVRLittleEndian
 

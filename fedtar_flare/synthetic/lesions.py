@@ -32,7 +32,7 @@ PNEUMOTHORAX = (0.78, 0.62, 0.46)
 CAVITY_MM = (36.0, 50.0, 66.0)
 """Outer diameter, per size; the wall takes a fifth of it on either side."""
 FIBROSIS_MM = (40.0, 70.0, 105.0)
-"""How far the network reaches up from the base of the lungs, per size."""
+"""Height of the network above the base of the lungs, per size."""
 PERICARDIAL_MM = (12.0, 20.0, 30.0)
 """Depth of the fluid around the heart, per size; drawn with the heart."""
 

@@ -24,7 +24,7 @@ HEART_SCALE = (1.0, 1.22, 1.44, 1.7)
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What stays the same in a patient; lengths in mm."""
+    """A patient's anatomy, the same at every visit; lengths in mm."""
 
     chest: tuple[float, float]  # half width and half depth of the cavity
     wall: tuple[float, float]  # thickness of muscle and ribs, and of the fat under the skin

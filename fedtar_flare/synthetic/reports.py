@@ -1,4 +1,4 @@
-"""What a reporting style is made of, and how a visit is put into its words."""
+"""A reporting style, and the report of a visit in its words."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Wording:
     impression: Sequence[str] = ("", "")
     """Closing sentence with ``{names}``, and the one for a normal study."""
     impression_first: bool = False
-    """It stands right after the opening."""
+    """Whether the impression follows the opening."""
 
 
 def write_report(

@@ -1,4 +1,4 @@
-"""Which reporting style a site has, and the generic style of the warm start.
+"""The reporting style of a site, and the generic style of the warm start.
 
 Styles say the same in different words, order and structure. Each has two wordings, one before and one after the planted
 change (``CohortOptions.change``). The generic style belongs to no site: a model that was warm-started on it knows the

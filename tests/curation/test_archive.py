@@ -258,7 +258,7 @@ def test_reports_beside_the_study_or_in_a_folder(tmp_path, place):
 
 
 @pytest.mark.parametrize("how", ["table", "folder", "beside"])
-def test_a_report_under_an_accession_number_of_two_patients_is_nobodys(tmp_path, how):
+def test_a_report_under_an_accession_number_of_two_patients_is_left_out(tmp_path, how):
     study(tmp_path / "d" / "p", "P", "1.2.1")
     study(tmp_path / "d" / "q", "Q", "1.2.2")
     reports = table(tmp_path / "r.csv", "accession_number,report", "A1,Yes.")
@@ -312,7 +312,7 @@ def test_an_accession_number_counts_with_its_issuer(tmp_path, studies, reports, 
     assert counts["left_out"] == reasons and (counts["studies"], counts["patients"]) == (len(got) + 1, bool(got) + 1)
 
 
-def test_a_report_in_a_shared_folder_is_nobodys(tmp_path):
+def test_an_unnamed_report_in_a_shared_folder_is_left_out(tmp_path):
     study(tmp_path / "flat", uid="1.2.1", prefix="a", AccessionNumber="A1")
     study(tmp_path / "flat", uid="1.2.2", prefix="b", AccessionNumber="A2")
     (tmp_path / "flat" / "report.txt").write_text("Whose?")

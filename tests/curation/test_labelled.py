@@ -58,7 +58,7 @@ def test_nih_chest_xray_14(tmp_path, monkeypatch, capsys, repository):
     assert found["00000002_000.png"][1].labels == {"Hernia"} and read.splits == {"1": "train", "2": "test"}
 
 
-def test_what_most_readers_see_counts_and_what_few_see_is_uncertain(tmp_path, monkeypatch, repository):
+def test_findings_of_most_readers_are_labels_and_of_few_are_uncertain(tmp_path, monkeypatch, repository):
     """VinDr-CXR: three radiologists a training image, a column for each finding."""
     monkeypatch.chdir(tmp_path)
     pictures(tmp_path / "train", "a.png", "b.png")

@@ -87,7 +87,7 @@ def test_a_killed_pull_goes_on_where_it_stopped_and_a_changed_study_is_noticed(p
     assert (code, done["pulled"], done["there"], len(list(folder.glob("studies/*/*/*.dcm")))) == (0, 0, 200, 401)
 
 
-def test_only_what_the_query_names_comes_compressed_as_it_is_stored(pacs, tmp_path):
+def test_studies_of_the_query_alone_come_compressed_as_stored(pacs, tmp_path):
     series = put(SeriesInstanceUID="1.2.826.3.2", SOPInstanceUID="1.2.826.3.2.1", Modality="SR")
     rest(f"{pacs}/instances", instance(3, 5, lambda ds: [series(ds), compress(ds, JPEGLSLossless)]))
     rows = "A003;P3;SR", "A00?;P4;", "A01*;P10;CT", "A005;P6;"

@@ -87,7 +87,7 @@ def test_fhir_the_newest_final_state_counts_and_the_rest_by_reason(read):
     assert left_out == {"superseded": 2, "bad-resource": 2, **dict.fromkeys(once, 1)}
 
 
-def test_hl7_by_its_own_character_set_patient_and_status(read):
+def test_hl7_by_character_set_patient_and_status(read):
     two = oru(pid="P2", number="A2^RIS") + oru(pid="P3", number="A3^RIS", text="Klar.").split("\r", 1)[1]
     files = {
         "1.hl7": b"\x0b" + oru(text="alt", when="202401310900").encode() + b"\x1c\r",
@@ -135,7 +135,7 @@ def test_hl7_in_any_character_set_and_separators_is_the_same_report(tmp_path, ma
     assert one["report"] == "Klar." + "".join(c for c, _ in characters)
 
 
-def test_hl7_is_read_for_certain_or_left_out_and_said(read, tmp_path):
+def test_hl7_is_read_exactly_or_left_out_by_reason(read, tmp_path):
     lung = "\u80ba".encode("iso2022_jp")  # switches there and back
     texts = [
         ("~ISO IR87", b"a " + lung + b" b", "a \u80ba b"),

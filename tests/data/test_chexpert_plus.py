@@ -49,7 +49,7 @@ def test_every_view(collection):
     assert {v.visit_id for v in patient.visits} == {"study1-view1_PA", "study1-view1_LL"}
 
 
-def test_what_cannot_be_used_is_counted(collection):
+def test_unusable_studies_are_counted(collection):
     studies = (("patient1", "study1", "AP", "1"), ("patient1", "study2", "LL", "2"), ("patient2", "study1", "AP", ""))
     empty = row("patient3", "study1", "PA", "1", **dict.fromkeys(SECTIONS.values(), ""))
     reading = read_chexpert_plus(collection(*(row(*study) for study in studies), empty), ORDER)

@@ -129,7 +129,7 @@ def test_prior_is_the_last_visit_at_an_earlier_moment_over_all_steps(half_days, 
         assert sample.days_since_prior == days and (days is None or days > 0)
 
 
-def test_what_is_included_of_the_visit_before():
+def test_parts_of_the_previous_visit():
     report, image, both = {"report"}, {"image"}, {"report", "image"}
     assert [Timeline(1, prior=p).prior_kinds for p in PRIORS] == [set(), report, image, both, report, both]
     assert [p for p in PRIORS if Timeline(1, prior=p).prior_generated] == ["generated", "generated+image"]

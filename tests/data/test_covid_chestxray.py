@@ -38,7 +38,7 @@ def test_visits_are_ordered_by_offset_not_by_name_or_row(collection):
     assert patient.sex == "F" and patient.visits[0].age == 54 and patient.visits[0].modality == "radiograph"
 
 
-def test_what_is_left_out_is_counted(collection):
+def test_unusable_studies_are_counted(collection):
     path = collection(
         row("1", "0", "a.png"), row("1", "1", "b.png", view="L"), row("1", "2", "c.png", modality="CT", view="Axial"),
         row("1", "3", "d.png", clinical_notes=" "), row("1", "4", "e.png"), row("1", "5", "f.png", age="430"),

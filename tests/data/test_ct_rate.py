@@ -69,7 +69,7 @@ def test_one_reconstruction_of_a_scan_by_the_stated_rule(collection, slices, lac
     assert patient.visits[0].report and patient.visits[0].age == 54
 
 
-def test_what_is_left_out_is_counted(collection):
+def test_unusable_studies_are_counted(collection):
     path = collection(
         *(volume(f"train_{n}_a_1.nii.gz") for n in (1, 2, 3, 6)),
         volume("train_1_b_1.nii.gz", day=""),
@@ -107,7 +107,7 @@ def test_wrong_layouts_and_options(collection, tmp_path):
         read_ct_rate(path)
 
 
-def test_abnormalities_of_a_table_are_labels_and_any_reconstruction_tells_them(collection):
+def test_abnormalities_of_a_table_are_labels_and_any_reconstruction_has_them(collection):
     path = collection(volume("train_1_a_1.nii.gz"), volume("train_1_a_2.nii.gz"), volume("train_2_a_1.nii.gz"))
     (path / "labels.csv").write_text("VolumeName,Emphysema,Lung nodule\ntrain_1_a_2.nii.gz,1,0\n")
     patients = read_ct_rate(path, {"labels": "labels.csv"}).patients()

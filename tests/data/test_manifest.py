@@ -144,7 +144,7 @@ def test_report_files_that_cannot_be_used(table, folder, content, reason):
      ("study_datetime", "2020-02-30", "bad-date"), ("age", "430", "age-out-of-range"),
      ("patient_id", "", "no-patient-id")],
 )  # fmt: skip
-def test_a_bad_row_is_named_and_the_good_one_kept(folder, write, number, column, value, reason):
+def test_a_bad_row_is_named_and_left_out(folder, write, number, column, value, reason):
     reading = read_manifest(write(folder, [GOOD, {**GOOD, "patient_id": "bad", column: value}]))
     assert [p.patient_id for p in reading.patients()] == ["ok"] and reading.rejected() == {reason: 1}
     assert f"row {number}, column '{column}'" in str(reading.problems[0])

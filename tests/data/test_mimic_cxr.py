@@ -118,7 +118,7 @@ def test_short_reports_are_left_out_by_the_words_of_the_chosen_sections(collecti
     assert reading.rejected() == {"too-few-words": 1}
 
 
-def test_what_is_left_out_is_counted(collection):
+def test_unusable_studies_are_counted(collection):
     radiographs = [image_row(name, study=study) for name, study in zip("nres", "3457", strict=True)]
     radiographs += [image_row("ok"), image_row("d", study="6", day="")]
     radiographs += [image_row("l1", study="2", view="LATERAL"), image_row("l2", study="2", view="LL")]

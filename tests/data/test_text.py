@@ -164,7 +164,7 @@ WORDS = st.lists(st.sampled_from(["clear", "No effusion.", "nodule 3 mm", "(stab
 
 
 @given(st.dictionaries(st.sampled_from(SECTIONS), WORDS, min_size=1))
-def test_what_is_written_with_headings_is_read_back(parts):
+def test_sections_are_read_back_from_headings(parts):
     texts = {name: " ".join(words) for name, words in parts.items()}
     assert sections_of(with_headings(list(texts.items()))) == texts
 
@@ -188,7 +188,7 @@ def test_r2gen_by_hand(text, cleaned):
 
 
 @given(TEXTS)
-def test_what_cleaning_leaves(text):
+def test_characters_after_cleaning(text):
     cleaned = clean_report(text, "r2gen-v1")
     assert clean_report(text) == text, "by default as stored"
     assert cleaned == cleaned.lower() and "\n" not in cleaned and "  " not in cleaned

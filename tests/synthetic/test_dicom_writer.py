@@ -25,7 +25,7 @@ def write(folder, hu=None, **changes):
     return write_ct_series(folder, volume() if hu is None else hu, **arguments)
 
 
-def test_against_the_standards_own_tables(tmp_path):
+def test_against_the_tables_of_the_standard(tmp_path):
     """Every attribute of type 1 and 2 of every mandatory module of the CT Image IOD, from the standard's tables."""
     folder = Path(pytest.importorskip("highdicom").__file__).parent / "_standard"  # the tables come with it
     modules = json.loads((folder / "iod_module_map.json").read_text())["ct-image"]
@@ -90,7 +90,7 @@ def test_content_uid_is_valid_and_depends_on_its_parts(parts):
     assert uid != content_uid("b", *parts)
 
 
-def test_what_is_no_patient_id_is_refused(tmp_path):
+def test_bad_patient_ids_are_refused(tmp_path):
     for name in ("", "a\\b", "x" * 65):
         with refused("wrong-patient-id"):
             write(tmp_path / "series", patient_id=name)

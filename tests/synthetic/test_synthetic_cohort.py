@@ -158,7 +158,7 @@ def test_missing_age_and_periods(tmp_path):
     assert {s.visit.visit_id: s.time_step for s in found.samples(None)} == steps
 
 
-def test_sites_differ_in_style_and_scanner_unless_told_otherwise(tmp_path):
+def test_sites_differ_in_style_and_scanner_unless_switched_off(tmp_path):
     alike = CohortOptions(own_words=0.0, scanner_differences=False, patients=2)
     made = [make(tmp_path, site, patients=1, time_steps=1) for site in ("site-1", "site-2")]
     made.append(make(tmp_path, "site-2", patients=1, time_steps=1, options=alike))

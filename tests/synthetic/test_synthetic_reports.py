@@ -76,7 +76,7 @@ def test_every_style_has_words_for_every_kind():
 
 @pytest.mark.parametrize("second", [0.0, 1.0])
 @pytest.mark.parametrize("style", range(2, 7))
-def test_a_share_of_the_kinds_is_described_in_own_words(style, second):
+def test_a_share_of_the_kinds_is_in_the_style_s_words(style, second):
     own, common = wording_of(style, second), wording_of(1, second)
     assert wording_of(style, second, 1.0) is own and wording_of(style, second, 0.0) == common
     for share in (0.3, 0.5, 0.8):

@@ -6,7 +6,7 @@ OpenI's XML files with ``parentImage`` ids and ``<id>.png``: they do not give th
 With ``views: all`` each image is a visit with the report, laterals too.
 
 Without dates nothing here is longitudinal. The option ``undated: single`` is required: it states that every patient has
-one visit, and all get 2000-01-01, which stands for "unknown". Age and sex are unknown too.
+one visit, and all get the date 2000-01-01. Age and sex are unknown too.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _from_xml(files: list[Path], reading: Reading) -> Iterator[Study]:
 
 
 def _sections(tree: ElementTree.ElementTree[Any]) -> dict[str, str]:
-    """Label to text; of headings that lie within others, each has its own text, and the same text is said once."""
+    """Label to text. A nested heading has only the text directly in it; a repeated text appears once."""
     parts: dict[str, list[str]] = {}
     for element in tree.iter(SECTION):
         text = " ".join("".join(_direct_text(element)).split())
@@ -113,7 +113,7 @@ def _sections(tree: ElementTree.ElementTree[Any]) -> dict[str, str]:
 
 
 def _direct_text(element: ElementTree.Element) -> Iterator[str]:
-    """The text of an element, without that of sections within it."""
+    """The text of an element without its nested sections."""
     yield element.text or ""
     for child in element:
         if child.tag != SECTION:

@@ -1,4 +1,4 @@
-"""What every source shares: single studies become patients, and studies left out are counted by reason.
+"""From single studies to patients, for every source; studies left out are counted by reason.
 
 Dates moved by a de-identifier (1900, 2180) are dates like any other; a study without a date is left out, never ordered
 by its identifier. A study whose image is missing is left out too, but keeps its place among the patient's visits.
@@ -42,7 +42,7 @@ class Reading:
     cleaning: str = "none"
     """Cleaning of reports (:func:`.report_text.clean_report`)."""
     views: str = "frontal"
-    """Which of a study's radiographs are visits: the preferred ``frontal`` one, or ``all``."""
+    """Radiographs of a study that are visits: the preferred ``frontal`` one, or ``all``."""
     min_visits: int = 1
     """Fewest visits of a patient."""
     min_words: int = 1

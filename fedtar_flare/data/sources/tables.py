@@ -82,7 +82,7 @@ def _records(file: TextIO, table: Path, delimiter: str) -> tuple[list[str], Reco
         except csv.Error as error:
             if reader.line_num > begun or "end of data" in str(error):
                 where = f"{table}, lines {begun} to {reader.line_num}"
-                text = "a quotation mark opens a cell and its end is not clear; rows cannot be told apart"
+                text = "a quotation mark opens a cell and its end is unclear, and so are the rows"
                 raise ConfigError(f"{where}: {text} ({error})") from error
             return DataError(f"quotation marks are not in pairs ({error})", reason="bad-row")
 
