@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +83,20 @@ def site_scores(
     cells = full_cells([(sample.time_step, sample.visit.patient_id) for sample in samples], min_cell)
     steps: dict[str, dict[str, Any]] = {}
     counted: list[int] = []
+    n = 0
     for t in range(1, time_steps + 1):
         steps[str(t)] = {"n": 0}
         if t in cells:
             chosen = [i for i, sample in enumerate(samples) if sample.time_step == t]
-            n = round_to_cell(len(chosen), min_cell)
+            here = round_to_cell(len(chosen), min_cell)
             reports = reports_of(samples, drafts, losses, chosen, min_cell)
-            steps[str(t)] = {"n": n, **scores_of(reports, by_step=True, n=n)}
+            steps[str(t)] = {"n": here, **scores_of(reports, by_step=True, n=here)}
             counted += chosen
-    n = sum(step["n"] for step in steps.values())
+            n += here
     if not counted:
         return {"steps": steps, "all": {"n": n}}
     reports = replace(reports_of(samples, drafts, losses, counted, min_cell), text_labeler=text_labeler)
-    claimants = {patient for patient, _ in reports.reference_claims}
+    claimants = set(map(itemgetter(0), reports.reference_claims))
     contradictions = reports.reference_contradictions if enough(claimants, min_cell) else None
     return {
         "steps": steps,

@@ -13,7 +13,7 @@ from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.minimum_cell import full_cells, round_share
 from fedtar_flare.metrics.language import require_pairs
 
-__all__ = ["CERTAIN", "CERTAIN_OR_NOT", "finding_counts", "finding_f1", "known_and_new", "label_counts"]
+__all__ = ["CERTAIN", "CERTAIN_OR_NOT", "finding_counts", "label_counts"]
 
 Array = NDArray[np.float64]
 Findings = Sequence[AbstractSet[Any]]
@@ -30,18 +30,10 @@ CERTAIN_OR_NOT = frozenset({"positive", "uncertain"})
 
 
 def finding_f1(truth: Findings, predicted: Findings) -> dict[str, float | None]:
-    """Micro averages over all pairs of a report and a finding.
+    """Micro ``finding_precision``, ``finding_recall`` and ``finding_f1`` over all pairs of a report and a finding.
 
-    Parameters
-    ----------
-    truth, predicted : sequence of set
-        Findings of N reports, in pairs, else DataError ``unequal-lengths`` or ``no-reports``.
-
-    Returns
-    -------
-    dict of str to float or None
-        ``finding_precision``, ``finding_recall`` and ``finding_f1``; None where undefined: precision if nothing is
-        predicted, recall if nothing is true, F1 if both.
+    None where undefined: precision if nothing is predicted, recall if nothing is true, F1 if both. DataError:
+    ``unequal-lengths`` or ``no-reports``.
     """
     require_pairs(truth, predicted)
     actual, named, hits = sum(map(len, truth)), sum(map(len, predicted)), 0
@@ -55,18 +47,9 @@ def finding_f1(truth: Findings, predicted: Findings) -> dict[str, float | None]:
 
 
 def known_and_new(truth: Findings, predicted: Findings, known: AbstractSet[str]) -> dict[str, float | None]:
-    """F1 of all findings, of those that the warm start has seen, and of the others.
+    """``finding_f1``, ``finding_f1_known`` and ``finding_f1_new``, ``finding_recall_new``, see :func:`finding_f1`.
 
-    Parameters
-    ----------
-    truth, predicted : sequence of set of str
-    known : set of str
-        Findings that the warm start has seen.
-
-    Returns
-    -------
-    dict of str to float or None
-        ``finding_f1``, ``finding_f1_known``, ``finding_f1_new`` and ``finding_recall_new``, see :func:`finding_f1`.
+    ``known`` are the findings that the warm start has seen; the others are new to it.
     """
     of_known = finding_f1([t & known for t in truth], [p & known for p in predicted])
     of_new = finding_f1([t - known for t in truth], [p - known for p in predicted])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -115,12 +116,13 @@ class RuleLabeler:
         self.unsided = frozenset(unsided)
         self.degrees = degrees
         self.changes = changes
-        self.names = tuple(filter(None, [no_finding, *(one.name for one in observations)]))
+        self.names: tuple[str, ...] = (no_finding,) if no_finding else ()
         """All classes; ``no_finding`` is the first."""
-        phrases = []
+        phrases: list[tuple[str, tuple[str, str]]] = []
         for one in observations:
+            self.names += (one.name,)
             for kind in _KINDS:
-                phrases += [(phrase, (one.name, kind)) for phrase in listed(getattr(one, kind))]
+                phrases += product(listed(getattr(one, kind)), [(one.name, kind)])
         self._book = Phrasebook(phrases)
         self._labels = lru_cache(maxsize=4096)(self._labels_of)  # references are labelled again in every evaluation
 

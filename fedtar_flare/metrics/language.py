@@ -17,7 +17,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,7 +157,7 @@ def language_statistics(
     require_pairs(references, drafts)
     matches, guesses, nearest, rouge_l, pairs = [], [], [], [], []
     for i, (draft, group) in enumerate(zip(drafts, references, strict=True)):
-        if isinstance(group, str) or isinstance(draft, str) or any(isinstance(r, str) for r in group):
+        if str in {type(group), type(draft), *map(type, group)}:
             raise DataError(f"report {i}: a text where a list of tokens belongs; split it first", reason="not-tokens")
         if not group:
             raise DataError(f"report {i} has no reference", reason="no-reference")
@@ -167,7 +167,7 @@ def language_statistics(
         most = [functools.reduce(operator.or_, counts) for counts in zip(*others, strict=True)]
         matches.append([(own[n] & most[n]).total() for n in range(_N)])
         guesses.append([max(0, len(draft) - n) for n in range(_N)])
-        nearest.append(min((abs(len(reference) - len(draft)), len(reference)) for reference in group)[1])
+        nearest.append(min([(abs(len(reference) - len(draft)), len(reference)) for reference in group])[1])
         rouge_l.append(_rouge_l(draft, group))
     return LanguageStatistics(
         matches=np.array(matches, dtype=np.float64),
@@ -214,8 +214,8 @@ def identical_share(texts: Sequence[str]) -> float:
         0 where all differ.
     """
     require_pairs(texts, texts)
-    counts = Counter(map(clean, texts))
-    return sum(count for count in counts.values() if count > 1) / len(texts)
+    unique = list(Counter(map(clean, texts)).values()).count(1)
+    return (len(texts) - unique) / len(texts)
 
 
 def mismatched_share(patients: Sequence[str], references: Sequence[str], drafts: Sequence[str]) -> float | None:
@@ -248,8 +248,8 @@ def mismatched_share(patients: Sequence[str], references: Sequence[str], drafts:
 def length_ratio(references: Sequence[str], drafts: Sequence[str]) -> float | None:
     """Words of all drafts per word of the references; None where no reference has a word."""
     require_pairs(references, drafts)
-    words, written = (len(" ".join(map(clean, texts)).split()) for texts in (references, drafts))
-    return written / words if words else None
+    words = len(" ".join(map(clean, references)).split())
+    return len(" ".join(map(clean, drafts)).split()) / words if words else None
 
 
 def _grams(text: str) -> set[tuple[str, ...]]:
@@ -259,17 +259,23 @@ def _grams(text: str) -> set[tuple[str, ...]]:
 
 def _ngrams(tokens: Sequence[str]) -> list[Counts]:
     """Per n = 1..4, how often each n-gram occurs."""
-    return [Counter(zip(*(tokens[i:] for i in range(n)), strict=False)) for n in range(1, _N + 1)]
+    counts, shifted = [], []
+    for n in range(_N):
+        shifted.append(tokens[n:])
+        counts.append(Counter(zip(*shifted, strict=False)))
+    return counts
 
 
 def _rouge_l(draft: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """F-measure (beta 1.2) of the references' best precision and recall; as in pycocoevalcap, two empty texts agree."""
     own = draft or [""]
-    common = [(_lcs(reference or [""], own), max(1, len(reference))) for reference in references]
-    precision = max(common)[0] / len(own)
-    recall = max(length / tokens for length, tokens in common)
-    if not precision:
+    longest, recall = 0, 0.0
+    for reference in references:
+        common = _lcs(reference or [""], own)
+        longest, recall = max(longest, common), max(recall, common / max(1, len(reference)))
+    if not longest:
         return 0.0
+    precision = longest / len(own)
     return (1 + _ROUGE_BETA**2) * precision * recall / (recall + _ROUGE_BETA**2 * precision)
 
 
@@ -290,7 +296,7 @@ def _cider(pairs: Sequence[tuple[list[Counts], list[list[Counts]]]]) -> Array:
     """CIDEr of each report: tf-idf cosine of n-grams (clipped), with a Gaussian penalty on the difference in length."""
     frequency: Counter[tuple[str, ...]] = Counter()
     for _, references in pairs:
-        frequency.update(set().union(*(counts for reference in references for counts in reference)))
+        frequency.update(set().union(*chain.from_iterable(references)))
     log_n = math.log(len(pairs))
     idf = {gram: log_n - math.log(count) for gram, count in frequency.items()}
     scores = []

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from fedtar_flare.data.minimum_cell import enough, round_loss, round_share, winsorised_mean
 from fedtar_flare.metrics.agreement import AVERAGES, METRICS, Average, Metric
@@ -143,7 +143,7 @@ SCORES = {
             attrgetter("contradictions"),
             unit="% of claims",
             higher_is_better=False,
-            concerned=lambda r: {patient for patient, _ in r.claims},
+            concerned=lambda r: set(map(itemgetter(0), r.claims)),
         ),
         Score(
             "identical_share",

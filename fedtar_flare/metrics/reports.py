@@ -197,7 +197,8 @@ class Reports:
         """Micro F1 of the findings that both texts state; None where neither states any."""
         right, total = 0, 0
         for grades in self.grades:
-            right += sum(one.presence == "right" for one in grades)
+            for one in grades:
+                right += one.presence == "right"
             total += len(grades)
         return 2 * right / (total + right) if total else None
 

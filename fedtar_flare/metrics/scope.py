@@ -57,14 +57,16 @@ def scopes(words: Sequence[str]) -> Scopes:
     edema, large effusion or pneumothorax"). *Seen* and the like are predicates where no noun follows ("no visible
     pneumothorax, effusion, or edema"). To the left, it reaches to the predicate or the clause before its own.
     """
-    cues = _BOOK.cover(words)
-    denied, doubted = _to_the_right(words, cues)
-    denied_back, doubted_back = _to_the_left(words, cues)
+    starting: dict[int, Match[Cue]] = {}
+    ending: dict[int, Match[Cue]] = {}
+    for cue in _BOOK.cover(words):
+        starting[cue.start] = ending[cue.end - 1] = cue
+    denied, doubted = _to_the_right(words, starting)
+    denied_back, doubted_back = _to_the_left(words, ending, _predicate_before(words, starting))
     return Scopes(denied, denied_back, doubted, doubted_back)
 
 
-def _to_the_right(words: Sequence[str], cues: Sequence[Match[Cue]]) -> tuple[list[bool], list[bool]]:
-    starting = {cue.start: cue for cue in cues}
+def _to_the_right(words: Sequence[str], starting: dict[int, Match[Cue]]) -> tuple[list[bool], list[bool]]:
     alternative = _alternative_ahead(words, starting)
     denied, doubted = [False] * len(words), [False] * len(words)
     denying = doubting = predicate = False
@@ -113,9 +115,9 @@ def _alternative_ahead(words: Sequence[str], starting: dict[int, Match[Cue]]) ->
     return ahead
 
 
-def _to_the_left(words: Sequence[str], cues: Sequence[Match[Cue]]) -> tuple[list[bool], list[bool]]:
-    ending = {cue.end - 1: cue for cue in cues}
-    stated = _predicate_before(words, {cue.start: cue for cue in cues})
+def _to_the_left(
+    words: Sequence[str], ending: dict[int, Match[Cue]], stated: Sequence[bool]
+) -> tuple[list[bool], list[bool]]:
     denied, doubted = [False] * len(words), [False] * len(words)
     denying = doubting = False
     inside = len(words)  # start of the cue that is being passed

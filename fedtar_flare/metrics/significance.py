@@ -270,10 +270,13 @@ def _pooled(runs: Sequence[PatientSums]) -> PatientSums:
 def _permutation_p(a: PatientSums, b: PatientSums, observed: float) -> float:
     if not np.isfinite(observed):
         return float("nan")
-    exact = len(a) < 63 and 2 ** len(a) <= REPLICATES
-    change = b.sums - a.sums
+    patients, change = len(a), b.sums - a.sums
+    exact = patients < 63 and 2**patients <= REPLICATES
+    generator = np.random.default_rng((SEED, 4))
     at_least, count = 0, 0
-    for swaps in _all_swaps(len(a)) if exact else _random_swaps(len(a)):
+    for rows in [2**patients] if exact else _parts(patients, REPLICATES):
+        every = (np.arange(rows)[:, None] >> np.arange(patients)) & 1 if exact else None
+        swaps = (generator.integers(2, size=(rows, patients)) if every is None else every).astype(np.float64)
         moved = swaps @ change
         differences = a.score(a.sums.sum(axis=0) + moved) - b.score(b.sums.sum(axis=0) - moved)
         # an exchange that leaves a score undefined counts as extreme, so p is never too small
@@ -375,29 +378,12 @@ def _over_seeds(
 
 def _replicates(run: PatientSums, other: PatientSums | None, replicates: int, seed: Any) -> Array:
     """Scores of drawn patients, (R,), less those of the other run."""
-    parts = (
-        run.score(weights @ run.sums) - (other.score(weights @ other.sums) if other else 0.0)
-        for weights in _draws(len(run), replicates, seed)
-    )
-    return np.concatenate(list(parts))
-
-
-def _draws(patients: int, replicates: int, seed: Any) -> Iterator[Array]:
-    """How often each patient is drawn: (R, P) in parts, together ``replicates`` rows; each row sums to P."""
-    generator = np.random.default_rng(seed)
+    generator, patients, scores = np.random.default_rng(seed), len(run), []
     for rows in _parts(patients, replicates):
         drawn = generator.integers(patients, size=(rows, patients)) + patients * np.arange(rows)[:, None]
-        yield np.bincount(drawn.ravel(), minlength=rows * patients).reshape(rows, patients).astype(np.float64)
-
-
-def _random_swaps(patients: int) -> Iterator[Array]:
-    generator = np.random.default_rng((SEED, 4))
-    for rows in _parts(patients, REPLICATES):
-        yield generator.integers(2, size=(rows, patients)).astype(np.float64)
-
-
-def _all_swaps(patients: int) -> Iterator[Array]:
-    yield ((np.arange(2**patients)[:, None] >> np.arange(patients)) & 1).astype(np.float64)
+        weights = np.bincount(drawn.ravel(), minlength=rows * patients).reshape(rows, patients).astype(np.float64)
+        scores.append(run.score(weights @ run.sums) - (other.score(weights @ other.sums) if other else 0.0))
+    return np.concatenate(scores)
 
 
 def _parts(patients: int, replicates: int) -> Iterator[int]:
