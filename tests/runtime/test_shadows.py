@@ -41,7 +41,7 @@ def test_on_the_run_s_own_patients_a_shadow_is_the_run_and_an_audit_compares_wit
         audit_model(adapter, site, config, {}, print, 1, shadow)
 
     (half, run, rounds, others), before = given[0], sorted((tmp_path / "home").rglob("*"))
-    whole = half.training_on({p.patient_id for p in half.patients if half._split(p.patient_id) == "train"})
+    whole = half.training_on({p.patient_id for p in half.patients if half._split_of(p.patient_id) == "train"})
     without = train_shadow(whole, run, rounds, **others)
     planted = canaries(whole, read_adapter_info(adapter)["run_id"], 2, without.tokenizer, tmp_path)
     same, end = train_shadow(whole.with_samples(planted), run, rounds, **others).shared(), read_adapter(adapter)
