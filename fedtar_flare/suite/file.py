@@ -10,7 +10,7 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import read_yaml
 from fedtar_flare.core.settings import Settings, build
 
-__all__ = ["Suite", "read_suite"]
+__all__ = ["read_suite"]
 
 
 class Arm(Settings):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -14,18 +16,19 @@ from fedtar_flare.reporting.plots import Figure
 from fedtar_flare.reporting.render import render
 from fedtar_flare.suite import tables
 from fedtar_flare.suite.charts import figures
-from fedtar_flare.suite.compare import Difference, compare_scores, differences, paired_runs
+from fedtar_flare.suite.compare import COMPARED, SUMS, Difference, compare_scores, differences, interval_of, paired_runs
 from fedtar_flare.suite.file import Suite
-from fedtar_flare.suite.joining import gains, joining_figures
+from fedtar_flare.suite.joining import Gain, gains, joining_figures
 from fedtar_flare.suite.plan import Experiment
 from fedtar_flare.suite.results import WHERE, Result, by_arm, read_results, seed_means
-from fedtar_flare.suite.tables import Table
+from fedtar_flare.suite.tables import Table, verdict
 from fedtar_flare.suite.task_page import task_page
-from fedtar_flare.suite.verdict import MAIN, arm_verdict, gain_verdict, ranked
 
 __all__ = ["write_page"]
 
 PAGE, FIGURES = "comparison.html", "figures"
+MAIN = COMPARED[0]
+"""The score by which arms are ordered; higher is better, as in all of :data:`COMPARED`."""
 
 
 def write_page(folder: Path, suite: Suite, experiments: Sequence[Experiment]) -> Path | None:
@@ -64,11 +67,11 @@ def page(suite: Suite, results: Sequence[Result]) -> tuple[str, list[Figure]]:
     joining = joining_figures(gained, reference)
     shown: list[Figure] = []
     main: list[Table] = []
-    verdict = [gain_verdict(gained, reference)]
+    sentences = [gain_verdict(gained, reference)]
     if own:
         tests = {name: differences(own, name) for name in suite.compared_with}
         shown, main = figures(own, first), _main(own, tests, labels, first)
-        verdict = arm_verdict(own, tests[first], labels, first)
+        sentences = arm_verdict(own, tests[first], labels, first)
     text = render(
         "comparison.html",
         suite=suite,
@@ -76,7 +79,7 @@ def page(suite: Suite, results: Sequence[Result]) -> tuple[str, list[Figure]]:
         labels=labels,
         joining=joining,
         gains=tables.gain_table(gained, reference),
-        verdict=verdict,
+        verdict=sentences,
         tables=[table for table in main if table.rows],
         metrics=_every_metric(own, suite.compared_with, labels, suite.drawn),
         figures=shown,
@@ -149,3 +152,44 @@ def _costs(results: Sequence[Result]) -> Table:
         rounds = ", ".join(str(run.content["scored_round"]) for run in runs)
         rows.append([runs[0].label, str(len(runs)), rounds, duration(seconds), size(sent) if sent else NOTHING])
     return Table("Cost", "", ["method", "seeds", "scored at round", "one run", "tensors both ways"], rows)
+
+
+def arm_means(results: Sequence[Result], name: str) -> dict[str, float]:
+    """A score at the hospitals that took part, mean over seeds, by arm, best first; arms without it are left out."""
+    means = {}
+    for arm, runs in by_arm(results).items():
+        sums = [of_run for run in runs if (of_run := SUMS[name](run.members())) is not None]
+        if sums and math.isfinite(mean := fmean(of_run.value() for of_run in sums)):
+            means[arm] = mean
+    return dict(sorted(means.items(), key=lambda pair: -pair[1]))
+
+
+def ranked(results: Sequence[Result]) -> list[Result]:
+    """The results, those of the arm with the best main score first."""
+    rank = {arm: i for i, arm in enumerate(arm_means(results, MAIN))}
+    return sorted(results, key=lambda result: rank.get(result.arm, len(rank)))
+
+
+def arm_verdict(
+    results: Sequence[Result], tests: Sequence[Difference], labels: Mapping[str, str], reference: str
+) -> list[str]:
+    """The verdict on the main score against the arm ``reference``, and which arms are best in the other scores."""
+    best = {name: means for name in COMPARED if (means := arm_means(results, name))}
+    if MAIN not in best:
+        return ["No arm has a score that arms are compared by."]
+    less = {test.arm: (test.difference, test.p) for test in tests if test.score == MAIN}
+    order = [*best[MAIN]]
+    interval = interval_of(MAIN, [run.members() for run in by_arm(results)[order[0]]])
+    text = verdict(SCORES[MAIN].label, order, interval, less, reference, labels, partial(score, MAIN), " points")
+    others = [f"{SCORES[name].label}: {labels[next(iter(best[name]))]}" for name in best if name != MAIN]
+    return [text, *([f"Best in other scores: {'; '.join(others)}."] if others else [])]
+
+
+def gain_verdict(gains: Sequence[Gain], reference: str) -> str:
+    """In how many scenarios and points the arms are better than the reference, by the interval of the main score."""
+    shown = [gain.gain for gain in gains if gain.score == MAIN]
+    if not shown:
+        return f"No arm can be compared with '{reference}' yet."
+    more, fewer = sum(gain.low > 0 for gain in shown), sum(gain.high < 0 for gain in shown)
+    text = f"Against '{reference}', {SCORES[MAIN].label} is better in {more} of {len(shown)} settings, worse in {fewer}"
+    return f"{text}, and not beyond chance in {len(shown) - more - fewer}."

@@ -17,7 +17,7 @@ from fedtar_flare.suite.file import Arm, Suite
 from fedtar_flare.suite.variants import Variant, variants
 from fedtar_flare.version import __version__
 
-__all__ = ["Experiment", "experiments"]
+__all__ = ["experiments"]
 
 FORMAT = 2
 """Of a result; results of another format are made anew."""
@@ -32,11 +32,8 @@ class Experiment:
     name: str
     """Of the arm."""
     arm: Arm
-    """Method and settings."""
     seed: int
-    """Of data, weights and order."""
     variant: Variant
-    """Hospitals of the run."""
     recipe: dict[str, Any]
     """Arguments of the recipe, seed included."""
     digest: str
@@ -63,23 +60,7 @@ class Experiment:
         return "-".join(filter(None, (self.name, self.variant.name, str(self.seed), self.digest)))
 
     def build(self, threads: int = 1) -> MethodRecipe:
-        """Build the recipe.
-
-        Parameters
-        ----------
-        threads : int
-            Torch threads, unless the settings have ``torch_threads``.
-
-        Returns
-        -------
-        MethodRecipe
-            The job of this run.
-
-        Raises
-        ------
-        ConfigError
-            A setting does not fit; the message names the arm.
-        """
+        """The recipe, with so many torch threads unless its settings say; ConfigError names the arm."""
         try:
             recipe: MethodRecipe = MethodRecipe(self.arm.method, **{"torch_threads": threads} | self.recipe)
         except ConfigError as error:

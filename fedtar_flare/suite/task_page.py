@@ -11,9 +11,8 @@ from fedtar_flare.reporting.render import render
 from fedtar_flare.suite.charts import OTHERS, arm_colours, arm_series
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.results import Result, by_arm
-from fedtar_flare.suite.tables import Table, with_interval
+from fedtar_flare.suite.tables import Table, verdict, with_interval
 from fedtar_flare.suite.task_scores import MEASURES, Run, Score, differences, values
-from fedtar_flare.suite.verdict import verdict
 
 MAX_CHARTS = 9
 """Diseases that the learning curves show at most."""

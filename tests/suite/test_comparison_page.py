@@ -9,12 +9,13 @@ from made_up_results import parsed, write_results
 
 from fedtar_flare.metrics.significance import Interval, compare, holm, mean_score
 from fedtar_flare.reporting.plots import Series
-from fedtar_flare.suite import charts, page, verdict
+from fedtar_flare.suite import charts, page
 from fedtar_flare.suite.compare import SUMS, compare_scores, difference
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.joining import gains
 from fedtar_flare.suite.plan import experiments
 from fedtar_flare.suite.results import read_results
+from fedtar_flare.suite.tables import verdict
 
 ARMS = {
     "local": {"method": "local", "label": "each hospital alone"},
@@ -156,7 +157,7 @@ def test_the_best_arm_comes_first(tmp_path):
     suite, planned = made(tmp_path, seeds=[0])
     _, root = parsed(page.write_page(tmp_path, suite, planned))
     results = read_results(tmp_path, planned)
-    labels = [suite.arms[arm]["label"] for arm in verdict.arm_means(results, verdict.MAIN)]
+    labels = [suite.arms[arm]["label"] for arm in page.arm_means(results, page.MAIN)]
     table = next(next(root.iter("section")).iter("table"))
     assert [row[0].text for row in table.iter("tr")][1:] == ["warm start", *labels]
     text = "".join(root.find(".//p[@class='verdict']").itertext())
@@ -179,7 +180,7 @@ def test_the_best_arm_comes_first(tmp_path):
 )
 def test_a_verdict_says_by_how_much_and_whether_chance_explains_it(gap, p, first, said):
     less, best = {"a" if first == "b" else "b": (Interval(*gap), p)}, Interval(9.0, 8.0, 9.5)
-    text = verdict.verdict("X", ["a", "b"], best, less, first, {"a": "A", "b": "B"}, "{:.1f}".format)
+    text = verdict("X", ["a", "b"], best, less, first, {"a": "A", "b": "B"}, "{:.1f}".format)
     assert text.startswith("A has the best X, 9.0 (95 % interval 8.0 to 9.5); ") and text.endswith(said)
 
 
