@@ -22,10 +22,10 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options, allow_abbrev=False)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, unknown = super().parse_known_args(args, namespace)
+        known, unknown = super().parse_known_args(args, namespace)
         if unknown:  # else the command at the top, which knows less, would say it
             self.error(f"unknown argument '{unknown[0]}'{_nearest(unknown[0], self._option_string_actions)}")
-        return found, unknown
+        return known, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

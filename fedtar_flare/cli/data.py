@@ -110,32 +110,32 @@ def unpack(arguments: argparse.Namespace) -> None:
     from fedtar_flare.curation.unpack import unpack
 
     names = [name.strip() for name in arguments.names.split(",") if name.strip()]
-    found = unpack(arguments.file, arguments.out, names, arguments.most)
-    lines, option = [f"{found.manifest}: {found.pictures} pictures"], ""
-    if found.colour:
+    unpacked = unpack(arguments.file, arguments.out, names, arguments.most)
+    lines, option = [f"{unpacked.manifest}: {unpacked.pictures} pictures"], ""
+    if unpacked.colour:
         lines.append(
             "  in colour: say so in the site file (options: {modality: photograph}), else they are read as grey"
         )
         option = " --option modality=photograph"
-    lines += [f"  {name}: {n}" for name, n in found.labels.items()]
-    lines.append(f"Divide them: fedtar data partition manifest {found.manifest} --by random -n 3{option} --out parts")
-    show(arguments, vars(found), *lines)
+    lines += [f"  {name}: {n}" for name, n in unpacked.labels.items()]
+    lines.append(f"Divide: fedtar data partition manifest {unpacked.manifest} --by random -n 3{option} --out parts")
+    show(arguments, vars(unpacked), *lines)
 
 
 def label(arguments: argparse.Namespace) -> None:
     """Write a manifest for methods that classify: each image below FOLDER with its labels, and what else is known."""
     from fedtar_flare.curation.labelled import tabulate
 
-    columns = {field: column for field, _, column in (one.partition("=") for one in arguments.column)}
+    columns = {field: column for field, _, column in (pair.partition("=") for pair in arguments.column)}
     tables = [Path(table) for table in arguments.table]
-    found = tabulate(
+    table = tabulate(
         arguments.folder, arguments.out, tables=tables, columns=columns, **given(arguments, "labels", "name")
     )
-    lines = [f"{found.manifest}: {found.images} images of {found.patients} patients"]
-    lines += [f"  {name}: {n}" for name, n in found.labels.items()]
-    if found.without_row or found.without_image:
-        lines.append(f"Left out: images without labels {found.without_row}, named and not there {found.without_image}")
-    show(arguments, vars(found), *lines)
+    lines = [f"{table.manifest}: {table.images} images of {table.patients} patients"]
+    lines += [f"  {name}: {n}" for name, n in table.labels.items()]
+    if table.without_row or table.without_image:
+        lines.append(f"Left out: images without labels {table.without_row}, named and not there {table.without_image}")
+    show(arguments, vars(table), *lines)
 
 
 def index(arguments: argparse.Namespace) -> None:
@@ -183,43 +183,43 @@ def check(arguments: argparse.Namespace) -> int:
 
     workers = worker_count(arguments.workers)
     with ProgressLine() as line:
-        found = check(arguments.target, workers=workers, thumbnails=arguments.thumbnails, say=line, every=line.every)
-    page = write_text(arguments.out, data_page(found), PRIVATE)
-    summary = found.summary() | {"page": str(page)}
-    show(arguments, summary, *_lines(found, summary))
-    return 1 if found.rejected or found.shared else 0
+        findings = check(arguments.target, workers=workers, thumbnails=arguments.thumbnails, say=line, every=line.every)
+    page = write_text(arguments.out, data_page(findings), PRIVATE)
+    summary = findings.summary() | {"page": str(page)}
+    show(arguments, summary, *_lines(findings, summary))
+    return 1 if findings.rejected or findings.shared else 0
 
 
-def _lines(found: Check, summary: dict[str, Any]) -> list[str]:
+def _lines(findings: Check, summary: dict[str, Any]) -> list[str]:
     from fedtar_flare.curation.check import SHARED_HELP
 
-    sexes = ", ".join(f"{sex} {n}" for sex, n in found.sexes.items() if n)
+    sexes = ", ".join(f"{sex} {n}" for sex, n in findings.sexes.items() if n)
     per_patient = ", ".join(f"{n}: {count}" for n, count in summary["visits_per_patient"].items())
     lines = [
-        f"{found.source}: {summary['patients']} patients, {summary['visits']} visits that can be used",
+        f"{findings.source}: {summary['patients']} patients, {summary['visits']} visits that can be used",
         f"  visits per patient   {per_patient or '-'}",
         f"  days between visits  {_spread(summary['gap_days'])}",
         f"  sex                  {sexes or '-'}",
         f"  age in years         {_spread(summary['age'])}, unknown at {summary['age']['unknown']} visits",
         f"  words per report     {_spread(summary['report_words'])}",
     ]
-    if found.modality == "ct":
+    if findings.modality == "ct":
         lines.append(f"  slices per CT        {_spread(summary['slices'])}")
         lines.append(f"  slice spacing in mm  {_spread(summary['slice_spacing_mm'])}")
     lines += [f"  noted, {reason}: {n}" for reason, n in summary["notes"].items()]
-    for kind, visits in sorted(found.identifiers.items()):
+    for kind, visits in sorted(findings.identifiers.items()):
         lines.append(f"  likely identifier in the report, {kind}: {len(visits)}, such as in {', '.join(visits[:3])}")
-    if found.excluded:
-        lines.append(f"  excluded by the site: {found.excluded} visits")
-    for reason, n in found.rejections.items():
+    if findings.excluded:
+        lines.append(f"  excluded by the site: {findings.excluded} visits")
+    for reason, n in findings.rejections.items():
         lines.append(f"  REJECTED, {reason}: {n}")
         lines += [f"    {text}" for text in summary["examples"][reason]]
-    if found.shared:
+    if findings.shared:
         shared = summary["shared_pictures"]
         lines.append(f"  SAME PICTURE under different patients: {shared['pairs']} pairs, {shared['patients']} patients")
         lines += [*(f"    {text}" for text in shared["examples"]), f"    {SHARED_HELP}"]
-    rate = f", {found.images / found.seconds:.1f} a second" if found.seconds > 0 else ""
-    lines.append(f"  {found.images} images opened{rate}")
+    rate = f", {findings.images / findings.seconds:.1f} a second" if findings.seconds > 0 else ""
+    lines.append(f"  {findings.images} images opened{rate}")
     return [*lines, f"Page (patients' images: it stays at this site): {summary['page']}"]
 
 
@@ -254,11 +254,11 @@ def prepare(arguments: argparse.Namespace) -> None:
             every=line.every,
             **given(arguments, "time_steps", "seed", "workers"),
         )
-    there = len(cohort.visits) - done.computed
+    before = len(cohort.visits) - done.computed
     left_out = dict(sorted(cohort.rejected.items()))
     folder = cache_folder(config) / "prepared"
-    data = {"prepared": done.computed, "there": there, "left_out": left_out, "folder": folder}
-    text = f"{file}: {done.computed} images prepared, {there} were there already ({folder})"
+    data = {"prepared": done.computed, "there": before, "left_out": left_out, "folder": folder}
+    text = f"{file}: {done.computed} images prepared, {before} were there already ({folder})"
     show(arguments, data, text, *(f"  left out, {reason}: {n}" for reason, n in left_out.items()))
 
 
@@ -300,7 +300,7 @@ def transforms(arguments: argparse.Namespace) -> int:
         added = random_for_training(data.transforms, augment=training.augment, image_size=model.image_size)
         with applied(config.limits):
             shown = _shown(visit, model, data.transforms, added)
-    declined = [one for one in names_of(data.transforms) if one not in policy.transforms]
+    declined = [transform for transform in names_of(data.transforms) if transform not in policy.transforms]
     lines = [f"How a study ({visit.modality}) becomes model input:"]
     for number, step in enumerate(shown, start=1):
         given_as = ", ".join(f"{key}={value}" for key, value in step["arguments"].items())
@@ -321,7 +321,7 @@ def _shown(
 
     made: Any = {"image": str(visit.image)}
     listed = steps(visit.modality, model, transforms)
-    images = [(made := one(made))["image"] for one in preparation(visit.modality, model, transforms).transforms]
+    images = [(made := apply(made))["image"] for apply in preparation(visit.modality, model, transforms).transforms]
     shown = [{**step._asdict(), "random": False} for step in listed]
     for spec in random:
         what = f"{LISTED[spec['name']].what}, in training alone"

@@ -120,12 +120,12 @@ def methods(arguments: argparse.Namespace) -> None:
     """
     from fedtar_flare.registry import method, names, package_of
 
-    found = [
+    installed = [
         {"name": name, "title": method(name).contract.title, "package": package_of(name), "paper": method(name).paper}
         for name in names()
     ]
-    lines = (f"{one['name']:<16} {one['title']:<52} {one['package']:<20} {one['paper']}".rstrip() for one in found)
-    show(arguments, found, *lines)
+    lines = ("{name:<16} {title:<52} {package:<20} {paper}".format(**kind).rstrip() for kind in installed)
+    show(arguments, installed, *lines)
 
 
 def simulate(arguments: argparse.Namespace) -> None:
@@ -176,8 +176,8 @@ def report(arguments: argparse.Namespace) -> None:
     page, run = write_report(folder), read_run(folder)
     if (folder / "adapter").is_dir():
         write_model_card(run, folder / "adapter")
-    found = {"report": str(page), "run_id": run.start.run_id, "status": run.status, "rounds": len(run.validations)}
-    show(arguments, found, box(run, page))
+    summary = {"report": str(page), "run_id": run.start.run_id, "status": run.status, "rounds": len(run.validations)}
+    show(arguments, summary, box(run, page))
 
 
 def compare(arguments: argparse.Namespace) -> int:
@@ -202,7 +202,7 @@ def compare(arguments: argparse.Namespace) -> int:
     if odd := sorted(set(arguments.only) - set(suite.arms)):
         raise ConfigError(f"--only {odd[0]}: the suite's arms are {', '.join(suite.arms)}")
     planned = experiments(suite)
-    chosen = [one for one in planned if not arguments.only or one.name in arguments.only]
+    chosen = [experiment for experiment in planned if not arguments.only or experiment.name in arguments.only]
     if not arguments.page:
         require_hospitals(suite)
     failed = [] if arguments.page else run_suite(arguments.out, chosen, processes=arguments.workers)
@@ -315,7 +315,7 @@ def _recipe(arguments: argparse.Namespace, at_once: bool = False, **more: Any) -
     from fedtar_flare.registry import method
     from fedtar_flare.runtime.recipe import MethodRecipe
 
-    found = method(arguments.method)
+    definition = method(arguments.method)
     settings: dict[str, Any] = {}
     if arguments.settings:
         settings = read_yaml(arguments.settings, "'name: value' lines, arguments of the recipe")
@@ -324,12 +324,12 @@ def _recipe(arguments: argparse.Namespace, at_once: bool = False, **more: Any) -
     for option, (group, name) in _OF_GROUPS.items():
         if option in chosen:
             settings.setdefault(group, {})[name] = chosen[option]
-    for group, values in grouped(arguments.set, (*GROUPS, *found.settings)).items():
+    for group, values in grouped(arguments.set, (*GROUPS, *definition.settings)).items():
         settings[group] = {**settings.get(group, {}), **values}
     if at_once and isinstance(model := settings.get("model"), dict):
         settings["model"] = {name: _whole(name, value) for name, value in model.items()}
     try:
-        return MethodRecipe(found.name, **{**settings, **more})
+        return MethodRecipe(definition.name, **{**settings, **more})
     except TypeError as error:
         raise ConfigError(f"{arguments.settings or 'the job'}: {error}") from error
 

@@ -179,9 +179,9 @@ def score(arguments: argparse.Namespace) -> None:
     every: list[tuple[str, Any]] = [*averages.items(), *classes.items()]
     lines = [f"{len(rows)} reports, {name}, positive: {positive}"]
     lines += [f"{'':<34}{'precision':>10}{'recall':>8}{'F1':>8}{'n':>7}"]
-    for title, one in every:
-        values = ["-" if (value := one[key]) is None else f"{value:.3f}" for key in ("precision", "recall", "f1")]
-        lines.append(f"{title:<34}{values[0]:>10}{values[1]:>8}{values[2]:>8}{one.get('n', ''):>7}")
+    for title, scores in every:
+        values = ["-" if (value := scores[key]) is None else f"{value:.3f}" for key in ("precision", "recall", "f1")]
+        lines.append(f"{title:<34}{values[0]:>10}{values[1]:>8}{values[2]:>8}{scores.get('n', ''):>7}")
     data = {"reports": len(rows), "positive": positive, "averages": averages, "classes": classes}
     if arguments.against:
         from fedtar_flare.suite.compare import compare_scores
@@ -225,16 +225,16 @@ def read(arguments: argparse.Namespace) -> None:
         rows = report_texts(arguments.state, arguments.round, personal=not arguments.shared)
         page = write_reading(arguments.state, rows, **given(arguments, "cases", "out", "visit_ids"))
         return show(arguments, {"page": str(page)}, f"{page}: to be opened in a browser, and to stay at the hospital")
-    found, cell = reading_results(arguments.state, arguments.answers), "{:.2f} ({:.2f} to {:.2f})".format
-    counts = ", ".join(f"{name} {count}" for name, count in found["answers"].items())
+    results, cell = reading_results(arguments.state, arguments.answers), "{:.2f} ({:.2f} to {:.2f})".format
+    counts = ", ".join(f"{name} {count}" for name, count in results["answers"].items())
     head = f"{'':<21}{'draft':<22}{'reference':<22}{'difference':<24}p"
-    lines = [f"{found['cases']} cases of {found['patients']} patients; answers: {counts}", head]
-    for name, one in found["scores"].items():
+    lines = [f"{results['cases']} cases of {results['patients']} patients; answers: {counts}", head]
+    for name, one in results["scores"].items():
         cells = [f"{cell(*value):<22}" for value in one.values()]
-        lines.append(f"{name:<21}{''.join(cells)}  {found['p'][name]:.3g}")
-    whose = f"{'Cohen' if len(found['answers']) == 2 else 'Fleiss'}'s kappa of {found['read_by_all']} cases"
-    lines += [f"agreement, {name}: {cell(*one)}, {whose}" for name, one in found["agreement"].items()]
-    show(arguments, clean(found), *lines)
+        lines.append(f"{name:<21}{''.join(cells)}  {results['p'][name]:.3g}")
+    whose = f"{'Cohen' if len(results['answers']) == 2 else 'Fleiss'}'s kappa of {results['read_by_all']} cases"
+    lines += [f"agreement, {name}: {cell(*one)}, {whose}" for name, one in results["agreement"].items()]
+    show(arguments, clean(results), *lines)
 
 
 def import_(arguments: argparse.Namespace) -> None:

@@ -87,4 +87,4 @@ def partition(arguments: argparse.Namespace) -> None:
 
 
 def _how_to_train(out: Path, sites: Sequence[Any]) -> str:
-    return f"Train on them: FEDTAR_SITES={out / 'sites'} fedtar simulate -n {','.join(one.site for one in sites)}"
+    return f"Train on them: FEDTAR_SITES={out / 'sites'} fedtar simulate -n {','.join(site.site for site in sites)}"

@@ -205,13 +205,15 @@ def cells(arguments: argparse.Namespace) -> None:
     from fedtar_flare.site.job_records import CELLS, read_record
 
     site = _site(arguments)
-    found = read_record(site.records / CELLS)
-    lines = [f"{data}: {', '.join(f'{name} {value}' for name, value in one.items())}" for data, one in found.items()]
-    if arguments.release and found:
+    layouts = read_record(site.records / CELLS)
+    lines = []
+    for data, layout in layouts.items():
+        lines.append(f"{data}: {', '.join(f'{name} {value}' for name, value in layout.items())}")
+    if arguments.release and layouts:
         _record(site, "released", "cells")
         (site.records / CELLS).unlink()
         lines.append("released: the next job chooses")
-    show(arguments, {"cells": found, "released": arguments.release}, *(lines or ["no job has divided the data yet"]))
+    show(arguments, {"cells": layouts, "released": arguments.release}, *(lines or ["no job has divided the data yet"]))
 
 
 def audit_model(arguments: argparse.Namespace) -> int:
@@ -237,14 +239,14 @@ def audit_model(arguments: argparse.Namespace) -> int:
     config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
     model = grouped(arguments.set, ("model",)).get("model", {})
     with ProgressLine() as line:
-        found, summary = audit_model(adapter, site, config, model, line, arguments.shadows, train_shadow)
-    lines = table(found)
+        result, summary = audit_model(adapter, site, config, model, line, arguments.shadows, train_shadow)
+    lines = table(result)
     if arguments.summary:
         arguments.summary.mkdir(parents=True, exist_ok=True)
         file = write_json(arguments.summary / SUMMARY.format(site=site.name), summary.to_dict())
         _record(site, "summary of a model audit written", f"run {summary.run_id}", "(model audit)")
         lines.append(f"for the study lead: {file}")
-    show(arguments, found, *lines)
+    show(arguments, result, *lines)
     return int(summary.held)
 
 
@@ -255,8 +257,8 @@ def _site(arguments: argparse.Namespace) -> Site:
 
     name = arguments.simulated
     if name and name not in (known := simulated_sites()):
-        there = ", ".join(known) or "none: run 'fedtar simulate' first"
-        raise ConfigError(f"there is no simulated site '{name}'{suggestion(name, known)} (known: {there})")
+        choice = ", ".join(known) or "none: run 'fedtar simulate' first"
+        raise ConfigError(f"there is no simulated site '{name}'{suggestion(name, known)} (known: {choice})")
     return Site.outside_of_jobs(arguments.kit, arguments.simulated)
 
 
@@ -287,16 +289,16 @@ def purge(arguments: argparse.Namespace) -> None:
     from fedtar_flare.site.purge import plan
 
     what = given(arguments, "patient", "older_than", "retention", "everything", "cache")
-    found = plan(_site(arguments), arguments.site_file, run=arguments.run_id, **what)
+    deletion = plan(_site(arguments), arguments.site_file, run=arguments.run_id, **what)
     if arguments.yes:
-        found.carry_out()
+        deletion.carry_out()
     done = "deleted" if arguments.yes else "would delete"
-    lines = [f"{done}: {what}: {path}" for path, what in found.remove] or ["nothing to delete"]
-    lines += [f"stays: {line}" for line in found.kept]
-    if found.remove and not arguments.yes:
+    lines = [f"{done}: {what}: {path}" for path, what in deletion.remove] or ["nothing to delete"]
+    lines += [f"stays: {line}" for line in deletion.kept]
+    if deletion.remove and not arguments.yes:
         lines.append("Nothing was touched. Add --yes to delete.")
-    remove = [{"path": path, "what": what} for path, what in found.remove]
-    show(arguments, {"deleted": arguments.yes, "remove": remove, "kept": found.kept}, *lines)
+    remove = [{"path": path, "what": what} for path, what in deletion.remove]
+    show(arguments, {"deleted": arguments.yes, "remove": remove, "kept": deletion.kept}, *lines)
 
 
 def audit(arguments: argparse.Namespace) -> int:
@@ -328,13 +330,14 @@ def _verify(arguments: argparse.Namespace, files: list[Path]) -> int:
     """Print what the chain of each file says; 1 where one is broken."""
     from fedtar_flare.site.audit_file import verify
 
-    found = [verify(file) for file in files]
+    chains = [verify(file) for file in files]
     lines = []
-    for one in found:
-        lines.append(f"{'BROKEN' if one.problem else 'whole '}  {one.file}: {one.lines} lines; last {one.digest}")
-        lines += [f"        {one.problem}"] if one.problem else []
-    show(arguments, [vars(one) for one in found], *lines)
-    return int(any(one.problem for one in found))
+    for chain in chains:
+        state = "BROKEN" if chain.problem else "whole "
+        lines.append(f"{state}  {chain.file}: {chain.lines} lines; last {chain.digest}")
+        lines += [f"        {chain.problem}"] if chain.problem else []
+    show(arguments, [vars(chain) for chain in chains], *lines)
+    return int(any(chain.problem for chain in chains))
 
 
 def _audit_lines(entries: list[dict[str, Any]], with_tensors: bool) -> list[str]:

@@ -73,7 +73,7 @@ def complete(
     if server:
         result["snapshot_persistor"]["args"]["storage"] = {"path": STORAGE, "args": {"folder": "storage/snapshots"}}
         _set(components, "login_alarm", path=LOGINS, args={})
-        known = sites or next((one["args"].get("sites", ()) for one in components if one.get("path") == JOBS), ())
+        known = sites or next((entry["args"].get("sites", ()) for entry in components if entry.get("path") == JOBS), ())
         jobs = {"folder": "storage/jobs", "job_store_id": "job_store"} | ({"sites": list(known)} if known else {})
         _set(components, "job_manager", path=JOBS, args=jobs)
     else:
@@ -155,9 +155,9 @@ def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: An
         written.append(write_json(local / AUTHORIZATION, rights()))
     if prepare_start(startup, server=server):
         written.append(startup / "sub_start.sh")
-    there = (local / PRIVACY).is_file()
-    if not server and (methods or not there):
-        policy = read_json(local / PRIVACY) if there else site_policy(default_names() if methods is None else methods)
+    listed = (local / PRIVACY).is_file()
+    if not server and (methods or not listed):
+        policy = read_json(local / PRIVACY) if listed else site_policy(default_names() if methods is None else methods)
         for entry in guards_of(policy):
             arguments = entry.setdefault("args", {})
             arguments["methods"] = list(dict.fromkeys([*arguments.get("methods", ()), *(methods or ())]))
@@ -166,7 +166,7 @@ def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: An
 
 
 def _set(components: list[dict[str, Any]], identity: str, **values: Any) -> None:
-    component = next((one for one in components if one.get("id") == identity), None)
+    component = next((entry for entry in components if entry.get("id") == identity), None)
     if component is None:
         components.append(component := {"id": identity})
     component.update(values)
@@ -174,13 +174,13 @@ def _set(components: list[dict[str, Any]], identity: str, **values: Any) -> None
 
 def _launcher_id(components: Sequence[Mapping[str, Any]]) -> str:
     """The name that the kit's launcher has, which FLARE's tools go by."""
-    return next((str(one["id"]) for one in components if one.get("id") in LAUNCHER_IDS), "process_launcher")
+    return next((str(entry["id"]) for entry in components if entry.get("id") in LAUNCHER_IDS), "process_launcher")
 
 
 def _wrapped(components: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The launcher that ``nvflare deploy prepare`` chose, as an argument of ours; nothing for one of processes."""
-    there = next((one for one in components if one.get("id") == _launcher_id(components)), {})
-    path, arguments = there.get("path"), there.get("args") or {}
+    current = next((entry for entry in components if entry.get("id") == _launcher_id(components)), {})
+    path, arguments = current.get("path"), current.get("args") or {}
     if path == LAUNCHER:
         return {"launcher": arguments["launcher"]} if "launcher" in arguments else {}
     return {} if path in (None, PROCESS_CLIENT_LAUNCHER) else {"launcher": {"path": path, "args": arguments}}

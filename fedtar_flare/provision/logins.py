@@ -43,9 +43,9 @@ class LoginAlarm(FLComponent):
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             watch_connections(self.taken_over)
         elif event_type == EventType.CLIENT_HEARTBEAT_PROCESSED:
-            found = _EVICTED.match(str(fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR, "")))
-            if found:
-                self._raise(found.group(1)[:100])
+            match = _EVICTED.match(str(fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR, "")))
+            if match:
+                self._raise(match.group(1)[:100])
 
     def taken_over(self, name: str) -> None:
         """The connection of this name was taken over by another one."""

@@ -143,8 +143,8 @@ def add_period(job: Path, rounds: int, begins: str, learn: str | None = None) ->
             for name, more in (("num_rounds", rounds), ("time_steps", 1)):
                 arguments[name] = arguments.get(name, _default(name)) + more
     for config in _edited(job, CLIENT_CONFIG):
-        for one in config.get("executors", []):
-            arguments = one["executor"].setdefault("args", {})
+        for entry in config.get("executors", []):
+            arguments = entry["executor"].setdefault("args", {})
             settings = arguments["settings"] = arguments.get("settings") or {}
             settings["data"] = with_period(settings.get("data") or {}, begins, learn)
 
@@ -188,7 +188,7 @@ def continued_recipe(results: Path, rounds: int, begins: str | None = None, lear
         common["time_steps"] += 1
     common |= {"num_rounds": common["num_rounds"] + rounds, "name": results.resolve().parents[2].name}
     common |= {name: site[name] for name in ("preset", "torch_threads") if name in site}
-    if tracker := next((one for one in components if one.get("id") == "mlflow"), None):
+    if tracker := next((entry for entry in components if entry.get("id") == "mlflow"), None):
         common["mlflow"] = tracker["args"]["tracking_uri"]
     server |= at_server.get("server", {}) | {"resume_from": str(results.resolve() / "checkpoint")}
     server.pop("initial_checkpoint", None)
@@ -219,9 +219,9 @@ def _default(name: str) -> Any:
 
 def _downloaded(session: Any, job_id: str, folder: Path) -> Path:
     folder.mkdir(parents=True)
-    place = Path(str(session.download_job_result(job_id, str(folder))))
-    metas = sorted(place.glob("job/*/meta.json"))
+    root = Path(str(session.download_job_result(job_id, str(folder))))
+    metas = sorted(root.glob("job/*/meta.json"))
     if not metas:
-        names = json.dumps(sorted(p.name for p in place.iterdir())) if place.is_dir() else "nothing"
+        names = json.dumps(sorted(p.name for p in root.iterdir())) if root.is_dir() else "nothing"
         raise FedTARError(f"the server's copy of job {job_id} has no definition ({names}); give the job folder instead")
     return metas[0].parent
