@@ -32,9 +32,13 @@ class FedKEIServer(ServerStrategy):
 
     A round is a task. In each, the server clusters the modules of all earlier tasks and sends the clusters' means down;
     where the plan says so, the sites first answer with the gradient in them (PROBE), by which the means' weights move;
-    then each site learns its own mixture, tunes its module from it and hands it in (ADAPT). ``num_rounds`` is the
-    number of tasks; ``time_steps`` is always 2. Raises ConfigError for a setting that is not allowed, or more rounds
-    than tasks.
+    then each site learns its own mixture, tunes its module from it and sends it (ADAPT). ``num_rounds`` is the number
+    of tasks; ``time_steps`` is always 2. Arguments as :class:`.ServerStrategy`.
+
+    Raises
+    ------
+    ConfigError
+        A setting is not allowed, or there are more rounds than tasks.
     """
 
     def __init__(self, run: FederatedController):
@@ -82,11 +86,11 @@ class FedKEIServer(ServerStrategy):
         centres = mixture.centres()
 
         def accept(site: str, reply: Reply, tensors: Tensors) -> None:
-            self._check(PROBE, tensors, centres, one=False)
+            self._check(PROBE, tensors, centres)
             updates.add(site, tensors)
 
         with SpilledUpdates(self.run.results.folder / "updates", sorted(centres)) as updates:
-            answers = self._ask(PROBE, mixture, r, 1, accept, {})
+            answers = self._send(PROBE, mixture, r, 1, accept, {})
             total = updates.mean(dict.fromkeys(sorted(answers.replies), 1.0)) if answers.replies else None
         self.run.results.step(r, 1, answers, None)
         return total, answers
@@ -98,17 +102,17 @@ class FedKEIServer(ServerStrategy):
             more = pool.curvature(r if mixture.parts is not None else 0)
 
         def accept(site: str, reply: Reply, tensors: Tensors) -> None:
-            self._check(ADAPT, tensors, {**mixture.centres(site), **more}, one=True)
-            found = self._site_task(reply)
+            self._check(ADAPT, tensors, {**mixture.centres(site), **more})
+            outcome = self._site_task(reply)
             module = {name: tensors[name] for name in pool.start}
             check_update_size(module, pool.start, self.run.config.update_norm_limit)
-            pool.add(site, r, tensors, found.gap)
+            pool.add(site, r, tensors, outcome.gap)
 
-        answers = self._ask(ADAPT, mixture, r, 2, accept, more)
+        answers = self._send(ADAPT, mixture, r, 2, accept, more)
         self.run.results.step(r, 2, answers, None)
         learnt = {site: self._site_task(reply) for site, reply in sorted(answers.replies.items())}
         self.run.record.write(Learnt(round=r, sites=learnt))
-        last = {site: one.auc[-1] for site, one in learnt.items() if one.auc}
+        last = {site: outcome.auc[-1] for site, outcome in learnt.items() if outcome.auc}
         for site, value in last.items():
             self.run.scalar(f"AUC/{site}", value, r)
         if last:
@@ -117,8 +121,8 @@ class FedKEIServer(ServerStrategy):
         self.run.info(f"task {r}: AUC of test images {shown or 'not reported by any site'}")
         return answers
 
-    def _ask(self, task: str, mixture: Mixture, r: int, step: int, accept: ReplyHandler, more: Tensors) -> Answers:
-        """Send each site its centres and ``more``: a message to each that is mixed for apart, one to all others."""
+    def _send(self, task: str, mixture: Mixture, r: int, step: int, accept: ReplyHandler, more: Tensors) -> Answers:
+        """Send the centres and ``more``: to each site with centres of its own a message apart, to all others one."""
         header = self.run.header(r, step, after=version(r - 1, STEPS if r > 1 else 0))
         groups = [[site] for site in self.run.membership.sites if site in mixture.own]
         groups += [[site for site in self.run.membership.sites if site not in mixture.own]]
@@ -132,23 +136,23 @@ class FedKEIServer(ServerStrategy):
             raise FedTARError(f"task {r}: {answers.count} site(s) took part, min_sites is {self.run.config.min_sites}")
         return answers
 
-    def _check(self, task: str, tensors: Tensors, centres: Tensors, *, one: bool) -> None:
-        """Refuse (:class:`ExchangeError`) what is not of the centres' names, and of their shapes (``one``: of one)."""
+    def _check(self, task: str, tensors: Tensors, centres: Tensors) -> None:
+        """Refuse (:class:`ExchangeError`) other names and shapes than those of the centres (ADAPT: of one centre)."""
         shapes = {name: tuple(value.shape) for name, value in centres.items() if not name.startswith(PULL)}
         self.run.wire_contract.check_tensors(task, tensors, shapes, sends="difference", dtypes=MASTER_DTYPE)
         for name, shape in sorted(shapes.items()):
             if name not in tensors:
                 raise ExchangeError(f"tensor '{name}' is missing")
-            if tuple(tensors[name].shape) != (shape[1:] if one else shape):
+            if tuple(tensors[name].shape) != (shape[1:] if task == ADAPT else shape):
                 raise ExchangeError(f"tensor '{name}' has shape {tuple(tensors[name].shape)} in task '{task}'")
 
     # ------------------------------------------------------------------ the pool
     def _forget(self, pool: Pool, answers: Answers) -> list[str]:
-        """Take the modules of sites that left out of the pool; their names."""
+        """Remove modules of sites that have left from the pool; returns the sites."""
         return [site for site, why in sorted(answers.absent.items()) if why == LEFT and pool.leave(site)]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The pool's modules; whose they are is in :meth:`info`."""
+        """The pool's modules; their sites are in :meth:`info`."""
         return {} if self.pool is None else self.pool.state()[0]
 
     def load_state(self, state: Tensors) -> None:
@@ -177,25 +181,27 @@ class FedKEIServer(ServerStrategy):
             raise FedTARError(f"plan '{self.plan.name}' sends single hospitals' modules: it is for simulations")
         if least < 3 and len(self.run.membership.sites) > 1:
             self.run.info(f"a cluster may stem from {least} site(s): each module in it follows from the others")
-        config = self.run.config
-        orders = {site: self.config.stream(site, config.seed) for site in self.run.membership.sites}
+        config, orders = self.run.config, {}
+        for site in self.run.membership.sites:
+            stream = self.config.stream(site, config.seed)
+            orders[site] = [stream.task(t).name for t in range(1, config.num_rounds + 1)]
         self.run.record.write(
             Stream(
                 plan=self.plan.name,
                 tasks=list(self.config.tasks),
                 base=list(self.config.negatives),
                 order=self.config.order,
-                orders={s: [one.task(t).name for t in range(1, config.num_rounds + 1)] for s, one in orders.items()},
+                orders=orders,
                 min_cluster_sites=least,
             )
         )
 
     def largest_message(self) -> int:
-        """G: K times the values of a module; without k-means, K may be the number of modules."""
-        many = self.run.config.num_rounds * len(self.run.membership.sites)
+        """The gradient in K centres; without k-means, K may be the number of modules."""
+        centres = self.run.config.num_rounds * len(self.run.membership.sites)
         if self.plan.groups == "kmeans":
-            many = self.config.clusters
-        return self.run.membership.schema.parameters * max(many, 2 if self._curved else 1)
+            centres = self.config.clusters
+        return self.run.membership.schema.parameters * max(centres, 2 if self._curved else 1)
 
     def _record_mixture(self, mixture: Mixture, probed: Answers, r: int, modules: int) -> None:
         self.run.record.write(
@@ -221,15 +227,15 @@ class FedKEIServer(ServerStrategy):
 
     def _site_task(self, reply: Reply) -> SiteTask:
         counts, scores = dict(reply.payload.get("counts") or {}), dict(reply.payload.get("scores") or {})
-        place = counts.pop("task", None)
-        if not isinstance(place, int) or not 1 <= place <= len(self.config.tasks):
+        number = counts.pop("task", None)
+        if not isinstance(number, int) or not 1 <= number <= len(self.config.tasks):
             raise ExchangeError("the field 'counts' names no task of the job")
-        name = DiseaseTask.parse(self.config.tasks[place - 1]).name
+        name = DiseaseTask.parse(self.config.tasks[number - 1]).name
         try:
-            found = SiteTask(task=name, counts=counts, **scores)
+            outcome = SiteTask(task=name, counts=counts, **scores)
         except (ValidationError, TypeError) as error:
             raise ExchangeError("the field 'scores' or 'counts' is not what a task gives") from error
-        membership = [] if found.membership is None else [found.membership]
-        if not all(0 <= value <= 1 for value in (*found.auc, *found.rand_auc, *membership)):
+        membership = [] if outcome.membership is None else [outcome.membership]
+        if not all(0 <= value <= 1 for value in (*outcome.auc, *outcome.rand_auc, *membership)):
             raise ExchangeError("the field 'scores' holds an AUC beyond 0 to 1")
-        return found
+        return outcome

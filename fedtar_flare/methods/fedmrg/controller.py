@@ -49,18 +49,18 @@ class FedMRGServer(FedAvgServer):
 
     # ------------------------------------------------------------------ the bank
     def extra_tensors(self, w: Tensors) -> Tensors:
-        """The bank, unless it is empty."""
+        """The rows of the bank, unless it is empty."""
         return {} if self._rows is None else {FEATURES: self._rows}
 
     def collect(self, site: str, rows: Tensors) -> None:
-        """A site's rows, of the width that most sites' encoders have."""
+        """Take a site's rows, if they have the width that most sites' encoders have."""
         if not len(rows[FEATURES]):
             return
         widths = Counter(self.run.membership.described[member].get("feature_width") for member in self.trainers())
         width, _ = widths.most_common(1)[0]
         if rows[FEATURES].shape[1] != width:
             raise ExchangeError(
-                f"tensor '{FEATURES}' has rows of {rows[FEATURES].shape[1]}; those of all are of {width}"
+                f"tensor '{FEATURES}' has rows of width {rows[FEATURES].shape[1]}; most sites have {width}"
             )
         self.bank.put(site, self._round, rows[FEATURES])
 

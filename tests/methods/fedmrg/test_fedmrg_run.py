@@ -185,7 +185,7 @@ def test_rows_of_another_width_than_most_sites_have_are_refused():
     one.described = {"a": {"feature_width": 4}, "b": {"feature_width": 4}, "c": {"feature_width": 3}}
     row = torch.eye(4)[:1]
     one.strategy.collect("a", {"bank.features": row})
-    with pytest.raises(ExchangeError, match=r"'bank.features' has rows of 3; those of all are of 4"):
+    with pytest.raises(ExchangeError, match=r"'bank.features' has rows of width 3"):
         one.strategy.collect("c", {"bank.features": row[:, :3]})
     assert torch.equal(one.strategy.bank.rows(2), row)
 
