@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from three_sites import federation, run
 
-from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.protocol.messages import TaskHeader, ok, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import Evaluation, Joined, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.reporting.run import read_run
-from fedtar_flare.runtime.controller import FederatedController
 
 T = 4
 FEW = {"synthetic_patients": 4}
@@ -143,11 +141,9 @@ def test_a_site_that_comes_late_to_a_job_of_a_new_period_is_scored_before_it_lea
     assert [len(step.sites) for step in of_kind(read_events(then.results_folder), Step)] == [1, 1, 2, 2]
 
 
-def test_a_hospital_and_a_method_without_reports_refuse_a_server_s_clock(tmp_path):
+def test_a_hospital_refuses_a_server_s_clock(tmp_path):
     reply, _ = HospitalSite(tmp_path, "hospital", simulated=False).handshake(rounds_per_period=1)
     assert reply.status == "error" and "simulations" in reply.reason
-    with pytest.raises(ConfigError, match="writes no reports"):
-        FederatedController("fedkei", num_rounds=1, time_steps=2, rounds_per_period=1)
 
 
 def test_a_job_that_adds_a_period_scores_its_visits_before_it_learns_and_only_once(home, tmp_path, monkeypatch):

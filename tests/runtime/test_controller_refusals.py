@@ -5,11 +5,8 @@ import torch
 from federation import NAMES, LocalFederation, QuadraticSite, Spoilt, last, pair
 from three_sites import T, federation, run, sites
 
-from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.methods.fedtar.controller import TemporalResidualController
 from fedtar_flare.protocol.messages import ERROR, Reply
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
-from fedtar_flare.runtime.controller import FederatedController
 
 
 def broken(spoil, task=TRAIN):
@@ -146,39 +143,6 @@ def test_a_checkpoint_can_be_the_start(tmp_path):
     run(second)
     assert not any(task == HANDSHAKE and r for task, _, r, _ in second.sent)
     assert not torch.equal(last(first).weights[NAMES[0]], last(second).weights[NAMES[0]])
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"num_rounds": 0},
-        {"time_steps": 0},
-        {"weighting": "median"},
-        {"aggregation": "krum", "min_sites": 5},
-        {"aggregation": "median", "min_sites": 2},
-        {"aggregation": "norm_bounded_mean"},
-        {"max_share": 0.0},
-        {"min_sites": 0},
-        {"step_time_limit": -1},
-        {"evaluate_every": 0},
-        {"update_norm_limit": 0.0},
-        {"rounds_per_period": -1},
-        {"rounds_per_period": 1, "time_steps": 3, "num_rounds": 3},
-        {"rounds_per_period": 1, "time_steps": 1, "num_rounds": 1},
-        {"restart": True},
-        {"restart": True, "rounds_per_period": 1, "num_rounds": 2, "resume_from": "a"},
-        {"resume_from": "a", "initial_checkpoint": "b"},
-    ],
-)
-def test_bad_settings_fail_when_built(bad):
-    with pytest.raises(ConfigError):
-        TemporalResidualController(**bad)
-
-
-@pytest.mark.parametrize("method", ["local", "fedkei"])
-def test_a_method_that_adds_up_no_updates_has_no_other_aggregation(method):
-    with pytest.raises(ConfigError, match="adds up no updates"):
-        FederatedController(method, aggregation="median", min_sites=3)
 
 
 HEAD = "diagnosis.head.weight"

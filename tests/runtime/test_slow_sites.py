@@ -11,7 +11,6 @@ from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.reporting.participation import participation
 from fedtar_flare.reporting.run import read_run
-from fedtar_flare.runtime.controller import FederatedController
 
 PLANNED = 12
 
@@ -121,9 +120,3 @@ def test_a_late_answer_enters_a_later_round_at_less_weight_and_holds_nobody(tmp_
 def test_a_site_counts_once_in_a_mean_by_its_own_answer(tmp_path):
     _, steps, _ = three_rounds(tmp_path, (CLOSE_ROUND, 1))
     assert [step.sites["slow"].late for step in steps[1:]] == [0, 0] and "slow" in steps[0].absent
-
-
-def test_wait_seconds_is_for_methods_whose_sites_train_together(tmp_path):
-    for method, seconds in (("fedkei", 5), ("fedavg", -1)):
-        with pytest.raises(ConfigError, match="wait_seconds"):
-            FederatedController(method, wait_seconds=seconds)

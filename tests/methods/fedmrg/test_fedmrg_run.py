@@ -181,8 +181,8 @@ def test_rows_go_up_bounded_and_down_to_all_members_without_their_origin(federat
 
 def test_rows_of_another_width_than_most_sites_have_are_refused():
     one = controller()
-    one.sites, one.strategy._round = ["a", "b", "c"], 1
-    one.described = {"a": {"feature_width": 4}, "b": {"feature_width": 4}, "c": {"feature_width": 3}}
+    one.membership.members, one.strategy._round = ["a", "b", "c"], 1
+    one.membership.described = {"a": {"feature_width": 4}, "b": {"feature_width": 4}, "c": {"feature_width": 3}}
     row = torch.eye(4)[:1]
     one.strategy.collect("a", {"bank.features": row})
     with pytest.raises(ExchangeError, match=r"'bank.features' has rows of width 3"):
@@ -274,16 +274,6 @@ def test_a_hospital_outside_a_comparison_gets_the_generic_model(federation):
 
 def controller(**settings):
     return FederatedController("fedmrg", num_rounds=1, time_steps=T, **settings)
-
-
-@pytest.mark.parametrize(
-    ("unseen", "words"),
-    [*((no_list, "unseen must be a list") for no_list in ("site-1", [1], [None])),
-     (["site-1"], "initial_site 'site-1' is one of the unseen")],
-)  # fmt: skip
-def test_unseen_sites_are_a_list_of_names_and_give_no_initial_weights(unseen, words):
-    with pytest.raises(ConfigError, match=words):
-        controller(unseen=unseen, initial_site="site-1")
 
 
 @pytest.mark.parametrize(

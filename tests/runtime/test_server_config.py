@@ -1,0 +1,87 @@
+"""The server's settings: what is refused, and how FLARE's job export finds what it must write."""
+
+import inspect
+import json
+
+import pytest
+from nvflare.job_config.api import FedJob
+
+from fedtar_flare.cli.reference import OF_RECIPE, server_rows
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.methods.fedtar.controller import TemporalResidualController
+from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.server_config import ServerConfig
+
+BAD = {
+    "num_rounds": ({"num_rounds": 0}, {"num_rounds": 2.0}, {"num_rounds": True}, {"num_rounds": 10_000}),
+    "time_steps": ({"time_steps": 0}, {"time_steps": 100}),
+    "weighting": ({"weighting": "median"},),
+    "aggregation": ({"aggregation": "krum", "min_sites": 5},),
+    "min_sites": (
+        {"min_sites": 0},
+        {"aggregation": "median", "min_sites": 2},
+        {"aggregation": "norm_bounded_mean"},
+    ),
+    "max_share": ({"max_share": 0.0}, {"max_share": 1.1}),
+    "step_time_limit": ({"step_time_limit": -1},),
+    "handshake_time_limit": ({"handshake_time_limit": -1},),
+    "wait_seconds": ({"wait_seconds": -1}, {"wait_seconds": float("inf")}),
+    "evaluate_every": ({"evaluate_every": 0},),
+    "update_norm_limit": ({"update_norm_limit": 0.0}, {"update_norm_limit": float("nan")}),
+    "rounds_per_period": (
+        {"rounds_per_period": -1},
+        {"rounds_per_period": 1, "time_steps": 3, "num_rounds": 3},
+        {"rounds_per_period": 1, "time_steps": 1, "num_rounds": 1},
+    ),
+    "restart": ({"restart": True}, {"restart": True, "rounds_per_period": 1, "num_rounds": 2, "resume_from": "a"}),
+    "initial_checkpoint": ({"resume_from": "a", "initial_checkpoint": "b"},),
+    "keep_checkpoints": ({"keep_checkpoints": 0},),
+    "unseen": ({"unseen": "site-1"}, {"unseen": [1]}, {"unseen": [None]}),
+    "initial_site": ({"unseen": ["site-1"], "initial_site": "site-1"},),
+    "num_round": ({"num_round": 3},),
+}
+
+
+@pytest.mark.parametrize(("name", "settings"), [(name, one) for name, several in BAD.items() for one in several])
+def test_a_bad_setting_is_refused_by_name_when_the_controller_is_built(name, settings):
+    with pytest.raises(ConfigError, match=rf"^server: .*\b{name}\b"):
+        TemporalResidualController(**settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "name"),
+    [
+        ("local", {"aggregation": "median", "min_sites": 3}, "aggregation"),
+        ("fedkei", {"aggregation": "median", "min_sites": 3, "time_steps": 2}, "aggregation"),
+        ("fedkei", {"wait_seconds": 5, "time_steps": 2}, "wait_seconds"),
+        ("fedkei", {"num_rounds": 1, "time_steps": 2, "rounds_per_period": 1}, "rounds_per_period"),
+    ],
+)
+def test_what_a_method_cannot_do_is_refused_by_the_name_of_the_setting(method, settings, name):
+    with pytest.raises(ConfigError, match=f"^{name}: method '{method}'"):
+        FederatedController(method, **settings)
+
+
+CHANGED = {"num_rounds": 5, "max_share": 0.5, "wait_seconds": 2.5, "restart": False, "unseen": ["site-3"], "seed": 7}
+
+
+@pytest.mark.parametrize("kind", [FederatedController, TemporalResidualController])
+def test_flare_exports_what_differs_from_the_defaults_and_builds_the_same_again(tmp_path, kind):
+    """FLARE reads a constructor's signature and the attributes of the same names."""
+    job = FedJob(name="job", min_clients=1)
+    job.set_app_packages(["fedtar_flare"])
+    job.to_server(kind("fedtar", **CHANGED, settings={"server": {"eta": 0.5}}))
+    job.export_job(str(tmp_path))
+    config = json.loads((tmp_path / "job" / "app_server" / "config" / "config_fed_server.json").read_text())
+    arguments = config["workflows"][0]["args"]
+    assert list(arguments) == ["method", "num_rounds", "max_share", "wait_seconds", "seed", "unseen", "settings"]
+    again = kind(**arguments)
+    assert again.config == ServerConfig(**CHANGED) and again.strategy.settings.server.eta == 0.5
+
+
+def test_signature_and_reference_follow_from_the_fields():
+    parameters = inspect.signature(FederatedController).parameters
+    assert list(parameters) == ["method", *ServerConfig.model_fields, "settings"]
+    assert all(parameters[name].default == field.default for name, field in ServerConfig.model_fields.items())
+    assert [row.name for row in server_rows()] == [n for n in ServerConfig.model_fields if n not in OF_RECIPE]
+    assert all(field.description for field in ServerConfig.model_fields.values())
