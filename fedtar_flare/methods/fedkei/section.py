@@ -29,21 +29,21 @@ _KNOWN = (
 
 def tasks(run: Run) -> Section | None:
     """AUC at the start and after tuning, and LCA, of each task and site, with those from the common start."""
-    found = list(_learnt(run))
-    if not found:
+    results = list(_learnt(run))
+    if not results:
         return None
-    with_rand, fell_back = (any(getattr(one, name) for *_, one in found) for name in ("rand_auc", "fell_back"))
+    with_rand, fell_back = (any(getattr(result, name) for *_, result in results) for name in ("rand_auc", "fell_back"))
     head = ["task", "site", "disease", "test images", *READINGS]
     head += [*RAND, "epochs to Rand's"] if with_rand else ["best epoch"]
     head += ["fell back"] if fell_back else []
     rows = []
-    for step, site, one in found:
-        row = [str(step), site, _said(one.task), str(one.n) if one.n else NOTHING, *_readings(one.auc)]
+    for step, site, result in results:
+        row = [str(step), site, _words(result.task), str(result.n) if result.n else NOTHING, *_readings(result.auc)]
         if with_rand:
-            row += [*_readings(one.rand_auc), _reached(one)]
+            row += [*_readings(result.rand_auc), _reached(result)]
         else:
-            row.append(str(best_epoch(one.auc)) if one.auc else NOTHING)
-        rows.append(row + (["yes" if one.fell_back else ""] if fell_back else []))
+            row.append(str(best_epoch(result.auc)) if result.auc else NOTHING)
+        rows.append(row + (["yes" if result.fell_back else ""] if fell_back else []))
     streams = run.events(Stream)
     title = f"Plan '{streams[-1].plan}', order '{streams[-1].order}'" if streams else "Tasks"
     lead = (
@@ -60,33 +60,33 @@ def tasks(run: Run) -> Section | None:
     lead += " Cells are blank where a class has too few test patients."
     if "'small'" in str(run.start.model.get("base_model", "")):
         lead += f" {_KNOWN}"
-    return Section("tasks", "Diseases", lead, table(head, rows, left={1, 2}), _lines(run, [one for *_, one in found]))
+    return Section("tasks", "Diseases", lead, table(head, rows, left={1, 2}), _lines(run))
 
 
 def curves(run: Run) -> Section | None:
     """Per task a chart of AUC over epochs: the sites, their mean, and the mean from the common start with its range."""
     figures = []
     guess = [Guide(0.5, "a guess")]
-    everything = [auc for *_, one in _learnt(run) for auc in (*one.auc, *one.rand_auc)]
+    everything = [auc for *_, result in _learnt(run) for auc in (*result.auc, *result.rand_auc)]
     lowest = min([0.5, *everything]) - 0.05
     for event in run.events(Learnt):
-        known = {site: one for site, one in sorted(event.sites.items()) if one.auc}
-        if not known:
+        scored = {site: result for site, result in sorted(event.sites.items()) if result.auc}
+        if not scored:
             continue
-        diseases = {one.task for one in known.values()}
+        diseases = {result.task for result in scored.values()}
         lines = [
             Series(
-                site if len(diseases) == 1 else f"{site}: {_said(one.task)}",
-                [(e, auc, f"{site}, {one.task}, epoch {e}: {number(auc)}") for e, auc in enumerate(one.auc)],
+                site if len(diseases) == 1 else f"{site}: {_words(result.task)}",
+                [(e, auc, f"{site}, {result.task}, epoch {e}: {number(auc)}") for e, auc in enumerate(result.auc)],
                 "site",
                 i,
             )
-            for i, (site, one) in enumerate(known.items())
+            for i, (site, result) in enumerate(scored.items())
         ]
-        lines.append(_mean("mean of sites", [one.auc for one in known.values()], "ink"))
-        if rand := [one.rand_auc for one in known.values() if one.rand_auc]:
+        lines.append(_mean("mean of sites", [result.auc for result in scored.values()], "ink"))
+        if rand := [result.rand_auc for result in scored.values() if result.rand_auc]:
             lines.append(_mean("Rand, mean", rand, "site", 6))
-        title = f"Task {event.round}" + (f": {_said(*diseases)}" if len(diseases) == 1 else "")
+        title = f"Task {event.round}" + (f": {_words(*diseases)}" if len(diseases) == 1 else "")
         scale = (lowest, 1.0)
         figures.append(Chart(title, lines, x_label="epoch", y_label="AUC", y_range=scale, guides=guess, size=SMALL))
     lead = (
@@ -99,14 +99,14 @@ def curves(run: Run) -> Section | None:
 def clusters(run: Run) -> Section | None:
     """Which modules made which centre of a task, with their weights."""
     rows = []
-    learnt = {(step, site): one.task for step, site, one in _learnt(run)}
+    learnt = {(step, site): cluster.task for step, site, cluster in _learnt(run)}
     for event in run.events(Mixed):
-        for one in event.clusters:
-            members = sorted(one["members"], key=lambda m: (m["task"], m["site"]))
-            said = "; ".join(_member(m, learnt) for m in members)
-            whose = f" for {one['for']}" if one.get("for") else ""
-            moved = NOTHING if one.get("distance") is None else f"{one['distance']:.2g}"
-            rows.append((str(event.round), f"{one['kind']}{whose}", str(one["cluster"] + 1), said, moved))
+        for cluster in event.clusters:
+            members = sorted(cluster["members"], key=lambda m: (m["task"], m["site"]))
+            text = "; ".join(_member(m, learnt) for m in members)
+            whose = f" for {cluster['for']}" if cluster.get("for") else ""
+            moved = NOTHING if cluster.get("distance") is None else f"{cluster['distance']:.2g}"
+            rows.append((str(event.round), f"{cluster['kind']}{whose}", str(cluster["cluster"] + 1), text, moved))
     if not rows:
         return None
     lead = (
@@ -121,20 +121,20 @@ def clusters(run: Run) -> Section | None:
 
 def places(run: Run) -> Section | None:
     """t-SNE of the modules before the last task, by cluster (FedKEI, Fig. 8)."""
-    found = [event for event in run.events(Mixed) if event.places]
-    if not found:
+    events = [event for event in run.events(Mixed) if event.places]
+    if not events:
         return None
-    learnt = {(step, site): _said(one.task) for step, site, one in _learnt(run)}
+    learnt = {(step, site): _words(module.task) for step, site, module in _learnt(run)}
     drawn = []
-    for kind, modules in found[-1].places.items():
+    for kind, modules in events[-1].places.items():
         of: dict[str, tuple[int, list[tuple[float, float, str]]]] = {}
-        for one in sorted(modules, key=itemgetter("cluster")):
-            tip = f"{one['site']}, {learnt.get((one['task'], one['site']), one['task'])}"
-            _, points = of.setdefault(f"centre {one['cluster'] + 1}", (one["cluster"], []))
-            points.append((one["x"], one["y"], tip))
+        for module in sorted(modules, key=itemgetter("cluster")):
+            tip = f"{module['site']}, {learnt.get((module['task'], module['site']), module['task'])}"
+            _, points = of.setdefault(f"centre {module['cluster'] + 1}", (module["cluster"], []))
+            points.append((module["x"], module["y"], tip))
         drawn.append(tsne.scatter(f"Modules: {kind}s", of))
     lead = (
-        f"All modules in the pool before task {found[-1].round}, a point each, in the colour of its centre. Near "
+        f"All modules in the pool before task {events[-1].round}, a point each, in the colour of its centre. Near "
         "points are modules with near weights; distances between groups and the axes themselves mean nothing."
     )
     return Section("places", "Modules in the plane", lead, charts(drawn, ""), optimisation=True)
@@ -149,13 +149,18 @@ def cost(run: Run) -> Section | None:
     rows = []
     for step, event in sorted(mixed.items()):
         sites = list(learnt.get(step, ()))
-        moved = [one for one in run.steps if one.round == step]
+        moved = [event for event in run.steps if event.round == step]
         row = [str(step), duration(event.clustering_seconds)]
         row.append(duration(event.probe_seconds) if event.probed else NOTHING)
         for phase in ("alpha", "tuning", "evaluation"):
-            row.append(duration(max((one.seconds[phase] for one in sites if phase in one.seconds), default=None)))
-        row += [size(sum(one.bytes_down for one in moved)), size(sum(one.bytes_up for one in moved))]
-        row += [str(sum(one.fell_back for one in sites)), *(_losses(sites, n) for n in ("mixture_loss", "start_loss"))]
+            row.append(
+                duration(max((result.seconds[phase] for result in sites if phase in result.seconds), default=None))
+            )
+        row += [size(sum(event.bytes_down for event in moved)), size(sum(event.bytes_up for event in moved))]
+        row += [
+            str(sum(result.fell_back for result in sites)),
+            *(_losses(sites, n) for n in ("mixture_loss", "start_loss")),
+        ]
         rows.append(row)
     phases = ("clustering", "PROBE", "alpha", "tuning", "scoring")
     head = ("task", *phases, "to sites", "from sites", "fell back", "mixture's loss", "common start's")
@@ -170,14 +175,14 @@ def cost(run: Run) -> Section | None:
 
 def membership(run: Run) -> Section | None:
     """How well the modules in the pool give away whose images they were tuned on."""
-    found = [(step, site, one) for step, site, one in _learnt(run) if one.membership is not None]
-    if not found:
+    results = [(step, site, result) for step, site, result in _learnt(run) if result.membership is not None]
+    if not results:
         return None
     lines = []
-    for i, site in enumerate(dict.fromkeys(sorted(site for _, site, _ in found))):
+    for i, site in enumerate(dict.fromkeys(sorted(site for _, site, _ in results))):
         points: list[tuple[float, float | None, str]] = [
-            (step, one.membership, f"{site}, task {step}, {one.task}: {number(one.membership)}")
-            for step, own, one in found
+            (step, result.membership, f"{site}, task {step}, {result.task}: {number(result.membership)}")
+            for step, own, result in results
             if own == site
         ]
         lines.append(Series(site, points, "site", i))
@@ -206,7 +211,8 @@ def write_modules_page(state: SiteState, site: str) -> Path:
     for name, about in modules.items():
         alphas = (about["alpha"].get(kind, ()) for kind in KINDS)
         row = [str(int(name.removeprefix("module-"))), about["task"], *_readings(about["auc"])]
-        row += [*_readings(about["rand_auc"] or ()), *(", ".join(f"{v:.3f}" for v in one) or NOTHING for one in alphas)]
+        row += _readings(about["rand_auc"] or ())
+        row += [", ".join(f"{v:.3f}" for v in weights) or NOTHING for weights in alphas]
         rows.append(row + (["yes" if about["fell_back"] else ""] if fell_back else []))
     content = table([*head, *(["fell back"] if fell_back else [])], rows, left={1, 8, 9})
     page = render("modules_page.html", site=site, content=content)
@@ -215,13 +221,14 @@ def write_modules_page(state: SiteState, site: str) -> Path:
 
 def _learnt(run: Run) -> Iterator[tuple[int, str, SiteTask]]:
     for event in run.events(Learnt):
-        for site, one in sorted(event.sites.items()):
-            yield event.round, site, one
+        for site, result in sorted(event.sites.items()):
+            yield event.round, site, result
 
 
-def _lines(run: Run, found: Sequence[SiteTask]) -> tuple[tuple[str, str], ...]:
+def _lines(run: Run) -> tuple[tuple[str, str], ...]:
     """Means over sites and tasks after the first (which no start can inform), for tiles and closing box."""
-    later = [one for step, _, one in _learnt(run) if step > 1 and one.auc] or list(found)
+    learnt = list(_learnt(run))
+    later = [result for step, _, result in learnt if step > 1 and result.auc] or [result for *_, result in learnt]
     shown = []
     readings: dict[str, Callable[[list[float]], float | None]] = {
         "AUC at the start": lambda curve: curve[0],
@@ -231,7 +238,7 @@ def _lines(run: Run, found: Sequence[SiteTask]) -> tuple[tuple[str, str], ...]:
     for label, read in readings.items():
         own, rand = (
             [value for curve in curves if curve and (value := read(curve)) is not None]
-            for curves in ([one.auc for one in later], [one.rand_auc for one in later])
+            for curves in ([result.auc for result in later], [result.rand_auc for result in later])
         )
         if own:
             with_rand = f", Rand {fmean(rand):.3f}" if rand else ""
@@ -239,7 +246,7 @@ def _lines(run: Run, found: Sequence[SiteTask]) -> tuple[tuple[str, str], ...]:
     return tuple(shown)
 
 
-def _said(disease: str) -> str:
+def _words(disease: str) -> str:
     return disease.replace("_", " ")
 
 
@@ -249,21 +256,21 @@ def _readings(auc: Sequence[float | None]) -> tuple[str, str, str]:
     return (number(known[0]), number(known[-1]), number(lca(known))) if known else (NOTHING,) * 3
 
 
-def _reached(one: SiteTask) -> str:
+def _reached(result: SiteTask) -> str:
     """Epochs until Rand's final AUC, and in brackets the best epoch."""
-    if not one.auc:
+    if not result.auc:
         return NOTHING
-    reached = epochs_to(one.auc, one.rand_auc[-1]) if one.rand_auc else None
-    return f"{'not reached' if reached is None else reached} (best {best_epoch(one.auc)})"
+    reached = epochs_to(result.auc, result.rand_auc[-1]) if result.rand_auc else None
+    return f"{'not reached' if reached is None else reached} (best {best_epoch(result.auc)})"
 
 
-def _mean(name: str, found: Sequence[Sequence[float]], palette: str, index: int = 0) -> Series:
+def _mean(name: str, curves: Sequence[Sequence[float]], palette: str, index: int = 0) -> Series:
     points, band = [], []
-    for e in range(min(map(len, found))):
-        values = [curve[e] for curve in found]
+    for e in range(min(map(len, curves))):
+        values = [curve[e] for curve in curves]
         points.append((e, fmean(values), f"{name}, epoch {e}: {number(fmean(values))}"))
         band.append((e, min(values), max(values)))
-    return Series(name, points, palette, index, band if len(found) > 1 else ())  # type: ignore[arg-type]
+    return Series(name, points, palette, index, band if len(curves) > 1 else ())  # type: ignore[arg-type]
 
 
 def _member(member: dict[str, Any], learnt: dict[tuple[int, str], str]) -> str:
@@ -271,9 +278,9 @@ def _member(member: dict[str, Any], learnt: dict[tuple[int, str], str]) -> str:
     disease = learnt.get((member["task"], member["site"]), f"task {member['task']}")
     before, after = member["beta0"], member["beta"]
     weight = f"{after:.3f}" if abs(after - before) < 5e-4 else f"{before:.3f} → {after:.3f}"
-    return f"{member['site']}, {_said(disease)}: {weight}"
+    return f"{member['site']}, {_words(disease)}: {weight}"
 
 
 def _losses(sites: Iterable[SiteTask], name: str) -> str:
-    known = [value for one in sites if (value := getattr(one, name)) is not None]
+    known = [value for result in sites if (value := getattr(result, name)) is not None]
     return number(fmean(known)) if known else NOTHING

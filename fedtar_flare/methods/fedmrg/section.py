@@ -29,7 +29,7 @@ def members(run: Run) -> Section | None:
     """Scores of the generic and of the personal model at the members, and of the generic one at unseen hospitals."""
     if run.shown is None:
         return None
-    unseen = {site for one in run.events(Outside) for site in one.sites}
+    unseen = {site for event in run.events(Outside) for site in event.sites}
     before = run.warm_start.sites if run.warm_start is not None else {}
     groups = [
         ("before training", "members, before training", before.keys() - unseen, before),
@@ -38,8 +38,8 @@ def members(run: Run) -> Section | None:
         ("unseen", "unseen hospitals", run.shown.sites.keys() & unseen, run.shown.sites),
     ]
     shown = [(short, long, len(sites), _means(of, sites)) for short, long, sites, of in groups if sites]
-    names = [name for name in SHOWN if any(name in found for *_, found in shown)]
-    rows = [(f"{short} ({n})", *(score(name, found.get(name)) for name in names)) for short, _, n, found in shown]
+    names = [name for name in SHOWN if any(name in means for *_, means in shown)]
+    rows = [(f"{short} ({n})", *(score(name, means.get(name)) for name in names)) for short, _, n, means in shown]
     lead = (
         f"Means over hospitals, before training and after round {run.shown.round}: members with both adapters and with "
         "the generic one alone, and unseen hospitals; how many in brackets. The generic adapter travels; the "
@@ -47,8 +47,8 @@ def members(run: Run) -> Section | None:
         "its patients are scored, with the generic adapter."
     )
     labels = [SCORES[name].label for name in names]
-    said = (", ".join(map("{} {}".format, labels, row[1:])) for row in rows)
-    lines = tuple((long, text) for (_, long, *_), text in zip(shown, said, strict=True))
+    texts = (", ".join(map("{} {}".format, labels, row[1:])) for row in rows)
+    lines = tuple((long, text) for (_, long, *_), text in zip(shown, texts, strict=True))
     content = table(("", *labels), rows)
     return Section("fedmrg", "Generic and personal", lead, content, lines)
 
@@ -56,32 +56,32 @@ def members(run: Run) -> Section | None:
 def halves(run: Run) -> Section | None:
     """Parts of the training loss over rounds, mean of the sites, and of the last round site by site."""
     events = run.events(LossParts)
-    known = [part for part in PARTS if any(part in own for one in events for own in one.sites.values())]
-    if not known:
+    shown = [part for part in PARTS if any(part in parts for event in events for parts in event.sites.values())]
+    if not shown:
         return None
     series = [
         Series(
             PARTS[part],
-            [(one.round, value, f"{PARTS[part]}, round {one.round}: {number(value)}") for one in events
-             for value in [_mean(own.get(part) for own in one.sites.values())]],
+            [(event.round, value, f"{PARTS[part]}, round {event.round}: {number(value)}") for event in events
+             for value in [_mean(parts.get(part) for parts in event.sites.values())]],
             "site",
             i,
         )
-        for i, part in enumerate(known)
+        for i, part in enumerate(shown)
     ]  # fmt: skip
     figure = Chart(
         "Parts of the training loss, mean of sites", series, x_label="round", y_label="loss", x_range=round_axis(run)
     )
     last = events[-1]
-    rows = [(site, *(number(own.get(part)) for part in known)) for site, own in sorted(last.sites.items())]
+    rows = [(site, *(number(parts.get(part)) for part in shown)) for site, parts in sorted(last.sites.items())]
     contrast = "The contrast leaves its positive out of the sum, so that it may fall below 0. "
-    below_0 = contrast if "contrast" in known else ""
+    below_0 = contrast if "contrast" in shown else ""
     lead = (
         "Each local update has two halves: the generic adapter learns from reports and from the specialised one, then "
         "the other way round. Language is the mean token loss; distillation (KD) is one minus the cosine of the hidden "
         f"states plus the divergence of the next token (Eq. 4 and 5). {below_0}The table is of round {last.round}."
     )
-    content = charts([figure]) + table(("", *(PARTS[part] for part in known)), rows)
+    content = charts([figure]) + table(("", *(PARTS[part] for part in shown)), rows)
     return Section("halves", "Two halves", lead, content, optimisation=True)
 
 
@@ -92,8 +92,8 @@ def prompts(run: Run) -> Section | None:
         return None
     last = events[-1]
     rows = []
-    for finding in sorted({finding for own in last.sites.values() for finding in own}):
-        cells = [own[finding] for own in last.sites.values() if finding in own]
+    for finding in sorted({finding for findings in last.sites.values() for finding in findings}):
+        cells = [findings[finding] for findings in last.sites.values() if finding in findings]
         total = sum(cell["n"] for cell in cells)
         pooled = [sum(cell["n"] * cell[name] for cell in cells) / total for name in ("recall", "accuracy")]
         rows.append((finding.replace("_", " "), str(int(total)), *(f"{100 * value:.1f}" for value in pooled)))
@@ -109,21 +109,22 @@ def prompts(run: Run) -> Section | None:
 def bank(run: Run) -> Section | None:
     """The feature bank over rounds, and how well each site's rows give away who is in them."""
     events = run.events(Bank)
-    if not any(own.get("sent") for one in events for own in one.sites.values()):
+    if not any(numbers.get("sent") for event in events for numbers in event.sites.values()):
         return None
     rows = [
         (
-            str(one.round),
-            str(one.rows),
-            NOTHING if one.oldest is None else str(one.oldest),
+            str(event.round),
+            str(event.rows),
+            NOTHING if event.oldest is None else str(event.oldest),
             site,
-            *(NOTHING if (value := own.get(name)) is None else f"{value:g}" for name in _COUNTS),
-            number(own.get("membership_auc")),
+            *(NOTHING if (value := numbers.get(name)) is None else f"{value:g}" for name in _COUNTS),
+            number(numbers.get("membership_auc")),
         )
-        for one in events
-        for site, own in sorted(one.sites.items())
+        for event in events
+        for site, numbers in sorted(event.sites.items())
     ]
-    aucs = [own["membership_auc"] for one in events for own in one.sites.values() if "membership_auc" in own]
+    sites = [numbers for event in events for numbers in event.sites.values()]
+    aucs = [numbers["membership_auc"] for numbers in sites if "membership_auc" in numbers]
     lead = (
         "Each member sends rows of image features, which the others contrast their images with. They are personal "
         "data: who has a patient's image and the encoder can compare it with them. Membership is how well that works: "
@@ -141,8 +142,8 @@ SECTIONS = (members, halves, prompts, bank)
 
 
 def _means(scores: Mapping[str, SiteScores], sites: Collection[str]) -> dict[str, float]:
-    found = {name: _mean(scores[site].all.get(name) for site in sites) for name in SHOWN}
-    return {name: value for name, value in found.items() if value is not None}
+    means = {name: _mean(scores[site].all.get(name) for site in sites) for name in SHOWN}
+    return {name: value for name, value in means.items() if value is not None}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
