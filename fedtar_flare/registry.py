@@ -59,7 +59,7 @@ class Method:
     """Record events besides the shared ones."""
     sections: tuple[Any, ...] = ()
     """Of the run page besides the shared ones."""
-    kept: Callable[..., Any] | None = None
+    saved_learner: Callable[..., Any] | None = None
     """Reads what a site keeps of a run, as ``learning.drafting.SavedLearner``."""
     extend: Callable[[Any, Any], None] | None = None
     """Adds to a base model what the adapter needs besides itself, given the learner's description of it."""

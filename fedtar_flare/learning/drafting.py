@@ -150,7 +150,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class SavedLearner:
-    """A site's state of a run for drafting, as a method's function ``kept`` loads it.
+    """A site's state of a run for drafting, as a method's function ``saved_learner`` loads it.
 
     That function takes the state's folder, the site's hash key (None for a simulated site), and run id and round of the
     adapter; it raises ConfigError for a state that does not belong to them, and StateError for a damaged one.
@@ -232,7 +232,7 @@ class Drafter:
             self.site_model.load_for_writing(kept.private)
 
     def _kept(self, state: Path, key: bytes | None) -> SavedLearner:
-        read: Callable[..., SavedLearner] | None = registry.method(self._method).kept
+        read: Callable[..., SavedLearner] | None = registry.method(self._method).saved_learner
         if read is None:
             raise ConfigError(f"a run of method '{self._method}' keeps no adapters at a site; draft without --state")
         return read(state, key, str(self.info["run_id"]), int(self.info["round"]))

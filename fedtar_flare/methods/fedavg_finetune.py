@@ -106,7 +106,7 @@ class FineTuneSite(PooledSite):
         return ReportLearner, {}
 
 
-def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> SavedLearner:
+def saved_learner(folder: Path, key: bytes | None, run_id: str, round_: int) -> SavedLearner:
     """The adapter that the site fine-tuned after the last round; neither key nor the best round's adapter is needed.
 
     Raises ConfigError where the state is of another run, or holds no such adapter; StateError where it is damaged.
@@ -132,6 +132,6 @@ METHOD = FEDAVG.derive(
     site=FineTuneSite,
     learner=FineTuneLearner,
     settings={"finetune": FineTuneConfig},
-    kept=kept,
+    saved_learner=saved_learner,
     paper="",
 )

@@ -29,6 +29,6 @@ METHOD = FEDAVG.derive(
     learner=PatientLearner,
     settings=PATIENT_SETTINGS,
     presets=PATIENT_PRESETS,
-    kept=FEDTAR.kept,
+    saved_learner=FEDTAR.saved_learner,
     extend=FEDTAR.extend,
 )

@@ -167,7 +167,7 @@ def audit_model(
     if not all(groups.values()):
         raise DataError(f"site {site.name} has no training or no held-out patient of run {info['run_id']}")
 
-    folder = state.folder if registry.method(info.get("method", registry.DEFAULT)).kept else None
+    folder = state.folder if registry.method(info.get("method", registry.DEFAULT)).saved_learner else None
     trained = Drafter(adapter, state=folder, key=cohort.key, model=model, device=config.device).site_model
     plain: dict[str, Any] = {"lora": LoRAConfig(), "training": TrainingConfig(), "restored": lambda base: base}
     plain |= {"device": str(trained.device), "precision": trained.precision}

@@ -10,7 +10,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.methods.fedavg_finetune import kept
+from fedtar_flare.methods.fedavg_finetune import saved_learner
 from fedtar_flare.methods.fedprox import ProximalLearner
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.protocol.messages import ok, version
@@ -142,11 +142,11 @@ def test_a_site_fine_tunes_once_after_the_last_round_and_keeps_that_beside_the_s
     again, _ = site.close(w, 9, evaluate=True)
     assert again.payload["scores"] == first.payload["scores"], "done again, it starts from the shared adapter"
 
-    found = kept(tmp_path / "state" / "run" / "site-1", None, "run", 2).private
+    found = saved_learner(tmp_path / "state" / "run" / "site-1", None, "run", 2).private
     assert found.keys() == tuned.keys() and all(torch.equal(value, tuned[name]) for name, value in found.items())
     for folder, message in (("run/site-2", "no fine-tuned adapter"), ("other/site-1", "run other")):
         with pytest.raises(ConfigError, match=message):
-            kept(tmp_path / "state" / folder, None, "run", 2)
+            saved_learner(tmp_path / "state" / folder, None, "run", 2)
 
 
 def test_a_real_site_refuses_centralised_training_before_it_reads_anything(hospital, tmp_path):

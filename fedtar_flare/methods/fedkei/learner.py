@@ -196,9 +196,9 @@ class TaskLearner(TaskModel):
     ) -> Iterator[tuple[float, int]]:
         """Tune the loaded module by SGD; yields each epoch's mean loss and its number of skipped updates."""
         settings = self.settings
-        own = {name: p for name, p in self.parameters.items() if plan.trains(name)}
-        start = {name: parameter.detach().clone() for name, parameter in own.items()}
-        optimizer = torch.optim.SGD(own.values(), lr=settings.lr, momentum=settings.momentum)
+        tuned = {name: p for name, p in self.parameters.items() if plan.trains(name)}
+        start = {name: parameter.detach().clone() for name, parameter in tuned.items()}
+        optimizer = torch.optim.SGD(tuned.values(), lr=settings.lr, momentum=settings.momentum)
         with timed("tuning"):
             taught = self._taught(examples) if plan.objective == "distil" else None
         for epoch in range(1, settings.epochs + plan.extra_epochs + 1):
@@ -207,13 +207,13 @@ class TaskLearner(TaskModel):
             batches = shuffled(range(len(examples.labels)), settings.batch_size, self.seed, task, "tune", epoch)
             with timed("tuning"):
                 for batch in batches:
-                    loss, gradients = self._gradients(examples, batch, own, plan, taught)
+                    loss, gradients = self._gradients(examples, batch, tuned, plan, taught)
                     if plan.objective == "proximal":
                         for name, gradient in gradients.items():
-                            gradient.add_(own[name].detach() - start[name], alpha=settings.mu)
+                            gradient.add_(tuned[name].detach() - start[name], alpha=settings.mu)
                     elif plan.objective == "fisher":
-                        add_curvature(gradients, own, curvature)
-                    for name, parameter in own.items():
+                        add_curvature(gradients, tuned, curvature)
+                    for name, parameter in tuned.items():
                         parameter.grad = gradients[name]
                     norm = nn.utils.get_total_norm(gradients.values())
                     if math.isfinite(loss) and math.isfinite(norm):
@@ -233,28 +233,28 @@ class TaskLearner(TaskModel):
         self,
         examples: Examples,
         batch: Sequence[int],
-        own: Mapping[str, nn.Parameter],
+        tuned: Mapping[str, nn.Parameter],
         plan: Plan,
         taught: Tensor | None,
     ) -> tuple[float, dict[str, Tensor]]:
         """Loss and gradient of an update, without the terms of the distance to other modules."""
-        names = list(own)
+        names = list(tuned)
         if plan.objective == "maml" and len(batch) > 1:
             half = (len(batch) + 1) // 2
             _, first = self.gradients(examples, batch[:half], names)
-            before = {name: parameter.detach().clone() for name, parameter in own.items()}
+            before = {name: parameter.detach().clone() for name, parameter in tuned.items()}
             with torch.no_grad():
-                for name, parameter in own.items():
+                for name, parameter in tuned.items():
                     parameter.sub_(first[name], alpha=self.settings.lr)
             second = self.gradients(examples, batch[half:], names)
             with torch.no_grad():
-                for name, parameter in own.items():
+                for name, parameter in tuned.items():
                     parameter.copy_(before[name])
             return second
         if taught is not None:
             logits = self.logits(examples, batch)
             loss = self.cross_entropy(logits, examples, batch) + distillation(logits, taught[list(batch)])
-            return float(loss.detach()), dict(zip(own, torch.autograd.grad(loss, list(own.values())), strict=True))
+            return float(loss.detach()), dict(zip(tuned, torch.autograd.grad(loss, list(tuned.values())), strict=True))
         return self.gradients(examples, batch, names)
 
     @torch.no_grad()

@@ -100,9 +100,10 @@ class TaskModel:
         self, examples: Examples, indices: Sequence[int], names: Sequence[str] | None = None
     ) -> tuple[float, dict[str, Tensor]]:
         """Mean loss, and its gradient in the tensors of these names (None: all)."""
-        own = {name: p for name, p in self.parameters.items() if names is None or name in names}
+        parameters = {name: p for name, p in self.parameters.items() if names is None or name in names}
         loss = self.loss(examples, indices)
-        return float(loss.detach()), dict(zip(own, torch.autograd.grad(loss, list(own.values())), strict=True))
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+        return float(loss.detach()), dict(zip(parameters, gradients, strict=True))
 
     def fisher(self, examples: Examples) -> dict[str, Tensor]:
         """Diagonal of the empirical Fisher information: mean of examples' squared gradients; float32, on the CPU."""

@@ -88,8 +88,8 @@ class SiteBank:
         """Drop sent rows that are too old to be in the bank, and remove the site's own rows from the bank."""
         self.sent = {r: rows for r, rows in self.sent.items() if 0 < round_ - r <= ROUNDS}
         if self.sent and len(self.rows):
-            own = torch.cat(list(self.sent.values()))
-            self.rows = self.rows[~(self.rows[:, None] == own[None]).all(-1).any(1)]
+            sent = torch.cat(list(self.sent.values()))
+            self.rows = self.rows[~(self.rows[:, None] == sent[None]).all(-1).any(1)]
         self.use = {"sent": 0.0, "received": float(len(self.rows))}
 
     def share(self, inside: Tensor, group: int, round_: int) -> Tensor:

@@ -107,9 +107,9 @@ class FedMRGLearner(ReportLearner):
         extend(generator, self._extension)
 
     def describe(self) -> dict[str, Any]:
-        own = sum(parameter.numel() for parameter in self.personal_parameters())
-        mine = {"extension": self._extension, "specialised_parameters": own, "feature_width": self.feature_width}
-        return super().describe() | mine
+        size = sum(parameter.numel() for parameter in self.personal_parameters())
+        extension = {"extension": self._extension, "specialised_parameters": size, "feature_width": self.feature_width}
+        return super().describe() | extension
 
     def load_shared(self, weights: Mapping[str, Tensor]) -> None:
         """Load the bank too, which comes down with the weights of a training task unless it is empty."""
@@ -146,8 +146,8 @@ class FedMRGLearner(ReportLearner):
         """G and the branch at ``training.lr``, the rest of Theta at ``fedmrg.lr_encoder``."""
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in shared_parameters(self.model, self.adapter).items():
-            own = name.startswith(("base_model.", "diagnosis."))
-            rate = self.training.lr if own else self._fedmrg.lr_encoder
+            added = name.startswith(("base_model.", "diagnosis."))
+            rate = self.training.lr if added else self._fedmrg.lr_encoder
             groups.setdefault(self.rate * rate, []).append(parameter)
         return adamw(
             [{"params": members, "lr": rate} for rate, members in groups.items()],
@@ -172,11 +172,11 @@ class FedMRGLearner(ReportLearner):
             self._half = half
             if super().local_update(samples, seed, optimizer, start) is None:
                 return None
-        own = {name: [(v.patient_id, loss) for v, loss in losses.items()] for name, losses in self._parts.items()}
-        found = self.ranks.gather(own)
-        for name, pairs in chain.from_iterable(one.items() for one in found):
+        by_part = {name: [(v.patient_id, loss) for v, loss in losses.items()] for name, losses in self._parts.items()}
+        of_ranks = self.ranks.gather(by_part)
+        for name, pairs in chain.from_iterable(rank.items() for rank in of_ranks):
             self._pairs.setdefault(name, []).extend(pairs)
-        patients, losses = zip(*chain(*(one.get("language_generic", ()) for one in found)), strict=True)
+        patients, losses = zip(*chain(*(rank.get("language_generic", ()) for rank in of_ranks)), strict=True)
         self.batch_losses = [([*patients], torch.tensor(losses))]
         return fmean(losses)
 
@@ -197,21 +197,21 @@ class FedMRGLearner(ReportLearner):
             with student(self.model):
                 logits, states = base.decode(memory, mask, ids, prompts)
             losses = report_loss(logits, labels)
-            found = {f"language_{self._half}": losses}
+            by_part = {f"language_{self._half}": losses}
             weight = settings.l2g_weight if self._half == HALVES[0] else settings.g2l_weight
             if settings.specialised and weight:
                 with torch.no_grad(), teacher(self.model):
                     target, teaching = base.decode(memory, mask, ids, prompts)
                 kd = distill_losses(states, logits, teaching, target, labels, settings.distillation != "logits")
-                found[f"distillation_{self._half}"] = kd
+                by_part[f"distillation_{self._half}"] = kd
                 losses = losses + weight * kd
         if seen is not None:
-            found["diagnosis"] = diagnosis_losses(seen, classes)
-            losses = losses + found["diagnosis"]
+            by_part["diagnosis"] = diagnosis_losses(seen, classes)
+            losses = losses + by_part["diagnosis"]
         if settings.contrast_weight and any(p.requires_grad for p in self.generator.encoder.parameters()):
-            found["contrast"] = self._contrast(samples, features(tokens, images.slice_mask))
-            losses = losses + settings.contrast_weight * found["contrast"]
-        for name, values in found.items():
+            by_part["contrast"] = self._contrast(samples, features(tokens, images.slice_mask))
+            losses = losses + settings.contrast_weight * by_part["contrast"]
+        for name, values in by_part.items():
             part = self._parts.setdefault(name, {})
             part |= {s.visit: value for s, value in zip(samples, values.tolist(), strict=True)}
         return losses
@@ -338,8 +338,8 @@ class FedMRGLearner(ReportLearner):
     def private(self) -> dict[str, Tensor]:
         """The specialised adapter, its optimiser, and the rows sent in the last rounds."""
         assert self.personal_optimizer is not None
-        own = {f"{PREFIX}{name}": value.detach() for name, value in self._specialised.items()}
-        return own | self.bank.state() | optimizer_state(self.personal_optimizer, self._specialised)
+        factors = {f"{PREFIX}{name}": value.detach() for name, value in self._specialised.items()}
+        return factors | self.bank.state() | optimizer_state(self.personal_optimizer, self._specialised)
 
     def load_private(self, state: Mapping[str, Tensor]) -> None:
         assert self.personal_optimizer is not None

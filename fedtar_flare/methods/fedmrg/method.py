@@ -35,7 +35,7 @@ what was tried. The paper's form is the settings' default. ``tiny``: room for pr
 """
 
 
-def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> SavedLearner:
+def saved_learner(folder: Path, key: bytes | None, run_id: str, round_: int) -> SavedLearner:
     """The specialised adapter that a site had at the end of the round; no key is needed, since it knows no patient.
 
     Raises ConfigError where the state is of another run, or has no specialised adapter of the round; StateError where
@@ -58,6 +58,6 @@ METHOD = Method(
     presets=PRESETS,
     events=EVENTS,
     sections=SECTIONS,
-    kept=kept,
+    saved_learner=saved_learner,
     extend=extend,
 )

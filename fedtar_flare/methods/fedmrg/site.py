@@ -91,7 +91,7 @@ class FedMRGSite(PooledSite):
 
     def before_training(self, task: Task, learner: ReportLearner) -> dict[str, torch.Tensor]:
         """The site's rows for the bank, which are also stored as rounded for the way up."""
-        mine, header = cast("FedMRGLearner", learner), task.header
+        trained, header = cast("FedMRGLearner", learner), task.header
         if not self._contrasts:
             return {}
         chosen: list[list[Sample]] = []
@@ -100,10 +100,10 @@ class FedMRGSite(PooledSite):
             group = self._patients_a_row(task.config, task.min_cell)
             samples = learner.cohort.samples("train")
             chosen = rows_of_round(samples, header.round, self.settings.fedmrg.bank_rows, group, seed)
-        rows = mine.share_rows(chosen, header.round, task.min_cell)
+        rows = trained.share_rows(chosen, header.round, task.min_cell)
         if rows is None:
             return {}
-        mine.bank.sent[header.round] = rows.to(WIRE_DTYPES[self.settings.lora.dtype_up]).float()
+        trained.bank.sent[header.round] = rows.to(WIRE_DTYPES[self.settings.lora.dtype_up]).float()
         return {FEATURES: rows}
 
     @property

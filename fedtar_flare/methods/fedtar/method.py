@@ -73,7 +73,7 @@ PATIENT_SETTINGS: dict[str, type[Settings]] = {"patient": PatientConfig, "diagno
 """Groups of settings of every method with the patient part."""
 
 
-def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> SavedLearner:
+def saved_learner(folder: Path, key: bytes | None, run_id: str, round_: int) -> SavedLearner:
     """The patient part that a site had at the end of a round.
 
     Raises ConfigError where the state is of another run or round, or the key is missing or wrong; StateError where the
@@ -117,7 +117,7 @@ METHOD = Method(
     presets=PRESETS,
     events=EVENTS,
     sections=SECTIONS,
-    kept=kept,
+    saved_learner=saved_learner,
     extend=extend,
     mixes_ranks=True,
 )

@@ -223,13 +223,13 @@ class PatientLoRA(nn.Module):
         return batch.factors[key]
 
     def _laid_out(
-        self, shared: Sequence[Sequence[Tensor]], scale: float, own: Tensor, side: int, dtype: torch.dtype
+        self, shared: Sequence[Sequence[Tensor]], scale: float, patients: Tensor, side: int, dtype: torch.dtype
     ) -> list[Tensor]:
         """(B, R + r, width) of every layer: its shared factors (R', width) times ``scale`` above the patients'.
 
-        ``own`` (B, n) holds the patients' of all layers, one after the other, and so does each step until the last.
+        ``patients`` (B, n) holds the patients' factors of all layers, one layer after the other.
         """
-        flat, sizes = [own[0, :0]], []
+        flat, sizes = [patients[0, :0]], []
         for factors in shared:
             flat.extend(map(torch.flatten, factors))
             sizes.append(sum(map(torch.numel, factors)))
@@ -237,10 +237,10 @@ class PatientLoRA(nn.Module):
         if scale != 1:
             joined = joined * scale
         theirs = self._sizes[side]
-        parts = zip(joined.expand(len(own), -1).split(sizes, 1), own.split(theirs, 1), strict=True)
-        whole = torch.cat(list(chain.from_iterable(parts)), 1).to(dtype)
-        layers = zip(whole.split(list(map(add, sizes, theirs)), 1), theirs, strict=True)
-        return [part.view(len(own), -1, size // self.rank) for part, size in layers]
+        parts = zip(joined.expand(len(patients), -1).split(sizes, 1), patients.split(theirs, 1), strict=True)
+        joint = torch.cat(list(chain.from_iterable(parts)), 1).to(dtype)
+        layers = zip(joint.split(list(map(add, sizes, theirs)), 1), theirs, strict=True)
+        return [part.view(len(patients), -1, size // self.rank) for part, size in layers]
 
 
 def _forget(batch: weakref.ref[_Batch], _: Tensor) -> None:
