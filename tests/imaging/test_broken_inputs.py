@@ -92,9 +92,7 @@ HEADERS = {
         put(BitsAllocated=8, BitsStored=8, HighBit=7, PixelData=bytes(480)), put(BitsStored=8, HighBit=7),
         mk.jpeg_8_bit,
     ],
-    "unsupported-transfer-syntax": [
-        mk.under("1.2.840.10008.1.2.4.53", bytes(40)), mk.under("1.2.840.113619.5.2", b""),
-    ],
+    "unsupported-transfer-syntax": [mk.under("1.2.840.10008.1.2.4.53", bytes(40)), mk.under("1.2.840.113619.5.2", b"")],
     "undecodable": [mk.under(JPEG2000Lossless, bytes(960))],
     "truncated": [only(5, put(PixelData=bytes(20))), put(Rows=2000)],
     "wrong-pixel-count": [
