@@ -310,9 +310,9 @@ def clean(value: Any) -> Any:
         The same, with None for numbers that are not finite, lists for tuples, and keys of mappings as text.
     """
     if isinstance(value, Mapping):
-        return {str(key): clean(item) for key, item in value.items()}
+        return dict(zip(map(str, value), map(clean, value.values()), strict=True))
     if isinstance(value, list | tuple):
-        return [clean(item) for item in value]
+        return list(map(clean, value))
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -246,7 +246,7 @@ def entry_of(visit: Visit, size: InputSize, cache_dir: Path, transforms: Sequenc
     settings: dict[str, Any] = {"modality": visit.modality, "image_size": size.image_size}
     if visit.modality == "ct":
         settings["slices"] = size.slices
-    if (lateral := _lateral(visit, size)) is not None:
+    if visit.lateral and (lateral := _lateral(visit, size)):
         settings["lateral"] = cache.file_identity(lateral)
     if added := deterministic(transforms):
         settings["transforms"] = [dict(spec) for spec in added]
