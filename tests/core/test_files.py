@@ -58,10 +58,10 @@ TWICE = (
 )
 
 
-@pytest.mark.parametrize("text", TWICE)
-def test_a_key_that_occurs_twice_is_refused_by_name(text, tmp_path):
-    with pytest.raises(ConfigError, match=r"the file: .*line \d: '(approval|policy|exclude|b)' occurs twice"):
-        parse_yaml(text, "the file")
+def test_a_key_that_occurs_twice_is_refused_by_name(tmp_path):
+    for text in TWICE:
+        with pytest.raises(ConfigError, match=r"the file: .*line \d: '(approval|policy|exclude|b)' occurs twice"):
+            parse_yaml(text, "the file")
     (tmp_path / "a.json").write_text('{"scopes": [{"methods": [], "methods": ["fedavg"]}]}')
     with pytest.raises(ConfigError, match="'methods' occurs twice"):
         read_json(tmp_path / "a.json")
@@ -89,15 +89,15 @@ BOMBS = (
 )
 
 
-@pytest.mark.parametrize("text", BOMBS)
-def test_no_few_lines_stand_for_more_than_is_written(text, tmp_path):
-    """Aliases of aliases (a billion laughs), one within itself, one that brings a policy in by the back door."""
-    (file := tmp_path / "fedtar.yaml").write_text(text)
-    simulate = fedtar_here("simulate", "--settings", file)
-    assert simulate[0] == 2 and "write out what" in simulate[2] and "Traceback" not in simulate[2]
-    for read in (read_site_file, read_suite):
-        with pytest.raises(ConfigError, match=r"line \d: write out what '\*\w+' stands for"):
-            read(file)
+def test_aliases_are_refused_by_every_reader(tmp_path):
+    """Aliases of aliases (a billion laughs), one within itself, one that brings in a policy."""
+    for text in BOMBS:
+        (file := tmp_path / "fedtar.yaml").write_text(text)
+        for read in (read_site_file, read_suite):
+            with pytest.raises(ConfigError, match=r"line \d: write out what '\*\w+' stands for"):
+                read(file)
+    code, _, printed = fedtar_here("simulate", "--settings", file)
+    assert code == 2 and "write out what" in printed and "Traceback" not in printed
 
 
 @given(st.text())
