@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
 from fedtar_flare.curation.archive_files import IMAGES, File, all_headers, studies_below
@@ -25,6 +25,8 @@ __all__ = ["index_folder", "write_manifest"]
 
 FRONTAL = {"PA": 0, "AP": 1}
 """Rank of a view among a study's radiographs; all others follow."""
+Holders = dict[Path, set[str]]
+"""UIDs of the studies that have images in a folder, zip or file, or below."""
 
 
 @dataclass
@@ -66,13 +68,6 @@ class Index:
     def rejected(self) -> dict[str, int]:
         """Reason to number."""
         return by_reason(self.problems)
-
-
-class Links(NamedTuple):
-    """The folder for a study's folder of symbolic links, and files to link besides its slices."""
-
-    folder: Path
-    unreadable: list[Path]
 
 
 def index_folder(
@@ -132,8 +127,7 @@ def index_folder(
     for uid, group in groups.items():
         with collecting(index.problems):
             cut = [Path(file.path) for file in group if file.kind == "no-pixel-data" and not file.in_zip]
-            links_of = Links(links, lost.get(uid, []) + cut) if links is not None else None
-            index.studies.append(_study(uid, group, folder, holders, links_of, index.notes))
+            index.studies.append(_study(uid, group, folder, holders, links, lost.get(uid, []) + cut, index.notes))
     _keep_modality(index, modality)
     _drop_mixed_identities(index, files)
     index.studies.sort(key=Study.order)
@@ -187,8 +181,9 @@ def write_manifest(index: Index, manifest: Path) -> int:
 
 
 def _study(
-    uid: str, files: list[File], root: Path, holders: dict[Path, set[str]], links: Links | None, notes: Counter[str]
+    uid: str, files: list[File], root: Path, holders: Holders, links: Path | None, lost: list[Path], notes: Counter[str]
 ) -> Study:
+    """One study of its files; ``lost`` are unreadable files that a folder of links gets too."""
     slices = [file for file in files if file.kind == "ct"]
     radiographs = [file for file in files if file.kind == "radiograph"]
     where = f"study {uid} ({files[0].path})"
@@ -207,7 +202,7 @@ def _study(
     if len(sexes) > 1:
         raise DataError(f"{where}: F in one file and M in another", reason="conflicting-sex")
     acquired = _acquired(used, where, notes)
-    image = _image_path(uid, slices, holders, links, where) if slices else _frontal(radiographs, where, notes)
+    image = _image_path(uid, slices, holders, links, lost, where) if slices else _frontal(radiographs, where, notes)
     issuers = {file.issuer for file in files} - {""}
     top = Path(used[0].path).parent
     while top != root and holders[top.parent] == {uid}:
@@ -270,7 +265,9 @@ def _age(files: Sequence[File], acquired: datetime, notes: Counter[str]) -> floa
         return None
 
 
-def _image_path(uid: str, slices: list[File], holders: dict[Path, set[str]], links: Links | None, where: str) -> Path:
+def _image_path(
+    uid: str, slices: list[File], holders: Holders, links: Path | None, lost: list[Path], where: str
+) -> Path:
     """The path that holds this study and no other."""
     paths = sorted({Path(file.path) for file in slices})
     if any(file.in_zip for file in slices):
@@ -283,16 +280,16 @@ def _image_path(uid: str, slices: list[File], holders: dict[Path, set[str]], lin
     if links is None:
         text = f"{where}: {common} holds {len(holders[common])} studies; a folder must hold one (--links makes such)"
         raise DataError(text, reason="shared-folder")
-    return _linked(uid, paths, links)
+    return _linked(uid, [*paths, *lost], links)
 
 
-def _linked(uid: str, paths: Sequence[Path], links: Links) -> Path:
-    """A folder of symbolic links to the files, unreadable ones too, made whole or not at all."""
-    folder = links.folder / f"study-{hashlib.sha256(uid.encode()).hexdigest()[:16]}"
+def _linked(uid: str, paths: Sequence[Path], links: Path) -> Path:
+    """A folder of symbolic links to the files, made whole or not at all."""
+    folder = links / f"study-{hashlib.sha256(uid.encode()).hexdigest()[:16]}"
     temporary = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    for i, path in enumerate([*paths, *links.unreadable]):
+    for i, path in enumerate(paths):
         (temporary / f"{i:05d}.dcm").symlink_to(path.absolute())
     if folder.exists():
         shutil.rmtree(folder)

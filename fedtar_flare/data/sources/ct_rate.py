@@ -75,7 +75,8 @@ def _scan(
     where = f"{patient}_{scan}"
     folder = images / patient / where
     present = [volume for volume in volumes if (folder / volume).is_file()]
-    volume = min(present or volumes, key=lambda v: (-_slices(details.get(v, {})), _number(v)))
+    number = {v: int(v.removesuffix(".nii.gz").rpartition("_")[2]) for v in volumes}
+    volume = min(present or volumes, key=lambda v: (-_slices(details.get(v, {})), number[v]))
     # reconstructions of a scan share report and date: a row missing for one is taken from another
     text = next((texts[v] for v in (volume, *volumes) if v in texts), None)
     about = next((details[v] for v in (volume, *volumes) if v in details), None)
@@ -94,10 +95,6 @@ def _scan(
 def _slices(row: Row) -> int:
     text = row.get("NumberofSlices", "").split(".")[0]
     return int(text) if text.isdecimal() else 0
-
-
-def _number(volume: str) -> int:
-    return int(volume.removesuffix(".nii.gz").rpartition("_")[2])
 
 
 def _table(root: Path, folder: str, part: str, what: str) -> Path:

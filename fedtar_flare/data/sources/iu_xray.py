@@ -66,16 +66,12 @@ def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Readin
             seen.add(uid)
             each = [[name] for name in images] if reading.views == "all" else [images]
             for names in each or [[]]:
-                visit = _visit(uid, report, names, folder)
+                if not names:
+                    raise DataError(f"report {uid}: no frontal radiograph", reason="not-frontal-radiograph")
+                image = next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
+                visit = Visit(uid, uid, DAY_ZERO, image, report, "radiograph")
                 reading.add(visit if len(each) == 1 else replace(visit, visit_id=f"{uid}-{visit.image.stem}"), None)
     return reading
-
-
-def _visit(uid: str, report: str, names: list[str], folder: Path) -> Visit:
-    if not names:
-        raise DataError(f"report {uid}: no frontal radiograph", reason="not-frontal-radiograph")
-    image = next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
-    return Visit(uid, uid, DAY_ZERO, image, report, "radiograph")
 
 
 def _from_tables(path: Path, all_views: bool) -> Iterator[Study]:

@@ -21,7 +21,7 @@ from fedtar_flare.data.cohort import Modality, Visit
 from fedtar_flare.data.sources.fields import PICTURES, age_at, date_of, known_age, labels_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import Row, open_table
-from fedtar_flare.data.splits import SPLITS, Split
+from fedtar_flare.data.splits import SPLITS
 
 __all__ = ["read_manifest", "without_mark", "write_rows"]
 
@@ -81,7 +81,9 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
                 modality = _modality(image)
             # a missing image is never opened, so its kind does not matter
             visit = _visit(row, number, image, modality or "ct", table.parent, where)
-            split = _split(row["split"].lower(), where) if row.get("split") else None
+            split = row.get("split", "").lower()
+            if split and split not in SPLITS:
+                raise DataError(f"{where} 'split': '{split}' is not one of {', '.join(SPLITS)}", reason="bad-split")
             reading.add(visit, _sex(row, where), row.get("institution", ""), f"{where} 'image'")
             if split:
                 reading.stated[visit.patient_id].add(split)
@@ -138,12 +140,6 @@ def _modality(image: Path) -> Modality:
 
     with decoding(f"{image}: neither a picture nor readable DICOM"):
         return "radiograph" if dcmread(image, specific_tags=["Modality"]).get("Modality") in ("CR", "DX") else "ct"
-
-
-def _split(text: str, where: str) -> Split:
-    if text not in SPLITS:
-        raise DataError(f"{where} 'split': '{text}' is not one of {', '.join(SPLITS)}", reason="bad-split")
-    return text
 
 
 def _sex(row: Row, where: str) -> Any:
