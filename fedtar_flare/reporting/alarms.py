@@ -1,6 +1,6 @@
-"""Signs that reports do not come from the image, precision and recall of each finding; two sections of the page."""
+"""Two sections of the page: signs that drafts do not come from the image, and precision and recall of each finding."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from fedtar_flare.metrics.alarms import Alarm, alarms
@@ -21,7 +21,7 @@ _KINDS = {
 
 
 class Sign(NamedTuple):
-    """An alarm of one site; each value with whether it is raised, the second of the shared adapter alone."""
+    """An alarm about a site: its value, and whether it is raised, for each part of the model."""
 
     site: str
     label: str
@@ -31,7 +31,7 @@ class Sign(NamedTuple):
 
 
 class FindingRow(NamedTuple):
-    """One finding; of each site a cell with both parts: number of reports, and share before and after."""
+    """A finding with recall and precision by site: number of reports, and share before and after."""
 
     kind: str
     name: str
@@ -39,27 +39,23 @@ class FindingRow(NamedTuple):
 
 
 def alarm_section(run: Run) -> Section | None:
-    """A row for each site and sign, with the patient adapter and without; None before an evaluation."""
+    """A table by site and sign, with the patient adapter and without; None before an evaluation."""
     last = run.shown or run.warm_start
     if last is None:
         return None
     pairs = _pairs(run.warm_start if run.shown else None, last)
     signs: list[Sign] = []
     for site in sorted(last.sites):
-        found = [
-            {one.name: one for one in _alarms(after.get(site), before.get(site))} for before, after in pairs.values()
-        ]
-        signs += [_sign(site, [of_part.get(name) for of_part in found]) for name in {**found[0], **found[-1]}]
+        found = [{a.name: a for a in _alarms(after.get(site), before.get(site))} for before, after in pairs.values()]
+        signs += [_sign(site, [alarms.get(name) for alarms in found]) for name in {**found[0], **found[-1]}]
     if not signs:
         return None
-    raised = sum(flag for sign in signs for _, flag in sign.values)
-    said = f"{raised} of {sum(len(sign.values) for sign in signs)} raised"
-    lead = (
-        f"Signs that reports do not come from the image, over all test reports of round {last.round}: {said}. The "
-        "limits are chosen, not measured."
-    )
+    flags = [flag for sign in signs for _, flag in sign.values]
+    count = f"{sum(flags)} of {len(flags)} raised"
+    lead = f"Signs that reports do not come from the image, over all test reports of round {last.round}: {count}. The "
+    lead += "limits are chosen, not measured."
     content = render("alarms.html", signs=signs, parts=list(pairs))
-    return Section("alarms", "Alarms", lead, content, (("alarms", said),))
+    return Section("alarms", "Alarms", lead, content, (("alarms", count),))
 
 
 def finding_section(run: Run) -> Section | None:
@@ -96,19 +92,18 @@ def _pairs(start: Evaluation | None, last: Evaluation) -> dict[str, tuple[Sites,
 def _alarms(now: SiteScores | None, start: SiteScores | None) -> list[Alarm]:
     if now is None:
         return []
-    recall, precision = (
-        [_known(scores, share, count) if scores else None for scores in (start, now)]
-        for share, count in (("recall", "n"), ("precision", "named"))
-    )
-    invented = [None if one is None else 1 - one for one in precision]
-    return alarms(now.all, now.references, recall=(recall[0], recall[1]), invented=(invented[0], invented[1]))
+    recall, precision = _known(start, "recall", "n"), _known(start, "precision", "named")
+    recall_now, precision_now = _known(now, "recall", "n"), _known(now, "precision", "named")
+    invented, invented_now = (None if one is None else 1 - one for one in (precision, precision_now))
+    return alarms(now.all, now.references, recall=(recall, recall_now), invented=(invented, invented_now))
 
 
-def _known(scores: SiteScores, share: str, count: str) -> float | None:
-    """Mean over the findings that the warm start knows (all classes where nobody knows which); None without any."""
-    counted = [one for kind in ("known", "stated") for one in scores.findings.get(kind, {}).values()]
-    number = sum(one.get(count) or 0 for one in counted)
-    return sum((one.get(count) or 0) * (one.get(share) or 0) for one in counted) / number if number else None
+def _known(scores: SiteScores | None, share: str, count: str) -> float | None:
+    """Mean over the findings that the warm start knows (all classes where that is unknown); None without any."""
+    kinds = scores.findings if scores else {}
+    counted = [(one.get(count) or 0, one) for kind in ("known", "stated") for one in kinds.get(kind, {}).values()]
+    reports = sum(n for n, _ in counted)
+    return sum(n * (one.get(share) or 0) for n, one in counted) / reports if reports else None
 
 
 def _sign(site: str, found: list[Alarm | None]) -> Sign:
@@ -127,28 +122,29 @@ def _shown(alarm: Alarm, value: float) -> str:
 
 
 def _limits(alarm: Alarm) -> str:
-    low, high = (_shown(alarm, limit) for limit in alarm.limits)
+    below, above = (
+        f"{word} {_shown(alarm, limit)}" for word, limit in zip(("below", "above"), alarm.limits, strict=True)
+    )
     if alarm.name == "finding_recall":
-        return f"below {low}"
-    return f"above {high}" if not alarm.limits[0] else f"below {low}, above {high}"
+        return below
+    return f"{below}, {above}" if alarm.limits[0] else above
 
 
 def _rows(before: Sites, after: Sites) -> list[FindingRow]:
     rows = []
     for kind, title in _KINDS.items():
         for name in sorted({name for scores in after.values() for name in scores.findings.get(kind, {})}):
-            pairs = [
-                [one.findings.get(kind, {}).get(name, {}) for one in (before.get(site, SiteScores()), after[site])]
-                for site in sorted(after)
-            ]
-            cells = [[_cell(pair, "n", "recall"), _cell(pair, "named", "precision")] for pair in pairs]
-            rows.append(FindingRow(title, name.replace("_", " "), cells))
+            sites = []
+            for site in sorted(after):
+                both = (before.get(site, SiteScores()), after[site])
+                old, now = (scores.findings.get(kind, {}).get(name, {}) for scores in both)
+                sites.append([_share(old, now, "n", "recall"), _share(old, now, "named", "precision")])
+            rows.append(FindingRow(title, name.replace("_", " "), sites))
     return rows
 
 
-def _cell(pair: Sequence[Scores], count: str, part: str) -> tuple[str, str, str]:
-    """Number of reports, and the share before and now, of few with its interval; empty where it is not known now."""
-    before, now = pair
+def _share(before: Scores, now: Scores, count: str, part: str) -> tuple[str, str, str]:
+    """Number of reports, and the share before and now (of few reports with its interval); empty if unknown now."""
     if now.get(part) is None:
         return "", "", ""
     return number(now.get(count), 0), _percent(before.get(part)), share(now[part], now.get(count) or 0)

@@ -1,4 +1,4 @@
-"""Who took part when: sites against rounds and steps."""
+"""Participation of the sites by round and step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _LEAD = (
 
 @dataclass(frozen=True)
 class Attendance:
-    """One site at one step; ``depth`` of its colour from 0 to 1."""
+    """A site at a step; ``depth`` of its colour is from 0 to 1."""
 
     kind: str
     sign: str
@@ -31,7 +31,7 @@ class Attendance:
 
 
 def participation(run: Run) -> Section:
-    """A grid with the number of visits, or a sign for why there was no update; the reasons stand below."""
+    """A grid with the number of visits, or a sign for a missing update; the reasons are listed below."""
     numbers = sorted({step.round for step in run.steps})
     rounds = {r: [step for step in run.steps if step.round == r] for r in numbers}
     most = max((update.samples for step in run.steps for update in step.sites.values()), default=1)

@@ -1,4 +1,4 @@
-"""Scores as table rows: per site and step, before and after, and the mean over sites; and their section of the page."""
+"""Scores as table rows by site and step, before and after, with the mean over sites; and their section of the page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from fedtar_flare.reporting.section import Section, charts, round_axis, table
 
 MEAN = "mean of sites"
 KEY = ("bleu_4", "cider", "finding_f1_known", "finding_f1_new", "presence_f1", "chexpert_rules_f1", "ctrate_rules_f1")
-"""Scores that stand for a run in a few numbers, as far as it has them."""
+"""Scores that summarise a run, as far as it has them."""
 MOST_KEY = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Raw scores of one site at one step (None: all steps), no small cells.
+    """Raw scores of a site at a step (None: all steps), without small cells.
 
     They are of ``n`` reports; ``reports`` is this number as it is shown.
     """
@@ -33,9 +33,9 @@ class Row:
 
 
 def score_rows(run: Run, generic: bool = False) -> list[Row]:
-    """Rows of all sites, each site's steps before the site as a whole; with several sites, their mean comes last.
+    """Rows of all sites, each with its steps before its total; with several sites, their mean comes last.
 
-    They go from the warm start to the round that is shown; ``generic`` takes the scores of the shared adapter alone.
+    From the warm start to the round that is shown; ``generic``: scores of the shared adapter alone.
     """
     both = [(one.generic if generic else one.sites) if one else {} for one in (run.warm_start, run.shown)]
     min_cell = run.start.min_cell
@@ -57,13 +57,13 @@ def score_rows(run: Run, generic: bool = False) -> list[Row]:
 
 
 def overall(run: Run, generic: bool = False) -> Row | None:
-    """The mean of sites, or the only site, from the warm start to the round that is shown; None without any score."""
+    """The mean over sites, or the only site; None without any score."""
     row = next(iter(score_rows(run, generic)[-1:]), None)
     return row if row and (row.before or row.after) else None
 
 
 def key_scores(row: Row) -> list[str]:
-    """Those of :data:`KEY` that a row has, the first four."""
+    """The first four scores of :data:`KEY` that a row has."""
     return [name for name in KEY if name in row.before or name in row.after][:MOST_KEY]
 
 
@@ -99,7 +99,7 @@ def groups(rows: Sequence[Row]) -> list[tuple[str, Sequence[Row], list[str]]]:
 
 
 def start_name(run: Run) -> str:
-    """What the first evaluation is called: the warm start, or the round before a resumed run began."""
+    """Name of the first evaluation: the warm start, or the round before a resumed run began."""
     return "warm start" if run.start.first_round == 1 else f"round {run.start.first_round - 1}"
 
 
@@ -108,7 +108,7 @@ def _reports(before: Scores, after: Scores) -> int:
 
 
 def _total(parts: Sequence[int], scored: int, min_cell: int) -> str:
-    """Over how many reports a score is taken, unless a small part would follow by subtraction."""
+    """Number of reports that a score is over, unless a small part would follow by subtraction."""
     shown = [n for n in parts if n >= min_cell]
     return whole(scored) if parts and scored == sum(shown) else total(parts, min_cell)
 

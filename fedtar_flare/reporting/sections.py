@@ -1,4 +1,4 @@
-"""The sections of every run's page, and those of them that are a chart or a table."""
+"""The sections of every run's page; those that are a chart or a table are made here."""
 
 import re
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ NEEDED = re.compile(
     r"(.+\.)?(method|preset|seed|num_rounds|time_steps|weighting|aggregation|synthetic_patients|local_steps|local_epochs|batch_size|"
     r"lr|server_lr|schedule|eta|mu|epochs|rank|alpha|mean)"
 )
-"""Names of settings that decide about a run's numbers."""
+"""Names of settings that change a run's numbers."""
 
 
 def losses(run: Run) -> Section:
@@ -58,19 +58,12 @@ def losses(run: Run) -> Section:
         over_steps(run, "Training loss", training, "nats per token", crosses=False),
         Chart("Validation loss", validation, (), "round", "nats per token", x_range=round_axis(run)),
     ]
-    sites = len(run.start.sites)
-    rows = [
-        (
-            str(one.round),
-            number(one.loss, 4),
-            f"{len(one.sites)} of {sites}",
-            "best: kept" * (one.round == run.best_round),
-        )
-        for one in run.validations
-    ]
-    rounds = table(
-        ("round", "validation loss, nats per token, all reports", "sites", ""), rows, empty="No round is complete."
-    )
+    rows = []
+    for one in run.validations:
+        sites, best = f"{len(one.sites)} of {len(run.start.sites)}", "best: kept" * (one.round == run.best_round)
+        rows.append((str(one.round), number(one.loss, 4), sites, best))
+    head = ("round", "validation loss, nats per token, all reports", "sites", "")
+    rounds = table(head, rows, empty="No round is complete.")
     absent = left_out([(one.round, one.left_out) for one in run.validations])
     lead = (
         "Training: mean over a site's local updates at one step; the line breaks where the site sent nothing. "
@@ -86,7 +79,7 @@ def _losses(name: str, points: Sequence[tuple[float, float | None, str]], palett
 
 
 def examples(run: Run) -> Section | None:
-    """Drafts beside reference reports; None of a run without synthetic sites."""
+    """Drafts beside reference reports; None for a run without synthetic sites."""
     found = generated.run_examples(run.folder)
     lead = (
         "The first scored patients of each synthetic site, not the best. Of real patients such a page is made at the "
@@ -106,11 +99,10 @@ def movement(run: Run) -> Section | None:
     figures = [over_steps(run, "Mean update of the sites, Euclidean norm", [line], "norm")]
     lead = "The mean of the sites' updates at each step, over all tensors that travel."
     lead += " A cross on the axis is a step that was skipped." if figures[0].crosses else ""
-    gaps = [
-        (place(run, one.round, one.step), one.lora_gap, f"{step_name(one)}: {significant(one.lora_gap)}")
-        for one in run.steps
-    ]
-    if any(value for _, value, _ in gaps):
+    if any(one.lora_gap for one in run.steps):
+        gaps = [
+            (place(run, s.round, s.step), s.lora_gap, f"{step_name(s)}: {significant(s.lora_gap)}") for s in run.steps
+        ]
         lead += " Gap: ‖mean(BA) - mean(B) mean(A)‖ / ‖mean(BA)‖ of the sites' low-rank factors, over all layers."
         title = "Gap between the means of LoRA's factors and products"
         figures.append(over_steps(run, title, [Series("gap", gaps, "site", 1)], "share", crosses=False))
@@ -118,19 +110,15 @@ def movement(run: Run) -> Section | None:
 
 
 def exchange(run: Run) -> Section:
-    """One exchange against sending the whole model, as bars, and what the run's steps moved, as a table."""
+    """Bars of one exchange against the whole model, and a table of the bytes that the run's steps moved."""
     one = run.start.exchange
     down, up = sum(step.bytes_down for step in run.steps), sum(step.bytes_up for step in run.steps)
     whole_down = down * one.full_bytes / one.bytes if one.bytes else 0
     whole_up = sum(len(step.sites) for step in run.steps) * one.full_bytes
-    moved = (
-        ("to the sites", down, whole_down),
-        ("from the sites", up, whole_up),
-        ("both", down + up, whole_down + whole_up),
-    )
-    bars = [
-        Bar("what travels", one.bytes, f"{size(one.bytes)}, {whole(one.parameters)} values in {one.tensors} tensors")
-    ]
+    moved = [("to the sites", down, whole_down), ("from the sites", up, whole_up)]
+    moved.append(("both", down + up, whole_down + whole_up))
+    words = f"{size(one.bytes)}, {whole(one.parameters)} values in {one.tensors} tensors"
+    bars = [Bar("what travels", one.bytes, words)]
     if one.full_bytes:
         ratio = times(one.full_bytes, one.bytes)
         words = f"{size(one.full_bytes)}, {whole(one.full_parameters)} values: {ratio} as much"
@@ -142,7 +130,7 @@ def exchange(run: Run) -> Section:
 
 
 def visits(run: Run) -> Section:
-    """A table per site, split and time step; numbers under the minimum cell are blanked, in totals too."""
+    """Numbers of visits by site, split and time step; those under the minimum cell are blanked, in totals too."""
     start = run.start
     lead = "Visits per site and time step; the splits are by patient, never by visit. Test patients are only scored."
     if start.min_cell > 1:
@@ -154,25 +142,21 @@ def visits(run: Run) -> Section:
 
 
 def settings(run: Run) -> Section:
-    """What one needs to repeat the run, versions beside it, and all settings folded."""
+    """The settings needed to repeat the run, versions beside them, and all settings folded."""
     start, values = run.start, _at_sites(run)
     own = {name: value for name, value in start.model.items() if name != "adapter_config"}  # PEFT's, mostly defaults
     values |= {"model": values.get("model", {}) | own} | {k: v for k, v in start.settings.items() if k != "sites"}
     every = flat({"method": start.method or None, "min_cell": start.min_cell} | values)
-    parts = (
-        ("setting", [pair for pair in every if NEEDED.fullmatch(pair[0])]),
-        ("version", sorted(start.versions.items())),
-    )
-    first, versions, more = (
-        table((what, "value"), rows, kind="names", left={1}) for what, rows in (*parts, ("setting", every))
-    )
-    content = render("pair.html", parts=[first, versions]) + _folded("All settings", more)
+    needed = table(("setting", "value"), [row for row in every if NEEDED.fullmatch(row[0])], kind="names", left={1})
+    versions = table(("version", "value"), sorted(start.versions.items()), kind="names", left={1})
+    folded = _folded("All settings", table(("setting", "value"), every, kind="names", left={1}))
+    content = render("pair.html", parts=[needed, versions]) + folded
     lead = "What one needs to repeat the run: lr is a learning rate, local_steps are updates per step and site."
     return Section("settings", "Settings", lead, content)
 
 
 def _at_sites(run: Run) -> dict[str, Any]:
-    """The sites' settings by group with their defaults; as the job gave them where this version refuses them."""
+    """The sites' settings by group with their defaults; as in the job where this version refuses them."""
     if (given := run.start.settings.get("sites")) is None:
         return {}
     try:
@@ -188,7 +172,7 @@ def _folded(title: str, content: Markup) -> Markup:
 
 
 def sections(run: Run, own: Sequence[Section]) -> list[Section]:
-    """All sections of a run that began: what came of it, how training went, and what one needs to repeat it."""
+    """All sections of a run that began: its results, how training went, and what is needed to repeat it."""
     of_reports = (examples, alarm_section, finding_section, scores, ahead)
     first, last = (of_reports, (losses, movement)) if run.reports else ((), ())
     training = [one for one in (*own, *made(run, last)) if one.optimisation]

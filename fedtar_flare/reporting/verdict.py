@@ -1,4 +1,4 @@
-"""What came of a run, in one sentence and in about five numbers, for its page, its model card and the console."""
+"""The result of a run, in a sentence and in about five numbers, for its page, its model card and the console."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ from fedtar_flare.reporting.section import Section
 
 
 def verdict(run: Run, own: Sequence[Section] = ()) -> list[str]:
-    """What improved, what fell and by how much, from the warm start to the round shown; or that nothing is known.
+    """Which scores improved or fell and by how much, from the warm start to the round shown.
 
-    The first sentence is the verdict; one on the shared adapter alone and one on the round that is kept may follow.
-    ``own`` are the method's sections, whose lines are the verdict where it classifies images.
+    Sentences on the shared adapter alone and on the round that is kept may follow. ``own`` are the method's sections,
+    whose lines are the verdict where it classifies images.
     """
     if not run.reports:
         said = [(label, *text.rpartition(", ")[::2]) for section in own for label, text in section.lines]
@@ -51,7 +51,7 @@ def key_numbers(run: Run, own: Sequence[Section] = ()) -> list[Tile]:
 
 
 def direction(name: str, row: Row) -> str:
-    """``better``, ``worse`` or ``unchanged`` as the numbers are shown; empty where one of them is not known."""
+    """``better``, ``worse`` or ``unchanged`` as the numbers are shown; empty where one of them is unknown."""
     if name not in row.before or name not in row.after:
         return ""
     before, after = (_rounded(name, side[name], row.n) for side in (row.before, row.after))
