@@ -190,27 +190,22 @@ def test_augmentation_changes_training_and_repeats_itself_and_leaves_validation_
     assert augmented == again and augmented[0] != plain[0] and augmented[1] == plain[1]
 
 
+SITE, RECIPE = partial(executor_of, "fedtar"), FedTARRecipe
+
+
 @pytest.mark.parametrize(
-    ("bad", "word"),
-    [({"preset": "smal"}, "small"), ({"training": {"lrr": 1}}, "lr"), ({"lora": {"rank": 0}}, "rank"),
-     ({"patient": {"profile": ["sex"]}}, "profile"), ({"patient": {"scal": 1.0}}, "did you mean 'scale'"),
-     ({"data": {"periods": ["2020-01-01", "2019-01-01"]}}, "periods")],
+    ("builds", "bad", "word"),
+    [((SITE, RECIPE), {"preset": "smal"}, "small"), ((SITE, RECIPE), {"training": {"lrr": 1}}, "lr"),
+     ((SITE, RECIPE), {"lora": {"rank": 0}}, "rank"), ((SITE, RECIPE), {"patient": {"profile": ["sex"]}}, "profile"),
+     ((SITE, RECIPE), {"patient": {"scal": 1.0}}, "did you mean 'scale'"),
+     ((SITE, RECIPE), {"data": {"periods": ["2020-01-01", "2019-01-01"]}}, "periods"),
+     ((RECIPE,), {"server": {"etta": 1}}, "etta"), ((RECIPE,), {"server": {"eta": 0.0}}, "eta"),
+     ((RECIPE,), {"patients": {"scale": 1.0}}, "patients"), ((SITE,), {"torch_threads": 0}, "torch_threads")],
 )  # fmt: skip
-def test_bad_settings_fail_when_built_and_name_the_right_one(bad, word):
-    for build in (partial(executor_of, "fedtar"), FedTARRecipe):
+def test_bad_settings_fail_when_built_and_name_the_right_one(builds, bad, word):
+    for build in builds:
         with pytest.raises(ConfigError, match=word):
             build(**bad)
-
-
-@pytest.mark.parametrize(
-    ("build", "wrong", "word"),
-    [(FedTARRecipe, {"server": {"etta": 1}}, "etta"), (FedTARRecipe, {"server": {"eta": 0.0}}, "eta"),
-     (FedTARRecipe, {"patients": {"scale": 1.0}}, "patients"),
-     (partial(executor_of, "fedtar"), {"torch_threads": 0}, "torch_threads")],
-)  # fmt: skip
-def test_settings_of_one_side_fail_too(build, wrong, word):
-    with pytest.raises(ConfigError, match=word):
-        build(**wrong)
 
 
 def test_seeds_differ_by_all_that_names_a_task():
