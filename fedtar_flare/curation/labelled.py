@@ -47,10 +47,9 @@ def tabulate(
 
     Parameters
     ----------
-    folder : Path
-        Images (PNG, JPEG, TIFF, BMP, DICOM) at any depth; a table names them with or without folder and suffix.
-    out : Path
-        The manifest, which must not be there yet.
+    folder, out : Path
+        Images (PNG, JPEG, TIFF, BMP, DICOM) at any depth, which a table names with or without folder and suffix; the
+        manifest, which must not exist yet.
     tables : sequence of Path
         CSV tables with one column of images. Several rows of an image are several readers: what more than half of them
         state is a label, what fewer state is uncertain.

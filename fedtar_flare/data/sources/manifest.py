@@ -58,7 +58,7 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
     Raises
     ------
     ConfigError
-        For a missing table or column, or an unknown option.
+        For a missing table or column, or an unknown option. A DataError of a row is collected, not raised.
     """
     options = options or {}
     asked = options.get("modality")
