@@ -54,7 +54,7 @@ def plant(folder, names):
 def marks_in(folder):
     """Files below ``folder`` whose bytes or whose name hold a mark; archives are looked into."""
     marks = [MARK.encode(), MARK.encode("utf-16-le"), DATE.encode(), b"19870613"]
-    found = []
+    marked = []
     for path in folder.rglob("*"):
         if not path.is_file():
             continue
@@ -63,5 +63,5 @@ def marks_in(folder):
             with zipfile.ZipFile(path) as archive:
                 contents += [archive.read(name) for name in archive.namelist()]
         if MARK in str(path.relative_to(folder)) or any(mark in data for mark in marks for data in contents):
-            found.append(str(path.relative_to(folder)))
-    return found
+            marked.append(str(path.relative_to(folder)))
+    return marked

@@ -60,8 +60,8 @@ def context(
     ctx.set_prop(HEADER_PROP, header, private=True, sticky=False)
     task_data = shareable(sent, ParamsType.FULL, header.to_meta())
     ctx.set_prop(FLContextKey.TASK_DATA, task_data, private=True, sticky=False)
-    place = SimpleNamespace(get_root_dir=lambda: str(workspace), get_app_dir=lambda job: str(app))
-    engine = Engine(place)
+    folders = SimpleNamespace(get_root_dir=lambda: str(workspace), get_app_dir=lambda job: str(app))
+    engine = Engine(folders)
     ctx.get_engine = lambda: engine
     return ctx
 

@@ -294,11 +294,11 @@ def purge(arguments: argparse.Namespace) -> None:
         deletion.carry_out()
     done = "deleted" if arguments.yes else "would delete"
     lines = [f"{done}: {what}: {path}" for path, what in deletion.remove] or ["nothing to delete"]
-    lines += [f"stays: {line}" for line in deletion.kept]
+    lines += [f"stays: {line}" for line in deletion.stays]
     if deletion.remove and not arguments.yes:
         lines.append("Nothing was touched. Add --yes to delete.")
     remove = [{"path": path, "what": what} for path, what in deletion.remove]
-    show(arguments, {"deleted": arguments.yes, "remove": remove, "kept": deletion.kept}, *lines)
+    show(arguments, {"deleted": arguments.yes, "remove": remove, "kept": deletion.stays}, *lines)
 
 
 def audit(arguments: argparse.Namespace) -> int:

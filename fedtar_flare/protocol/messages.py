@@ -273,8 +273,8 @@ def compatible(other: Any) -> bool:
     -------
     bool, whether major and minor number are equal
     """
-    here, there = _RELEASE.match(__version__), _RELEASE.match(other) if isinstance(other, str) else None
-    return here is not None and there is not None and here[0] == there[0]
+    installed, sent = _RELEASE.match(__version__), _RELEASE.match(other) if isinstance(other, str) else None
+    return installed is not None and sent is not None and installed[0] == sent[0]
 
 
 def version(round_: int, step: int) -> str:

@@ -78,7 +78,7 @@ def record_event(event_type: str, fl_ctx: FLContext) -> None:
         return
     fl_ctx.set_prop(_RECORDED, known, private=True, sticky=False)
     try:
-        write(Site(fl_ctx), _job(fl_ctx), describe(message, fl_ctx))
+        write(Site(fl_ctx), str(fl_ctx.get_job_id() or "job"), describe(message, fl_ctx))
     except Exception as error:
         logger.error("the audit could not be written, so the message was not sent: %s", error)
         message.clear()
@@ -159,7 +159,7 @@ def require_writable(site: Site, fl_ctx: FLContext) -> None:
     FedTARError
     """
     try:
-        try_to_write(_file(site, _job(fl_ctx)))
+        try_to_write(_file(site, str(fl_ctx.get_job_id() or "job")))
     except OSError as error:
         raise FedTARError(
             f"the audit cannot be written ({error}); nothing is sent without it. Free the disk or repair the folder's "
@@ -276,10 +276,6 @@ def _syslog_address(site: Site) -> str | None:
 
 def _file(site: Site, job: str) -> Path:
     return site.records / FOLDER / f"{_UNSAFE.sub('_', job)[:100]}.jsonl"
-
-
-def _job(fl_ctx: FLContext) -> str:
-    return str(fl_ctx.get_job_id() or "job")
 
 
 def _tensor(name: str, value: torch.Tensor, contract: Contract | None) -> dict[str, Any]:

@@ -266,13 +266,13 @@ def _site_file_of(manifest: Path) -> Path:
     """The simulated site's file beside this manifest's folder."""
     sites = manifest.resolve().parent.parent / "sites"
     paths = {file: read_yaml(file, "'key: value' lines").get("path") for file in sorted(sites.glob("*.yaml"))}
-    found = [f for f, path in paths.items() if path and (f.parent / str(path)).resolve() == manifest.resolve()]
-    if len(found) != 1:
+    files = [f for f, path in paths.items() if path and (f.parent / str(path)).resolve() == manifest.resolve()]
+    if len(files) != 1:
         raise ConfigError(
-            f"{manifest}: {len(found)} files in {sites} name this manifest, so its site's name is not known; give the "
+            f"{manifest}: {len(files)} files in {sites} name this manifest, so its site's name is not known; give the "
             "site file itself with --site-file"
         )
-    return found[0]
+    return files[0]
 
 
 def key_folder(config: SiteConfig | None, kit: Path | None) -> Path:

@@ -65,7 +65,7 @@ def verbatim(drafts: Texts, reports: Texts, trained: AbstractSet[str]) -> dict[s
         ``own`` and ``other``: shares of the drafts' phrases of :data:`WORDS` words whose one patient is the draft's
         own, or another and ``trained`` on; ``longest_own``, ``longest_other``: words of the longest such phrase, or 0.
     """
-    found: dict[str, float] = {"own": 0.0, "other": 0.0, "longest_own": 0, "longest_other": 0}
+    shares: dict[str, float] = {"own": 0.0, "other": 0.0, "longest_own": 0, "longest_other": 0}
     words, seen = WORDS, True
     while seen:
         owners: dict[tuple[str, ...], str | None] = {}  # None: several patients
@@ -77,15 +77,18 @@ def verbatim(drafts: Texts, reports: Texts, trained: AbstractSet[str]) -> dict[s
             count.update(all=1, own=owner == patient, other=owner != patient and owner in trained)
         for kind in ("own", "other"):
             if words == WORDS and count["all"]:
-                found[kind] = count[kind] / count["all"]
+                shares[kind] = count[kind] / count["all"]
             if count[kind]:
-                found[f"longest_{kind}"] = words
+                shares[f"longest_{kind}"] = words
         words += 1
-    return found
+    return shares
 
 
 def membership_auc(scores: Mapping[str, float], members: AbstractSet[str]) -> tuple[float, float] | tuple[None, None]:
-    """AUC of telling ``members`` by a higher score, and its standard error (Hanley and McNeil 1982); None of nobody."""
+    """AUC of recognising ``members`` by a higher score, and its standard error (Hanley and McNeil 1982).
+
+    None where either group is empty.
+    """
     mine = np.array([score for patient, score in scores.items() if patient in members])
     others = np.array([score for patient, score in scores.items() if patient not in members])
     if not mine.size or not others.size:
@@ -101,10 +104,13 @@ def likelihood_scores(losses: Mapping[str, float], outside: Sequence[Mapping[str
 
     With one deviation for all patients, as that paper advises for few shadow models, this orders them by likelihood.
     """
-    return {who: fmean(one[who] for one in outside if who in one) - loss for who, loss in losses.items()}
+    return {
+        patient: fmean(shadow[patient] for shadow in outside if patient in shadow) - loss
+        for patient, loss in losses.items()
+    }
 
 
-def found_at(scores: Mapping[str, float], members: AbstractSet[str]) -> tuple[float, tuple[float, float]]:
+def detection_rate(scores: Mapping[str, float], members: AbstractSet[str]) -> tuple[float, tuple[float, float]]:
     """Share of ``members`` above all but one in :data:`FEWEST` of the others, and its 95 % interval (Wilson 1927)."""
     from scipy.stats import binomtest
 
@@ -141,8 +147,9 @@ def audit_model(
         For the site alone, also in ``model-audit.json`` in its state of the run: numbers of ``patients``, and of each
         part ``membership_auc``, its ``standard_error``, ``loss_auc`` (by the loss alone), ``rare_auc`` (this among
         patients with a rare finding), and for drafts of ``training`` and ``held_out`` patients the result of
-        :func:`verbatim`; with shadow runs ``shadow_auc``, ``shadow_found`` and ``shadow_interval`` (:func:`found_at`);
-        with canaries ``exposures`` in bits, their mean as a share of the most, and how many were ``written`` in drafts.
+        :func:`verbatim`; with shadow runs ``shadow_auc``, ``shadow_found`` and ``shadow_interval`` (by
+        :func:`detection_rate`); with canaries ``exposures`` in bits, their mean as a share of the most, and how many
+        were ``written`` in drafts.
     summary : AuditSummary
         The part that others may see.
 
@@ -173,13 +180,14 @@ def audit_model(
     plain |= {"device": str(trained.device), "precision": trained.precision}
     with hub_access(allowed=False):
         start = SiteModel(model=base, cohort=cohort, seed=0, **plain)
-    for one in (start, trained):
-        one.cohort, one.transforms = cohort, data.transforms
-        one.image_change = change_of(site.name, about["seed"], data.image_changes) if data.image_changes else None
-    own = getattr(trained, "local", None) is not None
+    for site_model in (start, trained):
+        site_model.cohort, site_model.transforms = cohort, data.transforms
+        changes = data.image_changes
+        site_model.image_change = change_of(site.name, about["seed"], changes) if changes else None
+    local = getattr(trained, "local", None) is not None  # whether the site has shared factors of its own
     # by part: the model, with its personal part, with the shared factors as the site has them; whether it writes
     chosen = [(start, False, False, True), (trained, False, False, True)]
-    chosen += [(trained, True, False, not own)] * trained.has_personal_part + [(trained, True, True, True)] * own
+    chosen += [(trained, True, False, not local)] * trained.has_personal_part + [(trained, True, True, True)] * local
 
     ids = {name: {sample.visit.patient_id for sample in group} for name, group in groups.items()}
     samples = [sample for group in groups.values() for sample in group]
@@ -193,49 +201,61 @@ def audit_model(
             raise DataError(f"--shadows: site {site.name} has {counts_} patients; it takes {FEWEST} of each")
         for half in _halves(sorted(set().union(*ids.values())), shadows, f"{about['seed']} {info['run_id']}"):
             say(f"shadow run {len(outside) + 1} of {shadows}")
-            one = shadow(cohort.training_on(half), about, int(info["round"]), site=site, config=config, model=model)
+            shadow_run = shadow(
+                cohort.training_on(half), about, int(info["round"]), site=site, config=config, model=model
+            )
             unseen, losses = [sample for sample in samples if sample.visit.patient_id not in half], {}
-            for name, (_, personal, one.writes, _) in zip(PARTS[1:], chosen[1:], strict=False):
-                losses[name], _ = _read(one, unseen, personal, False)
+            for name, (_, personal, shadow_run.writes, _) in zip(PARTS[1:], chosen[1:], strict=False):
+                losses[name], _ = _losses_and_drafts(shadow_run, unseen, personal, False)
             outside.append(losses)
     reference: dict[str, float] = {}
-    found: dict[str, Any] = {}
-    for name, (one, personal, one.writes, writes) in zip(PARTS, chosen, strict=False):
+    results: dict[str, Any] = {}
+    for name, (part, personal, with_local, writes) in zip(PARTS, chosen, strict=False):
         say(f"auditing: {name}")
-        read = {group: _read(one, of_group, personal, writes) for group, of_group in groups.items()}
-        loss = {patient: value for losses_, _ in read.values() for patient, value in losses_.items()}
+        part.writes = with_local
+        of_groups = {g: _losses_and_drafts(part, of_group, personal, writes) for g, of_group in groups.items()}
+        loss = {patient: value for losses_, _ in of_groups.values() for patient, value in losses_.items()}
         score = {patient: reference.get(patient, 0.0) - value for patient, value in loss.items()}
         reference = reference or loss
         auc, error = membership_auc(score, ids["training"])
-        among, _ = membership_auc({patient: -loss[patient] for patient in rare}, ids["training"])
-        alone, _ = membership_auc({patient: -value for patient, value in loss.items()}, ids["training"])
-        found[name] = {"membership_auc": auc, "standard_error": error, "loss_auc": alone, "rare_auc": among}
+        rare_auc, _ = membership_auc({patient: -loss[patient] for patient in rare}, ids["training"])
+        loss_auc, _ = membership_auc({patient: -value for patient, value in loss.items()}, ids["training"])
+        result: dict[str, Any] = {
+            "membership_auc": auc,
+            "standard_error": error,
+            "loss_auc": loss_auc,
+            "rare_auc": rare_auc,
+        }
         if writes:
-            found[name] |= {group: verbatim(texts, reports, ids["training"]) for group, (_, texts) in read.items()}
+            result |= {group: verbatim(texts, reports, ids["training"]) for group, (_, texts) in of_groups.items()}
         if outside and name != PARTS[0]:
             scores = likelihood_scores(loss, [losses[name] for losses in outside])
-            found[name]["shadow_auc"] = membership_auc(scores, ids["training"])[0]
-            found[name] |= zip(("shadow_found", "shadow_interval"), found_at(scores, ids["training"]), strict=True)
+            result["shadow_auc"] = membership_auc(scores, ids["training"])[0]
+            result |= zip(("shadow_found", "shadow_interval"), detection_rate(scores, ids["training"]), strict=True)
         if planted:
-            bits = [exposure(one, canary, personal) for canary in planted]
-            found[name] |= {"exposures": bits, "exposure": fmean(bits) / BITS}
+            bits = [exposure(part, canary, personal) for canary in planted]
+            result |= {"exposures": bits, "exposure": fmean(bits) / BITS}
         if planted and writes:
-            texts = (_read(one, planted, personal, writes)[1], *(texts for _, texts in read.values()))
+            texts = (
+                _losses_and_drafts(part, planted, personal, writes)[1],
+                *(texts for _, texts in of_groups.values()),
+            )
             drafts = "\n".join(clean(text) for group in texts for _, text in group)
-            found[name]["written"] = sum(clean(canary.visit.report) in drafts for canary in planted)
+            result["written"] = sum(clean(canary.visit.report) in drafts for canary in planted)
+        results[name] = result
     about = {"site": site.name, "run_id": str(info["run_id"]), "round": int(info["round"])}
     counts = {name: {"all": len(group), "rare": len(group & rare)} for name, group in ids.items()}
     bound = config.policy.max_membership_auc
     kinds = ("membership_auc", "loss_auc", *(["shadow_auc"] if outside else []))
-    worst = max(found[name][by] for name in list(found)[1:] for by in kinds)
-    summary = AuditSummary(held=bound is not None and worst > bound, parts=rounded(found, counts, least), **about)
-    found = about | {"patients": counts, "parts": found, "held": summary.held}
-    write_json(state.folder / "model-audit.json", found, PRIVATE)
-    return found, summary
+    worst = max(results[name][by] for name in list(results)[1:] for by in kinds)
+    summary = AuditSummary(held=bound is not None and worst > bound, parts=rounded(results, counts, least), **about)
+    details = about | {"patients": counts, "parts": results, "held": summary.held}
+    write_json(state.folder / "model-audit.json", details, PRIVATE)
+    return details, summary
 
 
 @torch.no_grad()
-def _read(
+def _losses_and_drafts(
     model: SiteModel, samples: Sequence[Sample], personal: bool, writes: bool
 ) -> tuple[dict[str, float], list[tuple[str, str]]]:
     """Mean losses by patient, and drafts."""

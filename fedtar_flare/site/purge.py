@@ -29,10 +29,10 @@ __all__ = ["plan"]
 
 @dataclass
 class Plan:
-    """Paths to ``remove``, each with a description, and one line for each thing that stays (``kept``)."""
+    """Paths to ``remove``, each with a description, and one line for each thing that stays (``stays``)."""
 
     remove: list[tuple[Path, str]] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
+    stays: list[str] = field(default_factory=list)
 
     def carry_out(self) -> None:
         """Delete the paths; one that is gone already is no error."""
@@ -73,7 +73,7 @@ def plan(
 
     Returns
     -------
-    Plan, with ``remove``, ``kept`` and ``carry_out``
+    Plan, with ``remove``, ``stays`` and ``carry_out``
 
     Raises
     ------
@@ -98,7 +98,7 @@ def plan(
         if run not in runs:
             raise ConfigError(f"no run '{run}' below {state} (there: {', '.join(runs) or 'none'})")
         result.remove += [(folder, f"state of run {run}") for folder in runs[run]]
-        result.kept.append(f"the audit of run {run} (what left; no data): deleted with --older-than or --all")
+        result.stays.append(f"the audit of run {run} (what left; no data): deleted with --older-than or --all")
     if older_than is not None:
         if older_than < 0:
             raise ConfigError(f"--older-than must be a number of days, not {older_than:g}")
@@ -115,7 +115,7 @@ def plan(
         if config is None:
             raise ConfigError("a patient's images are found through the site file, and this site has none")
         _plan_patient(result, config, site.name, patient, runs, prepared)
-    result.kept += [
+    result.stays += [
         "the shared model that left already: what it learnt here cannot be taken back from it",
         "FLARE's own log.txt of the kit and its neighbours: they describe the site, not its patients",
         "the privacy ledger and the key of this site, and which job began which run",
@@ -158,17 +158,17 @@ def _plan_patient(
     for folder in (folder for folders in runs.values() for folder in folders):
         result.remove += [(file, about) for name, about in kinds.items() for file in sorted(folder.glob(name))]
     result.remove += [(file, "labels of reports, by digest") for file in sorted(prepared.glob("labels-*.json"))]
-    result.kept += [
+    result.stays += [
         "the patient's own images and reports, which are the hospital's: nothing here ever deletes those",
         "prepared images made from earlier versions of the patient's files, if these were changed: --cache finds all",
     ]
     if runs:
-        result.kept.append(
+        result.stays.append(
             f"the states of the runs {', '.join(runs)}, which may have been trained with this patient and cannot "
             "unlearn one: delete them with --run"
         )
     if config.exclude is None:
-        result.kept.append("the patient in coming runs: write the id into a file that the site file names as 'exclude'")
+        result.stays.append("the patient in coming runs: write the id into a file, named as 'exclude' in the site file")
 
 
 def _older(items: list[tuple[Path, str]], days: float) -> list[tuple[Path, str]]:

@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,7 @@ class SiteState:
         -------
         list of str, sorted
         """
-        return sorted(path.stem for path in self.folder.glob(f"{prefix}*.safetensors"))
+        return sorted(map(attrgetter("stem"), self.folder.glob(f"{prefix}*.safetensors")))
 
     def remove(self, name: str) -> None:
         """Delete a file, if it is there.
@@ -383,10 +384,10 @@ class SiteState:
         """
         digest = hashlib.sha256("/".join(digests).encode()).hexdigest()
         with self._exclusive():
-            asked: dict[str, str] = self._record(RUN).get("asked", {})
-            if question not in asked:
-                self._write_run({"asked": asked | {question: digest}})
-            return asked.get(question, digest) == digest
+            answered: dict[str, str] = self._record(RUN).get("asked", {})
+            if question not in answered:
+                self._write_run({"asked": answered | {question: digest}})
+            return answered.get(question, digest) == digest
 
     def require_capacity(self) -> None:
         """Refuse a new run at a site that stores :data:`MAX_RUNS` of them, because a server can name any.

@@ -18,10 +18,12 @@ from nvflare.apis.shareable import make_reply
 
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.protocol.messages import HEADER
+from fedtar_flare.site import audit
 from fedtar_flare.site.audit import AuditTrail, audit_files, read_audit, require_writable, totals
 from fedtar_flare.site.audit_file import append, verify
 from fedtar_flare.site.context import Site, state_of
 from fedtar_flare.site.guard import OutboundGuard
+from fedtar_flare.site.site_file import load_site_config
 
 
 def leave(ctx, shareable, listeners=None):
@@ -226,6 +228,19 @@ def test_the_command_verifies_and_says_where(tmp_path):
     assert code == 1 and "BROKEN" in out and "line 2 does not follow" in out
     code, out, _ = fedtar_here("audit", tmp_path, "--verify", "--json")
     assert code == 1 and json.loads(out)[0]["lines"] == 1
+
+
+def test_the_site_file_is_read_once_for_all_messages_and_again_when_it_has_changed(tmp_path, monkeypatch):
+    reads = []
+    monkeypatch.setattr(audit, "load_site_config", lambda *_, **more: reads.append(1) or load_site_config(*_, **more))
+    kit = make_kit(tmp_path / "kit", "source: synthetic\n")
+    for more, count in (("", 1), ("syslog: /nowhere/log\n", 2), ("syslog: [\n", 4)):  # the last one is no site file
+        if more:
+            (kit / "local" / "fedtar.yaml").write_text(f"source: synthetic\n{more}")
+        for _ in range(2):
+            leave(context(kit), message(tensors()))
+        assert len(reads) == count
+    assert len(entries(kit)) == 6, "whatever the site file says, each message is recorded"
 
 
 def test_the_site_s_syslog_is_told_of_every_line_and_a_missing_one_stops_nothing(tmp_path):

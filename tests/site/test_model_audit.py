@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.reporting.model_audit import MEASURES, AuditSummary, rounded
-from fedtar_flare.site.model_audit import WORDS, _halves, found_at, likelihood_scores, membership_auc, verbatim
+from fedtar_flare.site.model_audit import WORDS, _halves, detection_rate, likelihood_scores, membership_auc, verbatim
 
 COMMON = "no effusion and no sign of pneumothorax in either lung today"
 OWN = {name: " ".join(f"{name}{i}" for i in range(13)) for name in "abc"}
@@ -23,7 +23,7 @@ def test_the_auc_is_scikit_learn_s(scores, data):
     assert found[0] == pytest.approx(roc_auc_score([i in members for i in range(len(scores))], scores))
     assert membership_auc({"a": 1.0}, {"a"}) == (None, None)
     fpr, tpr, _ = roc_curve([i in members for i in range(len(scores))], scores, drop_intermediate=False)
-    share, (low, high) = found_at({str(i): float(s) for i, s in enumerate(scores)}, {str(i) for i in members})
+    share, (low, high) = detection_rate({str(i): float(s) for i, s in enumerate(scores)}, {str(i) for i in members})
     assert share == pytest.approx(tpr[fpr <= 0.1].max()) and low - 1e-9 <= share <= high + 1e-9
 
 

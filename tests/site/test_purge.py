@@ -101,7 +101,7 @@ def test_a_patient_who_withdrew_is_found_too(kit):
     add_to_site_file(kit, "exclude: out.txt")
     steps = planned(kit, patient="P2")
     assert len([1 for _, what in steps.remove if "P2" in what]) == 2
-    assert not any("exclude" in line for line in steps.kept)
+    assert not any("exclude" in line for line in steps.stays)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ RENEW = "ask the project's administrator for a new kit"
 
 
 def certificates(kit: Path, now: datetime | None = None) -> list[Finding]:
-    """How long the site's certificate and the project's root are valid, and who can read the private key."""
+    """How long the site's certificate and the project's root are valid, and role can read the private key."""
     findings = [_certificate(kit / "startup" / name, now or datetime.now(UTC)) for name in CERTIFICATES]
     key = kit / "startup" / "client.key"
     if key.is_file() and key.stat().st_mode & 0o077:
@@ -65,12 +65,12 @@ def server(kit: Path, seconds: float = 10.0) -> Finding:
     Finding
     """
     startup = kit / "startup"
-    who = "server" if (startup / "fed_server.json").is_file() else "client"
-    file = startup / f"fed_{who}.json"
+    role = "server" if (startup / "fed_server.json").is_file() else "client"
+    file = startup / f"fed_{role}.json"
     try:
         target = json.loads(file.read_text(encoding="utf-8"))["servers"][0]
         host, _, port = target["service"]["target"].rpartition(":")
-        address = "127.0.0.1" if who == "server" else host, int(port)
+        address = "127.0.0.1" if role == "server" else host, int(port)
         identity = target.get("identity") or host
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         return Finding(FAIL, "server", f"{file} names no server ({type(error).__name__})", RENEW)
@@ -84,7 +84,7 @@ def server(kit: Path, seconds: float = 10.0) -> Finding:
         try:
             context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
             context.check_hostname = False  # FLARE's servers go by the name in the project, checked below by its chain
-            context.load_cert_chain(startup / f"{who}.crt", startup / f"{who}.key")
+            context.load_cert_chain(startup / f"{role}.crt", startup / f"{role}.key")
             context.set_alpn_protocols(["h2"])
             with context.wrap_socket(plain, server_hostname=identity) as secure:
                 return Finding(OK, "server", f"{where} answers, {secure.version()} with the kit's certificates")

@@ -65,8 +65,8 @@ def _devices() -> list[str]:
 
     if not torch.cuda.is_available():
         return []
-    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return [f"{device.name} ({device.total_memory / 2**30:.0f} GiB)" for device in found]
+    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [f"{device.name} ({device.total_memory / 2**30:.0f} GiB)" for device in devices]
 
 
 def _has_driver() -> bool:
@@ -78,19 +78,19 @@ def _has_driver() -> bool:
     return Path("/dev/kfd").exists()  # AMD
 
 
-def site_file(place: Path) -> tuple[SiteConfig | None, list[Finding]]:
+def site_file(file: Path) -> tuple[SiteConfig | None, list[Finding]]:
     """Whether the site file is there and valid."""
-    if not place.is_file():
-        cure = f"write it with 'fedtar init -o {place}', and enter 'source' and 'path'"
-        return None, [Finding(FAIL, "site file", f"{place} is not there", cure)]
+    if not file.is_file():
+        cure = f"write it with 'fedtar init -o {file}', and enter 'source' and 'path'"
+        return None, [Finding(FAIL, "site file", f"{file} is not there", cure)]
     try:
-        config = read_site_file(place)
+        config = read_site_file(file)
     except FedTARError as error:
         return None, [Finding(FAIL, "site file", str(error), "correct the file")]
     if config.source == "synthetic":
         cure = "name the hospital's own data with 'source' and 'path', unless this is a trial"
-        return config, [Finding(WARN, "site file", f"{place}: synthetic data, no patient of this site", cure)]
-    return config, [Finding(OK, "site file", f"{place}: {config.source} {config.path}")]
+        return config, [Finding(WARN, "site file", f"{file}: synthetic data, no patient of this site", cure)]
+    return config, [Finding(OK, "site file", f"{file}: {config.source} {config.path}")]
 
 
 def data(config: SiteConfig, time_steps: int) -> tuple[int, list[Finding]]:
