@@ -45,10 +45,8 @@ def resume(
 
     Parameters
     ----------
-    job_id : str
-        The ended job.
-    kit : Path
-        Startup kit of an admin user who may submit jobs.
+    job_id, kit : str, Path
+        The ended job, and the startup kit of an admin user who may submit jobs.
     job_folder : Path, optional
         The job as it was submitted; default: downloaded from the server.
     rounds : int, optional
@@ -161,14 +159,10 @@ def continued_recipe(results: Path, rounds: int, begins: str | None = None, lear
 
     Parameters
     ----------
-    results : Path
-        Results folder of the run.
-    rounds : int
-        Rounds that are added.
-    begins : str, optional
-        First day of the new period (ISO 8601); without it no time step is added.
-    learn : {"newest", "all"}, optional
-        Periods to learn from; default: as the run did.
+    results, rounds : Path, int
+        Results folder of the run, and rounds that are added.
+    begins, learn : str, optional
+        As for :func:`resume`; without ``begins`` no time step is added.
 
     Returns
     -------

@@ -75,10 +75,8 @@ def list_jobs(kit: Path, limit: int = 10, job_id: str | None = None) -> list[dic
     ----------
     kit : Path
         Startup kit of an admin user.
-    limit : int
-        How many jobs at most.
-    job_id : str, optional
-        This job alone.
+    limit, job_id : int, str
+        How many jobs at most, or the one job that is wanted.
 
     Returns
     -------
@@ -97,10 +95,8 @@ def watch_job(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], s
 
     Parameters
     ----------
-    kit : Path
-        Startup kit of an admin user.
-    job_id : str
-        The job.
+    kit, job_id : Path, str
+        Startup kit of an admin user, and the job.
     say : callable
         Gets the job, as :func:`list_jobs` has it, at every change but that of time.
     seconds : float

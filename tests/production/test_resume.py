@@ -201,7 +201,7 @@ def test_a_run_goes_on_without_a_hospital_that_left_where_the_lead_says_so_and_w
     back = local(tmp_path, "job-4", num_rounds=3, resume_from="job-3")
     back.run()
     assert not fewer.panics + back.panics and not b.received
-    assert [sorted(f.sites) for f in (fewer, back)] == [["a"], ["a", "b"]]
+    assert [sorted(f.membership.sites) for f in (fewer, back)] == [["a"], ["a", "b"]]
 
 
 @pytest.mark.parametrize("lasted", ["3:05:00.25", "N/A", "2 days, 3:55:00"])

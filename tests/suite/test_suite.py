@@ -1,5 +1,4 @@
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -10,13 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 from command import fedtar_here
-from federation import LocalFederation, QuadraticSite, pair
 from labelers import published
 from made_up_results import keep, parsed
 
 from fedtar_flare.learning.report_labeler import import_labeler
-from fedtar_flare.record.events import End, Evaluation, Joined, SiteScores, Step
-from fedtar_flare.record.log import of_kind, read_events, scored_round
+from fedtar_flare.record.events import Evaluation, SiteScores
+from fedtar_flare.record.log import scored_round
 from fedtar_flare.suite.compare import differences, interval_of
 from fedtar_flare.suite.file import Suite, read_suite
 from fedtar_flare.suite.plan import Experiment, experiments
@@ -208,10 +206,10 @@ def test_all_scores_are_of_the_best_round_that_can_be_compared(evaluations, best
 
 @pytest.mark.slow
 def test_two_processes_run_what_can_be_run(tmp_path, monkeypatch):
-    """A hospital that joins late, all patients in one place, a killed process, and an error that cannot be sent."""
+    """A hospital that joins late, a killed process, and an error that cannot be sent."""
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     late = {"scenarios": {"late": {"joins": {"site-2": 2}, "cohort": {"site-2": {"own_words": 0.5}}}}, "outside": []}
-    arms = {"fedtar": {"method": "fedtar"}, "all": {"method": "centralised"}}
+    arms = {"fedtar": {"method": "fedtar"}}
     settings = {name: value for name, value in TINY["settings"].items() if name != "torch_threads"} | {"num_rounds": 2}
     good = experiments(Suite(**TINY | late | {"arms": arms, "settings": settings}))
     bad = [kind(**vars(replace(good[0], name=name))) for name, kind in (("dies", Dying), ("raises", Raising))]
@@ -219,7 +217,7 @@ def test_two_processes_run_what_can_be_run(tmp_path, monkeypatch):
     failed = run_suite(tmp_path, [*bad, *good], processes=2, say=said.append)
     assert sorted(line.split(":")[0] for line in failed) == ["dies, late, seed 0", "raises, late, seed 0"]
     assert any("process died" in line for line in failed) and any("CannotBeSent: out of" in line for line in failed)
-    assert len(said) == 5 and not pending(tmp_path, good)
+    assert len(said) == 4 and not pending(tmp_path, good)
     for one in read_results(tmp_path, good):
         assert one.content["torch_threads"] == max(1, cores() // 2)
         evaluations = {event["round"]: set(event["sites"]) for event in one.content["evaluations"]}
@@ -257,33 +255,3 @@ pool.submit(time.sleep, 600).result()
     except subprocess.TimeoutExpired:
         os.kill(worker, signal.SIGKILL)
         raise
-
-
-def federation(folder, a, b, **settings):
-    """The record of two sites in the engine, three rounds of one step."""
-    controller = LocalFederation(folder, {"a": a, "b": b}, num_rounds=3, time_steps=1, step_time_limit=1, **settings)
-    controller.run()
-    return read_events(controller.results_folder)
-
-
-def test_a_late_site_takes_part_from_its_round_on(tmp_path):
-    sites = (QuadraticSite(name, [pair(1)], validation=pair(2)) for name in ("a", "b"))
-    events = federation(tmp_path, *sites, joins={"b": 3})
-    assert [(event.round, event.sites) for event in of_kind(events, Joined)] == [(3, ["b"])]
-    assert [sorted(step.sites) for step in of_kind(events, Step)] == [["a"], ["a"], ["a", "b"]]
-    assert of_kind(events, End)[0].status == "completed"
-
-
-def test_what_a_site_raises_is_logged_with_its_place(tmp_path, caplog):
-    good, bad = (QuadraticSite(name, [pair(1)], validation=pair(2)) for name in ("a", "b"))
-
-    def broken(task, header, weights):
-        if task == "train":
-            raise ZeroDivisionError("no such weight")
-        return bad(task, header, weights)
-
-    with caplog.at_level(logging.ERROR):
-        events = federation(tmp_path, good, broken)
-    lines = [record for record in caplog.records if "no such weight" in record.getMessage()]
-    assert lines and lines[0].levelno == logging.ERROR and "at b" in lines[0].getMessage()
-    assert all("b" in step.absent for step in of_kind(events, Step))
