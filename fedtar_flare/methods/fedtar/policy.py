@@ -23,6 +23,8 @@ from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.runtime.lora_mean import ProductMean
 
+__all__ = ["t_numbers"]
+
 ALPHA_FLOOR = 1e-5
 """A step whose alpha_t is below this leaves w unchanged, and its gradient is 0.
 
@@ -107,10 +109,24 @@ def ages(steps: int, width: int) -> torch.Tensor:
 
 
 def t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
-    """The T numbers of a site: ``<g, w_t - w_{t-1}>`` for t = 1..T, in float64.
+    """The T numbers of a site, ``<g, w_t - w_{t-1}>`` for t = 1..T, in float64.
 
-    g is the gradient of the site's validation loss at w_T; ``broadcasts`` are w_0..w_T as the site received them, with
-    g's names and shapes. Raises :class:`ExchangeError`, which names tensor and step, for a number that is not finite.
+    Parameters
+    ----------
+    gradient : Tensors
+        g, the gradient of the site's validation loss at w_T.
+    broadcasts : sequence of Tensors
+        w_0..w_T as the site received them, with g's names and shapes.
+
+    Returns
+    -------
+    list of float
+        T inner products.
+
+    Raises
+    ------
+    ExchangeError
+        A number is not finite; the message names its tensor and step.
     """
     numbers = []
     for t, (before, after) in enumerate(pairwise(broadcasts), start=1):
