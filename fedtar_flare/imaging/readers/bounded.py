@@ -23,8 +23,8 @@ StopWhen = Callable[[BaseTag, str | None, int], bool]
 def open_archive(path: Path) -> ZipFile:
     """Open a zip archive; its directory is read, its members are not.
 
-    Raises :class:`DataError` ``unreadable`` for none or a member without a name, ``too-large`` for more members, or
-    bytes in all of them, than the limits allow.
+    Raises :class:`DataError` ``unreadable`` where it is no archive or a member has no name, ``too-large`` where members
+    or bytes exceed the limits.
     """
     with decoding(f"{path}: not a readable zip archive"):
         _check_directory(path)
@@ -41,10 +41,10 @@ def open_archive(path: Path) -> ZipFile:
 
 
 def unpack(archive: ZipFile, info: ZipInfo, name: str, most: int | None = None) -> BinaryIO:
-    """The bytes of a member, or the first ``most`` of them.
+    """Unpack a member, or its first ``most`` bytes.
 
-    Raises :class:`DataError` ``too-large`` for more than the limits allow, ``unreadable`` for a damaged member or one
-    packed by another method than deflate: others unpack without a bound.
+    Raises :class:`DataError` ``too-large`` above the limits, ``unreadable`` for a damaged member or a method other than
+    deflate, since others unpack without a bound.
     """
     if info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
         raise DataError(f"{name}: packed by a method other than deflate; pack it anew", reason="unreadable")

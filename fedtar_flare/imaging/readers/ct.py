@@ -130,10 +130,7 @@ def build_stack(series: Series, min_slices: int) -> tuple[list[Slice], float, li
 
 
 def _without_copies(slices: Sequence[Slice]) -> tuple[list[Slice], list[Note]]:
-    """Drop files that repeat an object (SOPInstanceUID) at the same place; refuse those whose pixels differ.
-
-    Raises :class:`DataError` ``conflicting-copies``.
-    """
+    """Drop files that repeat an object (SOPInstanceUID) at its place; refuse others (``conflicting-copies``)."""
     unique: dict[tuple[str, tuple[float, ...]], Slice] = {}
     for slice_ in slices:
         first = unique.setdefault((slice_.sop_uid, tuple(slice_.position)), slice_)

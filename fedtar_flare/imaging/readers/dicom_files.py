@@ -203,10 +203,7 @@ def _entries(directory: Path) -> list[tuple[Path, str, bool]]:
 
 
 def _lost(directory: Path, files: Sequence[Path]) -> list[Source]:
-    """The files that a folder has lost of the series that its DICOMDIR names.
-
-    Not those of a series whose files were all renamed or left behind, nor names written in lower case.
-    """
+    """The missing files of series that a DICOMDIR names; not of a series whose files were all renamed or left behind."""
     named: list[tuple[Path, str, bool]] = []
     with suppress(DataError):  # a broken DICOMDIR does not matter: the folder has the files
         named = _entries(directory)

@@ -57,7 +57,7 @@ class Series:
 
 
 def scan(sources: Sequence[Source], where: str) -> tuple[list[Series], list[DataError]]:
-    """All CT series in these files, best first, and why other files were left out.
+    """Read all CT series of these files, best first, and why other files were left out.
 
     Raises :class:`DataError` ``no-dicom`` when no file is DICOM, the commonest reason when none is a CT slice,
     ``mixed-patients`` or ``several-studies``.
@@ -140,7 +140,7 @@ def notes_of(
 
 
 def softness(kernel: str) -> int:
-    """0 soft tissue, 1 unknown, 2 sharp (lung, bone).
+    """Classify a reconstruction kernel: 0 soft tissue, 1 unknown, 2 sharp (lung, bone).
 
     Siemens: B31f, Br40d, I41f are soft below 50, sharp from there. Canon: FC01 to FC29 soft, FC30 and above sharp.
     Philips: A, B, C soft; D, E, L and Y.. sharp. GE: words.

@@ -75,10 +75,9 @@ class Slice:
 
 
 def slices_of(header: Header) -> list[Slice]:
-    """The slices in a file: one, or one per frame of an enhanced multi-frame CT.
+    """Read the slices of a file: one, or one for each frame of an enhanced multi-frame CT.
 
-    Raises :class:`NotASlice` for what is none, :class:`DataError` for a slice that cannot be used
-    (``docs/reference/image-readers.md``).
+    Raises :class:`NotASlice` for other objects, :class:`DataError` for a slice that cannot be used.
     """
     dataset, name = header.dataset, header.source.name
     image_type = words(dataset, "ImageType")

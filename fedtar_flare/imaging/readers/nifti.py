@@ -18,10 +18,7 @@ MOST_BEHIND = 1 << 20  # bytes behind the voxels of a packed file that are passe
 
 
 def read_nifti(path: Path, min_slices: int) -> CTVolume:
-    """Read a NIfTI file and apply its scaling (scl_slope, scl_inter) by slice, so that memory holds one volume.
-
-    Raises :class:`DataError` with a reason for each kind of trouble (``docs/reference/image-readers.md``).
-    """
+    """Read a NIfTI file and apply its scaling (scl_slope, scl_inter) by slice, so that memory holds one volume."""
     import nibabel
 
     if not path.is_file():
