@@ -203,7 +203,7 @@ def _entries(directory: Path) -> list[tuple[Path, str, bool]]:
 
 
 def _lost(directory: Path, files: Sequence[Path]) -> list[Source]:
-    """The missing files of series that a DICOMDIR names; not of a series whose files were all renamed or left behind."""
+    """The missing files of series that a DICOMDIR names, unless all files of a series were renamed or left behind."""
     named: list[tuple[Path, str, bool]] = []
     with suppress(DataError):  # a broken DICOMDIR does not matter: the folder has the files
         named = _entries(directory)
