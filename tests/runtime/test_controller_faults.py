@@ -33,15 +33,14 @@ def test_a_full_disk_at_the_server_is_its_own_fault_and_ends_the_job(tmp_path, m
 
 def test_an_answer_after_its_account_is_closed_changes_nothing(tmp_path):
     controller = federation(tmp_path, QuadraticSite("site-b", [pair(4), pair(5)], validation=pair(10)))
-    kept = []
-    original = controller.send_model
+    answers, original = [], controller.send_model
 
-    def send(task_name, data, callback, **kwargs):
-        original(task_name=task_name, data=data, callback=lambda m: kept.append((callback, m)) or callback(m), **kwargs)
+    def send(callback, **kwargs):
+        original(callback=lambda model: answers.append((callback, model)) or callback(model), **kwargs)
 
     controller.send_model = send
     run(controller)
-    callback, model = kept[0]
+    callback, model = answers[0]
     before = len(controller.record.path.read_text().splitlines())
     assert callback(model) is False
     lines = controller.record.path.read_text().splitlines()
@@ -50,15 +49,7 @@ def test_an_answer_after_its_account_is_closed_changes_nothing(tmp_path):
 
 def test_a_site_that_comes_late_joins_at_the_next_round(tmp_path):
     late = QuadraticSite("site-b", [pair(4), pair(5)], samples=2, validation=pair(10))
-    controller = federation(tmp_path, num_rounds=3)
-    original = controller.strategy.one_round
-
-    def one_round(w, r):
-        controller.local_sites["site-b"] = late  # it connects while round 1 runs
-        return original(w, r)
-
-    controller.strategy.one_round = one_round
-    events = run(controller)
+    events = run(federation(tmp_path, late, num_rounds=3, joins={"site-b": 2}))
     assert [(e.round, e.sites) for e in of_kind(events, Joined)] == [(2, ["site-b"])]
     assert [sorted(e.sites) for e in of_kind(events, Step)] == [["site-a"]] * 2 + [["site-a", "site-b"]] * 4
 

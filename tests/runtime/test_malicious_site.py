@@ -211,8 +211,6 @@ def test_checksums_of_a_start_forgive_rounding_and_nothing_else(seed, noise, oth
     "described",
     [
         {"model": {"parameters": 100, "license": "none"}},
-        {"model": {"parameters": 100, "config": {"image_statistics": "clip"}}},
-        {"adapter_config": {"peft_type": "LORA", "lora_alpha": -8}},
         {"adapter_config": {"peft_type": "LORA", "auto_mapping": {"parent_library": "os"}}},
     ],
 )
