@@ -52,10 +52,9 @@ def slice_means(tokens: Tensor, slice_mask: Tensor) -> Tensor:
 
 
 class MeanHead(nn.Module):
-    """FedMRG's head: a linear map of the mean of the encoder's tokens, C channels, to K classes of D findings.
+    """FedMRG's head: a linear map of the mean over the slices' mean tokens, C channels, to K classes of D findings.
 
-    The mean is over the slices' means. With several slices their largest values are inputs too, since a small
-    finding is in few of them.
+    With several slices their largest values are inputs too, since a small finding is in few of them.
     """
 
     def __init__(self, findings: int, classes: int, channels: int, slices: int, generator: torch.Generator):

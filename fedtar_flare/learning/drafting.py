@@ -385,9 +385,8 @@ def base_config(info: Mapping[str, Any], changes: Mapping[str, Any] | None) -> M
 
 def _check_base(base: ReportGenerator, info: Mapping[str, Any], adapter: Path | str) -> None:
     about = {**info, "config": info["model"], "fingerprint": fingerprint(base)}
-    if info.get("format", 1) > 1:  # before, a fingerprint was of the weights alone
-        about = with_fingerprint(about, read_adapter_config(adapter))
-    if (mine := about["fingerprint"]) != info["fingerprint"]:
+    mine = with_fingerprint(about, read_adapter_config(adapter))["fingerprint"]
+    if mine != info["fingerprint"]:
         raise ConfigError(
             f"{adapter} was trained on another base model, or with other settings than its files say: its fingerprint "
             f"is {info['fingerprint']}, that of preset '{info['model']['preset']}' here {mine}. Name the weights that "

@@ -14,10 +14,7 @@ def sentences(report: str) -> list[str]:
 
 
 def plain_sentence(finding: str) -> str:
-    """A sentence that states a finding of this name and nothing else of it.
-
-    Underscores or spaces separate the name's words; the side is last.
-    """
+    """A sentence that states a finding; underscores or spaces separate the name's words, and the side is last."""
     words = _words(finding)
     if words[-1] in _SIDES:
         words = [words[-1], *words[:-1]]

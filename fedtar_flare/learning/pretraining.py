@@ -40,7 +40,7 @@ class PretrainingConfig(Settings):
 
 @dataclass(frozen=True)
 class Progress:
-    """State of a warm start after ``step`` updates; losses are means since the last report, ``rate`` is per second."""
+    """Progress of a warm start: means of the losses since the last report, and ``rate`` in updates per second."""
 
     step: int
     steps: int
@@ -73,15 +73,14 @@ def pretrain(
     warmup: int | None = None,
     batch_norm: bool = True,
 ) -> None:
-    """Train ``model`` in place, on its own device; it ends in eval mode.
+    """Train ``model`` in place on pairs of ``images`` and ``reports`` and on ``texts``; it ends in eval mode.
 
-    It learns from the pairs of ``images`` and ``reports``, of equal length, and from ``texts`` without images; either
-    may be empty, or ConfigError is raised. ``only`` names the parameters to train (None: all). ``on_progress`` is
-    called after each ``every`` updates and at the end. The head ``findings`` is trained too: it gives its loss from the
-    decoder's memory (B, M, E), its mask (B, M) and the indices (B) of the pairs, and the first ``finding_steps``
-    updates learn by it alone. The rate rises over ``warmup`` updates (None: 100, at most a tenth of all) and then falls
-    by a cosine to a twentieth. With ``batch_norm``, for an encoder that starts from random weights, its BatchNorm
-    layers learn their statistics.
+    ``only`` names the parameters to train (None: all). ``on_progress`` is called after each ``every`` updates and at
+    the end. The head ``findings`` is trained too: it gives its loss from the decoder's memory (B, M, E), its mask (B,
+    M) and the pairs' indices (B); the first ``finding_steps`` updates learn by it alone. The rate rises over ``warmup``
+    updates (None: 100, at most a tenth of all), then falls by a cosine to a twentieth. ``batch_norm`` lets the
+    BatchNorm layers of an encoder with random weights learn their statistics. ConfigError without any data, or for
+    unequal numbers.
     """
     model.require_parts("a warm start")
     if len(images) != len(reports):
@@ -154,7 +153,7 @@ def _mean_loss(model: ReportGenerator, tokenizer: ReportTokenizer, reports: Sequ
 
 
 def _statistics(model: ReportGenerator, learn: bool) -> None:
-    """Whether the encoder's BatchNorm layers normalise by the batch and learn its statistics."""
+    """Set whether the encoder's BatchNorm layers normalise by the batch and learn its statistics."""
     for module in model.encoder.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             module.train(learn)

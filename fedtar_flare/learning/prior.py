@@ -20,25 +20,24 @@ PRIOR_DROPOUT = 0.25
 """Chance that a training sample is shown nothing of its previous visit, and the same for report and image each."""
 
 
-def available_priors(samples: Sequence[Sample], kinds: Collection[str]) -> list[frozenset[str]]:
-    """What each sample shows of the visit before: ``kinds``, or nothing where there was none."""
-    return [frozenset(kinds if sample.prior is not None else ()) for sample in samples]
-
-
-def drop_priors(
-    samples: Sequence[Sample], kinds: Sequence[frozenset[str]], chance: float, seed: str
+def shown_kinds(
+    samples: Sequence[Sample], kinds: Collection[str], chance: float = 0.0, seed: str = ""
 ) -> list[frozenset[str]]:
-    """Kinds that stay in training: each is dropped with this chance, and all together with the same.
+    """What each sample shows of the visit before: ``kinds``, none where there was no such visit.
 
-    It depends on the visit and ``seed`` alone.
+    Each kind is dropped with this chance, and all together with the same, by the visit and ``seed`` alone.
     """
-    left = []
-    for sample, whole in zip(samples, kinds, strict=True):
-        own = sample_seed(0, "prior", seed, sample.visit.patient_id, sample.visit.visit_id)
-        everything, *each = np.random.default_rng(own).random(1 + len(whole))
-        kept = {kind for kind, draw in zip(sorted(whole), each, strict=True) if len(whole) == 1 or draw >= chance}
-        left.append(frozenset(kept if everything >= chance else ()))
-    return left
+    rows = []
+    for sample in samples:
+        shown = frozenset(kinds if sample.prior is not None else ())
+        if shown and chance:
+            own = sample_seed(0, "prior", seed, sample.visit.patient_id, sample.visit.visit_id)
+            everything, *each = np.random.default_rng(own).random(1 + len(shown))
+            if len(shown) > 1:  # a kind without others is dropped with everything alone
+                shown = frozenset([kind for kind, draw in zip(sorted(shown), each, strict=True) if draw >= chance])
+            shown = shown if everything >= chance else frozenset()
+        rows.append(shown)
+    return rows
 
 
 def prior_batch(

@@ -24,7 +24,7 @@ from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.evaluation import Evaluated, report_rows, site_scores
 from fedtar_flare.learning.frozen import KEPT_BYTES, FrozenStages
-from fedtar_flare.learning.prior import PRIOR_DROPOUT, available_priors, drop_priors, prior_batch, writing_order
+from fedtar_flare.learning.prior import PRIOR_DROPOUT, prior_batch, shown_kinds, writing_order
 from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.learning.training import augmented, retry_smaller_batch
 from fedtar_flare.models.adapters.lora import (
@@ -454,9 +454,8 @@ class SiteModel:
         PriorBatch or None
             On the model's device; None where nothing is shown.
         """
-        kinds = available_priors(samples, self.cohort.timeline.prior_kinds)
-        if training_seed is not None:
-            kinds = drop_priors(samples, kinds, self.prior_dropout, training_seed)
+        chance = 0.0 if training_seed is None else self.prior_dropout
+        kinds = shown_kinds(samples, self.cohort.timeline.prior_kinds, chance, training_seed or "")
         changes = self.random_transforms()
         batch = prior_batch(
             samples, kinds, self.tokenizer, texts=texts, training_seed=training_seed, transforms=changes

@@ -154,21 +154,23 @@ class ModelConfig(ImageModelConfig):
         """Whether it is one of the encoder-decoder models of :mod:`~fedtar_flare.models.r2gen`."""
         return self.decoder in ("transformer", "r2gen")
 
-    @property
-    def decoder_positions(self) -> int:
-        """Longest sequence of a decoder that has no name."""
-        return self.decoder_config["n_positions"]
-
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         if self.pooling == "none" and self.slices != 1:
             yield "pooling", "'attention' for CT volumes; 'none' takes slices=1, as it has no slice position"
         if self.encoder == "timm" and not self.encoder_name:
             yield "encoder_name", "a timm architecture ('vit_tiny_patch16_224'), hub name or local folder"
         if not self.encoder_name:
-            yield from self._encoder_errors()
+            sizes = self.encoder_config
+            if sum(sizes["depth"]) > MOST_LAYERS:
+                yield "encoder_config", f"of at most {MOST_LAYERS} layers"
+            for stage, depth in enumerate(sizes["depth"]):
+                if depth <= stage:
+                    yield "encoder_config", "of a depth above i at stage i counted from 0, so of at least (1, 2, 3)"
+                if sizes["embed_dim"][stage] % sizes["num_heads"][stage]:
+                    yield "encoder_config", "of an embed_dim whose widths are multiples of num_heads"
         if self.decoder == "prefix" and not self.decoder_name:
             yield "decoder_name", "a local folder or hub name of a causal language model, as decoder is 'prefix'"
-        if self.of_paper and self.decoder_name:
+        if self.decoder in ("transformer", "r2gen") and self.decoder_name:
             yield "decoder_name", f"none, as decoder is '{self.decoder}', which has no published weights of this form"
         if self.decoder_dtype not in ("float32", self.decoder == "prefix" and "bfloat16") and self.family != "vlm":
             yield "decoder_dtype", "float32, unless decoder is 'prefix' (or bfloat16) or family is 'vlm' (or 4bit)"
@@ -182,8 +184,8 @@ class ModelConfig(ImageModelConfig):
         if self.decoder_name is None and self.family != "vlm":
             if self.decoder_config["n_embd"] % self.decoder_config["n_head"]:
                 yield "decoder_config", "of an n_embd that is a multiple of n_head"
-            if self.max_length > self.decoder_positions:
-                yield "max_length", f"at most n_positions={self.decoder_positions} of decoder_config"
+            if self.max_length > (positions := self.decoder_config["n_positions"]):
+                yield "max_length", f"at most n_positions={positions} of decoder_config"
             if self.tokenizer == "decoder":
                 yield "tokenizer", "'small' or a path, as no decoder_name is given whose tokenizer to take"
         if problem := problem_of(self.lora_targets):
@@ -198,8 +200,11 @@ class ModelConfig(ImageModelConfig):
             A hub name or a path, by setting.
         """
         own = {"tokenizer": ("small", "decoder"), "weights": ("small", "random")}
-        names = {name: getattr(self, name) for name in ("encoder_name", "decoder_name", "tokenizer", "weights")}
-        return {setting: name for setting, name in names.items() if name and name not in own.get(setting, ())}
+        found: dict[str, str] = {}
+        for setting in ("encoder_name", "decoder_name", "tokenizer", "weights"):
+            if (name := getattr(self, setting)) and name not in own.get(setting, ()):
+                found[setting] = name
+        return found
 
     def with_local_paths(self, places: Mapping[str, Path | None]) -> ModelConfig:
         """Return a copy that takes named parts from local paths.
@@ -220,15 +225,6 @@ class ModelConfig(ImageModelConfig):
             if (place := places.get(name)) is not None:
                 found[setting] = str(place / files[setting] if setting in files and place.is_dir() else place)
         return self.replace(**found)
-
-    def _encoder_errors(self) -> Iterator[tuple[str, str]]:
-        sizes = self.encoder_config
-        if sum(sizes["depth"]) > MOST_LAYERS:
-            yield "encoder_config", f"of at most {MOST_LAYERS} layers"
-        if any(depth <= stage for stage, depth in enumerate(sizes["depth"])):
-            yield "encoder_config", "of a depth above i at stage i counted from 0, so of at least (1, 2, 3)"
-        if any(width % heads for width, heads in zip(sizes["embed_dim"], sizes["num_heads"], strict=True)):
-            yield "encoder_config", "of an embed_dim whose widths are multiples of num_heads"
 
 
 PRESETS: dict[str, dict[str, Any]] = {

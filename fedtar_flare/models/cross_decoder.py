@@ -1,4 +1,4 @@
-"""GPT-2 with cross-attention as decoder: it reads the image's tokens by attention, and prompts before its text."""
+"""GPT-2 with cross-attention as decoder: it attends to the image's tokens, and has prompts before its text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CrossDecoder:
         self.lm, self.at_begin = lm, False
 
     def states_of(self, input_ids: Tensor) -> Tensor:
-        """Hidden states (B, L, E) over a text alone, such as the report of the visit before."""
+        """Hidden states (B, L, E) over a text without an image, such as the report of the visit before."""
         return self.lm.transformer(input_ids, use_cache=False).last_hidden_state
 
     def decode(self, memory: Tensor, mask: Tensor, input_ids: Tensor, prompts: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -40,7 +40,7 @@ class CrossDecoder:
         return self.lm.lm_head(states), states
 
     def write(self, memory: Tensor, mask: Tensor, begin: Tensor, prompts: Tensor | None, settings: Any) -> Tensor:
-        """Token ids (B * R, L), from the begin token (B, 1) on, as generation ``settings`` say (R sequences each)."""
+        """Token ids (B * R, L) from the begin token (B, 1) on, by generation ``settings`` (R sequences each)."""
         inputs: dict[str, Tensor] = {"attention_mask": torch.ones_like(begin)}
         if prompts is not None:
             embedded = self._with_prompts(begin, prompts)
@@ -90,9 +90,7 @@ class CrossDecoder:
 
 
 def _beam_cache() -> dict[str, Any]:
-    """Keys and values of a beam search: what the beams of a report attend to in its images is the same for all. The
-    argument of ``generate`` that takes them was renamed in transformers 5.24.
-    """
+    """Cache for a beam search with one copy of an image's keys and values, which all beams of a report share."""
     from transformers import __version__
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 def build_decoder(
     config: ModelConfig, vocab_size: int, load_pretrained: bool
 ) -> tuple[GPT2LMHeadModel | PrefixDecoder, tuple[str, ...]]:
-    """The decoder of a configuration, and the names of its parameters that stayed random.
+    """Build the decoder of a configuration; also return the names of its random parameters.
 
-    Published checkpoints have no cross-attention: those layers are added and start random. ``load_pretrained=False`` is
-    for a model whose whole checkpoint is loaded later. Raises ConfigError where it cannot be fetched, is not of the
-    GPT-2 family, or is too small for ``max_length`` or tokenizer.
+    ``load_pretrained=False`` is for a model whose whole checkpoint is loaded later. ConfigError where it cannot be
+    fetched, is not of the GPT-2 family, or is too small for ``max_length`` or tokenizer.
     """
     if config.decoder == "prefix":
         assert config.decoder_name is not None
@@ -62,11 +61,7 @@ def build_decoder(
 
 
 def decoder_tokenizer(name: str, max_length: int) -> ReportTokenizer:
-    """The tokenizer of a named GPT-2-family decoder, from ``tokenizer.json`` or ``vocab.json`` and ``merges.txt``.
-
-    It keeps its own special tokens (GPT-2 has one for begin, end and padding), so the published embeddings fit. Raises
-    ConfigError where it cannot be fetched, or has no end token.
-    """
+    """Load the tokenizer of a named GPT-2-family decoder, with its own special tokens (one for all in GPT-2)."""
     from tokenizers import Tokenizer
     from tokenizers.implementations import ByteLevelBPETokenizer
 

@@ -25,7 +25,7 @@ class EvalEncoder(nn.Module):
 
 
 class SliceEncoder(EvalEncoder):
-    """A backbone shared by all slices; ``mean`` and ``std`` are its own, per channel, of images in [0, 1]."""
+    """A backbone for all slices; ``mean`` and ``std`` normalise its images, per channel, in [0, 1]."""
 
     def __init__(self, backbone: nn.Module, width: int, mean: tuple[float, ...], std: tuple[float, ...]):
         super().__init__(backbone, width)
@@ -36,22 +36,19 @@ class SliceEncoder(EvalEncoder):
         self.pixel_shift: Tensor
 
     def forward(self, images: Tensor) -> Tensor:
-        """Tokens (N, T, width) of uint8 images (N, 3, H, W), which are normalised here."""
+        """Tokens (N, T, width) of uint8 images (N, 3, H, W)."""
         return self.run(self.normalised(images))
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Images (N, 3, H, W) as the backbone expects them, of uint8."""
+        """Normalise uint8 images (N, 3, H, W) for the backbone."""
         return (images.float() / 127.5 - 1) * self.pixel_scale + self.pixel_shift
 
     def stage_modules(self) -> Sequence[nn.Module]:
-        """The stages that :meth:`run` can be stopped between, in their order; the whole backbone where it has none."""
+        """Stages between which :meth:`run` can stop; the whole backbone where it has none."""
         return (self.backbone,)
 
     def run(self, states: Tensor, first: int = 0, last: int | None = None) -> Tensor:
-        """Stages ``first`` to ``last`` (excluded; None: all that follow), from what those before gave.
-
-        The states are normalised images (N, 3, H, W) before stage 0, and tokens (N, T, width) after the last stage.
-        """
+        """Run stages ``first`` to ``last`` (excluded), from normalised images or an earlier stage's states."""
         raise NotImplementedError
 
 
@@ -82,10 +79,9 @@ class TimmEncoder(SliceEncoder):
 
 
 def build_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tuple[str, ...]]:
-    """The encoder of a configuration, and the names of its parameters that stayed random.
+    """Build the encoder of a configuration; also return the names of its random parameters.
 
-    ``load_pretrained=False`` is for a model whose whole checkpoint is loaded later. Raises ConfigError where it cannot
-    be fetched, or is not of the configured family.
+    ``load_pretrained=False`` is for a model whose whole checkpoint is loaded later. ConfigError as for a decoder.
     """
     return (_timm if config.encoder == "timm" else _cvt)(config, load_pretrained)
 

@@ -16,16 +16,15 @@ from fedtar_flare.models.prompting import Encoded, Place
 from fedtar_flare.models.report_generator import ReportGenerator
 
 NOISE = 0.02
-"""Standard deviation around where the vectors begin; equal ones would stay equal for ever."""
+"""Standard deviation around the vectors' start; equal ones would stay equal for ever."""
 
 
 class LearnedPrompts(nn.Module):
-    """A prompter (:data:`~fedtar_flare.models.prompting.Place`) that looks at no image: the same words for all.
+    """A prompter (:data:`~fedtar_flare.models.prompting.Place`) with the same learnt words for all images.
 
-    They stand next to the begin token, begin as copies of it, and share its weight in the decoder's attention, so that
-    they change little before they have learnt. ``begin`` (E,) is the begin token's embedding, ``prompts`` their number
-    P; in prefix tuning their states in the layers from the second to ``layers`` are learnt too. ``seed`` alone gives
-    the initial values.
+    They begin as copies of the begin token and share its weight in attention, so that they change little at first.
+    Prefix tuning learns their states in the layers from the second to ``layers`` too. ``begin`` (E,) is the begin
+    token's embedding.
     """
 
     place: Place = "begin"
@@ -42,10 +41,7 @@ class LearnedPrompts(nn.Module):
         return self.embeddings.expand(len(seen.tokens), -1, -1)
 
     def in_layer(self, layer: int, hidden: Tensor) -> Tensor:
-        """The states (B, L, E) that go into a layer (from the second, 1), those of the prompts replaced.
-
-        In generation, what comes after the first word has no prompts in it.
-        """
+        """States (B, L, E) for a layer (from the second, 1) with the prompts' replaced; later words have none."""
         assert self.states is not None
         many = len(self.embeddings)
         if hidden.shape[1] <= many:
@@ -55,10 +51,7 @@ class LearnedPrompts(nn.Module):
 
 
 def extend(generator: ReportGenerator, prompts: int, every_layer: bool, seed: int) -> None:
-    """Give a base model learnt prompts, in its first layer or in every layer.
-
-    Raises ConfigError where the states of a decoder that is not of the GPT-2 family would have to be replaced.
-    """
+    """Give a base model learnt prompts, in its first layer or, for the GPT-2 family alone, in every layer."""
     generator.require_parts("peft.kind 'prompt' or 'prefix'")
     decoder: Any = generator.decoder
     if every_layer and isinstance(decoder, PrefixDecoder):

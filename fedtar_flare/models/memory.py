@@ -12,10 +12,10 @@ KIND_SIZE, TIME_SIZE = 1.0, 0.3
 
 
 class SliceAttentionPooling(nn.Module):
-    """Learned queries read each slice, and the slice's position along the body is added to what they find.
+    """Learned queries attend to each slice; the slice's position along the body is added to the result.
 
-    A slice gives ``queries`` memory tokens, softmax(q . norm(x)) of its own tokens, whatever the other slices and their
-    number. Positions are in millimetres (sines and cosines, then a linear map): thick and thin slices share one scale.
+    A slice gives ``queries`` memory tokens, softmax(q . norm(x)) of its own tokens, independent of the other slices.
+    Positions are in millimetres (sines and cosines, then a linear map): thick and thin slices share one scale.
     """
 
     def __init__(self, width: int, queries: int):
@@ -49,9 +49,9 @@ class NoPooling(nn.Module):
 class PriorMarks(nn.Module):
     """Marks features of the visit before with their kind and with the days between, by fixed codes without any weight.
 
-    The codes depend on the width alone, so they are equal at all sites, and are no part of the model's state: the
-    decoder's own adapters learn to read them. Their root mean square is ``KIND_SIZE`` and ``TIME_SIZE`` times that of
-    the present image's features.
+    The codes depend on the width alone, so all sites have the same, outside of the model's state; the decoder's
+    adapters learn to use them. Their root mean square is ``KIND_SIZE`` and ``TIME_SIZE`` times that of the present
+    features.
     """
 
     def __init__(self, width: int):
@@ -67,7 +67,7 @@ class PriorMarks(nn.Module):
         self.frequencies: Tensor
 
     def forward(self, features: Tensor, kind: str, days: Tensor, size: Tensor) -> Tensor:
-        """Marked features (B, M, E), given those of ``kind``, the days (B,) between and the size (B,) of the codes."""
+        """Mark features (B, M, E) of ``kind`` with the days (B,) between, by codes of the size (B,)."""
         angles = torch.log2(1 + days)[:, None] * self.frequencies
         time = torch.cat([angles.sin(), angles.cos()], dim=1) @ self.times
         code = KIND_SIZE * self.kinds[KINDS.index(kind)] + TIME_SIZE * time
@@ -75,6 +75,6 @@ class PriorMarks(nn.Module):
 
 
 def root_mean_square(features: Tensor, mask: Tensor) -> Tensor:
-    """Of each sample's features (B, M, E) where the mask (B, M) is True; (B,), float32."""
+    """Root mean square (B,), float32, of each sample's features (B, M, E) where the mask (B, M) is True."""
     squares = features.detach().float().square().mean(-1) * mask
     return (squares.sum(1) / mask.sum(1).clamp(min=1)).sqrt()

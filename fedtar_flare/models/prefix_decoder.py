@@ -18,10 +18,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "4bit": torch.bf
 
 
 class PrefixDecoder(nn.Module):
-    """Reads ``[image tokens (M), BOS, prompts (D), report]`` as one sequence.
+    """Decodes ``[image tokens (M), BOS, prompts (D), report]`` as one sequence.
 
-    ``lm`` is a causal language model of transformers, by embeddings and positions as Llama's. Image tokens that are
-    masked take no position and are attended to by nothing.
+    ``lm`` is a causal language model of transformers with Llama's embeddings and positions. Masked image tokens take no
+    position and are attended to by nothing.
     """
 
     def __init__(self, lm: Any):
@@ -30,7 +30,7 @@ class PrefixDecoder(nn.Module):
 
     @property
     def config(self) -> Any:
-        """That of the language model; ``hidden_size`` is the width E of a word."""
+        """The language model's configuration; ``hidden_size`` is the width E of a word."""
         return self.lm.config
 
     def get_input_embeddings(self) -> nn.Module:
@@ -40,14 +40,13 @@ class PrefixDecoder(nn.Module):
         return self.lm.get_output_embeddings()
 
     def states_of(self, input_ids: Tensor) -> Tensor:
-        """Hidden states (B, L, E) over a text alone, such as the report of the visit before."""
+        """Hidden states (B, L, E) over a text without an image, such as the report of the visit before."""
         return self.lm.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
 
     def decode(self, memory: Tensor, mask: Tensor, input_ids: Tensor, prompts: Tensor | None) -> tuple[Tensor, Tensor]:
         """Logits (B, L, V) and last hidden states (B, L, E) that predict the token after each of ``input_ids``.
 
-        ``input_ids`` (B, L) are padded on the right and have the begin token first; of the prompts (B, D, E) the last
-        one takes its place in predicting the first word. ``mask`` (B, M) says which image tokens (B, M, E) are there.
+        The last of the prompts (B, D, E) takes the begin token's place in predicting the first word.
         """
         inputs, attention, places = self._prefix(memory, mask, input_ids[:, :1], prompts)
         words = self.get_input_embeddings()(input_ids[:, 1:]).to(inputs.dtype)
@@ -62,7 +61,7 @@ class PrefixDecoder(nn.Module):
         return self.lm.lm_head(states), states
 
     def write(self, memory: Tensor, mask: Tensor, begin: Tensor, prompts: Tensor | None, settings: Any) -> Tensor:
-        """Token ids (B * R, L), from the begin token (B, 1) on, as generation ``settings`` say (R sequences each)."""
+        """Token ids (B * R, L) from the begin token (B, 1) on, by generation ``settings`` (R sequences each)."""
         inputs, attention, _ = self._prefix(memory, mask, begin, prompts)
         written: Tensor = self.lm.generate(inputs_embeds=inputs, attention_mask=attention, generation_config=settings)
         return torch.cat([begin.repeat_interleave(len(written) // len(begin), dim=0), written], dim=1)
@@ -70,10 +69,7 @@ class PrefixDecoder(nn.Module):
     def _prefix(
         self, memory: Tensor, mask: Tensor, begin: Tensor, prompts: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Embeddings (B, M + 1 + D, E) of all before the report, where they are there, and their positions.
-
-        Masked image tokens are moved to the front, where generation expects what is not there.
-        """
+        """Embeddings (B, M + 1 + D, E) before the report, attention mask and positions; padding comes first."""
         order = mask.int().argsort(dim=1, stable=True)
         mask = mask.gather(1, order)
         memory = memory.gather(1, order[..., None].expand_as(memory))
@@ -88,11 +84,7 @@ class PrefixDecoder(nn.Module):
 def build_prefix_decoder(
     name: str, dtype: str, vocab_size: int, length: int, load_pretrained: bool
 ) -> tuple[PrefixDecoder, tuple[str, ...]]:
-    """The named causal language model, and the names of its parameters that stayed random.
-
-    ``load_pretrained=False`` is for a model whose whole checkpoint is loaded later, or that is only measured. Raises
-    ConfigError where it cannot be fetched, or is too small for ``length`` (tokens of a report) or the tokenizer.
-    """
+    """Load the named causal language model, or only measure it; also return the names of its random parameters."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with fetching("decoder", name), quiet_loading():

@@ -34,7 +34,7 @@ def image_layers(config: ModelConfig) -> nn.TransformerEncoder:
 
 
 def add_memory(lm: Any) -> None:
-    """Give a GPT-2 (``GPT2LMHeadModel``) the memory: in place of the dropout of embeddings, which is none here."""
+    """Give a GPT-2 (``GPT2LMHeadModel``) the memory, in place of the embeddings' dropout, which is none here."""
     memory = RelationalMemory(lm.config.n_embd, lm.config.n_head, lm.config.n_layer)
     lm.transformer.drop = memory
     lm.transformer.register_forward_pre_hook(memory.resume, with_kwargs=True)
@@ -44,9 +44,9 @@ def add_memory(lm: Any) -> None:
 
 
 class RelationalMemory(nn.Module):
-    """Hands embeddings on as they are, and keeps what the memory is after each of them in ``states``.
+    """Passes embeddings on unchanged, and sets ``states``, the memory after each of them.
 
-    In generation the states lie in one more layer of the cache of keys, ``layer``, so that beams take theirs along.
+    In generation the states are one more layer of the cache of keys, ``layer``, so that beams keep theirs.
     """
 
     def __init__(self, width: int, heads: int, layer: int):
@@ -60,12 +60,12 @@ class RelationalMemory(nn.Module):
         self._layer, self._cache = layer, None
 
     def resume(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Before a forward pass of the decoder: remember its cache."""
+        """Remember the decoder's cache, before its forward pass."""
         cache = kwargs.get("cache", kwargs.get("past_key_values"))  # its name before and after transformers 5.24
         self._cache = getattr(cache, "self_attention_cache", cache)
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """(B, L, E), the same; without a cache they are the first ones of their texts."""
+        """(B, L, E), unchanged; without a cache they are the first embeddings of their texts."""
         cache: Any = self._cache
         memory = self.begin.expand(len(embeddings), -1, -1)
         if cache is not None and cache.get_seq_length():

@@ -17,20 +17,17 @@ from fedtar_flare.core.errors import ConfigError
 
 _SETTING = "training.gradient_checkpointing"
 _ACTS = ("forward", "patient_batch", "_active_adapter", "_disable_adapters", "scaling")
-"""Attributes of one of PEFT's layers by which its adapters are switched; ``forward`` where a method has its own, and
-what it reads of the batch."""
+"""Attributes that switch the adapters of a PEFT layer, and those of a method's own ``forward``."""
 _States = Sequence[tuple[nn.Module, dict[str, Any]]]
 
 
 class RecomputedLayers:
     """The layers of a decoder that are computed again in the backward pass.
 
-    Dropout draws the same masks again, autocast is as it was, and the same adapters act: PEFT's switches and scales of
-    each layer, and a ``forward`` that a method has put in the place of PEFT's. Whatever else such a forward reads, a
-    batch's own factors say, must be the same in both passes, and nothing in a layer may be made at its first use there.
-
-    The layers of ``language_model`` (transformers) are changed in place, but act as before outside of
-    :meth:`checkpointing`. Raises ConfigError for a kind of model that cannot compute its layers again.
+    Dropout, autocast and the active adapters are as in the first pass: PEFT's switches and scales of each layer, and a
+    ``forward`` that a method has put in the place of PEFT's. Anything else that such a forward uses must be the same in
+    both passes. The layers of ``language_model`` (transformers) are changed in place, but act as before outside of
+    :meth:`checkpointing`. ConfigError for a kind of model that cannot compute its layers again.
     """
 
     def __init__(self, language_model: Any):
@@ -58,7 +55,7 @@ class RecomputedLayers:
 
     @contextmanager
     def checkpointing(self) -> Iterator[None]:
-        """Around a forward pass of the decoder: its layers keep their inputs alone, where a gradient is wanted."""
+        """Around a forward pass of the decoder: its layers keep their inputs alone, where a gradient is needed."""
         if not torch.is_grad_enabled():
             yield
             return
@@ -73,7 +70,7 @@ class RecomputedLayers:
 
     @contextmanager
     def _in_own_mode(self) -> Iterator[None]:
-        """Layers that themselves ask whether they are trained (for their dropout) are answered as without this."""
+        """Restore the layers' own training mode, on which their dropout depends."""
         try:
             _set_modes(self._layers, self._modes)
             yield
@@ -87,7 +84,7 @@ def _set_modes(layers: Sequence[nn.Module], modes: Sequence[bool]) -> None:
 
 
 def _states(model: nn.Module) -> _States:
-    """Which adapters act in each adapted layer, and how."""
+    """The switches of each adapted layer's adapters."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     states = [(module, _state(module)) for module in model.modules() if isinstance(module, BaseTunerLayer)]
@@ -103,7 +100,7 @@ def _state(layer: nn.Module) -> dict[str, Any]:
 
 @contextmanager
 def _with_states(states: _States) -> Iterator[None]:
-    """Let the adapters act as they did when ``states`` were noted."""
+    """Let the adapters act as when ``states`` were taken."""
     before = [(layer, _state(layer)) for layer, _ in states]
     try:
         _restore(states)

@@ -1,12 +1,10 @@
-"""The encoder of MONAI's Swin UNETR (``swinViT``; VoCo's too), which sees a CT as one volume instead of slice by slice.
+"""The encoder of MONAI's Swin UNETR (``swinViT``; VoCo's too), for whole CT volumes.
 
-The grid: what the cache holds of a CT is S slices (``model.slices``) that sample the lungs, each fitted into a square
-(``model.image_size``), with their positions in millimetres. Here they become S evenly spaced planes from the lowest to
-the highest position, each interpolated linearly between the two slices around it. The volume spans the lungs by the
-field of view, whatever their size: the distance between planes differs between patients, and is not that within a
-plane. Published weights (Swin UNETR's self-supervised ones, VoCo) were trained without one distance in millimetres too,
-but on crops, in which the body is larger. Axes and values are theirs: to the right, the front and the head (MONAI's
-``RAS``), one window of the prepared image from 0 to 1.
+The cache has S slices (``model.slices``) of a CT that sample the lungs, each fitted into a square, with positions in
+millimetres. Here they become S evenly spaced planes from the lowest to the highest position, each interpolated linearly
+between the two slices around it. The distance between planes differs between patients, and from that within a plane;
+published weights (Swin UNETR's self-supervised ones, VoCo) were trained without a fixed distance too, but on crops, in
+which the body is larger. Axes and values are theirs: to the right, the front and the head (MONAI's ``RAS``), 0 to 1.
 """
 
 import re
@@ -25,9 +23,9 @@ from fedtar_flare.models.encoders import EvalEncoder
 __all__ = ["check_volumes"]
 
 STRIDE = 32
-"""Voxels of the grid, along each axis, to one voxel of the last feature map."""
+"""Voxels of the volume, along each axis, per voxel of the last feature map."""
 NARROWEST = 12
-"""The feature size is a multiple of it: the first stage has three heads."""
+"""Divisor of the feature size, since the first stage has three heads."""
 
 HUWindow = Literal["lung", "mediastinum", "bone", "all"]
 _CHANNELS: Mapping[HUWindow, slice] = {

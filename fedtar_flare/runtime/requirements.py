@@ -226,7 +226,7 @@ def request_of(
         pixels={"pixels of a study": (config.slices + config.lateral) * config.image_size**2},
         tokens={
             "model.max_length": config.max_length,
-            "model.decoder_positions": config.decoder_positions,
+            "model.decoder_positions": config.decoder_config["n_positions"],
             "model.slices x queries": config.slices * config.queries,
         },
         beams=beams,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.learning.prior import available_priors, drop_priors, prior_batch, writing_order
+from fedtar_flare.learning.prior import prior_batch, shown_kinds, writing_order
 from fedtar_flare.models.build import build_tokenizer
 from fedtar_flare.models.config import preset
 
@@ -50,23 +50,23 @@ def course(days):
 @given(st.sets(st.integers(0, 999), max_size=6), st.sampled_from([(), ("report",), BOTH]), st.floats(0, 1))
 def test_what_is_shown_and_masked(days, kinds, chance):
     samples = course(days)
-    whole = available_priors(samples, kinds)
+    whole = shown_kinds(samples, kinds)
     assert whole == [frozenset(kinds if i else ()) for i in range(len(samples))]
-    left = drop_priors(samples, whole, chance, "7/3")
+    left = shown_kinds(samples, kinds, chance, "7/3")
     assert all(kept <= there for kept, there in zip(left, whole, strict=True))
-    assert drop_priors(samples[::-1], whole[::-1], chance, "7/3") == left[::-1]
-    assert drop_priors(samples, whole, 0.0, "7/3") == whole and not any(drop_priors(samples, whole, 1.0, "7/3"))
+    assert shown_kinds(samples[::-1], kinds, chance, "7/3") == left[::-1]
+    assert not any(shown_kinds(samples, kinds, 1.0, "7/3"))
 
 
 def test_the_masked_share_is_the_one_asked_for_and_each_kind_is_also_masked_alone():
     samples = course(range(2000))[1:]
-    alone = drop_priors(samples, available_priors(samples, {"report"}), 0.3, "a")
+    alone = shown_kinds(samples, {"report"}, 0.3, "a")
     assert np.mean([not kept for kept in alone]) == pytest.approx(0.3, abs=0.03)
-    left = drop_priors(samples, available_priors(samples, BOTH), 0.3, "a")
+    left = shown_kinds(samples, BOTH, 0.3, "a")
     share = {kept: np.mean([one == kept for one in left]) for kept in set(left)}
     assert share[BOTH] == pytest.approx(0.7**3, abs=0.03)
     assert share[frozenset()] == pytest.approx(0.3 + 0.7 * 0.09, abs=0.03)
-    assert left != drop_priors(samples, available_priors(samples, BOTH), 0.3, "b")
+    assert left != shown_kinds(samples, BOTH, 0.3, "b")
 
 
 @given(st.sets(st.integers(0, 999), min_size=1, max_size=6), st.randoms())
@@ -82,7 +82,7 @@ def test_a_turn_holds_no_visit_whose_visit_before_is_still_to_come(days, random)
 
 def test_texts_stand_for_the_reports_and_rows_keep_their_place(tokenizer):
     samples = course([1, 5, 9])
-    kinds = available_priors(samples, {"report"})
+    kinds = shown_kinds(samples, {"report"})
     assert prior_batch(samples[:1], kinds[:1], tokenizer) is None
     batch = prior_batch(samples, kinds, tokenizer)
     assert batch.images is None and batch.days.tolist() == [0.0, 4.0, 4.0]
