@@ -54,21 +54,10 @@ def cvt_case() -> Case:
 def gpt2_model() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=16,
-        n_embd=16,
-        n_layer=2,
-        n_head=2,
-        add_cross_attention=True,
-        bos_token_id=0,
-        eos_token_id=END,
-        pad_token_id=PAD,
-        attn_pdrop=0.0,
-        embd_pdrop=0.0,
-        resid_pdrop=0.0,
-    )
-    return GPT2LMHeadModel(config)
+    sizes = {"vocab_size": VOCABULARY, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    tokens = {"bos_token_id": 0, "eos_token_id": END, "pad_token_id": PAD}
+    still = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    return GPT2LMHeadModel(GPT2Config(**sizes, **tokens, **still, add_cross_attention=True))
 
 
 GPT2_TARGETS = ("*.c_attn", "*.q_attn", "*.c_proj", "*.c_fc")
@@ -88,25 +77,13 @@ def timm_case(name: str, targets: Sequence[str], image: int, **settings: Any) ->
     return Case(model, targets, features, SLICES, lambda model, inputs: model(**inputs))
 
 
+VIT = ("blocks.*.qkv", "blocks.*.proj", "blocks.*.fc[12]")
+SWIN = ("layers.*.qkv", "layers.*.proj", "layers.*.fc[12]", "layers.*.reduction")
 CASES: dict[str, Callable[[], Case]] = {
     "cvt": cvt_case,
     "gpt2": gpt2_case,
-    "vit": lambda: timm_case(
-        "vit_tiny_patch16_224",
-        ["blocks.*.qkv", "blocks.*.proj", "blocks.*.fc[12]"],
-        32,
-        depth=2,
-        embed_dim=24,
-        num_heads=3,
-    ),
-    "swin": lambda: timm_case(
-        "swin_tiny_patch4_window7_224",
-        ["layers.*.qkv", "layers.*.proj", "layers.*.fc[12]", "layers.*.reduction"],
-        56,
-        embed_dim=8,
-        depths=(2, 2),
-        num_heads=(2, 2),
-    ),
+    "vit": lambda: timm_case("vit_tiny_patch16_224", VIT, 32, depth=2, embed_dim=24, num_heads=3),
+    "swin": lambda: timm_case("swin_tiny_patch4_window7_224", SWIN, 56, embed_dim=8, depths=(2, 2), num_heads=(2, 2)),
 }
 
 

@@ -26,7 +26,7 @@ from fedtar_flare.data.minimum_cell import enough
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.comparison import UNKNOWN, is_shown
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses
-from fedtar_flare.learning.labels import Labeler, LabelerName, labeler
+from fedtar_flare.learning.labels import LabelerName, labeler
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
@@ -126,14 +126,9 @@ class DiagnosisConfig(Settings):
     @property
     def on(self) -> bool:
         """Whether there are findings; ``auto`` must have been decided (:meth:`of`)."""
-        return bool(self.reader.findings)
-
-    @property
-    def reader(self) -> Labeler:
-        """The labeler of training reports; ``auto`` must have been decided (:meth:`of`)."""
         if self.labeler == "auto":
             raise ConfigError("diagnosis.labeler is 'auto', and it has not been decided for this site's data")
-        return labeler(self.labeler, "positive")
+        return self.labeler != "none"
 
     def extension(self, model: ModelConfig, seed: int) -> dict[str, Any]:
         """Return the settings of :func:`fedtar_flare.learning.diagnosis.extend`, once the labeler has been decided.
@@ -175,7 +170,7 @@ class SiteDiagnosis:
     """
 
     def __init__(self, config: DiagnosisConfig, generator: ReportGenerator):
-        self._label = config.reader.label
+        self._label = labeler(config.labeler, "positive").label  # type: ignore[arg-type]
         self._branch: DiagnosisBranch = generator.diagnosis
         self._start = copy.deepcopy(self._branch.head).requires_grad_(False)
         self._branch.head.requires_grad_(True)

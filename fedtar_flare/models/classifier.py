@@ -114,13 +114,9 @@ class ClassifierConfig(ImageModelConfig):
         """Whether the encoder sees a CT as one volume."""
         return self.encoder == "swin_unetr"
 
+    @property
     def adapted_layers(self) -> tuple[str, ...]:
-        """Return the globs of the adapted layers: ``targets``, or the encoder's attention.
-
-        Returns
-        -------
-        tuple of str
-        """
+        """Globs of the adapted layers: ``targets``, or the encoder's attention."""
         if self.encoder in ("small", "tiny"):
             return self.targets or tuple(f"encoder.*.projection_{name}" for name in _ADAPTED[self.adapter])
         return self.targets or ("encoder.*.blocks.*.qkv",)
@@ -204,7 +200,7 @@ def build_classifier(config: ClassifierConfig, places: Mapping[str, Path | None]
     PeftModel
         On the CPU, float32, in eval mode; called with an ImageBatch it gives logits (B, 2).
     """
-    classifier, targets = bare_classifier(config, places), config.adapted_layers()
+    classifier, targets = bare_classifier(config, places), config.adapted_layers
     if config.adapter == "ia3":
         return add_ia3(classifier, targets=targets, extra=_HEAD).eval()
     return add_lora(

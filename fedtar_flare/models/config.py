@@ -191,14 +191,9 @@ class ModelConfig(ImageModelConfig):
         if problem := problem_of(self.lora_targets):
             yield "lora_targets", problem
 
+    @property
     def named(self) -> dict[str, str]:
-        """Return what this takes from outside the package.
-
-        Returns
-        -------
-        dict of str to str
-            A hub name or a path, by setting.
-        """
+        """Parts from outside the package, by setting: hub names or paths."""
         own = {"tokenizer": ("small", "decoder"), "weights": ("small", "random")}
         found: dict[str, str] = {}
         for setting in ("encoder_name", "decoder_name", "tokenizer", "weights"):
@@ -221,7 +216,7 @@ class ModelConfig(ImageModelConfig):
         """
         files = {"tokenizer": "tokenizer.json", "weights": "model.safetensors"}
         found = {}
-        for setting, name in self.named().items():
+        for setting, name in self.named.items():
             if (place := places.get(name)) is not None:
                 found[setting] = str(place / files[setting] if setting in files and place.is_dir() else place)
         return self.replace(**found)

@@ -232,7 +232,7 @@ def request_of(
         beams=beams,
         rounds={"rounds": rounds},
         time_steps={"time steps": time_steps},
-        models={f"model.{setting}": name for setting, name in config.named().items()},
+        models={f"model.{setting}": name for setting, name in config.named.items()},
         reach=model.reach,
     )
 

@@ -129,7 +129,7 @@ def test_of_a_second_search_the_beam_that_agrees_best_is_taken_whatever_else_is_
 def test_a_report_stays_where_no_beam_agrees_better(model):
     plain = texts_of(model, batch())
     unhappy = Wanted(0, 0)
-    unhappy.differing = lambda text, told: 1
+    unhappy.count_differences = lambda text, told: 1
     assert texts_of(model, batch(), unhappy) == plain
 
 

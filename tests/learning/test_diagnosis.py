@@ -50,13 +50,6 @@ def test_each_labeler_reads_the_report(name, text, expected):
     assert {finding: CLASSES[classes[finding]] for finding in expected} == expected
 
 
-def test_of_the_classes_positive_alone_is_told():
-    whole, only = labeler("synthetic"), labeler("synthetic", "positive")
-    text = "Small right pleural effusion. No pneumothorax."
-    assert only.findings == whole.findings and only.classes == ("other", "positive")
-    assert only.label(text) == tuple(int(CLASSES[label] == "positive") for label in whole.label(text))
-
-
 def test_without_a_labeler_there_is_neither_branch_nor_prompt_and_the_model_is_the_plain_one():
     plain, none = build_model(MODEL), extended("none")
     ids = torch.randint(3, 300, (2, 6), generator=torch.Generator().manual_seed(2))

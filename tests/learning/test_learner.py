@@ -10,12 +10,11 @@ import learners
 import numpy as np
 import pytest
 import torch
-from adapted_models import of_layers
 from command import fedtar_here
 from labelers import published
 from learners import MODEL
 
-from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import prepare
 from fedtar_flare.learning.evaluation import report_texts, write_report_scores
@@ -119,21 +118,6 @@ def test_drfa_tells_the_loss_of_the_first_update_alone_and_of_whom_it_is(learner
     assert 0 < trained.loss_patients <= trained.loss_visits <= 4 < trained.patients
 
 
-def test_the_private_part_that_earlier_releases_wrote_goes_on_too(learner_of):
-    learner, again = learner_of(PatientLearner), learner_of(PatientLearner)
-    learner.train(1, 1)
-    state = learner.private()
-    earlier = {name: value for name, value in state.items() if "hypernetworks" not in name}
-    for begin in ("patient", "adamw/exp_avg", "adamw/exp_avg_sq"):
-        values = (state[f"{begin}/hypernetworks.{kind}"] for kind in ("weight", "bias"))
-        for (path, half, kind), rows in of_layers(learner.model, learner.patient, *values).items():
-            name = f"hypernetworks.{path.replace('.', '/')}.{half}_{kind}"
-            earlier[f"{begin}/{name}"], earlier[f"adamw/step/{name}"] = rows, state["adamw/step/hypernetworks.weight"]
-    again.load_private(earlier)
-    found = again.private()
-    assert found.keys() == state.keys() and all(torch.equal(found[name], value) for name, value in state.items())
-
-
 @pytest.mark.parametrize("kind", [ReportLearner, PatientLearner])
 def test_a_tasks_rate_multiplies_the_learning_rates_of_both_parts(learner_of, kind):
     """One AdamW update with no decay moves what has a gradient by its learning rate, so half the rate moves half."""
@@ -156,11 +140,6 @@ def test_bfloat16_learns_nearly_the_same_and_keeps_float32(learner_of):
     assert half.skipped_updates == 0 and {value.dtype for value in half.update.values()} == {torch.float32}
     both = [torch.cat([value.flatten() for value in one.update.values()]) for one in (full, half)]
     assert torch.cosine_similarity(*both, dim=0) > 0.9
-
-
-def test_a_patient_part_without_a_mixture_is_refused(learner_of):
-    with pytest.raises(ConfigError, match="mixture"):
-        learner_of(PatientLearner, mixture=None)
 
 
 def spoiled(kind, bad):

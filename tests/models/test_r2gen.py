@@ -1,4 +1,4 @@
-"""The Transformer and R2Gen: the memory's update by hand, what is cached, causality, masks and gradients."""
+"""GPT-2, the Transformer and R2Gen: the memory's update by hand, what is cached, causality, masks and gradients."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from fedtar_flare.models.outline import outline
 from fedtar_flare.models.r2gen import SLOTS, RelationalMemory
 from fedtar_flare.presets import papers
 
-KINDS = ("transformer", "r2gen")
+KINDS = ("gpt2", "transformer", "r2gen")
 REPORTS = ["lungs are clear", "nodule of 7 mm in the right upper lobe, new"]
 
 
@@ -114,7 +114,7 @@ def test_shapes_padding_and_gradients_of_every_part(kind):
     model(batch, ids, labels).mean().backward()
     names = {n: p for n, p in model.named_parameters() if not n.startswith("encoder.")}
     assert not [name for name, parameter in names.items() if parameter.grad is None or not parameter.grad.any()]
-    assert any(name.startswith("image_layers.") for name in names)
+    assert any(name.startswith("image_layers.") for name in names) == (kind != "gpt2")
     assert any("drop.attention" in name for name in names) == (kind == "r2gen")
     assert set(model.untrained) >= {n for n in names if n.startswith(("image_layers.", "decoder."))}
 

@@ -33,14 +33,6 @@ def test_planes_are_even_between_slices_that_are_not():
     assert not weights[:, 5].any() and ((weights > 0).sum(1) <= 2).all() and (weights >= 0).all()
 
 
-def test_slices_that_are_even_already_are_the_volume():
-    batch = noise(1, 8, 4, gap_mm=1.0)
-    seen = volumes(batch, "bone")
-    assert seen.shape == (1, 1, 4, 4, 8)
-    planes = seen[0, 0].permute(2, 1, 0).flip(-1, -2)
-    torch.testing.assert_close(planes, batch.images[0, :, 2].float() / 255)
-
-
 def test_axes_are_those_of_monai_s_ras():
     from monai.data import MetaTensor
 

@@ -47,7 +47,7 @@ class AdaptedClassifier:
         modules = dict(classifier.named_modules())
         barred = frozenset(name for name in modules if EMBEDDING.fullmatch(name))
         linear = {name for name, module in modules.items() if isinstance(module, nn.Linear)}
-        targets = [name for name in sorted(linear | barred) if matches(name, self.config.adapted_layers())]
+        targets = [name for name in sorted(linear | barred) if matches(name, self.config.adapted_layers)]
         values = self.config.rank * sum(sum(modules[name].weight.shape) for name in targets if name in linear)
         parameters = sum(parameter.numel() for parameter in classifier.parameters()) + values
         return Reach({"model.targets": targets}, {}, barred, parameters)

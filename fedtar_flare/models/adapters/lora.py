@@ -271,14 +271,14 @@ def shared_parameters(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> 
         The model's own parameters, no copies.
     """
     _require_adapter(peft_model, adapter)
-    factors = {
-        wire_name(match[1], adapter): parameter
-        for name, parameter in peft_model.named_parameters()
-        if (match := _FACTOR.fullmatch(name)) and match[2] == adapter
-    }
-    others = [(name.removesuffix(f".{DEFAULT_ADAPTER}"), p) for name, p in peft_model.named_parameters()]
-    factors |= {name: p for name, p in others if matches(name, OTHER_KINDS)}
-    return dict(sorted((factors | getattr(peft_model, _EXTRAS, {}).get(adapter, {})).items()))
+    found: dict[str, nn.Parameter] = {}
+    for name, parameter in peft_model.named_parameters():
+        if match := _FACTOR.fullmatch(name):
+            if match[2] == adapter:
+                found[wire_name(match[1], adapter)] = parameter
+        elif matches(other := name.removesuffix(f".{DEFAULT_ADAPTER}"), OTHER_KINDS):
+            found[other] = parameter
+    return dict(sorted((found | getattr(peft_model, _EXTRAS, {}).get(adapter, {})).items()))
 
 
 def shared_state(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, Tensor]:
@@ -293,10 +293,10 @@ def shared_state(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[
     -------
     dict of str to Tensor
     """
-    return {
-        name: parameter.detach().to(device="cpu", dtype=torch.float32, copy=True).contiguous()
-        for name, parameter in shared_parameters(peft_model, adapter).items()
-    }
+    state = {}
+    for name, parameter in shared_parameters(peft_model, adapter).items():
+        state[name] = parameter.detach().to(device="cpu", dtype=torch.float32, copy=True).contiguous()
+    return state
 
 
 def load_shared_state(peft_model: PeftModel, state: Mapping[str, Tensor], adapter: str = DEFAULT_ADAPTER) -> None:

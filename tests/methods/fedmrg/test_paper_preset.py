@@ -76,7 +76,7 @@ def test_where_the_folder_is_absent_it_is_said_what_to_do(tmp_path):
     with pytest.raises(ConfigError, match=r"there is no folder .*llama: name an existing model folder"):
         build_tokenizer(absent.strategy.settings.model)
     named = MethodRecipe("fedmrg", preset="fedmrg-paper").executor.strategy.settings.model
-    assert named.named()["decoder_name"] == "meta-llama/Llama-2-7b-chat-hf", "a site's policy names its folder"
+    assert named.named["decoder_name"] == "meta-llama/Llama-2-7b-chat-hf", "a site's policy names its folder"
     (tmp_path / "empty").mkdir()
     located = named.with_local_paths({"meta-llama/Llama-2-7b-chat-hf": tmp_path / "empty"})
     with pytest.raises(ConfigError, match=r"decoder folder .*empty cannot be loaded .*It must hold config.json"):
