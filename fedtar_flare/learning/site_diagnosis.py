@@ -170,7 +170,7 @@ class SiteDiagnosis:
     """
 
     def __init__(self, config: DiagnosisConfig, generator: ReportGenerator):
-        self._label = labeler(config.labeler, "positive").label  # type: ignore[arg-type]
+        self._label = labeler(config.labeler, "positive").label
         self._branch: DiagnosisBranch = generator.diagnosis
         self._start = copy.deepcopy(self._branch.head).requires_grad_(False)
         self._branch.head.requires_grad_(True)
