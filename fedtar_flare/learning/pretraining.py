@@ -35,7 +35,7 @@ class PretrainingConfig(Settings):
     steps: int = Field(1500, ge=1, description="optimiser updates")
     batch_size: int = Field(8, ge=1, description="paired reports per update")
     lr: float = Field(1.5e-3, gt=0, description="highest AdamW learning rate")
-    seed: int = Field(0, description="of the order of the samples")
+    seed: int = Field(0, description="seed of the order of the samples")
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class DiagnosisConfig(Settings):
 
     labeler: LabelerName | Literal["auto"] = Field(
         "none",
-        description="what finds the findings of a training report; the same at all sites; 'none': no prompts; 'auto': "
+        description="labeler of the findings in training reports; the same at all sites; 'none': no prompts; 'auto': "
         "'synthetic' for synthetic data, 'none' for other. With 'synthetic' and the model's shipped weights the head "
         "and the prompts begin warm-started, else from nothing",
     )
@@ -68,18 +68,18 @@ class DiagnosisConfig(Settings):
     )
     changes: bool = Field(
         True,
-        description="tell the decoder too which findings are new or gone since the visit before, where it is shown "
-        "one (data.prior)",
+        description="prompt the decoder too with the findings that are new or gone since the visit before, where it "
+        "is shown one (data.prior)",
     )
     candidates: int = Field(
         1,
         ge=1,
-        description="beams of a second search, for a report that does not say the findings in its prompt; "
+        description="beams of a second search, for a report that does not state the findings in its prompt; "
         "the one that agrees best is taken, if it agrees better; 1: no second search",
     )
     complete: bool = Field(
         False,
-        description="a report that still leaves out a finding of its prompt gets a plain sentence about it",
+        description="add a plain sentence to a report for each finding of its prompt that it still leaves out",
     )
 
     def of(self, source: str) -> "DiagnosisConfig":

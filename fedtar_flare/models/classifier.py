@@ -66,13 +66,13 @@ class ClassifierConfig(ImageModelConfig):
         "'random': none of the named encoder's own are loaded (tests)",
     )
     encoder_config: dict[str, int] = Field(
-        {}, description=f"sizes of 'vit' or 'swin_unetr' that are not as they are by default: {_DEFAULTS}"
+        {}, description=f"sizes of 'vit' or 'swin_unetr' that differ from the defaults: {_DEFAULTS}"
     )
     hu_window: HUWindow = Field(
-        "lung", description="what of a CT 'swin_unetr' sees, one channel as the published weights have, or 'all' three"
+        "lung", description="window of a CT for 'swin_unetr': one, as the published weights have, or 'all' three"
     )
     adapter: Literal["lora", "ia3"] = Field("lora", description="low-rank factors, or scales of keys and values")
-    rank: int = Field(2, ge=1, description="of LoRA, whose scale is 1")
+    rank: int = Field(2, ge=1, description="rank of LoRA, whose scale is 1")
     targets: tuple[str, ...] | None = Field(
         None,
         description="list of the adapted layers, by whole names with '*' for any text; None: attention's queries, "

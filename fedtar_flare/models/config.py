@@ -76,12 +76,12 @@ class ImageModelConfig(Settings):
     image_size: int = Field(64, ge=16, description="height and width of a slice or picture, pixels")
     slices: int = Field(16, ge=1, description="slices of a CT volume; 1 for radiographs and other pictures")
     image_statistics: Statistics = Field(
-        "half", description="mean and deviation by which images are normalised: those that the encoder was trained with"
+        "half", description="mean and deviation of the images that the encoder learned from, for normalisation"
     )
     encoder_name: str | None = Field(
         None, description="hub name, local folder or timm architecture; None: an encoder of the sizes in encoder_config"
     )
-    seed: int = Field(0, ge=0, description="of every weight that is not loaded")
+    seed: int = Field(0, ge=0, description="seed of every weight that is not loaded")
 
 
 class ModelConfig(ImageModelConfig):
@@ -94,10 +94,10 @@ class ModelConfig(ImageModelConfig):
         "(AutoModelForImageTextToText) with its own processor and chat template, named by decoder_name",
     )
     prompt: str = Field(
-        "Write the report of this study.", min_length=1, max_length=2000, description="what a 'vlm' is asked"
+        "Write the report of this study.", min_length=1, max_length=2000, description="question to a 'vlm'"
     )
     slice_view: Literal["slices", "montage"] = Field(
-        "slices", description="how a 'vlm' is shown a CT: slice by slice, or all slices in one picture"
+        "slices", description="a CT for a 'vlm': slice by slice, or all slices in one picture"
     )
     lateral: bool = Field(False, description="show a 'vlm' a radiograph's lateral view too, where the data has one")
     encoder: Literal["cvt", "timm"] = Field("cvt", description="family of the image encoder")
@@ -121,7 +121,7 @@ class ModelConfig(ImageModelConfig):
     )
     decoder_dtype: Literal["float32", "bfloat16", "4bit"] = Field(
         "float32",
-        description="of the weights of a frozen 'prefix' decoder or 'vlm': bfloat16 halves its memory; '4bit' "
+        description="precision of a frozen 'prefix' decoder or 'vlm': bfloat16 halves its memory; '4bit' "
         "(NF4, a 'vlm' alone) takes a seventh and needs the extra fedtar_flare[vlm]",
     )
     decoder_config: GPT2Sizes = Field(
