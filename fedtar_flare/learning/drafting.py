@@ -278,7 +278,13 @@ class Drafter:
             raise ConfigError("this adapter's run had model.lateral=False: draft without --lateral and --prior-lateral")
         self._check_prior(study)
         if self.personal and self.site_model.knows_patients:
-            self._check_patient(study)
+            if study.patient_id is None:
+                raise ConfigError("the patient part needs the patient's id as the site knows it (--patient-id)")
+            if study.time_step is None or study.time_step < 1:
+                raise ConfigError(
+                    "the patient part needs to know which of the patient's visits this is (--time-step, 1 to "
+                    f"{self.time_steps}; a later one counts as {self.time_steps})"
+                )
         step = min(study.time_step or 1, self.time_steps)
         sample = Sample(visit_of(study), None, study.sex, step, "test")
         return Draft(
@@ -290,15 +296,6 @@ class Drafter:
             prior=study.prior,
             created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
-
-    def _check_patient(self, study: Study) -> None:
-        if study.patient_id is None:
-            raise ConfigError("the patient part needs the patient's id as the site knows it (--patient-id)")
-        if study.time_step is None or study.time_step < 1:
-            raise ConfigError(
-                "the patient part needs to know which of the patient's visits this is (--time-step, 1 to "
-                f"{self.time_steps}; a later one counts as {self.time_steps})"
-            )
 
     def _check_prior(self, study: Study, shown: int = 1) -> None:
         trained, most = self.info.get("prior", "none"), self.info.get("priors", 1)

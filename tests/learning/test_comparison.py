@@ -24,16 +24,8 @@ from fedtar_flare.synthetic.vocabulary import FINDINGS
 
 MODEL = preset("tiny", max_length=20)
 LABEL = labeler("synthetic", "positive").label
-SETTINGS = {
-    "labeler": "synthetic",
-    "prompt_classes": "positive",
-    "prompt_place": "memory",
-    "head": "attention",
-    "fixed_prompts": True,
-    "changes": True,
-    "slices": MODEL.slices,
-    "seed": 0,
-}
+PROMPTS = {"prompt_classes": "positive", "prompt_place": "memory", "fixed_prompts": True, "changes": True}
+SETTINGS = {"labeler": "synthetic", "head": "attention", "slices": MODEL.slices, "seed": 0, **PROMPTS}
 
 
 @pytest.fixture(scope="module")
