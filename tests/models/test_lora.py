@@ -235,6 +235,12 @@ assert list(read_adapter(sys.argv[1])) == [{NAME!r}]
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=120)
 
 
+def test_an_earlier_adapter_in_the_folder_is_replaced_whole(base, tmp_path):
+    save_adapter(shared(base, extra=[CROSS_ATTENTION]), tmp_path)
+    save_adapter(shared(base, seed=8), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
 def test_what_is_no_adapter_is_refused(base, tmp_path):
     peft_model = shared(base, extra=[CROSS_ATTENTION])
     with pytest.raises(ConfigError, match="peft_type"):
