@@ -15,7 +15,7 @@ from fedtar_flare.core.files import PRIVATE, read_json, write_json
 from fedtar_flare.core.tensor_file import StateError, checksum, read_tensors, write_tensors
 from fedtar_flare.protocol.exchange import Tensors
 
-__all__ = ["BEST", "SIMULATED_JOB", "load"]
+__all__ = ["BEST", "CheckpointFolder", "SIMULATED_JOB", "load"]
 
 FORMAT = 2
 BEST = "best.safetensors"
@@ -44,13 +44,27 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """Checkpoints of one run; the ``keep`` newest stay, and ``best.safetensors`` with them."""
+    """Checkpoints of one run.
+
+    Parameters
+    ----------
+    folder : Path or str
+    keep : int
+        Newest checkpoints that stay, besides ``best.safetensors``.
+    """
 
     def __init__(self, folder: Path | str, keep: int = 3):
         self.folder, self.keep = Path(folder), keep
 
     def save(self, checkpoint: Checkpoint, *, best: bool = False) -> None:
-        """Write a checkpoint, and ``best.safetensors`` when it is the best so far; then drop the oldest."""
+        """Write a checkpoint, then drop the oldest.
+
+        Parameters
+        ----------
+        checkpoint : Checkpoint
+        best : bool
+            Whether it is the best so far, and becomes ``best.safetensors`` too.
+        """
         _write(self.folder / f"round-{checkpoint.round:04d}.safetensors", checkpoint)
         if best:
             _write(self.folder / BEST, checkpoint)
@@ -58,7 +72,18 @@ class CheckpointFolder:
             old.unlink()
 
     def last(self) -> tuple[Checkpoint, list[str]]:
-        """The newest whole checkpoint, and a line for each damaged one; FedTARError where none is whole."""
+        """Read the newest whole checkpoint.
+
+        Returns
+        -------
+        tuple of (Checkpoint, list of str)
+            The checkpoint, and a line for each damaged one.
+
+        Raises
+        ------
+        FedTARError
+            No checkpoint is whole.
+        """
         problems: list[str] = []
         for path in reversed(self._rounds()):
             try:
