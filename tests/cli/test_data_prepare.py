@@ -17,6 +17,7 @@ from fedtar_flare.core.errors import DataError
 from fedtar_flare.imaging import pipeline
 from fedtar_flare.imaging.transform_list import built_in
 from fedtar_flare.protocol.messages import TaskHeader
+from fedtar_flare.site.site_file import load_site_config
 
 
 @pytest.fixture
@@ -37,7 +38,9 @@ def opened_by_a_job(sites):
         limit=lambda seconds: None,
     )  # fmt: skip
     header = TaskHeader("fedtar", "20260101-000000-aaaa", round=0, step=0, rounds=1, time_steps=2, after="0000-00")
-    return executor_of("fedtar", preset="tiny", model={"slices": 1})._open("handshake", header, site)[1]
+    executor = executor_of("fedtar", preset="tiny", model={"slices": 1})
+    config = load_site_config("hospital", workspace=sites, simulator=True)
+    return executor._open("handshake", header, {}, site, config, 1).cohort
 
 
 def prepare(*more):
