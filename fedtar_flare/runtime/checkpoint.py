@@ -15,7 +15,7 @@ from fedtar_flare.core.files import PRIVATE, read_json, write_json
 from fedtar_flare.core.tensor_file import StateError, checksum, read_tensors, write_tensors
 from fedtar_flare.protocol.exchange import Tensors
 
-__all__ = ["BEST", "CheckpointFolder", "SIMULATED_JOB", "load"]
+__all__ = ["BEST", "Checkpoint", "CheckpointFolder", "SIMULATED_JOB", "load"]
 
 FORMAT = 2
 BEST = "best.safetensors"
@@ -35,6 +35,7 @@ class Checkpoint:
     """State of the server after a whole round."""
 
     round: int
+    """Round after which it was made."""
     weights: Tensors
     """The shared weights w, float32."""
     method: Tensors
