@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -150,8 +151,10 @@ def adamw(parameters: Sequence[Any], **settings: Any) -> torch.optim.AdamW:
     torch.optim.AdamW
         The optimiser.
     """
-    tensors = (tensor for one in parameters for tensor in (one["params"] if isinstance(one, dict) else [one]))
-    return torch.optim.AdamW(parameters, fused=any(tensor.is_cuda for tensor in tensors) or None, **settings)
+    tensors: list[Tensor] = []
+    for item in parameters:
+        tensors += item["params"] if isinstance(item, dict) else [item]
+    return torch.optim.AdamW(parameters, fused=any(map(attrgetter("is_cuda"), tensors)) or None, **settings)
 
 
 def augmented(

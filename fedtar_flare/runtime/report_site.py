@@ -305,7 +305,8 @@ class ReportSite(SiteStrategy):
             learner.load_shared(task.weights)
         if state.latest(header.after) is None:
             self.save_private(task, learner, version(0, 0))
-        task.on_opened()
+        if task.on_opened:
+            task.on_opened()
         # 3. What the site says of itself.
         shared = learner.exchanged(task.weights)
         reply = self.agreement(task, shared)
@@ -357,7 +358,9 @@ class ReportSite(SiteStrategy):
         # 4. What leaves: counts rounded, losses only of enough patients, the update in the wire's number format.
         counts = cohort.counts(least)["train"]
         chosen = range(1, len(counts) + 1) if steps is None else [steps] if isinstance(steps, int) else steps
-        numbers = {"samples": float(sum([counts[t - 1] for t in chosen]))}
+        numbers = {"samples": 0.0}
+        for t in chosen:
+            numbers["samples"] += counts[t - 1]
         if settings.seconds:
             numbers |= {"updates": float(result.updates), "planned_updates": float(updates)}
         if not private and result.loss_patients >= least:  # no noise covers it

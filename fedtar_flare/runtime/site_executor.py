@@ -92,7 +92,7 @@ class SiteExecutor(Executor):
             raise ConfigError(f"torch_threads must be a whole number from 1 to 256, not {torch_threads!r}")
         self.method, self.preset, self.settings = method, preset, settings
         self.seed, self.torch_threads = seed, torch_threads
-        self.on_opened: Callable[[], None] = lambda: None
+        self.on_opened: Callable[[], None] | None = None
         """Called by the first of several processes once what the others need for a task is on disk."""
 
     @cached_property
@@ -166,7 +166,7 @@ class SiteExecutor(Executor):
         reply.numbers["seconds"] = round(time.monotonic() - start, 3)
         if not tensors:
             return FLModelUtils.to_shareable(FLModel(metrics={}, meta=reply.to_meta()))
-        kind = ParamsType.DIFF if self.contract.task(task_name).sends == "difference" else ParamsType.FULL
+        kind = ParamsType.DIFF if self.definition.contract.task(task_name).sends == "difference" else ParamsType.FULL
         return FLModelUtils.to_shareable(FLModel(params=dict(tensors), params_type=kind, meta=reply.to_meta()))
 
     def _in_processes(self, name: str, header: TaskHeader, weights: Tensors, site: Site, fl_ctx: FLContext) -> Answer:
@@ -233,12 +233,12 @@ class SiteExecutor(Executor):
         handlers = self.strategy.handlers()
         if name not in handlers:
             raise ConfigError(f"task '{name}' is unknown; this executor does {', '.join(handlers)}")
-        if weights and not self.contract.task(name).down:
+        if weights and not self.definition.contract.task(name).down:
             raise ExchangeError(f"the server sent tensors in task '{name}', in which none come down")
         torch.set_num_threads(self.torch_threads)
         config = config or load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
         task = self._open(name, header, weights, site, config, at_once)
-        if name != HANDSHAKE:
+        if name != HANDSHAKE and self.on_opened:
             self.on_opened()
         answer: Answer = self.strategy.handlers()[name](task)
         task.state.add_answered(name, version(header.round, header.step))
@@ -296,7 +296,7 @@ class SiteExecutor(Executor):
             state.require_capacity()
         if name != HANDSHAKE and not state.versions():
             raise missing_state(state, header.after)
-        self.contract.check_order(name, header.round, state.answered())
+        self.definition.contract.check_order(name, header.round, state.answered())
         state.check_quota(name, header)
         state.check_run(header, strategy.timeline_text(header.time_steps))
         # 2. The patients, and the site's one division of their visits.
@@ -309,7 +309,7 @@ class SiteExecutor(Executor):
             state=state,
             cohort=strategy.patients(config, site.name, header.time_steps, site.workspace, at_once),
             settings=strategy.settings,
-            contract=self.contract,
+            contract=self.definition.contract,
             min_cell=strategy.min_cell(config),
             job_seed=self.seed,
             ranks=self.ranks,

@@ -6,6 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -213,7 +214,7 @@ class SiteStrategy(ABC):
             Two jobs with the same text divide visits in the same way.
         """
         timeline = self.settings.data.timeline(time_steps)
-        return " ".join([timeline.alignment, *[date.isoformat() for date in timeline.periods]])
+        return " ".join([timeline.alignment, *map(datetime.isoformat, timeline.periods)])
 
     def division(self, config: SiteConfig, time_steps: int) -> dict[str, str]:
         """How the site's data is divided into cells.
@@ -434,7 +435,10 @@ def require_exchange(task: Task) -> None:
     down = task.contract.task(task.name).down
     if not down or (schema := task.state.schema()) is None:
         return
-    others = [g for g in task.contract.groups if g.name in set(down) - {ADAPTER.name, PARAMETERS.name}]
-    agreed = dict(schema.shapes)
-    names = [n for n in task.weights if n in agreed or not any(matches(n, group.names) for group in others)]
-    schema.check({name: task.weights[name] for name in names})
+    agreed, weights = dict(schema.shapes), dict(task.weights)
+    for group in task.contract.groups:
+        if group.name in set(down) - {ADAPTER.name, PARAMETERS.name}:
+            for name in [*weights]:
+                if name not in agreed and matches(name, group.names):
+                    del weights[name]
+    schema.check(weights)

@@ -60,7 +60,7 @@ class Task:
     """The processes that do the task together, this one among them."""
     send_scalar: Callable[[str, float, int], None] = lambda tag, value, step: None
     """Sends one point of the curve ``tag`` at ``step`` to the server's TensorBoard."""
-    on_opened: Callable[[], None] = lambda: None
+    on_opened: Callable[[], None] | None = None
     """Called by the first of several processes once what the others need is on disk."""
     logger: logging.Logger = _LOGGER
     """The executor's log."""
