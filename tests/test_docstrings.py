@@ -162,3 +162,31 @@ def test_what_is_public_has_a_reference_docstring(module):
         elif isinstance(node, ast.ClassDef):
             problems += [f"{name}: {problem}" for problem in class_problems(node)]
     assert not problems, "not documented"
+
+
+BANNED = {"told", "found", "many", "said", "there", "lets", "asks", "standing", "place", "places", "doors", "turns"}
+BANNED |= {"own", "kept", "alone", "division"}
+"""Words that stood for too many things: docs/glossary.md has those that took their place."""
+NAMES_OF_OTHERS = {"get_num_standing_tasks", "own_words"}
+"""FLARE's own, and a key of site files."""
+
+
+def public_identifiers(module):
+    """Names of public functions and classes, of their parameters, methods and fields."""
+    tree = TREES[module]
+    nodes = defined(tree)
+    for name in listed(tree):
+        yield name
+        parts = [nodes[name], *nodes[name].body] if isinstance(nodes.get(name), ast.ClassDef) else [nodes.get(name)]
+        for part in parts:
+            if isinstance(part, ast.AnnAssign):
+                yield ast.unparse(part.target)
+            elif isinstance(part, ast.FunctionDef) and (not part.name.startswith("_") or part.name == "__init__"):
+                yield from (part.name, *parameters(part, method=len(parts) > 1))
+
+
+@pytest.mark.parametrize("module", TREES)
+def test_public_names_are_of_the_glossary_s_words(module):
+    names = {name for name in public_identifiers(module) if not name.startswith("_")} - NAMES_OF_OTHERS
+    riddles = {n for n in names if BANNED & set(re.findall("[a-z]+", re.sub("([A-Z])", r"_\1", n).lower()))}
+    assert not riddles, "docs/glossary.md has the word for it"

@@ -144,7 +144,7 @@ def describe(arguments: argparse.Namespace) -> None:
     bounds, job = config.policy, _job(arguments.job, site)
     strategy = job.executor.strategy.at(config.source, config.lora_rank)
     scored = "all" if site.name in job.controller.config.unseen else "test"
-    division = {} if config.without_patients else strategy.division(config, job.controller.config.time_steps)
+    division = {} if config.without_patients else strategy.cell_layout(config, job.controller.config.time_steps)
     division |= {"score": scored}
     beyond = [*job.breaches(bounds), *layout_conflicts(site.records, str(config.path), division)]
     approved = is_approved(site.records, job.digest)

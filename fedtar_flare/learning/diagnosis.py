@@ -2,9 +2,10 @@
 
 The decoder gets one prompt per finding. In training the prompts are the findings of the report, at inference those
 that the branch predicts. Their embeddings T are a tensor of its own, no part of the vocabulary: no text can spell a
-prompt. In the place ``last`` (:data:`~fedtar_flare.models.prompting.Place`) T is (K, E) for K classes, around the mean
-of the words' embeddings: the position marks the finding. Untrained, they disturb a decoder that was trained without
-any. In the place ``memory`` T is (D, K, E), where a decoder has learnt to look for findings, and begins near zero.
+prompt. In the position ``last`` (:data:`~fedtar_flare.models.prompting.PromptPosition`) T is (K, E) for K classes,
+around the mean of the words' embeddings: the order marks the finding. Untrained, they disturb a decoder that was
+trained without any. In the position ``memory`` T is (D, K, E), where a decoder has learnt to look for findings, and
+begins near zero.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from fedtar_flare.learning.comparison import FIXED_RMS, NEW, RESOLVED, UNKNOWN, 
 from fedtar_flare.learning.labels import POSITIVE, labeler
 from fedtar_flare.learning.plain_words import add_plain_sentence, means_no_finding
 from fedtar_flare.models.config import ASSETS
-from fedtar_flare.models.prompting import Encoded, Place
+from fedtar_flare.models.prompting import Encoded, PromptPosition
 from fedtar_flare.models.report_generator import ReportGenerator
 
 __all__ = ["DiagnosisBranch", "diagnosis_losses", "extend", "require_positions", "slice_means"]
@@ -102,11 +103,11 @@ class DiagnosisBranch(nn.Module):
     findings, classes, channels, slices : int
         D, K, C of the encoder, and S.
     words : Tensor
-        The decoder's embeddings (V, E); T begins around their mean in the place ``last``.
+        The decoder's embeddings (V, E); T begins around their mean in the position ``last``.
     seed : int
         Of all initial values.
     head : {"mean", "attention"}
-    place : Place
+    position : PromptPosition
     """
 
     def __init__(
@@ -118,10 +119,10 @@ class DiagnosisBranch(nn.Module):
         words: Tensor,
         seed: int,
         head: HeadKind = "mean",
-        place: Place = "last",
+        position: PromptPosition = "last",
     ):
         super().__init__()
-        self.findings, self.place = findings, place
+        self.findings, self.position = findings, position
         self.comparison: Comparison | None = None
         self.names: tuple[str, ...] = ()
         generator = torch.Generator().manual_seed(seed)
@@ -130,7 +131,7 @@ class DiagnosisBranch(nn.Module):
             self.head = MeanHead(findings, classes, channels, slices, generator)
         else:
             self.head = AttentionHead(findings, classes, channels, generator)
-        if place in ("memory", "text"):
+        if position in ("memory", "text"):
             start = NOISE * torch.randn(findings, classes, words.shape[1], generator=generator).to(words.device)
         else:
             noise = torch.randn(classes, words.shape[1], generator=generator)
@@ -196,12 +197,12 @@ class DiagnosisBranch(nn.Module):
         Returns
         -------
         Tensor
-            (B, D, E); in the place ``text`` (B, D, 2), for :meth:`to_words`.
+            (B, D, E); in the position ``text`` (B, D, 2), for :meth:`to_words`.
         """
-        if self.place == "text":
+        if self.position == "text":
             nothing = torch.full_like(classes, UNKNOWN)
             return torch.stack([classes, nothing if self.comparison is None or before is None else before], dim=-1)
-        if self.place in ("last", "none"):
+        if self.position in ("last", "none"):
             return F.embedding(classes, self.embeddings)
         if self.comparison is not None and before is not None:
             return self.comparison.prompts(self.embeddings, classes, before)
@@ -312,8 +313,8 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     found = labeler(settings["labeler"], settings.get("prompt_classes", "all"))
     if not found.findings:
         return
-    place = settings.get("prompt_place", "last")
-    if place == "last":
+    position = settings.get("prompt_place", "last")
+    if position == "last":
         require_positions(len(found.findings), generator.max_length, generator.decoder.config.max_position_embeddings)
     branch = DiagnosisBranch(
         len(found.findings),
@@ -323,7 +324,7 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
         generator.decoder.get_input_embeddings().weight.detach(),
         settings["seed"],
         settings.get("head", "mean"),
-        place,
+        position,
     )
     if weights := settings.get("head_weights"):
         load_shipped_head(branch, weights)
@@ -355,7 +356,7 @@ def fix_prompts(branch: DiagnosisBranch, seed: int) -> None:
 
 
 def load_shipped_head(branch: DiagnosisBranch, name: str) -> None:
-    """Load a shipped head and, in the place ``memory``, its prompts; ConfigError where the shapes differ."""
+    """Load a shipped head and, in the position ``memory``, its prompts; ConfigError where the shapes differ."""
     from safetensors.torch import load_file
 
     state = {key: value.float() for key, value in load_file(head_file(name)).items()}
@@ -367,7 +368,7 @@ def load_shipped_head(branch: DiagnosisBranch, name: str) -> None:
             "fedmrg.head_weights to none"
         )
     branch.head.load_state_dict(state)
-    if branch.place != "memory":
+    if branch.position != "memory":
         return
     if prompts.shape != branch.embeddings.shape:
         raise ConfigError(

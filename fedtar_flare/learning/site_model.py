@@ -75,7 +75,7 @@ class SiteModel:
         As in a site file (:func:`~fedtar_flare.learning.device.choose_device`).
     checkpoint : callable
         Called between batches; raises to stop an aborted job.
-    places : dict of str to Path, optional
+    local_paths : dict of str to Path, optional
         Where the parts lie that ``model`` names (``with_local_paths``).
     restored : callable, optional
         Makes of the base model one with an adapter that a run left, instead of a new one.
@@ -119,7 +119,7 @@ class SiteModel:
         device: str = "cpu",
         precision: str = "float32",
         checkpoint: Callable[[], None] = lambda: None,
-        places: Mapping[str, Path | None] | None = None,
+        local_paths: Mapping[str, Path | None] | None = None,
         restored: Callable[[ReportGenerator], PeftModel] | None = None,
         lora_rank: int | None = None,
         ranks: Ranks = ALONE,
@@ -135,7 +135,7 @@ class SiteModel:
         self._config = model
         self._evaluation_batch = EVALUATION_BATCH
         self._reading: dict[str, Tensor] | None = None
-        local = model.with_local_paths(places or {})
+        local = model.with_local_paths(local_paths or {})
         self.tokenizer = build_tokenizer(local)
         generator = build_model(local)
         size = sum(parameter.numel() for parameter in generator.parameters())
@@ -215,7 +215,7 @@ class SiteModel:
             seed=seed,
             extra=lora.exchange,
             adapter=self.adapter,
-            own_rank=self.lora_rank,
+            site_rank=self.lora_rank,
         )
 
     @property

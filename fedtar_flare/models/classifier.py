@@ -158,14 +158,14 @@ def _pooled(encoder: SliceEncoder, images: Tensor) -> Tensor:
     return F.layer_norm(encoder(images).mean(1), (encoder.width,))
 
 
-def bare_classifier(config: ClassifierConfig, places: Mapping[str, Path | None] | None = None) -> Classifier:
+def bare_classifier(config: ClassifierConfig, local_paths: Mapping[str, Path | None] | None = None) -> Classifier:
     """Build the classifier without its adapter, on the CPU, float32.
 
     Parameters
     ----------
     config : ClassifierConfig
         Its ``seed`` gives every weight that is not loaded.
-    places : mapping, optional
+    local_paths : mapping, optional
         Local paths of what the classifier takes by name.
 
     Returns
@@ -180,10 +180,10 @@ def bare_classifier(config: ClassifierConfig, places: Mapping[str, Path | None] 
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return Classifier(_encoder(config, places or {}), config.seed)
+        return Classifier(_encoder(config, local_paths or {}), config.seed)
 
 
-def build_classifier(config: ClassifierConfig, places: Mapping[str, Path | None] | None = None) -> PeftModel:
+def build_classifier(config: ClassifierConfig, local_paths: Mapping[str, Path | None] | None = None) -> PeftModel:
     """Build the classifier, whose exchanged parameters are the common start w0 of all sites.
 
     LoRA's A is random and its B zero, IA3's factors are 1, the head is small and random: all by ``config.seed`` alone.
@@ -192,7 +192,7 @@ def build_classifier(config: ClassifierConfig, places: Mapping[str, Path | None]
     Parameters
     ----------
     config : ClassifierConfig
-    places : mapping of str to Path, optional
+    local_paths : mapping of str to Path, optional
         Local files and folders by name, as for ``ModelConfig.with_local_paths``.
 
     Returns
@@ -200,7 +200,7 @@ def build_classifier(config: ClassifierConfig, places: Mapping[str, Path | None]
     PeftModel
         On the CPU, float32, in eval mode; called with an ImageBatch it gives logits (B, 2).
     """
-    classifier, targets = bare_classifier(config, places), config.adapted_layers
+    classifier, targets = bare_classifier(config, local_paths), config.adapted_layers
     if config.adapter == "ia3":
         return add_ia3(classifier, targets=targets, extra=_HEAD).eval()
     return add_lora(
@@ -208,7 +208,7 @@ def build_classifier(config: ClassifierConfig, places: Mapping[str, Path | None]
     ).eval()
 
 
-def _encoder(config: ClassifierConfig, places: Mapping[str, Path | None]) -> SliceEncoder | VolumeEncoder:
+def _encoder(config: ClassifierConfig, local_paths: Mapping[str, Path | None]) -> SliceEncoder | VolumeEncoder:
     encoder: SliceEncoder | VolumeEncoder
     sizes: dict[str, Any] = config.sizes
     if config.encoder in ("small", "tiny"):
@@ -228,8 +228,8 @@ def _encoder(config: ClassifierConfig, places: Mapping[str, Path | None]) -> Sli
             encoder="timm",
             encoder_name=config.encoder_name,
         )
-        encoder, _ = build_encoder(named.with_local_paths(places), load_pretrained=config.encoder_weights is None)
+        encoder, _ = build_encoder(named.with_local_paths(local_paths), load_pretrained=config.encoder_weights is None)
     if config.encoder_weights not in (None, RANDOM):
-        path = places.get(config.encoder_weights) or Path(config.encoder_weights).expanduser()
+        path = local_paths.get(config.encoder_weights) or Path(config.encoder_weights).expanduser()
         load_weights(encoder.backbone, path, monai_names if config.whole_volumes else dict, _LEFT)
     return encoder

@@ -201,12 +201,12 @@ class ModelConfig(ImageModelConfig):
                 found[setting] = name
         return found
 
-    def with_local_paths(self, places: Mapping[str, Path | None]) -> ModelConfig:
+    def with_local_paths(self, local_paths: Mapping[str, Path | None]) -> ModelConfig:
         """Return a copy that takes named parts from local paths.
 
         Parameters
         ----------
-        places : mapping of str to Path or None
+        local_paths : mapping of str to Path or None
             Path of a part by its name; None leaves the name. A folder stands for its ``model.safetensors`` as
             weights, and for its ``tokenizer.json`` as a tokenizer.
 
@@ -217,7 +217,7 @@ class ModelConfig(ImageModelConfig):
         files = {"tokenizer": "tokenizer.json", "weights": "model.safetensors"}
         found = {}
         for setting, name in self.named.items():
-            if (place := places.get(name)) is not None:
+            if (place := local_paths.get(name)) is not None:
                 found[setting] = str(place / files[setting] if setting in files and place.is_dir() else place)
         return self.replace(**found)
 

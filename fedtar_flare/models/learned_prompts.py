@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.models.prefix_decoder import PrefixDecoder
-from fedtar_flare.models.prompting import Encoded, Place
+from fedtar_flare.models.prompting import Encoded, PromptPosition
 from fedtar_flare.models.report_generator import ReportGenerator
 
 NOISE = 0.02
@@ -20,14 +20,14 @@ NOISE = 0.02
 
 
 class LearnedPrompts(nn.Module):
-    """A prompter (:data:`~fedtar_flare.models.prompting.Place`) with the same learnt words for all images.
+    """A prompter (:data:`~fedtar_flare.models.prompting.PromptPosition`) with the same learnt words for all images.
 
     They begin as copies of the begin token and share its weight in attention, so that they change little at first.
     Prefix tuning learns their states in the layers from the second to ``layers`` too. ``begin`` (E,) is the begin
     token's embedding.
     """
 
-    place: Place = "begin"
+    position: PromptPosition = "begin"
 
     def __init__(self, begin: Tensor, prompts: int, layers: int, seed: int):
         super().__init__()

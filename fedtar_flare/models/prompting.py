@@ -7,10 +7,10 @@ from torch import Tensor
 
 from fedtar_flare.imaging.batch import PriorBatch
 
-__all__ = ["Encoded", "Place"]
+__all__ = ["Encoded", "PromptPosition"]
 
-Place = Literal["last", "begin", "memory", "text", "none"]
-"""Where a prompter, a module with ``place`` and ``prompts(encoded)``, puts its embeddings (B, D, E) for the decoder.
+PromptPosition = Literal["last", "begin", "memory", "text", "none"]
+"""Where a prompter, a module with ``position`` and ``prompts(encoded)``, puts its embeddings (B, D, E) for the decoder.
 
 ``begin``: before the report, at the begin token's position, whose weight in the decoder's attention they share;
 ``last``: before the report, at the decoder's last positions, with a weight of their own; ``memory``: among the image's

@@ -66,7 +66,7 @@ class ReportGenerator(nn.Module):
     untrained : tuple of str
         Parameters without pre-trained weights.
     diagnosis : nn.Module or None
-        A method's prompter (:data:`~fedtar_flare.models.prompting.Place`).
+        A method's prompter (:data:`~fedtar_flare.models.prompting.PromptPosition`).
     choice : Choice or None
         A method's choice among beams; without it the likeliest beam is the report.
     """
@@ -301,11 +301,11 @@ class ReportGenerator(nn.Module):
             return (self.cross_decoder or self.decoder).decode(memory, mask, input_ids, prompts)
 
     def _placed(self, memory: Tensor, mask: Tensor, prompts: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Put prompts into memory (B, M, E) and mask (B, M) if that is their place; return those of other places."""
-        place = None if self.diagnosis is None else self.diagnosis.place
-        if prompts is None or not prompts.shape[1] or place == "none":
+        """Put prompts into memory (B, M, E) and mask (B, M) if that is their position; return the others."""
+        position = None if self.diagnosis is None else self.diagnosis.position
+        if prompts is None or not prompts.shape[1] or position == "none":
             return memory, mask, None
-        if place != "memory":
+        if position != "memory":
             return memory, mask, prompts
         there = mask.new_ones(prompts.shape[:2])
         return torch.cat([memory, prompts.to(memory.dtype)], dim=1), torch.cat([mask, there], dim=1), None

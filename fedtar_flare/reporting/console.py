@@ -44,7 +44,7 @@ def _head(run: Run) -> list[str]:
     done = f" after {len(run.validations)} of {run.start.rounds} round(s)" if run.status != "completed" else ""
     shown = f", {start_name(run)} -> round {run.shown.round}" if run.shown and run.warm_start else ""
     name = f"run {plain(run.start.run_id)}".strip()
-    return [f"{name}: {run.status}{done}{time}{shown}{reason}", *([run.kept] if run.kept else [])]
+    return [f"{name}: {run.status}{done}{time}{shown}{reason}", *([run.checkpoint_note] if run.checkpoint_note else [])]
 
 
 def _listed(files: Mapping[str, Path | str]) -> list[str]:

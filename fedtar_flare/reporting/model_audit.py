@@ -59,12 +59,12 @@ class AuditSummary(Settings):
             yield plain(self.site), part, *_cells(found)
 
 
-def rounded(found: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], least: int) -> dict[str, Any]:
+def rounded(parts: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], least: int) -> dict[str, Any]:
     """Round the parts of an audit for its summary, and leave out measures of groups of too few patients.
 
     Parameters
     ----------
-    found, counts : mapping
+    parts, counts : mapping
         Part to its measures, and group to its patients, ``all`` and ``rare``.
     least : int
         Fewest patients of a group.
@@ -79,28 +79,28 @@ def rounded(found: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], l
     def to_step(value: float | None) -> float | None:
         return None if value is None else round(round(value / STEP) * STEP, 2)
 
-    return {part: {name: to_step(_measure(one, name)) for name in shown} for part, one in found.items()}
+    return {part: {name: to_step(_measure(one, name)) for name in shown} for part, one in parts.items()}
 
 
-def table(found: Mapping[str, Any]) -> list[str]:
+def table(audit: Mapping[str, Any]) -> list[str]:
     """Write out a whole audit, for the site.
 
     Parameters
     ----------
-    found : mapping
+    audit : mapping
 
     Returns
     -------
     list of str
         Lines of a table, and below it the longest phrases.
     """
-    values = {part: {name: _measure(one, name) for name in MEASURES} for part, one in found["parts"].items()}
+    values = {part: {name: _measure(one, name) for name in MEASURES} for part, one in audit["parts"].items()}
     shown = [name for name in MEASURES if any(of_part[name] is not None for of_part in values.values())]
     rows = [("", *(MEASURES[name] for name in shown))]
     rows += [(part, *_cells(of_part, shown)) for part, of_part in values.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    for part, one in found["parts"].items():
+    for part, one in audit["parts"].items():
         words = [str(one[group]["longest_other"]) for group in ("training", "held_out") if group in one]
         more = f"; longest phrase of another patient (training, held-out): {', '.join(words)} words" if words else ""
         if interval := one.get("shadow_interval"):
@@ -110,7 +110,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
         if "written" in one:
             more += f", {one['written'] or 'none'} written in drafts"
         lines.append(f"{part}: 95 % interval of the AUC +- {1.96 * one['standard_error']:.2f}{more}")
-    return lines + ["ABOVE the site's policy.max_membership_auc: ask to hold the release"] * found["held"]
+    return lines + ["ABOVE the site's policy.max_membership_auc: ask to hold the release"] * audit["held"]
 
 
 def read_summaries(folder: Path, run_id: str) -> list[AuditSummary]:

@@ -96,7 +96,7 @@ class Run:
         return after[scored_round([*after.values()], self.best_round)] if after else None
 
     @property
-    def kept(self) -> str:
+    def checkpoint_note(self) -> str:
         """A note on the round whose weights are kept, where the scores shown are of another; else empty."""
         best, shown = self.best_round, self.shown
         if best is None or shown is None or best == shown.round:

@@ -155,7 +155,7 @@ def ahead(run: Run) -> Section | None:
 
 def _lead(run: Run) -> str:
     until = f" to round {run.shown.round}" if run.shown else ", before training"
-    kept = f" ({run.kept})" if run.kept else ""
+    kept = f" ({run.checkpoint_note})" if run.checkpoint_note else ""
     blank = (
         f"Cells with fewer than {run.start.min_cell} patients are left blank"
         if run.start.min_cell > 1

@@ -31,7 +31,7 @@ def verdict(run: Run, own: Sequence[Section] = ()) -> list[str]:
     return [
         f"From the {start_name(run)} to round {run.shown.round}, {_changes(row)}; {over}.",
         *([f"The shared adapter alone, as other hospitals get it: {_changes(off)}."] if off and off.before else []),
-        *([f"{run.kept.capitalize()}."] if run.kept else []),
+        *([f"{run.checkpoint_note.capitalize()}."] if run.checkpoint_note else []),
     ]
 
 

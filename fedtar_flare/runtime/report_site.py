@@ -127,7 +127,7 @@ class ReportSite(SiteStrategy):
         """The report generator; a method adds what it trains for itself."""
         return AdaptedModel(self.settings.model, self.lora, self.extend)
 
-    def own_rates(self) -> dict[str, float]:
+    def personal_rates(self) -> dict[str, float]:
         """List the learning rates of what the method trains for itself.
 
         Returns
@@ -146,7 +146,7 @@ class ReportSite(SiteStrategy):
             time_steps,
             local_steps={"training.local_steps": training.local_steps} if training.local_epochs is None else {},
             batch_size={"training.batch_size": training.batch_size},
-            learning_rate={"training.lr": training.lr} | self.own_rates(),
+            learning_rate={"training.lr": training.lr} | self.personal_rates(),
             decay={"training.lr x weight_decay": training.lr * training.weight_decay},
             clip={"training.max_grad_norm": training.max_grad_norm},
             beams={"model.num_beams": self.settings.model.num_beams},
@@ -479,7 +479,7 @@ class ReportSite(SiteStrategy):
                 seed=self.seed,
                 device=config.device,
                 precision=config.precision,
-                places=config.policy.models,
+                local_paths=config.policy.models,
                 lora_rank=self.lora.rank,
                 ranks=task.ranks,
                 transforms=data.transforms,

@@ -63,7 +63,7 @@ class AdaptedModel:
     """The adapter, of this site's rank."""
     extend: Callable[[ReportGenerator], None] = lambda model: None
     """Adds to a model what the method gives it."""
-    own_parameters: Callable[[int], int] = lambda values: 0
+    personal_parameters: Callable[[int], int] = lambda values: 0
     """Most parameters that the method trains for itself, given the number of values of the shared adapter."""
 
     @property
@@ -118,7 +118,7 @@ class AdaptedModel:
             adapted={"model.lora_targets": made_of.targeted(config.lora_targets)},
             whole={"lora.exchange": made_of.exchanged(self.lora.exchange)},
             barred=made_of.barred,
-            parameters=0 if models is None else made_of.parameters + values + self.own_parameters(values),
+            parameters=0 if models is None else made_of.parameters + values + self.personal_parameters(values),
         )
 
 

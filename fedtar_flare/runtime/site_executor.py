@@ -318,7 +318,7 @@ class SiteExecutor(Executor):
             logger=self.logger,
         )
         if name != HANDSHAKE:  # whose own time is when the run is agreed on; visits may have come since
-            strategy.hold_to_division(task)
+            strategy.hold_to_cell_layout(task)
         return task
 
     def _admit(self, header: TaskHeader, site: Site, config: SiteConfig) -> None:

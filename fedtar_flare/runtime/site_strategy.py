@@ -184,7 +184,7 @@ class SiteStrategy(ABC):
         )
         return cohort
 
-    # ------------------------------------------------------------------ the site's one division of its data
+    # ------------------------------------------------------------------ the site's one layout of its data
     def min_cell(self, config: SiteConfig) -> int:
         """Choose the fewest distinct patients behind anything that leaves.
 
@@ -216,7 +216,7 @@ class SiteStrategy(ABC):
         timeline = self.settings.data.timeline(time_steps)
         return " ".join([timeline.alignment, *map(datetime.isoformat, timeline.periods)])
 
-    def division(self, config: SiteConfig, time_steps: int) -> dict[str, str]:
+    def cell_layout(self, config: SiteConfig, time_steps: int) -> dict[str, str]:
         """How the site's data is divided into cells.
 
         Parameters
@@ -234,8 +234,8 @@ class SiteStrategy(ABC):
         by_time = {"time_steps": str(time_steps), "timeline": self.timeline_text(time_steps)}
         return (by_time if self.divides_visits else {}) | {"min_cell": str(self.min_cell(config))}
 
-    def hold_to_division(self, task: Task) -> None:
-        """Hold a task to the site's one division of its data, and note which visit is the newest that counts.
+    def hold_to_cell_layout(self, task: Task) -> None:
+        """Hold a task to the site's one layout of its data, and note which visit is the newest that counts.
 
         Two jobs that divided the same visits differently could tell a single visit by subtraction.
 
@@ -252,8 +252,8 @@ class SiteStrategy(ABC):
         if task.config.without_patients:
             return
         newest = max((visit.acquired.isoformat() for visit in task.cohort.visits), default="")
-        division = self.division(task.config, task.header.time_steps) | {"score": task.header.score}
-        fix_cells(task.site.records, str(task.config.path), division, newest, begins=task.header.round == 0)
+        layout = self.cell_layout(task.config, task.header.time_steps) | {"score": task.header.score}
+        fix_cells(task.site.records, str(task.config.path), layout, newest, begins=task.header.round == 0)
 
     # ------------------------------------------------------------------ what a method may change
     @abstractmethod
@@ -372,7 +372,7 @@ class SiteStrategy(ABC):
         """
         header, cohort, least = task.header, task.cohort, task.min_cell
         schema = ExchangeSchema.of(start, self.settings.lora.dtype_up)
-        self.hold_to_division(task)
+        self.hold_to_cell_layout(task)
         about = {"data": self.settings.data.to_dict(), "seed": self.seed, "canaries": task.config.canaries}
         job = {"method": self.method.name, "preset": self.preset, "settings": self.groups}
         about["job"] = job | {"rounds": header.rounds, "rounds_per_period": header.rounds_per_period}

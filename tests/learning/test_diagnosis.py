@@ -115,7 +115,7 @@ def shipped(place="memory", classes=2, width=None):
     small = preset("small")
     words = torch.zeros(3, width or small.decoder_config["n_embd"])
     branch = DiagnosisBranch(
-        len(FINDINGS), classes, small.encoder_config["embed_dim"][-1], 16, words, 0, head="attention", place=place
+        len(FINDINGS), classes, small.encoder_config["embed_dim"][-1], 16, words, 0, head="attention", position=place
     )
     load_shipped_head(branch, "small")
     return branch

@@ -77,10 +77,10 @@ def test_the_round_that_is_kept_is_the_one_shown_and_another_one_is_named():
 
     kept = rounds(1, 2, 3)
     assert kept.best_round == kept.shown.round == 2 and "to round 2, BLEU-4 improved by 30.0 points" in verdict(kept)[0]
-    assert "-> round 2" in closing_box(kept) and not kept.kept
+    assert "-> round 2" in closing_box(kept) and not kept.checkpoint_note
     other = rounds(1, 3)
     said = "kept: round 2, the best by validation loss, not scored; shown: round 3"
-    assert other.kept == said and said in closing_box(other) and "to round 3" in verdict(other)[0]
+    assert other.checkpoint_note == said and said in closing_box(other) and "to round 3" in verdict(other)[0]
     assert verdict(other)[-1] == f"{said.capitalize()}."
 
 

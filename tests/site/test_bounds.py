@@ -296,7 +296,7 @@ def test_an_outline_is_the_model_itself():
     assert values == sum(value.numel() for value in shared_state(adapted).values())
     executor = executor_of("fedtar", preset="tiny", lora={"rank": rank})
     own = sum(p.numel() for p in PatientLoRA(adapted, PatientConfig(), rank=rank, time_steps=9, seed=0).parameters())
-    assert own == executor.strategy.adapted_model(9).own_parameters(values)
+    assert own == executor.strategy.adapted_model(9).personal_parameters(values)
     assert {"decoder.lm_head", "decoder.transformer.wte", "decoder.transformer.wpe"} <= made_of.barred
 
 

@@ -130,7 +130,7 @@ def test_each_data_set_has_a_division_of_its_own_and_a_damaged_record_stops(tmp_
 def test_a_method_without_time_steps_keeps_to_one_smallest_cell_too(tmp_path):
     """Multiples of 5, 6, 7 and so on told the number itself."""
     executor = executor_of("fedkei", preset="tiny", data={"min_cell": 7})
-    asked = executor.strategy.division(SiteConfig(source="manifest", path=tmp_path), 2)
+    asked = executor.strategy.cell_layout(SiteConfig(source="manifest", path=tmp_path), 2)
     assert asked == {"min_cell": "7"}
     fix_cells(tmp_path, "a.csv", asked)
     fix_cells(tmp_path, "a.csv", {"time_steps": "2", "min_cell": "7"})

@@ -26,7 +26,7 @@ class TaskModel:
     :attr:`start` is w0 by wire name, float32 on the CPU, the same bits at all sites of a job; :attr:`parameters` are
     the module's own tensors; :attr:`fingerprint` is of the frozen encoder and of w0.
 
-    ``places`` are local paths of what the classifier takes by name. Raises ConfigError as
+    ``local_paths`` are local paths of what the classifier takes by name. Raises ConfigError as
     :func:`~fedtar_flare.models.classifier.build_classifier`.
     """
 
@@ -43,10 +43,10 @@ class TaskModel:
         *,
         device: str = "cpu",
         precision: str = "float32",
-        places: Mapping[str, Path | None] | None = None,
+        local_paths: Mapping[str, Path | None] | None = None,
     ):
         self.config = config
-        self.classifier = build_classifier(config, places)
+        self.classifier = build_classifier(config, local_paths)
         size = sum(parameter.numel() for parameter in self.classifier.parameters())
         device, self._autocast = choose_device(device, precision, size)
         self.device = torch.device(device)

@@ -221,7 +221,7 @@ class FedKEISite(SiteStrategy):
                 seed=task.seed("batches", of_run=True),
                 device=task.config.device,
                 precision=task.config.precision,
-                places=task.config.policy.models,
+                local_paths=task.config.policy.models,
             )
             self._learner_key = key
         self.learner.min_cell, self.learner.checkpoint = task.min_cell, task.site.stop_if_aborted

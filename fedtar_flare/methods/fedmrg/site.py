@@ -77,9 +77,9 @@ class FedMRGSite(PooledSite):
 
     def adapted_model(self, time_steps: int) -> AdaptedModel:
         """With the specialised adapter, which is as large as the generic adapter."""
-        return replace(super().adapted_model(time_steps), own_parameters=lambda shared: shared)
+        return replace(super().adapted_model(time_steps), personal_parameters=lambda shared: shared)
 
-    def own_rates(self) -> dict[str, float]:
+    def personal_rates(self) -> dict[str, float]:
         return {"fedmrg.lr_encoder": self.settings.fedmrg.lr_encoder}
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:

@@ -65,9 +65,9 @@ class PatientSite(ReportSite):
         if not patient.enabled:
             return model
         width, rest = EMBEDDING_DIM, patient.q_length + 1 + time_steps
-        return replace(model, own_parameters=lambda shared: (width + 1) * shared + width * rest)
+        return replace(model, personal_parameters=lambda shared: (width + 1) * shared + width * rest)
 
-    def own_rates(self) -> dict[str, float]:
+    def personal_rates(self) -> dict[str, float]:
         patient, diagnosis = self.settings.patient, self.settings.diagnosis
         rates = {"patient.lr": patient.lr} if patient.enabled else {}
         return rates | ({"diagnosis.lr": diagnosis.rate} if diagnosis.on else {})

@@ -54,7 +54,7 @@ def add_lora(
     seed: int,
     extra: Sequence[str] = (),
     adapter: str = DEFAULT_ADAPTER,
-    own_rank: int | None = None,
+    site_rank: int | None = None,
 ) -> PeftModel:
     """Add a named set of LoRA factors to ``model`` (changed in place), which does not change its outputs yet.
 
@@ -79,7 +79,7 @@ def add_lora(
         the first set. Buffers are never exchanged.
     adapter : str
         The set's name: at most 32 lower-case letters, digits and underscores.
-    own_rank : int, optional
+    site_rank : int, optional
         A site's lower rank: the model gets the first so many ranks of the exchanged factors.
 
     Returns
@@ -104,7 +104,7 @@ def add_lora(
     names = target_names(adapted.get_base_model() if adapted else model, targets)
     extras = extra_parameters(model, extra)
     scale = int(alpha) if alpha == int(alpha) else alpha  # PEFT declares an integer and divides by the rank
-    here = own_rank or rank
+    here = site_rank or rank
     config = LoraConfig(
         r=here,
         lora_alpha=scale if here == rank else alpha * here / rank,  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ def initial_weights(peft_model: PeftModel) -> dict[str, Tensor]:
     Parameters
     ----------
     peft_model : PeftModel
-        As :func:`add_lora` made it with ``own_rank``.
+        As :func:`add_lora` made it with ``site_rank``.
 
     Returns
     -------
