@@ -1,10 +1,10 @@
 """FedTAR over three sites of known losses, of which two have no visit at some step or no validation patient."""
 
-from federation import LocalFederation, QuadraticSite, pair
-
 from fedtar_flare.methods.fedtar.events import EVENTS
 from fedtar_flare.record.events import SHARED
 from fedtar_flare.record.log import read_events
+from fedtar_flare.testing import FunctionFederation, QuadraticSite
+from fedtar_flare.testing import random_pair as pair
 
 T = 3
 
@@ -20,7 +20,7 @@ def sites(**changes):
 
 def federation(tmp_path, local=None, **settings):
     settings = {"num_rounds": 3, "time_steps": T, "step_time_limit": 1, "eta": 0.1} | settings
-    return LocalFederation(tmp_path, local or sites(), **settings)
+    return FunctionFederation(tmp_path, local or sites(), **settings)
 
 
 def run(controller):

@@ -9,7 +9,6 @@ from unittest.mock import Mock
 
 import pytest
 from command import failing, passing
-from hospital_site import executor_of
 from kits import make_kit, write_radiographs
 
 from fedtar_flare.cli.main import main
@@ -18,6 +17,7 @@ from fedtar_flare.imaging import pipeline
 from fedtar_flare.imaging.transform_list import built_in
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.site.site_file import load_site_config
+from fedtar_flare.testing import executor_of
 
 
 @pytest.fixture

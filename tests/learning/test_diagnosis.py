@@ -3,7 +3,6 @@
 import pytest
 import torch
 from batches import greedy, noise, whole
-from hospital_site import executor_of
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.diagnosis import AttentionHead, DiagnosisBranch, diagnosis_losses, extend, load_shipped_head
@@ -13,6 +12,7 @@ from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.weights import fingerprint
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
+from fedtar_flare.testing import executor_of
 
 MODEL = preset("tiny", max_length=20)
 

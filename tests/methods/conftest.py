@@ -1,7 +1,9 @@
 """Synthetic hospitals for the tests of this folder."""
 
 import pytest
-from hospital_site import HospitalSite, write_site_files
+from hospital_site import write_site_files
+
+from fedtar_flare.testing import Hospital
 
 
 @pytest.fixture
@@ -10,7 +12,7 @@ def hospital(home, tmp_path, monkeypatch):
     write_site_files(tmp_path, home, monkeypatch)
 
     def greeted(run_id="run", evaluate=False, **settings):
-        site = HospitalSite(tmp_path, **settings)
+        site = Hospital(tmp_path, **settings)
         return site, *site.handshake(run_id, evaluate=evaluate)
 
     return greeted

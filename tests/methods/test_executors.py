@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hospital_site import HospitalSite, T, executor_of, state_of
+from hospital_site import T, state_of
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
@@ -16,6 +16,7 @@ from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.protocol.messages import ok, version
 from fedtar_flare.site.accountant import PATIENT_FILE
 from fedtar_flare.site.guard import InboundTask, OutboundGuard
+from fedtar_flare.testing import Hospital, executor_of
 
 
 def moved(w):
@@ -150,7 +151,7 @@ def test_a_site_fine_tunes_once_after_the_last_round_and_keeps_that_beside_the_s
 
 
 def test_a_real_site_refuses_centralised_training_before_it_reads_anything(hospital, tmp_path):
-    reply, weights = HospitalSite(tmp_path, name="hospital", simulated=False, method="centralised").handshake()
+    reply, weights = Hospital(tmp_path, name="hospital", simulated=False, method="centralised").handshake()
     assert reply.status == "error" and "runs in a simulation only" in reply.reason
     assert weights is None and not list((tmp_path / "state").iterdir())
 
@@ -158,7 +159,7 @@ def test_a_real_site_refuses_centralised_training_before_it_reads_anything(hospi
 def test_the_centre_trains_on_the_training_visits_of_all_sites_and_scores_its_own(home, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_HOME", str(home))
     monkeypatch.delenv("FEDTAR_SITES", raising=False)
-    sites = {name: HospitalSite(tmp_path, name, method="centralised") for name in ("site-1", "site-2")}
+    sites = {name: Hospital(tmp_path, name, method="centralised") for name in ("site-1", "site-2")}
     greeted = {name: site.handshake("union", initial_site="site-1") for name, site in sites.items()}
     w = greeted["site-1"][1]
     visits = {name: sum(reply.payload["counts"]["train"]) for name, (reply, _) in greeted.items()}
@@ -173,7 +174,7 @@ def alone(place):
     """Sites that have trained for a round without the server's weights, by run id, and the common start."""
     sites = {}
     for run_id, fresh in (("many", True), ("one", False)):  # a process for each task, and one for all
-        sites[run_id] = HospitalSite(place, method="local", fresh=fresh, model={"max_length": 8, "num_beams": 1})
+        sites[run_id] = Hospital(place, method="local", fresh=fresh, model={"max_length": 8, "num_beams": 1})
         _, w = sites[run_id].handshake(run_id)
         for t in range(1, T + 1):
             reply, update = sites[run_id].train(None, 1, t, run_id)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from batches import greedy, noise, whole
-from hospital_site import executor_of
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.methods.fedpeft import METHOD, extend
@@ -12,6 +11,7 @@ from fedtar_flare.models.adapters.lora import extra_parameters, shared_parameter
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import preset
 from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.testing import executor_of
 
 KINDS = ("adalora", "vera", "loha", "prompt", "prefix", "none")
 MAPS = ["encoder.*", "pooling.*", "projection.*", "!*embedding*"]

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from federation import federation_of, last, same_bits
-from hospital_site import HospitalSite, T, executor_of, state_of
+from federation import federation_of
+from hospital_site import T, state_of
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.protocol.lora_ranks import factor, padded, sent_shapes
@@ -11,6 +11,8 @@ from fedtar_flare.protocol.messages import version
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.testing import Hospital, executor_of, same_bits
+from fedtar_flare.testing import last_checkpoint as last
 
 SMALL = {"model": {"max_length": 8, "num_beams": 1}}
 
@@ -24,7 +26,7 @@ def with_rank(folder, rank):
 @pytest.mark.parametrize("form", ["factors", "ffa"])
 def test_the_site_sees_sends_and_differentiates_its_own_ranks(hospital, tmp_path, form):
     lora = {"lora": {"mean": form}, "patient": {"local_adapter": True}}
-    whole, start = HospitalSite(tmp_path, "hospital", **lora).handshake("whole")
+    whole, start = Hospital(tmp_path, "hospital", **lora).handshake("whole")
     with_rank(tmp_path, 2)
     site, reply, w = hospital(fresh=False, **lora)
     assert reply.numbers["rank"] == 2 and "rank" not in whole.numbers
@@ -59,7 +61,7 @@ def test_the_site_sees_sends_and_differentiates_its_own_ranks(hospital, tmp_path
 def test_a_run_of_products_goes_on_to_the_same_bits_and_its_gap_is_told(hospital, tmp_path, method):
     with_rank(tmp_path, 2)
     settings = {"lora": {"mean": "product"}, **SMALL}
-    sites = {n: HospitalSite(tmp_path, n, fresh=False, method=method, **settings).run for n in ("hospital", "site-1")}
+    sites = {n: Hospital(tmp_path, n, fresh=False, method=method, **settings).run for n in ("hospital", "site-1")}
 
     def run(folder, **more):
         controller = federation_of(method)(folder, sites, num_rounds=2, time_steps=T, evaluate_every=2, **more)

@@ -4,12 +4,13 @@ import json
 import shutil
 
 import pytest
-from federation import federation_of, last, same_bits
-from hospital_site import HospitalSite
+from federation import federation_of
 
 from fedtar_flare.record.events import End, Evaluation, Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.registry import contract_of, names
+from fedtar_flare.testing import Hospital, same_bits
+from fedtar_flare.testing import last_checkpoint as last
 
 T = 2
 SITES = ("site-1", "site-2")
@@ -44,7 +45,7 @@ def run(name, folder, hospitals, **server):
 
 
 def hospitals(name, folder):
-    return {site: HospitalSite(folder, site, fresh=False, method=name, **SMALL) for site in SITES}
+    return {site: Hospital(folder, site, fresh=False, method=name, **SMALL) for site in SITES}
 
 
 def resumed_after_round_1(name, controller, folder, there):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import NAMES, QuadraticSite, federation_of, last, pair, same_bits
+from federation import federation_of
 from scipy.optimize import minimize
 
 from fedtar_flare.methods.drfa import onto_simplex
@@ -14,6 +14,10 @@ from fedtar_flare.protocol.messages import abstain, ok
 from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
 from fedtar_flare.record.events import End, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.testing import QuadraticSite, same_bits
+from fedtar_flare.testing import last_checkpoint as last
+from fedtar_flare.testing import random_pair as pair
+from fedtar_flare.testing.federation import NAMES
 
 T, ROUNDS = 2, 4
 
@@ -119,7 +123,7 @@ def test_a_run_equals_an_independent_reference(tmp_path, kind, weighting):
         torch.testing.assert_close(checkpoint.weights[name].double(), expected, rtol=1e-6, atol=1e-6)
     assert [(step.round, step.step) for step in of_kind(events, Step)] == [(r, t) for r in (1, 2, 3) for t in (1, 2)]
     assert of_kind(events, Step)[0].abstained == {"site-c": "no visit"}
-    assert of_kind(events, Start)[0].method == kind.method_name and of_kind(events, End)[0].status == "completed"
+    assert of_kind(events, Start)[0].method == kind.keywords["method"] and of_kind(events, End)[0].status == "completed"
     assert controller.progress()["numbers"] == {}
 
 

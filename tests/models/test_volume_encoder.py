@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from batches import noise, rows
-from hospital_site import executor_of
 from refused import refused
 
 from fedtar_flare.core.errors import ConfigError
@@ -13,6 +12,7 @@ from fedtar_flare.models import volume_encoder
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
 from fedtar_flare.models.volume_encoder import interpolation, monai_names, volumes
+from fedtar_flare.testing import executor_of
 
 TINY = ClassifierConfig(
     encoder="swin_unetr",

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 import pytest
 import torch
 from command import failing
-from federation import LocalFederation, QuadraticSite, last, pair, same_bits
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
@@ -18,12 +17,15 @@ from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.provision.resume import _day_after, add_period, continued_recipe, resumed_job
 from fedtar_flare.provision.status import job_line
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
+from fedtar_flare.testing import FunctionFederation, QuadraticSite, same_bits
+from fedtar_flare.testing import last_checkpoint as last
+from fedtar_flare.testing import random_pair as pair
 
 
 def local(root, job, submitter="lead@hub.org", **settings):
     """The controller as the server's job process of this job runs it: its run folder is ``<kit>/<job id>``."""
     sites = {name: QuadraticSite(name, [pair(i), pair(i + 9)], validation=pair(7)) for i, name in enumerate("ab")}
-    federation = LocalFederation(root / job, sites, **({"num_rounds": 3, "time_steps": 2} | settings))
+    federation = FunctionFederation(root / job, sites, **({"num_rounds": 3, "time_steps": 2} | settings))
     federation.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, job)
     (root / job).mkdir(parents=True, exist_ok=True)
     (root / job / "meta.json").write_text(json.dumps({"submitter_name": submitter}))

@@ -5,8 +5,8 @@ import itertools
 
 import pytest
 import torch
-from federation import NAMES, QuadraticSite, federation_of, last, pair, same_bits
-from hospital_site import HospitalSite, write_site_files
+from federation import federation_of
+from hospital_site import write_site_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from three_sites import federation, run
@@ -16,6 +16,10 @@ from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import Evaluation, Joined, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.reporting.run import read_run
+from fedtar_flare.testing import Hospital, QuadraticSite, same_bits
+from fedtar_flare.testing import last_checkpoint as last
+from fedtar_flare.testing import random_pair as pair
+from fedtar_flare.testing.federation import NAMES
 
 T = 4
 FEW = {"synthetic_patients": 4}
@@ -91,7 +95,7 @@ def test_what_lies_in_the_future_changes_nothing_but_the_scores_of_it(home, tmp_
     write_site_files(tmp_path, home, monkeypatch)
     found = []
     for number, report in enumerate((None, "Both lungs are clear.")):
-        one = HospitalSite(tmp_path, fresh=False, method=method, model={"max_length": 8, "num_beams": 1}, data=FEW)
+        one = Hospital(tmp_path, fresh=False, method=method, model={"max_length": 8, "num_beams": 1}, data=FEW)
         strategy = one.executor.strategy
         read = strategy.patients
 
@@ -142,7 +146,7 @@ def test_a_site_that_comes_late_to_a_job_of_a_new_period_is_scored_before_it_lea
 
 
 def test_a_hospital_refuses_a_server_s_clock(tmp_path):
-    reply, _ = HospitalSite(tmp_path, "hospital", simulated=False).handshake(rounds_per_period=1)
+    reply, _ = Hospital(tmp_path, "hospital", simulated=False).handshake(rounds_per_period=1)
     assert reply.status == "error" and "simulations" in reply.reason
 
 
@@ -153,7 +157,7 @@ def test_a_job_that_adds_a_period_scores_its_visits_before_it_learns_and_only_on
         data = FEW | {"alignment": "period", "periods": ["2019-04-01", "2019-07-01"][: steps - 1]}
         data |= {"replay_share": float(steps < 3)}
         model, temporal = {"max_length": 8, "num_beams": 1}, {"replay": "seen"}
-        one = HospitalSite(tmp_path, method="fedtar", model=model, data=data, temporal=temporal)
+        one = Hospital(tmp_path, method="fedtar", model=model, data=data, temporal=temporal)
         return one.run(task, TaskHeader("fedtar", "run", r, t, rounds, steps, **more), w)
 
     _, w = ask(HANDSHAKE, 2, 0, 0, after=version(0, 0), initial_site="site-1")

@@ -5,8 +5,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hospital_site import HospitalSite
 from PIL import Image
+
+from fedtar_flare.testing import Hospital
 
 MARK = "Mustermann-4711"
 HEAD = ("patient_id", "study_datetime", "image", "report", "age", "sex")
@@ -33,7 +34,7 @@ def hospital(tmp_path, patients, change=lambda rows: rows):
     (tmp_path / "sites" / "site-1.yaml").write_text(
         f"source: manifest\npath: ../manifest.csv\nstate_dir: {tmp_path / 'state'}\n"
     )
-    return HospitalSite(tmp_path, model={"slices": 1})
+    return Hospital(tmp_path, model={"slices": 1})
 
 
 def spoil(column, value, where):

@@ -4,7 +4,6 @@ import os
 
 import pytest
 import torch
-from federation import NAMES, last, same_bits
 from three_sites import T, federation, run, sites
 
 from fedtar_flare.core import tensor_file
@@ -15,6 +14,9 @@ from fedtar_flare.record.log import read_events
 from fedtar_flare.runtime.aggregation import SpilledUpdates
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.results import Results
+from fedtar_flare.testing import last_checkpoint as last
+from fedtar_flare.testing import same_bits
+from fedtar_flare.testing.federation import NAMES
 
 
 def reference(local, num_rounds, weighting, alpha_form, eta):

@@ -3,18 +3,20 @@
 import errno
 import os
 
-from federation import LocalFederation, QuadraticSite, Spoilt, pair
+from federation import Spoilt
 
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.record.events import End, Joined, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.aggregation import SpilledUpdates
+from fedtar_flare.testing import FunctionFederation, QuadraticSite
+from fedtar_flare.testing import random_pair as pair
 
 
 def federation(folder, *others, **settings):
     sites = [QuadraticSite("site-a", [pair(1), pair(2)], samples=3, validation=pair(9)), *others]
     settings = {"num_rounds": 2, "time_steps": 2, "step_time_limit": 1} | settings
-    return LocalFederation(folder, {site.name: site for site in sites}, **settings)
+    return FunctionFederation(folder, {site.name: site for site in sites}, **settings)
 
 
 def run(controller):

@@ -2,11 +2,15 @@
 
 import pytest
 import torch
-from federation import NAMES, LocalFederation, QuadraticSite, Spoilt, last, pair
+from federation import Spoilt
 from three_sites import T, federation, run, sites
 
 from fedtar_flare.protocol.messages import ERROR, Reply
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.testing import FunctionFederation, QuadraticSite
+from fedtar_flare.testing import last_checkpoint as last
+from fedtar_flare.testing import random_pair as pair
+from fedtar_flare.testing.federation import NAMES
 
 
 def broken(spoil, task=TRAIN):
@@ -167,7 +171,7 @@ class HeadSite(QuadraticSite):
 
 def test_each_row_of_a_shared_head_is_the_mean_of_the_sites_that_say_something_in_it(tmp_path):
     sites = {"a": HeadSite("a", [True, True, False], 1), "b": HeadSite("b", [False, True, False], 3)}
-    controller = LocalFederation(tmp_path, sites, num_rounds=1, time_steps=1, step_time_limit=5)
+    controller = FunctionFederation(tmp_path, sites, num_rounds=1, time_steps=1, step_time_limit=5)
     controller.run()
     moved = sites["a"].received[1, 1][HEAD][:, 0]  # alpha of the one step is 1
     torch.testing.assert_close(moved, torch.tensor([1.0, (1 * 1 + 3 * 3) / 4, 0.0]))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from federation import NAMES, LocalFederation, QuadraticSite, federation_of, last, slowed
+from federation import federation_of, slowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +17,9 @@ from fedtar_flare.record.log import read_events
 from fedtar_flare.runtime.aggregation import site_weights
 from fedtar_flare.runtime.checkpoint import load
 from fedtar_flare.runtime.lora_mean import ROW_NORM, aligned, truncated
+from fedtar_flare.testing import FunctionFederation, QuadraticSite
+from fedtar_flare.testing import last_checkpoint as last
+from fedtar_flare.testing.federation import NAMES
 
 A, B = NAMES
 R, T, WIDE, HIGH = 3, 3, 5, 4
@@ -55,7 +58,7 @@ class LowRankSite(QuadraticSite):
         return ok(header, {"samples": self.samples, "train_loss": 1.0, **done}), update
 
 
-def run(folder, form, kind=LocalFederation, sites=None, **more):
+def run(folder, form, kind=FunctionFederation, sites=None, **more):
     sites = {name: LowRankSite(name, form) for name in RANKS} | (sites or {})
     controller = kind(folder, sites, num_rounds=2, time_steps=T, step_time_limit=1, **more)
     controller.run()
@@ -77,7 +80,7 @@ def test_a_run_is_what_dense_weights_give_and_theorem_1_holds_with_what_is_cut_o
     """With a site that makes half of its updates where products are averaged: the mean then counts tau times."""
     sites = {"site-c": LowRankSite("site-c", form, work=0.5)} if form == "product" else {}
     tau = 1 - SHARES["site-c"] / 2 if form == "product" else 1
-    kind, fixed = (LocalFederation, {"alpha_form": "inverse_sqrt"}), (federation_of("fedavg"), {})
+    kind, fixed = (FunctionFederation, {"alpha_form": "inverse_sqrt"}), (federation_of("fedavg"), {})
     kind, fixed = kind if method == "fedtar" else fixed
     controller, sites, events = run(tmp_path, form, kind, sites, **fixed)
     assert not controller.panics, controller.panics

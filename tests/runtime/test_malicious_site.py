@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federation import NAMES, QuadraticSite, Spoilt, federation_of, last, pair, same_bits
+from federation import Spoilt, federation_of
 from hypothesis import given
 from hypothesis import strategies as st
 from test_controller_faults import federation, run
@@ -18,6 +18,10 @@ from fedtar_flare.record.events import Alarm, End, Start, Step, Validation
 from fedtar_flare.record.log import of_kind
 from fedtar_flare.runtime.aggregation import FEWEST_SITES
 from fedtar_flare.runtime.results import Results
+from fedtar_flare.testing import QuadraticSite, same_bits
+from fedtar_flare.testing import last_checkpoint as last
+from fedtar_flare.testing import random_pair as pair
+from fedtar_flare.testing.federation import NAMES
 
 
 def payload(**changes):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hospital_site import SETTINGS, HospitalSite, executor_of, write_site_files
+from hospital_site import SETTINGS, write_site_files
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.transforms import preparation
@@ -16,6 +16,7 @@ from fedtar_flare.learning.drafting import Drafter, study_of
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
 from fedtar_flare.runtime.in_process import run_in_process
+from fedtar_flare.testing import Hospital, executor_of
 
 SMOOTH = {"name": "GaussianSmoothd", "sigma": 3.0}
 NOISE = {"name": "RandGaussianNoised", "prob": 1.0, "std": 0.2}
@@ -29,9 +30,7 @@ def site_files(tmp_path, home, monkeypatch):
 
 
 def site_with(tmp_path, *transforms):
-    return HospitalSite(
-        tmp_path, fresh=False, training=TRAINING, data={**SETTINGS["data"], "transforms": list(transforms)}
-    )
+    return Hospital(tmp_path, fresh=False, training=TRAINING, data={**SETTINGS["data"], "transforms": list(transforms)})
 
 
 def test_a_transform_that_the_site_allows_changes_what_training_sees_and_a_random_one_training_alone(tmp_path):
@@ -75,8 +74,9 @@ def test_a_task_that_finds_all_images_prepared_imports_no_monai(tmp_path):
         import sys
         from pathlib import Path
         sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-        from hospital_site import SETTINGS, HospitalSite
-        site = HospitalSite(Path({str(tmp_path)!r}), training={TRAINING!r},
+        from hospital_site import SETTINGS
+        from fedtar_flare.testing import Hospital
+        site = Hospital(Path({str(tmp_path)!r}), training={TRAINING!r},
             data={{**SETTINGS["data"], "transforms": [{SMOOTH!r}]}})
         reply, w = site.handshake("other")
         assert reply.status == "ok", reply.reason

@@ -13,7 +13,7 @@ import pytest
 import torch
 from federation_process import wait_for
 from flare_context import put_app
-from hospital_site import HospitalSite, executor_of, write_site_files
+from hospital_site import write_site_files
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -25,6 +25,7 @@ from fedtar_flare.registry import names
 from fedtar_flare.runtime.process_group import ProcessGroup
 from fedtar_flare.site.context import sites_at_once
 from fedtar_flare.site.state import ReadOnlyState
+from fedtar_flare.testing import Hospital, executor_of
 
 NOBODY = SimpleNamespace(
     name="site-1", simulated=True, job="", workspace=Path(), app=Path("nowhere"), stop_if_aborted=lambda: None
@@ -97,7 +98,7 @@ def site_of(tmp_path, home, monkeypatch):
         file.write_text(f"source: synthetic\nstate_dir: {tmp_path / f'state-{processes}'}\nprocesses: {processes}\n")
         training = {"local_steps": local_steps, "batch_size": 5}
         put_app(tmp_path / "app", settings := {"data": {"synthetic_patients": 16}, "training": training})
-        made.append(HospitalSite(tmp_path / "kit", fresh=False, app=tmp_path / "app", preset="tiny", **settings))
+        made.append(Hospital(tmp_path / "kit", fresh=False, app=tmp_path / "app", preset="tiny", **settings))
         return made[-1]
 
     yield make

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from federation import LocalFederation, QuadraticSite, last, same_bits
 from torch.profiler import ProfilerActivity, profile
 
 from fedtar_flare.metrics.registry import SCORES
@@ -21,6 +20,8 @@ from fedtar_flare.runtime import aggregation, training
 from fedtar_flare.runtime.aggregation import SpilledUpdates
 from fedtar_flare.runtime.exchange import Answers
 from fedtar_flare.runtime.results import MOST_FINDINGS, Results, check_scores
+from fedtar_flare.testing import FunctionFederation, QuadraticSite, same_bits
+from fedtar_flare.testing import last_checkpoint as last
 
 FEW, MANY = 8, 63
 SHAPES = {
@@ -60,7 +61,7 @@ class TrivialSite(QuadraticSite):
         return ok(header, numbers, {"t_numbers": [0.1 * t for t in range(1, header.time_steps + 1)]}), None
 
 
-class FromThreads(LocalFederation):
+class FromThreads(FunctionFederation):
     """Replies come shuffled and several at once, each in a thread of its own, as FLARE's server takes them."""
 
     def send_model(self, task_name, data, targets, min_responses, timeout, callback):
@@ -90,7 +91,7 @@ class Hoard(SpilledUpdates):
         return total
 
 
-def federation(folder, number, kind=LocalFederation, **settings):
+def federation(folder, number, kind=FunctionFederation, **settings):
     sites = {name: TrivialSite(name) for name in (f"site-{i:03d}" for i in range(number))}
     return kind(folder, sites, **({"num_rounds": 1, "time_steps": 2, "step_time_limit": 60} | settings))
 
@@ -155,7 +156,7 @@ def test_the_largest_scores_of_many_sites_are_kept_as_text(tmp_path):
 
 def test_the_result_of_many_sites_does_not_depend_on_the_order_of_arrival(tmp_path):
     ends = []
-    for kind in (LocalFederation, FromThreads):
+    for kind in (FunctionFederation, FromThreads):
         controller = federation(tmp_path / kind.__name__, MANY, kind, time_steps=1)
         controller.run()
         assert not controller.panics

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from federation import NAMES, QuadraticSite, Spoilt, federation_of, last, pair, same_bits, slowed
+from federation import Spoilt, federation_of, slowed
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.config import TrainingConfig
@@ -11,6 +11,10 @@ from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.reporting.participation import participation
 from fedtar_flare.reporting.run import read_run
+from fedtar_flare.testing import QuadraticSite, same_bits
+from fedtar_flare.testing import last_checkpoint as last
+from fedtar_flare.testing import random_pair as pair
+from fedtar_flare.testing.federation import NAMES
 
 PLANNED = 12
 
@@ -74,7 +78,11 @@ def test_a_site_gains_nothing_by_a_lie_about_its_updates(tmp_path):
 
     assert "13 of 12 planned updates" in lying(PLANNED + 1)[1][0].refused["site-9"]
     assert "times that of the weights" in lying(1, 10**6)[1][0].refused["site-9"]
-    start, few, longer = honest[0].start(), last(lying(1)[0]), last(lying(PLANNED, times=PLANNED)[0])
+    start, few, longer = (
+        honest[0].start(),
+        last(lying(1)[0]),
+        last(lying(PLANNED, times=PLANNED)[0]),
+    )
     for name in NAMES:  # the same direction as of an update that it made longer itself, and a shorter step
         moved, without = few.weights[name] - start[name], longer.weights[name] - start[name]
         torch.testing.assert_close(moved, without * (2 / 3 + 1 / 3 / PLANNED), rtol=1e-4, atol=1e-6)

@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from hospital_site import HospitalSite, T, write_site_files
+from hospital_site import T, write_site_files
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.methods.fedavg import METHOD
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.protocol.tasks import TRAIN, close_round, handshake, train
 from fedtar_flare.runtime.report_site import ReportSite
+from fedtar_flare.testing import Hospital
 
 ORDERED = METHOD.derive(
     "ordered", "Ordered", contract={"tasks": (handshake, train, replace(close_round, follows=(TRAIN,)))}
@@ -24,7 +25,7 @@ def _environment(home, tmp_path, monkeypatch, announce):
 
 
 def hospital(folder, **settings):
-    return HospitalSite(folder, method="ordered", training={"local_steps": 1, "batch_size": 2}, **settings)
+    return Hospital(folder, method="ordered", training={"local_steps": 1, "batch_size": 2}, **settings)
 
 
 def refused(reply, why):

@@ -12,9 +12,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 import torch
-from federation import LocalFederation, QuadraticSite, pair
 from flare_context import context, write_workflow
-from hospital_site import HospitalSite, executor_of
 from huggingface_hub import constants
 from kits import make_kit
 from nvflare.apis.event_type import EventType
@@ -37,6 +35,8 @@ from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.context import Site
+from fedtar_flare.testing import FunctionFederation, Hospital, QuadraticSite, executor_of
+from fedtar_flare.testing import random_pair as pair
 
 ATTACK = {
     "model": {"lora_targets": ["decoder.lm_head"]},
@@ -83,7 +83,7 @@ def kit(tmp_path, monkeypatch, online):
 
 
 def test_the_attack_is_declined_with_all_reasons_and_no_file_of_the_data_is_opened(kit, opened):
-    hospital = HospitalSite(kit, name="hospital", simulated=False, preset="small", **ATTACK)
+    hospital = Hospital(kit, name="hospital", simulated=False, preset="small", **ATTACK)
     with opened() as paths:
         reply, weights = hospital.handshake()
     assert reply.status == ERROR and weights is None and reply.reason.startswith("declined by the site's policy: ")
@@ -91,7 +91,7 @@ def test_the_attack_is_declined_with_all_reasons_and_no_file_of_the_data_is_open
         assert word in reply.reason
     assert str(kit.parent) not in json.dumps(reply.to_meta())
     assert not [path for path in paths if "secret-archive" in path]
-    harmless = HospitalSite(kit, name="hospital", simulated=False, **HARMLESS)
+    harmless = Hospital(kit, name="hospital", simulated=False, **HARMLESS)
     with opened() as paths:
         reply, _ = harmless.handshake()
     assert reply.status == ERROR and "declined" not in reply.reason  # its one study is not there
@@ -102,13 +102,13 @@ def test_the_attack_is_declined_with_all_reasons_and_no_file_of_the_data_is_open
 def test_a_hospital_s_images_are_not_changed_at_random_and_its_periods_are_not_divided(kit, asked):
     (kit / "local" / "fedtar.yaml").write_text("source: synthetic\n")
     data = {"synthetic_patients": 8, "periods": ["2019-04-01"] if len(asked) > 1 else [], **asked}
-    reply, weights = HospitalSite(kit, name="hospital", simulated=False, **HARMLESS | {"data": data}).handshake()
+    reply, weights = Hospital(kit, name="hospital", simulated=False, **HARMLESS | {"data": data}).handshake()
     assert reply.status == ERROR and weights is None
     assert next(iter(asked)) in reply.reason and "for simulations" in reply.reason
 
 
 def test_a_decline_stands_in_the_audit_with_its_reasons(kit):
-    hospital = HospitalSite(kit, simulated=False, **HARMLESS)
+    hospital = Hospital(kit, simulated=False, **HARMLESS)
     header = hospital.header("run", 0, 0, after="0000-00")
     fl_ctx = context(kit, "handshake", name="hospital", header=header, app=hospital.app)
     task = fl_ctx.get_prop(FLContextKey.TASK_DATA)
@@ -121,7 +121,7 @@ def test_a_decline_stands_in_the_audit_with_its_reasons(kit):
 
 @pytest.mark.parametrize(("name", "value"), [("rounds", 201), ("time_steps", 21)])
 def test_what_the_server_says_of_a_run_is_bounded_as_well(kit, name, value):
-    hospital = HospitalSite(kit, name="hospital", simulated=False, **HARMLESS)
+    hospital = Hospital(kit, name="hospital", simulated=False, **HARMLESS)
     header = replace(hospital.header("run", 0, 0, after="0000-00"), **{name: value})
     write_workflow(hospital.app, num_rounds=header.rounds, time_steps=header.time_steps)
     reply, _ = hospital.run("handshake", header)
@@ -138,7 +138,7 @@ def trained(tmp_path, home, monkeypatch):
         (tmp_path / "site-1.yaml").write_text(f"source: synthetic\nstate_dir: {tmp_path / 'state'}\n{policy}")
 
     write()
-    site = HospitalSite(tmp_path, fresh=False)
+    site = Hospital(tmp_path, fresh=False)
     reply, w = site.handshake()
     assert reply.status == OK
     return site, w, write
@@ -208,13 +208,13 @@ def test_a_job_names_a_model_and_the_site_says_where_it_is(tmp_path, home, monke
     (tmp_path / "site-1.yaml").write_text(f"source: synthetic\nstate_dir: {tmp_path / 'state'}\n{policy}\n")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     constants.HF_HUB_OFFLINE = False
-    reply, w = HospitalSite(tmp_path, model={"weights": "start", "tokenizer": "start"}).handshake()
+    reply, w = Hospital(tmp_path, model={"weights": "start", "tokenizer": "start"}).handshake()
     assert reply.status == OK and w
     assert reply.payload["model"]["config"]["weights"] == "start"
     assert "models-of-the-hospital" not in json.dumps(reply.to_meta())
     assert constants.is_offline_mode(), "before any model is loaded"
     for other in (str(folder / "model.safetensors"), "models-of-the-hospital", "."):
-        reply, w = HospitalSite(tmp_path, model={"weights": other}).handshake()
+        reply, w = Hospital(tmp_path, model={"weights": other}).handshake()
         assert reply.status == ERROR and "not among this site's models" in reply.reason and w is None
 
 
@@ -246,7 +246,7 @@ def hub(monkeypatch, online):
 def test_a_site_calls_no_hub_unless_it_has_said_so(hub, tmp_path, allowed):
     """The job names a model that the site knows by name and does not have."""
     names = {"decoder_name": f"nobody/nothing-{allowed}", "tokenizer": "decoder"}
-    hospital = HospitalSite(tmp_path, **HARMLESS, model=names)
+    hospital = Hospital(tmp_path, **HARMLESS, model=names)
     bounds = Bounds(models={names["decoder_name"]: None}, models_from="hub" if allowed else "list")
     with pytest.raises(ConfigError, match="could not be fetched"):
         admit(hospital.executor.strategy.request(3, 3), bounds)
@@ -283,7 +283,7 @@ def test_the_server_records_the_reason_and_takes_the_site_in_when_it_agrees(tmp_
             approved.append(True)
         return plain(task, header, weights)
 
-    federation = LocalFederation(tmp_path, {"site-a": site, "site-b": other}, num_rounds=4, time_steps=2)
+    federation = FunctionFederation(tmp_path, {"site-a": site, "site-b": other}, num_rounds=4, time_steps=2)
     federation.run()
     events = read_events(tmp_path / "fedtar")
     assert not federation.panics and events[-1].status == "completed"

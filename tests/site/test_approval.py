@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 from command import failing, passing
-from hospital_site import SETTINGS, HospitalSite
+from hospital_site import SETTINGS
 from kits import make_kit
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
@@ -21,6 +21,7 @@ from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.approval import SIGNATURES, approve, digest_of, is_approved, withdraw
 from fedtar_flare.site.audit import read_audit
 from fedtar_flare.site.policy import GUARD
+from fedtar_flare.testing import Hospital
 
 CLIENT = "app/config/config_fed_client.json"
 
@@ -113,7 +114,7 @@ def test_a_held_job_reads_nothing_and_an_approved_one_goes_on_until_something_ch
     payload = {"settings": "same", "counts": {split: [1, 1] for split in ("train", "validation", "test")}}
     monkeypatch.setattr(ReportSite, "_handshake", lambda self, header, *_: (ok(header, payload=payload), None))
     app = shutil.copytree(job / "app", kit / "job-1" / "app_hospital")
-    hospital = HospitalSite(kit, name="hospital", simulated=False, app=app)
+    hospital = Hospital(kit, name="hospital", simulated=False, app=app)
 
     def status():
         reply, _ = hospital.handshake()

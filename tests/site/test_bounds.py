@@ -5,7 +5,6 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from hospital_site import executor_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.site import admission
 from fedtar_flare.site.admission import Declined, admit, breaches
 from fedtar_flare.site.bounds import Bounds, default_bounds
+from fedtar_flare.testing import executor_of
 
 HUB = "some-lab/some-model"
 NO_EMBEDDING = "never the output layer or an embedding"

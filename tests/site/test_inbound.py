@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federation import LocalFederation, QuadraticSite, pair
 from flare_context import Recorder, context, read, shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import ParamsType
@@ -15,6 +14,8 @@ from fedtar_flare.protocol.exchange import check_inbound
 from fedtar_flare.protocol.messages import HEADER, Reply, TaskHeader, version
 from fedtar_flare.record.events import Start
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.testing import FunctionFederation, QuadraticSite
+from fedtar_flare.testing import random_pair as pair
 from fedtar_flare.version import __version__
 
 TASK = {"method": "fedtar", "run_id": "run", "round": 1, "step": 1, "rounds": 2, "time_steps": 2, "after": "0001-00"}
@@ -104,7 +105,7 @@ def test_the_server_refuses_a_site_of_another_version_and_goes_on(tmp_path):
         reply, tensors = old(task, header, weights)
         return replace(reply, plugin="0.0.9"), tensors
 
-    federation, seen = LocalFederation(tmp_path, {"site-a": new, "site-b": answers}, num_rounds=1, time_steps=2), []
+    federation, seen = FunctionFederation(tmp_path, {"site-a": new, "site-b": answers}, num_rounds=1, time_steps=2), []
     federation.warning = seen.append
     federation.run()
     [start] = of_kind(read_events(tmp_path / "fedtar"), Start)

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 from command import passing
 from flare_context import write_workflow
-from hospital_site import HospitalSite, T, executor_of
+from hospital_site import T
 from kits import add_to_site_file, make_kit, write_radiographs
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
@@ -17,6 +17,7 @@ from fedtar_flare.site.audit import read_audit
 from fedtar_flare.site.context import state_of
 from fedtar_flare.site.job_records import CELLS, RUNS, fix_cells, layout_conflicts, read_record
 from fedtar_flare.site.site_file import SiteConfig, read_site_file
+from fedtar_flare.testing import Hospital, executor_of
 
 POLICY = "{min_patients: 1, min_local_steps: 1, min_batch_size: 1}"
 
@@ -38,7 +39,7 @@ def asked(kit):
 
     def ask(run, job="job-1", says=(), settings=(), **header):
         said = {"num_rounds": 2, "time_steps": T} | {n: v for n, v in header.items() if n == "time_steps"} | dict(says)
-        hospital = HospitalSite(kit, name="hospital", simulated=False, app=kit / job / "app", **dict(settings))
+        hospital = Hospital(kit, name="hospital", simulated=False, app=kit / job / "app", **dict(settings))
         hospital.job = job
         write_workflow(hospital.app, **said)
         given = replace(hospital.header(run, 0, 0, after="0000-00", initial_site="hospital"), **{"rounds": 2, **header})

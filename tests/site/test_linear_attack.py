@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from flare_context import write_workflow
-from hospital_site import HospitalSite, task_of
 from PIL import Image
 
 from fedtar_flare.core.errors import ConfigError
@@ -20,6 +19,7 @@ from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
 from fedtar_flare.runtime.task import seed_of
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.site_file import load_site_config
+from fedtar_flare.testing import Hospital, task_of
 
 STEPS, SIZE, ROUNDS = 4, 4, 26
 RATE = Bounds().min_learning_rate
@@ -47,7 +47,7 @@ def hospital(tmp_path, home, monkeypatch):
         training = {"local_steps": STEPS, "batch_size": SIZE, "lr": RATE, **training}
         settings = {"training": training, "model": {"slices": 1}, "scaffold": {"optimizer": "sgd"}}
         write_workflow(tmp_path / "app", num_rounds=ROUNDS, time_steps=1)  # the job says what it will ask
-        return HospitalSite(tmp_path, fresh=False, simulated=False, method="scaffold", app=tmp_path / "app", **settings)
+        return Hospital(tmp_path, fresh=False, simulated=False, method="scaffold", app=tmp_path / "app", **settings)
 
     return build
 

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hospital_site import HospitalSite, T, write_site_files
+from hospital_site import T, write_site_files
 
 from fedtar_flare.protocol.messages import HEADER, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.site import state as site_state
 from fedtar_flare.site.state import SiteState
+from fedtar_flare.testing import Hospital
 
 TRAINING = {"local_steps": 1, "batch_size": 2}
 RUN = "run"
@@ -23,7 +24,7 @@ class Trained:
     """A site after one honest round, whose run every attempt gets a copy of."""
 
     def __init__(self, folder):
-        self.folder, self.site = folder, HospitalSite(folder, fresh=False, training=TRAINING)
+        self.folder, self.site = folder, Hospital(folder, fresh=False, training=TRAINING)
         _, w = self.site.handshake(RUN)
         self.w = [w]
         for t in range(1, T + 1):
@@ -187,13 +188,13 @@ def test_scores_are_told_of_one_set_of_weights_at_one_place_of_a_run(trained):
 
 def test_an_update_of_too_few_patients_does_not_leave(trained):
     data = {"synthetic_patients": 16, "min_cell": 2}
-    lone = HospitalSite(trained.folder, training={"local_steps": 1, "batch_size": 1}, data=data)
+    lone = Hospital(trained.folder, training={"local_steps": 1, "batch_size": 1}, data=data)
     _, w = lone.handshake("lone")
     before = trained.state("lone").versions()
     reply, update = lone.train(w, 1, 1, "lone")
     assert reply.status == "abstain" and update is None and "fewer than 2 patients" in reply.reason
     assert trained.state("lone").versions() == before
-    lone = HospitalSite(trained.folder, training={"local_steps": 4, "batch_size": 1}, data=data)
+    lone = Hospital(trained.folder, training={"local_steps": 4, "batch_size": 1}, data=data)
     reply, update = lone.train(w, 1, 1, "lone")
     assert reply.status == "ok" and update and {"train_loss", "samples"} <= set(reply.numbers)
     assert reply.numbers["samples"] % 2 == 0
@@ -230,7 +231,7 @@ def test_a_server_cannot_fill_a_site_with_runs(trained, monkeypatch):
     kept = SiteState(trained.folder / "state", "one", "hospital")
     kept.folder.mkdir(parents=True)
     kept.require_capacity()  # a run that is there already goes on
-    hospital = HospitalSite(trained.folder, name="hospital", simulated=False, training=TRAINING)
+    hospital = Hospital(trained.folder, name="hospital", simulated=False, training=TRAINING)
     reply, weights = hospital.handshake("two")
     assert reply.status == "error" and "purge" in reply.reason and weights is None
     assert not (trained.folder / "state" / "two").exists()

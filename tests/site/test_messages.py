@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 from flare_context import context, read, write_workflow
-from hospital_site import executor_of
 from kits import make_kit, write_noise
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
@@ -18,6 +17,7 @@ from fedtar_flare.site.accountant import epsilon_of
 from fedtar_flare.site.context import state_of
 from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.privacy import GaussianPrivacy
+from fedtar_flare.testing import executor_of
 
 MARK, DATE = "canaryqzx", "1987-06"
 T = 2

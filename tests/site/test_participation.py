@@ -2,7 +2,6 @@
 
 import pytest
 from command import failing, passing
-from federation import LocalFederation, QuadraticSite, pair
 from flare_context import context, read, shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import ParamsType
@@ -14,6 +13,8 @@ from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.approval import PARTICIPATION as FILE
 from fedtar_flare.site.approval import Participation, decide, participation
 from fedtar_flare.site.context import state_of
+from fedtar_flare.testing import FunctionFederation, QuadraticSite
+from fedtar_flare.testing import random_pair as pair
 
 
 class Behind(SiteExecutor):
@@ -38,7 +39,7 @@ def site(letter, kind=QuadraticSite):
 
 def federation_of(folder, sites, rounds=1):
     named = {f"site-{letter}": one for letter, one in sites.items()}
-    federation = LocalFederation(folder, named, num_rounds=rounds, time_steps=2)
+    federation = FunctionFederation(folder, named, num_rounds=rounds, time_steps=2)
     federation.run()
     return federation, read_events(folder / "fedtar")
 

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from federation import LocalFederation, QuadraticSite, pair
 from flare_context import A, B, context, message, read, shareable, task_header
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
@@ -23,6 +22,8 @@ from fedtar_flare.site.accountant import epsilon_of
 from fedtar_flare.site.context import state_of
 from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.privacy import GaussianPrivacy, standard_normals
+from fedtar_flare.testing import FunctionFederation, QuadraticSite
+from fedtar_flare.testing import random_pair as pair
 
 
 def update(scale=1.0, dtype=torch.float32, size=200):
@@ -217,7 +218,7 @@ def test_a_site_with_privacy_and_one_without_finish_a_run_together(tmp_path):
 
     plain = QuadraticSite("b", [pair(1), pair(2)], validation=pair(3))
     noisy = behind_the_filter(QuadraticSite("a", [pair(4), pair(5)], validation=pair(6)))
-    federation = LocalFederation(
+    federation = FunctionFederation(
         tmp_path / "server", {"a": noisy, "b": plain}, num_rounds=2, time_steps=2, update_norm_limit=1e6
     )
     federation.run()

@@ -11,8 +11,8 @@ from tables import write_table
 PROGRAM = """
 import sys
 from pathlib import Path
-from hospital_site import HospitalSite
-site = HospitalSite(Path(sys.argv[1]), model={"slices": 1, "max_length": 8, "num_beams": 1}, fresh=False)
+from fedtar_flare.testing import Hospital
+site = Hospital(Path(sys.argv[1]), model={"slices": 1, "max_length": 8, "num_beams": 1}, fresh=False)
 _, weights = site.handshake()
 reply, update = site.train(weights, 1, 1)
 assert reply.status == "ok" and update, reply

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from command import run_simulator
-from federation import same_bits
-from hospital_site import HospitalSite, executor_of, write_site_files
+from hospital_site import write_site_files
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
@@ -23,6 +22,7 @@ from fedtar_flare.site.admission import breaches
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.context import home as cache_home
 from fedtar_flare.site.state import SiteState
+from fedtar_flare.testing import Hospital, executor_of, same_bits
 
 SITES = ("site-1", "site-2")
 SETTINGS = {
@@ -118,7 +118,7 @@ def test_the_exchange_is_the_adapter_and_the_head_alone(run):
 @pytest.mark.parametrize("least", [1, 2])
 def test_how_many_updates_were_left_out_is_told_where_a_cell_is_of_one_patient(least, home, tmp_path, monkeypatch):
     write_site_files(tmp_path, home, monkeypatch)
-    site = HospitalSite(tmp_path, method="fedkei", **SETTINGS | {"data": {"synthetic_patients": 20, "min_cell": least}})
+    site = Hospital(tmp_path, method="fedkei", **SETTINGS | {"data": {"synthetic_patients": 20, "min_cell": least}})
     header = TaskHeader("fedkei", "run", 0, 0, 2, 2, after=version(0, 0), initial_site="site-1")
     _, start = site.run("handshake", header)
     header = TaskHeader("fedkei", "run", 1, 2, 2, 2, after=version(1, 1))

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hospital_site import executor_of, task_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from fedtar_flare.methods.fedmrg.contract import CONTRACT
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER
 from fedtar_flare.site.site_file import SiteConfig
+from fedtar_flare.testing import executor_of, task_of
 
 
 def samples(patients, visits=2):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from adapted_models import GPT2_TARGETS, gpt2_case, shake
-from hospital_site import executor_of
 from torch import nn
 
 from fedtar_flare.core.globs import matches
@@ -19,6 +18,7 @@ from fedtar_flare.methods.fedmrg.dual_adapter import (
     specialised_model,
 )
 from fedtar_flare.models.adapters.lora import add_lora, load_shared_state, shared_parameters, shared_state
+from fedtar_flare.testing import executor_of
 
 SCALE = 3.0
 

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from command import run_simulator
-from federation import federation_of, last, same_bits
-from hospital_site import HospitalSite, executor_of, task_of
+from federation import federation_of
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.learning.drafting import Drafter, Study
@@ -24,6 +23,8 @@ from fedtar_flare.site import audit
 from fedtar_flare.site.context import home as cache_home
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.suite.collect import score_outside
+from fedtar_flare.testing import Hospital, executor_of, same_bits, task_of
+from fedtar_flare.testing import last_checkpoint as last
 
 T, SEED = 2, 0
 MEMBERS, UNSEEN = ("site-1", "site-2"), "site-3"
@@ -50,7 +51,7 @@ class Recording:
     """A hospital that keeps what it sent and was sent."""
 
     def __init__(self, folder, name):
-        self.site = HospitalSite(folder, name, fresh=False, method="fedmrg", **SETTINGS)
+        self.site = Hospital(folder, name, fresh=False, method="fedmrg", **SETTINGS)
         self.messages = []
 
     def __call__(self, task, header, weights):

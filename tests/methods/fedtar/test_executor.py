@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hospital_site import SETTINGS, HospitalSite, T, a_round, executor_of, state_of
+from hospital_site import SETTINGS, T, a_round, state_of
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.signal import Signal
 
@@ -17,11 +17,12 @@ from fedtar_flare.protocol.messages import version
 from fedtar_flare.reporting.examples import read_examples
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.task import seed_of
+from fedtar_flare.testing import Hospital, executor_of
 
 
 def two_rounds(folder, run_id, fresh):
     """A site's answers to the tasks of two rounds, of which the first training is done twice."""
-    site = HospitalSite(folder, fresh=fresh, model={"max_length": 8, "num_beams": 1})
+    site = Hospital(folder, fresh=fresh, model={"max_length": 8, "num_beams": 1})
     found = SimpleNamespace(site=site, hello=site.handshake(run_id, evaluate=True), trained={}, streamed={}, ws=[])
     w = found.hello[1]
     for r in (1, 2):
@@ -162,7 +163,7 @@ def test_too_few_patients_abstain_and_nothing_is_told_of_them(hospital, replay, 
 
 def test_a_hospital_without_a_site_file_never_trains_on_phantoms(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDTAR_SITES", raising=False)
-    reply, weights = HospitalSite(tmp_path, name="hospital", simulated=False).handshake()
+    reply, weights = Hospital(tmp_path, name="hospital", simulated=False).handshake()
     assert reply.status == "error" and "site file" in reply.reason and weights is None
     assert str(tmp_path) not in reply.reason
 

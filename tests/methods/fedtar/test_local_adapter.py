@@ -5,13 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hospital_site import HospitalSite, T, executor_of, state_of
+from hospital_site import T, state_of
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.globs import matches
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.protocol.messages import version
+from fedtar_flare.testing import Hospital, executor_of
 
 KEPT = {"local_adapter": True}
 SMALL = {"model": {"max_length": 8, "num_beams": 1}}
@@ -20,7 +21,7 @@ HEAD = {"labeler": "synthetic", "shared": True}
 
 def rounds(place, run_id, patient, last_alpha=0.25, number=1, fresh=True, **settings):
     """Rounds whose last step enters with ``last_alpha``; of each the answer, w_T, w_{T-1}, update, state and scores."""
-    site = HospitalSite(place, patient=patient, fresh=fresh, **SMALL, **settings)
+    site = Hospital(place, patient=patient, fresh=fresh, **SMALL, **settings)
     state, found = state_of(place, run_id), []
     w = site.handshake(run_id)[1]
     for r in range(1, number + 1):

@@ -16,11 +16,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hospital_site import executor_of
+
+from fedtar_flare.testing import executor_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # pytest has it already
-
-from federation import LocalFederation
 
 from fedtar_flare.methods.fedtar.events import EVENTS, Outer
 from fedtar_flare.metrics import registry
@@ -28,6 +27,7 @@ from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import SHARED, Evaluation, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
+from fedtar_flare.testing import FunctionFederation
 
 CONTENT = [name for name, score in SCORES.items() if score.group == registry.CONTENT]
 REFERENCE = Path(__file__).with_name("reference.json")
@@ -42,7 +42,7 @@ SETTINGS = {
 
 
 def site(name, folder):
-    """A real executor as a function for :class:`LocalFederation`."""
+    """A real executor as a function for :class:`FunctionFederation`."""
     executor = executor_of("fedtar", **SETTINGS)
     place = SimpleNamespace(
         name=name, simulated=True, workspace=folder, engine=None, stop_if_aborted=lambda: None,
@@ -58,7 +58,7 @@ def numbers_of(folder):
     for name in names:
         (folder / "sites" / f"{name}.yaml").write_text("source: synthetic\nshares: []\n")
     sites = {name: site(name, folder) for name in names}
-    controller = LocalFederation(folder / "server", sites, num_rounds=1, time_steps=2, seed=SEED)
+    controller = FunctionFederation(folder / "server", sites, num_rounds=1, time_steps=2, seed=SEED)
     controller.run()
     assert not controller.panics
     events = read_events(controller.results_folder, (*SHARED, *EVENTS))

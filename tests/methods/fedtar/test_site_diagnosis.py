@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import learners
 import pytest
 import torch
-from hospital_site import executor_of, task_of
 from learners import MODEL
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
@@ -22,6 +21,7 @@ from fedtar_flare.models.prompting import Encoded
 from fedtar_flare.models.report_generator import report_loss
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.testing import executor_of, task_of
 
 TOLD = DiagnosisConfig(labeler="synthetic")
 TWO = {"local_steps": 2, "batch_size": 2}
