@@ -1,6 +1,6 @@
 """What tests of the server need besides the kit: a method's federation as a class, slow sites, and sites that lie."""
 
-from functools import partial
+from functools import partialmethod
 
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
@@ -10,8 +10,8 @@ from fedtar_flare.testing import random_pair as pair
 
 
 def federation_of(method):
-    """A :class:`FunctionFederation` of this method, given the other arguments."""
-    return partial(FunctionFederation, method=method)
+    """A class like :class:`FunctionFederation`, of this method."""
+    return type(method, (FunctionFederation,), {"__init__": partialmethod(FunctionFederation.__init__, method=method)})
 
 
 def slowed(controller, site, until):

@@ -123,7 +123,7 @@ def test_a_run_equals_an_independent_reference(tmp_path, kind, weighting):
         torch.testing.assert_close(checkpoint.weights[name].double(), expected, rtol=1e-6, atol=1e-6)
     assert [(step.round, step.step) for step in of_kind(events, Step)] == [(r, t) for r in (1, 2, 3) for t in (1, 2)]
     assert of_kind(events, Step)[0].abstained == {"site-c": "no visit"}
-    assert of_kind(events, Start)[0].method == kind.keywords["method"] and of_kind(events, End)[0].status == "completed"
+    assert of_kind(events, Start)[0].method == kind.__name__ and of_kind(events, End)[0].status == "completed"
     assert controller.progress()["numbers"] == {}
 
 
