@@ -89,9 +89,9 @@ class Phantoms:
 
 
 class FixedPrompts(nn.Module):
-    """A prompter (:data:`~fedtar_flare.models.prompting.Place`) of ``prompts`` (B, D, E), whatever the image."""
+    """A prompter (see :data:`.PromptPosition`) of ``prompts`` (B, D, E), whatever the image."""
 
-    place = "memory"
+    position = "memory"
 
     def __init__(self, prompts: Tensor):
         super().__init__()

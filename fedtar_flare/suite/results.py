@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from fedtar_flare.core.files import read_json
 from fedtar_flare.suite.plan import Experiment
-from fedtar_flare.suite.run import result_file, rows_file
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -18,12 +17,25 @@ Row = dict[str, Any]
 ``when``: ``start`` before training, ``end`` at the scored round. Of a method that classifies, scores of one test image
 in a task (:mod:`fedtar_flare.suite.collect`)."""
 
+RESULTS = "results"
+"""Folder of a comparison's results."""
+
 WHERE = {
     "members": "At the hospitals that took part",
     "generic": "The shared adapter alone, at the hospitals that took part",
     "outside": "The shared adapter alone, at hospitals outside",
 }
 """Where a model is scored, in the order of the page's tables."""
+
+
+def result_file(folder: Path, experiment: Experiment) -> Path:
+    """``<folder>/results/<arm>[-<variant>]-<seed>-<digest>.json``."""
+    return folder / RESULTS / f"{experiment.file_name}.json"
+
+
+def rows_file(folder: Path, experiment: Experiment) -> Path:
+    """The scores of single reports that belong to a result."""
+    return result_file(folder, experiment).with_suffix(".rows.jsonl")
 
 
 @dataclass(frozen=True)

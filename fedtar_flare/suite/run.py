@@ -15,22 +15,12 @@ from pathlib import Path
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.core.files import write_text
 from fedtar_flare.suite.plan import Experiment
+from fedtar_flare.suite.results import result_file, rows_file
 from fedtar_flare.suite.variants import site_files
 
 __all__ = ["run_suite"]
 
 logger = logging.getLogger(__name__)
-RESULTS = "results"
-
-
-def result_file(folder: Path, experiment: Experiment) -> Path:
-    """``<folder>/results/<arm>[-<variant>]-<seed>-<digest>.json``."""
-    return folder / RESULTS / f"{experiment.file_name}.json"
-
-
-def rows_file(folder: Path, experiment: Experiment) -> Path:
-    """The scores of single reports that belong to a result."""
-    return result_file(folder, experiment).with_suffix(".rows.jsonl")
 
 
 def pending(folder: Path, experiments: Iterable[Experiment]) -> list[Experiment]:

@@ -8,11 +8,11 @@ from command import fedtar_here as here
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
-from fedtar_flare.models.adapters.peft_file import ADAPTER_CONFIG, ADAPTER_INFO, read_adapter_info
+from fedtar_flare.models.adapters.peft_file import ADAPTER_CONFIG, ADAPTER_INFO, read_adapter_config, read_adapter_info
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.sources import offline
-from fedtar_flare.models.weights import fingerprint
+from fedtar_flare.models.weights import fingerprint, with_fingerprint
 from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 
@@ -28,7 +28,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The adapters of runs by ``data.prior``, and a sample with a visit before; ``none`` is of an older release."""
+    """The adapters of runs by ``data.prior``, and a sample with a visit before; ``none`` of one without it."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDTAR_HOME", str(folder / "home"))
@@ -36,11 +36,12 @@ def runs(tmp_path_factory):
         for prior in ("report+image", "generated"):
             recipe = FedTARRecipe(**TINY, data={"synthetic_patients": 5, "prior": prior})
             adapters[prior] = run_in_process(recipe, 1, folder / prior) / "adapter"
-    older = adapters["none"] = folder / "older"
-    shutil.copytree(adapters["generated"], older)
-    info = {k: v for k, v in read_adapter_info(older).items() if k != "prior"}
-    base = fingerprint(build_model(ModelConfig(**info["model"])))  # then it was of the weights alone
-    (older / ADAPTER_INFO).write_text(json.dumps(info | {"format": 1, "fingerprint": base}))
+    without = adapters["none"] = folder / "without"
+    shutil.copytree(adapters["generated"], without)
+    info = {k: v for k, v in read_adapter_info(without).items() if k != "prior"}
+    described = {**info, "config": info["model"], "fingerprint": fingerprint(build_model(ModelConfig(**info["model"])))}
+    info |= {"fingerprint": with_fingerprint(described, read_adapter_config(without))["fingerprint"]}
+    (without / ADAPTER_INFO).write_text(json.dumps(info))
     cohort = synthetic_cohort(
         "site-1", folder=folder / "home" / "synthetic", patients=5, timeline=Timeline(2, prior="image"), seed=0
     )

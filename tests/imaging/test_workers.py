@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedtar_flare.core.errors import ConfigError, DataError
-from fedtar_flare.curation.archive_files import Read, read_headers
+from fedtar_flare.curation.archive_files import Headers, read_headers
 from fedtar_flare.imaging import workers
 from fedtar_flare.imaging.workers import _in_processes, each, worker_count
 
@@ -46,7 +46,7 @@ def hang(number):
     return number
 
 
-NOTHING = Read([], [], [], [])
+NOTHING = Headers([], [], [], [])
 """What the headers of no file say."""
 
 

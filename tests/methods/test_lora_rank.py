@@ -95,5 +95,5 @@ def test_methods_that_add_up_factors_in_their_own_way_refuse_both(hospital, tmp_
             executor_of(method, lora={"mean": "ffa"})
     _, reply, _ = hospital(method="scaffold")
     assert "lora_rank: the site file has 2, the job 4: method 'scaffold'" in reply.reason
-    with pytest.raises(ConfigError, match="products have a mean alone"):
+    with pytest.raises(ConfigError, match="products can only be averaged"):
         MethodRecipe("fedavg", lora={"mean": "product"}, server={"aggregation": "median"}, min_sites=3)

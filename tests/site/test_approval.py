@@ -17,7 +17,6 @@ from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.protocol.messages import ERROR, OK, ok
 from fedtar_flare.runtime.deployed import app_of, read_job
 from fedtar_flare.runtime.report_site import ReportSite
-from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.approval import SIGNATURES, approve, digest_of, is_approved, withdraw
 from fedtar_flare.site.audit import read_audit
 from fedtar_flare.site.policy import GUARD
@@ -109,10 +108,10 @@ def test_an_approval_holds_for_one_digest_until_it_is_withdrawn(tmp_path):
 def test_a_held_job_reads_nothing_and_an_approved_one_goes_on_until_something_changes(kit, job, monkeypatch):
     """Approved beforehand from the lead's folder, it counts for the app that FLARE puts at the site."""
     patients, admitted = [], []
-    monkeypatch.setattr(SiteExecutor, "patients", lambda *_: patients.append(1))
+    monkeypatch.setattr(ReportSite, "patients", lambda *_: patients.append(1))
     monkeypatch.setattr("fedtar_flare.runtime.site_executor.admit", lambda *_: admitted.append(1))
     payload = {"settings": "same", "counts": {split: [1, 1] for split in ("train", "validation", "test")}}
-    monkeypatch.setattr(ReportSite, "_handshake", lambda self, header, *_: (ok(header, payload=payload), None))
+    monkeypatch.setattr(ReportSite, "_handshake", lambda self, task: (ok(task.header, payload=payload), None))
     app = shutil.copytree(job / "app", kit / "job-1" / "app_hospital")
     hospital = Hospital(kit, name="hospital", simulated=False, app=app)
 

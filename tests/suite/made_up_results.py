@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from fedtar_flare.suite.plan import Experiment
-from fedtar_flare.suite.run import RESULTS, result_file, rows_file
+from fedtar_flare.suite.results import RESULTS, result_file, rows_file
 
 PATIENTS, ROUNDS = 6, 4
 RIGHT = ["pneumothorax_left", "nodule_right"]

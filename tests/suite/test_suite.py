@@ -18,8 +18,8 @@ from fedtar_flare.record.log import scored_round
 from fedtar_flare.suite.compare import differences, interval_of
 from fedtar_flare.suite.file import Suite, read_suite
 from fedtar_flare.suite.plan import Experiment, experiments
-from fedtar_flare.suite.results import read_results, seed_means
-from fedtar_flare.suite.run import cores, pending, result_file, run_suite
+from fedtar_flare.suite.results import read_results, result_file, seed_means
+from fedtar_flare.suite.run import cores, pending, run_suite
 
 TINY = {
     "name": "try",

@@ -18,6 +18,7 @@ from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.demographics import fit_mixture
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO, write_adapter
+from fedtar_flare.models.weights import with_fingerprint
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.site.state import SiteState
 
@@ -55,10 +56,13 @@ def left_by(cohort, place, diagnosis=None, precision="float32", lora_rank=None, 
     state.write("mixture", mixture.state(), about)
     state.note_precision(learner.precision)
     state.save(version(ROUND, T), learner.private(), {})
-    info = {"run_id": "run-1", "round": ROUND, "model": MODEL.to_dict(), "fingerprint": learner.fingerprint}
+    info = {"run_id": "run-1", "round": ROUND, "model": MODEL.to_dict()}
     if extension := learner.describe().get("extension"):
         info |= {"method": "fedtar", "extension": extension}
-    write_adapter(place / "adapter", learner.exchanged({}), learner.adapter_config(), info)
+    config = learner.adapter_config()
+    described = {**info, "config": info["model"], "fingerprint": learner.fingerprint}
+    info["fingerprint"] = with_fingerprint(described, config)["fingerprint"]
+    write_adapter(place / "adapter", learner.exchanged({}), config, info)
     sample = cohort.samples("test")[0]
     study = Study(
         sample.visit.image, "ct", sample.visit.patient_id, sample.visit.age, sample.sex, time_step=sample.time_step
