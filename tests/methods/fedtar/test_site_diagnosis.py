@@ -128,9 +128,9 @@ def test_a_report_that_is_searched_for_again_is_written_with_its_own_patient_s_a
     odd = {text: number % 2 for number, text in enumerate(first)}  # every other report does not say what it was told
     learner.generator.choice = SimpleNamespace(
         candidates=4,
-        prompted=lambda seen: [0] * len(seen.tokens),
-        differing=lambda text, told: odd.get(text, -len(text)),
-        completed=lambda text, told: text,
+        prompted_findings=lambda seen: [0] * len(seen.tokens),
+        count_differences=lambda text, prompted: odd.get(text, -len(text)),
+        complete=lambda text, prompted: text,
     )
     assert len(odd) == len(samples)
     together = learner.generate(samples, learner.images(samples))
