@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from fedtar_flare.core.files import read_yaml
 
-__all__ = ["OURS", "PaperPreset", "papers"]
-
 OURS = "ours"
 """Source of a value that the paper does not give."""
 
@@ -26,31 +24,14 @@ class PaperPreset(NamedTuple):
     """Whether the paper's model classifies images instead of writing reports."""
 
     def group(self, name: str) -> dict[str, Any]:
-        """Select the values of one group.
-
-        Parameters
-        ----------
-        name : str
-            Such as ``training``.
-
-        Returns
-        -------
-        dict
-            Values by name.
-        """
+        """Select the values of one group."""
         start = f"{name}."
         return {key.removeprefix(start): value for key, value in self.settings.items() if key.startswith(start)}
 
 
 @cache
 def papers() -> dict[str, PaperPreset]:
-    """Read the papers' presets, once in a process.
-
-    Returns
-    -------
-    dict of PaperPreset by name
-        As ``presets.yaml`` has them.
-    """
+    """Read the papers' presets, once in a process."""
     content = read_yaml(Path(__file__).with_suffix(".yaml"), "presets by name")
     presets = {}
     for name, entry in content.items():

@@ -11,22 +11,6 @@ from typing import Any
 
 from fedtar_flare.core.errors import ConfigError
 
-__all__ = [
-    "PRIVATE",
-    "SHARED",
-    "clean",
-    "locked",
-    "parse_yaml",
-    "read_json",
-    "read_yaml",
-    "replacing",
-    "write_bytes",
-    "write_json",
-    "write_text",
-    "yaml_mapping",
-    "yaml_text",
-]
-
 PRIVATE, SHARED = 0o600, 0o666
 """Permissions of a new file, less the umask: for its owner alone, or as the user's other files."""
 MAX_DEPTH = 50
@@ -38,18 +22,6 @@ def replacing(path: Path, mode: int = PRIVATE) -> Iterator[Path]:
     """Write a file under another name, which replaces ``path`` when the block ends without an exception.
 
     After an exception nothing is left behind and an earlier file stays as it was.
-
-    Parameters
-    ----------
-    path : Path
-        The file to write; missing folders are created.
-    mode : int
-        Permissions of the file, less the umask: :data:`PRIVATE` or :data:`SHARED`.
-
-    Yields
-    ------
-    Path
-        An empty file beside ``path``, flushed to disk before it takes the place of ``path``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -65,68 +37,25 @@ def replacing(path: Path, mode: int = PRIVATE) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes, mode: int = SHARED) -> Path:
-    """Write a file, whole or not at all (:func:`replacing`).
-
-    Parameters
-    ----------
-    path, content, mode
-        The file, whose missing folders are created, all its bytes, and its permissions, less the umask.
-
-    Returns
-    -------
-    Path
-        ``path``.
-    """
+    """Write a file, whole or not at all (:func:`replacing`)."""
     with replacing(path, mode) as temporary:
         temporary.write_bytes(content)
     return path
 
 
 def write_text(path: Path, text: str, mode: int = SHARED) -> Path:
-    """Write a text in UTF-8, as :func:`write_bytes` does.
-
-    Parameters
-    ----------
-    path, text, mode
-        The file, its content, and its permissions, less the umask.
-
-    Returns
-    -------
-    Path
-        ``path``.
-    """
+    """Write a text in UTF-8, as :func:`write_bytes` does."""
     return write_bytes(path, text.encode(), mode)
 
 
 def write_json(path: Path, data: Any, mode: int = SHARED) -> Path:
-    """Write JSON, made valid by :func:`clean`, as :func:`write_bytes` does.
-
-    Parameters
-    ----------
-    path, data, mode
-        The file, its content, and its permissions, less the umask.
-
-    Returns
-    -------
-    Path
-        ``path``.
-    """
+    """Write JSON, made valid by :func:`clean`, as :func:`write_bytes` does."""
     return write_bytes(path, (json.dumps(clean(data), indent=2, allow_nan=False) + "\n").encode(), mode)
 
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Let one process at a time change a file, by a lock file beside it; not to be nested.
-
-    Parameters
-    ----------
-    file : Path
-        The file that is read and written in the block; it need not exist.
-
-    Yields
-    ------
-    None
-    """
+    """Let one process at a time change a file, by a lock file beside it; not to be nested."""
     import fcntl
 
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -137,23 +66,7 @@ def locked(file: Path) -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-
-    Returns
-    -------
-    dict
-        Values by key.
-
-    Raises
-    ------
-    ConfigError
-        The file is missing, holds no JSON object, or has a key twice.
-    """
+    """Read a JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
     except (OSError, ValueError, RecursionError) as error:
@@ -164,44 +77,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
-    """Read a YAML mapping from a file.
-
-    Parameters
-    ----------
-    path, what
-        The file, and what the mapping holds, for the error where it holds none.
-
-    Returns
-    -------
-    dict
-        Values by key.
-
-    Raises
-    ------
-    ConfigError
-        As :func:`yaml_text` and :func:`yaml_mapping`.
-    """
+    """Read a YAML mapping from a file."""
     return yaml_mapping(yaml_text(path), str(path), what)
 
 
 def yaml_text(path: Path) -> str:
-    """Read the text of a YAML file.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-
-    Returns
-    -------
-    str
-        Its content, not yet parsed.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, or is not UTF-8.
-    """
+    """Read the text of a YAML file."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -209,23 +90,7 @@ def yaml_text(path: Path) -> str:
 
 
 def yaml_mapping(text: str, where: str, what: str) -> dict[str, Any]:
-    """Parse a YAML text that must be a mapping.
-
-    Parameters
-    ----------
-    text, where, what : str
-        The YAML, its origin, with which errors begin, and what the mapping holds, for the error where it is none.
-
-    Returns
-    -------
-    dict
-        Values by key.
-
-    Raises
-    ------
-    ConfigError
-        The text is no mapping, or :func:`parse_yaml` refuses it.
-    """
+    """Parse a YAML text that must be a mapping."""
     if not isinstance(content := parse_yaml(text, where), dict):
         raise ConfigError(f"{where}: must hold {what}")
     return content
@@ -236,21 +101,6 @@ def parse_yaml(text: str, where: str) -> Any:
 
     PyYAML takes the last of two equal keys, and a text of deep nesting ends its process. Aliases (``*name``) are
     refused: a few lines of aliases of aliases stand for more values than any memory holds.
-
-    Parameters
-    ----------
-    text, where : str
-        The YAML, and its origin, with which errors begin.
-
-    Returns
-    -------
-    object
-        A mapping, list, text, number, date, bool or None.
-
-    Raises
-    ------
-    ConfigError
-        The text is no YAML, has a key twice or an alias, or is nested more than 50 deep.
     """
     import yaml
 
@@ -297,18 +147,7 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def clean(value: Any) -> Any:
-    """Make a value valid JSON.
-
-    Parameters
-    ----------
-    value : object
-        Of mappings, lists, tuples, texts, numbers and None.
-
-    Returns
-    -------
-    object
-        The same, with None for numbers that are not finite, lists for tuples, and keys of mappings as text.
-    """
+    """Make a value valid JSON."""
     if isinstance(value, Mapping):
         return dict(zip(map(str, value), map(clean, value.values()), strict=True))
     if isinstance(value, list | tuple):

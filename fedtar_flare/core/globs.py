@@ -9,8 +9,6 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-__all__ = ["MAX_GLOBS", "matches", "problem_of"]
-
 MAX_GLOBS, MAX_LENGTH = 200, 300
 """Globs in a list, and characters of a glob."""
 _PART = r"(?:[A-Za-z0-9_?*-]|\[!?[A-Za-z0-9_-]++\])++"
@@ -18,25 +16,7 @@ _GLOB = re.compile(rf"!?{_PART}(?:\.{_PART})*+")
 
 
 def matches(name: str, globs: Sequence[str]) -> bool:
-    """Tell whether some glob matches a name and no glob excludes it.
-
-    Parameters
-    ----------
-    name : str
-        Of a layer or a tensor.
-    globs : sequence of str
-        In any order; those that begin with ``!`` exclude.
-
-    Returns
-    -------
-    bool
-        False for an empty list.
-
-    Examples
-    --------
-    >>> [matches(name, ["decoder.*", "!*.bias"]) for name in ("decoder.h.weight", "decoder.h.bias")]
-    [True, False]
-    """
+    """Tell whether some glob matches a name and no glob excludes it."""
     matched = False
     for glob in globs:
         if glob[:1] != "!":
@@ -47,25 +27,7 @@ def matches(name: str, globs: Sequence[str]) -> bool:
 
 
 def problem_of(globs: Sequence[str], most: int = MAX_GLOBS) -> str | None:
-    """Check a list of globs.
-
-    Parameters
-    ----------
-    globs : sequence of str
-        As a job or a site file has them.
-    most : int
-        Globs allowed.
-
-    Returns
-    -------
-    str or None
-        What the list must be, to be put after "it must be"; None where nothing is wrong.
-
-    Examples
-    --------
-    >>> problem_of([r"decoder\\..*\\.c_fc"])
-    "a list of names with '*' for any text, not of regular expressions: write 'decoder.*.c_fc'"
-    """
+    """Check a list of globs."""
     if isinstance(globs, str) or len(globs) > most:
         return f"a list of at most {most} names"
     for glob in globs:

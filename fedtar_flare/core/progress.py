@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable
 
-__all__ = ["EVERY_SECONDS", "Progress"]
-
 EVERY_SECONDS = 15.0
 """Least time between two lines."""
 
@@ -46,13 +44,7 @@ class Progress:
         self._start = self._last = clock()
 
     def __call__(self, done: int) -> None:
-        """Report that ``done`` units are finished.
-
-        Parameters
-        ----------
-        done : int
-            Units since the beginning.
-        """
+        """Report that ``done`` units are finished."""
         now = self._clock()
         if now - self._last < self._every:
             return

@@ -16,16 +16,6 @@ from safetensors.torch import save_file
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.core.files import replacing
 
-__all__ = [
-    "StateError",
-    "checksum",
-    "coarse_checksums",
-    "coarsely_equal",
-    "read_tensors",
-    "without_prefix",
-    "write_tensors",
-]
-
 
 class StateError(FedTARError):
     """A file of saved state is missing or cannot be read."""
@@ -34,22 +24,7 @@ class StateError(FedTARError):
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
-    """Write tensors and a header to a ``safetensors`` file, whole or not at all.
-
-    Parameters
-    ----------
-    path : Path
-        The file; missing folders are created.
-    tensors : mapping of Tensor by name
-        On any device.
-    info : mapping
-        What JSON can hold; it becomes the file's header.
-
-    Raises
-    ------
-    OSError
-        The file cannot be written.
-    """
+    """Write tensors and a header to a ``safetensors`` file, whole or not at all."""
     data = {}
     for name, value in tensors.items():
         data[name] = value.detach().to("cpu").contiguous().clone()
@@ -63,25 +38,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], info: Mapping
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Read what :func:`write_tensors` wrote.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-
-    Returns
-    -------
-    tensors : dict of Tensor by name
-        On the CPU.
-    info : dict
-        The header.
-
-    Raises
-    ------
-    StateError
-        The file is missing, truncated or of another form.
-    """
+    """Read what :func:`write_tensors` wrote."""
     try:
         with safe_open(str(path), framework="pt") as file:
             info = json.loads((file.metadata() or {})["info"])
@@ -94,20 +51,7 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def without_prefix(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    """Select tensors by the beginning of their names.
-
-    Parameters
-    ----------
-    tensors : mapping of Tensor by name
-        From which to select.
-    prefix : str
-        The beginning.
-
-    Returns
-    -------
-    dict of Tensor by name
-        Those whose names begin with ``prefix``, by the rest of the name.
-    """
+    """Select tensors by the beginning of their names."""
     chosen = {}
     for name, value in tensors.items():
         if name.startswith(prefix):
@@ -116,18 +60,7 @@ def without_prefix(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str
 
 
 def checksum(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Hash tensors.
-
-    Parameters
-    ----------
-    tensors : mapping of Tensor by name
-        In any order, on any device.
-
-    Returns
-    -------
-    str
-        SHA-256 of names, dtypes, shapes and bits, in hexadecimal digits.
-    """
+    """Hash tensors."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
@@ -141,17 +74,6 @@ def coarse_checksums(tensors: Mapping[str, torch.Tensor]) -> str:
 
     Processors of two kinds draw normal numbers that differ by rounding errors. A value that rounds differently on one
     grid does not on another one, so the values are rounded on three grids.
-
-    Parameters
-    ----------
-    tensors : mapping of Tensor by name
-        In any order, on any device.
-
-    Returns
-    -------
-    str
-        Three hashes of 16 digits, joined by ``-``: of the values rounded to eighths of each tensor's largest (its next
-        power of two), on grids that are shifted by a third of a step.
     """
     hashes = []
     for shift in (0, 1, 2):
@@ -167,16 +89,5 @@ def coarse_checksums(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def coarsely_equal(first: str, second: str) -> bool:
-    """Tell whether two states are equal up to rounding errors.
-
-    Parameters
-    ----------
-    first, second : str
-        Their :func:`coarse_checksums`.
-
-    Returns
-    -------
-    bool
-        Whether the hashes of one grid, at least, agree.
-    """
+    """Tell whether two states are equal up to rounding errors."""
     return any(a == b for a, b in zip(first.split("-"), second.split("-"), strict=False))

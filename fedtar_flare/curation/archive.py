@@ -21,8 +21,6 @@ from fedtar_flare.data.sources.fields import age_at, age_of, date_of
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.reading import by_reason, counts_text
 
-__all__ = ["index_folder", "write_manifest"]
-
 FRONTAL = {"PA": 0, "AP": 1}
 """Rank of a view among a study's radiographs; all others follow."""
 Holders = dict[Path, set[str]]
@@ -79,33 +77,7 @@ def index_folder(
     say: Any = None,
     every: float = 15.0,
 ) -> Index:
-    """Find the studies below a folder.
-
-    Parameters
-    ----------
-    folder : Path
-        A DICOM export.
-    modality : Modality, optional
-        Modality of the manifest; by default the more frequent one.
-    links : Path, optional
-        Folder where each study that shares a folder gets a folder of symbolic links; without it such studies are left
-        out (``shared-folder``).
-    workers : int
-        Processes that read headers.
-    say, every : callable, float
-        Takes progress lines; shortest time between two of them, seconds.
-
-    Returns
-    -------
-    Index
-
-    Raises
-    ------
-    ConfigError
-        If there is no such folder.
-    DataError
-        ``no-dicom``.
-    """
+    """Find the studies below a folder."""
     from fedtar_flare.imaging.readers.dicom_files import files_below
 
     if not folder.is_dir():
@@ -135,23 +107,7 @@ def index_folder(
 
 
 def write_manifest(index: Index, manifest: Path) -> int:
-    """Write the studies that have a report, and count the others as problems (``no-report``).
-
-    Parameters
-    ----------
-    index, manifest : Index, Path
-        Studies, of which ``index.studies`` keeps those that were written; the table to write.
-
-    Returns
-    -------
-    int
-        Number of rows.
-
-    Raises
-    ------
-    DataError
-        ``no-patient`` if no study is left.
-    """
+    """Write the studies that have a report, and count the others as problems (``no-report``)."""
     rows, written = [], []
     folder = manifest.absolute().parent
     for study in index.studies:

@@ -12,8 +12,6 @@ from fedtar_flare.data.sources.fields import date_of
 from fedtar_flare.data.sources.manifest import without_mark
 from fedtar_flare.data.sources.tables import open_table
 
-__all__ = ["join_reports"]
-
 FILE_NAME = re.compile(r'(?!\.{1,2}\Z)[^/\\:*?"<>|\0]+')
 KEYS = ("study_instance_uid", "accession_number", "issuer", "patient_id", "study_date", "report")
 
@@ -37,25 +35,6 @@ def join_reports(index: Index, reports: Path | None) -> int:
     Left out are studies of several different reports (``ambiguous-report``), and those whose report is under an
     accession number of several patients or issuers (``ambiguous-accession-number``) unless study and report name the
     issuer; where the issuer is another one: ``report-of-another-issuer``.
-
-    Parameters
-    ----------
-    index : Index
-        Its studies get a report, or are moved to its problems.
-    reports : Path, optional
-        A CSV table with the column ``report`` and one of ``study_instance_uid``, ``accession_number``, or
-        ``patient_id`` with ``study_date``; or a folder with ``<AccessionNumber>.txt`` or ``<StudyInstanceUID>.txt``.
-        Without it, such files, or ``report.txt``, beside each study.
-
-    Returns
-    -------
-    int
-        Number of reports that belong to no study.
-
-    Raises
-    ------
-    ConfigError
-        For a missing table, folder or column.
     """
     if reports is not None and not reports.exists():
         raise ConfigError(f"{reports}: there is no such table or folder of reports")

@@ -23,8 +23,6 @@ from fedtar_flare.imaging.thumbnails import png_address
 if TYPE_CHECKING:
     from fedtar_flare.imaging.readers.volume import CTVolume, Note
 
-__all__ = ["Check", "SHARED_HELP", "check"]
-
 THUMBNAIL_SIZE = 160
 THUMBNAIL_SLICES = 3
 EXAMPLES = 3
@@ -123,13 +121,7 @@ class Check:
         return [f"{a} and {b}: {len(texts)} picture(s), {texts[0]}" for (a, b), texts in by_patients.items()]
 
     def summary(self) -> dict[str, Any]:
-        """Summarise in numbers; only the examples (rejected studies, shared pictures) hold an identity.
-
-        Returns
-        -------
-        dict
-            Ready for JSON.
-        """
+        """Summarise in numbers; only the examples (rejected studies, shared pictures) hold an identity."""
         return {
             "source": self.source,
             "modality": self.modality or None,
@@ -167,26 +159,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = None, every: float = 15.0) -> Check:
-    """Read all that a site would train on: every row, and every image.
-
-    Parameters
-    ----------
-    target : Path
-        A manifest (CSV), a folder with ``manifest.csv``, or a site file (YAML).
-    workers, thumbnails : int
-        Processes that read images; number of visits with small pictures, spread evenly over time.
-    say, every : callable, float
-        Takes progress lines; shortest time between two of them, seconds.
-
-    Returns
-    -------
-    Check
-
-    Raises
-    ------
-    ConfigError
-        If the target is none of these.
-    """
+    """Read all that a site would train on: every row, and every image."""
     from fedtar_flare.imaging.duplicates import shared_pictures
     from fedtar_flare.imaging.workers import each
 

@@ -13,8 +13,6 @@ from fedtar_flare.data.sources.fields import DAY_ZERO, PICTURES, labels_of, labe
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.tables import Row, rows_of
 
-__all__ = ["tabulate"]
-
 FIELDS = ("image", "patient_id", "study_datetime", "order", "age", "sex", "split", "institution")
 """Meanings of a column, and with ``labels`` of a group in a name."""
 SUFFIXES = (*PICTURES, ".dcm", ".dicom")
@@ -43,35 +41,7 @@ def tabulate(
     labels: Sequence[str] = (),
     name: str | None = None,
 ) -> Tabulated:
-    """Write a manifest of the images below a folder, with labels from tables or from the images' own paths.
-
-    Parameters
-    ----------
-    folder, out : Path
-        Images (PNG, JPEG, TIFF, BMP, DICOM) at any depth, which a table names with or without folder and suffix; the
-        manifest, which must not exist yet.
-    tables : sequence of Path
-        CSV tables with one column of images. Several rows of an image are several readers: what more than half of them
-        state is a label, what fewer state is uncertain.
-    columns : mapping of str to str
-        Of :data:`FIELDS`, the column that holds each; ``image`` is needed. ``order`` is a number: days after
-        2000-01-01, for collections without dates. Without ``patient_id`` each image is a patient of its own.
-    labels : sequence of str
-        One column of label names, several columns of 0, 1 and -1 (uncertain), or ``*``: all of that kind.
-    name : str
-        Without tables: a regular expression that finds groups of :data:`FIELDS` and ``labels`` in each image's path
-        below the folder.
-
-    Returns
-    -------
-    Tabulated
-        Path and counts of the manifest, and numbers of images without a row and of rows without an image.
-
-    Raises
-    ------
-    ConfigError
-        For settings that do not fit, two images of one name, or where no image has labels.
-    """
+    """Write a manifest of the images below a folder, with labels from tables or from the images' own paths."""
     columns = dict(columns or {})
     if unknown := sorted(set(columns) - set(FIELDS)):
         raise ConfigError(f"'{unknown[0]}' is not one of {', '.join(FIELDS)}")

@@ -18,8 +18,6 @@ from urllib3 import Retry
 from fedtar_flare.core.errors import ConfigError, DataError, FedTARError
 from fedtar_flare.imaging.limits import current
 
-__all__ = ["Pacs"]
-
 ANSWER_BYTES, CHUNK, PAGE, REQUEST, VALUE = 64 << 20, 1 << 18, 200, 1 << 16, 1024
 """Bytes of an answer, bytes read at a time, records of a page, bytes that a request counts as, letters of a value."""
 BUSY, REFUSED, MOST = (429, 502, 503, 504), (401, 403), 100_000
@@ -83,27 +81,7 @@ class Pacs:
         self._client.set_http_retry_params(retry=False)
 
     def search(self, level: str, key: str, fields: Sequence[str], most: int = MOST, **of: Any) -> list[Record]:
-        """List what the PACS has (QIDO-RS). Pages are requested until one has nothing new: a server may ignore limits.
-
-        Parameters
-        ----------
-        level, key : str
-            ``studies`` or ``instances``; keyword of their UID.
-        fields, most : sequence of str, int
-            Keywords to ask for; most records to accept.
-        **of
-            What the records belong to, as dicomweb-client takes it.
-
-        Returns
-        -------
-        list of dict of str to str
-            Each record once, with ``key`` and ``fields``.
-
-        Raises
-        ------
-        DataError
-            ``bad-uid``, ``too-many`` or a bad answer.
-        """
+        """List what the PACS has (QIDO-RS). Ask for pages until one has nothing new."""
         listed: dict[str, Record] = {}
         offset, new, ask = 0, 1, getattr(self._client, f"search_for_{level}")
         while new:
@@ -120,23 +98,7 @@ class Pacs:
         return list(listed.values())
 
     def series(self, study: str, series: str) -> Iterator[tuple[Any, bytes]]:
-        """Get the instances of a series (WADO-RS), compressed as the PACS stores them.
-
-        Parameters
-        ----------
-        study, series : str
-            UIDs.
-
-        Yields
-        ------
-        tuple of Dataset and bytes
-            An instance and its file.
-
-        Raises
-        ------
-        DataError
-            ``too-large`` or ``bad-answer``.
-        """
+        """Get the instances of a series (WADO-RS), compressed as the PACS stores them."""
         with self._request():
             self._left, as_stored = current().file_bytes, (("application/dicom", "*"),)
             for dataset in self._client.iter_series(study, series, media_types=as_stored):
@@ -147,23 +109,7 @@ class Pacs:
                 raise DataError(f"{self.host} broke off within a series", reason="bad-answer")
 
     def store(self, dataset: Any) -> bool:
-        """Store one instance with its study (STOW-RS), never over another.
-
-        Parameters
-        ----------
-        dataset : Dataset
-            The instance.
-
-        Returns
-        -------
-        bool
-            False where the PACS has it already.
-
-        Raises
-        ------
-        DataError
-            ``no-study`` unless the PACS has that study of that patient; ``not-stored`` unless it confirms.
-        """
+        """Store one instance with its study (STOW-RS), never over another."""
         study, sop = dataset.StudyInstanceUID, dataset.SOPInstanceUID
         filters = {"StudyInstanceUID": study}
         matches = self.search("studies", "StudyInstanceUID", ["PatientID"], 1, search_filters=filters)

@@ -14,25 +14,12 @@ from fedtar_flare.reporting.format import NOTHING, duration, whole
 from fedtar_flare.reporting.plots import SITE_COLOURS, Bar, Chart, Series, ticks
 from fedtar_flare.reporting.render import Tile, render
 
-__all__ = ["data_page"]
-
 STAYS = "This page shows patients' images and stays at this site. Do not send it, publish it or put it into a ticket."
 MOST_BARS = 12
 
 
 def data_page(check: Check) -> str:
-    """Render the page of a check: one file that needs nothing else.
-
-    Parameters
-    ----------
-    check : Check
-        The result of the check.
-
-    Returns
-    -------
-    str
-        Well-formed HTML (it parses as XML too).
-    """
+    """Render the page of a check: one file that needs nothing else."""
     notes = {reason: (len(texts), texts) for reason, texts in sorted(check.notes.items())}
     identifiers = {kind: (len(visits), [", ".join(visits[:12])]) for kind, visits in sorted(check.identifiers.items())}
     days = [round(gap) for gap in check.gaps]

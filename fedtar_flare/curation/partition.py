@@ -22,8 +22,6 @@ from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import rows_of
 
-__all__ = ["partition_source"]
-
 WAYS = ("institution", "random", "clusters", "dirichlet")
 DRAWS = 1000
 Assignment = dict[str, str]
@@ -160,36 +158,7 @@ def partition_source(
     options: Mapping[str, Any] | None = None,
     relative: bool = False,
 ) -> tuple[list[PartitionedSite], dict[str, int]]:
-    """Divide a source into sites and write ``out/<site>/manifest.csv`` and ``out/sites/<site>.yaml``.
-
-    Parameters
-    ----------
-    source, path, options : str, Path, mapping
-        Name, place and options of the source; options for reports are applied here, once.
-    out : Path
-        Folder to write.
-    by, sites : str, int
-        One of ``WAYS``; number of sites, for all but ``institution``.
-    seed, time_steps : int
-        Seed of the division; number of time steps in the counts that are returned.
-    concentration, classes, labels : float, int, Path
-        For ``dirichlet``: parameter of the distribution (0.1: very unlike sites, 100: nearly equal ones), and either
-        the number of report clusters or a CSV table with the columns ``patient_id`` and ``label``.
-    relative : bool
-        Whether image paths are relative to the manifests' folders.
-
-    Returns
-    -------
-    list of PartitionedSite
-        By name.
-    dict of str to int
-        Number of studies left out, by reason.
-
-    Raises
-    ------
-    ConfigError
-        Where settings or data do not allow the division, or a site exists already.
-    """
+    """Divide a source into sites and write ``out/<site>/manifest.csv`` and ``out/sites/<site>.yaml``."""
     if by not in WAYS:
         raise ConfigError(f"by '{by}' is not one of {', '.join(WAYS)}")
     if (by == "institution") != (sites is None):

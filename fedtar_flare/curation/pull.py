@@ -20,32 +20,13 @@ from fedtar_flare.curation.pacs import MOST, Pacs, Record, is_uid
 from fedtar_flare.data.sources.tables import open_table
 from fedtar_flare.imaging.limits import current
 
-__all__ = ["pull", "read_query"]
-
 STUDY = ["AccessionNumber", "PatientID", "PatientBirthDate", "PatientSex", "StudyDate", "StudyDescription",
          "ModalitiesInStudy", "StudyInstanceUID"]  # fmt: skip
 SERIES = ["SeriesInstanceUID", "Modality", "SeriesDescription", "SeriesNumber", "BodyPartExamined"]
 
 
 def read_query(table: Path) -> list[Record]:
-    """Read a query.
-
-    Parameters
-    ----------
-    table : Path
-        A CSV table whose columns are DICOM keywords; a cell is a value, one with ``*`` or ``?``, or a range of dates
-        (20240101-20241231).
-
-    Returns
-    -------
-    list of dict of str to str
-        Its rows.
-
-    Raises
-    ------
-    ConfigError
-        For another column, or a row that names no study.
-    """
+    """Read a query."""
     problems: list[DataError] = []
     with open_table(table, "the query") as opened:
         if other := set(opened.columns) - {*STUDY, *SERIES}:
@@ -60,27 +41,7 @@ def read_query(table: Path) -> list[Record]:
 def pull(
     pacs: Pacs, query: Sequence[Record], folder: Path, *, verify: bool = False, say: Any = print, every: float = 15.0
 ) -> tuple[Counter[str], list[DataError]]:
-    """Pull studies into a folder. After an error of the PACS (FedTARError), the next call continues.
-
-    Parameters
-    ----------
-    pacs, query : Pacs, sequence of dict
-        The PACS; rows that name studies.
-    folder : Path
-        Studies that an earlier pull has finished there are only compared.
-    verify : bool
-        Whether to compare the checksum of every file.
-    say, every : callable, float
-        Takes progress lines; shortest time between two of them, seconds.
-
-    Returns
-    -------
-    Counter
-        Numbers of studies ``asked`` for, ``pulled``, of these ``again``, ``there`` before, and ``gone`` (in the folder
-        but not in the answer), and of ``files`` and ``bytes`` pulled.
-    list of DataError
-        One for each study left out.
-    """
+    """Pull studies into a folder. After an error of the PACS (FedTARError), the next call continues."""
     (folder / "studies").mkdir(parents=True, exist_ok=True, mode=0o700)
     problems: list[DataError] = []
     with locked(folder / "finished"):

@@ -21,8 +21,6 @@ from fedtar_flare.core.errors import DataError, collecting, decoding, within
 from fedtar_flare.curation.archive_files import issuer_of
 from fedtar_flare.data.sources.tables import open_table
 
-__all__ = ["collect"]
-
 KEPT = ("final", "amended", "corrected", "appended", "F", "C", "COMPLETE VERIFIED FINAL")
 """Status that counts: of FHIR's DiagnosticReport, HL7's table 0123, DICOM's completion, verification, preliminary."""
 WITHDRAWN = ("cancelled", "entered-in-error", "X")
@@ -47,26 +45,7 @@ Report = dict[str, str]
 
 
 def collect(source: Path, accession: str = "", charset: str = "ASCII") -> tuple[list[Report], Counter[str], list[str]]:
-    """Collect the reports of a file or folder.
-
-    Parameters
-    ----------
-    source : Path
-        Files of any of the standards.
-    accession : str
-        Field of HL7 (default: IPC-1, else OBR-18, else OBR-3) or column of OMOP's note table with the accession number.
-    charset : str
-        Character set of HL7 messages that do not state theirs.
-
-    Returns
-    -------
-    list of dict of str to str
-        The reports that count, by ``COLUMNS``.
-    Counter
-        Numbers of all others, by reason.
-    list of str
-        For each reason of unread reports, a line about the first.
-    """
+    """Collect the reports of a file or folder."""
     states: list[Report] = []
     problems: list[DataError] = []
     resources: dict[str, Any] = {}

@@ -24,8 +24,6 @@ from fedtar_flare.data.sources.fields import DAY_ZERO
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.splits import Split
 
-__all__ = ["unpack"]
-
 PARTS: dict[str, Split] = {"train": "train", "val": "validation", "test": "test"}
 """Parts of the file, and the splits of a manifest."""
 MOST = 1_000_000
@@ -46,27 +44,7 @@ class Unpacked:
 
 
 def unpack(file: Path, out: Path, names: Sequence[str] = (), most: int | None = None) -> Unpacked:
-    """Write ``out/pictures/<part>-<n>.png`` and ``out/manifest.csv``; each picture is a patient.
-
-    Parameters
-    ----------
-    file, out : Path
-        The ``.npz`` file, whose train, val and test are the manifest's ``split``; the folder to write, where the arrays
-        lie unpacked meanwhile, since the largest exceed memory.
-    names : sequence of str
-        Names of the classes 0, 1, ...; by default ``class-0``, ``class-1``, ...
-    most : int, optional
-        Most pictures of each part, evenly spread, since a file may be sorted by class.
-
-    Returns
-    -------
-    Unpacked
-
-    Raises
-    ------
-    ConfigError
-        When the file is no such data set, a class has no name or an unusable one, or ``out`` has a manifest.
-    """
+    """Write ``out/pictures/<part>-<n>.png`` and ``out/manifest.csv``; each picture is a patient."""
     from PIL import Image
 
     if unfit := [name for name in names if _UNFIT.search(name) or names.count(name) > 1]:

@@ -10,9 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-__all__ = ["PLANTED", "enough", "full_cells", "round_loss", "round_share", "round_to_cell", "shown_count",
-           "winsorised_mean"]  # fmt: skip
-
 Key = TypeVar("Key")
 PLANTED = "fedtar canary "
 """Prefix of the ids of canaries, patients that a site has made up (:mod:`.learning.canaries`); they never count."""
@@ -23,17 +20,6 @@ def enough(patients: Iterable[str], least: int) -> bool:
 
     >>> enough(["a", "a", "b"], 2), enough(["a", "a"], 2), enough([], 0)
     (True, False, False)
-
-    Parameters
-    ----------
-    patients : iterable of str
-        Ids of the group's patients; repeated ids count once, canaries (:data:`PLANTED`) not at all.
-    least : int
-        Fewest distinct patients; below 1, one is needed all the same.
-
-    Returns
-    -------
-    bool
     """
     count = 0
     for patient in set(patients):
@@ -46,15 +32,6 @@ def round_to_cell(count: int, least: int) -> int:
 
     >>> round_to_cell(14, 5), round_to_cell(14, 1)
     (10, 14)
-
-    Parameters
-    ----------
-    count, least : int
-        Number of visits; the minimum cell, at least 1.
-
-    Returns
-    -------
-    int
     """
     return count - count % least
 
@@ -67,15 +44,6 @@ def round_loss(loss: float, visits: int, least: int) -> float:
 
     >>> round_loss(1.23456, 14, 5), round_loss(1.23456, 140, 5), round_loss(1.23456, 14, 1)
     (1.25, 1.25, 1.23456)
-
-    Parameters
-    ----------
-    loss, visits, least : float, int, int
-        Mean loss; number of visits that it is the mean of; the minimum cell (1: the loss is not rounded).
-
-    Returns
-    -------
-    float
     """
     if least == 1 or not loss or not math.isfinite(loss):
         return loss
@@ -92,17 +60,6 @@ def winsorised_mean(losses: Sequence[tuple[str, float]], least: int) -> float:
 
     >>> winsorised_mean([("a", 1.0), ("b", 2.0), ("c", 3.0), ("d", 1e9)], 2)
     2.5
-
-    Parameters
-    ----------
-    losses : sequence of (str, float)
-        Patient id and loss of each visit, at least one; canaries are ignored where others are there.
-    least : int
-        The minimum cell; with 1 the result is the plain mean.
-
-    Returns
-    -------
-    float
     """
     real = [pair for pair in losses if not pair[0].startswith(PLANTED)] or losses
     finite = [(patient, loss if loss == loss else math.inf) for patient, loss in real]
@@ -119,48 +76,18 @@ def round_share(share: float, count: int, least: int) -> float:
 
     >>> round_share(7 / 13, 13, 5), round_share(7 / 10, 10, 5), round_share(0.123, 13, 1)
     (0.5, 0.7, 0.123)
-
-    Parameters
-    ----------
-    share, count, least : float, int, int
-        Share or score; size of the group; the minimum cell (1: the share is not rounded).
-
-    Returns
-    -------
-    float
     """
     n = round_to_cell(count, least)
     return round(share * n) / n if least > 1 and n else share
 
 
 def shown_count(count: int, patients: Iterable[str], least: int) -> int:
-    """Number of visits to report for a group.
-
-    Parameters
-    ----------
-    count, patients, least : int, iterable of str, int
-        Number of the group's visits; ids of its patients; the minimum cell.
-
-    Returns
-    -------
-    int
-        0 for too few patients, else the count as :func:`round_to_cell` gives it.
-    """
+    """Number of visits to report for a group."""
     return round_to_cell(count, least) if enough(patients, least) else 0
 
 
 def full_cells(members: Iterable[tuple[Key, str]], least: int) -> set[Key]:
-    """The cells of enough patients.
-
-    Parameters
-    ----------
-    members, least : iterable of (cell, str), int
-        Cell and patient id of each visit; the minimum cell.
-
-    Returns
-    -------
-    set of cells
-    """
+    """The cells of enough patients."""
     patients: dict[Key, set[str]] = defaultdict(set)
     for cell, patient in members:
         patients[cell].add(patient)

@@ -8,8 +8,6 @@ from datetime import datetime
 
 from fedtar_flare.core.errors import ConfigError
 
-__all__ = ["PRIORS", "Timeline", "extends"]
-
 ALIGNMENTS = ("visit", "period")
 PRIORS = ("none", "report", "image", "report+image", "generated", "generated+image")
 """Values of :attr:`Timeline.prior`."""
@@ -63,18 +61,7 @@ class Timeline:
         return "generated" in self.prior
 
     def step_of(self, before: int, acquired: datetime) -> int:
-        """Time step of a visit.
-
-        Parameters
-        ----------
-        before, acquired : int, datetime
-            Number of the patient's visits before it; moment of the visit.
-
-        Returns
-        -------
-        int
-            1 to T.
-        """
+        """Time step of a visit."""
         if self.alignment == "period":
             return bisect_right(self.periods, acquired) + 1
         return min(before + 1, self.time_steps)
@@ -85,15 +72,5 @@ def extends(before: str, now: str) -> list[str]:
 
     >>> extends("period 2019-04-01", "period 2019-04-01 2019-07-01")
     ['2019-07-01']
-
-    Parameters
-    ----------
-    before, now : str
-        Two timelines as text: ``period`` and ISO dates.
-
-    Returns
-    -------
-    list of str
-        Dates that ``now`` adds at its end; empty where it does not begin as ``before``.
     """
     return now.removeprefix(before).split() if before.startswith("period") and now.startswith(f"{before} ") else []

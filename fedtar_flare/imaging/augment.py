@@ -11,7 +11,6 @@ import numpy as np
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.transform_list import Spec
 
-__all__ = ["augment", "change_of", "sample_seed"]
 BLUR, CONTRAST, BRIGHTNESS = 1.0, 0.4, 0.15
 """Largest change of a site: Gaussian sigma (pixels), natural logarithm of the factor, share of the range of pixels."""
 _LOCK = threading.Lock()  # MONAI's transforms hold their random state in themselves
@@ -24,10 +23,6 @@ def augment(images: np.ndarray, seed: int, transforms: Sequence[Spec]) -> np.nda
     ----------
     images : ndarray
         uint8 (S, 3, H, W); it is not changed itself.
-    seed : int
-        Decides all chance, alike in every process (:func:`sample_seed`).
-    transforms : sequence of Spec
-        Of :data:`.transform_list.RANDOM`; they see float32 (3 S, H, W) in [0, 1].
 
     Returns
     -------
@@ -47,20 +42,7 @@ def augment(images: np.ndarray, seed: int, transforms: Sequence[Spec]) -> np.nda
 
 
 def sample_seed(seed: int, *parts: object) -> int:
-    """Derive the seed of one use of one sample.
-
-    Parameters
-    ----------
-    seed : int
-        Of the run.
-    *parts
-        What tells this use from others, such as round, step, update and visit id.
-
-    Returns
-    -------
-    int
-        Of 32 bits.
-    """
+    """Derive the seed of one use of one sample."""
     text = "\x1f".join(map(str, (seed, *parts)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
@@ -90,22 +72,7 @@ class SiteChange:
 
 
 def change_of(site: str, seed: int, strength: float) -> SiteChange:
-    """Draw the image change of a simulated site.
-
-    Parameters
-    ----------
-    site : str
-        Its name.
-    seed : int
-        Of the run.
-    strength : float
-        In [0, 1]: 0 changes nothing; with 1, changes are uniform within the largest ones.
-
-    Returns
-    -------
-    SiteChange
-        The same for the same arguments.
-    """
+    """Draw the image change of a simulated site."""
     digest = hashlib.sha256(f"image change\x1f{seed}\x1f{site}".encode()).digest()
     blur, contrast, brightness = np.random.default_rng(list(digest)).uniform((0, -1, -1), 1) * strength
     return SiteChange(BLUR * float(blur), math.exp(CONTRAST * float(contrast)), BRIGHTNESS * float(brightness))

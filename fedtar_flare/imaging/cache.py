@@ -26,7 +26,6 @@ import numpy as np
 from fedtar_flare.core.errors import DISK_FULL, DISK_FULL_ERRNOS, DataError
 from fedtar_flare.core.files import PRIVATE, write_bytes, write_text
 
-__all__ = ["Prepared", "computed_path", "file_identity", "files_of", "load", "load_computed", "store", "store_computed"]
 PREPARATION_VERSION = 4  # raised whenever the same files and settings give other numbers than before
 Identity = list[tuple[str, int, int]]  # path, size and time of change of every file of a study
 NOT_WRITTEN = ("disk-full", "not-writable")  # reasons for which no study at all can be prepared
@@ -45,23 +44,7 @@ class Prepared:
 
 
 def file_identity(path: Path) -> Identity:
-    """Identify the files of a study without reading them.
-
-    Parameters
-    ----------
-    path : Path
-        A file or a folder.
-
-    Returns
-    -------
-    Identity
-        Path, size in bytes and modification time in ns of the file, or of every file below the folder.
-
-    Raises
-    ------
-    DataError
-        ``no-image``: there is no file.
-    """
+    """Identify the files of a study without reading them."""
     path, identity = path.absolute(), []
     if path.is_dir():
         identity = sorted(_files_below(str(path)))
@@ -92,37 +75,13 @@ def entry_path(folder: Path, files: Identity, settings: Mapping[str, Any]) -> Pa
 
 
 def files_of(folder: Path, files: Identity) -> list[Path]:
-    """List the files of the cache that were made from a study, with any settings.
-
-    Parameters
-    ----------
-    folder : Path
-        The cache.
-    files : Identity
-        Of the study (:func:`file_identity`).
-
-    Returns
-    -------
-    list of Path
-        Images, refusals and computed arrays.
-    """
+    """List the files of the cache that were made from a study, with any settings."""
     entry = entry_path(folder, files, {})
     return sorted(entry.parent.glob(f"{entry.name[:40]}.*"))
 
 
 def load(entry: Path) -> Prepared | None:
-    """Load a prepared image; a process verifies the checksum of a file once.
-
-    Parameters
-    ----------
-    entry : Path
-        Of the cache.
-
-    Returns
-    -------
-    Prepared or None
-        None where the entry is missing or damaged.
-    """
+    """Load a prepared image; a process verifies the checksum of a file once."""
     with suppress(*_DAMAGED):
         status = entry.stat()
         record = np.load(entry, mmap_mode="r")
@@ -135,15 +94,7 @@ def load(entry: Path) -> Prepared | None:
 
 
 def store(entry: Path, image: np.ndarray, position_mm: np.ndarray) -> None:
-    """Store a prepared image, whole or not at all; raises :class:`DataError` of :data:`NOT_WRITTEN`.
-
-    Parameters
-    ----------
-    entry : Path
-        Of the cache.
-    image, position_mm : ndarray
-        As :class:`Prepared` describes them.
-    """
+    """Store a prepared image, whole or not at all; raises :class:`DataError` of :data:`NOT_WRITTEN`."""
     with _writing(entry):
         _write(entry, image=np.asarray(image, np.uint8), position_mm=np.asarray(position_mm, np.float32))
 
@@ -163,36 +114,12 @@ def store_refusal(entry: Path, error: DataError) -> None:
 
 
 def computed_path(entry: Path, kind: str) -> Path:
-    """Name the file of an array that is computed from a prepared image.
-
-    Parameters
-    ----------
-    entry : Path
-        Of the image.
-    kind : str
-        Tells the computation and the model from others.
-
-    Returns
-    -------
-    Path
-        Beside the entry.
-    """
+    """Name the file of an array that is computed from a prepared image."""
     return entry.with_name(f"{entry.stem}.{kind}.computed")
 
 
 def load_computed(file: Path) -> np.ndarray | None:
-    """Load a computed array.
-
-    Parameters
-    ----------
-    file : Path
-        As :func:`computed_path` names it.
-
-    Returns
-    -------
-    ndarray or None
-        None where the file is missing or damaged.
-    """
+    """Load a computed array."""
     with suppress(*_DAMAGED):
         record = np.load(file)
         return record["values"][0] if _checksum(record["values"][0]) == record["checksum"][0] else None
@@ -204,8 +131,6 @@ def store_computed(file: Path, values: np.ndarray) -> None:
 
     Parameters
     ----------
-    file : Path
-        As :func:`computed_path` names it.
     values : ndarray
         Of any shape.
     """

@@ -13,7 +13,6 @@ import numpy as np
 
 from fedtar_flare.imaging import cache
 
-__all__ = ["miniature", "shared_pictures"]
 logger = logging.getLogger(__name__)
 SIDE = 32  # rows and columns of a small version
 SLICES = 3  # slices of a CT that are compared, evenly spaced
@@ -28,11 +27,6 @@ def miniature(planes: Sequence[np.ndarray]) -> np.ndarray:
     ----------
     planes : sequence of numpy.ndarray
         Slices, uint8 (H, W), from feet to head; a radiograph has one.
-
-    Returns
-    -------
-    numpy.ndarray
-        float32, of length 1 and mean 0: the product of two is their rank correlation.
     """
     from PIL import Image, ImageOps
 
@@ -46,20 +40,7 @@ def miniature(planes: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def shared_pictures(miniatures: Sequence[np.ndarray], patients: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Find pictures that different patients share.
-
-    Parameters
-    ----------
-    miniatures : sequence of ndarray
-        As :func:`miniature` makes them.
-    patients : sequence of str
-        Whose each is.
-
-    Yields
-    ------
-    tuple of int
-        Indices of two miniatures of the same picture, the lower first.
-    """
+    """Find pictures that different patients share."""
     if not miniatures:
         return
     stacked, owners = np.stack(miniatures), np.unique(patients, return_inverse=True)[1]

@@ -16,7 +16,6 @@ from pydantic import Field
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.core.settings import Settings
 
-__all__ = ["Limits", "applied", "current", "machine_memory"]
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes that a container may use, or ``max``
 
 
@@ -41,17 +40,7 @@ _IN_FORCE: ContextVar[tuple[Limits, float]] = ContextVar("limits", default=(Limi
 
 @contextmanager
 def applied(limits: Limits) -> Iterator[None]:
-    """Apply limits to the study that is read in a block; its seconds begin.
-
-    Parameters
-    ----------
-    limits : Limits
-        The site's.
-
-    Yields
-    ------
-    None
-    """
+    """Apply limits to the study that is read in a block; its seconds begin."""
     token = _IN_FORCE.set((limits, time.monotonic() + limits.seconds_per_study))
     try:
         yield
@@ -60,13 +49,7 @@ def applied(limits: Limits) -> Iterator[None]:
 
 
 def current() -> Limits:
-    """Give the limits in force.
-
-    Returns
-    -------
-    Limits
-        Those of :func:`applied`, or the defaults outside it.
-    """
+    """Give the limits in force."""
     return _IN_FORCE.get()[0]
 
 
@@ -99,13 +82,7 @@ def too_slow(where: str, seconds: float) -> DataError:
 
 
 def machine_memory() -> int:
-    """Find out how much memory this process can use.
-
-    Returns
-    -------
-    int
-        Bytes of the machine, or of the container where that may use fewer.
-    """
+    """Find out how much memory this process can use."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.is_file() else ""
     return min(machine, int(limit)) if limit.isdigit() else machine

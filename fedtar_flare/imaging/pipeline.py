@@ -27,7 +27,6 @@ from fedtar_flare.imaging.transform_list import Spec, deterministic
 if TYPE_CHECKING:
     from fedtar_flare.imaging.transforms import InputSize
 
-__all__ = ["Preparation", "Size", "images_of", "prepare", "prepare_cohort", "prepare_visits"]
 logger = logging.getLogger(__name__)
 NOT_REMEMBERED = (
     "no-image", "no-permission", "unsupported-transfer-syntax", "too-large", "too-slow", "transform-failed"
@@ -45,25 +44,7 @@ class Size(NamedTuple):
 
 
 def prepare(visit: Visit, size: InputSize, cache_dir: Path, transforms: Sequence[Spec] = ()) -> Prepared:
-    """Prepare one visit's image, or look it up; several processes may do so at once.
-
-    Parameters
-    ----------
-    visit : Visit
-        Whose study it is.
-    size, cache_dir, transforms
-        As for :func:`prepare_visits`.
-
-    Returns
-    -------
-    Prepared
-        The model's input.
-
-    Raises
-    ------
-    DataError
-        The study cannot be used.
-    """
+    """Prepare one visit's image, or look it up; several processes may do so at once."""
     entry = entry_of(visit, size, cache_dir, transforms)
     if (prepared := cache.load(entry)) is not None:
         return prepared
@@ -86,20 +67,7 @@ class Preparation:
     """Entries by which patients who share a picture are found: without a job's transforms, and not too small."""
 
     def cohort(self, cohort: Cohort, without: Mapping[Visit, str] | None = None) -> Cohort:
-        """Give a cohort its cache entries, and put patients who share a picture into one split.
-
-        Parameters
-        ----------
-        cohort : Cohort
-            With these visits.
-        without : mapping of str by Visit, optional
-            Further visits to leave out, with the reasons.
-
-        Returns
-        -------
-        Cohort
-            Without the visits that cannot be used (:meth:`.Cohort.leaving_out`).
-        """
+        """Give a cohort its cache entries, and put patients who share a picture into one split."""
         reasons, usable = dict(without or {}), []
         for visit, error in self.errors.items():
             reasons[visit] = error.reason
@@ -120,37 +88,7 @@ def prepare_visits(
     say: Callable[[str], object] = logger.info,
     every: float = EVERY_SECONDS,
 ) -> Preparation:
-    """Prepare every visit that is not in the cache; refusals are remembered there, too.
-
-    Parameters
-    ----------
-    visits : sequence of Visit
-        All of one modality.
-    size : InputSize
-        A model's settings, or a :class:`Size`.
-    cache_dir : Path
-        Of prepared images.
-    transforms : sequence of Spec
-        A job's own (``data.transforms``); random ones are passed over.
-    limits : Limits, optional
-        For each study.
-    workers : int, optional
-        Processes where the work takes long, by default :func:`.workers.worker_count`; no result depends on them.
-    say, every
-        What takes a line of progress, and the seconds between two lines.
-
-    Returns
-    -------
-    Preparation
-        Entries and errors.
-
-    Raises
-    ------
-    ConfigError
-        As :func:`.transforms.preparation`.
-    DataError
-        ``disk-full`` or ``not-writable``: going on without these visits would make the cohort smaller unnoticed.
-    """
+    """Prepare every visit that is not in the cache; refusals are remembered there, too."""
     limits = limits or Limits()
     entries: dict[Visit, Path] = {}
     errors: dict[Visit, DataError] = {}
@@ -195,41 +133,12 @@ def prepare_visits(
 
 
 def prepare_cohort(cohort: Cohort, size: InputSize, cache_dir: Path, transforms: Sequence[Spec] = ()) -> Cohort:
-    """Prepare every visit of a cohort.
-
-    Parameters
-    ----------
-    cohort : Cohort
-        As a reader gives it.
-    size, cache_dir, transforms
-        As for :func:`prepare_visits`.
-
-    Returns
-    -------
-    Cohort
-        With its cache entries (:meth:`Preparation.cohort`); it raises ``no-patient`` where no visit can be used.
-    """
+    """Prepare every visit of a cohort."""
     return prepare_visits(cohort.visits, size, cache_dir, transforms).cohort(cohort)
 
 
 def images_of(samples: Sequence[Sample]) -> list[Prepared]:
-    """Load the images of a prepared cohort's samples; source files are never read.
-
-    Parameters
-    ----------
-    samples : sequence of Sample
-        Of a cohort that :func:`prepare_cohort` or :meth:`Preparation.cohort` gave.
-
-    Returns
-    -------
-    list of Prepared
-        In the order of the samples.
-
-    Raises
-    ------
-    DataError
-        ``not-prepared``: the cohort was not prepared, or an entry is missing or damaged.
-    """
+    """Load the images of a prepared cohort's samples; source files are never read."""
     images = []
     for sample in samples:
         image = cache.load(sample.prepared) if sample.prepared is not None else None

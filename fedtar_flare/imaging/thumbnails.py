@@ -5,8 +5,6 @@ import io
 
 import numpy as np
 
-__all__ = ["png_address"]
-
 
 def png_address(pixels: np.ndarray, largest: int) -> str:
     """Encode a picture as the address of an image element.
@@ -15,13 +13,6 @@ def png_address(pixels: np.ndarray, largest: int) -> str:
     ----------
     pixels : ndarray
         uint8 (H, W) or (H, W, 3).
-    largest : int
-        Pixels to which the longer side is shrunk.
-
-    Returns
-    -------
-    str
-        ``data:image/png;base64,...``.
     """
     from PIL import Image
 

@@ -12,19 +12,6 @@ from typing import Any, NamedTuple
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import suggestion
 
-__all__ = [
-    "LISTED",
-    "RANDOM",
-    "SAFE",
-    "Spec",
-    "built_in",
-    "deterministic",
-    "names_of",
-    "problem_of",
-    "random_for_training",
-    "split",
-]
-
 Spec = Mapping[str, Any]
 """One transform: ``{"name": "Spacingd", "pixdim": [1, 1, 2]}``."""
 MOST = 16  # most transforms in one job
@@ -121,18 +108,7 @@ SAFE = tuple(name for name in LISTED if name not in ("CenterSpatialCropd", "Rand
 
 
 def problem_of(specs: Sequence[Spec]) -> str | None:
-    """Check transforms of a job.
-
-    Parameters
-    ----------
-    specs : sequence of Spec
-        Names with arguments.
-
-    Returns
-    -------
-    str or None
-        What they must be, to be put after "it must be"; None where they can be added.
-    """
+    """Check transforms of a job."""
     if len(specs) > MOST:
         return f"at most {MOST} transforms"
     for spec in specs:
@@ -159,52 +135,17 @@ def checked(specs: Sequence[Spec]) -> Sequence[Spec]:
 
 
 def split(spec: Spec) -> tuple[str, dict[str, Any]]:
-    """Split a transform.
-
-    Parameters
-    ----------
-    spec : Spec
-        The transform.
-
-    Returns
-    -------
-    name : str
-        Of its class in MONAI.
-    arguments : dict
-        By name.
-    """
+    """Split a transform."""
     return spec["name"], {argument: value for argument, value in spec.items() if argument != "name"}
 
 
 def names_of(specs: Sequence[Spec]) -> tuple[str, ...]:
-    """List the names of transforms.
-
-    Parameters
-    ----------
-    specs : sequence of Spec
-        A job's.
-
-    Returns
-    -------
-    tuple of str
-        Each name once, in order.
-    """
+    """List the names of transforms."""
     return tuple(dict.fromkeys(map(itemgetter("name"), specs)))
 
 
 def deterministic(specs: Sequence[Spec]) -> list[Spec]:
-    """Select the transforms of every preparation, in training, scoring and drafting; the cache's key has them.
-
-    Parameters
-    ----------
-    specs : sequence of Spec
-        A job's.
-
-    Returns
-    -------
-    list of Spec
-        Those of :data:`DETERMINISTIC`, in order.
-    """
+    """Select the transforms of every preparation, in training, scoring and drafting; the cache's key has them."""
     chosen = []
     for spec in specs:
         if spec["name"] in DETERMINISTIC:
@@ -213,22 +154,7 @@ def deterministic(specs: Sequence[Spec]) -> list[Spec]:
 
 
 def random_for_training(specs: Sequence[Spec], *, augment: bool, image_size: int) -> list[Spec]:
-    """Select the transforms that change training images.
-
-    Parameters
-    ----------
-    specs : sequence of Spec
-        A job's.
-    augment : bool
-        ``training.augment``: put the :func:`built_in` ones first.
-    image_size : int
-        Pixels of a side.
-
-    Returns
-    -------
-    list of Spec
-        Of :data:`RANDOM`.
-    """
+    """Select the transforms that change training images."""
     chosen = built_in(image_size) if augment else []
     for spec in specs:
         if spec["name"] in RANDOM:
@@ -237,18 +163,7 @@ def random_for_training(specs: Sequence[Spec], *, augment: bool, image_size: int
 
 
 def built_in(image_size: int) -> list[Spec]:
-    """Give the transforms of ``training.augment``: small changes, each with probability 0.8; nothing is mirrored.
-
-    Parameters
-    ----------
-    image_size : int
-        Pixels of a side, of which an image is shifted by at most 4 %.
-
-    Returns
-    -------
-    list of Spec
-        For :func:`.augment.augment`.
-    """
+    """Give the transforms of ``training.augment``: small changes, each with probability 0.8; nothing is mirrored."""
     affine = {"rotate_range": math.radians(5), "translate_range": [0.04 * image_size] * 2, "scale_range": [0.05] * 2}
     return [
         {"name": "RandAffined", "prob": 0.8, **affine, "mode": "bilinear", "padding_mode": "zeros"},

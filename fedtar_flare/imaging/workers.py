@@ -21,7 +21,6 @@ from loky import ProcessPoolExecutor
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.imaging.limits import machine_memory, too_slow
 
-__all__ = ["each", "worker_count"]
 logger = logging.getLogger(__name__)
 
 SERIAL_SECONDS = 5.0  # work done in this process before workers, which take seconds to start, are considered
@@ -34,23 +33,7 @@ Outcome = Any  # the task's result, or a :class:`DataError`: its own, or one abo
 
 
 def worker_count(asked: int | None = None) -> int:
-    """Decide the number of worker processes.
-
-    Parameters
-    ----------
-    asked : int, optional
-        By the user.
-
-    Returns
-    -------
-    int
-        ``asked``, or one for each usable processor, as far as memory suffices for all.
-
-    Raises
-    ------
-    ConfigError
-        ``asked`` is below 1.
-    """
+    """Decide the number of worker processes."""
     if asked is not None:
         if asked < 1:
             raise ConfigError(f"workers must be at least 1, not {asked}")
@@ -83,26 +66,7 @@ def _what(arguments: dict[str, Any]) -> str:
 def each(
     task: Task, items: Sequence[dict[str, Any]], workers: int, seconds: float = math.inf
 ) -> Iterator[tuple[int, Outcome]]:
-    """Run a task on each item, in worker processes when the work takes long.
-
-    Parameters
-    ----------
-    task : callable
-        A function at the top of its module.
-    items : sequence of dict
-        Keyword arguments; ``image`` names the item in errors.
-    workers : int
-        Most processes; with 1, this process does everything.
-    seconds : float
-        In a worker, an item that takes longer is refused as ``too-slow``.
-
-    Yields
-    ------
-    index : int
-        Of the item, in order of completion.
-    outcome : object
-        The task's result, or a :class:`DataError`: its own, or one about the worker.
-    """
+    """Run a task on each item, in worker processes when the work takes long."""
     worked = 0.0  # without the first item, which pays for the imports
     for index, arguments in enumerate(items):
         start = time.monotonic()

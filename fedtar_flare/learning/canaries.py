@@ -26,8 +26,6 @@ from fedtar_flare.learning.site_model import EVALUATION_BATCH, SiteModel
 from fedtar_flare.learning.training import parts
 from fedtar_flare.models.tokenizer import ReportTokenizer
 
-__all__ = ["BITS", "canaries", "exposure"]
-
 FRAME = "Code:"
 """First word of every canary's report."""
 WORDS = 8
@@ -39,21 +37,6 @@ def canaries(cohort: Cohort, run_id: str, count: int, tokenizer: ReportTokenizer
     """Make up the canary patients of a site in a run.
 
     ConfigError where the tokenizer has too few words, DataError where the disk is full.
-
-    Parameters
-    ----------
-    cohort : Cohort
-        The site's patients; its key draws the phrases.
-    run_id : str
-    count : int
-        Number of canaries, at time steps 1 to T in turn.
-    tokenizer : ReportTokenizer
-    folder : Path
-        For their images.
-
-    Returns
-    -------
-    list of Sample
     """
     [shown], words, samples = images_of(cohort.samples(None)[:1]), _words(tokenizer), []
     slices = shown.image
@@ -73,20 +56,7 @@ def canaries(cohort: Cohort, run_id: str, count: int, tokenizer: ReportTokenizer
 
 @torch.no_grad()
 def exposure(model: SiteModel, canary: Sample, personal: bool) -> float:
-    """Measure how well a model knows a canary: ``BITS - log2(rank)`` of its loss among 2 ** BITS phrases.
-
-    Parameters
-    ----------
-    model : SiteModel
-    canary : Sample
-    personal : bool
-        Whether the patient's own adapter acts.
-
-    Returns
-    -------
-    float
-        About 1.4 on average for a canary that the model has never seen.
-    """
+    """Measure how well a model knows a canary: ``BITS - log2(rank)`` of its loss among 2 ** BITS phrases."""
     words, drawn = _words(model.tokenizer), random.Random(f"rivals of {canary.visit.report}")
     rivals = [_phrase(words, drawn) for _ in range(2**BITS - 1)]
     shown = [replace(canary, visit=replace(canary.visit, report=text)) for text in (canary.visit.report, *rivals)]

@@ -25,8 +25,6 @@ from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.weights import save_weights, training_patients
 
-__all__ = ["Corpus", "read_texts", "refuse_known_tests", "warm_start"]
-
 WEIGHTS, TOKENIZER, ABOUT = "model.safetensors", "tokenizer.json", "warmstart.json"
 
 
@@ -44,17 +42,7 @@ class Corpus:
             raise ConfigError("the sites mix CT and radiographs: one model learns from one of them")
 
     def prepared(self, config: ModelConfig, transforms: Sequence[Spec]) -> "Corpus":
-        """Prepare every image.
-
-        Parameters
-        ----------
-        config : ModelConfig
-        transforms : sequence of Spec
-
-        Returns
-        -------
-        Corpus
-        """
+        """Prepare every image."""
         pairs = ((prepare_cohort(one, config, cache, transforms), cache) for one, cache in self.pairs)
         return Corpus(tuple(pairs), self.texts)
 
@@ -62,14 +50,6 @@ class Corpus:
         """Return the samples of one split of all sites.
 
         A patient in several splits keeps the one furthest from training: what any site tests on is not learned.
-
-        Parameters
-        ----------
-        split : {"train", "validation", "test"}
-
-        Returns
-        -------
-        list of Sample
         """
         later = SPLITS[SPLITS.index(split) + 1 :]
         kept_out = {s.visit.patient_id for one, _ in self.pairs for other in later for s in one.samples(other)}
@@ -107,33 +87,6 @@ def warm_start(
 
     It learns from training patients and is scored on validation patients. Test patients are not touched, so that a
     federation that starts from the result can still be measured on them.
-
-    Parameters
-    ----------
-    config : ModelConfig
-    corpus : Corpus
-    settings : PretrainingConfig
-    out : Path
-        Folder for weights, tokenizer and ``warmstart.json``.
-    train : {"all", "new"}
-        ``new``: only the weights without pre-trained values (cross-attention and projection of ``paper``).
-    vocabulary : int, optional
-        Size of a tokenizer to learn from the training texts; None keeps the model's own.
-    transforms : sequence of Spec
-        ``data.transforms`` of the jobs to come, without random ones.
-    device : str
-    say : callable
-        Takes lines about progress.
-
-    Returns
-    -------
-    dict of str to Any
-        Content of ``warmstart.json``.
-
-    Raises
-    ------
-    ConfigError
-        Nothing to learn from or to train, or ``out`` has a model already.
     """
     if (out / WEIGHTS).exists():
         raise ConfigError(f"{out / WEIGHTS} is there already; name another folder, or delete it first")
@@ -188,21 +141,7 @@ def with_tokenizer(config: ModelConfig, texts: Sequence[str], vocabulary: int, f
 
 
 def read_texts(path: Path) -> tuple[str, ...]:
-    """Read reports from a CSV file's column ``report``, or from a text file with empty lines between reports.
-
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    tuple of str
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, or has no such column or no text.
-    """
+    """Read reports from a CSV file's column ``report``, or from a text file with empty lines between reports."""
     if path.suffix.lower() == ".csv":
         texts = [row["report"] for row in rows_of(path, ["report"])]
     else:
@@ -217,18 +156,7 @@ def read_texts(path: Path) -> tuple[str, ...]:
 
 
 def refuse_known_tests(cohort: Cohort, weights: str | None) -> None:
-    """Refuse weights that were trained on patients whom a site tests on.
-
-    Parameters
-    ----------
-    cohort : Cohort
-    weights : str or None
-        Name or path.
-
-    Raises
-    ------
-    ConfigError
-    """
+    """Refuse weights that were trained on patients whom a site tests on."""
     known = training_patients(Path(weights)) if weights else frozenset()
     tested = {sample.visit.patient_id for sample in cohort.samples("test")} if known else set()
     if n := sum(patient_digest(patient_id, cohort.key) in known for patient_id in tested):

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.labels import POSITIVE, Labeler
 
-__all__ = ["Comparison", "FIXED_RMS", "NEW", "RESOLVED", "UNKNOWN", "changes_of", "is_shown"]
-
 CHANGES = ("new", "resolved")
 """Changes of a finding, numbered from 1; 0: neither, or the visit before is unknown."""
 NEW, RESOLVED = 1, 2
@@ -96,7 +94,6 @@ class Comparison(nn.Module):
 
         Parameters
         ----------
-        prior : PriorBatch
         seen : Tensor of shape (B, D), optional
             The head's predictions for the images before.
 
@@ -115,17 +112,7 @@ class Comparison(nn.Module):
         return classes
 
     def count_differences(self, text: str, change: Sequence[int]) -> int:
-        """Count the findings whose change a text states differently.
-
-        Parameters
-        ----------
-        text, change : str, sequence of int
-            ``change`` has the number of each of the D findings' change.
-
-        Returns
-        -------
-        int
-        """
+        """Count the findings whose change a text states differently."""
         stated, count = self._labeler.changes(text), 0
         for name, number in zip(self._labeler.findings, change, strict=True):
             count += any(((name, word) in stated) != (number == k) for k, word in enumerate(CHANGES, start=1))
@@ -134,10 +121,6 @@ class Comparison(nn.Module):
 
 def is_shown(prior: PriorBatch) -> Tensor:
     """Find the rows that show anything of the visit before.
-
-    Parameters
-    ----------
-    prior : PriorBatch
 
     Returns
     -------

@@ -13,8 +13,6 @@ from fedtar_flare.core.settings import Settings
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.imaging.transform_list import problem_of as problem_of_transforms
 
-__all__ = ["DataConfig", "LoRAConfig", "TrainingConfig"]
-
 LEAST_PERIOD = timedelta(days=28)
 """Shortest calendar period that a job may ask for: counts and losses of single days or hours would tell visits."""
 
@@ -35,18 +33,7 @@ class LoRAConfig(Settings):
     )
 
     def at_most(self, rank: int | None) -> "LoRAConfig":
-        """Lower the rank to a site's own, with the same scale s.
-
-        Parameters
-        ----------
-        rank : int or None
-            The site's; None, or one not below the job's, changes nothing.
-
-        Returns
-        -------
-        LoRAConfig
-            Of that rank.
-        """
+        """Lower the rank to a site's own, with the same scale s."""
         if rank is None or rank >= self.rank:
             return self
         return self.replace(rank=rank, alpha=self.alpha * rank / self.rank)
@@ -105,47 +92,13 @@ class TrainingConfig(Settings):
             )
 
     def updates_of(self, visits: int, least: int = 1) -> int:
-        """Compute how many updates a task makes.
-
-        Parameters
-        ----------
-        visits : int
-            Training visits of the task.
-        least : int
-            The site's own bound.
-
-        Returns
-        -------
-        int
-            ``local_steps``, or those of ``local_epochs``.
-
-        Examples
-        --------
-        >>> [TrainingConfig(local_epochs=0.02, batch_size=16).updates_of(n, 4) for n in (100, 20_000)]
-        [4, 25]
-        """
+        """Compute how many updates a task makes."""
         if self.local_epochs is None:
             return self.local_steps
         return max(least, math.ceil(self.local_epochs * visits / self.batch_size))
 
     def rate_of(self, round_: int, rounds: int) -> float:
-        """Compute the factor of the learning rates in a round.
-
-        Parameters
-        ----------
-        round_, rounds : int
-            The round, from 1, and R.
-
-        Returns
-        -------
-        float
-            In (0, 1].
-
-        Examples
-        --------
-        >>> [round(TrainingConfig(schedule="cosine").rate_of(r, 3), 2) for r in (1, 2, 3)]
-        [1.0, 0.75, 0.25]
-        """
+        """Compute the factor of the learning rates in a round."""
         return 1.0 if self.schedule == "constant" else (1 + math.cos(math.pi * (round_ - 1) / rounds)) / 2
 
 
@@ -208,23 +161,7 @@ class DataConfig(Settings):
             )
 
     def timeline(self, time_steps: int) -> Timeline:
-        """Build the rule by which visits become the time steps 1 to T.
-
-        Parameters
-        ----------
-        time_steps : int
-            T.
-
-        Returns
-        -------
-        Timeline
-            By visit number or calendar period.
-
-        Raises
-        ------
-        ConfigError
-            The periods do not bound T bins.
-        """
+        """Build the rule by which visits become the time steps 1 to T."""
         return Timeline(
             time_steps, self.alignment, tuple(map(datetime.fromisoformat, self.periods)), self.prior, self.priors
         )

@@ -9,8 +9,6 @@ from torch import distributed
 
 from fedtar_flare.core.errors import ConfigError
 
-__all__ = ["choose_device", "device_of_each"]
-
 SMALL_MODEL = 4_000_000
 """Parameters below which ``auto`` takes the CPU. Launching the kernels of an update of 1.9 million parameters took an
 H200 as long as the whole update took two CPU cores; a CPU's time grows with the model, that of launches does not."""
@@ -18,22 +16,7 @@ _say_once = cache(logging.getLogger(__name__).info)
 
 
 def device_of_each(device: str, processes: int) -> str:
-    """Choose the kind of device for several processes, each with a GPU of its own (rank r on ``cuda:r``) or on the CPU.
-
-    Parameters
-    ----------
-    device : {"auto", "cpu", "cuda"}
-    processes : int
-
-    Returns
-    -------
-    {"cuda", "cpu"}
-
-    Raises
-    ------
-    ConfigError
-        There are GPUs, but fewer than processes.
-    """
+    """Choose the device kind of several processes, each with its GPU (rank r on ``cuda:r``) or on the CPU."""
     kind, _ = choose_device(device)
     if kind == "cuda" and torch.cuda.device_count() < processes:
         raise ConfigError(
@@ -45,29 +28,7 @@ def device_of_each(device: str, processes: int) -> str:
 
 
 def choose_device(device: str = "auto", precision: str = "auto", parameters: float = math.inf) -> tuple[str, bool]:
-    """Choose the torch device and precision.
-
-    Parameters
-    ----------
-    device : str
-        ``cpu``, ``cuda``, ``cuda:<i>`` or ``auto``, which leaves the GPU to models of :data:`SMALL_MODEL` parameters or
-        more, unless this is one of several processes, which each have a GPU.
-    precision : {"auto", "float32", "bfloat16"}
-        ``auto``: bfloat16 on a GPU that has it, else float32.
-    parameters : float
-        Size of the model.
-
-    Returns
-    -------
-    device : str
-    autocast : bool
-        Whether to compute in bfloat16 autocast.
-
-    Raises
-    ------
-    ConfigError
-        A GPU that does not exist.
-    """
+    """Choose the torch device and precision."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cuda" and parameters < SMALL_MODEL and not distributed.is_initialized():

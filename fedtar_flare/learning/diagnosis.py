@@ -24,8 +24,6 @@ from fedtar_flare.models.config import ASSETS
 from fedtar_flare.models.prompting import Encoded, PromptPosition
 from fedtar_flare.models.report_generator import ReportGenerator
 
-__all__ = ["DiagnosisBranch", "diagnosis_losses", "extend", "require_positions", "slice_means"]
-
 HeadKind = Literal["mean", "attention"]
 
 NOISE = 0.01
@@ -156,10 +154,6 @@ class DiagnosisBranch(nn.Module):
     def prompts(self, seen: Encoded) -> Tensor:
         """Prompt the decoder with the predicted findings.
 
-        Parameters
-        ----------
-        seen : Encoded
-
         Returns
         -------
         Tensor
@@ -169,10 +163,6 @@ class DiagnosisBranch(nn.Module):
 
     def predict(self, seen: Encoded) -> tuple[Tensor, Tensor | None]:
         """Predict the classes of the findings, now and before.
-
-        Parameters
-        ----------
-        seen : Encoded
 
         Returns
         -------
@@ -215,10 +205,6 @@ class DiagnosisBranch(nn.Module):
         ----------
         prompts : Tensor
             (B, D, 2).
-
-        Returns
-        -------
-        list of str
         """
         said = []
         for now, change in zip(prompts[..., 0].tolist(), changes_of(*prompts.unbind(-1)).tolist(), strict=True):
@@ -300,15 +286,6 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     """Give a base model its diagnosis branch; none for the labeler ``none``.
 
     ConfigError where the decoder has too few positions for prompts and report, or the head's weights do not fit.
-
-    Parameters
-    ----------
-    generator : ReportGenerator
-        Changed in place.
-    settings : mapping
-        ``labeler``, ``slices``, ``seed`` and optionally ``prompt_classes``, ``prompt_place``, ``head``,
-        ``head_weights``, ``fixed_prompts`` (:func:`fix_prompts`), ``candidates`` and ``complete``
-        (:class:`FindingsChoice`), ``changes`` (:class:`~fedtar_flare.learning.comparison.Comparison`).
     """
     found = labeler(settings["labeler"], settings.get("prompt_classes", "all"))
     if not found.findings:
@@ -385,17 +362,7 @@ def head_file(name: str) -> str:
 
 
 def require_positions(findings: int, max_length: int, positions: int) -> None:
-    """Refuse prompts and reports that are longer than the decoder's positions.
-
-    Parameters
-    ----------
-    findings, max_length, positions : int
-        Prompts, tokens of a report, and positions of the decoder.
-
-    Raises
-    ------
-    ConfigError
-    """
+    """Refuse prompts and reports that are longer than the decoder's positions."""
     if findings + max_length > positions:
         raise ConfigError(
             f"{findings} diagnosis prompts and reports of {max_length} tokens (model.max_length) do not fit in the "

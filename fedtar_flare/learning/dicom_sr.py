@@ -13,8 +13,6 @@ from fedtar_flare.version import __version__
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-__all__ = ["structured_report"]
-
 
 def identity(draft: Draft, study: str) -> str:
     """Return the UID of a draft, the same for the same draft of a study and run, so that none is stored twice."""
@@ -24,23 +22,7 @@ def identity(draft: Draft, study: str) -> str:
 
 
 def structured_report(draft: Draft, image: Path) -> Dataset:
-    """Write a draft as an Enhanced SR (without a TID: a container with text items).
-
-    Parameters
-    ----------
-    draft : Draft
-    image : Path
-        The DICOM study that it refers to.
-
-    Returns
-    -------
-    pydicom.Dataset
-
-    Raises
-    ------
-    ConfigError
-        highdicom is not installed, or the study is not DICOM.
-    """
+    """Write a draft as an Enhanced SR (without a TID: a container with text items)."""
     try:
         from highdicom.sr import (
             ContainerContentItem,

@@ -18,8 +18,6 @@ from fedtar_flare.metrics.language import bleu_of_sums, identical_share, report_
 from fedtar_flare.metrics.registry import scores_of
 from fedtar_flare.metrics.reports import Reports, TextLabeler
 
-__all__ = ["REPORT_SCORES", "TEXTS", "Evaluated", "report_rows", "report_texts", "site_scores", "write_report_scores"]
-
 REPORT_SCORES = "report-scores-"
 """Prefix of the files with scores of single reports."""
 TEXTS = ("text", "reference")
@@ -62,23 +60,6 @@ def site_scores(
     A cell (the reports of a time step) with fewer than ``min_cell`` distinct patients gets no scores and an n of 0, and
     its reports do not count in ``all`` either: otherwise subtraction would reveal its scores. Every n is rounded down
     to a multiple of ``min_cell``, scores accordingly.
-
-    Parameters
-    ----------
-    samples, drafts : sequence of Sample, sequence of str
-        Visits, and the draft of each.
-    losses : sequence of float
-        Mean token loss of each reference, nats.
-    time_steps, min_cell : int
-    text_labeler : TextLabeler, optional
-        The site's neural labeler; its scores are over all steps only.
-
-    Returns
-    -------
-    dict
-        ``steps`` (time step as text to scores) and ``all``: ``n`` and the scores of :func:`.scores_of`, at a step only
-        those that are by step. Over the reports in ``all`` also ``findings`` (:func:`finding_scores`), and
-        ``references``, the references' own ``identical_share`` and ``contradictions``, which limit alarms.
     """
     cells = full_cells([(sample.time_step, sample.visit.patient_id) for sample in samples], min_cell)
     steps: dict[str, dict[str, Any]] = {}
@@ -168,27 +149,7 @@ def report_rows(
     personal: bool,
     labels: TextLabeler | None = None,
 ) -> list[dict[str, Any]]:
-    """List each draft with its reference, its own scores, and what it adds to the scores of a corpus.
-
-    Parameters
-    ----------
-    samples, drafts, losses : sequence of Sample, sequence of str, sequence of float
-        As for :func:`site_scores`.
-    personal : bool
-        Whether the drafts were written with the patient adapter.
-    labels : TextLabeler, optional
-        The site's neural labeler.
-
-    Returns
-    -------
-    list of dict
-        ``text`` (the draft), ``reference``, ``patient_id``, ``visit_id``, ``time_step``, ``split``, ``personal``,
-        ``token_loss``; ``bleu_1`` to ``bleu_4`` of the single report; its fields of
-        :class:`~fedtar_flare.metrics.language.LanguageStatistics` (``cider`` with the document frequencies of these
-        references); ``findings`` (the truth) and ``findings_in_text``, ``changes`` and ``changes_in_text`` (pairs of a
-        finding and a direction), sorted, None where the truth is not known; and ``labels``: by labeler the codes of
-        reference and draft (:func:`.label_code`).
-    """
+    """List each draft with its reference, its own scores, and what it adds to the scores of a corpus."""
     if not samples:
         return []
     labelers = [TextLabeler.by_rules(rules_for(samples[0].visit.modality)), *filter(None, [labels])]
@@ -223,26 +184,7 @@ def report_rows(
 
 
 def report_texts(folder: Path, round_: int | None = None, *, personal: bool = True) -> list[dict[str, Any]]:
-    """Read the rows that :func:`write_report_scores` wrote.
-
-    Parameters
-    ----------
-    folder : Path
-        A site's state of a run, or the folder above several sites' states: rows then name their ``site``.
-    round_ : int, optional
-        By default the last.
-    personal : bool
-        Drafts with the patient adapter, or without; the same for a method that has none.
-
-    Returns
-    -------
-    list of dict
-
-    Raises
-    ------
-    ConfigError
-        If the folder has no such rows, or a file is broken.
-    """
+    """Read the rows that :func:`write_report_scores` wrote."""
     name = f"{REPORT_SCORES}{'*' if round_ is None else f'{round_:04d}'}.jsonl"
     places = [folder] if any(folder.glob(name)) else sorted({file.parent for file in folder.glob(f"*/{name}")})
     try:
@@ -264,20 +206,6 @@ def report_texts(folder: Path, round_: int | None = None, *, personal: bool = Tr
 
 
 def write_report_scores(folder: Path, number: int, rows: Iterable[Mapping[str, Any]], of: str = REPORT_SCORES) -> Path:
-    """Write rows of single reports as JSON lines, atomically, readable by the owner alone.
-
-    Parameters
-    ----------
-    folder : Path
-        The site's state of the run, which never leaves the site: rows name patients.
-    number, of : int, str
-        Round (or period) and prefix of the file's name.
-    rows : iterable of mapping
-        As :func:`report_rows` gives them.
-
-    Returns
-    -------
-    Path
-    """
+    """Write rows of single reports as JSON lines, atomically, readable by the owner alone."""
     path = folder / f"{of}{number:04d}.jsonl"
     return write_text(path, "".join(f"{json.dumps(row)}\n" for row in rows), PRIVATE)

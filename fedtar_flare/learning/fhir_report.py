@@ -9,29 +9,11 @@ from fedtar_flare.imaging.readers.dicom_tags import first, headers
 from fedtar_flare.learning.dicom_sr import identity
 from fedtar_flare.learning.drafting import Draft
 
-__all__ = ["diagnostic_report"]
-
 TERMS = "http://terminology.hl7.org/CodeSystem"
 
 
 def diagnostic_report(draft: Draft, image: Path) -> dict[str, Any]:
-    """Write a draft as a DiagnosticReport; the same draft gives the same resource.
-
-    Parameters
-    ----------
-    draft : Draft
-    image : Path
-        A DICOM study; the resource has the identifiers of study, patient and order.
-
-    Returns
-    -------
-    dict of str to Any
-
-    Raises
-    ------
-    ConfigError
-        The study is not DICOM.
-    """
+    """Write a draft as a DiagnosticReport; the same draft gives the same resource."""
     if (header := next(headers(image), None)) is None:
         raise ConfigError(f"{image} holds no DICOM file, so a report could not say whose it is; choose text or json")
 

@@ -11,8 +11,6 @@ from fedtar_flare.data.cohort import Visit
 from fedtar_flare.metrics.labeler import RuleLabeler, rule_labeler, rules_for
 from fedtar_flare.metrics.qualifiers import finding_changes
 
-__all__ = ["POSITIVE", "Labeler", "LabelerName", "labeler", "labeler_of", "require_labeler"]
-
 CLASSES = ("blank", "positive", "negative", "uncertain")
 """Classes of a finding, by number."""
 POSITIVE_OR_NOT = ("other", "positive")
@@ -44,16 +42,7 @@ class Labeler:
     """Rules that grade a report's findings (:func:`.grade`); None where there are none."""
 
     def stated(self, text: str) -> frozenset[str]:
-        """Return the findings that a report states as present.
-
-        Parameters
-        ----------
-        text : str
-
-        Returns
-        -------
-        frozenset of str
-        """
+        """Return the findings that a report states as present."""
         labels = zip(self.findings, self.label(text), strict=True)
         return frozenset(name for name, label in labels if label == POSITIVE and name != self.no_finding)
 
@@ -64,20 +53,7 @@ KEPT = 2**16
 
 @cache
 def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
-    """Return a labeler by its name.
-
-    Parameters
-    ----------
-    name : LabelerName
-        ``synthetic`` knows the texts of the synthetic cohort alone; ``chexpert-rules`` and ``ctrate-rules`` are the
-        package's rules, whose labels are not CheXbert's or RadBERT's; ``none`` knows no finding.
-    classes : {"all", "positive"}
-        ``positive``: only whether a finding is stated.
-
-    Returns
-    -------
-    Labeler
-    """
+    """Return a labeler by its name."""
     if classes == "positive":
         whole = labeler(name)
 
@@ -101,35 +77,14 @@ def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
 
 
 def labeler_of(visits: Sequence[Visit]) -> Labeler:
-    """Return the labeler for the reports of these visits: the source's own where it knows the truth, else rules.
-
-    Parameters
-    ----------
-    visits : sequence of Visit
-
-    Returns
-    -------
-    Labeler
-    """
+    """Return the labeler for the reports of these visits: the source's own where it knows the truth, else rules."""
     if all(visit.findings is not None for visit in visits):
         return labeler("synthetic")
     return labeler(rules_for(visits[0].modality))
 
 
 def require_labeler(name: str, setting: str, source: str) -> None:
-    """Refuse the synthetic cohort's rules for a real hospital's reports.
-
-    Parameters
-    ----------
-    name, setting : str
-        The labeler, and the setting that names it.
-    source : str
-        The site's source of data.
-
-    Raises
-    ------
-    ConfigError
-    """
+    """Refuse the synthetic cohort's rules for a real hospital's reports."""
     if name == "synthetic" and source != "synthetic":
         raise ConfigError(
             f"{setting} is 'synthetic', whose rules are for the texts of the synthetic cohort: set it to "

@@ -40,21 +40,7 @@ def add_private_gradients(
     reports: int,
     generator: torch.Generator,
 ) -> None:
-    """Set the gradients to the noisy sum over patients of clipped gradients, divided by ``reports``.
-
-    Parameters
-    ----------
-    parameters : sequence of nn.Parameter
-        All that is trained.
-    patients : sequence of callable
-        Each sets the gradients to that of one patient's summed report losses; one that is not finite counts as zero.
-    clip : float
-        Largest L2 norm C of a patient's gradient over all parameters; the sensitivity of the sum.
-    noise_multiplier : float
-        z: the noise has the standard deviation z C in every value.
-    reports : int
-        Expected number of reports in an update; not the drawn one, which depends on who was drawn.
-    """
+    """Set the gradients to the noisy sum over patients of clipped gradients, divided by ``reports``."""
     sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
     for backward in patients:
         backward()

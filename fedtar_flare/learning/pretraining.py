@@ -19,8 +19,6 @@ from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 from fedtar_flare.models.tokenizer import ReportTokenizer
 
-__all__ = ["PretrainingConfig"]
-
 GENERATION_BATCH = 20
 TEXT_BATCH, TEXT_WEIGHT = 8, 0.3
 """Reports without image per update, and the weight of their loss relative to the paired one's."""

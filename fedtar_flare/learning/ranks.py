@@ -25,8 +25,6 @@ from torch import Tensor, distributed, nn
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.core.tensor_file import checksum
 
-__all__ = ["ALONE", "LostRank", "Ranks", "join"]
-
 _Item = TypeVar("_Item")
 PATIENCE = timedelta(minutes=30)
 """How long one process waits for another at a sum."""
@@ -46,36 +44,13 @@ class Ranks:
     """How many processes there are."""
 
     def share(self, items: Sequence[_Item]) -> Sequence[_Item]:
-        """Choose the items of this rank.
-
-        Parameters
-        ----------
-        items : sequence
-            The same at every rank.
-
-        Returns
-        -------
-        sequence
-            Every ``size``-th item; there may be none.
-        """
+        """Choose the items of this rank."""
         return items[self.rank :: self.size]
 
     def summed(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Sum the loss over the ranks, and replace each gradient by its sum over them.
 
         A gradient that no rank has stays None, so that an optimiser passes over the parameter as in one process.
-
-        Parameters
-        ----------
-        loss : Tensor
-            This rank's share, a scalar.
-        parameters : sequence of nn.Parameter
-            In the same order at every rank.
-
-        Returns
-        -------
-        Tensor
-            The summed loss.
         """
         if self.size == 1:
             return loss
@@ -93,18 +68,7 @@ class Ranks:
         return sums[0].to(loss.device)
 
     def gather(self, value: Any) -> list[Any]:
-        """Collect a value from each rank.
-
-        Parameters
-        ----------
-        value : JSON value
-            This rank's.
-
-        Returns
-        -------
-        list
-            The values by rank.
-        """
+        """Collect a value from each rank."""
         if self.size == 1:
             return [value]
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -119,18 +83,7 @@ class Ranks:
         self.gather(None)
 
     def require_equal(self, tensors: Mapping[str, Tensor]) -> None:
-        """Refuse to go on unless all ranks hold the same bits.
-
-        Parameters
-        ----------
-        tensors : dict of str to Tensor
-            This rank's.
-
-        Raises
-        ------
-        FedTARError
-            They differ.
-        """
+        """Refuse to go on unless all ranks hold the same bits."""
         if self.size > 1 and len(set(self.gather(checksum(tensors)))) > 1:
             raise FedTARError(
                 f"after training, the {self.size} processes of this site hold different weights; nothing was saved. "
@@ -164,17 +117,7 @@ ALONE = Ranks()
 
 
 def join(ranks: Ranks, device: str, folder: Path) -> None:
-    """Enter the process group, computing on this rank's device.
-
-    Parameters
-    ----------
-    ranks : Ranks
-        This process's place.
-    device : {"cpu", "cuda"}
-        With ``cuda``, rank r takes the GPU of that number.
-    folder : Path
-        In which the processes find each other.
-    """
+    """Enter the process group, computing on this rank's device."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     os.environ |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     if device == "cuda":

@@ -24,8 +24,6 @@ from fedtar_flare.metrics.labeler import NEURAL, classes_of
 from fedtar_flare.metrics.reports import TextLabeler
 from fedtar_flare.models.weights import load_weights, model_tensors, save_weights
 
-__all__ = ["ReportLabeler", "import_labeler"]
-
 LONGEST, BATCH = 512, 32
 """Tokens of a report, and reports of a batch."""
 MOST_LAYERS, MOST_VALUES = 64, 1e9
@@ -58,28 +56,7 @@ class LabelerModel(nn.Module):
 
 
 def import_labeler(file: Path, out: Path, kind: str | None = None, tokenizer: Path | None = None) -> dict[str, Any]:
-    """Write a published checkpoint as a labeler's folder.
-
-    Parameters
-    ----------
-    file : Path
-        The checkpoint.
-    out : Path
-    kind : {"chexbert", "radbert"}, optional
-        By default as the checkpoint's tensors say.
-    tokenizer : Path, optional
-        Folder of the encoder's ``config.json`` and tokenizer files; the checkpoint's own by default.
-
-    Returns
-    -------
-    dict of str to Any
-        Content of ``labeler.json``.
-
-    Raises
-    ------
-    ConfigError
-        The file or the folder does not fit.
-    """
+    """Write a published checkpoint as a labeler's folder."""
     state, folder = _read(file), tokenizer or file.parent
     kind = kind or ("chexbert" if any(name.startswith("linear_heads.") for name in state) else "radbert")
     model, words = _built(kind, folder)
@@ -159,19 +136,7 @@ class ReportLabeler:
     def label(
         self, references: Iterable[str], drafts: Iterable[str], checkpoint: Callable[[], None] = lambda: None
     ) -> TextLabeler:
-        """Label texts.
-
-        Parameters
-        ----------
-        references, drafts : iterable of str
-            Labels of references are kept in ``cache``.
-        checkpoint : callable
-            Called between batches; may raise to stop.
-
-        Returns
-        -------
-        TextLabeler
-        """
+        """Label texts."""
         about, known = read_json(self.folder / ABOUT), dict[str, str]()
         file = self.cache and self.cache / f"labels-{about['checksum']}.json"
         if file and file.is_file():

@@ -31,8 +31,6 @@ from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
 
-__all__ = ["DiagnosisConfig", "SiteDiagnosis", "load_head"]
-
 _PREFIX = "diagnosis/"
 FEWEST = 2
 """Patients that must have a finding before its row of a head leaves the site."""
@@ -83,17 +81,7 @@ class DiagnosisConfig(Settings):
     )
 
     def of(self, source: str) -> "DiagnosisConfig":
-        """Decide ``auto`` and the learning rate at a site.
-
-        Parameters
-        ----------
-        source : str
-            The site's source of data.
-
-        Returns
-        -------
-        DiagnosisConfig
-        """
+        """Decide ``auto`` and the learning rate at a site."""
         synthetic = source == "synthetic"
         tells = self.labeler
         if tells == "auto":
@@ -110,17 +98,7 @@ class DiagnosisConfig(Settings):
         return self.lr or (SHARED_RATE if self.shared else OWN_RATE)
 
     def rate_of(self, epochs: float) -> float:
-        """Return the learning rate of a shared head in one task.
-
-        Parameters
-        ----------
-        epochs : float
-            How often the task goes through its visits.
-
-        Returns
-        -------
-        float
-        """
+        """Return the learning rate of a shared head in one task."""
         return self.rate if self.epochs is None else self.rate * min(1.0, self.epochs / epochs)
 
     @property
@@ -131,17 +109,7 @@ class DiagnosisConfig(Settings):
         return self.labeler != "none"
 
     def extension(self, model: ModelConfig, seed: int) -> dict[str, Any]:
-        """Return the settings of :func:`fedtar_flare.learning.diagnosis.extend`, once the labeler has been decided.
-
-        Parameters
-        ----------
-        model : ModelConfig
-        seed : int
-
-        Returns
-        -------
-        dict of str to Any
-        """
+        """Return the settings of :func:`fedtar_flare.learning.diagnosis.extend`, once the labeler has been decided."""
         assert self.labeler != "auto", "DiagnosisConfig.of decides it"
         fits = self.labeler == "synthetic" and model.weights == "small"
         return {
@@ -189,10 +157,6 @@ class SiteDiagnosis:
     def classes(self, samples: Sequence[Sample]) -> Tensor:
         """Label the reports of samples.
 
-        Parameters
-        ----------
-        samples : sequence of Sample
-
         Returns
         -------
         Tensor
@@ -204,11 +168,6 @@ class SiteDiagnosis:
     def prompts(self, samples: Sequence[Sample], prior: PriorBatch | None = None) -> Tensor:
         """Embed the findings of the reports, compared with those before where ``prior`` shows a visit.
 
-        Parameters
-        ----------
-        samples : sequence of Sample
-        prior : PriorBatch, optional
-
         Returns
         -------
         Tensor
@@ -219,20 +178,7 @@ class SiteDiagnosis:
     def mask_rare_findings(
         self, update: Mapping[str, Tensor], samples: Sequence[Sample], least: int
     ) -> dict[str, Tensor]:
-        """Set the head's row of an update to zero for each finding that too few patients have.
-
-        Parameters
-        ----------
-        update : mapping of str to Tensor
-        samples : sequence of Sample
-            Those that the update learned from.
-        least : int
-            Patients that must have a finding, if more than :data:`FEWEST`.
-
-        Returns
-        -------
-        dict of str to Tensor
-        """
+        """Set the head's row of an update to zero for each finding that too few patients have."""
         patients = [sample.visit.patient_id for sample in samples]
         classes = self.classes(samples).bool().cpu()
         having = ([p for p, has in zip(patients, column, strict=True) if has] for column in classes.T.tolist())
@@ -256,7 +202,6 @@ class SiteDiagnosis:
 
         Parameters
         ----------
-        samples : sequence of Sample
         tokens, slice_mask : Tensor
             (B, S, N, C) and (B, S).
 
@@ -269,12 +214,7 @@ class SiteDiagnosis:
 
     @contextmanager
     def with_initial_head(self) -> Iterator[None]:
-        """Use the initial head, the same at all sites, while the context is open.
-
-        Returns
-        -------
-        context manager
-        """
+        """Use the initial head, the same at all sites, while the context is open."""
         mine, self._branch.head = self._branch.head, self._start.to(self._branch.embeddings.device)
         try:
             yield
@@ -282,25 +222,13 @@ class SiteDiagnosis:
             self._branch.head = mine
 
     def state(self) -> dict[str, Tensor]:
-        """Return copies of :attr:`parameters`, float32 on the CPU.
-
-        Returns
-        -------
-        dict of str to Tensor
-        """
+        """Return copies of :attr:`parameters`, float32 on the CPU."""
         return {name: p.detach().float().cpu().clone() for name, p in self.parameters.items()}
 
 
 @torch.no_grad()
 def load_head(generator: ReportGenerator, state: Mapping[str, Tensor]) -> None:
-    """Load the head of a :meth:`SiteDiagnosis.state` into a model that has the branch.
-
-    Parameters
-    ----------
-    generator : ReportGenerator
-    state : mapping of str to Tensor
-        Other names are ignored; without a head (a site that shared it) the present one stays.
-    """
+    """Load the head of a :meth:`SiteDiagnosis.state` into a model that has the branch."""
     found = without_prefix(state, _PREFIX)
     if found and generator.diagnosis is not None:
         generator.diagnosis.head.load_state_dict(found)

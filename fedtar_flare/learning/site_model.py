@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from fedtar_flare.learning.report_labeler import ReportLabeler
 
-__all__ = ["EVALUATION_BATCH", "SiteModel"]
-
 logger = logging.getLogger(__name__)
 EVALUATION_BATCH = 32
 
@@ -159,54 +157,16 @@ class SiteModel:
         checkpoint: Callable[[], None] = lambda: None,
         newest_step: int | None = None,
     ) -> Self:
-        """Make ready for a task; the weights stay as they are.
-
-        Parameters
-        ----------
-        cohort : Cohort
-            The patients, prepared.
-        min_cell : int
-            Fewest distinct patients of a split at a time step whose visits are learned from and validated on.
-        checkpoint : callable
-            Called between batches; raises to stop an aborted job.
-        newest_step : int, optional
-            The last time step that has been learnt from, where visits arrive step by step.
-
-        Returns
-        -------
-        SiteModel
-            This one.
-        """
+        """Make ready for a task; the weights stay as they are."""
         self.cohort, self.min_cell, self.checkpoint, self.newest_step = cohort, min_cell, checkpoint, newest_step
         return self
 
     # ------------------------------------------------------------------ hooks
     def extend(self, generator: ReportGenerator) -> None:
-        """Add modules to the base model, before it gets its adapter; they are no part of its fingerprint.
-
-        Parameters
-        ----------
-        generator : ReportGenerator
-            The base model; changed in place.
-        """
+        """Add modules to the base model, before it gets its adapter; they are no part of its fingerprint."""
 
     def adapt(self, generator: ReportGenerator, lora: LoRAConfig, seed: int) -> PeftModel:
-        """Give the base model the adapter that travels, and what travels whole.
-
-        Parameters
-        ----------
-        generator : ReportGenerator
-            The base model.
-        lora : LoRAConfig
-            The adapter.
-        seed : int
-            Of its initial values.
-
-        Returns
-        -------
-        PeftModel
-            With frozen base weights.
-        """
+        """Give the base model the adapter that travels, and what travels whole."""
         return add_lora(
             generator,
             targets=self._config.lora_targets,
@@ -238,18 +198,6 @@ class SiteModel:
 
         The backward pass comes after it was left: what of it layers that are computed again still find, see
         :class:`~fedtar_flare.models.recomputation.RecomputedLayers`.
-
-        Parameters
-        ----------
-        samples : sequence of Sample
-            The B samples of the pass.
-        personal : bool
-            Whether the personal part acts.
-
-        Returns
-        -------
-        context manager
-            By default one that does nothing.
         """
         return nullcontext()
 
@@ -264,12 +212,6 @@ class SiteModel:
 
         Parameters
         ----------
-        samples : sequence of Sample
-            B samples.
-        images : ImageBatch
-            Their images.
-        personal : bool
-            Whether the personal part acts.
         prompts : Tensor, optional
             In training, prompts (B, D, E) in place of those that the diagnosis head gives.
 
@@ -285,13 +227,7 @@ class SiteModel:
             return self.generator(images, ids, labels, tokens=tokens, prompts=prompts)
 
     def describe(self) -> dict[str, Any]:
-        """Describe the model for the record.
-
-        Returns
-        -------
-        dict
-            JSON values: preset, parts, licence, size, fingerprint and settings.
-        """
+        """Describe the model for the record."""
         return {
             "preset": self._config.preset,
             "base_model": f"fedtar_flare preset '{self._config.preset}'",
@@ -308,93 +244,32 @@ class SiteModel:
 
     # ------------------------------------------------------------------ what travels
     def shared(self) -> dict[str, Tensor]:
-        """Copy the shared part.
-
-        Returns
-        -------
-        dict of str to Tensor
-            By name, float32 on the CPU.
-        """
+        """Copy the shared part."""
         return shared_state(self.model, self.adapter)
 
     def load_shared(self, weights: Mapping[str, Tensor]) -> None:
-        """Load the shared part.
-
-        Parameters
-        ----------
-        weights : dict of str to Tensor
-            As the server sends it, at the job's rank.
-
-        Raises
-        ------
-        ExchangeError
-            A tensor does not fit; the message names it.
-        """
+        """Load the shared part."""
         here = weights if self.lora_rank == self.lora.rank else lowered(weights, self.lora_rank)
         load_shared_state(self.model, here, self.adapter)
 
     def exchanged(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Give the shared part at the job's rank, which may be above the site's own.
-
-        Parameters
-        ----------
-        weights : dict of str to Tensor
-            What came down; empty: the seed's initial weights are given.
-
-        Returns
-        -------
-        dict of str to Tensor
-            By name.
-        """
+        """Give the shared part at the job's rank, which may be above the site's own."""
         return self.shared() if self.lora_rank == self.lora.rank else dict(weights) or initial_weights(self.model)
 
     def load_private(self, state: Mapping[str, Tensor]) -> None:
-        """Load what the site keeps between tasks.
-
-        Parameters
-        ----------
-        state : dict of str to Tensor
-            As :meth:`ReportLearner.private` gave it.
-        """
+        """Load what the site keeps between tasks."""
 
     def load_for_writing(self, state: Mapping[str, Tensor]) -> None:
-        """Load the part of the private state that acts when reports are written.
-
-        Parameters
-        ----------
-        state : dict of str to Tensor
-            As :meth:`ReportLearner.private` gave it.
-        """
+        """Load the part of the private state that acts when reports are written."""
         self.load_private(state)
 
     def adapter_config(self) -> dict[str, Any]:
-        """Give PEFT's configuration of the shared part.
-
-        Returns
-        -------
-        dict
-            Without any path of the site.
-        """
+        """Give PEFT's configuration of the shared part."""
         return adapter_config(self.model, self.adapter)
 
     # ------------------------------------------------------------------ images, reports, scores
     def images(self, samples: Sequence[Sample], training_seed: str | None = None, prior: bool = True) -> ImageBatch:
-        """Collate the samples' images, with what the model is shown of the visits before.
-
-        Parameters
-        ----------
-        samples : sequence of Sample
-            B samples.
-        training_seed : str, optional
-            Of augmentation and of masked priors; None: neither, as when reports are written.
-        prior : bool
-            Whether to add what is shown of the visits before.
-
-        Returns
-        -------
-        ImageBatch
-            On the model's device.
-        """
+        """Collate the samples' images, with what the model is shown of the visits before."""
         prepared = self.prepared(samples)
         if training_seed is not None and (changes := self.random_transforms()):
             prepared = augmented(prepared, samples, training_seed, changes)
@@ -404,28 +279,11 @@ class SiteModel:
         return batch
 
     def random_transforms(self) -> list[Spec]:
-        """List what changes training images at random.
-
-        Returns
-        -------
-        list of dict
-            The job's random transforms, and augmentation if it is on; empty for nothing.
-        """
+        """List what changes training images at random."""
         return random_for_training(self.transforms, augment=self.training.augment, image_size=self._config.image_size)
 
     def prepared(self, samples: Sequence[Sample]) -> list[Prepared]:
-        """Read the samples' images from the cache, as this site's machine shows them.
-
-        Parameters
-        ----------
-        samples : sequence of Sample
-            The samples.
-
-        Returns
-        -------
-        list of Prepared
-            One for each sample.
-        """
+        """Read the samples' images from the cache, as this site's machine shows them."""
         found = images_of(samples)
         return found if self.image_change is None else [self.image_change(one) for one in found]
 
@@ -436,24 +294,7 @@ class SiteModel:
         texts: Mapping[Visit, str] | None = None,
         skipped: int = 1,
     ) -> PriorBatch | None:
-        """Collate what the model is shown of the visits before.
-
-        Parameters
-        ----------
-        samples : sequence of Sample
-            B samples.
-        training_seed : str, optional
-            Of masking and augmentation; None: neither.
-        texts : dict of Visit to str, optional
-            Drafts that stand for the reports of earlier visits.
-        skipped : int
-            How many visits before the report these visits lie; 1: the last one.
-
-        Returns
-        -------
-        PriorBatch or None
-            On the model's device; None where nothing is shown.
-        """
+        """Collate what the model is shown of the visits before."""
         chance = 0.0 if training_seed is None else self.prior_dropout
         kinds = shown_kinds(samples, self.cohort.timeline.prior_kinds, chance, training_seed or "")
         changes = self.random_transforms()
@@ -467,13 +308,6 @@ class SiteModel:
 
     def tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
         """Encode images; what the encoder's frozen stages give is computed once for each study, unless images change.
-
-        Parameters
-        ----------
-        samples : sequence of Sample
-            B samples.
-        images : ImageBatch
-            Their images.
 
         Returns
         -------
@@ -500,22 +334,7 @@ class SiteModel:
 
     @torch.no_grad()
     def generate(self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True) -> list[str]:
-        """Write drafts by beam search.
-
-        Parameters
-        ----------
-        samples : sequence of Sample
-            B samples.
-        images : ImageBatch
-            Their images.
-        personal : bool
-            Whether the personal part acts.
-
-        Returns
-        -------
-        list of str
-            B drafts.
-        """
+        """Write drafts by beam search."""
         with self._autocasting(), self.context(samples, personal):
             ids = self.generator.generate(
                 images,
@@ -525,20 +344,7 @@ class SiteModel:
         return [self.tokenizer.decode(row) for row in ids.tolist()]
 
     def write(self, sample: Sample, images: ImageBatch) -> str:
-        """Write the draft of one study, with what the site keeps to itself.
-
-        Parameters
-        ----------
-        sample : Sample
-            The study.
-        images : ImageBatch
-            Its image.
-
-        Returns
-        -------
-        str
-            The draft.
-        """
+        """Write the draft of one study, with what the site keeps to itself."""
         with self._writing():
             return self.generate([sample], images)[0]
 
@@ -560,22 +366,6 @@ class SiteModel:
         """Write drafts and score them against the reports.
 
         Each pass reuses the loaded images. Of several processes each writes its share, and all end with every draft.
-
-        Parameters
-        ----------
-        min_cell : int
-            Fewest patients of a cell whose scores are given.
-        split : {"train", "validation", "test"}, optional
-            Whose reports; None: all patients'.
-        steps : int or collection of int, optional
-            Of which time steps; None: all.
-        generic : bool
-            Whether to write the drafts without the personal part too, where there is one.
-
-        Returns
-        -------
-        Evaluated
-            Scores, those without the personal part, and a row for each report.
         """
         with torch.no_grad(), self._writing():
             return self._evaluate(min_cell, self.cohort.samples(split, steps), generic and self.has_personal_part)

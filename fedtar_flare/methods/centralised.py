@@ -18,8 +18,6 @@ from fedtar_flare.protocol.tasks import close_round, handshake, train
 from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.state import SiteState
 
-__all__ = ["METHOD", "CentralisedServer", "CentralisedSite"]
-
 
 class CentralisedServer(FedAvgServer):
     """FedAvg of one site; arguments as :class:`.FedAvgServer`."""

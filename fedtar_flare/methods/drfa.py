@@ -33,8 +33,6 @@ from fedtar_flare.runtime.aggregation import site_weights
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.exchange import Answers
 
-__all__ = ["METHOD", "DRFALearner", "DRFAServer", "RobustConfig"]
-
 _PREFIX = "lambda."
 
 
@@ -75,18 +73,7 @@ class DRFAServer(FedAvgServer):
             self._losses = {s: reply.numbers["train_loss"] for s, reply in replies if "train_loss" in reply.numbers}
 
     def snapshot(self, r: int) -> int:
-        """The exchange of a round whose losses move lambda.
-
-        Parameters
-        ----------
-        r : int
-            The round, from 1.
-
-        Returns
-        -------
-        int
-            Its number in the round, from 1: by seed and round alone, so that a resumed run draws it again.
-        """
+        """The exchange of a round whose losses move lambda."""
         return random.Random(f"{self.run.config.seed}/{r}").randint(1, len(self.steps(r)))
 
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:

@@ -28,8 +28,6 @@ from fedtar_flare.protocol.lora_ranks import pairs
 from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.state import state_of_run
 
-__all__ = ["METHOD", "FineTuneConfig", "FineTuneLearner", "FineTuneSite"]
-
 
 class FineTuneConfig(Settings):
     """The fine-tuning at the end of a run."""
@@ -66,13 +64,7 @@ class FineTuneLearner(ReportLearner):
         return super().validate()
 
     def fine_tune(self, seed: int) -> None:
-        """Train on the site's visits of all steps, set :attr:`tuned`, and restore the shared adapter.
-
-        Parameters
-        ----------
-        seed : int
-            Of the batches.
-        """
+        """Train on the site's visits of all steps, set :attr:`tuned`, and restore the shared adapter."""
         start = self.shared()
         self.train(None, seed, updates=self.updates)
         self.tuned = self.shared()

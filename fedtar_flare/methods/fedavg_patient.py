@@ -13,8 +13,6 @@ from fedtar_flare.methods.fedtar.method import METHOD as FEDTAR
 from fedtar_flare.methods.fedtar.method import PATIENT_PRESETS, PATIENT_SETTINGS
 from fedtar_flare.methods.fedtar.site import PatientSite
 
-__all__ = ["METHOD", "FedAvgPatientSite"]
-
 
 class FedAvgPatientSite(PooledSite, PatientSite):
     """Trains on pooled visits with the patient part; arguments as :class:`.PatientSite`."""

@@ -23,8 +23,6 @@ from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.exchange import Answers
 
-__all__ = ["FEDADAM", "FEDYOGI", "AdaptiveConfig", "FedAdamServer", "FedYogiServer"]
-
 
 class AdaptiveConfig(Settings):
     """The server's optimiser."""
@@ -47,18 +45,7 @@ class FedAdamServer(FedAvgServer):
         self.v: dict[str, torch.Tensor] = {}
 
     def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        """The second moment after an exchange.
-
-        Parameters
-        ----------
-        v, square : Tensor
-            v before it, and Delta^2; float64, of one tensor.
-
-        Returns
-        -------
-        Tensor
-            v after it.
-        """
+        """The second moment after an exchange."""
         beta2 = self.settings.server.beta2
         return beta2 * v + (1 - beta2) * square
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
     from fedtar_flare.models.report_generator import ReportGenerator
 
-__all__ = ["METHOD", "PEFTConfig", "PEFTLearner", "PEFTSite"]
-
 ADAPTER = Group("adapter", "averaged", OTHER_KINDS, "an adapter: AdaLoRA's or FedPara's factors, or VeRA's vectors")
 PROMPTS = Group("prompts", "averaged", ("diagnosis.*",), "learnt vectors that stand for words, of all reports")
 ORTHOGONALITY = 0.5
@@ -70,20 +68,7 @@ class PEFTConfig(Settings):
             yield "target_rank", "none, unless kind is adalora"
 
     def extension(self, targets: Sequence[str], seed: int) -> dict[str, Any]:
-        """Arguments of :func:`extend`, as the checkpoint stores them.
-
-        Parameters
-        ----------
-        targets : sequence of str
-            Globs of the adapted layers.
-        seed : int
-            Of the learnt words' start.
-
-        Returns
-        -------
-        dict
-            JSON primitives.
-        """
+        """Arguments of :func:`extend`, as the checkpoint stores them."""
         return {"kind": self.kind, "prompts": self.prompts, "targets": targets, "seed": seed}
 
 

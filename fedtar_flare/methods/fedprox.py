@@ -15,8 +15,6 @@ from fedtar_flare.core.settings import Settings
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 
-__all__ = ["METHOD", "ProximalConfig", "ProximalLearner"]
-
 
 class ProximalConfig(Settings):
     """The proximal term."""

@@ -14,8 +14,6 @@ from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.protocol.tasks import close_round, handshake, train
 
-__all__ = ["METHOD", "LocalLearner"]
-
 
 class LocalLearner(ReportLearner):
     """Holds the adapter as private state of the site; it begins with the common start of the handshake.

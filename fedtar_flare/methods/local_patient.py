@@ -11,8 +11,6 @@ from fedtar_flare.methods.fedtar.site import PatientSite
 from fedtar_flare.methods.local import METHOD as LOCAL
 from fedtar_flare.methods.local import LocalLearner
 
-__all__ = ["METHOD", "LocalPatientLearner", "LocalPatientSite"]
-
 
 class LocalPatientLearner(LocalLearner, PatientLearner):
     """Holds the adapter and the patient part as private state of the site; arguments as :class:`.PatientLearner`."""

@@ -47,8 +47,6 @@ from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.exchange import Answers
 from fedtar_flare.runtime.task import Task
 
-__all__ = ["METHOD", "ScaffoldConfig", "ScaffoldLearner", "ScaffoldServer", "ScaffoldSite"]
-
 PREFIX = "control."
 """Prefix of a control variate's name, before its tensor's."""
 CONTROL = Group("control", "averaged", (f"control.{LORA_NAMES}",), "control variates: means of a site's gradients")

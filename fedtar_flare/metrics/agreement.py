@@ -13,8 +13,6 @@ from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.minimum_cell import full_cells, round_share
 from fedtar_flare.metrics.language import require_pairs
 
-__all__ = ["CERTAIN", "CERTAIN_OR_NOT", "finding_counts", "label_counts"]
-
 Array = NDArray[np.float64]
 Findings = Sequence[AbstractSet[Any]]
 """Findings, or pairs of a finding and a direction, of each of N reports."""
@@ -62,17 +60,7 @@ def known_and_new(truth: Findings, predicted: Findings, known: AbstractSet[str])
 
 
 def finding_counts(truth: Findings, predicted: Findings) -> dict[str, tuple[int, int, int]]:
-    """Count reports by finding.
-
-    Parameters
-    ----------
-    truth, predicted : sequence of set of str
-
-    Returns
-    -------
-    dict of str to tuple of int
-        Sorted by finding: reports that have it, that name it, and that do both.
-    """
+    """Count reports by finding."""
     actual, named, hits = Counter[str](), Counter[str](), Counter[str]()
     for t, p in zip(truth, predicted, strict=True):
         actual.update(t)
@@ -165,25 +153,7 @@ def label_code(labels: Mapping[str, str]) -> str:
 def label_counts(
     classes: Sequence[str], codes: Sequence[Sequence[str]], positive: AbstractSet[str] = CERTAIN
 ) -> LabelCounts:
-    """Count the agreement of labels in N reports.
-
-    Parameters
-    ----------
-    classes : sequence of str
-    codes : sequence of (reference, draft)
-        Of each text a letter for each class: p, n, u or b for positive, negative, uncertain or blank.
-    positive : set of str
-        :data:`CERTAIN` or :data:`CERTAIN_OR_NOT`.
-
-    Returns
-    -------
-    LabelCounts
-
-    Raises
-    ------
-    DataError
-        ``no-reports``, or ``unequal-classes``.
-    """
+    """Count the agreement of labels in N reports."""
     if not codes:
         raise DataError("there is no report to score", reason="no-reports")
     if any(len(code) != len(classes) for pair in codes for code in pair):

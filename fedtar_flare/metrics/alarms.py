@@ -6,8 +6,6 @@ They are computed from scores that left the site; texts stay there.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Alarm", "alarms"]
-
 IDENTICAL_EXCESS = 0.25
 """By how much the share of identical drafts may exceed that of the references: normal studies do read alike."""
 MISMATCHED = 0.4
@@ -57,21 +55,7 @@ def alarms(
     recall: tuple[float | None, float | None] = (None, None),
     invented: tuple[float | None, float | None] = (None, None),
 ) -> list[Alarm]:
-    """List the alarms about one site's test reports, raised or not.
-
-    Parameters
-    ----------
-    scores, references : mapping of str to float or None
-        The drafts' scores; and ``identical_share`` and ``contradictions`` of the references themselves.
-    recall, invented : tuple of float or None
-        For the findings that the warm start knows, at the warm start and now: the share that drafts name, and the share
-        of those named that is wrong.
-
-    Returns
-    -------
-    list of Alarm
-        Without those whose value or limits are unknown.
-    """
+    """List the alarms about one site's test reports, raised or not."""
 
     def above(natural: float | None, excess: float) -> tuple[float, float] | None:
         return None if natural is None else (0.0, min(1.0, natural + excess))

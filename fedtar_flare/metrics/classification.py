@@ -7,8 +7,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtar_flare.core.errors import DataError
 
-__all__ = ["Array", "auc", "auc_of_draws", "best_epoch", "epochs_to", "lca", "welch"]
-
 Array = NDArray[np.float64]
 Curve = Sequence[float | None]
 """AUC at e = 0..E; None where it is undefined."""
@@ -21,16 +19,6 @@ def auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
     ----------
     labels, scores : array of shape (n,)
         Labels are 0 or 1.
-
-    Returns
-    -------
-    float or None
-        None where a class is missing.
-
-    Raises
-    ------
-    DataError
-        ``unequal-lengths``, or ``non-finite-score``.
     """
     truth, value = np.asarray(labels).astype(bool), np.asarray(scores, dtype=np.float64)
     if truth.shape != value.shape or truth.ndim != 1:
@@ -58,8 +46,6 @@ def auc_of_draws(labels: Sequence[int], scores: Array, patients: Sequence[int], 
 
     Parameters
     ----------
-    labels, patients : sequence of int, length n
-        Labels are 0 or 1; ``patients`` has the column of each image's patient in ``draws``.
     scores, draws : ndarray of shape (n, C), (R, P)
         ``draws`` has how often each patient is drawn.
 
@@ -80,68 +66,24 @@ def auc_of_draws(labels: Sequence[int], scores: Array, patients: Sequence[int], 
 
 
 def lca(curve: Curve) -> float | None:
-    """Area under the learning curve: mean AUC over e = 1..E.
-
-    Parameters
-    ----------
-    curve : sequence of float or None
-        AUC at e = 0..E.
-
-    Returns
-    -------
-    float or None
-        None where the AUC of an epoch is undefined.
-    """
+    """Area under the learning curve: mean AUC over e = 1..E."""
     counted = [value for value in curve[1:] if value is not None]
     return float(np.mean(counted)) if counted and len(counted) == len(curve) - 1 else None
 
 
 def epochs_to(curve: Curve, target: float) -> int | None:
-    """Find the first epoch whose AUC reaches a target.
-
-    Parameters
-    ----------
-    curve, target : sequence of float or None, float
-
-    Returns
-    -------
-    int or None
-    """
+    """Find the first epoch whose AUC reaches a target."""
     return next((e for e, value in enumerate(curve) if value is not None and value >= target), None)
 
 
 def best_epoch(curve: Curve) -> int | None:
-    """Find the first epoch with the highest AUC.
-
-    Parameters
-    ----------
-    curve : sequence of float or None
-
-    Returns
-    -------
-    int or None
-    """
+    """Find the first epoch with the highest AUC."""
     defined = [(value, -e) for e, value in enumerate(curve) if value is not None]
     return -max(defined)[1] if defined else None
 
 
 def welch(a: ArrayLike, b: ArrayLike) -> float:
-    """Two-sided p of Welch's test of two samples of unequal variance (Biometrika 1947).
-
-    Parameters
-    ----------
-    a, b : array of float
-        Such as a score per seed.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    DataError
-        ``too-few-seeds`` with fewer than two numbers in either.
-    """
+    """Two-sided p of Welch's test of two samples of unequal variance (Biometrika 1947)."""
     from scipy import stats
 
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)

@@ -15,8 +15,6 @@ from fedtar_flare.metrics.labeler import Direction, Mention, RuleLabeler
 from fedtar_flare.metrics.qualifiers import directions, nearest, qualifiers
 from fedtar_flare.metrics.sentences import Match, Phrasebook, phrases, sentences
 
-__all__ = ["Grade", "PARTS", "Statement", "grade", "statements"]
-
 Part = Literal["side", "degree", "change"]
 PARTS: tuple[Part, ...] = ("side", "degree", "change")
 """Graded parts of a finding that both texts state."""
@@ -80,17 +78,7 @@ class Grade:
 
 @lru_cache(maxsize=4096)  # references are read again in every evaluation
 def statements(text: str, labeler: RuleLabeler) -> tuple[Statement, ...]:
-    """Read the findings that a text states; those that it denies or doubts are left out.
-
-    Parameters
-    ----------
-    text, labeler : str, RuleLabeler
-
-    Returns
-    -------
-    tuple of Statement
-        In their order; a finding that is stated several times has several statements.
-    """
+    """Read the findings that a text states; those that it denies or doubts are left out."""
     found: list[Statement] = []
     for words in sentences(text):
         if mentions := labeler.mentions(words):
@@ -104,15 +92,6 @@ def grade(draft: str, reference: str, labeler: RuleLabeler) -> tuple[Grade, ...]
     Two sides of a finding are compared each with itself. A degree or a change is right if all the draft's words for it
     agree with the reference: "small" is right where that has "small to moderate". Degrees have the levels of
     :data:`DEGREES`, and those of the labeler's own words.
-
-    Parameters
-    ----------
-    draft, reference, labeler : str, str, RuleLabeler
-
-    Returns
-    -------
-    tuple of Grade
-        Findings of the reference in its order, then invented ones.
     """
     in_reference, in_draft = _by_finding(reference, labeler), _by_finding(draft, labeler)
     grades = []

@@ -21,18 +21,6 @@ from fedtar_flare.data.cohort import Modality
 from fedtar_flare.metrics.scope import scopes
 from fedtar_flare.metrics.sentences import Phrasebook, listed, sentences
 
-__all__ = [
-    "NEURAL",
-    "Direction",
-    "Observation",
-    "RuleLabeler",
-    "RuleLabels",
-    "classes_of",
-    "report_labels",
-    "rule_labeler",
-    "rules_for",
-]
-
 Label = Literal["positive", "negative", "uncertain", "blank"]
 Direction = Literal["new", "increased", "decreased", "unchanged", "resolved"]
 """How a finding changed since the visit before."""
@@ -148,18 +136,7 @@ class RuleLabeler:
         return labels
 
     def mentions(self, words: Sequence[str]) -> list[Mention]:
-        """Find the mentions in a sentence.
-
-        Parameters
-        ----------
-        words : sequence of str
-            As :func:`.sentences` yields them.
-
-        Returns
-        -------
-        list of Mention
-            Sorted; at most one per class and word.
-        """
+        """Find the mentions in a sentence."""
         by_class: dict[str, list[tuple[int, int, str]]] = {}
         kinds: dict[str, set[str]] = {}
         for start, end, (name, kind) in self._book.find(words):
@@ -208,14 +185,6 @@ def rule_labeler(name: RuleLabels) -> RuleLabeler:
     where no other class is positive or uncertain, support devices aside, else blank. A heart or mediastinum that is
     only called stable, or at the limit of normal, is uncertain. ``ctrate-rules``: the 18 CT-RATE classes, of chest CT
     (Hamamci et al., CT-RATE and CT-CLIP, 2024, arXiv:2403.17834); CT-RATE's own labels are 0 or 1.
-
-    Parameters
-    ----------
-    name : {"chexpert-rules", "ctrate-rules"}
-
-    Returns
-    -------
-    RuleLabeler
     """
     rules = yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
     observations = []
@@ -231,32 +200,13 @@ def rule_labeler(name: RuleLabels) -> RuleLabeler:
 
 
 def classes_of(name: str) -> tuple[str, ...]:
-    """List a labeler's classes in the order of its labels; ``No Finding`` is CheXbert's last.
-
-    Parameters
-    ----------
-    name : str
-        Of a rule-based or a neural labeler.
-
-    Returns
-    -------
-    tuple of str
-    """
+    """List a labeler's classes in the order of its labels; ``No Finding`` is CheXbert's last."""
     names = rule_labeler(NEURAL.get(name, name)).names
     return (*names[1:], names[0]) if name == "chexbert" else names
 
 
 def rules_for(modality: Modality) -> RuleLabels:
-    """Choose the rules whose classes are usual for reports on such images.
-
-    Parameters
-    ----------
-    modality : {"ct", "radiograph", "photograph"}
-
-    Returns
-    -------
-    {"chexpert-rules", "ctrate-rules"}
-    """
+    """Choose the rules whose classes are usual for reports on such images."""
     return "ctrate-rules" if modality == "ct" else "chexpert-rules"
 
 
@@ -265,20 +215,6 @@ def report_labels(name: RuleLabels) -> Callable[[str], tuple[frozenset[str], fro
 
     What a report does not mention counts as absent. ``No Finding`` is no label, and neither is a class that may be
     positive beside it (support devices): such an image has none.
-
-    Parameters
-    ----------
-    name : {"chexpert-rules", "ctrate-rules"}
-
-    Returns
-    -------
-    callable
-        From a report to the labels that it states, and to those that it doubts.
-
-    Examples
-    --------
-    >>> report_labels("chexpert-rules")("Small left effusion. Possible pneumonia. No pneumothorax.")
-    (frozenset({'Pleural Effusion'}), frozenset({'Pneumonia'}))
     """
     labeler = rule_labeler(name)
 

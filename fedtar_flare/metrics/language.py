@@ -24,8 +24,6 @@ from numpy.typing import NDArray
 
 from fedtar_flare.core.errors import DataError
 
-__all__ = ["bleu_of_sums", "clean", "identical_share", "language_scores", "report_statistics"]
-
 MOST_REFERENCES = 500
 """Most drafts and references that :func:`mismatched_share` compares, spread evenly over those given."""
 
@@ -55,19 +53,6 @@ def clean(text: str) -> str:
 
     List numbers, underscores left by de-identification, quotes and other punctuation are removed; the point or comma
     within a number and the hyphen within a word stay.
-
-    Parameters
-    ----------
-    text : str
-
-    Returns
-    -------
-    str
-
-    Examples
-    --------
-    >>> clean("1. No   effusion.\\n2. Nodule (1.5 cm), well-defined; follow-up!")
-    'no effusion . nodule 1.5 cm well-defined follow-up'
     """
     text = unicodedata.normalize("NFKC", text).lower()
     text = _NUMBERED.sub("", text)
@@ -117,33 +102,12 @@ class LanguageStatistics:
 
 
 def language_scores(references: Sequence[str], drafts: Sequence[str]) -> dict[str, float]:
-    """Score the language of N drafts as one corpus.
-
-    Parameters
-    ----------
-    references, drafts : sequence of str
-        Cleaned here (:func:`clean`). An empty draft scores 0.
-
-    Returns
-    -------
-    dict of str to float
-        Raw ``bleu_1`` to ``bleu_4``, ``rouge_l`` and ``cider``; all are finite.
-    """
+    """Score the language of N drafts as one corpus."""
     return report_statistics(references, drafts).scores()
 
 
 def report_statistics(references: Sequence[str], drafts: Sequence[str]) -> LanguageStatistics:
-    """Clean N reports and take the statistics that their language scores follow from.
-
-    Parameters
-    ----------
-    references, drafts : sequence of str
-        In pairs, else DataError ``unequal-lengths`` or ``no-reports``.
-
-    Returns
-    -------
-    LanguageStatistics
-    """
+    """Clean N reports and take the statistics that their language scores follow from."""
     return language_statistics([[clean(text).split()] for text in references], [clean(text).split() for text in drafts])
 
 
@@ -201,18 +165,7 @@ def bleu_of_sums(matches: Array, guesses: Array, draft_length: Array, reference_
 
 
 def identical_share(texts: Sequence[str]) -> float:
-    """Share of reports whose cleaned text occurs more than once.
-
-    Parameters
-    ----------
-    texts : sequence of str
-        At least one, else DataError ``no-reports``.
-
-    Returns
-    -------
-    float
-        0 where all differ.
-    """
+    """Share of reports whose cleaned text occurs more than once."""
     require_pairs(texts, texts)
     unique = list(Counter(map(clean, texts)).values()).count(1)
     return (len(texts) - unique) / len(texts)

@@ -11,8 +11,6 @@ from typing import NamedTuple
 from fedtar_flare.metrics.labeler import Direction, Mention, RuleLabeler
 from fedtar_flare.metrics.sentences import Match, Phrasebook, Tag, phrases, sentences
 
-__all__ = ["FindingChange", "finding_changes"]
-
 DIRECTIONS: tuple[Direction, ...] = ("new", "increased", "decreased", "unchanged", "resolved")
 
 _DIVIDERS = frozenset(
@@ -106,18 +104,7 @@ class FindingChange(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def finding_changes(text: str, labeler: RuleLabeler) -> frozenset[FindingChange]:
-    """Read the changes of findings since the visit before.
-
-    Parameters
-    ----------
-    text, labeler : str, RuleLabeler
-        A report, and the labeler whose classes are the findings.
-
-    Returns
-    -------
-    frozenset of FindingChange
-        Of the findings whose change the report states.
-    """
+    """Read the changes of findings since the visit before."""
     found = set()
     for words in sentences(text):
         if mentions := labeler.mentions(words):

@@ -12,8 +12,6 @@ from fedtar_flare.metrics.grades import Part
 from fedtar_flare.metrics.language import identical_share, length_ratio, mismatched_share
 from fedtar_flare.metrics.reports import Reports, accuracy, changing, efficacy, graded
 
-__all__ = ["EFFICACY", "SCORES", "scores_of"]
-
 LANGUAGE, FINDINGS, CONTENT = "Language", "Findings", "Classes, change and repetition"
 GRADES = "Findings against the reference"
 
@@ -175,22 +173,7 @@ SCORES = {
 
 
 def scores_of(reports: Reports, *, by_step: bool = False, n: int | None = None) -> dict[str, float | None]:
-    """Compute every score that these reports can have.
-
-    Parameters
-    ----------
-    reports : Reports
-        Their ``min_cell`` is the fewest patients that a value may rest on, and decides how it is rounded.
-    by_step : bool
-        Only scores that are computed at each time step.
-    n : int, optional
-        Number of reports to round by; by default theirs.
-
-    Returns
-    -------
-    dict of str to float or None
-        By name; None where a score is undefined or rests on too few patients.
-    """
+    """Compute every score that these reports can have."""
     available, scores = {"", *reports.available}, {}
     for score in SCORES.values():
         if score.needs in available and (score.by_step or not by_step):

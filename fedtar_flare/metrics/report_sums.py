@@ -11,8 +11,6 @@ from fedtar_flare.metrics.language import LanguageStatistics
 from fedtar_flare.metrics.registry import EFFICACY
 from fedtar_flare.metrics.significance import PatientSums, bleu_score, f1_score, label_score, mean_score
 
-__all__ = ["Row", "SUMS", "SumsOf", "Units", "finding_f1"]
-
 Row = Mapping[str, Any]
 """A report with its scores."""
 Units = Literal["patients", "studies"]
@@ -45,19 +43,7 @@ def _bleu(n: int) -> SumsOf:
 
 
 def finding_f1(truth: str, named: str, findings: Collection[str] | None = None) -> SumsOf:
-    """Make the F1 of two columns of findings or changes.
-
-    Parameters
-    ----------
-    truth, named : str
-        Columns: the truth, and the draft's.
-    findings : collection of str, optional
-        By default all.
-
-    Returns
-    -------
-    SumsOf
-    """
+    """Make the F1 of two columns of findings or changes."""
 
     def f1(rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
         known, counts = [row for row in rows if row.get(truth) is not None], []

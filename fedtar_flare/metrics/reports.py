@@ -24,8 +24,6 @@ from fedtar_flare.metrics.labeler import RuleLabeler, RuleLabels, classes_of, ru
 from fedtar_flare.metrics.language import language_scores
 from fedtar_flare.metrics.qualifiers import claims
 
-__all__ = ["Reports", "TextLabeler"]
-
 
 class TextLabeler(NamedTuple):
     """A labeler of texts, neural or by rules.
@@ -43,16 +41,7 @@ class TextLabeler(NamedTuple):
 
     @classmethod
     def by_rules(cls, name: RuleLabels) -> Self:
-        """Label by rules.
-
-        Parameters
-        ----------
-        name : {"chexpert-rules", "ctrate-rules"}
-
-        Returns
-        -------
-        TextLabeler
-        """
+        """Label by rules."""
         return cls(name, lambda text: label_code(rule_labeler(name)(text)))
 
 
@@ -123,17 +112,7 @@ class Reports:
         return self.labeler or rule_labeler(self.rules)
 
     def common(self, truth: Findings) -> set[Any]:
-        """Find what at least ``min_cell`` patients have.
-
-        Parameters
-        ----------
-        truth : sequence of set
-            Of each report.
-
-        Returns
-        -------
-        set
-        """
+        """Find what at least ``min_cell`` patients have."""
         pairs = []
         for patient, findings in zip(self.patients, truth, strict=True):
             pairs += [(finding, patient) for finding in findings]

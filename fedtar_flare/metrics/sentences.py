@@ -13,8 +13,6 @@ import yaml
 
 from fedtar_flare.core.errors import ConfigError
 
-__all__ = ["sentences"]
-
 Tag = TypeVar("Tag")
 
 GAP = 3
@@ -34,15 +32,6 @@ def sentences(text: str) -> Iterator[list[str]]:
 
     A sentence ends at ``. ; !``, a quote, a bullet, a blank line, a line with a list mark, and after ``?``. Hyphens and
     slashes separate words; the point in a number does not end a sentence.
-
-    Parameters
-    ----------
-    text : str
-
-    Yields
-    ------
-    list of str
-        Lower-case words and the marks ``, : ( ) ?`` of each sentence.
     """
     words: list[str] = []
     previous = ""

@@ -25,20 +25,6 @@ from fedtar_flare.core.errors import DataError
 from fedtar_flare.metrics.agreement import Average, LabelCounts, Metric
 from fedtar_flare.metrics.language import LanguageStatistics, bleu_of_sums
 
-__all__ = [
-    "Interval",
-    "PatientSums",
-    "SEED",
-    "against_others",
-    "compare",
-    "holm",
-    "interval",
-    "kappa_score",
-    "label_score",
-    "mean_score",
-    "over_seeds",
-]
-
 Array = NDArray[np.float64]
 Key = TypeVar("Key")
 Score = Callable[[Array], Array]
@@ -84,12 +70,7 @@ class PatientSums:
         return len(self.patients)
 
     def value(self) -> float:
-        """Score all patients together.
-
-        Returns
-        -------
-        float
-        """
+        """Score all patients together."""
         return float(self.score(self.sums.sum(axis=0, keepdims=True))[0])
 
     @property
@@ -120,10 +101,6 @@ def mean_score(patients: Sequence[Any], values: ArrayLike) -> PatientSums:
     ----------
     patients, values : sequence of length N, array of shape (N,)
         The patient and the value of each report.
-
-    Returns
-    -------
-    PatientSums
     """
     column = np.asarray(values, dtype=np.float64)
     return patient_sums(patients, np.stack([column, np.ones_like(column)], axis=1), _ratio)
@@ -136,17 +113,7 @@ def f1_score(patients: Sequence[Any], hits: ArrayLike, named: ArrayLike, actual:
 
 
 def label_score(patients: Sequence[Any], counts: LabelCounts, average: Average, metric: Metric) -> PatientSums:
-    """Prepare precision, recall or F1 of labels, as in :meth:`.LabelCounts.averages`; nan where nothing is positive.
-
-    Parameters
-    ----------
-    patients, counts : sequence of length N, LabelCounts of N reports
-    average, metric : {"micro", "macro", "example"}, {"precision", "recall", "f1"}
-
-    Returns
-    -------
-    PatientSums
-    """
+    """Prepare precision, recall or F1 of labels, as in :meth:`.LabelCounts.averages`; nan where nothing is positive."""
     parts = [*counts.parts(metric), counts.actual + counts.named]
     if average != "macro":
         parts = [part.sum(axis=1, keepdims=True) for part in parts]
@@ -178,12 +145,6 @@ def kappa_score(patients: Sequence[Any], codes: ArrayLike, kinds: int) -> Patien
     ----------
     patients, codes : sequence of length N, array of shape (N, R)
         Answers of R >= 2 readers about N items, as whole numbers below ``kinds``.
-    kinds : int
-        Possible answers.
-
-    Returns
-    -------
-    PatientSums
     """
     answers = np.eye(kinds)[np.asarray(codes, dtype=int)]  # (N, R, kinds)
     items, readers, _ = answers.shape
@@ -238,17 +199,6 @@ def compare(a: Sequence[PatientSums], b: Sequence[PatientSums], *, higher_is_bet
     paired permutation test: under the null hypothesis each patient's results may be exchanged between the systems. All
     2^P exchanges are tried where they are no more than :data:`REPLICATES`; else as many random ones, with p = (1 + at
     least as extreme) / (1 + tried).
-
-    Parameters
-    ----------
-    a, b : sequence of PatientSums
-        A run per seed; errors are those of :func:`over_seeds`.
-    higher_is_better : bool
-        Decides which system wins a patient or a replicate.
-
-    Returns
-    -------
-    Comparison
     """
     value, drawn = _over_seeds(a, b, REPLICATES)
     one, other = _pooled(a), _pooled(b)
@@ -292,11 +242,6 @@ def against_others(of: PatientSums, members: ArrayLike) -> float:
     ----------
     of, members : PatientSums, array of shape (P,)
         ``members`` has 1 for the group's patients, else 0.
-
-    Returns
-    -------
-    float
-        Two-sided p; nan where a score is undefined.
     """
     group, generator = np.asarray(members, dtype=np.float64)[None], np.random.default_rng((SEED, 5))
     drawn = (generator.permuted(group.repeat(rows, axis=0), axis=1) for rows in _parts(len(of), REPLICATES))
@@ -306,21 +251,7 @@ def against_others(of: PatientSums, members: ArrayLike) -> float:
 
 
 def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
-    """Correct the p values of several tests after Holm: sorted upwards, the i-th of m is p (m - i + 1), never falling.
-
-    Parameters
-    ----------
-    p_values : mapping
-
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    DataError
-        ``unusable-p`` for a value outside 0..1.
-    """
+    """Correct p values of several tests after Holm: sorted upwards, the i-th of m is p (m - i + 1), never falling."""
     if not all(0 <= p <= 1 for p in p_values.values()):
         raise DataError(f"p values must lie in 0..1; got {dict(p_values)}", reason="unusable-p")
     corrected, highest = {}, 0.0
@@ -337,16 +268,6 @@ def over_seeds(
 
     A replicate draws as many seeds as there are, with replacement, then patients. Seeds that share their patients share
     the draw, since a patient who is hard for one is hard for all. Otherwise each drawn seed draws its own patients.
-
-    Parameters
-    ----------
-    runs, against : sequence of PatientSums
-        A run per seed, in pairs, else DataError ``no-reports``, ``unequal-lengths`` or ``unequal-patients``.
-    replicates : int
-
-    Returns
-    -------
-    Interval
     """
     return interval(*_over_seeds(runs, against, replicates))
 
@@ -400,11 +321,6 @@ def interval(value: float, replicates: Array) -> Interval:
     ----------
     value, replicates : float, ndarray of shape (R,)
         Undefined replicates are left out.
-
-    Returns
-    -------
-    Interval
-        Ends are nan where no replicate is defined.
     """
     defined = replicates[np.isfinite(replicates)]
     if not len(defined) or not np.isfinite(value):

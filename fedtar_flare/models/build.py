@@ -12,20 +12,9 @@ from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.vlm import VisionLanguageGenerator, vlm_tokenizer
 from fedtar_flare.models.weights import load_weights
 
-__all__ = ["build_model", "build_tokenizer", "require_trained"]
-
 
 def build_tokenizer(config: ModelConfig) -> ReportTokenizer:
-    """Build the tokenizer of a model; ConfigError where its file is missing or a named decoder's cannot be fetched.
-
-    Parameters
-    ----------
-    config : ModelConfig
-
-    Returns
-    -------
-    ReportTokenizer
-    """
+    """Build the tokenizer of a model; ConfigError where its file is missing or a named decoder's cannot be fetched."""
     if config.family == "vlm":
         return vlm_tokenizer(config)
     if config.tokenizer == "decoder":
@@ -45,15 +34,6 @@ def build_model(config: ModelConfig) -> ReportGenerator:
 
     Weights that are not loaded depend on ``config.seed`` alone; the global random state is neither read nor changed.
     ConfigError where weights are missing or do not fit, a model cannot be fetched, or sizes clash.
-
-    Parameters
-    ----------
-    config : ModelConfig
-
-    Returns
-    -------
-    ReportGenerator
-        On the CPU, float32, in eval mode.
     """
     load_libraries()
     weights = None if config.weights in (None, RANDOM) else asset(config.weights, "model.safetensors", "weights")
@@ -65,21 +45,7 @@ def build_model(config: ModelConfig) -> ReportGenerator:
 
 
 def require_trained(model: ReportGenerator, config: ModelConfig, exchanged: Collection[str]) -> None:
-    """Refuse to adapt a frozen model with random parts, unless the run trains them whole.
-
-    Parameters
-    ----------
-    model : ReportGenerator
-    config : ModelConfig
-        ``weights: random`` switches the check off.
-    exchanged : collection of str
-        Parameters that are trained whole.
-
-    Raises
-    ------
-    ConfigError
-        A parameter would stay random.
-    """
+    """Refuse to adapt a frozen model with random parts, unless the run trains them whole."""
     left = [name for name in model.untrained if name not in exchanged]
     if not left or config.weights == RANDOM:
         return

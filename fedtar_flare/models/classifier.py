@@ -29,8 +29,6 @@ from fedtar_flare.models.weights import load_weights
 if TYPE_CHECKING:
     from peft import PeftModel
 
-__all__ = ["ClassifierConfig", "bare_classifier", "build_classifier"]
-
 CLASSES = 2
 """Logits of the head; index 1 stands for the new disease."""
 _DECODER = ("mask_token", *(f"decoder_{part}" for part in ("embed", "blocks", "norm", "pred", "pos_embed")))
@@ -161,22 +159,10 @@ def _pooled(encoder: SliceEncoder, images: Tensor) -> Tensor:
 def bare_classifier(config: ClassifierConfig, local_paths: Mapping[str, Path | None] | None = None) -> Classifier:
     """Build the classifier without its adapter, on the CPU, float32.
 
-    Parameters
-    ----------
-    config : ClassifierConfig
-        Its ``seed`` gives every weight that is not loaded.
-    local_paths : mapping, optional
-        Local paths of what the classifier takes by name.
-
     Returns
     -------
     Classifier
         Called with an :class:`ImageBatch` it gives logits (B, 2).
-
-    Raises
-    ------
-    ConfigError
-        The encoder cannot be had, or its weights do not fit.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -188,12 +174,6 @@ def build_classifier(config: ClassifierConfig, local_paths: Mapping[str, Path | 
 
     LoRA's A is random and its B zero, IA3's factors are 1, the head is small and random: all by ``config.seed`` alone.
     ConfigError where the encoder cannot be had, its weights do not fit, or the targets match no layer.
-
-    Parameters
-    ----------
-    config : ClassifierConfig
-    local_paths : mapping of str to Path, optional
-        Local files and folders by name, as for ``ModelConfig.with_local_paths``.
 
     Returns
     -------

@@ -19,8 +19,6 @@ from fedtar_flare.core.globs import problem_of
 from fedtar_flare.core.settings import Settings, build, suggestion
 from fedtar_flare.presets import papers
 
-__all__ = ["ASSETS", "DECODER_TARGETS", "ModelConfig", "PRESETS", "preset"]
-
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
 DECODER_TARGETS = ("decoder.*.c_attn", "decoder.*.q_attn", "decoder.*.c_proj", "decoder.*.c_fc")
@@ -202,18 +200,7 @@ class ModelConfig(ImageModelConfig):
         return found
 
     def with_local_paths(self, local_paths: Mapping[str, Path | None]) -> ModelConfig:
-        """Return a copy that takes named parts from local paths.
-
-        Parameters
-        ----------
-        local_paths : mapping of str to Path or None
-            Path of a part by its name; None leaves the name. A folder stands for its ``model.safetensors`` as
-            weights, and for its ``tokenizer.json`` as a tokenizer.
-
-        Returns
-        -------
-        ModelConfig
-        """
+        """Return a copy that takes named parts from local paths."""
         files = {"tokenizer": "tokenizer.json", "weights": "model.safetensors"}
         found = {}
         for setting, name in self.named.items():
@@ -259,24 +246,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset(name: str, **overrides: Any) -> ModelConfig:
-    """Return the settings of a preset, some of them replaced.
-
-    Parameters
-    ----------
-    name : str
-        Key of :data:`PRESETS`.
-    **overrides
-        Settings; of ``encoder_config`` and ``decoder_config`` single sizes too.
-
-    Returns
-    -------
-    ModelConfig
-
-    Raises
-    ------
-    ConfigError
-        An unknown preset or setting (the message suggests the nearest one), or a value that is not allowed.
-    """
+    """Return the settings of a preset, some of them replaced."""
     if name not in PRESETS:
         raise ConfigError(
             f"model preset '{name}' is unknown: it must be one of {', '.join(PRESETS)}{suggestion(name, PRESETS)}"

@@ -17,8 +17,6 @@ from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.sources import load_libraries
 
-__all__ = ["EMBEDDING", "UNKNOWN", "encoder_memory", "outline"]
-
 logger = logging.getLogger(__name__)
 
 EMBEDDING = re.compile(r"(.*\.)?((patch_|pos_)?embed(ding)?s?|lm_head|wte|wpe)(\..*)?|encoder\.backbone\.conv1(\..*)?")
@@ -67,16 +65,6 @@ def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lam
     """Outline a model in well under a second, without the memory of its weights.
 
     Of a named part only configuration and tokenizer are loaded; ConfigError if they cannot be.
-
-    Parameters
-    ----------
-    config : ModelConfig
-    extend : callable
-        Adds a method's own parts to the model; none of them is barred.
-
-    Returns
-    -------
-    Outline
     """
     load_libraries()
     from transformers.pytorch_utils import Conv1D
@@ -103,22 +91,7 @@ def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lam
 
 @lru_cache(maxsize=4)
 def encoder_memory(config: ModelConfig) -> tuple[int, int, Any]:
-    """Estimate what an encoder keeps of one study for the backward pass, by a pass without values.
-
-    Parameters
-    ----------
-    config : ModelConfig
-        Of the family ``parts``.
-
-    Returns
-    -------
-    bytes_kept : int
-        In float32; 0, with a warning, for an encoder that needs values on its way.
-    tokens : int
-        Memory tokens of a study.
-    decoder_config : Any
-        The decoder's configuration, as transformers has it.
-    """
+    """Estimate what an encoder keeps of one study for the backward pass, by a pass without values."""
     found: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:

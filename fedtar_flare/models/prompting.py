@@ -7,8 +7,6 @@ from torch import Tensor
 
 from fedtar_flare.imaging.batch import PriorBatch
 
-__all__ = ["Encoded", "PromptPosition"]
-
 PromptPosition = Literal["last", "begin", "memory", "text", "none"]
 """Where a prompter, a module with ``position`` and ``prompts(encoded)``, puts its embeddings (B, D, E) for the decoder.
 

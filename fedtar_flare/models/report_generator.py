@@ -20,8 +20,6 @@ from fedtar_flare.models.r2gen import image_layers
 from fedtar_flare.models.recomputation import RecomputedLayers
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
-__all__ = ["ReportGenerator", "report_loss"]
-
 
 def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean token loss of each report.
@@ -115,29 +113,14 @@ class ReportGenerator(nn.Module):
         self._recomputed = RecomputedLayers(self.decoder.lm if prefix else self.decoder)
 
     def stage_modules(self) -> Sequence[nn.Module]:
-        """Return the encoder's stages; the first frozen ones process an image only once.
-
-        Returns
-        -------
-        sequence of nn.Module
-        """
+        """Return the encoder's stages; the first frozen ones process an image only once."""
         return self.encoder.stage_modules()
 
     def require_parts(self, what: str) -> None:
-        """Raise ConfigError unless the model is an encoder with a decoder.
-
-        Parameters
-        ----------
-        what : str
-            What needs them, for the message.
-        """
+        """Raise ConfigError unless the model is an encoder with a decoder."""
 
     def tokens(self, batch: ImageBatch) -> Tensor:
         """Encode each slice.
-
-        Parameters
-        ----------
-        batch : ImageBatch
 
         Returns
         -------
@@ -152,7 +135,6 @@ class ReportGenerator(nn.Module):
 
         Parameters
         ----------
-        batch : ImageBatch
         tokens : Tensor, optional
             (B, S, N, C), as of :meth:`tokens`.
 
@@ -170,17 +152,7 @@ class ReportGenerator(nn.Module):
 
     @torch.no_grad()
     def prior_tokens(self, batch: ImageBatch) -> Tensor | None:
-        """Encode the images of the visits before.
-
-        Parameters
-        ----------
-        batch : ImageBatch
-
-        Returns
-        -------
-        Tensor or None
-            (B, S', N, C); None where no image of them is shown.
-        """
+        """Encode the images of the visits before."""
         return None if batch.prior is None or batch.prior.images is None else self.tokens(batch.prior.images)
 
     def memory(
@@ -190,12 +162,6 @@ class ReportGenerator(nn.Module):
 
         Of the latter it gets the image's features and the decoder's own states over the report, scaled to the size of
         the present image's features. No gradient flows back through them, so that a training step stays cheap.
-
-        Parameters
-        ----------
-        batch : ImageBatch
-        tokens, prior_tokens : Tensor, optional
-            As of :meth:`tokens` and :meth:`prior_tokens`, where they are known.
 
         Returns
         -------
@@ -233,11 +199,8 @@ class ReportGenerator(nn.Module):
 
         Parameters
         ----------
-        batch : ImageBatch
         input_ids, labels : Tensor
             (B, L), as of :meth:`ReportTokenizer.batch`.
-        tokens : Tensor, optional
-            As of :meth:`tokens`.
         prompts : Tensor, optional
             (B, D, E), instead of those that :attr:`diagnosis` predicts.
 
@@ -255,14 +218,6 @@ class ReportGenerator(nn.Module):
 
     def prompts(self, batch: ImageBatch, tokens: Tensor, prior_tokens: Tensor | None = None) -> Tensor | None:
         """Return the decoder's prompts as :attr:`diagnosis` predicts them.
-
-        Parameters
-        ----------
-        batch : ImageBatch
-        tokens : Tensor
-            As of :meth:`tokens`.
-        prior_tokens : Tensor, optional
-            As of :meth:`prior_tokens`.
 
         Returns
         -------
@@ -284,8 +239,6 @@ class ReportGenerator(nn.Module):
 
         Parameters
         ----------
-        memory, mask : Tensor
-            As of :meth:`memory`.
         input_ids : Tensor
             (B, L).
         prompts : Tensor, optional
@@ -323,16 +276,6 @@ class ReportGenerator(nn.Module):
 
         With a :attr:`choice`, a report that does not state the prompted findings is searched for once more, among as
         many beams as there are candidates, and completed.
-
-        Parameters
-        ----------
-        batch : ImageBatch
-        num_beams, max_length : int, optional
-            The configuration's by default.
-        tokens : Tensor, optional
-            As of :meth:`tokens`.
-        context : callable, optional
-            ``context(rows)`` is a context manager that is entered while these rows of the batch are searched for again.
 
         Returns
         -------

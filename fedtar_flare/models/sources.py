@@ -11,8 +11,6 @@ from typing import Any
 
 from fedtar_flare.core.errors import ConfigError
 
-__all__ = ["garbage_collection_paused", "hub_access", "stay_offline"]
-
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """For transformers, which else asks at the terminal whether to run the code of a model's folder."""
 
@@ -22,10 +20,6 @@ def garbage_collection_paused() -> Iterator[None]:
     """Collect no garbage inside; objects that exist at its end are never scanned again.
 
     Imports make a million objects that live as long as the process; scanning them is a sixth of the time of imports.
-
-    Returns
-    -------
-    context manager
     """
     if not gc.isenabled():
         yield
@@ -58,17 +52,7 @@ def stay_offline() -> None:
 
 @contextmanager
 def hub_access(allowed: bool) -> Iterator[None]:
-    """Allow or forbid fetching from the Hugging Face hub while the context is open.
-
-    Parameters
-    ----------
-    allowed : bool
-        False forbids; True leaves HF_HUB_OFFLINE as it is.
-
-    Returns
-    -------
-    context manager
-    """
+    """Allow or forbid fetching from the Hugging Face hub while the context is open."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE

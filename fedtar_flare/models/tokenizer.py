@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import torch
     from tokenizers import Tokenizer
 
-__all__ = ["IGNORED", "ReportTokenizer"]
-
 BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
 IGNORED = -100  # label of positions that no loss is taken at
 
@@ -44,22 +42,7 @@ class ReportTokenizer:
 
     @classmethod
     def load(cls, path: Path, max_length: int) -> ReportTokenizer:
-        """Load a ``tokenizer.json`` that :meth:`train` made.
-
-        Parameters
-        ----------
-        path : Path
-        max_length : int
-
-        Returns
-        -------
-        ReportTokenizer
-
-        Raises
-        ------
-        ConfigError
-            The file is unreadable, or lacks a special token.
-        """
+        """Load a ``tokenizer.json`` that :meth:`train` made."""
         from tokenizers import Tokenizer
 
         try:
@@ -76,18 +59,7 @@ class ReportTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, max_length: int) -> ReportTokenizer:
-        """Learn the merges from texts; all 256 bytes are tokens in any case.
-
-        Parameters
-        ----------
-        texts : iterable of str
-        vocab_size, max_length : int
-            Most token ids in all, and most tokens of a report.
-
-        Returns
-        -------
-        ReportTokenizer
-        """
+        """Learn the merges from texts; all 256 bytes are tokens in any case."""
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         tokenizer = Tokenizer(models.BPE())
@@ -104,12 +76,7 @@ class ReportTokenizer:
         return cls(tokenizer, max_length, bos_id=0, eos_id=1, pad_id=2)
 
     def save(self, path: Path) -> None:
-        """Write a ``tokenizer.json``.
-
-        Parameters
-        ----------
-        path : Path
-        """
+        """Write a ``tokenizer.json``."""
         self._tokenizer.save(str(path))
 
     @property
@@ -118,31 +85,13 @@ class ReportTokenizer:
         return int(self._tokenizer.get_vocab_size())
 
     def encode(self, text: str) -> list[int]:
-        """Encode a report as ``[bos, ..., eos]``, cut to ``max_length``.
-
-        Parameters
-        ----------
-        text : str
-
-        Returns
-        -------
-        list of int
-        """
+        """Encode a report as ``[bos, ..., eos]``, cut to ``max_length``."""
         clean = text.encode("utf-8", "replace").decode("utf-8")
         body = self._tokenizer.encode(clean, add_special_tokens=False).ids
         return [self.bos_id, *body, self.eos_id][: self.max_length]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode the tokens after the leading begin token and before the first end token.
-
-        Parameters
-        ----------
-        ids : sequence of int
-
-        Returns
-        -------
-        str
-        """
+        """Decode the tokens after the leading begin token and before the first end token."""
         body = list(ids)
         if body and body[0] == self.bos_id:
             body = body[1:]
@@ -153,10 +102,6 @@ class ReportTokenizer:
 
     def batch(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Encode reports as one batch, padded on the right.
-
-        Parameters
-        ----------
-        texts : sequence of str
 
         Returns
         -------

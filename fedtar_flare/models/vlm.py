@@ -29,8 +29,6 @@ from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 from fedtar_flare.models.sources import NO_CODE, fetching, load_or_make, quiet_loading
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
-__all__ = ["inputs_length"]
-
 EARLIER = "An earlier study of this patient; days before the present one: {days}."
 """Introduces an earlier visit in its turn."""
 VIEWS = ("frontal:", "lateral:")
@@ -225,20 +223,7 @@ def vlm_tokenizer(config: ModelConfig) -> ReportTokenizer:
 
 
 def inputs_length(config: ModelConfig, earlier: int = 0) -> tuple[int, Any]:
-    """Count the tokens of a prompt, images included, without loading the model.
-
-    Parameters
-    ----------
-    config : ModelConfig
-    earlier : int
-        Earlier visits that are shown too.
-
-    Returns
-    -------
-    tokens : int
-    text_config : Any
-        Configuration of the language part, as transformers has it.
-    """
+    """Count the tokens of a prompt, images included, without loading the model."""
     from transformers import AutoConfig
 
     name = config.decoder_name or TINY

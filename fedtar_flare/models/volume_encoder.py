@@ -20,8 +20,6 @@ from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.encoders import EvalEncoder
 
-__all__ = ["check_volumes"]
-
 STRIDE = 32
 """Voxels of the volume, along each axis, per voxel of the last feature map."""
 NARROWEST = 12
@@ -128,18 +126,7 @@ def monai_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_volumes(modalities: set[str]) -> None:
-    """Refuse a site whose images are no volumes.
-
-    Parameters
-    ----------
-    modalities : set of str
-        Those of the site's visits.
-
-    Raises
-    ------
-    DataError
-        ``no-volume``.
-    """
+    """Refuse a site whose images are no volumes."""
     if others := sorted(modalities - {"ct"}):
         raise DataError(
             f"this site's images are {' and '.join(f'{name}s' for name in others)}: model.encoder 'swin_unetr' takes "

@@ -14,8 +14,6 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import write_bytes
 from fedtar_flare.core.tensor_file import checksum
 
-__all__ = ["fingerprint", "load_weights", "model_tensors", "save_weights", "training_patients", "with_fingerprint"]
-
 Named = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 PATIENTS = "fedtar_patients"
@@ -24,50 +22,18 @@ _TIED, _WORDS = "decoder.lm_head.weight", "decoder.transformer.wte.weight"
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's tensors, each once, sorted by name; they share memory with the model.
-
-    Parameters
-    ----------
-    model : nn.Module
-
-    Returns
-    -------
-    dict of str to Tensor
-    """
+    """Return the model's tensors, each once, sorted by name; they share memory with the model."""
     state = model.state_dict()
     return {name: state[name] for name in sorted(state) if name != _TIED or _WORDS not in state}
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Hash all weights of a model without adapter: an adapter fits only the base model that it was trained on.
-
-    Parameters
-    ----------
-    model : nn.Module
-        On the CPU.
-
-    Returns
-    -------
-    str
-        16 hexadecimal digits.
-    """
+    """Hash all weights of a model without adapter: an adapter fits only the base model that it was trained on."""
     return checksum(model_tensors(model))[:16]
 
 
 def with_fingerprint(model: Mapping[str, Any], adapter_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Extend a fingerprint of weights to all settings that decide which report a model writes.
-
-    Parameters
-    ----------
-    model : mapping
-        Description of a model; its ``fingerprint`` is of the weights alone.
-    adapter_config : mapping
-
-    Returns
-    -------
-    dict of str to Any
-        The description with the new ``fingerprint``.
-    """
+    """Extend a fingerprint of weights to all settings that decide which report a model writes."""
     settings = [model.get(name) or None for name in ("config", "prior", "transforms", "extension")]
     text = json.dumps([model["fingerprint"], *settings, dict(adapter_config)], sort_keys=True)
     return {**model, "fingerprint": hashlib.sha256(text.encode()).hexdigest()[:16]}
@@ -76,22 +42,7 @@ def with_fingerprint(model: Mapping[str, Any], adapter_config: Mapping[str, Any]
 def save_weights(
     model: nn.Module, path: Path, dtype: torch.dtype = torch.float16, patients: Collection[str] = ()
 ) -> None:
-    """Write all parameters and buffers of a model.
-
-    Parameters
-    ----------
-    model : nn.Module
-    path : Path
-    dtype : torch.dtype
-        Of the floating-point tensors.
-    patients : collection of str
-        Digests (:func:`.splits.patient_digest`) of the patients that the weights were trained on, for the header.
-
-    Raises
-    ------
-    ConfigError
-        A value is not finite in ``dtype``.
-    """
+    """Write all parameters and buffers of a model."""
     from safetensors.torch import save
 
     state = {}
@@ -106,18 +57,7 @@ def save_weights(
 
 
 def training_patients(path: Path) -> frozenset[str]:
-    """Return digests of the patients that a weights file was trained on.
-
-    Parameters
-    ----------
-    path : Path
-        File, or folder with a ``model.safetensors``.
-
-    Returns
-    -------
-    frozenset of str
-        Empty where the file names none or cannot be read.
-    """
+    """Return digests of the patients that a weights file was trained on."""
     from safetensors import SafetensorError, safe_open
 
     file = path / "model.safetensors" if path.is_dir() else path
@@ -128,23 +68,7 @@ def training_patients(path: Path) -> frozenset[str]:
 
 
 def load_weights(model: nn.Module, path: Path, named: Named = dict, leave: Sequence[str] = ()) -> None:
-    """Copy a weights file into the model, which keeps its precision and device.
-
-    Parameters
-    ----------
-    model : nn.Module
-    path : Path
-    named : callable
-        Renames the file's tensors to the model's names.
-    leave : sequence of str
-        First parts of names (``head``) that the file may have beyond the model's.
-
-    Raises
-    ------
-    ConfigError
-        The file is unreadable, does not fit (the message names the tensor) or holds a value that is not finite; then
-        nothing has changed.
-    """
+    """Copy a weights file into the model, which keeps its precision and device."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

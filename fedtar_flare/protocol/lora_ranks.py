@@ -11,39 +11,19 @@ import torch
 
 from fedtar_flare.protocol.exchange import Tensors
 
-__all__ = ["factor", "lowered", "padded", "pairs", "sent_shapes", "shapes_as_sent"]
-
 _FACTOR = re.compile(r"base_model\.model\..+\.lora_([AB])\.weight")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def factor(name: str) -> str:
-    """Tell which factor of the default adapter a tensor is.
-
-    Parameters
-    ----------
-    name : str, as it travels
-
-    Returns
-    -------
-    str, ``A`` or ``B``; empty for any other tensor
-    """
+    """Tell which factor of the default adapter a tensor is."""
     match = _FACTOR.fullmatch(name)
     return match[1] if match else ""
 
 
 def pairs(tensors: Tensors) -> list[tuple[str, str]]:
-    """Find the layers that have both factors.
-
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor
-
-    Returns
-    -------
-    list of (str, str), names of A (r, in) and B (out, r) of every layer, sorted
-    """
+    """Find the layers that have both factors."""
     layers = []
     for a in sorted(tensors):
         b = a.removesuffix("A.weight") + "B.weight"
@@ -53,34 +33,13 @@ def pairs(tensors: Tensors) -> list[tuple[str, str]]:
 
 
 def lowered(tensors: Tensors, rank: int) -> dict[str, torch.Tensor]:
-    """Cut factors to a lower rank.
-
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor, of which others than factors stay as they are
-    rank : int
-
-    Returns
-    -------
-    dict of views: the first ``rank`` rows of each A and columns of each B
-    """
+    """Cut factors to a lower rank."""
     cut = {"A": lambda value: value[:rank], "B": lambda value: value[:, :rank], "": lambda value: value}
     return {name: cut[factor(name)](value) for name, value in tensors.items()}
 
 
 def sent_shapes(shapes: Shapes, rank: int, frozen_a: bool) -> dict[str, tuple[int, ...]]:
-    """Compute the shapes that a site sends.
-
-    Parameters
-    ----------
-    shapes : mapping of str to tuple of int, those that came down
-    rank : int, of the site's adapter; 0: the job's
-    frozen_a : bool, whether A is not trained, and so not sent
-
-    Returns
-    -------
-    dict of str to tuple of int
-    """
+    """Compute the shapes that a site sends."""
     sent = {}
     for name, shape in shapes.items():
         kind = factor(name)
@@ -93,17 +52,7 @@ def sent_shapes(shapes: Shapes, rank: int, frozen_a: bool) -> dict[str, tuple[in
 
 
 def shapes_as_sent(shapes: Shapes, tensors: object) -> dict[str, tuple[int, ...]]:
-    """Compute the shapes that a site may send, whose rank follows from what it is about to send.
-
-    Parameters
-    ----------
-    shapes : mapping of str to tuple of int, those that came down
-    tensors : the message's content, which may be malformed
-
-    Returns
-    -------
-    dict of str to tuple of int, as of :func:`sent_shapes`
-    """
+    """Compute the shapes that a site may send, whose rank follows from what it is about to send."""
     ranks, kinds = list[int](), set[str]()
     for name, value in tensors.items() if isinstance(tensors, Mapping) else ():
         kind, shape = factor(str(name)), tuple(getattr(value, "shape", ()))
@@ -118,14 +67,6 @@ def padded(update: Tensors, weights: Tensors) -> dict[str, torch.Tensor]:
 
     The parts of A and B that the site lacks are zero there, so their difference is minus the weights. A tensor that is
     not sent, A where it is frozen, has not changed.
-
-    Parameters
-    ----------
-    update, weights : mapping of str to Tensor
-
-    Returns
-    -------
-    dict of str to Tensor
     """
     whole = {name: -value if name in update else torch.zeros_like(value) for name, value in weights.items()}
     for name, part in update.items():

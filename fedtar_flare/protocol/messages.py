@@ -11,11 +11,6 @@ from typing import Any, ClassVar, Self
 from fedtar_flare.core.errors import ExchangeError, plain
 from fedtar_flare.version import __version__
 
-__all__ = [
-    "ABSTAIN", "ERROR", "HEADER", "LEFT", "MAX_ROUNDS", "MAX_STEPS", "OK", "RESERVED_RUNS", "RUN_ID", "Reply",
-    "TaskHeader", "WORD", "abstain", "compatible", "failure", "ok", "version",
-]  # fmt: skip
-
 HEADER = "fedtar_flare"
 """Key of the header in ``FLModel.meta``."""
 
@@ -55,19 +50,6 @@ class _Header:
 
         Fields that a later release of the same minor version added are ignored. An error reply is read whatever the
         sender's version, because its reason has to be shown.
-
-        Parameters
-        ----------
-        meta : dict or None, the meta of an ``FLModel``
-
-        Returns
-        -------
-        TaskHeader or Reply, the class that it is called on
-
-        Raises
-        ------
-        ExchangeError
-            The header is missing, malformed or of an incompatible version.
         """
         carrier, sender, receiver = cls._carrier
         header = (meta or {}).get(HEADER)
@@ -216,76 +198,28 @@ class Reply(_Header):
 
 
 def ok(header: TaskHeader, numbers: dict[str, float] | None = None, payload: dict[str, Any] | None = None) -> Reply:
-    """Answer a task that was done.
-
-    Parameters
-    ----------
-    header : TaskHeader, of the task
-    numbers, payload : dict, optional; fields by name, as the method's contract declares them
-
-    Returns
-    -------
-    Reply
-    """
+    """Answer a task that was done."""
     return Reply(OK, header.round, header.step, numbers=numbers or {}, payload=payload or {}, method=header.method)
 
 
 def abstain(header: TaskHeader, reason: str) -> Reply:
-    """Answer that no update comes from this site at this step.
-
-    Parameters
-    ----------
-    header : TaskHeader, of the task
-    reason : str, public
-
-    Returns
-    -------
-    Reply
-    """
+    """Answer that no update comes from this site at this step."""
     return Reply(ABSTAIN, header.round, header.step, reason, method=header.method)
 
 
 def failure(header: TaskHeader | None, reason: str) -> Reply:
-    """Answer that the task failed at this site.
-
-    Parameters
-    ----------
-    header : TaskHeader or None, of the task; None where it could not be read
-    reason : str, public
-
-    Returns
-    -------
-    Reply
-    """
+    """Answer that the task failed at this site."""
     if header is None:
         return Reply(ERROR, -1, -1, reason)
     return Reply(ERROR, header.round, header.step, reason, method=header.method)
 
 
 def compatible(other: Any) -> bool:
-    """Compare a version of this package with the installed one.
-
-    Parameters
-    ----------
-    other : a version, as another machine sent it
-
-    Returns
-    -------
-    bool, whether major and minor number are equal
-    """
+    """Compare a version of this package with the installed one."""
     installed, sent = _RELEASE.match(__version__), _RELEASE.match(other) if isinstance(other, str) else None
     return installed is not None and sent is not None and installed[0] == sent[0]
 
 
 def version(round_: int, step: int) -> str:
-    """Name a state version; names sort in the order of time.
-
-    Parameters
-    ----------
-    round_, step : int
-
-    Returns
-    -------
-    str, such as ``0002-01`` for round 2, step 1
-    """
+    """Name a state version; names sort in the order of time."""
     return f"{round_:04d}-{step:02d}"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:  # a probe waits for no import of FLARE's
     from nvflare.apis.fl_context import FLContext
     from nvflare.fuel.f3.message import Message
 
-__all__ = ["kit_health"]
-
 FILE = "fedtar_health.json"
 STALLED, UNANSWERED = 180.0, 60.0
 """Seconds since the last heartbeat, and since the last that was answered. FLARE sends one every 10 s and waits 30 s."""
@@ -59,25 +57,7 @@ class Pulse:
 
 
 def kit_health(kit: Path, live: bool = False) -> tuple[bool, str]:
-    """Find out whether the server or site of a kit is ready.
-
-    Parameters
-    ----------
-    kit : Path
-        Startup kit, on the machine on which its process runs.
-    live : bool
-        A site that only is alive is enough: its heartbeats go on, though the server may not answer.
-
-    Returns
-    -------
-    tuple of (bool, str)
-        Whether it is healthy, and why.
-
-    Raises
-    ------
-    ConfigError
-        The folder is no kit of a server or site.
-    """
+    """Find out whether the server or site of a kit is ready."""
     if (kit / "startup" / "fed_server.json").is_file():
         from fedtar_flare.site.doctor.connection import server
 

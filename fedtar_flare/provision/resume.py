@@ -23,8 +23,6 @@ from fedtar_flare.site.approval import SIGNATURES, mappings, only
 if TYPE_CHECKING:
     from fedtar_flare.runtime.recipe import MethodRecipe
 
-__all__ = ["continued_recipe", "resume"]
-
 SERVER_CONFIG, CLIENT_CONFIG = "config_fed_server.json", "config_fed_client.json"
 _DURATION = re.compile(r"(?:(\d+) days?, )?(\d+):(\d+):(\d+)")
 
@@ -41,41 +39,7 @@ def resume(
     learn: str | None = None,
     min_sites: int | None = None,
 ) -> str:
-    """Submit a job that continues the run of an ended one after its last whole round.
-
-    Parameters
-    ----------
-    job_id, kit : str, Path
-        The ended job, and the startup kit of an admin user who may submit jobs.
-    job_folder : Path, optional
-        The job as it was submitted; default: downloaded from the server.
-    rounds : int, optional
-        Rounds of the run in all; with ``period``, rounds that are added for the new period.
-    force : bool
-        Resume although FLARE says that the job runs: a killed server leaves its job at RUNNING for ever if its kit was
-        made without this plugin's builder. Needs ``job_folder``, since FLARE refuses downloads of a running job. Two
-        jobs that really run would write the same site state.
-    period : bool
-        Add a time step, for visits of a new period.
-    begins : str, optional
-        First day of the new period (ISO 8601); default: the day after the job ended.
-    learn : {"newest", "all"}, optional
-        Periods to learn from; default: as the run did.
-    min_sites : int, optional
-        In place of the run's.
-
-    Returns
-    -------
-    str
-        The new job's id.
-
-    Raises
-    ------
-    ConfigError
-        The folder holds no job of this plugin, or an argument does not fit.
-    FedTARError
-        The job has not ended, or the server refuses.
-    """
+    """Submit a job that continues the run of an ended one after its last whole round."""
     if force and job_folder is None:
         raise ConfigError("--force needs --job: FLARE gives nobody the files of a job that it takes for running")
     if not re.fullmatch(r"[0-9A-Za-z-]+", job_id):
@@ -155,20 +119,7 @@ def _edited(job: Path, name: str) -> Iterator[dict[str, Any]]:
 
 
 def continued_recipe(results: Path, rounds: int, begins: str | None = None, learn: str | None = None) -> MethodRecipe:
-    """Make the recipe that continues a simulated run, as :func:`resume` does with ``period``.
-
-    Parameters
-    ----------
-    results, rounds : Path, int
-        Results folder of the run, and rounds that are added.
-    begins, learn : str, optional
-        As for :func:`resume`; without ``begins`` no time step is added.
-
-    Returns
-    -------
-    MethodRecipe
-        The job, which starts from the run's last whole round.
-    """
+    """Make the recipe that continues a simulated run, as :func:`resume` does with ``period``."""
     from fedtar_flare.runtime.recipe import MethodRecipe
 
     config = results.resolve().parent / "app_server" / "config"

@@ -11,8 +11,6 @@ from fedtar_flare.core.errors import ConfigError, FedTARError, plain
 from fedtar_flare.core.files import read_json
 from fedtar_flare.record.log import STATS_GROUP
 
-__all__ = ["CONNECT_SECONDS", "admin_of", "job_line", "list_jobs", "watch_job"]
-
 FINISHED = ("FINISHED", "FAILED")
 """How the status of an ended job begins."""
 CONNECT_SECONDS = 20.0
@@ -45,23 +43,7 @@ def open_session(kit: Path) -> Iterator[Any]:
 
 
 def admin_of(kit: Path) -> str:
-    """Read the name of the admin user whose startup kit this is.
-
-    Parameters
-    ----------
-    kit : Path
-        Folder of the kit.
-
-    Returns
-    -------
-    str
-        The user's name, an e-mail address.
-
-    Raises
-    ------
-    ConfigError
-        It is no startup kit of an admin user.
-    """
+    """Read the name of the admin user whose startup kit this is."""
     file = kit / "startup" / "fed_admin.json"
     if not file.is_file():
         raise ConfigError(f"{kit} is no startup kit of an admin user: {file} is not there")
@@ -69,21 +51,7 @@ def admin_of(kit: Path) -> str:
 
 
 def list_jobs(kit: Path, limit: int = 10, job_id: str | None = None) -> list[dict[str, Any]]:
-    """Ask the server for its newest jobs.
-
-    Parameters
-    ----------
-    kit : Path
-        Startup kit of an admin user.
-    limit, job_id : int, str
-        How many jobs at most, or the one job that is wanted.
-
-    Returns
-    -------
-    list of dict
-        Newest first: ``id``, ``name``, ``status``, ``submitted``, ``submitter``, ``duration`` and, once a running job
-        has begun, ``progress`` (see :meth:`.FederatedController.progress`).
-    """
+    """Ask the server for its newest jobs."""
     with open_session(kit) as session:
         newest = None if job_id else session.list_jobs(detailed=True, limit=limit, reverse=True)
         entries = [session.get_job_meta(job_id)] if job_id else newest or []
@@ -91,22 +59,7 @@ def list_jobs(kit: Path, limit: int = 10, job_id: str | None = None) -> list[dic
 
 
 def watch_job(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], seconds: float = 2.0) -> str:
-    """Follow a job until it ends.
-
-    Parameters
-    ----------
-    kit, job_id : Path, str
-        Startup kit of an admin user, and the job.
-    say : callable
-        Gets the job, as :func:`list_jobs` has it, at every change but that of time.
-    seconds : float
-        Between two looks.
-
-    Returns
-    -------
-    str
-        The job's final status.
-    """
+    """Follow a job until it ends."""
     before = None
     with open_session(kit) as session:
         while True:
@@ -121,18 +74,7 @@ def watch_job(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], s
 
 
 def job_line(job: Mapping[str, Any]) -> str:
-    """Describe a job for the terminal. Names come from whoever submitted the job: unprintable characters are replaced.
-
-    Parameters
-    ----------
-    job : mapping
-        A job of :func:`list_jobs`.
-
-    Returns
-    -------
-    str
-        One line; of a running job, further lines with the server's alarms and its progress.
-    """
+    """Describe a job for the terminal. Unprintable characters of the submitter's names are replaced."""
     progress = job.get("progress") or {}
     text = plain(f"{job['id']}  {job['status']:<22} {job['name']}")
     text = "\n  ".join([text, *(f"ALARM {plain(alarm)}" for alarm in progress.get("alarms") or ())])

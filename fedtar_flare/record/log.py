@@ -14,18 +14,6 @@ from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.core.files import clean
 from fedtar_flare.record.events import SHARED, Evaluation, Event, Validation
 
-__all__ = [
-    "METRICS_FILE",
-    "ROUNDS_FILE",
-    "RunRecord",
-    "STATS_GROUP",
-    "best_round",
-    "of_kind",
-    "read_events",
-    "scored_round",
-    "utc_now",
-]
-
 Kind = TypeVar("Kind", bound=Event)
 ROUNDS_FILE = "rounds.jsonl"
 METRICS_FILE = "metrics.json"
@@ -34,13 +22,7 @@ STATS_GROUP = "fedtar"
 
 
 def utc_now() -> str:
-    """Tell the time for an event.
-
-    Returns
-    -------
-    str
-        ISO 8601 in UTC, to the second.
-    """
+    """Tell the time for an event."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
@@ -59,37 +41,14 @@ class RunRecord:
         self.path = self.folder / ROUNDS_FILE
 
     def write(self, event: Event) -> None:
-        """Append one event; non-finite values are written as null, because a NaN could break a reader.
-
-        Parameters
-        ----------
-        event : Event
-        """
+        """Append one event; non-finite values are written as null, because a NaN could break a reader."""
         line = json.dumps(clean({"event": event.kind, **event.model_dump()}), allow_nan=False)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 
 def read_events(folder: Path, kinds: Iterable[type[Event]] = SHARED) -> list[Event]:
-    """Read the events of a run; a last line that a kill cut off is left out.
-
-    Parameters
-    ----------
-    folder : Path
-        Results folder of the run.
-    kinds : iterable of Event classes
-        Kinds to read; others are passed over.
-
-    Returns
-    -------
-    list of Event
-        In the order in which they were written.
-
-    Raises
-    ------
-    FedTARError
-        There is no record, or it has a bad line, which is named.
-    """
+    """Read the events of a run; a last line that a kill cut off is left out."""
     known = {kind.kind: kind for kind in kinds}
     path = folder / ROUNDS_FILE
     if not path.is_file():
@@ -124,17 +83,7 @@ def read_events(folder: Path, kinds: Iterable[type[Event]] = SHARED) -> list[Eve
 
 
 def of_kind(events: Iterable[Event], kind: type[Kind]) -> list[Kind]:
-    """Choose the events of one kind.
-
-    Parameters
-    ----------
-    events : iterable of Event
-    kind : Event class
-
-    Returns
-    -------
-    list of that class
-    """
+    """Choose the events of one kind."""
     return [event for event in events if isinstance(event, kind)]
 
 
@@ -145,16 +94,6 @@ def best_round(validations: Iterable[Validation]) -> int | None:
     that both have, by the mean of their losses weighted by the later round's number of reports. The lower mean wins;
     the earlier round wins a tie, and the later one wins where no site is shared. Where sites count by their median, the
     later round wins by that of their differences. So the weights of a round that was not the best are never needed.
-
-    Parameters
-    ----------
-    validations : iterable of Validation
-        Of a repeated round the later entry counts.
-
-    Returns
-    -------
-    int or None
-        None where no site has a loss.
     """
     best: Validation | None = None
     by_round = {validation.round: validation for validation in validations}
@@ -165,21 +104,7 @@ def best_round(validations: Iterable[Validation]) -> int | None:
 
 
 def scored_round(evaluations: Sequence[Evaluation], best: int | None) -> int:
-    """Choose the round whose scores are shown and compared: the best by validation loss, else the last.
-
-    Parameters
-    ----------
-    evaluations : sequence of Evaluation
-        Not empty.
-    best : int or None
-        Best round by validation loss.
-
-    Returns
-    -------
-    int
-        The last round where the best was not scored, or not at the same sites and with the same adapters: before a late
-        hospital came, or before a method that fine-tunes at the end did so.
-    """
+    """Choose the round whose scores are shown and compared: the best by validation loss, else the last."""
     last = evaluations[-1]
     for event in evaluations:
         alike = event.sites.keys() == last.sites.keys() and event.generic.keys() == last.generic.keys()

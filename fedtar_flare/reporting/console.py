@@ -10,23 +10,11 @@ from fedtar_flare.reporting.scores import start_name
 from fedtar_flare.reporting.section import method_sections
 from fedtar_flare.reporting.verdict import key_numbers
 
-__all__ = ["closing_box"]
-
 RULE = "-" * 78
 
 
 def closing_box(run: Run, files: Mapping[str, Path | str] | None = None) -> str:
-    """Summarise a run for the console, in ASCII except for names.
-
-    Parameters
-    ----------
-    run, files : Run, mapping of str to path
-        Files to list, by a label such as ``page`` or a site's name.
-
-    Returns
-    -------
-    str
-    """
+    """Summarise a run for the console, in ASCII except for names."""
     tiles = key_numbers(run, method_sections(run))
     rows = [[_ascii(text) for text in (tile.name, tile.value, tile.about)] for tile in tiles]
     rows = rows or [[f"no test {'report' if run.reports else 'image'} was scored", "", ""]]

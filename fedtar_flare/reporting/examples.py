@@ -35,16 +35,6 @@ if TYPE_CHECKING:
     from fedtar_flare.imaging.cache import Prepared
     from fedtar_flare.learning.evaluation import Evaluated
 
-__all__ = [
-    "EXAMPLES_FILE",
-    "EXAMPLES_FOLDER",
-    "EXAMPLES_PAGE",
-    "SiteExamples",
-    "examples_of",
-    "read_examples",
-    "write_examples",
-]
-
 EXAMPLES_FILE, EXAMPLES_PAGE = "examples.json", "examples.html"
 """Names of a site's examples and of the page."""
 EXAMPLES_FOLDER = "examples"
@@ -90,16 +80,7 @@ class SiteExamples:
     groups: tuple[GroupScore, ...] = ()
 
     def grades(self, example: Example) -> tuple[Grade, ...]:
-        """Grade the findings of a draft by the rules for these reports.
-
-        Parameters
-        ----------
-        example : Example
-
-        Returns
-        -------
-        tuple of Grade
-        """
+        """Grade the findings of a draft by the rules for these reports."""
         rules = labeler("synthetic" if self.synthetic else rules_for(self.modality)).rules
         assert rules is not None
         return grade(example.draft, example.reference, rules)
@@ -122,17 +103,7 @@ def choose(patients: Sequence[str]) -> list[int]:
 
 
 def examples_of(scored: Evaluated, prepare: Callable[[Sequence[Sample]], Sequence[Prepared]]) -> tuple[Example, ...]:
-    """Take the first patients' drafts as examples, with pictures of their visits.
-
-    Parameters
-    ----------
-    scored, prepare : Evaluated, callable
-        An evaluation, and what prepares the images of its samples.
-
-    Returns
-    -------
-    tuple of Example
-    """
+    """Take the first patients' drafts as examples, with pictures of their visits."""
     chosen = choose([sample.visit.patient_id for sample in scored.samples])
     numbers: dict[str, int] = {}
     visits: Counter[str] = Counter()
@@ -167,38 +138,14 @@ def _pictures(image: np.ndarray, colour: bool) -> tuple[tuple[str, ...], str]:
 
 
 def write_examples(folder: Path, examples: SiteExamples) -> Path:
-    """Write examples and their page, for their owner only.
-
-    Parameters
-    ----------
-    folder, examples : Path, SiteExamples
-
-    Returns
-    -------
-    Path
-        The page.
-    """
+    """Write examples and their page, for their owner only."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / EXAMPLES_FILE, asdict(examples), PRIVATE)
     return write_text(folder / EXAMPLES_PAGE, examples_page(examples), PRIVATE)
 
 
 def read_examples(path: Path) -> SiteExamples:
-    """Read the examples that :func:`write_examples` wrote.
-
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    SiteExamples
-
-    Raises
-    ------
-    FedTARError
-        If the file is missing or malformed.
-    """
+    """Read the examples that :func:`write_examples` wrote."""
     try:
         return _SITE_EXAMPLES.validate_json(path.read_bytes(), strict=True)
     except (OSError, ValueError) as error:

@@ -14,8 +14,6 @@ from fedtar_flare.metrics.agreement import label_counts
 from fedtar_flare.metrics.labeler import classes_of, rules_for
 from fedtar_flare.metrics.significance import against_others, holm, label_score, mean_score
 
-__all__ = ["AGES", "age_of", "scores_by_group", "sex_of"]
-
 AGES = ((0, 40, "under 40"), (40, 60, "40 to 59"), (60, 80, "60 to 79"), (80, 131, "80 and older"))
 """Bands of age: from, to (excluded), name."""
 
@@ -42,31 +40,12 @@ class GroupScore:
 
 
 def sex_of(sample: Sample) -> str:
-    """Name a patient's sex.
-
-    Parameters
-    ----------
-    sample : Sample
-
-    Returns
-    -------
-    {"women", "men", "unknown"}
-    """
+    """Name a patient's sex."""
     return {"F": "women", "M": "men"}.get(sample.sex or "", "unknown")
 
 
 def age_of(sample: Sample) -> str:
-    """Name the band of a patient's age at the visit.
-
-    Parameters
-    ----------
-    sample : Sample
-
-    Returns
-    -------
-    str
-        Of :data:`AGES`, or ``unknown``.
-    """
+    """Name the band of a patient's age at the visit."""
     age = -1 if sample.visit.age is None else sample.visit.age
     return next((name for low, high, name in AGES if low <= age < high), "unknown")
 
@@ -79,19 +58,7 @@ def scanner_of(sample: Sample) -> str:
 
 
 def scores_by_group(samples: Sequence[Sample], rows: Sequence[Mapping[str, Any]], least: int) -> tuple[GroupScore, ...]:
-    """Score groups of patients by sex, age and scanner at the first of their visits.
-
-    Parameters
-    ----------
-    samples, rows : sequence of Sample, sequence of mapping
-        Visits with their rows (:func:`.report_rows`).
-    least : int
-        Fewest patients of a group, and of all others; smaller groups are left out.
-
-    Returns
-    -------
-    tuple of GroupScore
-    """
+    """Score groups of patients by sex, age and scanner at the first of their visits."""
     if not samples:
         return ()
     patients, rules = [row["patient_id"] for row in rows], rules_for(samples[0].visit.modality)

@@ -10,8 +10,6 @@ from fedtar_flare.core.errors import plain
 from fedtar_flare.core.files import read_json
 from fedtar_flare.core.settings import Settings, build
 
-__all__ = ["AuditSummary", "PARTS", "SUMMARY", "rounded", "table"]
-
 SUMMARY = "model-audit-{site}.json"
 """File name of a site's summary, in the folder of the run."""
 STEP = 0.05
@@ -48,31 +46,13 @@ class AuditSummary(Settings):
             yield "parts", f"those of {', '.join(PARTS)}, each with {', '.join(MEASURES)}"
 
     def rows(self) -> Iterator[tuple[str, ...]]:
-        """List the table's rows as text.
-
-        Yields
-        ------
-        tuple of str
-            Site, part, and each of :data:`MEASURES`.
-        """
+        """List the table's rows as text."""
         for part, found in self.parts.items():
             yield plain(self.site), part, *_cells(found)
 
 
 def rounded(parts: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], least: int) -> dict[str, Any]:
-    """Round the parts of an audit for its summary, and leave out measures of groups of too few patients.
-
-    Parameters
-    ----------
-    parts, counts : mapping
-        Part to its measures, and group to its patients, ``all`` and ``rare``.
-    least : int
-        Fewest patients of a group.
-
-    Returns
-    -------
-    dict of str to dict
-    """
+    """Round the parts of an audit for its summary, and leave out measures of groups of too few patients."""
     few = {kind: any(group[kind] < max(1, least) for group in counts.values()) for kind in ("all", "rare")}
     shown = [name for name in MEASURES if not few["all"] and not (name == "rare_auc" and few["rare"])]
 
@@ -83,17 +63,7 @@ def rounded(parts: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], l
 
 
 def table(audit: Mapping[str, Any]) -> list[str]:
-    """Write out a whole audit, for the site.
-
-    Parameters
-    ----------
-    audit : mapping
-
-    Returns
-    -------
-    list of str
-        Lines of a table, and below it the longest phrases.
-    """
+    """Write out a whole audit, for the site."""
     values = {part: {name: _measure(one, name) for name in MEASURES} for part, one in audit["parts"].items()}
     shown = [name for name in MEASURES if any(of_part[name] is not None for of_part in values.values())]
     rows = [("", *(MEASURES[name] for name in shown))]

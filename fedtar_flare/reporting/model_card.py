@@ -16,8 +16,6 @@ from fedtar_flare.reporting.scores import groups, score_rows, start_name
 from fedtar_flare.reporting.section import method_sections
 from fedtar_flare.reporting.verdict import verdict
 
-__all__ = ["write_model_card"]
-
 CARD_FILE = "README.md"
 NOT_STATED = "not stated"
 
@@ -26,15 +24,6 @@ def write_model_card(run: Run, folder: Path | str) -> Path:
     """Write ``README.md`` beside an adapter.
 
     The card leaves the server with the adapter, so counts under ``min_cell`` are not given exactly.
-
-    Parameters
-    ----------
-    run, folder : Run, path
-        ``folder`` is the adapter's and must exist.
-
-    Returns
-    -------
-    Path
     """
     return write_text(Path(folder) / CARD_FILE, model_card(run))
 

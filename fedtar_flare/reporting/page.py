@@ -9,25 +9,12 @@ from fedtar_flare.reporting.section import method_sections
 from fedtar_flare.reporting.sections import sections
 from fedtar_flare.reporting.verdict import key_numbers, verdict
 
-__all__ = ["REPORT_FILE", "write_report"]
-
 REPORT_FILE = "report.html"
 """Name of the page in a run's folder."""
 
 
 def write_report(run_folder: Path | str) -> Path:
-    """Write the page of a run, finished or not, into its folder.
-
-    Parameters
-    ----------
-    run_folder : path
-        As for :func:`.read_run`, whose errors this raises too.
-
-    Returns
-    -------
-    Path
-        The page.
-    """
+    """Write the page of a run, finished or not, into its folder."""
     run = read_run(run_folder)
     return write_text(run.folder / REPORT_FILE, page(run))
 

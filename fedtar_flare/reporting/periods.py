@@ -18,8 +18,6 @@ from fedtar_flare.reporting.plots import SMALL, Chart, Series
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.section import charts
 
-__all__ = ["write_periods"]
-
 logger = logging.getLogger(__name__)
 AHEAD, PERIODS_PAGE = "ahead-", "periods.html"
 """Prefix of the files with scores of drafts written ahead of time; and the page."""
@@ -30,20 +28,7 @@ DRAWN = ("wording", "% of a report", 1), ("images", "grey levels of 255", 1), ("
 
 
 def write_periods(folder: Path, model: SiteModel, rows: Sequence[Row]) -> Path:
-    """Store scores of drafts that were written ahead of time, and write the page of all periods until then.
-
-    Parameters
-    ----------
-    folder, model : Path, SiteModel
-        The site's state, and the model whose cohort and images are examined.
-    rows : sequence of mapping
-        The newest period's rows (:func:`.report_rows`); those of patients who withdrew are left out.
-
-    Returns
-    -------
-    Path
-        The page, for its owner only.
-    """
+    """Store scores of drafts that were written ahead of time, and write the page of all periods until then."""
     newest, patients = max(row["time_step"] for row in rows), {one.patient_id for one in model.cohort.patients}
     write_report_scores(folder, newest, rows, AHEAD)
     lines = [line for file in folder.glob(f"{AHEAD}*.jsonl") for line in file.read_text().splitlines()]

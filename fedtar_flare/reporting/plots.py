@@ -21,8 +21,6 @@ from markupsafe import Markup
 from fedtar_flare.core.files import write_text
 from fedtar_flare.reporting.render import render, theme
 
-__all__ = ["Bar", "Chart", "Figure", "Guide", "SITE_COLOURS", "SMALL", "Series", "sharing_y", "ticks"]
-
 SITE_COLOURS = 7
 """Number of site colours in the style sheet; further sites reuse them with another marker."""
 
@@ -175,17 +173,7 @@ class Chart:
         return points + ends + [guide.y for guide in self.guides]
 
     def figure(self, legend: bool = True) -> Markup:
-        """Draw the chart as an HTML ``figure`` with its title; one without any value says so.
-
-        Parameters
-        ----------
-        legend : bool
-            Whether several series get a legend.
-
-        Returns
-        -------
-        Markup
-        """
+        """Draw the chart as an HTML ``figure`` with its title; one without any value says so."""
         drawn = self._svg() if self.bars or self.drawn else ""
         return render("chart.html", title=self.title, drawing=drawn, series=self.drawn if legend else ())
 
@@ -248,28 +236,13 @@ class Figure:
         return sorted(found.values(), key=lambda one: one.name == self.last)
 
     def html(self) -> Markup:
-        """Draw the figure for a page.
-
-        Returns
-        -------
-        Markup
-        """
+        """Draw the figure for a page."""
         drawn = [chart.figure(legend=False) for chart in self.charts]
         small = "small" if self.charts[0].size[0] <= _NARROW else ""
         return render("figure.html", figure=self, figures=drawn, series=self.legend, kind=small)
 
     def write(self, folder: Path, columns: int = 3) -> Path:
-        """Write the whole figure to ``<name>.svg``, in the light theme on white, for papers.
-
-        Parameters
-        ----------
-        folder, columns : Path, int
-            Where to write, and the number of charts in a row.
-
-        Returns
-        -------
-        Path
-        """
+        """Write the whole figure to ``<name>.svg``, in the light theme on white, for papers."""
         drawn, x, y, row, width = [], 0, 26, 0, 0
         for i, chart in enumerate(self.charts):
             if i % columns == 0:
@@ -293,36 +266,14 @@ class Figure:
 
 
 def sharing_y(charts: Sequence[Chart], start: float = 0.0) -> list[Chart]:
-    """Give charts the same y axis.
-
-    Parameters
-    ----------
-    charts, start : sequence of Chart, float
-        The axis begins at ``start`` if no value is lower, such as 0.5 for an AUC.
-
-    Returns
-    -------
-    list of Chart
-    """
+    """Give charts the same y axis."""
     values = [value for chart in charts for value in chart.y_values] or [start]
     low, high = _padded(values)
     return [replace(chart, y_range=(start if min(values) >= start else low, high)) for chart in charts]
 
 
 def ticks(low: float, high: float, most: int = 5, whole: bool = False) -> list[float]:
-    """Choose round numbers for the ticks of an axis.
-
-    Parameters
-    ----------
-    low, high, most : float, float, int
-        Ends of the axis, and about how many ticks at most.
-    whole : bool
-        Whole numbers only.
-
-    Returns
-    -------
-    list of float
-    """
+    """Choose round numbers for the ticks of an axis."""
     span = high - low
     if not span > 0:
         return [low]

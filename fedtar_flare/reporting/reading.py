@@ -23,8 +23,6 @@ from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.metrics.significance import compare, holm, kappa_score, mean_score, over_seeds
 from fedtar_flare.reporting.render import render
 
-__all__ = ["READING", "reading_results", "write_reading"]
-
 READING = "reading-"
 """Prefix of the names of pages and keys."""
 Side = Literal["A", "B"]
@@ -67,27 +65,6 @@ def write_reading(folder: Path, rows: Sequence[dict[str, Any]], cases: int, out:
     """Write a page for readers, and its key.
 
     Line breaks are left out on both sides, since they would give the draft away.
-
-    Parameters
-    ----------
-    folder, out : Path, Path or None
-        Folder of the key, and file of the page, by default beside the key.
-    rows : sequence of dict
-        As :func:`.report_texts` reads them.
-    cases : int
-        Most cases, drawn at random.
-    visit_ids : bool
-        Show each visit's id, by which a reader finds the images.
-
-    Returns
-    -------
-    Path
-        The page.
-
-    Raises
-    ------
-    ConfigError
-        If ``cases`` is below 1.
     """
     if cases < 1:
         raise ConfigError(f"--cases must be at least 1, not {cases}")
@@ -107,25 +84,7 @@ def write_reading(folder: Path, rows: Sequence[dict[str, Any]], cases: int, out:
 
 
 def reading_results(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
-    """Evaluate the answers of a page's readers.
-
-    Parameters
-    ----------
-    folder, files : Path, sequence of Path
-        The folder with the page's key, and a file of answers per reader.
-
-    Returns
-    -------
-    dict
-        ``scores`` by question: shares of drafts and of references, and their difference, with 95 % intervals over
-        patients (readers are not drawn); ``p`` of the differences, corrected after Holm; ``agreement`` by question over
-        the cases that every reader answered; and counts.
-
-    Raises
-    ------
-    ConfigError
-        For a file of another page, or one that names an unknown case, or a case or a reader twice.
-    """
+    """Evaluate the answers of a page's readers."""
     found = [build(Answers, read_json(file), str(file)) for file in files]
     readers, keys = [one.reader for one in found], {folder / f"{READING}{one.page}.json" for one in found}
     if len(keys) > 1 or not (key_file := keys.pop()).is_file():

@@ -12,8 +12,6 @@ from fedtar_flare.core.errors import plain
 from fedtar_flare.reporting import format as shown
 from fedtar_flare.version import __version__
 
-__all__ = ["Tile", "render"]
-
 _RAMPS = {"light": ("#c2650a", "#b8327c", "#3a37a8"), "dark": ("#ffd27a", "#f58bb0", "#8b8ff8")}
 
 _THEMES = {
@@ -44,19 +42,7 @@ class Tile:
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Fill a template of this package.
-
-    Parameters
-    ----------
-    template : str
-        File name in ``templates``.
-    **values : object
-        Escaped, except Markup.
-
-    Returns
-    -------
-    Markup
-    """
+    """Fill a template of this package."""
     return Markup(_ENVIRONMENT.get_template(template).render(**values))
 
 

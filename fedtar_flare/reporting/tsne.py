@@ -6,8 +6,6 @@ import numpy as np
 
 from fedtar_flare.reporting.plots import Chart, Series
 
-__all__ = ["FEWEST", "scatter", "tsne"]
-
 FEWEST = 5
 """Fewest points worth a figure."""
 
@@ -33,17 +31,7 @@ def tsne(points: np.ndarray) -> np.ndarray:
 
 
 def scatter(title: str, groups: Mapping[str, tuple[int, Sequence[tuple[float, float, str]]]]) -> Chart:
-    """Draw embedded points by group.
-
-    Parameters
-    ----------
-    title, groups : str, mapping
-        Group to the index of its colour and its points (x, y, tooltip).
-
-    Returns
-    -------
-    Chart
-    """
+    """Draw embedded points by group."""
     series = []
     for name, (colour, points) in groups.items():
         apart = [one for x, y, tip in points for one in ((x, y, tip), (x, None, ""))]  # no line joins two points

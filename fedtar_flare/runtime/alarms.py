@@ -6,8 +6,6 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["raise_alarm"]
-
 FILE = "fedtar_alarms.jsonl"
 SHOWN = 5
 SHOWN_FOR = 86400.0
@@ -17,15 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def raise_alarm(kit: Path, text: str) -> None:
-    """Log an alarm and add it to the file of a kit; a full disk does not stop the server.
-
-    Parameters
-    ----------
-    kit : Path
-        Folder of the server's kit.
-    text : str
-        One line.
-    """
+    """Log an alarm and add it to the file of a kit; a full disk does not stop the server."""
     logger.error("ALARM: %s", text)
     line = json.dumps({"time": time.time(), "text": text}) + "\n"
     try:

@@ -18,8 +18,6 @@ from fedtar_flare.site.approval import CLIENT_CONFIG, SERVER_CONFIG, digest_of, 
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.policy import SERVER_CLASSES, SITE_CLASSES
 
-__all__ = ["DeployedJob", "app_of", "read_job"]
-
 META = "meta.json"
 _CLASS = ("path", "class_path", "name")
 """Keys by which FLARE's configurations name a class."""
@@ -52,29 +50,12 @@ class DeployedJob:
         return self.executor.contract
 
     def breaches(self, bounds: Bounds) -> list[str]:
-        """List where the job is beyond a site's bounds.
-
-        Parameters
-        ----------
-        bounds : Bounds
-            ``policy`` of the site file.
-
-        Returns
-        -------
-        list of str
-            A sentence for each bound (see :func:`fedtar_flare.site.admission.breaches`).
-        """
+        """List where the job is beyond a site's bounds."""
         config = self.controller.config
         return breaches(self.executor.strategy.request(config.num_rounds, config.time_steps), bounds)
 
     def describe(self) -> str:
-        """Describe for people what the job asks of a site and what will leave.
-
-        Returns
-        -------
-        str
-            Lines of text; names that others chose have their unprintable characters replaced.
-        """
+        """Describe for people what the job asks of a site and what will leave."""
         lines = [
             describe(requirements(self)),
             "",
@@ -91,25 +72,7 @@ class DeployedJob:
 
 
 def app_of(job: Path, site: str = "") -> Path:
-    """Find the app of a job that goes to a site.
-
-    Parameters
-    ----------
-    job : Path
-        Folder of a job, or of an app, which is returned as it is.
-    site : str
-        Name of the site, where the job has several apps.
-
-    Returns
-    -------
-    Path
-        Folder of the app, with ``config/config_fed_client.json``.
-
-    Raises
-    ------
-    ConfigError
-        There is no such app, or several.
-    """
+    """Find the app of a job that goes to a site."""
     if (job / CLIENT_CONFIG).is_file():
         return job
     apps = [app for app in sorted(job.iterdir()) if (app / CLIENT_CONFIG).is_file()] if job.is_dir() else []
@@ -123,23 +86,7 @@ def app_of(job: Path, site: str = "") -> Path:
 
 
 def read_job(app: Path) -> DeployedJob:
-    """Read an app, importing no class but those of installed methods.
-
-    Parameters
-    ----------
-    app : Path
-        Folder of the app (see :func:`app_of`).
-
-    Returns
-    -------
-    DeployedJob
-        The job; its executor and controller are built, and nothing is run.
-
-    Raises
-    ------
-    ConfigError
-        The app is none of this package's, or an argument does not fit.
-    """
+    """Read an app, importing no class but those of installed methods."""
     site = read_json(app / CLIENT_CONFIG)
     meta = read_json(app.parent / META) if (app.parent / META).is_file() else {}
     entry, workflow = executor_entry(app), only(app / SERVER_CONFIG, "workflows")

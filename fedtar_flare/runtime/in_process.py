@@ -27,8 +27,6 @@ from fedtar_flare.runtime.simulation import run_status, site_names
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.guard import OutboundGuard
 
-__all__ = ["ExecutorSite", "InThisProcess", "run_in_process"]
-
 LocalSite = Callable[[str, Shareable], "Shareable | None"]
 """A site as a function of a task's name and message; None when it never answers."""
 
@@ -89,18 +87,7 @@ class InThisProcess(FederatedController):
         self.silent_until = 0.0
 
     def deliver(self, site: str, task: str, message: Shareable) -> Shareable | None:
-        """Hand a task to a site.
-
-        Parameters
-        ----------
-        site, task : str
-        message : Shareable
-
-        Returns
-        -------
-        Shareable or None
-            None when it never answers.
-        """
+        """Hand a task to a site."""
         return self.local_sites[site](task, message)
 
     def send_model(
@@ -112,13 +99,7 @@ class InThisProcess(FederatedController):
         timeout: int,
         callback: Callable[[FLModel], None],
     ) -> None:
-        """Give the task to one site after the other and hand back what each answers.
-
-        Parameters
-        ----------
-        task_name, data, targets, min_responses, timeout, callback
-            FLARE's; ``callback`` takes an answer as soon as it comes.
-        """
+        """Give the task to one site after the other and hand back what each answers."""
         silent = False
         for site in sorted(targets):
             try:
@@ -179,28 +160,7 @@ class ExecutorSite:
 def run_in_process(
     recipe: MethodRecipe, sites: int | Sequence[str], folder: Path, joins: Mapping[str, int] | None = None
 ) -> Path:
-    """Run a recipe in this process, its sites one after the other.
-
-    Parameters
-    ----------
-    recipe : MethodRecipe
-    sites : int or sequence of str
-        Number or names of the sites.
-    folder : Path
-        Folder of the run.
-    joins : mapping of str to int, optional
-        Rounds in which late sites connect.
-
-    Returns
-    -------
-    Path
-        Results, ``<folder>/fedtar``.
-
-    Raises
-    ------
-    ConfigError, FedTARError
-        The number or a name of the sites is not allowed; the run failed.
-    """
+    """Run a recipe in this process, its sites one after the other."""
     folder.mkdir(parents=True, exist_ok=True)
     local_sites = {}
     for name in site_names(sites):

@@ -23,8 +23,6 @@ from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.lora_ranks import factor, lowered, pairs
 from fedtar_flare.runtime.aggregation import SpilledUpdates
 
-__all__ = ["ProductMean", "aligned", "check_form"]
-
 FORMS = ("factors", "product", "ffa")
 Late = Mapping[str, tuple[int, Tensors]]
 """Sites that answer n - 1 rounds late, so that they count 1 / n: n, and the weights that they trained from."""
@@ -33,20 +31,7 @@ ROW_NORM = 3**-0.5
 
 
 def check_form(form: str, aggregation: str) -> None:
-    """Check that a form of the mean exists, and that an aggregation can be combined with it.
-
-    Parameters
-    ----------
-    form : str
-        Setting ``lora.mean``.
-    aggregation : str
-        Setting ``server.aggregation``.
-
-    Raises
-    ------
-    ConfigError
-        The form is unknown, or of products with another aggregation than the mean.
-    """
+    """Check that a form of the mean exists, and that an aggregation can be combined with it."""
     if form not in FORMS or (form == "product" and aggregation != "mean"):
         raise ConfigError(f"lora.mean '{form:.20}': products can only be averaged (server.aggregation 'mean')")
 
@@ -127,19 +112,7 @@ class ProductMean(dict[str, torch.Tensor]):
             self[b] = torch.cat([*(tau * up for up in ups), (1 - tau) * weights[b].double()], 1)
 
     def step(self, weights: Tensors, alpha: float = 1.0) -> tuple[dict[str, torch.Tensor], float]:
-        """Take a step from the weights towards the mean.
-
-        Parameters
-        ----------
-        weights : mapping of str to Tensor
-        alpha : float
-            Length of the step; with 0 the weights stay.
-
-        Returns
-        -------
-        tuple of (dict of str to Tensor, float)
-            Weights of the same rank in float32, and the Euclidean norm of the change of W = B A and of other tensors.
-        """
+        """Take a step from the weights towards the mean."""
         if not alpha:
             return dict(weights), 0.0
         moved = {n: (weights[n].double() + alpha * self[n]).float() for n in weights if not factor(n)}
@@ -178,22 +151,6 @@ def aligned(
     come from two decompositions. The gradients in A and B give the part of G along the directions that the rank allows
     at w_T, ``P(G) = U U' G + G V V' - U U' G V V'``; W_t has no other as long as nothing was cut off. ``P(G)`` and each
     W_t are given by ``G V`` under the name of B, and ``U' G (1 - V V')`` under that of A.
-
-    Parameters
-    ----------
-    form : {"factors", "product", "ffa"}
-        Form of the mean.
-    rank : int
-        Rank of the site's adapter.
-    gradient : mapping of str to Tensor
-        Gradient of the validation loss at w_T in the site's trained tensors.
-    broadcasts : sequence of mappings of str to Tensor
-        w_0..w_T as they came down.
-
-    Returns
-    -------
-    tuple of (dict, list of dict)
-        The gradient, and the T + 1 broadcasts cut to the site's rank, by the same names.
     """
     seen = [{n: v for n, v in lowered(w, rank).items() if n in gradient} for w in broadcasts]
     if form != "product":

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from fedtar_flare.site.context import Site
     from fedtar_flare.site.site_file import SiteConfig
 
-__all__ = ["AdaptedModel", "describe", "request_of", "requirements"]
-
 LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"} | {
     "google/medgemma-4b-it": "Health AI Developer Foundations terms of use"
 }
@@ -77,13 +75,7 @@ class AdaptedModel:
         return self.config.weights
 
     def sizes(self) -> dict[str, int]:
-        """Count ``parameters`` and ``exchanged`` values.
-
-        Returns
-        -------
-        dict
-            Numbers by name; empty where the model's parts are not on this machine.
-        """
+        """Count ``parameters`` and ``exchanged`` values."""
         from fedtar_flare.models.outline import outline
 
         if any(not Path(name).expanduser().is_dir() for name in self.names):
@@ -97,18 +89,7 @@ class AdaptedModel:
         return {"parameters": model.parameters, "exchanged": factors + whole}
 
     def reach(self, models: Mapping[str, Path | None] | None) -> Reach:
-        """Work out what the job changes of the model.
-
-        Parameters
-        ----------
-        models : dict of str to Path, optional
-            Where the site has the models that the job names; None: they are not looked at.
-
-        Returns
-        -------
-        Reach
-            Layers that the adapter reaches, parameters that travel whole, and the number of parameters.
-        """
+        """Work out what the job changes of the model."""
         from fedtar_flare.models.outline import UNKNOWN, outline
 
         config = self.config
@@ -196,23 +177,7 @@ def request_of(
     clip: Amounts,
     beams: Amounts,
 ) -> JobRequest:
-    """Build the request of a job from amounts by setting.
-
-    Parameters
-    ----------
-    model : AdaptedModel
-        The model and its adapter.
-    rounds, time_steps : int
-        R and T.
-    local_steps, batch_size, learning_rate, decay, clip, beams : dict of str to float
-        Amounts by the setting that asks them, as in :class:`~fedtar_flare.site.admission.JobRequest`; a ``clip`` of 0
-        is none.
-
-    Returns
-    -------
-    JobRequest
-        To be held against a site's bounds.
-    """
+    """Build the request of a job from amounts by setting."""
     config, lora = model.config, model.lora
     clips = {name: norm for name, norm in clip.items() if norm > 0}
     return JobRequest(
@@ -238,18 +203,7 @@ def request_of(
 
 
 def requirements(recipe: Any) -> dict[str, Any]:
-    """Work out what a job needs of a site.
-
-    Parameters
-    ----------
-    recipe : MethodRecipe or DeployedJob
-        The job.
-
-    Returns
-    -------
-    dict
-        JSON values by topic; sizes of a model whose parts are not on this machine are None.
-    """
+    """Work out what a job needs of a site."""
     executor, controller = recipe.executor, recipe.controller
     strategy = executor.strategy
     adapted = strategy.adapted_model(controller.config.time_steps)
@@ -324,18 +278,7 @@ def leaving(contract: Contract) -> dict[str, Any]:
 
 
 def describe(needs: dict[str, Any]) -> str:
-    """Write what :func:`requirements` gives as text for people.
-
-    Parameters
-    ----------
-    needs : dict
-        What it gave.
-
-    Returns
-    -------
-    str
-        Lines of at most 110 characters.
-    """
+    """Write what :func:`requirements` gives as text for people."""
     data, model, work, leaves = needs["data"], needs["model"], needs["work"], needs["leaves_the_site"]
     material = f"over up to {data['time_steps']} time steps, with reports" if data["reports"] else "with labels"
     parts = "; ".join(f"{name} (licence: {licence})" for name, licence in model["parts"].items())

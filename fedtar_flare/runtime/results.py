@@ -46,8 +46,6 @@ from fedtar_flare.version import __version__
 logger = logging.getLogger(__name__)
 
 
-__all__ = ["box"]
-
 MOST_FINDINGS = 100
 """Findings that a site's scores may hold."""
 _OF_FINDING = {"n": MOST, "named": MOST, "recall": 1.0, "precision": 1.0}
@@ -307,19 +305,7 @@ class Results:
 
 
 def box(run: Run, page: Path) -> str:
-    """Draw the closing box of a run.
-
-    Parameters
-    ----------
-    run : Run
-    page : Path
-        Page of the run.
-
-    Returns
-    -------
-    str
-        Several lines, with the paths of the page, of the adapter, and of the pages of simulated sites.
-    """
+    """Draw the closing box of a run."""
     paths = {"report": page}
     if (adapter := run.folder / "adapter").is_dir():
         paths["adapter"] = adapter

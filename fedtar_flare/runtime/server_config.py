@@ -8,8 +8,6 @@ from fedtar_flare.core.settings import Settings
 from fedtar_flare.protocol.messages import MAX_ROUNDS, MAX_STEPS
 from fedtar_flare.runtime.aggregation import FEWEST_SITES, Aggregation, Weighting
 
-__all__ = ["ServerConfig"]
-
 
 class ServerConfig(Settings):
     """Settings of :class:`~fedtar_flare.runtime.controller.FederatedController`, which takes them by name.

@@ -20,8 +20,6 @@ from fedtar_flare.site.context import Site
 from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.state import SiteState
 
-__all__ = ["train_shadow"]
-
 
 def train_shadow(
     cohort: Cohort, run: Mapping[str, Any], rounds: int, *, site: Site, config: SiteConfig, model: Mapping[str, Any]
@@ -29,31 +27,6 @@ def train_shadow(
     """Train again, at this site alone, the model of a run's training tasks, from the run's start on.
 
     Each task's update is added whole. No privacy budget is charged, and nothing stays on disk.
-
-    Parameters
-    ----------
-    cohort : Cohort
-        The prepared patients to learn from.
-    run : mapping
-        What the site's state holds about the run (:meth:`~fedtar_flare.site.state.SiteState.about_run`).
-    rounds : int
-        Rounds to repeat.
-    site, config : Site, SiteConfig
-        The site, and its site file.
-    model : mapping
-        Settings of the base model that differ from the run's.
-
-    Returns
-    -------
-    SiteModel
-        The trained model.
-
-    Raises
-    ------
-    ConfigError
-        The run cannot be repeated so.
-    DataError
-        No task has enough patients.
     """
     if (job := run.get("job")) is None or job["rounds_per_period"]:
         raise ConfigError("--shadows: a run whose visits arrived by periods is not repeated")

@@ -18,8 +18,6 @@ from pydantic import BaseModel, Field, TypeAdapter
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import write_json
 
-__all__ = ["PATIENT_FILE", "PatientLedger"]
-
 FILE = "privacy_ledger.json"
 PATIENT_FILE = "patient_privacy_ledger.json"
 PATIENT_DELTA = 1e-5
@@ -119,23 +117,7 @@ class PatientLedger:
         self._runs: dict[str, list[tuple[float, float, int]]] = _read(file, _PATIENT_RUNS) or {}
 
     def epsilon_with(self, multiplier: float, rate: float, updates: int) -> float:
-        """Compute epsilon at :data:`PATIENT_DELTA` after further updates (sampled Gaussian, opacus's Renyi accountant).
-
-        Parameters
-        ----------
-        multiplier : float, deviation of the noise over the clipping norm
-        rate : float in (0, 1], probability of a patient in an update
-        updates : int
-
-        Returns
-        -------
-        float
-
-        Raises
-        ------
-        ConfigError
-            opacus is not installed.
-        """
+        """Give epsilon at :data:`PATIENT_DELTA` after further updates (sampled Gaussian, opacus's Renyi accountant)."""
         try:
             from opacus.accountants import RDPAccountant
         except ModuleNotFoundError as error:
@@ -150,13 +132,7 @@ class PatientLedger:
         return float(accountant.get_epsilon(PATIENT_DELTA))
 
     def add(self, run: str, multiplier: float, rate: float, updates: int) -> None:
-        """Count updates and write the file before returning.
-
-        Parameters
-        ----------
-        run : str, the run's id
-        multiplier, rate, updates : as of :meth:`epsilon_with`
-        """
+        """Count updates and write the file before returning."""
         self._runs.setdefault(run, []).append((multiplier, rate, updates))
         _write(self.file, self._runs, "trained")
 

@@ -15,8 +15,6 @@ from fedtar_flare.models.sources import stay_offline
 from fedtar_flare.protocol.fields import MAX_TEXT
 from fedtar_flare.site.bounds import Bounds
 
-__all__ = ["Amounts", "JobRequest", "Reach", "admit", "breaches"]
-
 _TEXT = 48
 """Most characters of a single name in a reason."""
 
@@ -98,17 +96,7 @@ class JobRequest:
 
 
 def admit(request: JobRequest, bounds: Bounds) -> None:
-    """Decline a job that is beyond the site's bounds, naming as many of them as a reply's reason has room for.
-
-    Parameters
-    ----------
-    request : JobRequest
-    bounds : Bounds, of the site file
-
-    Raises
-    ------
-    Declined
-    """
+    """Decline a job that is beyond the site's bounds, naming as many of them as a reply's reason has room for."""
     if not (reasons := breaches(request, bounds)):
         return
     text, left = f"declined by the site's policy: {reasons[0]}", len(reasons) - 1
@@ -124,15 +112,6 @@ def breaches(request: JobRequest, bounds: Bounds) -> list[str]:
     """List every bound that a job is beyond.
 
     From here on nothing is fetched from a hub, unless the site allows it.
-
-    Parameters
-    ----------
-    request : JobRequest
-    bounds : Bounds, of the site file; ConfigError if a model that they allow cannot be read
-
-    Returns
-    -------
-    list of str, each 'request (bound)'; empty where the job may come
     """
     if bounds.models_from == "list":
         stay_offline()

@@ -22,11 +22,6 @@ from typing import Any
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import PRIVATE, locked, read_json, write_json
 
-__all__ = [
-    "Participation", "SIGNATURES", "decide", "digest_of", "executor_entry", "is_approved", "mappings", "only",
-    "participation", "require_approval",
-]  # fmt: skip
-
 FOLDER, PARTICIPATION = "approvals", "participation.json"
 CLIENT_CONFIG, SERVER_CONFIG = Path("config", "config_fed_client.json"), Path("config", "config_fed_server.json")
 SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
@@ -47,21 +42,7 @@ class Approval:
 
 
 def digest_of(app: Path) -> str:
-    """Compute the digest of a job.
-
-    Parameters
-    ----------
-    app : Path, the folder of its app
-
-    Returns
-    -------
-    str, SHA-256 over names and contents of the files
-
-    Raises
-    ------
-    ConfigError
-        The folder is no app of a job.
-    """
+    """Compute the digest of a job."""
     if not (app / CLIENT_CONFIG).is_file():
         raise ConfigError(f"{app} is no app of a job: it has no {CLIENT_CONFIG}")
     digest = hashlib.sha256()
@@ -92,17 +73,7 @@ def approvals(records: Path) -> list[Approval]:
 
 
 def is_approved(records: Path, digest: str) -> bool:
-    """Tell whether the site has approved a job.
-
-    Parameters
-    ----------
-    records : Path, the site's own folder
-    digest : str, of the job
-
-    Returns
-    -------
-    bool; ConfigError if the record cannot be read
-    """
+    """Tell whether the site has approved a job."""
     file = _file(records, digest)
     return file.is_file() and _read(file).digest == digest
 
@@ -113,18 +84,6 @@ def require_approval(
     """Hold a job unless the site has approved it for this run, and the executor that runs is the approved job's.
 
     FLARE replaces an app's files when the server sends the job again, also while it runs.
-
-    Parameters
-    ----------
-    records : Path, the site's own folder
-    app : Path, the job's app
-    kind : type, class of the executor that runs
-    runs : callable, tells whether an executor with these arguments, those of the approved files, does what runs
-    run_id : str
-
-    Raises
-    ------
-    Declined
     """
     from fedtar_flare.site.admission import Declined  # imports torch, which the doctor does not need
 
@@ -144,21 +103,7 @@ def require_approval(
 
 
 def executor_entry(app: Path) -> dict[str, Any]:
-    """Find the executor that an app builds at a site.
-
-    Parameters
-    ----------
-    app : Path, the folder of a job's app
-
-    Returns
-    -------
-    dict with ``path`` and ``args``
-
-    Raises
-    ------
-    ConfigError
-        There is none, or more than one.
-    """
+    """Find the executor that an app builds at a site."""
     executor = only(app / CLIENT_CONFIG, "executors").get("executor")
     if not isinstance(executor, dict):
         raise ConfigError(f"{app / CLIENT_CONFIG}: 'executor' is no mapping")
@@ -166,22 +111,7 @@ def executor_entry(app: Path) -> dict[str, Any]:
 
 
 def only(file: Path, key: str) -> dict[str, Any]:
-    """Read the one entry of a list in a job's configuration.
-
-    Parameters
-    ----------
-    file : Path, of JSON
-    key : str, of the list
-
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    ConfigError
-        There is none, or more than one.
-    """
+    """Read the one entry of a list in a job's configuration."""
     entries = mappings(read_json(file), key, file)
     if len(entries) != 1:
         raise ConfigError(f"{file}: a job of this package has one {key[:-1]}, not {len(entries)}")
@@ -189,23 +119,7 @@ def only(file: Path, key: str) -> dict[str, Any]:
 
 
 def mappings(content: Mapping[str, Any], key: str, where: Path) -> list[dict[str, Any]]:
-    """Get a list of a configuration.
-
-    Parameters
-    ----------
-    content : mapping, the configuration
-    key : str, of the list
-    where : Path, for the error
-
-    Returns
-    -------
-    list of dict; empty without the key
-
-    Raises
-    ------
-    ConfigError
-        It is no list of mappings.
-    """
+    """Get a list of a configuration."""
     entries = content.get(key) or []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(f"{where}: '{key}' is no list of mappings")
@@ -234,21 +148,7 @@ class Participation(Enum):
 
 
 def participation(records: Path) -> Participation:
-    """Read the site's decision; without one it takes part.
-
-    Parameters
-    ----------
-    records : Path, the site's own folder
-
-    Returns
-    -------
-    Participation
-
-    Raises
-    ------
-    FedTARError
-        The file cannot be read: the site then does nothing rather than act against its own will.
-    """
+    """Read the site's decision; without one it takes part."""
     file = records / PARTICIPATION
     try:
         return Participation(json.loads(file.read_text(encoding="utf-8"))["status"])
@@ -262,17 +162,7 @@ def participation(records: Path) -> Participation:
 
 
 def decide(records: Path, status: Participation) -> Path:
-    """Write the site's decision atomically.
-
-    Parameters
-    ----------
-    records : Path, the site's own folder
-    status : Participation
-
-    Returns
-    -------
-    Path, the file
-    """
+    """Write the site's decision atomically."""
     records.mkdir(parents=True, exist_ok=True, mode=0o700)
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return write_json(records / PARTICIPATION, {"status": status.value, "since": since})

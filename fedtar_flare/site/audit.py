@@ -35,8 +35,6 @@ from fedtar_flare.site.audit_file import append, send_to_syslog, try_to_write
 from fedtar_flare.site.context import Site, state_of
 from fedtar_flare.site.site_file import SITE_FILE, load_site_config, sites_folder
 
-__all__ = ["DECISIONS", "audit_files", "read_audit", "totals"]
-
 logger = logging.getLogger(__name__)
 FOLDER = "audit"
 HEADER_PROP = "fedtar_flare.task_header"
@@ -60,11 +58,6 @@ def record_event(event_type: str, fl_ctx: FLContext) -> None:
     """Record a message that is about to leave, or a scalar that is being streamed; empty it where that fails.
 
     FLARE goes on after whatever a listener raises, so the message itself is made empty.
-
-    Parameters
-    ----------
-    event_type : str, any of FLARE's
-    fl_ctx : FLContext, of the event
     """
     if event_type == EventType.AFTER_TASK_RESULT_FILTER:
         message, describe = fl_ctx.get_prop(FLContextKey.TASK_RESULT), describe_message
@@ -128,14 +121,7 @@ def describe_message(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
 
 
 def write(site: Site, job: str, entry: Mapping[str, Any]) -> None:
-    """Append one entry to the job's file and send its digest to the site's syslog, if that can be reached.
-
-    Parameters
-    ----------
-    site : Site
-    job : str, the job's id; each has a file of its own
-    entry : mapping, without time, job and site; OSError where it is not on the disk
-    """
+    """Append one entry to the job's file and send its digest to the site's syslog, if that can be reached."""
     line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "job": job, "site": site.name, **entry}
     digest = append(_file(site, job), line)
     try:
@@ -147,17 +133,7 @@ def write(site: Site, job: str, entry: Mapping[str, Any]) -> None:
 
 
 def require_writable(site: Site, fl_ctx: FLContext) -> None:
-    """Refuse a task whose messages cannot be recorded, since nothing may leave unrecorded.
-
-    Parameters
-    ----------
-    site : Site
-    fl_ctx : FLContext, of the task
-
-    Raises
-    ------
-    FedTARError
-    """
+    """Refuse a task whose messages cannot be recorded, since nothing may leave unrecorded."""
     try:
         try_to_write(_file(site, str(fl_ctx.get_job_id() or "job")))
     except OSError as error:
@@ -169,21 +145,7 @@ def require_writable(site: Site, fl_ctx: FLContext) -> None:
 
 
 def audit_files(folder: Path) -> list[Path]:
-    """Find the files of an audit.
-
-    Parameters
-    ----------
-    folder : Path, a kit, a state or audit folder, the simulator's home, or a file
-
-    Returns
-    -------
-    list of Path, sorted
-
-    Raises
-    ------
-    FedTARError
-        There is none.
-    """
+    """Find the files of an audit."""
     if folder.is_file():
         return [folder]
     patterns = ("audit/*.jsonl", "*.jsonl", "state/sites/*/audit/*.jsonl")
@@ -197,21 +159,7 @@ def audit_files(folder: Path) -> list[Path]:
 
 
 def read_audit(files: Iterable[Path]) -> list[dict[str, Any]]:
-    """Read all entries, without a last line that a kill cut off.
-
-    Parameters
-    ----------
-    files : iterable of Path
-
-    Returns
-    -------
-    list of dict, oldest first
-
-    Raises
-    ------
-    FedTARError
-        Another line is not JSON.
-    """
+    """Read all entries, without a last line that a kill cut off."""
     entries: list[dict[str, Any]] = []
     for path in files:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -225,16 +173,7 @@ def read_audit(files: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def totals(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Count what left.
-
-    Parameters
-    ----------
-    entries : iterable of mapping, of an audit
-
-    Returns
-    -------
-    list of dict, per job, run and site: messages, refused and failed ones, streamed scalars, tensors, bytes, last time
-    """
+    """Count what left."""
     sums: dict[tuple[str, ...], dict[str, Any]] = {}
     run: dict[tuple[str, str], str] = {}
     for entry in entries:

@@ -19,8 +19,6 @@ from typing import Any
 
 from fedtar_flare.core.files import clean
 
-__all__ = ["verify"]
-
 FIRST = "0" * 64
 """``prev`` of a file's first line."""
 LINK = "prev"
@@ -84,16 +82,7 @@ class Verified:
 
 
 def verify(file: Path) -> Verified:
-    """Follow a file's chain from its first line.
-
-    Parameters
-    ----------
-    file : Path; OSError if it cannot be read
-
-    Returns
-    -------
-    Verified, with ``file``, ``lines``, ``digest`` and ``problem``
-    """
+    """Follow a file's chain from its first line."""
     before = FIRST
     *whole, rest = file.read_bytes().split(b"\n")
     for number, line in enumerate(whole, 1):

@@ -14,8 +14,6 @@ from fedtar_flare.core.globs import problem_of
 from fedtar_flare.core.settings import Settings, suggestion
 from fedtar_flare.imaging.transform_list import LISTED, SAFE
 
-__all__ = ["Bounds"]
-
 
 class Bounds(Settings):
     """Bounds on a job's request. The defaults are those of a site with patients; null takes an upper bound away."""
@@ -88,12 +86,7 @@ class Bounds(Settings):
     )
 
     def looser(self) -> list[str]:
-        """List the bounds that allow a job more than the defaults do.
-
-        Returns
-        -------
-        list of str, sorted
-        """
+        """List the bounds that allow a job more than the defaults do."""
         looser = []
         for name, field in type(self).model_fields.items():
             value, usual = getattr(self, name), field.default

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from fedtar_flare.learning.config import DataConfig
     from fedtar_flare.learning.report_labeler import ReportLabeler
 
-__all__ = [
-    "derived_key", "excluded_patients", "labeler_of_site", "load_cohort", "patients_of_manifest",
-    "patients_of_site_file", "prepare_site",
-]  # fmt: skip
-
 KEY_FILE = "fedtar.key"
 logger = logging.getLogger(__name__)
 
@@ -45,21 +40,7 @@ def load_cohort(
     workspace: Path | None = None,
     key: bytes | None = None,
 ) -> Cohort:
-    """Read the site's patients, without those it excludes.
-
-    Parameters
-    ----------
-    config : SiteConfig
-    site_name : str
-    timeline : Timeline, which gives each visit its time step
-    seed, synthetic_patients : int, of a synthetic cohort
-    workspace : Path, optional; a real site's kit, for its key (see :func:`key_folder`)
-    key : bytes, optional; used in place of the real site's, or the one that follows from a simulated site's name
-
-    Returns
-    -------
-    Cohort; ConfigError for a wrong setting, DataError if nothing is usable
-    """
+    """Read the site's patients, without those it excludes."""
     if config.source == "synthetic":
         from fedtar_flare.synthetic.cohort import synthetic_cohort
         from fedtar_flare.synthetic.course import CohortOptions
@@ -100,21 +81,7 @@ def prepare_site(
     reports: bool = True,
     **options: Any,
 ) -> tuple[Cohort, Preparation]:
-    """Read the site's patients (:func:`load_cohort`) and prepare every image as a task of a job opens it.
-
-    Parameters
-    ----------
-    config, site_name, workspace : as of :func:`load_cohort`
-    model : InputSize, of the prepared images
-    data : DataConfig, the job's settings of data
-    time_steps, seed : int, of the job
-    reports : bool, whether visits without a report are left out
-    options : ``workers``, ``say`` and ``every`` of :func:`fedtar_flare.imaging.pipeline.prepare_visits`
-
-    Returns
-    -------
-    Cohort and Preparation, the patients with their prepared images, and what was done
-    """
+    """Read the site's patients (:func:`load_cohort`) and prepare every image as a task of a job opens it."""
     from fedtar_flare.imaging.pipeline import prepare_visits
 
     whole = load_cohort(
@@ -137,16 +104,7 @@ def prepare_site(
 
 
 def labeler_of_site(config: SiteConfig) -> ReportLabeler | None:
-    """Load the neural labeler that the site file names, which stores references' labels beside the prepared images.
-
-    Parameters
-    ----------
-    config : SiteConfig
-
-    Returns
-    -------
-    ReportLabeler or None, where the site file names none
-    """
+    """Load the neural labeler that the site file names, which stores references' labels beside the prepared images."""
     if config.labeler is None:
         return None
     from fedtar_flare.learning.device import choose_device
@@ -156,21 +114,7 @@ def labeler_of_site(config: SiteConfig) -> ReportLabeler | None:
 
 
 def excluded_patients(config: SiteConfig) -> frozenset[str]:
-    """Read the exclusion list.
-
-    Parameters
-    ----------
-    config : SiteConfig
-
-    Returns
-    -------
-    frozenset of str, patient ids
-
-    Raises
-    ------
-    ConfigError
-        It cannot be read: then the site trains on nothing.
-    """
+    """Read the exclusion list."""
     if config.exclude is None:
         return frozenset()
     try:
@@ -192,23 +136,7 @@ _NAME_IT = (
 def patients_of_site_file(
     file: Path, *, job_seed: int | None = None, key: Path | None = None
 ) -> tuple[Cohort, SiteConfig]:
-    """Read the patients of a site file outside a run, split with the key that its site has in a run; one time step.
-
-    Parameters
-    ----------
-    file : Path, the site file; a real site's key lies where its kit, or the file's ``state_dir``, says
-    job_seed : int, optional; of a simulated site, whose key derives from its name, which is the file's
-    key : Path, optional; another file with the real site's key
-
-    Returns
-    -------
-    Cohort and SiteConfig; DataError if key file or data cannot be used
-
-    Raises
-    ------
-    ConfigError
-        The key cannot be known, or ``job_seed`` or ``key`` do not go with this site.
-    """
+    """Read the patients of a site file outside a run, split with the key that its site has in a run; one time step."""
     kit, folder = None, file.expanduser().resolve().parent
     if folder.name == "local":
         with suppress(ConfigError):
@@ -229,25 +157,7 @@ def patients_of_site_file(
 def patients_of_manifest(
     manifest: Path, *, job_seed: int | None = None, key: Path | None = None, no_site: bool = False
 ) -> tuple[Cohort, SiteConfig]:
-    """Read the patients of a manifest, as :func:`patients_of_site_file` does those of a site file.
-
-    Parameters
-    ----------
-    manifest : Path
-    job_seed : int, optional; the site is then the one in ``../sites/<site>.yaml`` that names this manifest, as ``fedtar
-        data synth`` and ``partition`` write them
-    key : Path, optional; file with the key of the site that the manifest belongs to
-    no_site : bool, whether it belongs to no site of any run
-
-    Returns
-    -------
-    Cohort and SiteConfig
-
-    Raises
-    ------
-    ConfigError
-        None, or more than one, of the three is given.
-    """
+    """Read the patients of a manifest, as :func:`patients_of_site_file` does those of a site file."""
     if sum((job_seed is not None, key is not None, no_site)) > 1:
         raise ConfigError(f"{manifest}: only one of --job-seed, --key and --no-site decides about the split")
     if job_seed is not None:
@@ -302,14 +212,5 @@ def site_key(folder: Path) -> bytes:
 
 
 def derived_key(site: str) -> bytes:
-    """Derive the key of a simulated site with real data, so that runs of all seeds test on the same patients.
-
-    Parameters
-    ----------
-    site : str, its name
-
-    Returns
-    -------
-    bytes (32,)
-    """
+    """Derive the key of a simulated site with real data, so that runs of all seeds test on the same patients."""
     return hashlib.sha256(f"fedtar simulated site\x1f0\x1f{site}".encode()).digest()

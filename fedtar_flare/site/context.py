@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.signal import Signal
 
-__all__ = [
-    "CHATTY", "JOB_ID", "SITE_NAME", "Site", "TaskAborted", "check_workspace", "home", "hush_simulator", "kit_of",
-    "sites_at_once",
-]  # fmt: skip
-
 STATE = "fedtar_state"
 """Suffix of a site's folder for all that stays: runs by run id, ``audit/``, ``participation.json``, privacy ledger."""
 
@@ -63,17 +58,7 @@ class Site:
 
     @classmethod
     def outside_of_jobs(cls, kit: Path, simulated: str | None = None) -> Site:
-        """Make the site for commands, without a job and an engine.
-
-        Parameters
-        ----------
-        kit : Path, as of :func:`kit_of`
-        simulated : str, optional; name of a simulated site, which has no kit
-
-        Returns
-        -------
-        Site
-        """
+        """Make the site for commands, without a job and an engine."""
         site = cls.__new__(cls)
         site.workspace = home() if simulated else kit_of(kit)
         site.name, site.simulated = simulated or site.workspace.name, bool(simulated)
@@ -92,16 +77,7 @@ class Site:
         return home() / "state" / "sites" / self.name
 
     def state_root(self, configured: Path | None) -> Path:
-        """Choose the folder of the site's state: never FLARE's run folder, which is deleted with the job.
-
-        Parameters
-        ----------
-        configured : Path or None, ``state_dir`` of the site file
-
-        Returns
-        -------
-        Path, the configured one, else the one beside the kit, or in the user's cache in the simulator
-        """
+        """Choose the folder of the site's state: never FLARE's run folder, which is deleted with the job."""
         return configured or (home() / "state" if self.simulated else state_of(self.workspace))
 
     @property
@@ -110,24 +86,11 @@ class Site:
         return Path(self.engine.get_workspace().get_app_dir(self.job))
 
     def limit(self, seconds: float | None) -> None:
-        """Bound the task's time.
-
-        Parameters
-        ----------
-        seconds : float or None, from the task's beginning; None: no bound
-        """
+        """Bound the task's time."""
         self._most_seconds = math.inf if seconds is None else seconds
 
     def stop_if_aborted(self) -> None:
-        """Stop the task between batches, if it must end.
-
-        Raises
-        ------
-        TaskAborted
-            The job was aborted.
-        FedTARError
-            The time is up.
-        """
+        """Stop the task between batches, if it must end."""
         if self._abort_signal is not None and self._abort_signal.triggered:
             raise TaskAborted
         if time.monotonic() - self._start > self._most_seconds:
@@ -136,18 +99,7 @@ class Site:
 
 
 def check_workspace(folder: Path) -> None:
-    """Refuse a simulator's workspace, or a Python, in a folder that FLARE cannot start its sites from.
-
-    Parameters
-    ----------
-    folder : Path, the workspace
-
-    Raises
-    ------
-    ConfigError
-        A path has a space, quote, backslash or hash: FLARE's simulator splits its commands at them, and would wait a
-        minute for sites that never start.
-    """
+    """Refuse a simulator's workspace, or a Python, in a folder that FLARE cannot start its sites from."""
     for kind, path in (("the simulator's workspace", str(folder)), ("Python", sys.executable)):
         if UNFIT.search(path):
             raise ConfigError(
@@ -163,16 +115,7 @@ def hush_simulator() -> None:
 
 
 def sites_at_once(fl_ctx: FLContext) -> int:
-    """Count the simulator's sites that share this machine's processors at a time.
-
-    Parameters
-    ----------
-    fl_ctx : FLContext, of a task
-
-    Returns
-    -------
-    int
-    """
+    """Count the simulator's sites that share this machine's processors at a time."""
     from nvflare.apis.fl_constant import FLContextKey
     from nvflare.apis.job_def import JobMetaKey
 
@@ -182,12 +125,7 @@ def sites_at_once(fl_ctx: FLContext) -> int:
 
 
 def home() -> Path:
-    """Find the folder of caches and of simulated sites' state.
-
-    Returns
-    -------
-    Path, ``$FEDTAR_HOME``, else ``~/.cache/fedtar_flare``
-    """
+    """Find the folder of caches and of simulated sites' state."""
     return Path(os.environ.get("FEDTAR_HOME") or Path.home() / ".cache" / "fedtar_flare")
 
 
@@ -202,21 +140,7 @@ def state_of(kit: Path) -> Path:
 
 
 def kit_of(folder: Path) -> Path:
-    """Find the kit that a user means.
-
-    Parameters
-    ----------
-    folder : Path, the kit, or its ``startup`` or ``local``
-
-    Returns
-    -------
-    Path
-
-    Raises
-    ------
-    ConfigError
-        It is none.
-    """
+    """Find the kit that a user means."""
     folder = folder.expanduser().resolve()
     for kit in (folder, folder.parent) if folder.name in ("startup", "local") else (folder,):
         if (kit / "startup" / "fed_client.json").is_file():

@@ -13,8 +13,6 @@ from fedtar_flare.core.files import PRIVATE, locked, read_json, write_json
 from fedtar_flare.data.timeline import extends
 from fedtar_flare.site.admission import Declined
 
-__all__ = ["CELLS", "bind_run", "fix_cells", "layout_conflicts", "read_record"]
-
 RUNS, CELLS = "runs.json", "cells.json"
 _NEWEST, _REFUSED = "newest", "refused"
 MAX_REFUSED = 3
@@ -26,19 +24,7 @@ CellLayout = Mapping[str, str]
 
 
 def bind_run(records: Path, job: str, run_id: str, resumes: str) -> None:
-    """Bind a job to its run at first use.
-
-    Parameters
-    ----------
-    records : Path, the site's own folder
-    job, run_id : str
-    resumes : str, id of the job whose run goes on, which the site may have missed; empty: none
-
-    Raises
-    ------
-    ExchangeError
-        It is a second run of the job, or the run of another job.
-    """
+    """Bind a job to its run at first use."""
     with locked(file := records / RUNS):
         runs = read_record(file)
         if runs.get(job, run_id) != run_id:
@@ -50,21 +36,7 @@ def bind_run(records: Path, job: str, run_id: str, resumes: str) -> None:
 
 
 def fix_cells(records: Path, data: str, layout: CellLayout, newest: str = "", *, begins: bool = True) -> None:
-    """Fix the cells of a data set, as the first job requests.
-
-    Parameters
-    ----------
-    records : Path, the site's own folder
-    data : str, the data set
-    layout : CellLayout, of the job
-    newest : str, time (ISO 8601) of the newest visit that counts, before which no later period may begin
-    begins : bool, whether the run begins; one that goes on fixes nothing where the site has released its cells
-
-    Raises
-    ------
-    Declined
-        An earlier job fixed another layout.
-    """
+    """Fix the cells of a data set, as the first job requests."""
     with locked(file := records / CELLS):
         cells = read_record(file)
         before = cells.get(data, {})
@@ -90,16 +62,6 @@ def layout_conflicts(records: Path, data: str, layout: CellLayout) -> list[str]:
     The difference of two cells of different layouts can be a single visit, and multiples of two smallest cells tell a
     number exactly. Periods may be added that begin after every visit counted so far, so that no cell loses one, and not
     after tomorrow, unless all dates are shifted.
-
-    Parameters
-    ----------
-    records : Path, the site's own folder
-    data : str, the data set
-    layout : CellLayout, of the job, without time steps where its method has no cells by time
-
-    Returns
-    -------
-    list of str, lines that may leave; empty where it fits
     """
     fixed = {**layout, **read_record(records / CELLS).get(data, {})}
     if added := extends(fixed.get("timeline", ""), layout.get("timeline", "")):
@@ -120,21 +82,7 @@ def layout_conflicts(records: Path, data: str, layout: CellLayout) -> list[str]:
 
 
 def read_record(file: Path) -> dict[str, Any]:
-    """Read a record.
-
-    Parameters
-    ----------
-    file : Path
-
-    Returns
-    -------
-    dict; empty without the file
-
-    Raises
-    ------
-    FedTARError
-        It cannot be read: no job is done then.
-    """
+    """Read a record."""
     try:
         return read_json(file) if file.exists() else {}
     except ConfigError as error:

@@ -43,8 +43,6 @@ from fedtar_flare.site.context import Site
 from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.state import SiteState
 
-__all__ = ["audit_model"]
-
 WORDS = 8
 """Length of the phrases that are counted."""
 RARE = 0.1
@@ -57,14 +55,7 @@ Texts = Sequence[tuple[str, str]]
 
 
 def verbatim(drafts: Texts, reports: Texts, trained: AbstractSet[str]) -> dict[str, float]:
-    """Search drafts for phrases that are in the ``reports`` of one patient only.
-
-    Returns
-    -------
-    dict
-        ``own`` and ``other``: shares of the drafts' phrases of :data:`WORDS` words whose one patient is the draft's
-        own, or another and ``trained`` on; ``longest_own``, ``longest_other``: words of the longest such phrase, or 0.
-    """
+    """Search drafts for phrases that are in the ``reports`` of one patient only."""
     shares: dict[str, float] = {"own": 0.0, "other": 0.0, "longest_own": 0, "longest_other": 0}
     words, seen = WORDS, True
     while seen:
@@ -129,37 +120,7 @@ def audit_model(
     shadows: int = 0,
     shadow: Callable[..., SiteModel] | None = None,
 ) -> tuple[dict[str, Any], AuditSummary]:
-    """Audit an adapter on the patients of a site that took part in its run.
-
-    Parameters
-    ----------
-    adapter : Path, the run's folder of it
-    site : Site
-    config : SiteConfig
-    model : mapping, settings of the base model to override, as for :class:`~fedtar_flare.learning.drafting.Drafter`
-    say : callable, takes lines of progress
-    shadows : int, number of shadow runs to compare with, of random halves of the patients; 0: none
-    shadow : callable, makes a shadow run (:func:`fedtar_flare.runtime.shadows.train_shadow`)
-
-    Returns
-    -------
-    details : dict
-        For the site alone, also in ``model-audit.json`` in its state of the run: numbers of ``patients``, and of each
-        part ``membership_auc``, its ``standard_error``, ``loss_auc`` (by the loss alone), ``rare_auc`` (this among
-        patients with a rare finding), and for drafts of ``training`` and ``held_out`` patients the result of
-        :func:`verbatim`; with shadow runs ``shadow_auc``, ``shadow_found`` and ``shadow_interval`` (by
-        :func:`detection_rate`); with canaries ``exposures`` in bits, their mean as a share of the most, and how many
-        were ``written`` in drafts.
-    summary : AuditSummary
-        The part that others may see.
-
-    Raises
-    ------
-    ConfigError
-        The site took no part in the run; or as of :class:`~fedtar_flare.learning.drafting.Drafter`.
-    DataError
-        There is no training or no held-out patient, or too few for shadow runs.
-    """
+    """Audit an adapter on the patients of a site that took part in its run."""
     if shadows and shadows < 2:
         raise ConfigError(f"--shadows {shadows}: 2 or more, so that each patient was not seen by at least one")
     info = read_adapter_info(adapter)

@@ -12,11 +12,6 @@ from typing import Any
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import read_json
 
-__all__ = [
-    "AUDIT", "GUARD", "SERVER_CLASSES", "SITE_CLASSES", "guards_of", "local_file", "rights", "streaming_allowed",
-    "too_wide",
-]  # fmt: skip
-
 RESOURCES, PRIVACY, AUTHORIZATION = "resources.json", "privacy.json", "authorization.json"
 """Files below a kit's ``local/``."""
 
@@ -46,22 +41,7 @@ RESULT_FILTERS, DATA_FILTERS = "task_result_filters", "task_data_filters"
 
 
 def local_file(kit: Path, name: str) -> dict[str, Any]:
-    """Read a file of a kit's ``local/`` as FLARE does: its ``.default`` counts where there is no other.
-
-    Parameters
-    ----------
-    kit : Path
-    name : str, of the file
-
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    ConfigError
-        It is missing, or cannot be read.
-    """
+    """Read a file of a kit's ``local/`` as FLARE does: its ``.default`` counts where there is no other."""
     for file in (kit / "local" / name, kit / "local" / f"{name}.default"):
         if file.is_file():
             return read_json(file)
@@ -88,16 +68,7 @@ def filters_of(scope: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
 
 
 def guards_of(policy: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """List the guards of all scopes, of tasks and of results.
-
-    Parameters
-    ----------
-    policy : mapping, content of ``privacy.json``
-
-    Returns
-    -------
-    list of dict, entries of filters
-    """
+    """List the guards of all scopes, of tasks and of results."""
     entries = (e for s in scopes_of(policy) for kind in (RESULT_FILTERS, DATA_FILTERS) for e in filters_of(s, kind))
     return [entry for entry in entries if class_of(entry) == GUARD]
 
@@ -112,14 +83,6 @@ def streaming_allowed(workspace: Path) -> bool:
 
     They may only where the site's policy has no result filter but the guard: any other may be a privacy filter that
     streamed scalars would bypass. A policy that cannot be read allows nothing; a missing one (simulator) has no filter.
-
-    Parameters
-    ----------
-    workspace : Path, FLARE's
-
-    Returns
-    -------
-    bool
     """
     file = workspace / "local" / PRIVACY
     try:
@@ -164,16 +127,7 @@ _ROLES = ("project_admin", "org_admin", "lead", "member")
 
 
 def rights(lead_byoc: bool = False) -> dict[str, Any]:
-    """Make the content of ``local/authorization.json``.
-
-    Parameters
-    ----------
-    lead_byoc : bool, whether a lead may bring code of their own
-
-    Returns
-    -------
-    dict
-    """
+    """Make the content of ``local/authorization.json``."""
     roles: dict[str, dict[str, Any]] = {}
     for i, role in enumerate(_ROLES):
         roles[role] = {right: by_role[i] for right, by_role in _RIGHTS.items() if by_role[i]}
@@ -184,21 +138,7 @@ def rights(lead_byoc: bool = False) -> dict[str, Any]:
 
 
 def too_wide(policy: Mapping[str, Any]) -> list[str]:
-    """List the rights that let somebody read a site's files or run code there.
-
-    Parameters
-    ----------
-    policy : mapping, content of ``authorization.json``
-
-    Returns
-    -------
-    list of str, such as ``project_admin: any``
-
-    Raises
-    ------
-    ConfigError
-        It is no policy of FLARE's.
-    """
+    """List the rights that let somebody read a site's files or run code there."""
     permissions = policy.get("permissions")
     if not isinstance(permissions, Mapping):
         raise ConfigError("the authorization policy has no 'permissions'")

@@ -24,8 +24,6 @@ from fedtar_flare.site.context import JOB_ID, Site, home
 from fedtar_flare.site.site_file import SITE_FILE, SiteConfig, cache_folder, read_site_file
 from fedtar_flare.site.state import TASK_SCORES
 
-__all__ = ["plan"]
-
 
 @dataclass
 class Plan:
@@ -57,30 +55,7 @@ def plan(
     everything: bool = False,
     cache: bool = False,
 ) -> Plan:
-    """Plan a deletion at a site.
-
-    Parameters
-    ----------
-    site : Site
-    site_file : Path, optional; of a simulated site, in place of the kit's
-    run : str, optional; id of a run, whose state goes
-    patient : str, optional; id of a patient, whose prepared images go, and of all runs the example pages and the scores
-        of single reports and images (they show or name patients)
-    older_than : float, optional; days in which nobody wrote to the state, folders of jobs and audit that go
-    retention : bool, the same but for the audit, after the days that the site file says
-    everything : bool, the state of all runs, all folders of jobs, all prepared images and the audit go
-    cache : bool, all prepared images go, which are made anew when needed
-
-    Returns
-    -------
-    Plan, with ``remove``, ``stays`` and ``carry_out``
-
-    Raises
-    ------
-    ConfigError
-        The run or patient is unknown, the age negative, the retention has no length, or the site file, which may name
-        another folder for the state, cannot be read.
-    """
+    """Plan a deletion at a site."""
     file = site_file if site.simulated else site.workspace / "local" / SITE_FILE
     config = None
     if file is not None and (site.simulated or file.is_file()):

@@ -16,11 +16,6 @@ from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.site.bounds import Bounds, default_bounds
 from fedtar_flare.site.context import home, state_of
 
-__all__ = [
-    "NO_KEYS", "SITES_VARIABLE", "SITE_FILE", "SiteConfig", "cache_folder", "load_site_config", "read_site_file",
-    "simulated_sites", "sites_folder",
-]  # fmt: skip
-
 SOURCES = ("synthetic", *READERS)
 SITES_VARIABLE = "FEDTAR_SITES"
 SITE_FILE = "fedtar.yaml"
@@ -102,16 +97,7 @@ class SiteConfig(Settings):
         return self.simulated or self.source == "synthetic"
 
     def may_share(self, kind: Literal["losses", "features"]) -> bool:
-        """Tell whether something may leave beyond a method's own messages.
-
-        Parameters
-        ----------
-        kind : str, as in ``shares``
-
-        Returns
-        -------
-        bool
-        """
+        """Tell whether something may leave beyond a method's own messages."""
         return self.without_patients if self.shares is None else kind in self.shares
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
@@ -132,21 +118,6 @@ def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool)
 
     Without one the simulator takes the synthetic cohort, unless FEDTAR_SITES is set: a misspelt name must not put
     phantoms among real hospitals.
-
-    Parameters
-    ----------
-    site_name : str
-    workspace : Path or None, FLARE's
-    simulator : bool, whether the site is simulated
-
-    Returns
-    -------
-    SiteConfig
-
-    Raises
-    ------
-    ConfigError
-        There is no file where one must be, or it is not valid.
     """
     folder = sites_folder()
     files = [folder / f"{site_name}.yaml"] if folder else []
@@ -173,13 +144,7 @@ def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool)
 
 
 def sites_folder() -> Path | None:
-    """Find the folder of simulated sites' files.
-
-    Returns
-    -------
-    Path or None, as FEDTAR_SITES says; a relative one starts where the command was started, because the simulator runs
-        its sites in folders of their own
-    """
+    """Find the folder of simulated sites' files."""
     named = os.environ.get(SITES_VARIABLE)
     if not named:
         return None
@@ -189,35 +154,13 @@ def sites_folder() -> Path | None:
 
 
 def simulated_sites() -> list[str]:
-    """List the simulated sites of this machine.
-
-    Returns
-    -------
-    list of str, sites with records here, or with a file in the folder of FEDTAR_SITES
-    """
+    """List the simulated sites of this machine."""
     files = folder.glob("*.yaml") if (folder := sites_folder()) else ()
     return sorted({file.stem for file in files} | {path.name for path in (home() / "state" / "sites").glob("*")})
 
 
 def read_site_file(file: Path, simulated: bool = False, for_jobs: bool = True) -> SiteConfig:
-    """Read one site file; relative paths in it start at its folder.
-
-    Parameters
-    ----------
-    file : Path
-    simulated : bool, whether the site is simulated
-    for_jobs : bool, whether the file of a site with patients must have a policy and end with ``...``: one that was cut
-        short would allow more
-
-    Returns
-    -------
-    SiteConfig
-
-    Raises
-    ------
-    ConfigError
-        Something in it is wrong.
-    """
+    """Read one site file; relative paths in it start at its folder."""
     text = yaml_text(file)
     content = yaml_mapping(text, str(file), "'key: value' lines, at least 'source: ...'")
     check_names(content, [name for name in SiteConfig.model_fields if name not in NO_KEYS], str(file))
@@ -252,16 +195,7 @@ def read_site_file(file: Path, simulated: bool = False, for_jobs: bool = True) -
 
 
 def cache_folder(config: SiteConfig) -> Path:
-    """Find the folder of prepared images and of the synthetic cohort.
-
-    Parameters
-    ----------
-    config : SiteConfig
-
-    Returns
-    -------
-    Path
-    """
+    """Find the folder of prepared images and of the synthetic cohort."""
     return config.cache_dir or home()
 
 

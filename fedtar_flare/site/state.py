@@ -25,8 +25,6 @@ from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import RUN_ID, TaskHeader, version
 from fedtar_flare.site.context import SITE_NAME
 
-__all__ = ["ReadOnlyState", "SiteState", "state_of_run", "task_scores", "trained_version"]
-
 ANSWERED = "tasks.json"
 """Which tasks the site has answered in the run, and how often."""
 _TIMES = "how often"
@@ -52,16 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 def task_scores(step: int) -> str:
-    """Name the file of a task's scores of its test images, (E + 1, n) at e = 0..E, with their patients and labels.
-
-    Parameters
-    ----------
-    step : int, the task's number
-
-    Returns
-    -------
-    str, a name for :meth:`SiteState.write` and :meth:`SiteState.read`
-    """
+    """Name the file of a task's scores of its test images, (E + 1, n) at e = 0..E, with their patients and labels."""
     return f"{TASK_SCORES}{step:04d}"
 
 
@@ -87,17 +76,6 @@ class SiteState:
         """Write a version atomically, then prune old ones.
 
         Of the running round the last two versions stay, of the :data:`KEEP_ROUNDS` before it the last one each.
-
-        Parameters
-        ----------
-        version : str, ``<round>-<step>``, as of :func:`~fedtar_flare.protocol.messages.version`
-        tensors, info : as of :meth:`write`
-        keep : str, the version of the best round, which stays too; empty: none
-
-        Raises
-        ------
-        ConfigError
-            ``version`` is of another form.
         """
         if not _VERSION.fullmatch(version):
             raise ConfigError(f"state version '{version}' is not of the form 0001-02")
@@ -114,28 +92,14 @@ class SiteState:
                 self.remove(name)
 
     def latest(self, not_after: str) -> str | None:
-        """Find the newest version.
-
-        Parameters
-        ----------
-        not_after : str, a version that it is not later than
-
-        Returns
-        -------
-        str or None, where there is none
-        """
+        """Find the newest version."""
         newest = None
         for name in self.versions():
             newest = name if name <= not_after else newest
         return newest
 
     def versions(self) -> list[str]:
-        """List all versions on disk.
-
-        Returns
-        -------
-        list of str, oldest first
-        """
+        """List all versions on disk."""
         versions = []
         for path in self.folder.glob("*.safetensors"):
             if _VERSION.fullmatch(path.stem):
@@ -143,19 +107,7 @@ class SiteState:
         return sorted(versions)
 
     def write(self, name: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
-        """Write ``<name>.safetensors`` atomically.
-
-        Parameters
-        ----------
-        name : str
-        tensors : mapping of str to Tensor
-        info : mapping, JSON that is stored inside
-
-        Raises
-        ------
-        DataError
-            The disk would be full: the audit needs :data:`RESERVE` bytes, without which no message leaves.
-        """
+        """Write ``<name>.safetensors`` atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         size, free = RESERVE, shutil.disk_usage(self.folder).free
         for value in tensors.values():
@@ -171,73 +123,30 @@ class SiteState:
         write_tensors(self.folder / f"{name}.safetensors", tensors, info)
 
     def read(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Read what :meth:`write` or :meth:`save` wrote.
-
-        Parameters
-        ----------
-        name : str; :class:`~fedtar_flare.core.tensor_file.StateError` where the file is missing or damaged
-
-        Returns
-        -------
-        tensors, info
-        """
+        """Read what :meth:`write` or :meth:`save` wrote."""
         return read_tensors(self.folder / f"{name}.safetensors")
 
     def has(self, name: str) -> bool:
-        """Tell whether a file is there.
-
-        Parameters
-        ----------
-        name : str
-
-        Returns
-        -------
-        bool
-        """
+        """Tell whether a file is there."""
         return (self.folder / f"{name}.safetensors").is_file()
 
     def names(self, prefix: str) -> list[str]:
-        """List files by the beginning of their names.
-
-        Parameters
-        ----------
-        prefix : str
-
-        Returns
-        -------
-        list of str, sorted
-        """
+        """List files by the beginning of their names."""
         return sorted(map(attrgetter("stem"), self.folder.glob(f"{prefix}*.safetensors")))
 
     def remove(self, name: str) -> None:
-        """Delete a file, if it is there.
-
-        Parameters
-        ----------
-        name : str
-        """
+        """Delete a file, if it is there."""
         (self.folder / f"{name}.safetensors").unlink(missing_ok=True)
 
     # ------------------------------------------------------------------ tasks of the run
     def answered(self) -> dict[str, str]:
-        """List the tasks that the site has answered in this run.
-
-        Returns
-        -------
-        dict from task to the version that names its last round and step
-        """
+        """List the tasks that the site has answered in this run."""
         record = self._record(ANSWERED)
         record.pop(_TIMES, None)
         return record
 
     def add_answered(self, task: str, version: str) -> None:
-        """Record an answer, and how often the task was answered.
-
-        Parameters
-        ----------
-        task : str
-        version : str, of the task's round and step
-        """
+        """Record an answer, and how often the task was answered."""
         with locked(self.folder / ANSWERED):
             record = self._record(ANSWERED)
             times = record.get(_TIMES, {})
@@ -245,17 +154,7 @@ class SiteState:
             write_json(self.folder / ANSWERED, record | {task: version, _TIMES: times}, PRIVATE)
 
     def check_quota(self, task: str, header: TaskHeader) -> None:
-        """Refuse a task that the run has asked for too often, since each answer tells something.
-
-        Parameters
-        ----------
-        task : str
-        header : TaskHeader
-
-        Raises
-        ------
-        ExchangeError
-        """
+        """Refuse a task that the run has asked for too often, since each answer tells something."""
         most = 2 * header.rounds * header.time_steps + SPARE_TASKS
         if self._record(ANSWERED).get(_TIMES, {}).get(task, 0) >= most:
             raise ExchangeError(f"task '{task}' was answered {most} times in this run, and no run needs more")
@@ -265,19 +164,6 @@ class SiteState:
         """Fix time steps, the scored reports and the exchange at the first handshake.
 
         Numbers of the same patients in other cells would tell those of the cells that are left blank.
-
-        Parameters
-        ----------
-        header : TaskHeader, of the handshake
-        timeline : str, how visits become time steps
-        schema : ExchangeSchema
-        about : mapping, what :meth:`about_run` gives besides: ``data`` (settings) and ``seed``; for an audit also
-            ``canaries`` and ``job`` (method, preset, settings, rounds)
-
-        Raises
-        ------
-        ExchangeError
-            They are others than at the run's first handshake.
         """
         with self._exclusive():
             self.check_run(header, timeline)
@@ -289,17 +175,7 @@ class SiteState:
             self._write_run({**fixed, "schema": schema.to_dict(), **about})
 
     def check_run(self, header: TaskHeader, timeline: str) -> None:
-        """Refuse other time steps, or reports to score, than the run's first ones; a handshake may add periods.
-
-        Parameters
-        ----------
-        header : TaskHeader
-        timeline : str, how visits become time steps
-
-        Raises
-        ------
-        ExchangeError
-        """
+        """Refuse other time steps, or reports to score, than the run's first ones; a handshake may add periods."""
         run = self._record(RUN)
         steps, bounds = run.get("time_steps", header.time_steps), run.get("timeline", timeline)
         grown = header.round == 0 and steps + len(extends(bounds, timeline)) == header.time_steps > steps
@@ -309,31 +185,12 @@ class SiteState:
             raise ExchangeError("the reports to score are of others than at the run's first handshake")
 
     def ahead(self, header: TaskHeader) -> range:
-        """Find periods of which nothing was learnt yet, in the handshake of a job that adds some.
-
-        Parameters
-        ----------
-        header : TaskHeader
-
-        Returns
-        -------
-        range of time steps; empty in any other task
-        """
+        """Find periods of which nothing was learnt yet, in the handshake of a job that adds some."""
         after, first = self._record(RUN).get("begun", (-1, 0))
         return range(first, header.time_steps + 1 if header.round == 0 and after == int(header.after[:4]) else first)
 
     def about_run(self) -> dict[str, Any]:
-        """Read what :meth:`fix_run` recorded.
-
-        Returns
-        -------
-        dict with ``time_steps``, ``data`` and ``seed`` of the run
-
-        Raises
-        ------
-        ConfigError
-            The site has no such run.
-        """
+        """Read what :meth:`fix_run` recorded."""
         about = self._record(RUN)
         if missing := {"time_steps", "data", "seed"} - set(about):
             raise ConfigError(
@@ -343,12 +200,7 @@ class SiteState:
         return about
 
     def note_precision(self, precision: str) -> None:
-        """Record the precision that the site computes in, for drafts.
-
-        Parameters
-        ----------
-        precision : str, ``float32`` or ``bfloat16``
-        """
+        """Record the precision that the site computes in, for drafts."""
         with self._exclusive():
             self._write_run({"precision": precision})
 
@@ -358,12 +210,7 @@ class SiteState:
         return str(self._record(RUN).get("precision", "auto"))
 
     def schema(self) -> ExchangeSchema | None:
-        """Read the run's exchange.
-
-        Returns
-        -------
-        ExchangeSchema or None, before the handshake
-        """
+        """Read the run's exchange."""
         schema = self._record(RUN).get("schema")
         return None if schema is None else ExchangeSchema.from_dict(schema)
 
@@ -372,15 +219,6 @@ class SiteState:
 
         A server that asks again from weights of its choice reads a gradient off the differences, and one that asks
         again after a withdrawal what the patient had added. Of two processes one is the first.
-
-        Parameters
-        ----------
-        question : str
-        digests : str, of the weights and of the patients
-
-        Returns
-        -------
-        bool, True the first time, and again with the same ``digests``
         """
         digest = hashlib.sha256("/".join(digests).encode()).hexdigest()
         with self._exclusive():
@@ -390,12 +228,7 @@ class SiteState:
             return answered.get(question, digest) == digest
 
     def require_capacity(self) -> None:
-        """Refuse a new run at a site that stores :data:`MAX_RUNS` of them, because a server can name any.
-
-        Raises
-        ------
-        DataError
-        """
+        """Refuse a new run at a site that stores :data:`MAX_RUNS` of them, because a server can name any."""
         if self.folder.exists() or not self.root.is_dir():
             return
         runs = sum((folder / self.folder.name).is_dir() for folder in self.root.iterdir())
@@ -448,23 +281,7 @@ class ReadOnlyState(SiteState):
 
 
 def state_of_run(folder: Path, run_id: str, part: str) -> SiteState:
-    """Open a state in a folder ``<run id>/<site>``.
-
-    Parameters
-    ----------
-    folder : Path
-    run_id : str, the adapter's
-    part : str, the site's own part of the model, for messages
-
-    Returns
-    -------
-    SiteState
-
-    Raises
-    ------
-    ConfigError
-        It is the state of another run.
-    """
+    """Open a state in a folder ``<run id>/<site>``."""
     if folder.parent.name != run_id:
         raise ConfigError(
             f"{folder} is the state of run {folder.parent.name}, the adapter is of run {run_id}; the {part} "
@@ -478,21 +295,6 @@ def trained_version(state: SiteState, round_: int, time_steps: int, part: str) -
 
     It is of an earlier round where the site did not train in this one, and its state shows that it was there later: the
     run then scored the site with this version too.
-
-    Parameters
-    ----------
-    state : SiteState
-    round_, time_steps : int, the adapter's round, and the run's time steps
-    part : str, the site's own part of the model, for messages
-
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    ConfigError
-        The version is not there, or the state ends before the round.
     """
     newest = state.latest(version(round_, time_steps))
     if newest is None or newest == version(0, 0):

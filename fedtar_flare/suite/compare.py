@@ -14,8 +14,6 @@ from fedtar_flare.metrics.significance import Interval, PatientSums, compare, ho
 from fedtar_flare.suite.results import Result, Row
 from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, NEW_FINDINGS
 
-__all__ = ["compare_scores"]
-
 Pair = tuple[list[Row], list[Row]]
 """Reports of two runs with the same seed."""
 
@@ -58,22 +56,7 @@ def differences(results: Sequence[Result], reference: str) -> list[Difference]:
 
 
 def compare_scores(arm: str, runs: Sequence[Pair], units: Units) -> list[Difference]:
-    """Compare an arm with another in every score of :data:`SUMS` (FedTAR, Table 5).
-
-    Parameters
-    ----------
-    arm : str
-        Name of the arm, as the differences carry it.
-    runs : sequence of (list, list)
-        For each seed, the report rows of the arm and of the other.
-    units : {"patients", "studies"}
-        What bootstrap and permutation draw.
-
-    Returns
-    -------
-    list of Difference
-        For each score that both have, arm minus other; p corrected over the scores.
-    """
+    """Compare an arm with another in every score of :data:`SUMS` (FedTAR, Table 5)."""
     return corrected([test for score in SUMS if (test := difference(arm, score, runs, units))])
 
 

@@ -10,8 +10,6 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import read_yaml
 from fedtar_flare.core.settings import Settings, build
 
-__all__ = ["read_suite"]
-
 
 class Arm(Settings):
     """One row of the comparison."""
@@ -93,23 +91,7 @@ def shipped() -> dict[str, Path]:
 
 
 def read_suite(suite: Path | str) -> Suite:
-    """Read a suite.
-
-    Parameters
-    ----------
-    suite : Path or str
-        A suite file, or the name of a suite that comes with the package.
-
-    Returns
-    -------
-    Suite
-        Its content; scenarios and arms are checked by :func:`.experiments`.
-
-    Raises
-    ------
-    ConfigError
-        No such suite, or a setting that does not fit; it names the file and the setting.
-    """
+    """Read a suite."""
     path = Path(suite)
     if not path.suffix and not path.is_file():
         if str(suite) not in shipped():

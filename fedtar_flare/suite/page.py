@@ -24,30 +24,13 @@ from fedtar_flare.suite.results import WHERE, Result, by_arm, read_results, seed
 from fedtar_flare.suite.tables import Table, verdict
 from fedtar_flare.suite.task_page import task_page
 
-__all__ = ["write_page"]
-
 PAGE, FIGURES = "comparison.html", "figures"
 MAIN = COMPARED[0]
 """The score by which arms are ordered; higher is better, as in all of :data:`COMPARED`."""
 
 
 def write_page(folder: Path, suite: Suite, experiments: Sequence[Experiment]) -> Path | None:
-    """Write the page of those of the suite's runs that have results, and its figures.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of the comparison, with ``results/``; gets ``comparison.html`` and ``figures/*.svg``.
-    suite : Suite
-        The suite file's content.
-    experiments : sequence of Experiment
-        The suite's runs.
-
-    Returns
-    -------
-    Path or None
-        The page; None without any result.
-    """
+    """Write the page of those of the suite's runs that have results, and its figures."""
     results = read_results(folder, experiments)
     if not results:
         return None

@@ -17,8 +17,6 @@ from fedtar_flare.suite.file import Arm, Suite
 from fedtar_flare.suite.variants import Variant, variants
 from fedtar_flare.version import __version__
 
-__all__ = ["experiments"]
-
 FORMAT = 2
 """Of a result; results of another format are made anew."""
 
@@ -74,23 +72,7 @@ class Experiment:
 
 
 def experiments(suite: Suite) -> list[Experiment]:
-    """List the runs of a suite, seed by seed, so that every arm has a first result early. All recipes are built once.
-
-    Parameters
-    ----------
-    suite : Suite
-        The suite file's content.
-
-    Returns
-    -------
-    list of Experiment
-        An arm whose method shares nothing is run only where its result is needed (:attr:`.Variant.alone`).
-
-    Raises
-    ------
-    ConfigError
-        A name, method or setting of an arm, or an option of a hospital, does not fit.
-    """
+    """List the runs of a suite, seed by seed, so that every arm has a first result early."""
     site_names(suite.sites)
     arms = {name: build(Arm, values, f"arm '{name}'") for name, values in suite.arms.items()}
     if odd := [name for name in arms if not _NAME.fullmatch(name)]:

@@ -18,8 +18,6 @@ from fedtar_flare.suite.plan import Experiment
 from fedtar_flare.suite.results import result_file, rows_file
 from fedtar_flare.suite.variants import site_files
 
-__all__ = ["run_suite"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -31,24 +29,7 @@ def pending(folder: Path, experiments: Iterable[Experiment]) -> list[Experiment]
 def run_suite(
     folder: Path, experiments: Sequence[Experiment], *, processes: int = 1, say: Callable[[str], None] = print
 ) -> list[str]:
-    """Run the experiments that have no result in the folder yet. One that fails does not stop the others.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of the comparison; gets ``results/`` and ``runs/``.
-    experiments : sequence of Experiment
-        The runs that are wanted.
-    processes : int
-        Runs at the same time, each with its share of the cores.
-    say : callable
-        Gets a line after each run, with the time left.
-
-    Returns
-    -------
-    list of str
-        A line for each run that failed, with the reason.
-    """
+    """Run the experiments that have no result in the folder yet. One that fails does not stop the others."""
     todo = pending(folder, experiments)
     before, started = len(experiments) - len(todo), time.monotonic()
     say(f"{len(experiments)} runs, {before} of them done before")

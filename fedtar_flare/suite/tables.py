@@ -14,8 +14,6 @@ from fedtar_flare.suite.compare import COMPARED, SUMS, Difference, interval_of
 from fedtar_flare.suite.joining import Gain, point_title
 from fedtar_flare.suite.results import Result, Row, by_arm, grouped
 
-__all__ = ["metric_table"]
-
 WARM_START = "warm start"
 COLUMNS = [n for n in SUMS if n not in EFFICACY or ("uncertain_positive" not in n and "_micro_" not in n)]
 """Scores of the tables of arms; all others are in those of every metric."""
@@ -100,24 +98,7 @@ def difference_table(tests: Sequence[Difference], labels: Mapping[str, str], ref
 
 
 def metric_table(tests: Sequence[Difference], labels: Mapping[str, str], reference: str, units: str) -> Table:
-    """Make the table of one arm minus another in every score (FedTAR, Table 5).
-
-    Parameters
-    ----------
-    tests : sequence of Difference
-        Of :func:`.compare_scores`; at least one.
-    labels : mapping of str to str
-        By arm, its name for people.
-    reference : str
-        The arm that was subtracted.
-    units : str
-        What was drawn, as the column head names it: ``patients`` or ``studies``.
-
-    Returns
-    -------
-    Table
-        A row per score: difference, interval, p, shares of units and replicates won, and whether p is below 0.05.
-    """
+    """Make the table of one arm minus another in every score (FedTAR, Table 5)."""
     rows = [
         [
             heading(test.score),

@@ -18,8 +18,6 @@ from fedtar_flare.site.site_file import SITES_VARIABLE, SiteConfig, load_site_co
 from fedtar_flare.suite.file import Scenario, Suite
 from fedtar_flare.synthetic.course import CohortOptions
 
-__all__ = ["require_hospitals"]
-
 HOSPITALS = "hospitals"
 """Name of the number of hospitals in a point."""
 
@@ -133,18 +131,7 @@ def site_files(variant: Variant, folder: Path) -> Iterator[None]:
 
 
 def require_hospitals(suite: Suite) -> None:
-    """Check, before anything runs, that each hospital of a suite has its site file and its data.
-
-    Parameters
-    ----------
-    suite : Suite
-        The suite file's content.
-
-    Raises
-    ------
-    ConfigError
-        A site file or its data is missing, or a suite for real data is to run on synthetic hospitals.
-    """
+    """Check, before anything runs, that each hospital of a suite has its site file and its data."""
     if suite.needs_site_files and sites_folder() is None:
         names = ", ".join((*suite.sites, *suite.outside))
         raise ConfigError(

@@ -29,8 +29,6 @@ from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.course import CohortOptions
 from fedtar_flare.synthetic.vocabulary import kind_of
 
-__all__ = ["synthetic_cohort"]
-
 INDEX, TRUTH = "index.json", "truth.json"
 _ABANDONED_AFTER_S = 24 * 3600
 """Age from which an unfinished folder of a killed process is removed."""
@@ -39,30 +37,7 @@ _ABANDONED_AFTER_S = 24 * 3600
 def synthetic_cohort(
     site: str, *, folder: Path, patients: int, timeline: Timeline, seed: int, options: CohortOptions | None = None
 ) -> Cohort:
-    """Read the synthetic cohort of a site (in milliseconds); make it first (some 0.1 s per visit) where it is missing.
-
-    Parameters
-    ----------
-    site : str
-        Its name decides about reporting style and scanner.
-    folder : Path
-        Folder of cohorts; each has a subfolder, named by site and a hash of all settings and of the code.
-    patients, seed : int
-        Number of patients, unless ``options`` has its own; seed of all random numbers.
-    timeline : Timeline
-        Time steps; with ``period``, visits are drawn in its calendar bins.
-    options : CohortOptions, optional
-        What the cohort contains.
-
-    Returns
-    -------
-    Cohort
-
-    Raises
-    ------
-    ConfigError
-        For fewer than one patient.
-    """
+    """Read the synthetic cohort of a site (milliseconds); where it is missing, make it first (0.1 s per visit)."""
     options = options or CohortOptions()
     if patients < 1:
         raise ConfigError(f"a synthetic cohort needs at least one patient, not {patients}")

@@ -43,8 +43,6 @@ from fedtar_flare.synthetic.vocabulary import (
     kind_of,
 )
 
-__all__ = ["CohortOptions"]
-
 OLDER_FROM = 65.0
 """Age from which a patient belongs to the older group."""
 MOST_FINDINGS, MOST_NEW = 4, 1

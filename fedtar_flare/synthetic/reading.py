@@ -14,20 +14,13 @@ from fedtar_flare.synthetic.reports import Change
 from fedtar_flare.synthetic.styles import GENERIC, STYLES
 from fedtar_flare.synthetic.vocabulary import KIND, SIDED, ids
 
-__all__ = ["changes_in", "denied_in", "findings_in", "kind_labeler"]
-
 _DIRECTIONS: dict[Change, Direction] = {"new": "new", "larger": "increased", "smaller": "decreased"}
 _WORDINGS = (GENERIC, *(wording for style in STYLES for wording in style))
 
 
 @cache
 def kind_labeler() -> RuleLabeler:
-    """The labeler of the kinds of finding, whatever their side, by the words of all styles.
-
-    Returns
-    -------
-    RuleLabeler
-    """
+    """The labeler of the kinds of finding, whatever their side, by the words of all styles."""
     words = {
         word.strip(" ,()").lower(): direction
         for wording in _WORDINGS
@@ -42,34 +35,12 @@ def kind_labeler() -> RuleLabeler:
 
 
 def findings_in(text: str) -> frozenset[str]:
-    """Findings that a text states as present now.
-
-    Parameters
-    ----------
-    text : str
-        A report or draft.
-
-    Returns
-    -------
-    frozenset of str
-        Finding ids; a sided finding without a stated side is left out.
-    """
+    """Findings that a text states as present now."""
     return frozenset(name for s in statements(text, kind_labeler()) if not s.resolved for name in _ids(s))
 
 
 def denied_in(text: str) -> frozenset[str]:
-    """Findings that a text states as absent.
-
-    Parameters
-    ----------
-    text : str
-        A report or draft.
-
-    Returns
-    -------
-    frozenset of str
-        Finding ids, both sides of a sided one; none that the text states as present too.
-    """
+    """Findings that a text states as absent."""
     labeler = kind_labeler()
     kinds = {statement.finding for statement in statements(text, labeler) if statement.resolved}
     kinds |= {m.name for words in sentences(text) for m in labeler.mentions(words) if m.label == "negative"}
@@ -77,17 +48,7 @@ def denied_in(text: str) -> frozenset[str]:
 
 
 def changes_in(text: str) -> frozenset[FindingChange]:
-    """Changes since the previous visit that a text states.
-
-    Parameters
-    ----------
-    text : str
-        A report or draft.
-
-    Returns
-    -------
-    frozenset of FindingChange
-    """
+    """Changes since the previous visit that a text states."""
     return frozenset(
         FindingChange(name, direction)
         for statement in statements(text, kind_labeler())

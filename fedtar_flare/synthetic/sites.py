@@ -12,8 +12,6 @@ from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.cohort import INDEX, TRUTH, synthetic_cohort
 from fedtar_flare.synthetic.course import CohortOptions
 
-__all__ = ["write_sites"]
-
 
 @dataclass(frozen=True)
 class WrittenSite:
@@ -34,25 +32,6 @@ def write_sites(
 
     Layout: ``<out>/<site>/manifest.csv``, ``<out>/<site>/patients/<patient>/<visit>/{ct/,report.txt}``,
     ``<out>/<site>/truth.json`` and ``<out>/sites/<site>.yaml``, the folder that ``FEDTAR_SITES`` may name.
-
-    Parameters
-    ----------
-    out : Path
-        Folder of all sites.
-    names : list of str
-        Names of the sites.
-    patients, timeline, seed, options
-        Of each site, as for :func:`synthetic_cohort`.
-
-    Returns
-    -------
-    list of WrittenSite
-        Files, and numbers of patients and visits of each site.
-
-    Raises
-    ------
-    ConfigError
-        For a name given twice, or a site that exists already.
     """
     if len(set(names)) != len(names):
         raise ConfigError(f"a site is named twice: {', '.join(names)}")

@@ -10,8 +10,6 @@ from typing import Any
 
 from fedtar_flare.core.files import read_yaml
 
-__all__ = ["FINDINGS", "KIND", "KNOWN_FINDINGS", "NEW_FINDINGS", "ids"]
-
 KIND: Mapping[str, Any] = read_yaml(Path(__file__).with_name("findings.yaml"), "kinds of finding")
 """Kind to its entry in the file."""
 KINDS = tuple(KIND)
@@ -21,18 +19,7 @@ SIDED = frozenset(kind for kind, entry in KIND.items() if entry.get("sided"))
 
 
 def ids(kinds: Sequence[str]) -> tuple[str, ...]:
-    """Finding ids of kinds.
-
-    Parameters
-    ----------
-    kinds : sequence of str
-        Kinds of finding.
-
-    Returns
-    -------
-    tuple of str
-        One id for each kind; for a sided one the right and the left.
-    """
+    """Finding ids of kinds."""
     return tuple(name for kind in kinds for name in ((f"{kind}_right", f"{kind}_left") if kind in SIDED else (kind,)))
 
 

@@ -155,7 +155,7 @@ def test_a_task_ends_with_one_of_its_processes(site_of, how, monkeypatch, caplog
     _, w = site.handshake()
     group, begun, pids = site.executor._group, [], []
 
-    def after_an_update(place, tag, value, step):
+    def after_an_update(site_of_task, tag, value, step):
         if not begun:
             begun.append(step)
             pids[:] = [one.pid for one in site.executor._group._processes]
@@ -163,7 +163,7 @@ def test_a_task_ends_with_one_of_its_processes(site_of, how, monkeypatch, caplog
             if how == "stopped":
                 site.signal.trigger(True)
 
-    monkeypatch.setattr(site.executor, "send_scalar", after_an_update)
+    monkeypatch.setattr(site.executor, "_send_scalar", after_an_update)
     answer, tensors = site.train(w, 1, 1)
     assert begun and tensors is None and not group.alive
     if how == "stopped":

@@ -17,31 +17,12 @@ from fedtar_flare.core.settings import suggestion
 if TYPE_CHECKING:
     from fedtar_flare.data.sources.reading import Reading
 
-__all__ = ["READERS", "read_source"]
-
 READERS = ("manifest", "mimic_cxr", "ct_rate", "iu_xray", "chexpert_plus", "covid_chestxray")
 """Names of the sources."""
 
 
 def read_source(name: str, path: Path, options: Mapping[str, Any] | None = None) -> Reading:
-    """Read a source by its name.
-
-    Parameters
-    ----------
-    name, path : str, Path
-        One of :data:`READERS`; the file or folder of the source.
-    options : mapping, optional
-        Options of the source.
-
-    Returns
-    -------
-    Reading
-
-    Raises
-    ------
-    ConfigError
-        For an unknown source or option, or a layout that is not the source's.
-    """
+    """Read a source by its name."""
     if name not in READERS:
         raise ConfigError(f"source '{name}' is not one of {', '.join(READERS)}{suggestion(name, READERS)}")
     reading: Reading = getattr(import_module(f"{__name__}.{name}"), f"read_{name}")(path, options)

@@ -9,8 +9,6 @@ from datetime import datetime
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.cohort import MAX_AGE, Sex
 
-__all__ = ["DAY_ZERO", "PICTURES", "age_at", "age_of", "date_of", "labels_of", "labels_text", "moment_of", "sex_of"]
-
 logger = logging.getLogger(__name__)
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 """Suffixes of radiographs that are not DICOM."""
@@ -23,22 +21,7 @@ SEXES: dict[str, Sex] = {"F": "F", "FEMALE": "F", "M": "M", "MALE": "M"}
 
 
 def date_of(text: str) -> datetime:
-    """Read a date, with or without a time. 01/02/2020 is refused: it means two days in two countries.
-
-    Parameters
-    ----------
-    text : str
-        ISO 8601 (``2020-01-31``, ``2020-01-31 12:30``, zone allowed) or DICOM (``20200131``, ``20200131123000``).
-
-    Returns
-    -------
-    datetime
-
-    Raises
-    ------
-    DataError
-        ``no-date`` when empty, else ``bad-date`` (a ValueError inside).
-    """
+    """Read a date, with or without a time. 01/02/2020 is refused: it means two days in two countries."""
     text = text.strip()
     if not text:
         raise DataError("no date; a visit cannot be put in order without one", reason="no-date")
@@ -53,18 +36,7 @@ def date_of(text: str) -> datetime:
 
 
 def moment_of(day: str, clock: str) -> datetime:
-    """Read a DICOM date and time of two columns that a spreadsheet has turned into numbers.
-
-    Parameters
-    ----------
-    day, clock : str
-        Such as 20200131.0, and 85320.515 for 08:53:20; an empty time means midnight.
-
-    Returns
-    -------
-    datetime
-        As :func:`date_of` reads it.
-    """
+    """Read a DICOM date and time of two columns that a spreadsheet has turned into numbers."""
     day = day.split(".")[0]
     return date_of(day + clock_of(clock) if day and clock else day)
 
@@ -75,23 +47,7 @@ def clock_of(text: str) -> str:
 
 
 def age_of(text: str) -> float | None:
-    """Read an age.
-
-    Parameters
-    ----------
-    text : str
-        Years as a number (``54.5``), with a unit (``45 years``, ``054Y``, ``018M``) or a bound (``90+``, ``>89``).
-
-    Returns
-    -------
-    float or None
-        Years; a bound counts as the age. None when nobody entered it: empty, ``nan``, ``N/A`` or ``000Y``.
-
-    Raises
-    ------
-    DataError
-        ``bad-age`` or ``age-out-of-range``.
-    """
+    """Read an age."""
     text = text.strip().upper()
     if text in UNKNOWN:
         return None
@@ -115,18 +71,7 @@ def known_age(text: str, where: str) -> float | None:
 
 
 def age_at(born: str, visit: datetime) -> float | None:
-    """Compute the age at a visit.
-
-    Parameters
-    ----------
-    born, visit : str, datetime
-        Birth date as :func:`date_of` reads it, or empty; moment of the visit.
-
-    Returns
-    -------
-    float or None
-        Years; None without a birth date.
-    """
+    """Compute the age at a visit."""
     if not born.strip():
         return None
     return checked_age((visit.replace(tzinfo=None) - date_of(born).replace(tzinfo=None)).days / YEAR_DAYS)
@@ -140,18 +85,7 @@ def checked_age(years: float) -> float:
 
 
 def sex_of(text: str) -> Sex | None:
-    """Read a sex.
-
-    Parameters
-    ----------
-    text : str
-        ``F``, ``female``, ``M`` or ``male`` in any case.
-
-    Returns
-    -------
-    Sex or None
-        None for anything else: unknown or other.
-    """
+    """Read a sex."""
     return SEXES.get(text.strip().upper())
 
 
@@ -160,16 +94,6 @@ def labels_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
 
     >>> labels_of("effusion; ?nodule")
     (frozenset({'effusion'}), frozenset({'nodule'}))
-
-    Parameters
-    ----------
-    text : str
-        Names, separated by ``;`` or ``|``; uncertain ones begin with ``?``.
-
-    Returns
-    -------
-    tuple of frozenset of str
-        The certain and the uncertain labels.
     """
     parts = [part.strip() for part in re.split(r"[;|]", text) if part.strip()]
     unsure = frozenset(part[1:].strip() for part in parts if part.startswith("?"))
@@ -177,15 +101,5 @@ def labels_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def labels_text(labels: frozenset[str], uncertain: frozenset[str]) -> str:
-    """Write labels so that :func:`labels_of` reads them.
-
-    Parameters
-    ----------
-    labels, uncertain : frozenset of str
-        The certain and the uncertain labels.
-
-    Returns
-    -------
-    str
-    """
+    """Write labels so that :func:`labels_of` reads them."""
     return ";".join([*sorted(labels), *(f"?{label}" for label in sorted(uncertain))])

@@ -23,8 +23,6 @@ from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import Row, open_table
 from fedtar_flare.data.splits import SPLITS
 
-__all__ = ["read_manifest", "without_mark", "write_rows"]
-
 logger = logging.getLogger(__name__)
 OPTIONS = ("modality",)
 REQUIRED = ("patient_id", "study_datetime", "image")
@@ -41,25 +39,7 @@ _FORMULA = re.compile(r"\s*'*[=+@-]")
 
 
 def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
-    """Read a table of studies. A row that cannot be used is left out; its error names row and column.
-
-    Parameters
-    ----------
-    path : Path
-        The table, or a folder with ``manifest.csv`` or ``manifest.parquet``.
-    options : mapping, optional
-        Without ``modality`` the first existing image decides between CT and radiograph (never photograph, since many
-        radiographs are stored in colour).
-
-    Returns
-    -------
-    Reading
-
-    Raises
-    ------
-    ConfigError
-        For a missing table or column, or an unknown option. A DataError of a row is collected, not raised.
-    """
+    """Read a table of studies. A row that cannot be used is left out; its error names row and column."""
     options = options or {}
     asked = options.get("modality")
     if asked is not None and asked not in MODALITIES:
@@ -91,14 +71,7 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
 
 
 def write_rows(table: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write a CSV manifest, whole or not at all.
-
-    Parameters
-    ----------
-    table, rows : Path, sequence of mappings
-        The file; at least one row, whose columns the table has. A cell that a spreadsheet would take for a formula
-        gets a ``'`` in front, which :func:`read_manifest` removes.
-    """
+    """Write a CSV manifest, whole or not at all."""
     with replacing(table, SHARED) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -162,17 +135,7 @@ def _rows(table: Path, problems: list[DataError]) -> Iterator[tuple[int, Row]]:
 
 
 def without_mark(cell: str) -> str:
-    """Remove the mark that :func:`write_rows` puts before a cell that begins like a formula.
-
-    Parameters
-    ----------
-    cell : str
-        A cell of a table.
-
-    Returns
-    -------
-    str
-    """
+    """Remove the mark that :func:`write_rows` puts before a cell that begins like a formula."""
     return cell[1:].strip() if cell.startswith("'") and _FORMULA.match(cell[1:]) else cell
 
 

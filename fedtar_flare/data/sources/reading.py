@@ -20,8 +20,6 @@ from fedtar_flare.data.cohort import Patient, Sex, Visit, order_in_time
 from fedtar_flare.data.report_text import CLEANINGS, check_sections, clean_report, select_sections
 from fedtar_flare.data.splits import Split
 
-__all__ = ["Reading", "by_reason", "counts_text", "log_left_out"]
-
 logger = logging.getLogger(__name__)
 _LOGGED: set[int] = set()
 COMMON_OPTIONS = ("same_day", "sections", "cleaning", "min_visits", "min_words")
@@ -62,25 +60,7 @@ class Reading:
     def of(
         cls, path: Path, options: Mapping[str, Any], source: str, further: Sequence[str], sections: tuple[str, ...] = ()
     ) -> Reading:
-        """Begin to read a source.
-
-        Parameters
-        ----------
-        path, options, source : Path, mapping, str
-            Where the source is; its options; its name.
-        further, sections : sequence of str, tuple of str
-            Names of the source's options besides the common ones; its default sections.
-
-        Returns
-        -------
-        Reading
-            Without a study.
-
-        Raises
-        ------
-        ConfigError
-            For an unknown option, with the nearest known one, or a value that is not allowed.
-        """
+        """Begin to read a source."""
         where = f"source '{source}'"
         check_names(options, sorted([*further, *COMMON_OPTIONS]), where, "option")
         chosen = {name: options.get(name, allowed[0]) for name, allowed in CHOICES.items()}
@@ -96,20 +76,7 @@ class Reading:
         return cls(str(path), sections=wanted, **chosen, **least)
 
     def add(self, visit: Visit, sex: Sex | None, institution: str = "", where: str = "") -> None:
-        """Add a study; one whose image is missing counts as a problem and keeps its place in time.
-
-        Parameters
-        ----------
-        visit, sex : Visit, Sex or None
-            The study with its whole report; the patient's sex as the study states it.
-        institution, where : str
-            The patient's institution; where the source names the image, for messages.
-
-        Raises
-        ------
-        DataError
-            ``no-section``, ``empty-report`` when cleaning leaves no word, or ``too-few-words``.
-        """
+        """Add a study; one whose image is missing counts as a problem and keeps its place in time."""
         study = f"{self.where}: patient {visit.patient_id}, study {visit.visit_id}"
         if visit.report or visit.labels is None:
             with within(study):
@@ -133,15 +100,6 @@ class Reading:
         The same study twice (same moment and image) counts once. Studies of different sex under one id belong to
         different people, so none of them is used, and neither is a patient of several splits. The first call logs the
         problems.
-
-        Returns
-        -------
-        list of Patient
-
-        Raises
-        ------
-        DataError
-            ``no-patient``, with the reasons, when no study is left.
         """
         if self._patients is None:
             self._patients = list(filter(None, map(self._patient, self._visits)))
@@ -184,13 +142,7 @@ class Reading:
         return {patient_id: next(iter(stated)) for patient_id, stated in self.stated.items()}
 
     def rejected(self) -> dict[str, int]:
-        """Count the studies left out.
-
-        Returns
-        -------
-        dict of str to int
-            By reason.
-        """
+        """Count the studies left out."""
         return by_reason(self.problems)
 
 
@@ -232,11 +184,6 @@ def log_left_out(problems: Sequence[DataError]) -> None:
     """Warn with the number of each reason, once in a process for the same studies.
 
     Files and rows are logged at the debug level only: more people read a site's log than may see patients' data.
-
-    Parameters
-    ----------
-    problems : sequence of DataError
-        One for each study left out.
     """
     key = hash(tuple(sorted(map(str, problems))))
     if key in _LOGGED:
@@ -249,33 +196,12 @@ def log_left_out(problems: Sequence[DataError]) -> None:
 
 
 def by_reason(problems: Iterable[DataError]) -> dict[str, int]:
-    """Count errors by reason.
-
-    Parameters
-    ----------
-    problems : iterable of DataError
-        Such as one for each study left out.
-
-    Returns
-    -------
-    dict of str to int
-        In the order of the reasons' names.
-    """
+    """Count errors by reason."""
     return dict(sorted(Counter(problem.reason for problem in problems).items()))
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Write counts by reason as text.
-
-    Parameters
-    ----------
-    counts : mapping of str to int
-        By reason.
-
-    Returns
-    -------
-    str
-    """
+    """Write counts by reason as text."""
     return ", ".join(f"{reason}: {n}" for reason, n in counts.items())
 
 

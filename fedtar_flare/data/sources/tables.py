@@ -12,8 +12,6 @@ from typing import Any, Literal, NamedTuple, TextIO
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
 
-__all__ = ["Row", "open_table", "rows_of"]
-
 Row = dict[str, str]
 """Trimmed values by column."""
 Labels = tuple[frozenset[str], frozenset[str]]
@@ -28,26 +26,7 @@ def option_path(path: Path, options: Mapping[str, Any], name: str) -> Path | Non
 def rows_of(
     table: Path, columns: Sequence[str], optional: Sequence[str] = (), *, strict: bool = True, others: bool = False
 ) -> Iterator[Row]:
-    """Read the rows of a UTF-8 table with trimmed values.
-
-    Parameters
-    ----------
-    table : Path
-        A ``.csv`` or ``.csv.gz`` file.
-    columns, optional : sequence of str
-        Columns that the table must have; columns that are empty where it lacks them.
-    strict, others : bool
-        Whether bytes that are not UTF-8 are refused (else replaced); whether rows have all other columns too.
-
-    Returns
-    -------
-    iterator of dict of str to str
-
-    Raises
-    ------
-    ConfigError
-        When the table or a row cannot be read, or a column is missing.
-    """
+    """Read the rows of a UTF-8 table with trimmed values."""
     with open_table(table, "the table", ",", "strict" if strict else "replace") as opened:
         if missing := [name for name in columns if name not in opened.columns]:
             present = ", ".join(opened.columns)
@@ -156,26 +135,7 @@ class OpenTable(NamedTuple):
 def open_table(
     table: Path, what: str, delimiters: str = ",;\t", errors: Literal["strict", "replace"] = "strict"
 ) -> Iterator[OpenTable]:
-    """Open a UTF-8 table.
-
-    Parameters
-    ----------
-    table, what : Path, str
-        The ``.csv`` or ``.csv.gz`` file, and its name in messages.
-    delimiters, errors : str
-        Possible separators, of which the most frequent in the first line counts; whether bytes that are not UTF-8 are
-        refused (``strict``) or replaced.
-
-    Yields
-    ------
-    OpenTable
-        With ``columns``, ``records``, and ``rows(problems, where)``.
-
-    Raises
-    ------
-    ConfigError
-        When it cannot be read.
-    """
+    """Open a UTF-8 table."""
     try:
         with gzip.open(table) if table.suffix == ".gz" else table.open("rb") as raw:
             file = io.TextIOWrapper(raw, encoding="utf-8-sig", errors=errors, newline="")

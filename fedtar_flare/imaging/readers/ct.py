@@ -24,7 +24,6 @@ from fedtar_flare.imaging.readers.volume import (
     check_spacing,
 )
 
-__all__ = ["read_ct"]
 SAME_PLACE_MM = 0.05
 ROUNDING_MM = 0.1  # positions are often rounded: a slice may always lie this far from the even grid
 SPACING_TOLERANCE = 0.1  # how far a slice may lie from the even grid, as a share of the slice spacing
@@ -42,19 +41,6 @@ def read_ct(path: Path | str, min_slices: int = MIN_SLICES) -> CTVolume:
 
     Of several series, :mod:`.dicom_series` chooses one; where it is refused, the next is tried, and ``warnings`` of the
     volume notes both.
-
-    Parameters
-    ----------
-    path : Path or str
-        A folder (searched recursively), a DICOM or NIfTI file, a zip or a DICOMDIR.
-    min_slices : int
-        A series with fewer is refused.
-
-    Returns
-    -------
-    CTVolume
-        Its slices ascend along their normal, towards the head for an ordinary axial series. It raises
-        :class:`DataError` with the reasons of ``docs/reference/image-readers.md``.
     """
     path = Path(path)
     if path.name.lower().endswith((".nii", ".nii.gz")):

@@ -24,7 +24,6 @@ from fedtar_flare.imaging.limits import LONG_ELEMENT, check_size, check_time
 from fedtar_flare.imaging.readers.bounded import StopWhen, check_deflated, counted, metered, open_archive, unpack
 from fedtar_flare.imaging.readers.dicom_tags import text
 
-__all__ = ["files_below", "is_companion", "read_header", "sources"]
 PIXEL_DATA = 0x7FE00010
 KEYWORDS = """
     SOPClassUID SOPInstanceUID StudyInstanceUID SeriesInstanceUID PatientID Modality ImageType AcquisitionNumber
@@ -123,23 +122,7 @@ class Header:
 
 @contextmanager
 def sources(path: Path) -> Iterator[list[Source]]:
-    """List the files of a study; an archive stays open in the block.
-
-    Parameters
-    ----------
-    path : Path
-        A folder, a zip, a DICOMDIR or a file.
-
-    Yields
-    ------
-    list of Source
-        Sorted by name, with the files that a DICOMDIR names and that do not exist (``lost_from``).
-
-    Raises
-    ------
-    DataError
-        ``no-image`` where nothing is at the path, ``unreadable`` for a broken zip, ``too-large`` above the limits.
-    """
+    """List the files of a study; an archive stays open in the block."""
     with ExitStack() as stack:
         if not path.exists():
             raise DataError(f"{path}: there is no such file or folder", reason="no-image")
@@ -158,18 +141,7 @@ def sources(path: Path) -> Iterator[list[Source]]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """List files below a folder.
-
-    Parameters
-    ----------
-    folder : Path
-        It is searched recursively.
-
-    Returns
-    -------
-    list of Path
-        Regular files, and dead links, which stand for lost files.
-    """
+    """List files below a folder."""
     paths = (Path(top) / name for top, _, names in os.walk(folder) for name in names)
     return [file for file in paths if file.is_file() or (file.is_symlink() and not file.exists())]
 
@@ -214,25 +186,7 @@ def _lost(directory: Path, files: Sequence[Path]) -> list[Source]:
 
 
 def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header | None:
-    """Read the header of a DICOM file.
-
-    Parameters
-    ----------
-    source : Source
-        The file.
-    tags : sequence of int
-        The wanted tags, by default those of a CT slice.
-
-    Returns
-    -------
-    Header or None
-        None for a file that is not DICOM.
-
-    Raises
-    ------
-    DataError
-        ``truncated``, ``too-large``, ``unsupported-transfer-syntax`` or ``unreadable``.
-    """
+    """Read the header of a DICOM file."""
     name, syntax = source.name, UID("")
     check_time(name)
     pixels: list[tuple[str | None, int]] = []
@@ -297,18 +251,7 @@ def _ends_short(dataset: Dataset) -> bool:
 
 
 def is_companion(name: str) -> bool:
-    """Tell by its name whether a file is no slice.
-
-    Parameters
-    ----------
-    name : str
-        Without its folder, or with it.
-
-    Returns
-    -------
-    bool
-        True for files that usually lie among slices, such as a licence or thumbnails.
-    """
+    """Tell by its name whether a file is no slice."""
     path = PurePath(name.lower())
     if path.name.startswith("."):
         return True

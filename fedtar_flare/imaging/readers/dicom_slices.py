@@ -15,7 +15,6 @@ from fedtar_flare.imaging.readers.dicom_files import Header, Source
 from fedtar_flare.imaging.readers.dicom_tags import decimal, decimals, first, integer, text, words
 from fedtar_flare.imaging.readers.volume import check_spacing
 
-__all__ = ["CAPTURES", "LOCALIZERS", "SECONDARY_CAPTURE"]
 PROJECTIONS = {"MIP", "MINIP", "MAX_IP", "MIN_IP", "PROJECTION IMAGE", "AVERAGE", "MEAN_IP", "VOLUME RENDERING"}
 CAPTURES = {"SCREEN SAVE", "DOSE_INFO", "SCREENSHOT", "REPORT"}
 LOCALIZERS = {"LOCALIZER", "SCOUT", "TOPOGRAM", "SURVIEW"}

@@ -12,7 +12,6 @@ from pydicom.tag import BaseTag, Tag
 
 from fedtar_flare.core.errors import DataError
 
-__all__ = ["first", "headers", "words"]
 Default = TypeVar("Default", int, None)
 
 
@@ -36,36 +35,12 @@ def text(dataset: Dataset, keyword: str) -> str:
 
 
 def first(dataset: Dataset, keyword: str) -> str:
-    """Read the first part of a value.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        A header.
-    keyword : str
-        Of the tag.
-
-    Returns
-    -------
-    str
-        Trimmed; empty where the tag is absent.
-    """
+    """Read the first part of a value."""
     return text(dataset, keyword).split("\\")[0].strip(" \0")
 
 
 def words(dataset: Dataset, keyword: str) -> tuple[str, ...]:
-    """Read all parts of a value.
-
-    Parameters
-    ----------
-    dataset, keyword
-        As for :func:`first`.
-
-    Returns
-    -------
-    tuple of str
-        Trimmed, in upper case; one empty text where the tag is absent.
-    """
+    """Read all parts of a value."""
     return tuple(part.strip(" \0").upper() for part in text(dataset, keyword).split("\\"))
 
 
@@ -112,18 +87,7 @@ def positive(dataset: Dataset, keyword: str, name: str) -> int:
 
 
 def headers(image: Path) -> Iterator[Dataset]:
-    """Read the headers of a study.
-
-    Parameters
-    ----------
-    image : Path
-        A folder or a file.
-
-    Yields
-    ------
-    Dataset
-        Of each readable DICOM file, sorted by path, without pixels.
-    """
+    """Read the headers of a study."""
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError
 

@@ -7,7 +7,6 @@ from typing import Any, Literal, NamedTuple
 from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.imaging.readers.dicom_tags import first, text, words
 
-__all__ = ["KEYWORDS", "view_of"]
 Side = Literal["frontal", "lateral"]
 DESCRIPTIONS = ("SeriesDescription", "ProtocolName", "AcquisitionDeviceProcessingDescription", "StudyDescription")
 KEYWORDS = " ".join(("ViewPosition", "ViewCodeSequence", "PatientOrientation", *DESCRIPTIONS))
@@ -35,24 +34,6 @@ def view_of(dataset: Any, name: str) -> View:
     ViewPosition, ViewCodeSequence (DICOM PS3.16, CID 4010) and PatientOrientation (PS3.3, C.7.6.1.1.1) are read first.
     Only where none of them states a view, the descriptions are, that of the series before that of the study; one that
     names both views is about several films.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        A header with the tags of :data:`KEYWORDS`.
-    name : str
-        Of the file, for errors.
-
-    Returns
-    -------
-    View
-        And the attributes that state it.
-
-    Raises
-    ------
-    DataError
-        ``unknown-view`` where no attribute states a view, ``conflicting-view`` where two differ, ``bad-header`` where
-        one cannot be read.
     """
     with decoding(f"{name}: the attributes of its view cannot be read", "bad-header"):
         stated = dict(_coded(dataset)) or dict(_described(dataset))

@@ -16,30 +16,12 @@ from fedtar_flare.imaging.limits import check_size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["read_photograph", "read_radiograph"]
 MIN_SIDE = 16  # fewest rows or columns of a picture
 DEEP = ("I;16", "I;16B", "I;16L", "I", "F")  # modes of one channel and more than 8 bits
 
 
 def read_photograph(path: Path | str) -> np.ndarray:
-    """Read a photograph.
-
-    Parameters
-    ----------
-    path : Path or str
-        PNG, JPEG, BMP or TIFF.
-
-    Returns
-    -------
-    ndarray
-        uint8 (3, height, width): red, green, blue; three equal channels for shades of grey.
-
-    Raises
-    ------
-    DataError
-        ``no-image``, ``unreadable``, ``not-a-photograph`` (DICOM and other files, several pictures, pure black and
-        white, one channel of more than 8 bits), ``blank``, ``too-small`` or ``too-large``.
-    """
+    """Read a photograph."""
     path = Path(path)
     check_there(path)
     if path.suffix.lower() not in PICTURES:
@@ -102,20 +84,7 @@ KEYWORDS = """
 
 
 def read_radiograph(path: Path | str, side: str = "frontal") -> np.ndarray:
-    """Read a radiograph, brighter where more is absorbed.
-
-    Parameters
-    ----------
-    path : Path or str
-        PNG, JPEG, BMP, TIFF, or DICOM of modality CR or DX.
-    side : str
-        The view that a DICOM file must be of.
-
-    Returns
-    -------
-    ndarray
-        uint8 (height, width); it raises :class:`DataError` with the reasons of ``docs/reference/image-readers.md``.
-    """
+    """Read a radiograph, brighter where more is absorbed."""
     path = Path(path)
     check_there(path)
     radiograph = _read_picture(path) if path.suffix.lower() in PICTURES else _read_dicom(path, side)

@@ -7,7 +7,6 @@ import numpy as np
 
 from fedtar_flare.core.errors import DataError
 
-__all__ = ["CTVolume", "Note"]
 MIN_SLICES = 8  # A series with fewer is no chest CT
 AIR_HU = -1024
 ONLY_AIR_HU = -700  # A volume whose values all lie at or below this shows no body

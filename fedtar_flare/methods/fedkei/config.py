@@ -13,8 +13,6 @@ from fedtar_flare.metrics.labeler import RuleLabels, report_labels
 from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.presets import papers
 
-__all__ = ["FedKEIConfig", "LearnerSettings"]
-
 STEPS = 2
 """Steps of a task (a round of the run): PROBE and ADAPT."""
 
@@ -89,20 +87,7 @@ class FedKEIConfig(Settings):
         return self.base or (BASE if self.tasks == TASKS else (NOTHING,))
 
     def stream(self, site: str, seed: int) -> TaskStream:
-        """The tasks in the order of one site.
-
-        Parameters
-        ----------
-        site : str
-            Its name, by which tasks are shuffled.
-        seed : int
-            The job's.
-
-        Returns
-        -------
-        TaskStream
-            Tasks, their negatives and the rules that read labels from reports.
-        """
+        """The tasks in the order of one site."""
         rules = None if self.labeler == "none" else report_labels(self.labeler)
         return TaskStream(self.tasks, self.negatives, self.order, site, seed, rules)
 

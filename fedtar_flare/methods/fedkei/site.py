@@ -32,8 +32,6 @@ from fedtar_flare.site.state import task_scores
 if TYPE_CHECKING:
     from fedtar_flare.methods.fedkei.learner import Adapted, TaskLearner
 
-__all__ = ["FedKEISite"]
-
 MOST_EPOCHS = 99
 """Most epochs of tuning: a list in a reply has at most 100 values, of epochs 0 to 99."""
 

@@ -10,8 +10,6 @@ from fedtar_flare.learning.labels import LabelerName
 from fedtar_flare.methods.fedmrg.bank import MOST_ROWS
 from fedtar_flare.methods.fedmrg.dual_adapter import Backbone
 
-__all__ = ["FedMRGConfig"]
-
 Prompts = Literal["paper", "memory", "none"]
 
 PROMPTS: dict[Prompts, dict[str, Any]] = {
@@ -81,19 +79,6 @@ class FedMRGConfig(Settings):
             yield "head_weights", "none, unless labeler is synthetic and prompts is memory"
 
     def extension(self, slices: int, seed: int) -> dict[str, Any]:
-        """Arguments of :func:`fedtar_flare.learning.diagnosis.extend`.
-
-        Parameters
-        ----------
-        slices : int
-            Slices of an image.
-        seed : int
-            Of a branch that is not warm-started.
-
-        Returns
-        -------
-        dict
-            JSON primitives.
-        """
+        """Arguments of :func:`fedtar_flare.learning.diagnosis.extend`."""
         own = {"labeler": self.labeler, "head_weights": self.head_weights}
         return own | PROMPTS[self.prompts] | {"slices": slices, "seed": seed}

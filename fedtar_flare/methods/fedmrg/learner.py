@@ -53,8 +53,6 @@ from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 
-__all__ = ["FedMRGLearner"]
-
 HALVES = ("generic", "specialised")
 PREFIX = "specialised/"
 """Prefix of the specialised factors in the site's private state."""
@@ -250,11 +248,6 @@ class FedMRGLearner(ReportLearner):
     def features_of(self, samples: Sequence[Sample]) -> Tensor:
         """Unit features of the samples' images, without random changes, by the encoder as it is.
 
-        Parameters
-        ----------
-        samples : sequence of Sample
-            B visits.
-
         Returns
         -------
         Tensor
@@ -267,15 +260,6 @@ class FedMRGLearner(ReportLearner):
 
         How well the rows reveal who is in them is measured against the site's validation and test patients, where at
         least ``min_cell`` patients are on either side.
-
-        Parameters
-        ----------
-        rows : sequence of sequence of Sample
-            M groups of equal length, one a row.
-        round_ : int
-            From 1.
-        min_cell : int
-            The site's smallest cell.
 
         Returns
         -------
@@ -295,21 +279,7 @@ class FedMRGLearner(ReportLearner):
     # ------------------------------------------------------------------ diagnoses
     @torch.no_grad()
     def diagnoses(self, samples: Sequence[Sample], min_cell: int) -> dict[str, dict[str, float]]:
-        """Measure how well prompts are predicted, for each finding that at least ``min_cell`` patients have.
-
-        Parameters
-        ----------
-        samples : sequence of Sample
-            The scored visits.
-        min_cell : int
-            The site's smallest cell.
-
-        Returns
-        -------
-        dict
-            By finding, reports that state it (``n``, rounded down to a multiple of ``min_cell``), ``recall`` and
-            ``accuracy``; empty without a branch.
-        """
+        """Measure how well prompts are predicted, for each finding that at least ``min_cell`` patients have."""
         branch, known = self._branch, self._labeler
         if branch is None or not samples:
             return {}

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from fedtar_flare.models.report_generator import ReportGenerator
     from fedtar_flare.site.site_file import SiteConfig
 
-__all__ = ["FedMRGSite"]
-
 WHOLE = ("encoder.*", "projection.*", "pooling.*", "!encoder.backbone.conv1.*", "!encoder.*embed*")
 """Parameters of the base model that travel whole with ``backbone: whole``.
 

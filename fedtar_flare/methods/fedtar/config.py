@@ -9,8 +9,6 @@ from pydantic import Field
 
 from fedtar_flare.core.settings import Settings
 
-__all__ = ["AlphaConfig", "PatientConfig", "TemporalConfig"]
-
 PROFILES = (("hash", "age", "sex"), ("age", "sex"))
 EMBEDDING_DIM = 32
 """d, length of phi."""
@@ -63,23 +61,7 @@ class PatientConfig(Settings):
         return self.components if self.mixture else len(self.profile)
 
     def components_for(self, patients: int) -> int:
-        """The number of components that a site fits.
-
-        Parameters
-        ----------
-        patients : int
-            Training patients of the site.
-
-        Returns
-        -------
-        int
-            1 to ``components``.
-
-        Examples
-        --------
-        >>> [PatientConfig().components_for(n) for n in (1, 17, 67, 1000)]
-        [1, 2, 7, 16]
-        """
+        """The number of components that a site fits."""
         return min(self.components, max(1, round(patients / self.patients_per_component)))
 
 
@@ -112,20 +94,7 @@ class TemporalConfig(Settings):
     )
 
     def steps(self, round_: int, t: int, time_steps: int) -> int | range:
-        """The time steps whose visits a step trains on.
-
-        Parameters
-        ----------
-        round_, t : int
-            Round and step, from 1.
-        time_steps : int
-            T.
-
-        Returns
-        -------
-        int or range
-            Within 1 to T.
-        """
+        """The time steps whose visits a step trains on."""
         if self.replay == "none":
             return t
         return range(1, (time_steps if round_ > 1 else t) + 1)

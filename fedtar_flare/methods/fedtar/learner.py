@@ -29,8 +29,6 @@ from fedtar_flare.models.adapters.lora import swapped_weights
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
 
-__all__ = ["PatientLearner"]
-
 _PREFIX = "patient/"
 _LOCAL = "local/"
 
@@ -144,11 +142,6 @@ class PatientLearner(ReportLearner):
 
     def phi(self, samples: Sequence[Sample]) -> np.ndarray:
         """The patients' embeddings at their visits' ages and time step 1; for learners with a patient part.
-
-        Parameters
-        ----------
-        samples : sequence of Sample
-            N visits.
 
         Returns
         -------

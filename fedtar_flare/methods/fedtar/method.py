@@ -28,8 +28,6 @@ from fedtar_flare.runtime.recipe import SMALL
 from fedtar_flare.site.cohort import derived_key
 from fedtar_flare.site.state import state_of_run, trained_version
 
-__all__ = ["ALONE_PRESETS", "METHOD", "PATIENT_PRESETS", "PATIENT_SETTINGS"]
-
 CONTRACT = Contract(
     method="fedtar",
     title="Federated temporal adaptation (FedTAR)",

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from fedtar_flare.learning.learner import ReportLearner, Validated
     from fedtar_flare.models.report_generator import ReportGenerator
 
-__all__ = ["FedTARSite", "PatientSite"]
-
 
 class PatientSite(ReportSite):
     """Trains a report generator with the patient-adaptive part, whose mixture it fits at the handshake.

@@ -34,8 +34,6 @@ from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
 
-__all__ = ["Kind", "Unadapted", "add_adapter", "add_like", "replace_conv1d", "without_adapter"]
-
 Kind = Literal["adalora", "vera", "loha"]
 
 
@@ -54,12 +52,7 @@ class Unadapted(nn.Module):
         self.peft_config: dict[str, Any] = {DEFAULT_ADAPTER: None}
 
     def get_base_model(self) -> nn.Module:
-        """Return the base model, as PEFT's method of this name.
-
-        Returns
-        -------
-        nn.Module
-        """
+        """Return the base model, as PEFT's method of this name."""
         return self.base_model
 
 
@@ -79,29 +72,6 @@ def add_adapter(
 
     Only adapter and extras are trained. Initial values depend on ``seed`` and the layers alone; the global random state
     is neither read nor changed.
-
-    Parameters
-    ----------
-    model : nn.Module
-    kind : {"adalora", "vera", "loha"}
-    targets, extra : sequence of str
-        Globs, as for :func:`~fedtar_flare.models.adapters.lora.add_lora`.
-    rank, alpha : int, float
-        VeRA has no alpha.
-    seed : int
-    target_rank : int, optional
-        Mean rank of a layer after AdaLoRA's pruning, below ``rank``; half of it by default.
-    updates : int
-        Number of optimiser updates over which AdaLoRA prunes.
-
-    Returns
-    -------
-    PeftModel
-
-    Raises
-    ------
-    ConfigError
-        A glob that cannot be used, or a target rank that is not below the rank.
     """
     from peft import AdaLoraConfig, LoHaConfig, VeraConfig, get_peft_model
 
@@ -162,24 +132,7 @@ def _without_queries(gradient: Tensor) -> Tensor:
 
 
 def without_adapter(model: nn.Module, extra: Sequence[str]) -> Unadapted:
-    """Train and exchange some parameters of ``model`` whole, and nothing else.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Changed in place: all other parameters are frozen.
-    extra : sequence of str
-        Globs on names of parameters; at least one.
-
-    Returns
-    -------
-    Unadapted
-
-    Raises
-    ------
-    ConfigError
-        No glob, or one that matches no parameter.
-    """
+    """Train and exchange some parameters of ``model`` whole, and nothing else."""
     if not extra:
         raise ConfigError("without an adapter, lora.exchange must name the parameters that are trained and travel")
     extras = extra_parameters(model, extra)
@@ -193,27 +146,7 @@ def without_adapter(model: nn.Module, extra: Sequence[str]) -> Unadapted:
 def add_like(
     model: nn.Module, config: Mapping[str, Any], *, targets: Sequence[str], extra: Sequence[str], name: str
 ) -> Any:
-    """Wrap ``model`` for weights that are loaded next (``load_shared_state``).
-
-    Parameters
-    ----------
-    model : nn.Module
-    config : mapping
-        Content of ``adapter_config.json``; empty where parameters travel whole, without an adapter.
-    targets, extra : sequence of str
-        Globs, as for :func:`~fedtar_flare.models.adapters.lora.add_lora`.
-    name : str
-        Name of the adapter.
-
-    Returns
-    -------
-    PeftModel or Unadapted
-
-    Raises
-    ------
-    ConfigError
-        A kind of adapter that this package does not make.
-    """
+    """Wrap ``model`` for weights that are loaded next (``load_shared_state``)."""
     if not config:
         return without_adapter(model, extra)
     kind = str(config.get("peft_type")).lower()
@@ -234,15 +167,7 @@ def add_like(
 
 
 def replace_conv1d(model: nn.Module, targets: Sequence[str]) -> None:
-    """Replace each targeted ``Conv1D`` of transformers by an equal ``nn.Linear``, since LoHa cannot adapt the former.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Changed in place.
-    targets : sequence of str
-        Globs on names of layers.
-    """
+    """Replace each targeted ``Conv1D`` by an equal ``nn.Linear``, since LoHa cannot adapt the former."""
     from transformers.pytorch_utils import Conv1D
 
     for name in target_names(model, targets):

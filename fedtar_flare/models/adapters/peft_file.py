@@ -18,18 +18,6 @@ from fedtar_flare.core.files import write_bytes, write_text
 from fedtar_flare.core.globs import matches
 from fedtar_flare.protocol.lora_ranks import lowered
 
-__all__ = [
-    "ADAPTER_INFO",
-    "DEFAULT_ADAPTER",
-    "OTHER_KINDS",
-    "adapter_of",
-    "at_most",
-    "read_adapter",
-    "read_adapter_config",
-    "read_adapter_info",
-    "write_adapter",
-]
-
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 EXTRA_WEIGHTS = "extra.safetensors"
@@ -66,23 +54,7 @@ def wire_name(factor: str, adapter: str) -> str:
 
 
 def adapter_of(name: str) -> str | None:
-    """Return the set to which an exchanged tensor belongs.
-
-    Parameters
-    ----------
-    name : str
-        The tensor's name.
-
-    Returns
-    -------
-    str or None
-        None for a parameter of the base model.
-
-    Examples
-    --------
-    >>> adapter_of("base_model.model.h.0.mlp.lora_A.generic.weight")
-    'generic'
-    """
+    """Return the set to which an exchanged tensor belongs."""
     if matches(name, OTHER_KINDS):
         return DEFAULT_ADAPTER
     match = _FACTOR.fullmatch(name)
@@ -95,26 +67,7 @@ def write_adapter(
     adapter_config: Mapping[str, Any],
     info: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write ``state`` as a PEFT adapter folder, in place of an earlier one; each file appears whole or not at all.
-
-    Parameters
-    ----------
-    folder : Path or str
-        Made where absent.
-    state : mapping of str to Tensor
-        One set of factors and its extras, as :func:`.shared_state` gives them; the set's name is lost.
-    adapter_config : mapping
-        As :func:`.adapter_config` gives it; empty for extras without an adapter.
-    info : mapping, optional
-        JSON content of ``fedtar.json``, for :func:`read_adapter_info`.
-
-    Raises
-    ------
-    ConfigError
-        A kind of adapter that does not write reports.
-    ExchangeError
-        A state that does not fit ``adapter_config``.
-    """
+    """Write ``state`` as a PEFT adapter folder, in place of an earlier one; each file appears whole or not at all."""
     from safetensors.torch import save
 
     if adapter_config and adapter_config.get("peft_type") not in _KINDS:
@@ -159,22 +112,7 @@ def write_adapter(
 
 
 def read_adapter_info(folder: Path | str) -> dict[str, Any]:
-    """Read ``fedtar.json``: which base model, run and round an adapter belongs to.
-
-    Parameters
-    ----------
-    folder : Path or str
-
-    Returns
-    -------
-    dict of str to Any
-        ``model`` (settings of the base model), ``fingerprint``, ``prior`` (the run's ``data.prior``), ``run_id``, ...
-
-    Raises
-    ------
-    ConfigError
-        The folder is no adapter, or has no readable ``fedtar.json`` (as that of another program).
-    """
+    """Read ``fedtar.json``: which base model, run and round an adapter belongs to."""
     folder = Path(folder)
     # extras alone are whole only where no adapter belongs to them
     extras_alone = (folder / EXTRA_WEIGHTS).is_file() and not (folder / ADAPTER_CONFIG).exists()
@@ -197,19 +135,7 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
 
 
 def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str, Tensor]:
-    """Read factors and extras, for ``load_shared_state``; ConfigError for damaged files or values that are not finite.
-
-    Parameters
-    ----------
-    folder : Path or str
-    adapter : str
-        Set that the factors are named as.
-
-    Returns
-    -------
-    dict of str to Tensor
-        On the CPU, sorted by name.
-    """
+    """Read factors and extras, for ``load_shared_state``; ConfigError for damaged files or non-finite values."""
     factors, extra = (_read_tensors(Path(folder) / name) for name in (ADAPTER_WEIGHTS, EXTRA_WEIGHTS))
     state = {
         name if matches(name, OTHER_KINDS) else wire_name(name.removesuffix(".weight"), adapter): tensor
@@ -219,22 +145,7 @@ def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str
 
 
 def read_adapter_config(folder: Path | str) -> dict[str, Any]:
-    """Read ``adapter_config.json`` of a folder that :func:`read_adapter_info` accepts.
-
-    Parameters
-    ----------
-    folder : Path or str
-
-    Returns
-    -------
-    dict of str to Any
-        Empty where the folder holds extras alone.
-
-    Raises
-    ------
-    ConfigError
-        The file is missing beside factors, or damaged.
-    """
+    """Read ``adapter_config.json`` of a folder that :func:`read_adapter_info` accepts."""
     file = Path(folder) / ADAPTER_CONFIG
     if not (Path(folder) / ADAPTER_WEIGHTS).is_file():
         return {}
@@ -247,21 +158,7 @@ def read_adapter_config(folder: Path | str) -> dict[str, Any]:
 def at_most(
     rank: int | None, config: dict[str, Any], weights: dict[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Lower an adapter to its first ranks, at the same scale ``alpha / r``.
-
-    Parameters
-    ----------
-    rank : int or None
-        None, or the adapter's own rank or more: unchanged.
-    config : dict
-        PEFT's configuration.
-    weights : dict of str to Tensor
-
-    Returns
-    -------
-    tuple
-        Configuration and weights.
-    """
+    """Lower an adapter to its first ranks, at the same scale ``alpha / r``."""
     if rank is None or rank >= (whole := config.get("r", 0)):
         return config, weights
     return {**config, "r": rank, "lora_alpha": config["lora_alpha"] * rank / whole}, lowered(weights, rank)

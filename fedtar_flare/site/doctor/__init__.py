@@ -4,24 +4,11 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedtar_flare.site.doctor.finding import FAIL, LEVELS, OK, WARN, Finding
-
-__all__ = ["FAIL", "OK", "WARN", "Finding", "diagnose", "metrics"]
+from fedtar_flare.site.doctor.finding import LEVELS, Finding
 
 
 def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps: int = 3) -> list[Finding]:
-    """Check everything that a site needs; no check changes anything or sends data.
-
-    Parameters
-    ----------
-    kit : Path, optional; ConfigError if the folder is none. Without one its checks are skipped
-    site_file : Path, optional, in place of the kit's ``local/fedtar.yaml``
-    time_steps : int, the job's T, for the counts of visits
-
-    Returns
-    -------
-    list of Finding
-    """
+    """Check everything that a site needs; no check changes anything or sends data."""
     from fedtar_flare.site.context import kit_of
     from fedtar_flare.site.doctor import connection, environment, policy
     from fedtar_flare.site.site_file import SITE_FILE
@@ -54,17 +41,7 @@ def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps:
 
 
 def metrics(findings: Iterable[Finding], kit: Path | None) -> str:
-    """Write findings for Prometheus' node exporter (``--collector.textfile``), without their texts, which name files.
-
-    Parameters
-    ----------
-    findings : iterable of Finding
-    kit : Path or None, for the ends of its certificates
-
-    Returns
-    -------
-    str, with the worst status of each check (0 OK, 1 WARN, 2 FAIL), the time of the check, and ends of certificates
-    """
+    """Write findings for Prometheus' node exporter (``--collector.textfile``), without texts, which name files."""
     from fedtar_flare.site.doctor.connection import valid_until
 
     worst: dict[str, int] = {}

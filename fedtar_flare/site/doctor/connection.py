@@ -11,8 +11,6 @@ from cryptography import x509
 
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 
-__all__ = ["server"]
-
 SOON = timedelta(days=30)
 CERTIFICATES = ("client.crt", "rootCA.pem")
 RENEW = "ask the project's administrator for a new kit"
@@ -53,17 +51,7 @@ def valid_until(kit: Path) -> dict[str, datetime]:
 
 
 def server(kit: Path, seconds: float = 10.0) -> Finding:
-    """Try a TLS handshake with the server, using the kit's certificates, and nothing more.
-
-    Parameters
-    ----------
-    kit : Path, a site's, or the server's own
-    seconds : float, to wait for an answer
-
-    Returns
-    -------
-    Finding
-    """
+    """Try a TLS handshake with the server, using the kit's certificates, and nothing more."""
     startup = kit / "startup"
     role = "server" if (startup / "fed_server.json").is_file() else "client"
     file = startup / f"fed_{role}.json"

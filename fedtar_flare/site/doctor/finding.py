@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["FAIL", "Finding", "OK", "WARN"]
-
 OK, WARN, FAIL = LEVELS = "OK", "WARN", "FAIL"
 """All is well; goes on, but look; a run cannot work."""
 
