@@ -1,6 +1,6 @@
 """What is public has a reference docstring; what another module imports has a docstring.
 
-Public is what others build on: the names in ``__all__``, which the modules have that docs/reference/python-api.md lists.
+Public is what others build on: the names in ``__all__`` of the modules that docs/reference/python-api.md lists.
 """
 
 import ast

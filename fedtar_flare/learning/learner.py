@@ -24,7 +24,7 @@ from fedtar_flare.learning.training import Trained, Validated, adamw, batches, p
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.protocol.lora_ranks import factor
 
-__all__ = ["ReportLearner"]
+__all__ = ["ReportLearner", "Trained"]
 
 logger = logging.getLogger(__name__)
 clock = time.monotonic

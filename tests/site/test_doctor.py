@@ -19,8 +19,8 @@ from fedtar_flare.registry import default_names
 from fedtar_flare.site.approval import Participation, decide
 from fedtar_flare.site.context import state_of
 from fedtar_flare.site.doctor import diagnose, environment
-from fedtar_flare.site.doctor.finding import FAIL, OK, WARN
 from fedtar_flare.site.doctor.connection import certificates, server
+from fedtar_flare.site.doctor.finding import FAIL, OK, WARN
 from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER, SITE_CLASSES, rights
 from fedtar_flare.site.site_file import SiteConfig
 
