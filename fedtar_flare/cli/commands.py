@@ -86,7 +86,7 @@ def add_sites(command: argparse.ArgumentParser) -> None:
     command.add_argument("-n", "--sites", default="3", metavar="NUMBER|NAME,NAME", help=text)
 
 
-def add_place(command: argparse.ArgumentParser) -> None:
+def add_site_choice(command: argparse.ArgumentParser) -> None:
     """Add the options that say which site is meant."""
     place = command.add_mutually_exclusive_group()
     place.add_argument("--kit", type=Path, default=Path(), help="the site's startup kit (default: this folder)")

@@ -12,8 +12,8 @@ from fedtar_flare.cli.commands import (
     ProgressLine,
     add_command,
     add_group,
-    add_place,
     add_repeated,
+    add_site_choice,
     given,
     grouped,
     show,
@@ -55,12 +55,12 @@ def add_commands(commands: Commands) -> None:
     group = add_group(commands, "site", "pause, leave or join; describe or approve jobs; audit a model; purge")
     for name, (summary, text, _) in DECISIONS.items():
         command = group.add_parser(name, help=summary, description=text)
-        add_place(command)
+        add_site_choice(command)
         command.set_defaults(run=decide)
 
     command = add_command(group, describe, "what a job asks of this site, what will leave, and whether it may come")
     command.add_argument("job", help=JOB)
-    add_place(command)
+    add_site_choice(command)
 
     command = add_command(group, approve, "let a job train here, where the site file asks for it", with_json=False)
     what = command.add_mutually_exclusive_group(required=True)
@@ -68,11 +68,11 @@ def add_commands(commands: Commands) -> None:
     what.add_argument("--list", action="store_true", help="approved jobs, and those at this site that are not")
     what.add_argument("--withdraw", metavar="JOB", help="take an approval back, from the next task on; also by digest")
     command.add_argument("--digest", help="approve only if the job still is the one that 'describe' showed")
-    add_place(command)
+    add_site_choice(command)
 
     command = add_command(group, cells, "how all jobs divide this site's data into cells, and let the next one choose")
     command.add_argument("--release", action="store_true", help="let the next job choose; asks nothing")
-    add_place(command)
+    add_site_choice(command)
 
     command = add_command(group, purge, "delete what is kept of a run or a patient; shows first, deletes with --yes")
     what = command.add_mutually_exclusive_group(required=True)
@@ -88,7 +88,7 @@ def add_commands(commands: Commands) -> None:
     )
     what.add_argument("--cache", action="store_true", help="all prepared images; they are made anew when needed")
     command.add_argument("--yes", action="store_true", help="delete; without it nothing is touched")
-    add_place(command)
+    add_site_choice(command)
     command.add_argument("--site-file", type=Path, help="site file of a simulated site")
 
     command = add_command(group, audit_model, "what a run's adapter remembers of this site's patients")
@@ -97,7 +97,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--shadows", type=int, default=0, metavar="N", help=text)
     command.add_argument("--summary", type=Path, metavar="FOLDER", help="also write there, rounded, what may leave")
     add_repeated(command, "--set", "GROUP.NAME=VALUE", "a setting of the base model, such as model.weights=PATH")
-    add_place(command)
+    add_site_choice(command)
 
     command = add_command(commands, audit, "what left a site: totals of each job, or every message with its tensors")
     command.add_argument(

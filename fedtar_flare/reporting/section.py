@@ -147,7 +147,7 @@ def round_axis(run: Run) -> tuple[float, float]:
     return float(run.start.first_round - 1), float(max(begun, default=run.start.first_round))
 
 
-def place(run: Run, round_: int, step: int) -> float:
+def x_of(run: Run, round_: int, step: int) -> float:
     """Position of a step on the axis of rounds; the last step of round r is at r."""
     return round(round_ - 1 + step / max(1, run.start.time_steps), 4)
 
@@ -166,7 +166,7 @@ def over_steps(run: Run, title: str, lines: Sequence[Series], y_label: str, cros
     Chart
     """
     skipped = [one for one in run.steps if one.skipped and crosses]
-    tips = [(place(run, one.round, one.step), f"{step_name(one)}: skipped, nobody sent an update") for one in skipped]
+    tips = [(x_of(run, one.round, one.step), f"{step_name(one)}: skipped, nobody sent an update") for one in skipped]
     return Chart(title, lines, (), "round (a point per time step)", y_label, x_range=round_axis(run), crosses=tips)
 
 
@@ -185,7 +185,7 @@ def norms(run: Run, name: str, values: Iterable[tuple[int, int, float | None]], 
     """
     skipped = {(one.round, one.step) for one in run.steps if one.skipped}
     points = [
-        (place(run, r, t), None if (r, t) in skipped else y, f"{name}, round {r}, step {t}: {significant(y)}")
+        (x_of(run, r, t), None if (r, t) in skipped else y, f"{name}, round {r}, step {t}: {significant(y)}")
         for r, t, y in values
     ]
     return Series(name, points, "site", index)

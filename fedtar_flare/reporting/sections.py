@@ -26,10 +26,10 @@ from fedtar_flare.reporting.section import (
     made,
     norms,
     over_steps,
-    place,
     round_axis,
     step_name,
     table,
+    x_of,
 )
 
 NEEDED = re.compile(
@@ -46,7 +46,7 @@ def losses(run: Run) -> Section:
         at_steps, at_rounds = [], []
         for step in run.steps:
             loss = step.sites[site].train_loss if site in step.sites else None
-            at_steps.append((place(run, step.round, step.step), loss, step_name(step)))
+            at_steps.append((x_of(run, step.round, step.step), loss, step_name(step)))
         for one in run.validations:
             loss = one.sites[site].validation_loss if site in one.sites else None
             at_rounds.append((float(one.round), loss, f"round {one.round}"))
@@ -101,7 +101,7 @@ def movement(run: Run) -> Section | None:
     lead += " A cross on the axis is a step that was skipped." if figures[0].crosses else ""
     if any(one.lora_gap for one in run.steps):
         gaps = [
-            (place(run, s.round, s.step), s.lora_gap, f"{step_name(s)}: {significant(s.lora_gap)}") for s in run.steps
+            (x_of(run, s.round, s.step), s.lora_gap, f"{step_name(s)}: {significant(s.lora_gap)}") for s in run.steps
         ]
         lead += " Gap: ‖mean(BA) - mean(B) mean(A)‖ / ‖mean(BA)‖ of the sites' low-rank factors, over all layers."
         title = "Gap between the means of LoRA's factors and products"
@@ -171,17 +171,17 @@ def _folded(title: str, content: Markup) -> Markup:
     return render("folded.html", title=title, content=content)
 
 
-def sections(run: Run, own: Sequence[Section]) -> list[Section]:
+def sections(run: Run, of_method: Sequence[Section]) -> list[Section]:
     """All sections of a run that began: its results, how training went, and what is needed to repeat it."""
     of_reports = (examples, alarm_section, finding_section, scores, ahead)
     first, last = (of_reports, (losses, movement)) if run.reports else ((), ())
-    training = [one for one in (*own, *made(run, last)) if one.optimisation]
+    training = [one for one in (*of_method, *made(run, last)) if one.optimisation]
     titles = ", ".join(one.title.lower() for one in training)
     folded = _folded(f"Show {titles}", render("sections.html", sections=training, level=3))
     about: tuple[MakeSection, ...] = (settings, participation, *((visits,) if run.reports else ()), exchange)
     return [
         *made(run, first),
-        *(one for one in own if not one.optimisation),
+        *(one for one in of_method if not one.optimisation),
         *([Section("optimisation", "Optimisation", "How training went.", folded)] if training else []),
         *made(run, about),
     ]

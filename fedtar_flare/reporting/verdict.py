@@ -10,14 +10,14 @@ from fedtar_flare.reporting.scores import MEAN, Row, key_scores, overall, start_
 from fedtar_flare.reporting.section import Section
 
 
-def verdict(run: Run, own: Sequence[Section] = ()) -> list[str]:
+def verdict(run: Run, of_method: Sequence[Section] = ()) -> list[str]:
     """Which scores improved or fell and by how much, from the warm start to the round shown.
 
-    Sentences on the shared adapter alone and on the round that is kept may follow. ``own`` are the method's sections,
+    Sentences on the shared adapter and on the round that is kept may follow. ``of_method`` are the method's sections,
     whose lines are the verdict where it classifies images.
     """
     if not run.reports:
-        said = [(label, *text.rpartition(", ")[::2]) for section in own for label, text in section.lines]
+        said = [(label, *text.rpartition(", ")[::2]) for section in of_method for label, text in section.lines]
         values, of = [f"{label} {value}" for label, value, _ in said], dict.fromkeys(about for *_, about in said)
         return [f"{'; '.join(values)} ({', '.join(of)})."] if said else ["Nothing is known: no image was scored."]
     row, off = overall(run), overall(run, generic=True)
@@ -35,10 +35,10 @@ def verdict(run: Run, own: Sequence[Section] = ()) -> list[str]:
     ]
 
 
-def key_numbers(run: Run, own: Sequence[Section] = ()) -> list[Tile]:
+def key_numbers(run: Run, of_method: Sequence[Section] = ()) -> list[Tile]:
     """About five numbers from the warm start to the round shown; a method's own where it classifies images."""
     if not run.reports:
-        return [Tile(label, *text.split(", ", 1)) for section in own for label, text in section.lines]
+        return [Tile(label, *text.split(", ", 1)) for section in of_method for label, text in section.lines]
     row = overall(run)
     if row is None:
         return []

@@ -82,10 +82,10 @@ def experiments(suite: Suite) -> list[Experiment]:
     out = []
     for seed, variant in product(suite.seeds, variants(suite)):
         for name, arm in arms.items():
-            if name in sharing or variant.alone == variant.sites:
+            if name in sharing or variant.isolated == variant.sites:
                 out.append(_experiment(suite, name, arm, seed, variant))
-            elif variant.alone:
-                out.append(_experiment(suite, name, arm, seed, variant.on(variant.alone)))
+            elif variant.isolated:
+                out.append(_experiment(suite, name, arm, seed, variant.on(variant.isolated)))
     return out
 
 

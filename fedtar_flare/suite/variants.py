@@ -40,7 +40,7 @@ class Variant:
     """Its value from each list of its scenario: the number of hospitals, and options of the cohort."""
     compared: tuple[str, ...] = ()
     """Hospitals whose gain is shown: those that the scenario names, else those that are in all its points."""
-    alone: tuple[str, ...] = ()
+    isolated: tuple[str, ...] = ()
     """Where an arm that shares nothing is run; what a hospital learns alone does not depend on others."""
 
     @property
@@ -78,11 +78,11 @@ def _expand(suite: Suite, name: str, scenario: Scenario) -> list[Variant]:
             raise ConfigError(f"scenario '{name}': among the {len(sites)} hospitals that take part is no '{odd[0]}'")
         point = dict(zip(lists, values, strict=True))
         compared = tuple(site for site in sites if site in named) or sites[: min(numbers)]
-        alone: tuple[str, ...] = ()
+        isolated: tuple[str, ...] = ()
         if number == min(numbers):
             # no run begins without a hospital that takes part from the start
             first = [site for site in sites if site not in joins][:1] if set(compared) <= joins.keys() else []
-            alone = tuple(site for site in sites if site in (*first, *compared))
+            isolated = tuple(site for site in sites if site in (*first, *compared))
         out.append(
             Variant(
                 scenario=name if scenario != Scenario() else "",
@@ -93,7 +93,7 @@ def _expand(suite: Suite, name: str, scenario: Scenario) -> list[Variant]:
                 joins=joins,
                 point=({HOSPITALS: number} if len(numbers) > 1 else {}) | point,
                 compared=compared,
-                alone=alone,
+                isolated=isolated,
             )
         )
     return out

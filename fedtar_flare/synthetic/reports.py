@@ -27,7 +27,7 @@ class Wording:
     """First words at a first visit, and at a later one."""
     sections: Sequence[tuple[Sequence[str], str]]
     """Kinds of finding and the sentence when none of them is there; ``(("bones",), "")`` places that on bones."""
-    found: Mapping[str, str]
+    sentences: Mapping[str, str]
     """Per kind a sentence with ``{size}``, ``{side}`` and ``{change}``."""
     sizes: Mapping[str, str]
     """Per kind three words for small, moderate and large, separated by ``|``."""
@@ -65,7 +65,7 @@ def write_report(
         for name in here:
             kind, state = kind_of(name), findings[name]
             size, change = wording.sizes[kind].split("|")[state.size - 1], changes.get(state.change, "")
-            sentences.append(wording.found[kind].format(size=size, side=side_of(name), change=change))
+            sentences.append(wording.sentences[kind].format(size=size, side=side_of(name), change=change))
         if not here:
             sentences.append(normal)
     if resolved:

@@ -55,6 +55,6 @@ def _mixed(first: Wording, second: Wording, share: float) -> Wording:
     from_second = {kind for i, kind in enumerate(KINDS) if int((i + 1) * share) > int(i * share)}  # evenly spread
     sentences, sizes = (
         {kind: (mine if kind in from_second else others)[kind] for kind in KINDS}
-        for mine, others in ((second.found, first.found), (second.sizes, first.sizes))
+        for mine, others in ((second.sentences, first.sentences), (second.sizes, first.sizes))
     )
-    return replace(second if share >= 0.5 else first, found=sentences, sizes=sizes)
+    return replace(second if share >= 0.5 else first, sentences=sentences, sizes=sizes)

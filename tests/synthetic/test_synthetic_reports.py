@@ -70,7 +70,7 @@ def test_a_site_s_style_follows_from_its_name():
 def test_every_style_has_words_for_every_kind():
     for wording in (GENERIC, *itertools.chain(*STYLES)):
         assert sorted(kind for kinds, _ in wording.sections for kind in kinds) == sorted([*KINDS, BONES])
-        assert set(wording.found) == set(wording.sizes) == set(KINDS)
+        assert set(wording.sentences) == set(wording.sizes) == set(KINDS)
         assert all(len(words.split("|")) == 3 for words in [*wording.sizes.values(), wording.changes])
 
 
@@ -81,9 +81,9 @@ def test_a_share_of_the_kinds_is_in_the_style_s_words(style, second):
     assert wording_of(style, second, 1.0) is own and wording_of(style, second, 0.0) == common
     for share in (0.3, 0.5, 0.8):
         mixed = wording_of(style, second, share)
-        of_own = [k for k in KINDS if (mixed.found[k], mixed.sizes[k]) == (own.found[k], own.sizes[k])]
+        of_own = [k for k in KINDS if (mixed.sentences[k], mixed.sizes[k]) == (own.sentences[k], own.sizes[k])]
         assert len(of_own) == int(len(KINDS) * share)
-        assert all(mixed.found[kind] == common.found[kind] for kind in KINDS if kind not in of_own)
+        assert all(mixed.sentences[kind] == common.sentences[kind] for kind in KINDS if kind not in of_own)
         assert mixed.sections == (own if share >= 0.5 else common).sections
 
 

@@ -34,7 +34,7 @@ def test_every_sentence_states_its_finding(wording, name):
     kind, side = kind_of(name), side_of(name)
     for size in wording.sizes[kind].split("|"):
         for change in ["", *wording.changes.split("|")]:
-            sentence = wording.found[kind].format(size=size, side=side, change=change)
+            sentence = wording.sentences[kind].format(size=size, side=side, change=change)
             assert findings_in(sentence) == {name}, sentence
 
 

@@ -124,8 +124,8 @@ class FedKEIServer(ServerStrategy):
     def _send(self, task: str, mixture: Mixture, r: int, step: int, accept: ReplyHandler, more: Tensors) -> Answers:
         """Send the centres and ``more``: to each site with centres of its own a message apart, to all others one."""
         header = self.run.header(r, step, after=version(r - 1, STEPS if r > 1 else 0))
-        groups = [[site] for site in self.run.membership.sites if site in mixture.own]
-        groups += [[site for site in self.run.membership.sites if site not in mixture.own]]
+        groups = [[site] for site in self.run.membership.sites if site in mixture.by_site]
+        groups += [[site for site in self.run.membership.sites if site not in mixture.by_site]]
         groups, answers = [group for group in groups if group], Answers()
         for group in groups:
             down = {**mixture.centres(group[0]), **more}
@@ -209,7 +209,7 @@ class FedKEIServer(ServerStrategy):
                 round=r,
                 modules=modules,
                 clusters=mixture.report(),
-                places=mixture.places(),
+                plane=mixture.plane(),
                 probed={site: int(reply.numbers["samples"]) for site, reply in sorted(probed.replies.items())},
                 clustering_seconds=round(mixture.seconds, 3),
                 probe_seconds=max(probed.seconds.values(), default=0.0),

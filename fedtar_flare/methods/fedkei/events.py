@@ -20,7 +20,7 @@ class Stream(Event):
 class Mixed(TaskBegun):
     """The mixture of a task.
 
-    ``modules`` counts the pool; ``clusters`` is :meth:`.mixture.Mixture.report`, ``places`` :meth:`.Mixture.places`;
+    ``modules`` counts the pool; ``clusters`` is :meth:`.mixture.Mixture.report`, ``plane`` :meth:`.Mixture.plane`;
     ``probed``: images behind each site's gradient; ``probe_seconds``: until the last answer to PROBE; ``probe_took``:
     seconds of each site's own work for it; ``left``: sites that left, whose modules left the pool with them.
     """
@@ -28,7 +28,7 @@ class Mixed(TaskBegun):
     kind: ClassVar[str] = "mixed"
     modules: int = 0
     clusters: list[dict[str, Any]] = []
-    places: dict[str, list[dict[str, Any]]] = {}
+    plane: dict[str, list[dict[str, Any]]] = {}
     probed: dict[str, int] = {}
     clustering_seconds: float = 0.0
     probe_seconds: float = 0.0

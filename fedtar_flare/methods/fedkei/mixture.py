@@ -49,19 +49,19 @@ Parts = Mapping[Kind, Part]
 class Mixture:
     """What the server mixes for a task.
 
-    Without ``parts`` it is the common start. ``own``: the mixtures of plans that mix for each site, by site; a site
+    Without ``parts`` it is the common start. ``by_site``: the mixtures of plans that mix for each site, by site; a site
     that is not in it gets ``parts``. ``probes``: whether PROBE comes before ADAPT; ``seconds``: of clustering.
     """
 
     pool: Pool
     parts: Parts | None
-    own: Mapping[str, Parts] = field(default_factory=dict)
+    by_site: Mapping[str, Parts] = field(default_factory=dict)
     probes: bool = False
     seconds: float = 0.0
 
     def centres(self, site: str | None = None) -> dict[str, Tensor]:
         """C (K, *shape) by tensor name (Eq. 4), float32, for a site (None: for all); each kind has its own K."""
-        parts = self.parts if site is None else self.own.get(site, self.parts)
+        parts = self.parts if site is None else self.by_site.get(site, self.parts)
         if parts is None:
             return {name: value[None].clone() for name, value in self.pool.start.items()}
         return self.pool.layout.stacked({kind: p.origin + mix(p.matrix, p.beta) for kind, p in parts.items()})
@@ -84,8 +84,8 @@ class Mixture:
 
         ``members`` are the cluster's and all others with a weight in it. Empty for the common start.
         """
-        mixed: dict[str | None, Parts] = {} if self.parts is None or self.own else {None: self.parts}
-        mixed.update(self.own.items())
+        mixed: dict[str | None, Parts] = {} if self.parts is None or self.by_site else {None: self.parts}
+        mixed.update(self.by_site.items())
         return [
             {
                 "kind": kind,
@@ -103,7 +103,7 @@ class Mixture:
             for k in range(part.beta.shape[1])
         ]
 
-    def places(self) -> dict[str, list[dict[str, Any]]]:
+    def plane(self) -> dict[str, list[dict[str, Any]]]:
         """By kind, modules in the plane by t-SNE of their distances: ``{"site", "task", "cluster", "x", "y"}`` each.
 
         Empty for the common start, and for fewer modules than t-SNE needs.
@@ -130,7 +130,7 @@ def mixture_of(plan: Plan, pool: Pool, task: int, settings: FedKEIConfig) -> Mix
     if plan.members == "own":
         # only the site itself gets its module, so that no minimum of sites applies
         return Mixture(
-            pool, None, own={m.site: {kind: Part.of(pool, kind, (m,), [0]) for kind in KINDS} for m in modules}
+            pool, None, by_site={m.site: {kind: Part.of(pool, kind, (m,), [0]) for kind in KINDS} for m in modules}
         )
     if len(set(sites)) < settings.min_cluster_sites or not modules:
         return Mixture(pool, None)
@@ -160,8 +160,8 @@ def _clusters(plan: Plan, sites: Sequence[str], inner: Tensor, clusters: int) ->
     return list(range(len(sites))) if plan.groups == "each" else [0] * len(sites)
 
 
-def similarity(inner: Tensor, own: int) -> Tensor:
-    """FedAMP's weights (N, 1), float64, of N modules for the module at index ``own``; nearer modules weigh more.
+def similarity(inner: Tensor, index: int) -> Tensor:
+    """FedAMP's weights (N, 1), float64, of N modules for the module at this index; nearer modules weigh more.
 
     ``xi_j = exp(-d_j^2 / sigma) / N`` for the others, the rest for its own module. sigma is the mean squared distance
     of two modules (our choice: free of scale).
@@ -169,9 +169,9 @@ def similarity(inner: Tensor, own: int) -> Tensor:
     squares = squared_distances(inner)
     n = len(squares)
     sigma = squares.sum() / max(n * (n - 1), 1)
-    weights = torch.exp(-squares[own] / sigma.clamp(min=1e-300)) / n
-    weights[own] = 0
-    weights[own] = 1 - weights.sum()
+    weights = torch.exp(-squares[index] / sigma.clamp(min=1e-300)) / n
+    weights[index] = 0
+    weights[index] = 1 - weights.sum()
     return weights[:, None]
 
 

@@ -121,12 +121,12 @@ def clusters(run: Run) -> Section | None:
 
 def places(run: Run) -> Section | None:
     """t-SNE of the modules before the last task, by cluster (FedKEI, Fig. 8)."""
-    events = [event for event in run.events(Mixed) if event.places]
+    events = [event for event in run.events(Mixed) if event.plane]
     if not events:
         return None
     learnt = {(step, site): _words(module.task) for step, site, module in _learnt(run)}
     drawn = []
-    for kind, modules in events[-1].places.items():
+    for kind, modules in events[-1].plane.items():
         of: dict[str, tuple[int, list[tuple[float, float, str]]]] = {}
         for module in sorted(modules, key=itemgetter("cluster")):
             tip = f"{module['site']}, {learnt.get((module['task'], module['site']), module['task'])}"

@@ -251,4 +251,4 @@ def _reply(header: TaskHeader, data: SiteTask, adapted: Adapted, rand: Adapted |
     if data.scored:
         scores |= {"auc": [*map(rounded, adapted.curve)], "membership": rounded(adapted.membership)}
         scores |= {} if rand is None else {"rand_auc": [*map(rounded, rand.curve)], "rand_at_epoch": rand.at_epoch}
-    return ok(header, numbers, {"counts": {"task": data.place, **counts}, "scores": scores})
+    return ok(header, numbers, {"counts": {"task": data.number, **counts}, "scores": scores})

@@ -41,10 +41,10 @@ class TaskData:
 
 @dataclass(frozen=True)
 class SiteTask:
-    """A task at a site: name and place in the job's list (from 1), images by split, and the smallest cell."""
+    """A task at a site: name and number in the job's list (from 1), images by split, and the smallest cell."""
 
     name: str
-    place: int
+    number: int
     splits: Mapping[Split, Labeled]
     least: int
 

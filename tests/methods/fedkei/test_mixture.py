@@ -58,7 +58,7 @@ def gradients_like(centres, seed=0):
 
 def test_modules_with_near_weights_are_near_in_the_plane_and_named_by_their_disease():
     pool = pool_of([(f"site-{i}", t) for t in (1, 2) for i in range(1, 6)])
-    found = mixed("fedkei", pool, clusters=2).places()
+    found = mixed("fedkei", pool, clusters=2).plane()
     assert list(found) == ["adapter", "head"]
     for modules in found.values():
         assert [(m["site"], m["task"]) for m in modules] == owners(pool.modules)
@@ -66,8 +66,8 @@ def test_modules_with_near_weights_are_near_in_the_plane_and_named_by_their_dise
         nearest = (torch.cdist(plane, plane) + 9 * torch.eye(10)).argmin(1).tolist()
         assert [modules[k]["task"] for k in nearest] == [m["task"] for m in modules]
         assert len({(m["task"], m["cluster"]) for m in modules}) == 2
-    assert mixed("fedkei", pool_of(PAIRS[:4])).places() == {} == mixed("rand", pool).places()
-    events = {Mixed: [Mixed(round=3, places=found)], Learnt: [Learnt(round=1, sites={"site-1": SiteTask(task="mass")})]}
+    assert mixed("fedkei", pool_of(PAIRS[:4])).plane() == {} == mixed("rand", pool).plane()
+    events = {Mixed: [Mixed(round=3, plane=found)], Learnt: [Learnt(round=1, sites={"site-1": SiteTask(task="mass")})]}
     page = section.places(SimpleNamespace(events=events.get)).content
     assert page.count("<title>site-1, mass</title>") == 2 and page.count("<title>") == 20
 
@@ -184,7 +184,7 @@ def test_the_step_moves_beta_by_the_gradient_and_tells_how_far():
 def test_no_centre_is_of_fewer_sites_than_the_minimum(name, least):
     mixture = mixed(name, pool_of(), min_cluster_sites=least, clusters=6)
     if least == 4:
-        assert mixture.parts is None and not mixture.own and not mixture.probes
+        assert mixture.parts is None and not mixture.by_site and not mixture.probes
         return
     assert mixture.report()
     for entry in mixture.report():
