@@ -31,15 +31,15 @@ def names(sentence: str, finding: str) -> bool:
     return set(_words(finding)) - _SIDES <= set(_words(sentence))
 
 
-def add_plain_sentence(text: str, finding: str, number: int, found: Callable[[str], AbstractSet[int]]) -> str:
+def add_plain_sentence(text: str, finding: str, number: int, stated: Callable[[str], AbstractSet[int]]) -> str:
     """Replace the sentences that name a finding without stating any by a plain sentence at the end.
 
     The text is unchanged where the result would not state the finding ``number`` and its earlier findings, and nothing
-    else; ``found`` gives the numbers of the findings that a text states.
+    else; ``stated`` gives the numbers of the findings that a text states.
     """
-    kept = [sentence for sentence in sentences(text) if found(sentence) or not names(sentence, finding)]
+    kept = [sentence for sentence in sentences(text) if stated(sentence) or not names(sentence, finding)]
     longer = " ".join([*kept, plain_sentence(finding)])
-    return longer if found(longer) == found(text) | {number} else text
+    return longer if stated(longer) == stated(text) | {number} else text
 
 
 def _words(text: str) -> list[str]:
