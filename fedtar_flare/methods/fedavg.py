@@ -12,11 +12,11 @@ from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, close_round, handshake, train
 from fedtar_flare.registry import Method
 from fedtar_flare.runtime.exchange import Answers
-from fedtar_flare.runtime.lora_mean import ProductMean
 from fedtar_flare.runtime.recipe import PRESETS
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.server_strategy import ServerStrategy
 from fedtar_flare.runtime.task import Task
+from fedtar_flare.runtime.training import ProductMean
 
 __all__ = ["METHOD", "FedAvgServer", "PooledSite"]
 

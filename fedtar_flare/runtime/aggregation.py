@@ -21,7 +21,7 @@ import torch
 from fedtar_flare.core.files import PRIVATE
 from fedtar_flare.protocol.exchange import Tensors
 
-__all__ = ["SpilledUpdates", "site_weights", "trimmed_mean"]
+__all__ = ["SpilledUpdates"]
 
 Weighting = Literal["samples", "uniform", "inverse"]
 Aggregation = Literal["mean", "norm_bounded_mean", "median", "trimmed_mean"]
@@ -40,20 +40,10 @@ BLOCK = 2**20
 
 
 def site_weights(counts: Mapping[str, int], weighting: Weighting = "samples") -> dict[str, float]:
-    """Compute the weights c_k of the sites in Eq. 6.
+    """Compute the weights c_k of the sites in Eq. 6, which sum to one, in sorted order, from their n_k >= 1.
 
-    Parameters
-    ----------
-    counts : mapping of str to int
-        n_k >= 1, by site.
-    weighting : {"samples", "uniform", "inverse"}
-        ``samples`` is n_k / N. The paper's 1/n_k does not sum to one and contradicts its Theorem 1; here ``inverse`` is
-        1/n_k normalised.
-
-    Returns
-    -------
-    dict of str to float
-        Weights that sum to one, in sorted order of the sites.
+    ``samples`` is n_k / N. The paper's 1 / n_k does not sum to one and contradicts its Theorem 1; here ``inverse`` is
+    1 / n_k normalised.
     """
     weights = {}
     for site in sorted(counts):
@@ -94,24 +84,15 @@ def plausible_counts(counts: Mapping[str, Mapping[str, list[int]]]) -> dict[str,
 
 
 def trimmed_mean(values: torch.Tensor, beta: float) -> torch.Tensor:
-    """Average over the sites without the largest and the smallest values (Yin et al., Algorithm 1).
+    """Average (sites, values) over the sites without the largest and the smallest values (Yin et al., Algorithm 1).
 
-    Parameters
-    ----------
-    values : Tensor, (sites, values)
-        NaN where a site has no value.
-    beta : float
-        Share that is left out at either end, but at least one value; 0.5 gives the median.
-
-    Returns
-    -------
-    Tensor, (values,)
-        0 where fewer than three sites have a value.
+    A share ``beta`` is left out at either end, but at least one value; 0.5 gives the median. NaN is where a site has no
+    value; the mean is 0 where fewer than three have one.
     """
     number = (~values.isnan()).sum(0)
     cut = torch.minimum((beta * number).long().clamp(min=1), ((number - 1) // 2).clamp(min=0))
-    place = torch.arange(len(values))[:, None]
-    inner = (place >= cut) & (place < number - cut) & (number >= MAJORITY)
+    rank = torch.arange(len(values))[:, None]
+    inner = (rank >= cut) & (rank < number - cut) & (number >= MAJORITY)
     return values.sort(0).values.where(inner, 0.0).sum(0) / inner.sum(0).clamp(min=1)
 
 
@@ -119,8 +100,8 @@ class SpilledUpdates:
     """Accepted updates of one step until they are aggregated: the first in memory, others on disk.
 
     So memory stays flat in the number of sites. Sums run block by block in sorted site order in float64: the same bits
-    whatever the order of arrival, and wherever an update waited. A context manager: the folder is its own, emptied at
-    the start and removed at the end. One call at a time.
+    whatever the order of arrival, and wherever an update waited. A context manager: the folder is emptied at the start
+    and removed at the end. One call at a time.
 
     Parameters
     ----------

@@ -15,8 +15,6 @@ from fedtar_flare.core.files import PRIVATE, read_json, write_json
 from fedtar_flare.core.tensor_file import StateError, checksum, read_tensors, write_tensors
 from fedtar_flare.protocol.exchange import Tensors
 
-__all__ = ["BEST", "Checkpoint", "CheckpointFolder", "SIMULATED_JOB", "load"]
-
 FORMAT = 2
 BEST = "best.safetensors"
 SIMULATED_JOB = "simulate_job"
@@ -45,27 +43,13 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """Checkpoints of one run.
-
-    Parameters
-    ----------
-    folder : Path or str
-    keep : int
-        Newest checkpoints that stay, besides ``best.safetensors``.
-    """
+    """Checkpoints of one run: the ``keep`` newest stay, besides ``best.safetensors``."""
 
     def __init__(self, folder: Path | str, keep: int = 3):
         self.folder, self.keep = Path(folder), keep
 
     def save(self, checkpoint: Checkpoint, *, best: bool = False) -> None:
-        """Write a checkpoint, then drop the oldest.
-
-        Parameters
-        ----------
-        checkpoint : Checkpoint
-        best : bool
-            Whether it is the best so far, and becomes ``best.safetensors`` too.
-        """
+        """Write a checkpoint, also as the best one where it is, then drop the oldest."""
         _write(self.folder / f"round-{checkpoint.round:04d}.safetensors", checkpoint)
         if best:
             _write(self.folder / BEST, checkpoint)
@@ -73,18 +57,7 @@ class CheckpointFolder:
             old.unlink()
 
     def last(self) -> tuple[Checkpoint, list[str]]:
-        """Read the newest whole checkpoint.
-
-        Returns
-        -------
-        tuple of (Checkpoint, list of str)
-            The checkpoint, and a line for each damaged one.
-
-        Raises
-        ------
-        FedTARError
-            No checkpoint is whole.
-        """
+        """Read the newest whole checkpoint, with a line for each damaged one; :class:`FedTARError` if none is whole."""
         problems: list[str] = []
         for path in reversed(self._rounds()):
             try:
@@ -123,10 +96,8 @@ class RunCheckpoints:
             return load(Path(name)).weights
         file = self._kit / INITIAL / f"{name}.safetensors"
         if not _NAME.fullmatch(name) or not file.is_file():
-            raise FedTARError(
-                f"this server has no initial weights of the name '{name:.100}'; its operator puts checkpoint files as "
-                f"{INITIAL}/NAME.safetensors into the server's kit"
-            )
+            text = f"this server has no initial weights of the name '{name:.100}': its operator puts them into its kit"
+            raise FedTARError(f"{text} as {INITIAL}/NAME.safetensors")
         return load(file).weights
 
     def save(self, checkpoint: Checkpoint, *, best: bool) -> None:
@@ -172,29 +143,13 @@ class RunCheckpoints:
             with suppress(ConfigError):  # of an unknown job, or damaged
                 same_submitter = read_json(folder / _SUBMITTER).get("submitter") == self._submitter
         if not same_submitter:
-            raise FedTARError(  # the same, whether the job is another's or never was
-                f"no checkpoint of job {self._resume_from:.100} that its submitter could resume is at this server: it "
-                "ended before its first round did, was somebody else's, or never was"
-            )
+            text = "it ended before its first round did, was somebody else's, or never was"  # the same for all three
+            raise FedTARError(f"this server has no checkpoint of job {self._resume_from:.100} to resume: {text}")
         return CheckpointFolder(folder)
 
 
 def load(path: Path) -> Checkpoint:
-    """Read one checkpoint file.
-
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    Checkpoint
-
-    Raises
-    ------
-    StateError
-        The file is missing, damaged, of another format, or has a wrong checksum.
-    """
+    """Read one checkpoint file; :class:`StateError` where it is missing, damaged or of another format."""
     tensors, info = read_tensors(path)
     if info.get("format") != FORMAT:
         raise StateError(f"{path}: checkpoint format {info.get('format')!r}; this version reads format {FORMAT}")

@@ -16,7 +16,7 @@ from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.widgets.info_collector import InfoCollector
 
 from fedtar_flare import registry
-from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.core.files import read_json
 from fedtar_flare.core.settings import build
 from fedtar_flare.protocol.exchange import Tensors, expect_at_most
@@ -30,10 +30,10 @@ from fedtar_flare.runtime.checkpoint import SIMULATED_JOB, Checkpoint, RunCheckp
 from fedtar_flare.runtime.exchange import POLL_SECONDS, Answers, Exchange, ReplyHandler, RunAborted
 from fedtar_flare.runtime.membership import Membership
 from fedtar_flare.runtime.results import Results
-from fedtar_flare.runtime.scalars import send_scalar
 from fedtar_flare.runtime.server_config import ServerConfig
+from fedtar_flare.runtime.task import send_scalar
 from fedtar_flare.runtime.training import TrainingStep
-from fedtar_flare.site.context import check_workspace, hush_simulator
+from fedtar_flare.site.context import end_unfit_simulator
 
 __all__ = ["FederatedController"]
 
@@ -59,7 +59,7 @@ class FederatedController(ModelController):
     """
 
     def __init__(self, method: str, settings: dict[str, Any] | None = None, **config: Any):
-        _in_simulator()
+        end_unfit_simulator(SIMULATED_JOB)
         self.method, self.definition = method, registry.method(method)
         self.contract, self.settings = self.definition.contract, settings
         self.config = build(ServerConfig, config, "server")
@@ -68,7 +68,6 @@ class FederatedController(ModelController):
         self.wire_contract = self.contract.allowing(["*"])  # which parameters travel whole is for the sites to say
         self.exchange, self.membership = Exchange(self), Membership(self)
         self.round = self.first_round = 1
-        self._steps_before = self.config.time_steps  # T of the run that is resumed
         self.strategy = self.definition.server(self)
 
     # ------------------------------------------------------------------ a run
@@ -107,8 +106,8 @@ class FederatedController(ModelController):
         Returns
         -------
         tuple of (dict of str to Tensor or None, Answers)
-            The aggregate of the updates in float64, by the names of ``w`` and of the strategy's extra tensors; None if
-            no site has one, or none may leave. Who answered what.
+            The float64 aggregate, by the names of ``w`` and of the strategy's extra tensors; None if no site has an
+            update, or none may leave. Who answered what.
         """
         down = {**w, **self.strategy.extra_tensors(w)}
         step = TrainingStep(self, w, down, r)
@@ -157,9 +156,7 @@ class FederatedController(ModelController):
         Parameters
         ----------
         w : mapping of str to Tensor
-            Weights after the round.
         r : int
-            Round.
 
         Returns
         -------
@@ -177,7 +174,7 @@ class FederatedController(ModelController):
         header = self.header(r, config.time_steps, after=version(r, config.time_steps), evaluate=evaluate)
         answers = self.send_task(CLOSE_ROUND, header, w, self.membership.sites, accept)
         self.results.validation(r, answers, by_median=config.aggregation != "mean")
-        self.results.evaluation(r, answers, self.unlearnt_periods(r))
+        self.results.evaluation(r, answers, self.membership.unlearnt_periods(r))
         return answers
 
     def send_task(
@@ -197,14 +194,13 @@ class FederatedController(ModelController):
         Parameters
         ----------
         task : str
-            Name of a task of the contract.
         header : TaskHeader
         weights : mapping of str to Tensor or None
             Go down in float32 in a task whose contract sends any.
         sites : sequence of str
             Those that are connected get the task.
         on_reply : callable
-            Takes site, reply and tensors, one call per site and at a time; raises ExchangeError to refuse the answer.
+            Takes site, reply and tensors, one call at a time; raises ExchangeError to refuse the answer.
         time_limit, min_sites : int, optional
             In place of ``step_time_limit`` (seconds) and ``min_sites``.
 
@@ -233,7 +229,6 @@ class FederatedController(ModelController):
         Parameters
         ----------
         r, t : int
-            Round and time step.
         after : str
             Version of the site's state that the task begins from (:func:`fedtar_flare.protocol.messages.version`).
         evaluate : bool
@@ -257,40 +252,32 @@ class FederatedController(ModelController):
             rounds_per_period=self.config.rounds_per_period,
         )
 
-    def unlearnt_periods(self, r: int) -> range:
-        """List the periods that are scored after a round before anything is learnt from them.
-
-        Parameters
-        ----------
-        r : int
-            Round; 0 before the first.
-
-        Returns
-        -------
-        range
-            Time steps.
-        """
-        if n := self.config.rounds_per_period:
-            return range(-(-r // n) + 1, -(-r // n) + 1 + bool(r))
-        if r == self.first_round - 1:
-            return range(self._steps_before + 1, self.config.time_steps + 1)
-        return range(0)
-
     # ------------------------------------------------------------------ begin, save and resume
     def _begin(self) -> Tensors:
         """Handshake: agree on the exchange and return the weights to start from."""
         # 1. A resumed run goes on with its checkpoint; else the weights may come from a file.
-        config, resumed = self.config, self._resumed()
-        self.run_id = resumed.info["run_id"] if resumed else f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
-        self.first_round = resumed.round + 1 if resumed else 1
-        self.membership.resumed = set(resumed.info.get("members", ())) if resumed else set()
-        w = resumed.weights if resumed else None
-        if config.initial_checkpoint:
+        config, w, resumed = self.config, None, None
+        self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
+        if config.resume_from:
+            resumed, problems = self.checkpoints.resumed(self._fixed_settings(), ("num_rounds", "time_steps"))
+            for problem in problems:
+                self.warning(f"passed over: {problem}")
+            info, w = resumed.info, resumed.weights
+            self.run_id, self.first_round = info["run_id"], resumed.round + 1
+            self.membership.resumed = set(info.get("members", ()))
+            self.membership.steps_before = info["settings"]["time_steps"]
+            self.strategy.load_info(info.get("method"))
+            self.strategy.load_state(resumed.method)
+            self.results.restore(info, comparable=self.membership.steps_before == config.time_steps)
+        elif config.initial_checkpoint:
             w = self.checkpoints.initial(config.initial_checkpoint)
         # 2. The handshake, with which the record begins.
         w, answers = self.membership.gather(w)
         expect_at_most(self.strategy.largest_message())
-        settings = self.fixed_settings() | {"min_sites": config.min_sites} | self._settings_of_sites()
+        settings = self._fixed_settings() | {"min_sites": config.min_sites}
+        for file in Path(self.get_run_dir()).glob("app*/config/config_fed_client.json"):  # where the server has it
+            executor = read_json(file)["executors"][0]["executor"]
+            settings["sites"] = executor.get("args", {}).get("settings") or {}
         self.results.start(
             self.membership.schema,
             answers,
@@ -304,7 +291,7 @@ class FederatedController(ModelController):
         if not self.membership.members:
             raise FedTARError("every site that takes part is named in server.unseen: there is nobody to train")
         self.strategy.on_start()
-        self.results.evaluation(self.first_round - 1, answers, self.unlearnt_periods(self.first_round - 1))
+        self.results.evaluation(self.first_round - 1, answers, self.membership.unlearnt_periods(self.first_round - 1))
         # 3. The resumed run's checkpoints become this job's.
         if resumed:
             best = self.checkpoints.carry_over(resumed, is_best=self.results.is_best(resumed.round))
@@ -312,28 +299,9 @@ class FederatedController(ModelController):
                 self.results.adapter(best.weights, best.round)
         return w
 
-    def fixed_settings(self) -> dict[str, Any]:
-        """List the settings that a resumed run must share.
-
-        Returns
-        -------
-        dict
-        """
-        config = self.config
-        fixed = {"method": self.method} | {
-            name: getattr(config, name) for name in ("num_rounds", "time_steps", "weighting", "seed")
-        }
-        fixed |= self.strategy.fixed_settings()
-        more: dict[str, Any] = {"rounds_per_period": config.rounds_per_period, "unseen": list(config.unseen)}
-        more["aggregation"] = config.aggregation != "mean" and config.aggregation
-        return fixed | {name: value for name, value in more.items() if value}
-
-    def _settings_of_sites(self) -> dict[str, Any]:
-        """Settings that the job gives to sites, for the record; nothing where their file is not at the server."""
-        for file in Path(self.get_run_dir()).glob("app*/config/config_fed_client.json"):
-            arguments = read_json(file)["executors"][0]["executor"].get("args", {})
-            return {"sites": arguments.get("settings") or {}}
-        return {}
+    def _fixed_settings(self) -> dict[str, Any]:
+        """Settings that a resumed run must share."""
+        return {"method": self.method} | self.config.fixed() | self.strategy.fixed_settings()
 
     def _save(self, w: Tensors, r: int) -> None:
         """Checkpoint after a whole round; the best one by validation loss also becomes ``adapter/``."""
@@ -341,7 +309,7 @@ class FederatedController(ModelController):
         info = {
             "run_id": self.run_id,
             "schema": membership.schema.to_dict(),
-            "settings": self.fixed_settings(),
+            "settings": self._fixed_settings(),
             "members": sorted({*membership.resumed, *membership.sites}),
         }
         if (state := self.strategy.info()) is not None:
@@ -349,19 +317,6 @@ class FederatedController(ModelController):
         self.checkpoints.save(Checkpoint(r, w, self.strategy.state(), info | self.results.progress()), best=best)
         if best and self.contract.shares:
             self.results.adapter(w, r)
-
-    def _resumed(self) -> Checkpoint | None:
-        """The checkpoint to go on from, with the method's state restored; None in a fresh run."""
-        if not self.config.resume_from:
-            return None
-        checkpoint, problems = self.checkpoints.resumed(self.fixed_settings(), ("num_rounds", "time_steps"))
-        for problem in problems:
-            self.warning(f"passed over: {problem}")
-        self._steps_before = checkpoint.info["settings"]["time_steps"]
-        self.strategy.load_info(checkpoint.info.get("method"))
-        self.strategy.load_state(checkpoint.method)
-        self.results.restore(checkpoint.info, comparable=self._steps_before == self.config.time_steps)
-        return checkpoint
 
     # ------------------------------------------------------------------ record
     @property
@@ -375,70 +330,51 @@ class FederatedController(ModelController):
         Parameters
         ----------
         tag : str
-            Name of the curve.
         value : float or None
             None and non-finite values are left out.
         step : int
-            Position on the axis, usually the round.
         """
         send_scalar(self, self.fl_ctx, tag, value, step)
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
         """Always write the ``end`` event; an error of this package ends the job with its one-line reason."""
-        start = time.monotonic()
-
-        def end(status: Any, reason: str = "") -> None:
-            seconds = round(time.monotonic() - start, 1)
-            with suppress(OSError):  # on a full disk the log still has the reason
-                self.record.write(End(time=utc_now(), seconds=seconds, status=status, reason=reason))
-
+        start, status, reason = time.monotonic(), "", ""
         try:
             yield
+            status, reason = "completed", self.results.nothing_learnt()
         except RunAborted:
-            end("aborted", "the job was aborted")
+            status, reason = "aborted", "the job was aborted"
             self.warning("the job was aborted: stopped without saving the running round")
         except FedTARError as error:
-            end("failed", str(error))
-            for line in str(error).splitlines():
+            status, reason = "failed", str(error)
+            for line in reason.splitlines():
                 self.error(line)
-            self.panic(str(error))
+            self.panic(reason)
         except OSError as error:
-            reason = f"the server could not write its results ({error.strerror or error}). The last whole checkpoint "
-            reason += "stays; make room or mend the disk, then resume the job"
-            end("failed", reason)
+            status, reason = "failed", f"the server could not write its results ({error.strerror or error}). The last "
+            reason += "whole checkpoint stays; make room or mend the disk, then resume the job"
             self.error(f"{reason}: {error}")
             self.panic(reason)
         except Exception as error:
-            end("failed", f"unexpected {type(error).__name__}")
+            status, reason = "failed", f"unexpected {type(error).__name__}"
             raise
-        else:
-            end("completed", self.results.nothing_learnt())
+        finally:
+            seconds = round(time.monotonic() - start, 1)
+            with suppress(OSError):  # on a full disk the log still has the reason
+                if status:  # a process that is killed has no say
+                    self.record.write(End(time=utc_now(), seconds=seconds, status=status, reason=reason))
 
     # ------------------------------------------------------------------ what FLARE calls
-    def handle_event(self, event_type: str, fl_ctx: Any) -> None:
-        """Tell ``fedtar status`` and ``nvflare job stats`` how far the run is.
-
-        Parameters
-        ----------
-        event_type, fl_ctx
-            FLARE's.
-        """
+    def handle_event(self, event_type: str, fl_ctx: Any) -> None:  # `fedtar status`, `nvflare job stats`: how far it is
         super().handle_event(event_type, fl_ctx)
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
             collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
             if collector is not None:
-                collector.add_info(STATS_GROUP, self.progress())
+                collector.add_info(STATS_GROUP, self._progress())
 
-    def progress(self) -> dict[str, Any]:
-        """Tell how far the run is.
-
-        Returns
-        -------
-        dict
-            Position in the run and each site's status, validation loss by round, the method's numbers, the server's
-            alarms.
-        """
+    def _progress(self) -> dict[str, Any]:
+        """Position in the run, each site's status, validation loss by round, the method's numbers and alarms."""
         losses = self.results.losses() if hasattr(self, "results") else {}
         more = {"validation_loss": losses, "numbers": self.strategy.numbers()}
         return self.exchange.progress() | more | {"alarms": alarms(Path(self.get_run_dir()).parent)}
@@ -451,39 +387,13 @@ class FederatedController(ModelController):
 
     def process_result_of_unknown_task(
         self, client: Any, task_name: str, client_task_id: str, result: Any, fl_ctx: Any
-    ) -> None:
-        """Drop and record a result that came after its task was closed.
-
-        Parameters
-        ----------
-        client, task_name, client_task_id, result, fl_ctx
-            FLARE's.
-        """
+    ) -> None:  # it came after its task was closed
         self.exchange.note_late(client.name, task_name)
 
 
+# FLARE finds the parameters of a component, and the defaults that it need not export, in the signature
+_PARAMETERS = {name: field.default for name, field in ServerConfig.model_fields.items()} | {"settings": None}
 FederatedController.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    # FLARE finds the parameters of a component, and the defaults that it need not export, in the signature
-    [
-        inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
-        inspect.Parameter("method", inspect.Parameter.POSITIONAL_OR_KEYWORD),
-        *(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
-            for name, field in ServerConfig.model_fields.items()
-        ),
-        inspect.Parameter("settings", inspect.Parameter.KEYWORD_ONLY, default=None),
-    ]
+    [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", "method")]
+    + [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in _PARAMETERS.items()]
 )
-
-
-def _in_simulator() -> None:
-    """In FLARE's simulator, end it at once and in one line where it could not start its sites from the workspace."""
-    folder = Path.cwd().parent  # the simulator builds its server in <workspace>/server
-    if not (folder / "server" / SIMULATED_JOB / "app_server").is_dir():
-        return
-    hush_simulator()
-    try:
-        check_workspace(folder)
-    except ConfigError as error:
-        logger.error(str(error))
-        raise SystemExit(2) from None  # it ends the server's thread; anything else would be three long tracebacks

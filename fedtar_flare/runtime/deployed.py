@@ -28,15 +28,12 @@ class DeployedJob:
     """A job of this package."""
 
     name: str
-    """As its ``meta.json`` has it."""
     settings: Mapping[str, Any]
     """Arguments of the executor (``site``) and the controller (``server``) that differ from the defaults."""
     submitter: str
     """As the server reports it; empty for a job that was not submitted."""
     executor: SiteExecutor
-    """What it runs at a site."""
     controller: FederatedController
-    """What it runs at the server."""
     digest: str
     """Of the files that reach a site; an approval is for one digest."""
     foreign: tuple[str, ...]
@@ -65,9 +62,7 @@ class DeployedJob:
         if self.submitter:
             lines.append(f"submitted by {self.submitter}, as the server says")
         if self.brings_code:
-            lines.append(
-                "IT HAS A 'custom' FOLDER: it may bring code of its own, and this site's list of classes is off"
-            )
+            lines.append("IT HAS A 'custom' FOLDER: it may bring code, and this site's list of classes is off")
         return "\n".join(map(plain, "\n".join(lines).split("\n")))
 
 

@@ -26,15 +26,13 @@ from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.record.events import Late
 from fedtar_flare.record.log import utc_now
 
-__all__ = ["Answers", "ReplyHandler"]
+__all__ = ["Answers"]
 
 register_tensors()
 
 POLL_SECONDS = 0.02
 """Interval at which standing tasks and the abort signal are checked."""
 STILL_WORKING = "still at work; its answer may enter a later round"
-CLOSE, ROOM, WASTEFUL = 0.8, 3.0, 20.0
-"""A slowest answer above CLOSE times the limit is nearly lost, ROOM times it is safe; WASTEFUL times it costs time."""
 
 
 class RunAborted(Exception):
@@ -118,15 +116,13 @@ class Exchange:
         self.run = run
         self.silent: set[str] = set()
         """Sites that missed a time limit and have answered nothing since."""
-        self._lock = threading.Lock()  # FLARE hands over answers in threads of its own
+        self._lock = threading.RLock()  # FLARE hands over answers in threads of its own
         self._answers = Answers(closed=True)
         self._open_task: tuple[str, TaskHeader, float, list[str]] | None = None
         self._working: dict[str, tuple[float, Tensors]] = {}
         """Sites still at work on a training task that went on without them: its deadline, and what it sent down."""
         self._late: dict[str, tuple[TaskHeader, FLModel, Tensors]] = {}
         """Their answers that wait for a later round, with the task's header and what it sent down."""
-        self._slowest: dict[str, float] = {}
-        self._advised: set[tuple[str, bool]] = set()
         self._fault: Exception | None = None
 
     def live_sites(self) -> list[str]:
@@ -186,10 +182,10 @@ class Exchange:
         # 3. Account for those that did not answer; enough must have taken part.
         self._close(task, answers, targets, start, limit, weights)
         if answers.count < least:
-            problems = [*answers.absent.items(), *((s, f"refused: {why}") for s, why in answers.refused.items())]
+            problems = answers.absent | {site: f"refused: {why}" for site, why in answers.refused.items()}
             raise FedTARError(
-                f"task '{task}' of {_place(header)}: {answers.count} site(s) took part, min_sites is {least}. "
-                + "; ".join(f"{site}: {why}" for site, why in sorted(problems))
+                f"task '{task}' of {_position(header)}: {answers.count} site(s) took part, min_sites is {least}. "
+                + "; ".join(f"{site}: {why}" for site, why in sorted(problems.items()))
                 + " (--min-sites lets a run go on with fewer)"
             )
         return answers
@@ -245,8 +241,8 @@ class Exchange:
     def _close(
         self, task: str, answers: Answers, targets: Sequence[str], start: float, limit: float, weights: Tensors
     ) -> None:
-        """Account for the sites that have not answered, and advise once where the time limit does not fit."""
-        missed, seconds, config = 0, time.monotonic() - start, self.run.config
+        """Account for the sites that have not answered."""
+        seconds = time.monotonic() - start
         with self._lock:
             answers.closed = True
             if self._fault is not None:
@@ -257,22 +253,13 @@ class Exchange:
                 elif self.run.get_client_disconnect_time(site):
                     answers.absent[site] = "disconnected while it had the task"
                     self.silent.add(site)
-                elif task == TRAIN and config.wait_seconds and not 0 < limit <= seconds:
+                elif task == TRAIN and self.run.config.wait_seconds and not 0 < limit <= seconds:
                     answers.absent[site] = STILL_WORKING
                     self._working[site] = start + (limit or math.inf), weights
                 else:
-                    again = site in self.silent
-                    missed += not again
-                    answers.absent[site] = (
-                        "still silent; not waited for again" if again else f"no answer within {limit} s"
-                    )
+                    late = f"no answer within {limit} s"
+                    answers.absent[site] = "still silent; not waited for again" if site in self.silent else late
                     self.silent.add(site)
-        self._slowest[task] = max([self._slowest.get(task, 0.0), *answers.seconds.values()])
-        setting = "step_time_limit" if limit == config.step_time_limit else f"{task}_time_limit"
-        line = advice(limit, self._slowest[task], missed, setting)
-        if line and (task, missed > 0) not in self._advised:
-            self._advised.add((task, missed > 0))
-            self.run.info(f"task '{task}': {line}")
 
     # ------------------------------------------------------------------ an answer
     def _receive(
@@ -286,7 +273,7 @@ class Exchange:
                 return self._sort(answers, task, header, site, model, on_reply)
             if task == TRAIN and (working := self._working.pop(site, None)) is not None:
                 self._late[site] = header, model, working[1]
-            self._record_late(site, task)
+            self.note_late(site, task)
             return False
 
     def _sort(
@@ -322,12 +309,12 @@ class Exchange:
             self._fault = error
             return False
         except Exception as error:
-            self.run.exception(f"{_place(header)}: the answer of {site} could not be read: {error}")
+            self.run.exception(f"{_position(header)}: the answer of {site} could not be read: {error}")
             answers.refused[site] = f"its answer is malformed ({type(error).__name__})"
         if site in answers.refused:
-            self.run.warning(f"{_place(header)}: refused {site}: {answers.refused[site]}")
+            self.run.warning(f"{_position(header)}: refused {site}: {answers.refused[site]}")
         if site in answers.absent:
-            self.run.warning(f"{_place(header)}: no answer from {site}: {answers.absent[site]}")
+            self.run.warning(f"{_position(header)}: no answer from {site}: {answers.absent[site]}")
         return site in answers.replies
 
     def note_failure(self, site: str, code: str) -> None:
@@ -338,16 +325,13 @@ class Exchange:
                 self._answers.absent[site] = f"the site's FLARE answered {code} (see the site's own log)"
 
     def note_late(self, site: str, task: str) -> None:
-        """Record an answer that FLARE received after its task was closed; it is dropped."""
+        """Record an answer that came after its task was closed."""
         with self._lock:
-            self._record_late(site, task)
-
-    def _record_late(self, site: str, task: str) -> None:
-        does = "waits for the next round" if site in self._late else "was dropped"
-        self.run.warning(f"a late answer of {site} to task '{task}' {does}")
-        self.silent.discard(site)
-        if hasattr(self.run, "record"):  # there is none before the run has begun
-            self.run.record.write(Late(time=utc_now(), site=site, task=task))
+            does = "waits for the next round" if site in self._late else "was dropped"
+            self.run.warning(f"a late answer of {site} to task '{task}' {does}")
+            self.silent.discard(site)
+            if hasattr(self.run, "record"):  # there is none before the run has begun
+                self.run.record.write(Late(time=utc_now(), site=site, task=task))
 
     # ------------------------------------------------------------------ status
     def progress(self) -> dict[str, Any]:
@@ -371,29 +355,7 @@ class Exchange:
         }
 
 
-def advice(limit: float, slowest: float, missed: int, setting: str = "step_time_limit") -> str | None:
-    """One line for the log, or None when the limit (seconds; 0: none) is fine.
-
-    ``slowest`` is the time to the slowest answer to this kind of task so far (0: there was none); ``missed`` sites did
-    not answer in time.
-    """
-    if not limit or not (slowest or missed):
-        return None
-    took, better = f"the slowest answer took {slowest:.0f} s", math.ceil(ROOM * slowest)
-    if missed:
-        known = f"; {took}" if slowest else ""
-        return (
-            f"{missed} site(s) did not answer within {setting} = {limit:g} s{known}. If such a site only works "
-            f"slowly, try {max(math.ceil(2 * limit), better)} s"
-        )
-    if slowest > CLOSE * limit:
-        return f"{took} of {setting} = {limit:g} s; {better} s would be safe"
-    if limit > WASTEFUL * max(slowest, 1):
-        return f"{took} of {setting} = {limit:g} s; consider {max(better, 60)} s"
-    return None
-
-
-def _place(header: TaskHeader) -> str:
+def _position(header: TaskHeader) -> str:
     return f"round {header.round}, step {header.step}"
 
 

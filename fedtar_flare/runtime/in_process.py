@@ -12,7 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsData
 from nvflare.apis.client import Client
+from nvflare.apis.dxo import from_shareable
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
@@ -34,16 +36,8 @@ LocalSite = Callable[[str, Shareable], "Shareable | None"]
 class InThisProcess(FederatedController):
     """The controller, which delivers its messages in this process.
 
-    Parameters
-    ----------
-    folder : Path
-        Stands for the server's run folder.
-    sites : mapping of str to callable
-        Makes a site's answer of a task's name and FLARE's message; None when it never answers.
-    joins : mapping of str to int, optional
-        Rounds in which late sites connect.
-    **settings
-        As of :class:`FederatedController`.
+    ``folder`` stands for the server's run folder; ``joins`` has the rounds in which late sites connect; ``settings``
+    are those of :class:`FederatedController`.
     """
 
     def __init__(
@@ -62,11 +56,7 @@ class InThisProcess(FederatedController):
         self.silent_until = 0.0
 
     def _connected(self) -> list[Client]:
-        clients = []
-        for name in self.local_sites:
-            if self.joins.get(name, 1) <= self.round:
-                clients.append(Client(name, name))
-        return clients
+        return [Client(name, name) for name in self.local_sites if self.joins.get(name, 1) <= self.round]
 
     def get_run_dir(self) -> str:
         return str(self.folder)
@@ -87,7 +77,6 @@ class InThisProcess(FederatedController):
         self.silent_until = 0.0
 
     def deliver(self, site: str, task: str, message: Shareable) -> Shareable | None:
-        """Hand a task to a site."""
         return self.local_sites[site](task, message)
 
     def send_model(
@@ -118,43 +107,64 @@ class InThisProcess(FederatedController):
         self.silent_until = time.monotonic() + timeout if silent else 0.0
 
 
+class _Engine:
+    """What an executor uses of FLARE's engine; ``streamed`` has the scalars that it sends."""
+
+    def __init__(self, workspace: Path, app: Path | None):
+        about = {"get_root_dir": partial(str, workspace), "get_app_dir": lambda job: str(app)}
+        self.get_workspace = partial(SimpleNamespace, **about)
+        self.streamed: list[AnalyticsData] = []
+
+    def new_context(self) -> FLContext:
+        context = FLContext()
+        context.set_prop(ReservedKey.ENGINE, self, private=True, sticky=False)
+        return context
+
+    def fire_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == ANALYTIC_EVENT_TYPE:
+            self.streamed.append(AnalyticsData.from_dxo(from_shareable(fl_ctx.get_prop(FLContextKey.EVENT_DATA))))
+
+
+def site_context(
+    workspace: Path,
+    task: str,
+    message: Shareable,
+    *,
+    name: str = "site-1",
+    simulated: bool = True,
+    job: str = "job-1",
+    app: Path | None = None,
+) -> FLContext:
+    """Make FLARE's context of a task, as a site's executor and filters get it; ``app``: where the job's app lies."""
+    context = _Engine(workspace, app).new_context()
+    context.set_prop(ReservedKey.IDENTITY_NAME, name, private=False, sticky=False)
+    context.set_prop(ReservedKey.RUN_NUM, job, private=False, sticky=False)
+    props = {FLContextKey.SIMULATE_MODE: simulated, FLContextKey.TASK_NAME: task, FLContextKey.TASK_ID: "task-1"}
+    for key, value in (props | {FLContextKey.TASK_DATA: message}).items():
+        context.set_prop(key, value, private=True, sticky=False)
+    return context
+
+
 class ExecutorSite:
     """A site that runs its tasks in an executor of its own, behind its outbound guard.
 
-    Parameters
-    ----------
-    name : str
-    executor : SiteExecutor
-    workspace : Path
-        Stands for FLARE's workspace of the site.
+    ``workspace`` stands for FLARE's workspace of the site; ``others`` are arguments of :func:`site_context`.
     """
 
-    def __init__(self, name: str, executor: SiteExecutor, workspace: Path):
-        self.name, self.executor = name, executor
+    def __init__(self, name: str, executor: SiteExecutor, workspace: Path, **others: Any):
+        self.name, self.executor, self.workspace, self.others = name, executor, workspace, others
+        self.signal, self.streamed = Signal(), list[AnalyticsData]()
         workspace.mkdir(parents=True, exist_ok=True)
-        names = list(executor.strategy.settings.lora.exchange)
-        self.guard = OutboundGuard(methods=[executor.contract.method], extra_names=names)
-        get_workspace = partial(SimpleNamespace, get_root_dir=partial(str, workspace))
-        self.engine = SimpleNamespace(  # what an executor uses of FLARE's
-            get_workspace=get_workspace, new_context=self._context, fire_event=lambda event_type, fl_ctx: None
-        )
-
-    def _context(self) -> FLContext:
-        context = FLContext()
-        context.get_engine = lambda *args, **kwargs: self.engine
-        return context
 
     def __call__(self, task: str, message: Shareable) -> Shareable:
-        context = self._context()
-        context.set_prop(ReservedKey.IDENTITY_NAME, self.name, private=False, sticky=False)
-        for key, value in {
-            FLContextKey.SIMULATE_MODE: True,
-            FLContextKey.TASK_NAME: task,
-            FLContextKey.TASK_DATA: message,
-        }.items():
-            context.set_prop(key, value, private=True, sticky=False)
-        answer = self.executor.execute(task, message, context, Signal())
-        return answer if answer.get_return_code() not in (None, ReturnCode.OK) else self.guard.process(answer, context)
+        context = site_context(self.workspace, task, message, name=self.name, **self.others)
+        self.streamed = context.get_engine().streamed
+        answer = self.executor.execute(task, message, context, self.signal)
+        if answer.get_return_code() not in (None, ReturnCode.OK):
+            return answer
+        # the guard of a site that lets pass what the method exchanges whole of the base model
+        names = list(self.executor.strategy.settings.lora.exchange)
+        return OutboundGuard([self.executor.contract.method], extra_names=names).process(answer, context)
 
 
 def run_in_process(

@@ -15,73 +15,47 @@ from fedtar_flare.protocol.messages import Reply, compatible, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.runtime.aggregation import PLAUSIBLE, plausible_counts
 from fedtar_flare.runtime.exchange import Answers
-from fedtar_flare.runtime.lora_mean import check_form
+from fedtar_flare.runtime.training import check_form
 from fedtar_flare.version import __version__
-
-__all__ = ["Membership"]
 
 Row = Mapping[str, Any]
 """What a site must share with the others (model, adapter, settings), by name."""
 
 
 class Membership:
-    """The sites of a run and what they agreed on.
-
-    Parameters
-    ----------
-    run : FederatedController
-        The controller, through which messages go.
-
-    Attributes
-    ----------
-    sites, members : list of str
-        Sites that take part, and those of them that train (not named in ``server.unseen``), sorted.
-    schema : ExchangeSchema
-        Names and shapes of the tensors that travel.
-    visits : dict
-        A site's numbers of visits per time step, by site and split.
-    described : dict
-        A site's description of its model, by site.
-    lora_mean : {"factors", "product", "ffa"}
-        Form of the mean of the sites' adapters.
-    lora_ranks : dict of str to int
-        Rank of a site's adapter where it is below the job's; else 0.
-    """
+    """The sites of a run, and what they agreed on; ``run`` is the controller, through which messages go."""
 
     schema: ExchangeSchema
+    """Names and shapes of the tensors that travel."""
     _agreed: Row
 
     def __init__(self, run: Any):
         self.run = run
         self.sites: list[str] = []
+        """Sites that take part, sorted."""
         self.members: list[str] = []
+        """Those of them that train: not named in ``server.unseen``."""
         self.visits: dict[str, Any] = {}
+        """A site's numbers of visits per time step, by site and split."""
         self.described: dict[str, Any] = {}
+        """A site's description of its model, by site."""
         self.lora_mean = "factors"
+        """Form of the mean of the sites' adapters: ``factors``, ``product`` or ``ffa``."""
         self.lora_ranks: dict[str, int] = {}
+        """Rank of a site's adapter where it is below the job's, else 0, by site."""
         self.turned_away: set[str] = set()
         """Sites that were refused in a handshake; they are not asked again."""
         self.resumed: set[str] = set()
         """Sites that took part before a resume, which must have their state."""
+        self.steps_before: int = run.config.time_steps
+        """T of the run that is resumed."""
         self._announced: dict[str, Any] = {}
 
     def gather(self, weights: Tensors | None) -> tuple[Tensors, Answers]:
-        """Open the run with all sites that are connected.
+        """Open the run with all connected sites; the weights to start from, and what the sites answered.
 
-        Parameters
-        ----------
-        weights : mapping of str to Tensor or None
-            Weights to start from; None: initial ones of a site.
-
-        Returns
-        -------
-        tuple of (mapping of str to Tensor, Answers)
-            The weights to start from and what the sites answered.
-
-        Raises
-        ------
-        FedTARError
-            Fewer than ``min_sites`` take part or agree, or nobody gives initial weights.
+        Without ``weights`` they are initial ones of a site. :class:`FedTARError` where fewer than ``min_sites`` take
+        part or agree, or nobody gives initial weights.
         """
         config, live = self.run.config, self.run.exchange.live_sites()
         source = config.initial_site or (live[0] if live else "")
@@ -102,26 +76,26 @@ class Membership:
         return weights, answers
 
     def admit_late_sites(self, weights: Tensors, r: int) -> None:
-        """Let sites that missed the handshake, or connected since, join at the start of a round.
-
-        Parameters
-        ----------
-        weights : mapping of str to Tensor
-            Weights at the start of the round.
-        r : int
-            Round that begins.
-        """
+        """Let sites that missed the handshake, or connected since, join at the start of round r."""
         run = self.run
         known = {*self.sites, *run.exchange.silent, *self.turned_away}
         waiting = [site for site in run.exchange.live_sites() if site not in known]
         if r == run.first_round or not waiting:
             return
-        new = run.unlearnt_periods(r - 1) or run.unlearnt_periods(run.first_round - 1)  # as for a site that was here
+        new = self.unlearnt_periods(r - 1) or self.unlearnt_periods(run.first_round - 1)  # as for a site that was here
         answers = self._greet(waiting, weights, "", {}, evaluate=len(new) > 0, before=r)
         agree(answers, 0, self._agreed)
         self._add(answers)
         run.results.joined(r, answers)
         run.results.evaluation(r - 1, answers, new)
+
+    def unlearnt_periods(self, r: int) -> range:
+        """List the periods that are scored after round r (0: the handshake) before anything is learnt from them."""
+        if n := self.run.config.rounds_per_period:
+            return range(-(-r // n) + 1, -(-r // n) + 1 + bool(r))
+        if r == self.run.first_round - 1:
+            return range(self.steps_before + 1, self.run.config.time_steps + 1)
+        return range(0)
 
     def _greet(
         self,
@@ -144,9 +118,7 @@ class Membership:
         def accept(site: str, reply: Reply, tensors: Tensors) -> None:
             schema = ExchangeSchema.from_dict(reply.payload.get("schema"))
             if "rank" in reply.numbers and config.aggregation != "mean":
-                raise ExchangeError(
-                    f"its lora_rank is its own, for which aggregation '{config.aggregation}' has no form"
-                )
+                raise ExchangeError(f"its lora_rank is its own: aggregation '{config.aggregation}' has no form for it")
             if tensors and site != source:
                 raise ExchangeError("it sent weights that nobody had asked it for")
             if site == source:
@@ -157,9 +129,7 @@ class Membership:
         first = before or run.first_round
         header = run.header(0, 0, version(first - 1, config.time_steps if first > 1 else 0), evaluate)
         header = replace(header, initial_site=source)
-        limit = config.handshake_time_limit
-        if before is not None:  # the others wait meanwhile
-            limit = config.step_time_limit
+        limit = config.handshake_time_limit if before is None else config.step_time_limit  # for which the others wait
         answers = Answers()
         for member in (False, True):
             group = [site for site in sites if (site in self.resumed) is member]
@@ -188,15 +158,11 @@ class Membership:
                 if not sent or 2 * len(others) < len(sent):
                     if doubted | others:
                         names = ", ".join(sorted(doubted | others))
-                        self.run.results.alarm(
-                            f"{names}: another start than the one that the seed gives at the other sites"
-                        )
+                        self.run.results.alarm(f"{names}: another start than the seed gives at the other sites")
                     return initial[site]
             doubted.add(site)
-        raise FedTARError(
-            "no site sent initial weights that more than half of the sites get from the seed too. Their checksums: "
-            + "; ".join(f"{site} {checksums}" for site, checksums in sorted(sent.items()))
-        )
+        checksums_of_all = "; ".join(f"{site} {checksums}" for site, checksums in sorted(sent.items()))
+        raise FedTARError(f"no site sent the initial weights that most sites get from the seed: {checksums_of_all}")
 
     def _add(self, answers: Answers) -> None:
         """Take in the sites that agreed, with their numbers of visits as far as these are plausible."""
@@ -211,10 +177,8 @@ class Membership:
         for site, reply in answers.replies.items():
             reply.payload["counts"] = self.visits[site]
             if self.visits[site] != self._announced[site]:
-                self.run.results.alarm(
-                    f"{site} says that it has far more visits than the other sites: of each split it is believed at "
-                    f"most {PLAUSIBLE} times their median"
-                )
+                text = f"{site} announces far more visits than the other sites: of each split at most {PLAUSIBLE} times"
+                self.run.results.alarm(f"{text} their median count")
 
 
 def agree(answers: Answers, min_sites: int, like: Row | None = None) -> Row:
@@ -231,19 +195,15 @@ def agree(answers: Answers, min_sites: int, like: Row | None = None) -> Row:
         agreed = max(groups, key=len, default=[])
         row: Row = rows[agreed[0]] if agreed else {}
         if len({rows[group[0]]["description"] for group in groups if len(group) == len(agreed)}) > 1:
-            raise FedTARError(
-                "as many sites describe the model in one way as in another; give all sites the same job and base "
-                f"model. Who differs in what:\n{disagreement_table(rows)}"
-            )
+            text = "as many sites describe the model in one way as in another: give all the same job and base model"
+            raise FedTARError(f"{text}. Who differs in what:\n{disagreement_table(rows)}")
     else:
         row = like
         agreed = [site for site in rows if rows[site] == row]
     if len(agreed) < min_sites:
         table = disagreement_table({**rows, "(server)": {**next(iter(rows.values()), {}), "fedtar_flare": __version__}})
-        raise FedTARError(
-            "too few sites agree on what is exchanged; install the same fedtar_flare everywhere and give all sites "
-            f"the same model and adapter settings. Who differs in what:\n{table}"
-        )
+        text = "too few sites agree on what is exchanged; give all the same fedtar_flare, model and adapter settings"
+        raise FedTARError(f"{text}. Who differs in what:\n{table}")
     for site in sorted(set(rows) - set(agreed)):
         differing = sorted(key for key in {*row, *rows[site]} if row.get(key) != rows[site].get(key))
         answers.refused[site] = f"it differs from the other sites in: {', '.join(differing[:5])}"

@@ -14,12 +14,7 @@ from nvflare.app_opt.tracking.mlflow.mlflow_receiver import MLflowReceiver
 class MLflowRuns(MLflowReceiver):
     """Writes a run's TensorBoard scalars to an MLflow server, an MLflow run for each site and one for the server.
 
-    Parameters
-    ----------
-    tracking_uri : str
-        MLflow's. Credentials come from the server's environment (MLFLOW_TRACKING_TOKEN and the like), never from a job.
-    experiment : str
-        Name of the MLflow experiment.
+    Credentials come from the server's environment (MLFLOW_TRACKING_TOKEN and the like), never from a job.
     """
 
     def __init__(self, tracking_uri: str, experiment: str):

@@ -1,16 +1,15 @@
 """A site's tasks in several processes that train together, one per GPU where there are GPUs.
 
-Where the site file says ``processes: N`` above 1, the executor starts N processes of this package
-(:mod:`.worker`) and hands them every task. Each builds the job's executor as FLARE did; rank 0 does all
-of a task, writes the site's state and gives the answer; the others do their share of what a task trains, validates and
-scores (:mod:`fedtar_flare.learning.ranks`), and write nothing. They stay for the run's next task, so that imports and
-the model are paid for once. No job can ask for them, or say what is started.
+Where the site file says ``processes: N`` above 1, the executor starts N processes of this package (:mod:`.worker`) and
+hands them every task. Each builds the job's executor as FLARE did; rank 0 does all of a task, writes the site's state
+and gives the answer; the others do their share of what a task trains, validates and scores
+(:mod:`fedtar_flare.learning.ranks`), and write nothing. They stay for the run's next task, so that imports and the
+model are paid for once. No job can request them, or say what is started.
 
 They are not started by ``torchrun``, whose rendezvous listens on every network interface of the machine and unpickles
 what it is sent, and whose processes stay when it is killed. Here orders and answers go through a pair of sockets that
-one process inherits, as JSON and safetensors, so that nothing is unpickled; the processes find each other through a
-file in a folder of this account alone, and talk over the loopback interface; and a process ends when its pipe does, so
-none outlives the executor's, however that ends.
+one process inherits, as JSON and safetensors; the processes find each other through a file in a folder of this account
+alone, and talk over the loopback interface; and a process ends when its pipe does, so none outlives the executor's.
 """
 
 import json
@@ -90,9 +89,9 @@ class ProcessGroup:
         Raises FedTARError with the words of what that raises, on whichever rank, or where a process ended, or lost
         another; and what ``site.stop_if_aborted`` raises. After anything that is raised the group is closed.
         """
-        place = {"name": site.name, "simulated": site.simulated, "job": site.job}
-        place |= {"workspace": str(site.workspace), "app": str(site.app)}
-        order = {"task": task, "header": asdict(header), "site": place, "folder": str(Path.cwd())}
+        about = {"name": site.name, "simulated": site.simulated, "job": site.job}
+        about |= {"workspace": str(site.workspace), "app": str(site.app)}
+        order = {"task": task, "header": asdict(header), "site": about, "folder": str(Path.cwd())}
         try:
             return self._perform(order, weights, site, scalar)
         except BaseException:
@@ -119,7 +118,7 @@ class ProcessGroup:
     def _start(self, rank: int) -> None:
         ours, theirs = socket.socketpair()
         packages = filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")))
-        with ours, theirs, self._words(rank).open("wb") as words:
+        with ours, theirs, Path(self._folder.name, f"{rank}.txt").open("wb") as words:
             arguments = [theirs.fileno(), rank, self.size, self.device, self._folder.name]
             process = subprocess.Popen(
                 [sys.executable, "-P", "-W", "ignore", "-m", WORKER, *map(str, arguments)],
@@ -132,57 +131,53 @@ class ProcessGroup:
             self._processes.append(process)
             self._connections.append(Connection(ours.detach()))
 
-    def _words(self, rank: int) -> Path:
-        """What a process says on standard error."""
-        return Path(self._folder.name, f"{rank}.txt")
-
     def _perform(self, order: dict[str, Any], weights: Tensors, site: Site, scalar: Scalar) -> Answer:
         rank_of = {connection: rank for rank, connection in enumerate(self._connections)}
         answer: Answer | None = None
         lost: FedTARError | None = None
         end = math.inf
-        working = self._ask([0], order, weights)
+        working = self._hand_over([0], order, weights)
         while working and time.monotonic() < end:
             site.stop_if_aborted()
-            for connection in wait(list(rank_of), POLL_SECONDS):  # also one that is not asked yet may end
+            for connection in wait(list(rank_of), POLL_SECONDS):  # also one that has no task yet may end
                 assert isinstance(connection, Connection)
                 rank = rank_of[connection]
                 try:
-                    said, tensors = receive(connection)
+                    content, tensors = receive(connection)
                 except (EOFError, OSError) as error:
                     raise self._ended(rank) from error
-                kind = said.pop("kind")
-                if kind == LOG and (logger := logging.getLogger(said["name"])).isEnabledFor(said["levelno"]):
-                    logger.handle(logging.makeLogRecord(said))
+                kind = content.pop("kind")
+                if kind == LOG and (logger := logging.getLogger(content["name"])).isEnabledFor(content["levelno"]):
+                    logger.handle(logging.makeLogRecord(content))
                 elif kind == SCALAR:
-                    scalar(said["tag"], said["value"], said["step"])
+                    scalar(content["tag"], content["value"], content["step"])
                 elif kind == OPENED:
-                    working |= self._ask(range(1, self.size), order, weights)
+                    working |= self._hand_over(range(1, self.size), order, weights)
                 elif kind == FAILED:
-                    raise FedTARError(said["text"], public=said["public"])
+                    raise FedTARError(content["text"], public=content["public"])
                 elif kind == LOST:
                     # another has ended, or stands still: which one, and why, is soon known from itself, if ever
                     working.remove(rank)
-                    lost = FedTARError(said["text"], public=said["public"])
+                    lost = FedTARError(content["text"], public=content["public"])
                     end = min(end, time.monotonic() + GRACE_SECONDS)
                 elif kind == DONE:
                     working.remove(rank)
                     if rank == 0:
-                        answer = Reply(**said["reply"]), tensors
+                        answer = Reply(**content["reply"]), tensors
         if lost is not None:
             raise lost
         assert answer is not None
         return answer
 
-    def _ask(self, ranks: Iterable[int], order: dict[str, Any], weights: Tensors) -> set[int]:
+    def _hand_over(self, ranks: Iterable[int], order: dict[str, Any], weights: Tensors) -> set[int]:
         """Hand the task to these ranks, and return them."""
-        asked = set(ranks)
-        for rank in asked:
+        working = set(ranks)
+        for rank in working:
             try:
                 send(self._connections[rank], order, weights)
             except OSError as error:
                 raise self._ended(rank) from error
-        return asked
+        return working
 
     def _ended(self, rank: int) -> FedTARError:
         """The error of a process that ended without an answer."""
@@ -192,6 +187,6 @@ class ProcessGroup:
         code = process.returncode
         how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
         text = f"one of the {self.size} processes that do this site's tasks together ended without an answer"
-        words = self._words(rank).read_text(errors="replace").strip().rpartition("\n")[2]
-        said = f": {words}" if words else " (too little memory?)"
-        return FedTARError(f"{text}: rank {rank}, {how}{said}", public=text)
+        words = Path(self._folder.name, f"{rank}.txt").read_text(errors="replace").strip().rpartition("\n")[2]
+        why = f": {words}" if words else " (too little memory?)"
+        return FedTARError(f"{text}: rank {rank}, {how}{why}", public=text)

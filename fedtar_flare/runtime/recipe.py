@@ -20,13 +20,13 @@ from fedtar_flare.models.config import DECODER_TARGETS
 from fedtar_flare.presets import PaperPreset, papers
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.runtime.controller import FederatedController
-from fedtar_flare.runtime.lora_mean import check_form
 from fedtar_flare.runtime.scalars import add_tracking
 from fedtar_flare.runtime.server_config import ServerConfig
 from fedtar_flare.runtime.site_executor import SiteExecutor
+from fedtar_flare.runtime.training import check_form
 from fedtar_flare.site.guard import OutboundGuard
 
-__all__ = ["MethodRecipe", "PRESETS", "SMALL"]
+__all__ = ["MethodRecipe"]
 
 SIMULATOR_REQUEST_INTERVAL, PRODUCTION_REQUEST_INTERVAL = 0.05, 2.0
 """Seconds between a site's requests for a task, which are traffic between hospitals, where a step takes minutes."""
@@ -72,7 +72,7 @@ class MethodRecipe(Recipe):
     method : str
         Name of an installed method (:mod:`fedtar_flare.registry`).
     name : str
-        Name of the job; by default the method's.
+        Of the job; by default the method's.
     preset : str
         Set of settings, which the other arguments replace one by one.
     num_rounds, time_steps : int, optional
@@ -80,7 +80,6 @@ class MethodRecipe(Recipe):
     min_sites : int
         The job stops when fewer sites take part in a task.
     seed : int
-        Random seed.
     torch_threads : int
         Threads of one task at a site.
     mlflow : str
@@ -192,7 +191,7 @@ class MethodRecipe(Recipe):
         return settings
 
     def resolved(self) -> dict[str, Any]:
-        """Tell what decides about the numbers of a run.
+        """Give what decides about the numbers of a run.
 
         Returns
         -------
@@ -212,14 +211,7 @@ class MethodRecipe(Recipe):
         seconds = SIMULATOR_REQUEST_INTERVAL if simulator else PRODUCTION_REQUEST_INTERVAL
         self.add_server_config({"server": {"task_request_interval": seconds}})
 
-    def process_env(self, env: ExecEnv) -> None:
-        """Fit the job to an environment: to a federation, it is byte for byte what ``export(byoc=False)`` writes.
-
-        Parameters
-        ----------
-        env : ExecEnv
-            FLARE's environment in which the job will run.
-        """
+    def process_env(self, env: ExecEnv) -> None:  # for a federation, byte for byte what export(byoc=False) writes
         self._run_in(isinstance(env, SimEnv))
 
     def export(
@@ -230,7 +222,6 @@ class MethodRecipe(Recipe):
         Parameters
         ----------
         job_dir : str
-            Folder of jobs.
         *args, **kwargs
             FLARE's.
         byoc : bool, optional
@@ -246,15 +237,11 @@ class MethodRecipe(Recipe):
         if byoc:
             folder = Path(job_dir) / self.name
             write_text(folder / "app" / "custom" / "README.md", CUSTOM_NOTE)
-            write_text(folder / "job.py", self._script())
-
-    def _script(self) -> str:
-        """The recipe as a program, with the settings that were given."""
-        given = {name: value for name, value in self._arguments.items() if value not in ("", None, {})}
-        arguments = [f'"{self.contract.method}"']
-        for name, value in json.loads(json.dumps(given, default=str)).items():
-            arguments.append(f"{name}={json.dumps(value) if isinstance(value, str) else repr(value)}")
-        return JOB_SCRIPT.format(name=self.name, arguments=",\n    ".join(arguments))
+            given = {name: value for name, value in self._arguments.items() if value not in ("", None, {})}
+            arguments = [f'"{self.contract.method}"']
+            for name, value in json.loads(json.dumps(given, default=str)).items():
+                arguments.append(f"{name}={json.dumps(value) if isinstance(value, str) else repr(value)}")
+            write_text(folder / "job.py", JOB_SCRIPT.format(name=self.name, arguments=",\n    ".join(arguments)))
 
 
 class _Job(FedJob):

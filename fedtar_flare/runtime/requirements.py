@@ -4,51 +4,29 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.limits import machine_memory
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.protocol.contract import Contract
-from fedtar_flare.site.admission import Amounts, JobRequest, Reach
+from fedtar_flare.site.admission import JobRequest, Reach
 from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
     from fedtar_flare.data.timeline import Timeline
-    from fedtar_flare.imaging.cache import Prepared
     from fedtar_flare.models.report_generator import ReportGenerator
-    from fedtar_flare.site.context import Site
     from fedtar_flare.site.site_file import SiteConfig
 
 LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"} | {
     "google/medgemma-4b-it": "Health AI Developer Foundations terms of use"
 }
 """As their model cards state; for other models see theirs."""
-
-
-class JobModel(Protocol):
-    """A job's model and its adapter, described without weights (:class:`AdaptedModel`, or a method's own)."""
-
-    @property
-    def config(self) -> Any: ...
-
-    @property
-    def lora(self) -> LoRAConfig: ...
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-
-    @property
-    def weights(self) -> str | None: ...
-
-    def sizes(self) -> dict[str, int]: ...
-
-    def reach(self, models: Mapping[str, Path | None] | None) -> Reach: ...
 
 
 @dataclass(frozen=True)
@@ -126,16 +104,16 @@ def update_memory(
         prompt, texts = tokens if config.decoder == "prefix" else tokens // 4, 1
     inner = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * text.hidden_size
     reports = min(training.micro_batch or training.batch_size, training.batch_size)
-    one = (12 * text.hidden_size + 4 * inner) * (3 if half else 4)
+    layer = (12 * text.hidden_size + 4 * inner) * (3 if half else 4)
     inputs = 4 * text.num_hidden_layers * text.hidden_size
-    word = inputs + one if training.gradient_checkpointing else text.num_hidden_layers * one
-    kept = (prompt + texts * config.max_length) * word + 12 * config.max_length * text.vocab_size
-    kept += seen * (3 if half else 4) / 4
+    word = inputs + layer if training.gradient_checkpointing else text.num_hidden_layers * layer
+    stored = (prompt + texts * config.max_length) * word + 12 * config.max_length * text.vocab_size
+    stored += seen * (3 if half else 4) / 4
     process = {"the process": float(1024 * getrusage(RUSAGE_SELF).ru_maxrss)} if on_cpu else {}
     return process | {
         "weights": base * {"float32": 4, "bfloat16": 2, "4bit": 0.57}[config.decoder_dtype],
         "what is trained": 16.0 * (model.reach({}).parameters - base),
-        f"{reports} reports at once": float((2 if on_cpu else 1) * reports * kept),
+        f"{reports} reports at once": float((2 if on_cpu else 1) * reports * stored),
     }
 
 
@@ -153,40 +131,27 @@ def require_memory(model: AdaptedModel, training: TrainingConfig, timeline: Time
     if model.config.family != "vlm" and device != "cpu":
         return
     needs = update_memory(located, training, timeline.priors if timeline.prior_kinds else 0, half, device == "cpu")
-    there = machine_memory() if device == "cpu" else torch.cuda.mem_get_info(device)[0]
-    if (needed := sum(needs.values())) > there:
+    free = machine_memory() if device == "cpu" else torch.cuda.mem_get_info(device)[0]
+    if (needed := sum(needs.values())) > free:
         listed = ", ".join(f"{size / 1e9:.2f} of {what}" for what, size in needs.items())
-        raise ConfigError(
-            f"model '{model.config.decoder_name or model.config.preset}' needs about {needed / 1e9:.2f} GB: {listed}; "
-            f"{device} has {there / 1e9:.2f} GB here. In the job, lower training.micro_batch, or set "
-            "training.gradient_checkpointing or, of a 'prefix' decoder or a 'vlm', model.decoder_dtype; in the site "
-            "file, a lower lora_rank",
-            public="the model needs more memory than the site has",
-        )
+        name = model.config.decoder_name or model.config.preset
+        text = f"model '{name}' needs about {needed / 1e9:.2f} GB: {listed}; {device} has {free / 1e9:.2f} GB. Set "
+        text += "training.micro_batch, training.gradient_checkpointing or model.decoder_dtype, or the site's lora_rank"
+        raise ConfigError(text, public="the model needs more memory than the site has")
 
 
-def request_of(
-    model: AdaptedModel,
-    rounds: int,
-    time_steps: int,
-    *,
-    local_steps: Amounts,
-    batch_size: Amounts,
-    learning_rate: Amounts,
-    decay: Amounts,
-    clip: Amounts,
-    beams: Amounts,
-) -> JobRequest:
-    """Build the request of a job from amounts by setting."""
+def report_request(model: AdaptedModel, training: TrainingConfig, rounds: int, time_steps: int) -> JobRequest:
+    """Describe what a job that trains a report generator asks of a site."""
     config, lora = model.config, model.lora
-    clips = {name: norm for name, norm in clip.items() if norm > 0}
+    steps = {"training.local_steps": training.local_steps} if training.local_epochs is None else {}
+    clip = {"training.max_grad_norm": training.max_grad_norm} if training.max_grad_norm > 0 else {}
     return JobRequest(
-        patients={"reports of an update": max(local_steps.values(), default=1) * max(batch_size.values())},
-        local_steps=local_steps,
-        batch_size=batch_size,
-        gradient_scale=clips | {"lora.alpha / rank": lora.alpha / lora.rank},
-        learning_rate=learning_rate,
-        decay=decay,
+        patients={"reports of an update": max(steps.values(), default=1) * training.batch_size},
+        local_steps=steps,
+        batch_size={"training.batch_size": training.batch_size},
+        gradient_scale=clip | {"lora.alpha / rank": lora.alpha / lora.rank},
+        learning_rate={"training.lr": training.lr},
+        decay={"training.lr x weight_decay": training.lr * training.weight_decay},
         rank={"lora.rank": lora.rank},
         pixels={"pixels of a study": (config.slices + config.lateral) * config.image_size**2},
         tokens={
@@ -194,11 +159,12 @@ def request_of(
             "model.decoder_positions": config.decoder_config["n_positions"],
             "model.slices x queries": config.slices * config.queries,
         },
-        beams=beams,
+        beams={"model.num_beams": config.num_beams},
         rounds={"rounds": rounds},
         time_steps={"time steps": time_steps},
         models={f"model.{setting}": name for setting, name in config.named.items()},
         reach=model.reach,
+        noise_multiplier={"training.noise_multiplier": training.noise_multiplier or 0.0},
     )
 
 
@@ -301,7 +267,7 @@ def describe(needs: dict[str, Any]) -> str:
         f"{work['seconds_per_task_limit']} s a task.",
         "",
         f"{leaves['title']}: what leaves the site, and in which task. Nothing else can.",
-        *(line for task in leaves["tasks"] for line in _task_lines(task)),
+        *_task_lines(leaves["tasks"]),
         f"at each exchange: {leaves['values_per_exchange']:,} values ({leaves['bytes_up_per_step']:,} bytes)."
         if leaves["values_per_exchange"]
         else "",
@@ -311,41 +277,18 @@ def describe(needs: dict[str, Any]) -> str:
     return "\n".join(textwrap.fill(line, 110, subsequent_indent="  ") for line in lines)
 
 
-def _task_lines(task: dict[str, Any]) -> list[str]:
+def _task_lines(tasks: list[dict[str, Any]]) -> Iterator[str]:
     sends = {"initial": "full weights, of the one site that is asked for them", "difference": "what changed"}
-    lines = [f"{task['task']} ({task['about']}):"]
-    for group in task["tensors"]:
-        what = sends[task["sends"]] if group["form"] == "averaged" else group["form"]
-        personal = "; PERSONAL DATA" if group["personal"] else ""
-        lines.append(f"  tensors {group['group']}: {group['about']} ({what}){personal}")
-    return lines + [f"  {name}: {about}" for name, about in task["fields"].items()]
+    for task in tasks:
+        yield f"{task['task']} ({task['about']}):"
+        for group in task["tensors"]:
+            form = sends[task["sends"]] if group["form"] == "averaged" else group["form"]
+            personal = "; PERSONAL DATA" if group["personal"] else ""
+            yield f"  tensors {group['group']}: {group['about']} ({form}){personal}"
+        yield from (f"  {name}: {about}" for name, about in task["fields"].items())
 
 
 def _parts(names: tuple[str, ...], weights: str | None) -> dict[str, str]:
     if weights == "small" or not names:
         return {"shipped with fedtar_flare" if weights == "small" else "made by the job": "Apache-2.0"}
     return {name: LICENSES.get(name, "see its model card") for name in names}
-
-
-def require_whole_periods(site: Site, share: float) -> None:
-    """Refuse (ConfigError) a share of earlier periods at a real site: two shares may differ by a few visits."""
-    if not site.simulated and 0 < share < 1:
-        raise ConfigError(
-            "data.replay_share between 0 and 1 is for simulations: between hospitals, earlier periods are learnt from "
-            "whole (1) or not at all (0)",
-            public="data.replay_share between 0 and 1 is for simulations",
-        )
-
-
-def image_change_of(site: Site, strength: float, seed: int) -> Callable[[Prepared], Prepared] | None:
-    """What makes a simulated site's images its own; :class:`ConfigError` where a real site is asked for it."""
-    if not strength:
-        return None
-    if not site.simulated:
-        raise ConfigError(
-            "data.image_changes changes images at random, for simulations: between hospitals, leave it out",
-            public="data.image_changes is for simulations",
-        )
-    from fedtar_flare.imaging.augment import change_of
-
-    return change_of(site.name, seed, strength)

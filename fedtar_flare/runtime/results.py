@@ -225,14 +225,17 @@ class Results:
         event = Evaluation.model_validate({"round": r, "sites": scores, "generic": generic})
         self.record.write(event)
         for t in ahead:
-            scored = {site: found.steps[t] for site, found in event.sites.items() if found.steps.get(t, {}).get("n")}
+            scored = {}
+            for site, of_site in event.sites.items():
+                if of_site.steps.get(t, {}).get("n"):
+                    scored[site] = of_site.steps[t]
             if scored:
                 self._ahead[t] = self._ahead.get(t, {}) | scored
                 self.record.write(Ahead(round=r, periods=self._ahead))
-        for site, found in event.sites.items():
+        for site, of_site in event.sites.items():
             for name, score in SCORES.items():
                 if score.curve:
-                    self.scalar(f"{name}/{site}", found.all.get(name), r)
+                    self.scalar(f"{name}/{site}", of_site.all.get(name), r)
         key = "final" if r >= self._first_round else "warm_start"
         if key == "final" or key not in self._metrics:
             self._metrics[key] = json.dumps(scores, default=dict)  # as text they take a quarter of the memory

@@ -1,6 +1,7 @@
 """``ServerConfig``: the settings with which the server runs a job of any method."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from pydantic import Field
 
@@ -84,3 +85,10 @@ class ServerConfig(Settings):
             yield "initial_checkpoint", "empty where resume_from is given"
         if self.initial_site in self.unseen:
             yield "initial_site", "a site that trains, not one of those in unseen"
+
+    def fixed(self) -> dict[str, Any]:
+        """List the settings that a resumed run must share; those of special runs only where they are set."""
+        fixed = {name: getattr(self, name) for name in ("num_rounds", "time_steps", "weighting", "seed")}
+        more = {"rounds_per_period": self.rounds_per_period, "unseen": list(self.unseen)}
+        aggregation = {} if self.aggregation == "mean" else {"aggregation": self.aggregation}
+        return fixed | {name: value for name, value in more.items() if value} | aggregation

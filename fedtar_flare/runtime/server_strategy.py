@@ -56,7 +56,7 @@ class ServerStrategy(ABC):
         kinds = {} if method.server_settings is None else {"server": method.server_settings}
         kinds |= {name: method.settings[name] for name in method.server_groups}
         given = dict(run.settings or {})
-        if unknown := sorted(set(given) - set(kinds)):
+        if unknown := sorted(given.keys() - kinds.keys()):
             raise ConfigError(f"{unknown[0]}: method '{run.method}' has no such group of settings at the server")
         self.settings = RunSettings(**{name: build(kind, given.get(name), name) for name, kind in kinds.items()})
 
@@ -78,7 +78,7 @@ class ServerStrategy(ABC):
         """
 
     def steps(self, r: int) -> range:
-        """List the time steps of a round.
+        """List the time steps of round r.
 
         Parameters
         ----------
@@ -152,17 +152,16 @@ class ServerStrategy(ABC):
         return site_weights(counts, self.run.config.weighting)
 
     def trainers(self) -> list[str]:
-        """Choose the sites that are asked to train.
+        """Choose the sites that train, by default all but those in ``server.unseen``.
 
         Returns
         -------
         list of str
-            By default all that take part, but for ``server.unseen``.
         """
         return self.run.membership.members
 
     def trained_visits(self, counts: Sequence[int], r: int, t: int) -> int:
-        """Count the visits that a site trains on.
+        """Count the visits that a site trains on, by default those of step t.
 
         Parameters
         ----------
@@ -174,17 +173,15 @@ class ServerStrategy(ABC):
         Returns
         -------
         int
-            By default those of step t.
         """
         return counts[t - 1]
 
     def largest_message(self) -> int:
-        """Bound the answers of the sites: more is not fetched.
+        """Bound the values that an answer to a task of a round may hold; more is not fetched.
 
         Returns
         -------
         int
-            Most values that an answer to a task of a round may hold.
         """
         return self.run.membership.schema.parameters * max(len(task.up) for task in self.run.contract.tasks)
 
@@ -198,7 +195,7 @@ class ServerStrategy(ABC):
         Raises
         ------
         ExchangeError
-            By default for counts that are not T whole numbers per split, malformed scores, and a loss without reports.
+            Counts are not T whole numbers per split, scores are malformed, or a loss comes without reports.
         """
         steps, counts = self.run.config.time_steps, reply.payload.get("counts")
         check_scores(reply, steps)
@@ -232,11 +229,11 @@ class ServerStrategy(ABC):
         return {}
 
     def info(self) -> Any:
-        """Give what of the state is no tensor.
+        """Give what of the state is no tensor, as JSON primitives.
 
         Returns
         -------
-        JSON primitives or None
+        Any
         """
         return None
 
@@ -245,7 +242,7 @@ class ServerStrategy(ABC):
 
         Parameters
         ----------
-        info : JSON primitives or None
+        info : Any
         """
 
     def load_state(self, state: Tensors) -> None:
@@ -257,7 +254,7 @@ class ServerStrategy(ABC):
         """
 
     def numbers(self) -> dict[str, list[float]]:
-        """Give numbers to show with the progress of a run.
+        """Give numbers to show with the progress of a run, by name.
 
         Returns
         -------

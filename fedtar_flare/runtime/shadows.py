@@ -37,17 +37,17 @@ def train_shadow(
     if not isinstance(strategy, ReportSite) or not {*down} <= {ADAPTER.name, PARAMETERS.name}:
         raise ConfigError(f"--shadows: method '{job['method']}' needs more of a server than an adapter")
     handlers, trained, after = strategy.handlers(), False, version(0, 0)
-    asked = {"method": job["method"], "run_id": "shadow", "rounds": max(rounds, job["rounds"])}
-    asked["time_steps"] = run["time_steps"]
+    about = {"method": job["method"], "run_id": "shadow", "rounds": max(rounds, job["rounds"])}
+    about["time_steps"] = run["time_steps"]
     with TemporaryDirectory() as folder, hub_access(allowed=False):
-        state, own = SiteState(folder, "shadow", site.name), {"records": Path(folder), "stop_if_aborted": lambda: None}
-        place: Any = SimpleNamespace(name=site.name, simulated=site.simulated, workspace=site.workspace, **own)
-        begin = TaskHeader(**asked, round=0, step=0, after=after, initial_site=site.name)
+        state, here = SiteState(folder, "shadow", site.name), {"records": Path(folder), "stop_if_aborted": lambda: None}
+        shadow: Any = SimpleNamespace(name=site.name, simulated=site.simulated, workspace=site.workspace, **here)
+        begin = TaskHeader(**about, round=0, step=0, after=after, initial_site=site.name)
         task = Task(
             name=HANDSHAKE,
             header=begin,
             weights={},
-            site=place,
+            site=shadow,
             config=config,
             state=state,
             cohort=cohort,
@@ -58,7 +58,7 @@ def train_shadow(
         )
         weights = handlers[HANDSHAKE](task)[1] or {}
         for round_, step in ((r, t) for r in range(1, rounds + 1) for t in range(1, run["time_steps"] + 1)):
-            header = TaskHeader(**asked, round=round_, step=step, after=after)
+            header = TaskHeader(**about, round=round_, step=step, after=after)
             reply, update = handlers[TRAIN](replace(task, name=TRAIN, header=header, weights=weights if down else {}))
             weights = {name: value + update[name] for name, value in weights.items()} if update else weights
             trained, after = trained or reply.status == OK, version(round_, step)

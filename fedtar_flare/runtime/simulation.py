@@ -19,7 +19,7 @@ from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site.context import CHATTY, SITE_NAME, check_workspace
 from fedtar_flare.site.site_file import SITES_VARIABLE, load_site_config, sites_folder
 
-__all__ = ["run_status", "simulate", "site_names"]
+__all__ = ["simulate"]
 
 ALLOW_LIST = {"format_version": 2, "class_allow_list": ["nvflare.", "fedtar_flare."]}
 """The simulator's own policy: on a researcher's machine a job may use these two packages."""
@@ -42,9 +42,8 @@ def simulate(
     Parameters
     ----------
     recipe : MethodRecipe
-        The job.
     sites : int, str or list of str
-        As for :func:`site_names`.
+        A number of sites (``site-1``, ``site-2``, ...), or their names, in a text separated by commas.
     workspace : Path
         An earlier run of the recipe's name in it is replaced.
     threads : int, optional
@@ -62,15 +61,24 @@ def simulate(
     Raises
     ------
     ConfigError
-        Before anything is started: a site's file is missing or wrong, or the workspace, the number of threads or a site
-        that the job names does not fit.
+        A site's file, the workspace, the number of threads or a site that the job names does not fit.
     FedTARError
         The run failed; names the server's log.
     """
     names = site_names(sites)
     root = Path(workspace).resolve() / recipe.name
     check_workspace(root)
-    _check_sites(recipe, names, threads)
+    for name in names:
+        load_site_config(name, workspace=None, simulator=True)
+    if threads is not None and not 1 <= threads <= len(names):
+        raise ConfigError(f"threads must be from 1 to the number of sites, {len(names)}, not {threads}")
+    config = recipe.controller.config
+    if config.min_sites > len(names):
+        raise ConfigError(f"min_sites is {config.min_sites}, and there are {len(names)} sites")
+    for site in (*config.unseen, *filter(None, [config.initial_site])):
+        if site not in names:
+            text = f"server: the job names site '{site}'{suggestion(site, names)} (sites: {', '.join(names)})"
+            raise ConfigError(text)
     policy = root / "local" / "resources.json"
     policy.parent.mkdir(parents=True, exist_ok=True)
     policy.write_text(json.dumps(ALLOW_LIST, indent=2), encoding="utf-8")
@@ -93,22 +101,9 @@ def simulate(
 
 
 def site_names(sites: int | str | Sequence[str]) -> list[str]:
-    """Name the sites of a simulation.
+    """Name the sites of a simulation: ``site-1``, ``site-2``, ... for a number, or the names, in a text by commas.
 
-    Parameters
-    ----------
-    sites : int, str or sequence of str
-        A number gives ``site-1``, ``site-2``, ...; a text is a number, or names separated by commas.
-
-    Returns
-    -------
-    list of str
-        The names.
-
-    Raises
-    ------
-    ConfigError
-        No site, a name twice, or a name that cannot be a folder of the workspace.
+    :class:`ConfigError` for no site, a name twice, or a name that cannot be a folder of the workspace.
     """
     if isinstance(sites, int) or (isinstance(sites, str) and sites.lstrip("-").isdecimal()):
         sites = int(sites)
@@ -119,27 +114,9 @@ def site_names(sites: int | str | Sequence[str]) -> list[str]:
         raise ConfigError(f"sites: at least one, and no name twice; got {sites!r}")
     for name in names:
         if not SITE_NAME.fullmatch(name) or name in RESERVED:
-            raise ConfigError(
-                f"sites: '{name}' cannot name a site: letters, digits, '.', '_', '@' and '-', and none of "
-                + ", ".join(RESERVED)
-            )
+            allowed = f"letters, digits, '.', '_', '@' and '-', and none of {', '.join(RESERVED)}"
+            raise ConfigError(f"sites: '{name}' cannot name a site: {allowed}")
     return names
-
-
-def _check_sites(recipe: MethodRecipe, names: list[str], threads: int | None) -> None:
-    """ConfigError where a site has no file or a wrong one, or where the job does not fit this number of sites."""
-    for name in names:
-        load_site_config(name, workspace=None, simulator=True)
-    if threads is not None and not 1 <= threads <= len(names):
-        raise ConfigError(f"threads must be from 1 to the number of sites, {len(names)}, not {threads}")
-    controller = recipe.controller
-    if controller.config.min_sites > len(names):
-        raise ConfigError(f"min_sites is {controller.config.min_sites}, and there are {len(names)} sites")
-    for site in (*controller.config.unseen, *filter(None, [controller.config.initial_site])):
-        if site not in names:
-            raise ConfigError(
-                f"server: the job names site '{site}'{suggestion(site, names)} (sites: {', '.join(names)})"
-            )
 
 
 @contextlib.contextmanager
@@ -151,27 +128,27 @@ def _followed(folder: Path, say: Callable[[str], object] | None, every: float) -
     (folder / ROUNDS_FILE).unlink(missing_ok=True)  # an earlier run's, which FLARE would delete a little later
     say("starting the sites; each reads its data first")
     over = threading.Event()
-    follower = threading.Thread(target=_follow, args=(folder, say, every, over), daemon=True)
+
+    def follow() -> None:
+        progress, last = None, 0
+        while not over.wait(1.0):
+            with contextlib.suppress(FedTARError, IndexError):  # it has not begun
+                events = read_events(folder)
+                done = sum(isinstance(event, Step | Validation) for event in events)
+                if progress is None:
+                    start = of_kind(events, Start)[0]
+                    rounds = start.rounds - start.first_round + 1
+                    progress = Progress("task", rounds * (start.time_steps + 1), say, every)  # the last closes a round
+                elif done > last:
+                    progress(last := done)
+
+    follower = threading.Thread(target=follow, daemon=True)
     follower.start()
     try:
         yield
     finally:
         over.set()
         follower.join()
-
-
-def _follow(folder: Path, say: Callable[[str], object], every: float, over: threading.Event) -> None:
-    progress, last = None, 0
-    while not over.wait(1.0):
-        with contextlib.suppress(FedTARError, IndexError):  # it has not begun
-            events = read_events(folder)
-            done = sum(isinstance(event, Step | Validation) for event in events)
-            if progress is None:
-                start = of_kind(events, Start)[0]
-                rounds = start.rounds - start.first_round + 1
-                progress = Progress("task", rounds * (start.time_steps + 1), say, every)  # the last closes a round
-            elif done > last:
-                progress(last := done)
 
 
 def _console_log(file: Path, quiet: bool) -> Path:
@@ -188,18 +165,7 @@ def _console_log(file: Path, quiet: bool) -> Path:
 
 
 def run_status(folder: Path) -> str:
-    """Find out how a run ended.
-
-    Parameters
-    ----------
-    folder : Path
-        Results folder of the run.
-
-    Returns
-    -------
-    str
-        ``completed``, or what happened instead.
-    """
+    """Find out how the run in a results folder ended: ``completed``, or what happened instead."""
     try:
         events = read_events(folder)
     except FedTARError:

@@ -24,9 +24,8 @@ from fedtar_flare.protocol.exchange import Tensors, check_inbound, register_tens
 from fedtar_flare.protocol.messages import ABSTAIN, LEFT, Reply, TaskHeader, abstain, failure, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.runtime.process_group import ProcessGroup
-from fedtar_flare.runtime.scalars import send_scalar
 from fedtar_flare.runtime.server_config import ServerConfig
-from fedtar_flare.runtime.task import Answer, Task, missing_state
+from fedtar_flare.runtime.task import Answer, Task, missing_state, send_scalar
 from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
 from fedtar_flare.site.approval import SERVER_CONFIG, Participation, only, participation, require_approval
@@ -36,8 +35,6 @@ from fedtar_flare.site.job_records import bind_run
 from fedtar_flare.site.site_file import SiteConfig, load_site_config
 from fedtar_flare.site.state import ReadOnlyState, SiteState
 
-__all__ = ["SiteExecutor"]
-
 register_tensors()
 
 
@@ -46,29 +43,10 @@ class SiteExecutor(Executor):
 
     The way of a task goes down once and back once: the executor decides whether the task may come, opens a
     :class:`Task`, and hands it to the method's :class:`SiteStrategy`, which trains with a learner. What one task needs
-    of another is on disk (:class:`SiteState`), because each may run in a new process.
-
-    The method is looked up when it is first needed: at a site, once its guard has let a task of it pass, so that no job
-    imports a package that the site has not allowed.
-
-    Parameters
-    ----------
-    method : str
-        Name of an installed method (:mod:`fedtar_flare.registry`).
-    preset : str
-        Of the model; the method's own presets have been resolved by the recipe.
-    settings : dict, optional
-        Groups of settings by name, each a dictionary.
-    seed : int
-        All randomness derives from it, the site's name, the round, the step and the purpose; see :meth:`Task.seed`.
-    torch_threads : int
-        Threads of one task, 1 to 256; equal threads give equal bits.
-
-    Raises
-    ------
-    ConfigError
-        ``torch_threads`` is not allowed; from :attr:`strategy` on: the method is not installed, or a setting is unknown
-        or not allowed.
+    of another is on disk, so that each may run in a new process. ``settings`` are groups by name, as the job gives
+    them; all randomness derives from ``seed``, the site's name, round, step and purpose (:meth:`Task.seed`).
+    ``torch_threads``: threads of one task, 1 to 256; equal threads give equal bits. :class:`ConfigError` for settings
+    that are not allowed, from :attr:`strategy` on.
     """
 
     ranks: Ranks = ALONE
@@ -112,24 +90,7 @@ class SiteExecutor(Executor):
 
     # ------------------------------------------------------------------ a task, from FLARE to its answer
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Run one task. A site's failure is an answer with a public reason, never an exception that ends the job.
-
-        Parameters
-        ----------
-        task_name : str
-            Of the method's contract.
-        shareable : Shareable
-            An ``FLModel``: the task's header, and the weights that come down.
-        fl_ctx : FLContext
-            FLARE's context.
-        abort_signal : Signal
-            Stops the task.
-
-        Returns
-        -------
-        Shareable
-            An ``FLModel``: the reply, and the tensors that go up.
-        """
+        """Run one task. A site's failure is an answer with a public reason, never an exception that ends the job."""
         start = time.monotonic()
         header: TaskHeader | None = None
         try:
@@ -166,7 +127,7 @@ class SiteExecutor(Executor):
         reply.numbers["seconds"] = round(time.monotonic() - start, 3)
         if not tensors:
             return FLModelUtils.to_shareable(FLModel(metrics={}, meta=reply.to_meta()))
-        kind = ParamsType.DIFF if self.definition.contract.task(task_name).sends == "difference" else ParamsType.FULL
+        kind = ParamsType.DIFF if self.contract.task(task_name).sends == "difference" else ParamsType.FULL
         return FLModelUtils.to_shareable(FLModel(params=dict(tensors), params_type=kind, meta=reply.to_meta()))
 
     def _in_processes(self, name: str, header: TaskHeader, weights: Tensors, site: Site, fl_ctx: FLContext) -> Answer:
@@ -196,36 +157,10 @@ class SiteExecutor(Executor):
         config: SiteConfig | None = None,
         at_once: int = 1,
     ) -> Answer:
-        """Do a task in this process.
+        """Do a task in this process, with the site file as it was read, or read here.
 
-        Parameters
-        ----------
-        name : str
-            Of the task.
-        header : TaskHeader
-            What the server says of it.
-        weights : dict of str to Tensor
-            What came down.
-        site : Site
-            Where it runs.
-        config : SiteConfig, optional
-            The site file; None: it is read.
-        at_once : int
-            How many simulated sites prepare their images at the same time on this machine.
-
-        Returns
-        -------
-        reply : Reply
-            The answer.
-        tensors : dict of str to Tensor or None
-            What goes up with it.
-
-        Raises
-        ------
-        ConfigError, ExchangeError
-            The task is none of the method's, or brings what does not come down in it.
-        FedTARError
-            Its ``public`` text goes to the server, its full text to the site's own log.
+        Simulated sites share this machine: ``at_once`` of them prepare their images at the same time. The ``public``
+        text of a :class:`FedTARError` goes to the server, its full text to the site's own log.
         """
         if self.definition.simulation_only and not site.simulated:
             text = f"method '{self.method}' runs in a simulation only: it is no method for hospitals"
@@ -233,7 +168,7 @@ class SiteExecutor(Executor):
         handlers = self.strategy.handlers()
         if name not in handlers:
             raise ConfigError(f"task '{name}' is unknown; this executor does {', '.join(handlers)}")
-        if weights and not self.definition.contract.task(name).down:
+        if weights and not self.contract.task(name).down:
             raise ExchangeError(f"the server sent tensors in task '{name}', in which none come down")
         torch.set_num_threads(self.torch_threads)
         config = config or load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
@@ -245,15 +180,7 @@ class SiteExecutor(Executor):
         return answer
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Keep the site's audit of what leaves; at the run's end, end the processes that did the tasks together.
-
-        Parameters
-        ----------
-        event_type : str
-            FLARE's event.
-        fl_ctx : FLContext
-            FLARE's context.
-        """
+        """Keep the site's audit of what leaves; at the run's end, end the processes that did the tasks together."""
         audit.record_event(event_type, fl_ctx)
         if event_type == EventType.END_RUN and self._group is not None:
             self._group.close()
@@ -268,19 +195,10 @@ class SiteExecutor(Executor):
             send_scalar(self, context, tag, value, step)
 
     def require_sharing(self) -> None:
-        """Refuse several processes where the method's tasks cannot be shared.
-
-        Raises
-        ------
-        ConfigError
-            The site file asks for more than one process.
-        """
+        """Refuse several processes where the method's tasks cannot be shared."""
         if not self.strategy.shares_batches():
-            raise ConfigError(
-                f"processes in the site file: the tasks of method '{self.method}' are done by one process. Write "
-                "processes: 1 for its runs; docs/reference/site-file.md names the methods that can use more",
-                public=f"the site file asks for several processes, which method '{self.method}' cannot use",
-            )
+            public = f"the site file asks for several processes, which method '{self.method}' cannot use"
+            raise ConfigError(f"{public}: write processes: 1 for its runs", public=public)
 
     # ------------------------------------------------------------------ opening a task
     def _open(
@@ -288,18 +206,28 @@ class SiteExecutor(Executor):
     ) -> Task:
         """The task, opened; no data is read for a job or a task that may not come."""
         strategy = self.strategy = self.strategy.at(config.source, config.lora_rank)
-        self._admit(header, site, config)
-        # 1. The site's state of this run, and whether the task has its turn.
+        # 1. Whether the job is approved where it must be, and within the site's bounds, for which its model is made.
+        bounds = config.policy
+        site.limit(bounds.max_seconds)
+        if not site.simulated:
+            self._require_own_run(header, site)
+        if bounds.approval == "required":
+            require_approval(site.records, site.app, type(self), self._is_made_by, header.run_id)
+        admitted = (bounds, config.source, config.lora_rank, header.rounds, header.time_steps)
+        if admitted != self._admitted:  # a job requests the same in all its tasks; the site may change its bounds
+            admit(strategy.request(header.rounds, header.time_steps), bounds)
+            self._admitted = admitted
+        # 2. The site's state of this run, and whether the task has its turn.
         kind = ReadOnlyState if self.ranks.rank else SiteState
         state = kind(site.state_root(config.state_dir), header.run_id, site.name)
         if not site.simulated:
             state.require_capacity()
         if name != HANDSHAKE and not state.versions():
             raise missing_state(state, header.after)
-        self.definition.contract.check_order(name, header.round, state.answered())
+        self.contract.check_order(name, header.round, state.answered())
         state.check_quota(name, header)
         state.check_run(header, strategy.timeline_text(header.time_steps))
-        # 2. The patients, and the site's one division of their visits.
+        # 3. The patients, and the site's one layout of their visits.
         task = Task(
             name=name,
             header=header,
@@ -309,7 +237,7 @@ class SiteExecutor(Executor):
             state=state,
             cohort=strategy.patients(config, site.name, header.time_steps, site.workspace, at_once),
             settings=strategy.settings,
-            contract=self.definition.contract,
+            contract=self.contract,
             min_cell=strategy.min_cell(config),
             job_seed=self.seed,
             ranks=self.ranks,
@@ -321,31 +249,16 @@ class SiteExecutor(Executor):
             strategy.hold_to_cell_layout(task)
         return task
 
-    def _admit(self, header: TaskHeader, site: Site, config: SiteConfig) -> None:
-        """Raise Declined for a job that is not approved where it must be, then for one beyond the site's bounds, for
-        which the job's model is made.
-        """
-        bounds = config.policy
-        site.limit(bounds.max_seconds)
-        if not site.simulated:
-            self._require_own_run(header, site)
-        if bounds.approval == "required":
-            require_approval(site.records, site.app, type(self), self._is_made_by, header.run_id)
-        asked = (bounds, config.source, config.lora_rank, header.rounds, header.time_steps)
-        if asked != self._admitted:  # a job asks the same in all its tasks; the site may change its bounds meanwhile
-            admit(self.strategy.request(header.rounds, header.time_steps), bounds)
-            self._admitted = asked
-
     def _require_own_run(self, header: TaskHeader, site: Site) -> None:
         """Refuse (:class:`ExchangeError`) a second run of the job, or other rounds than its files say."""
         try:
-            said = only(site.app / SERVER_CONFIG, "workflows").get("args") or {}
+            job = only(site.app / SERVER_CONFIG, "workflows").get("args") or {}
         except ConfigError as error:
             raise ConfigError(str(error), public=f"the job has no {SERVER_CONFIG.name} at the site") from error
-        for name, asked in (("num_rounds", header.rounds), ("time_steps", header.time_steps)):
-            if asked != (own := said.get(name, ServerConfig.model_fields[name].default)):
-                raise ExchangeError(f"the server asks for {name} {asked}; the job's own files say {own!r:.40}")
-        bind_run(site.records, site.job, header.run_id, resumes=str(said.get("resume_from") or ""))
+        for name, requested in (("num_rounds", header.rounds), ("time_steps", header.time_steps)):
+            if requested != (planned := job.get(name, ServerConfig.model_fields[name].default)):
+                raise ExchangeError(f"the server asks for {name} {requested}; the job's own files say {planned!r:.40}")
+        bind_run(site.records, site.job, header.run_id, resumes=str(job.get("resume_from") or ""))
 
     def _is_made_by(self, arguments: Mapping[str, Any]) -> bool:
         """Whether an executor of these arguments does what this one does."""

@@ -20,7 +20,6 @@ from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.protocol.exchange import ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import MAX_ROUNDS, MAX_STEPS, Reply, ok, version
 from fedtar_flare.protocol.tasks import ADAPTER, HANDSHAKE, PARAMETERS
-from fedtar_flare.runtime.requirements import JobModel
 from fedtar_flare.runtime.task import Answer, Task
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.job_records import fix_cells
@@ -31,37 +30,19 @@ if TYPE_CHECKING:
     from fedtar_flare.registry import Method
     from fedtar_flare.site.site_file import SiteConfig
 
-__all__ = ["Handler", "SiteStrategy", "require_exchange", "require_start"]
-
 Handler = Callable[[Task], Answer]
 """Does one task."""
-
-_LAST = version(MAX_ROUNDS, MAX_STEPS)
-"""Later than any version of a site's state."""
 
 
 class SiteStrategy(ABC):
     """A method at a site: it does the tasks that an executor opens, and asks nothing back.
 
-    Parameters
-    ----------
-    method : Method
-        What the strategy belongs to.
-    preset : str
-        Of the model.
-    groups : dict, optional
-        Groups of settings by name, each a dictionary, as the job gives them.
-    seed : int
-        The job's seed.
-
-    Raises
-    ------
-    ConfigError
-        A setting is unknown or not allowed.
+    ``groups`` are the settings that the job gives, by group; :class:`ConfigError` for one that is unknown or not
+    allowed.
     """
 
     shared_groups: ClassVar[tuple[str, ...]] = ("model", "lora", "training", "data")
-    """Further groups of settings than the method's own."""
+    """Groups of settings besides the method's own."""
     reads_reports: ClassVar[bool] = True
     """Whether visits without a report are left out."""
     divides_visits: ClassVar[bool] = True
@@ -77,9 +58,9 @@ class SiteStrategy(ABC):
         self.method, self.preset, self.groups, self.seed = method, preset, dict(groups or {}), seed
         if unknown := sorted(set(self.groups) - {*self.shared_groups, *method.settings}):
             raise ConfigError(f"{unknown[0]}: method '{method.name}' has no such group of settings")
-        shared = self.build_shared(preset, {group: self.groups.get(group) for group in self.shared_groups})
-        own = {name: build(kind, self.groups.get(name), name) for name, kind in method.settings.items()}
-        self.settings = RunSettings(self.resolve, **shared, **own).at(self.source)
+        settings = self.build_shared(preset, {group: self.groups.get(group) for group in self.shared_groups})
+        settings |= {name: build(kind, self.groups.get(name), name) for name, kind in method.settings.items()}
+        self.settings = RunSettings(self.resolve, **settings).at(self.source)
         if (form := self.settings.lora.mean) != "factors":
             self._require_mixing(f"lora.mean: {form}")
         self.lora: LoRAConfig = self.settings.lora
@@ -87,25 +68,7 @@ class SiteStrategy(ABC):
         self.check()
 
     def at(self, source: str, lora_rank: int | None) -> Self:
-        """Adapt the method to a site.
-
-        Parameters
-        ----------
-        source : str
-            Where the site's data comes from.
-        lora_rank : int, optional
-            Greatest rank of an adapter there.
-
-        Returns
-        -------
-        SiteStrategy
-            This one, or a copy for that site.
-
-        Raises
-        ------
-        ConfigError
-            The method averages adapters of one rank alone, and the site's is below the job's.
-        """
+        """Give this strategy, or a copy, for a site with this source of data and this greatest rank of an adapter."""
         if (source, lora_rank) == (self.source, self.lora_rank):
             return self
         here = copy.copy(self)
@@ -121,53 +84,17 @@ class SiteStrategy(ABC):
             raise ConfigError(text, public=text)
 
     def settings_digest(self) -> str:
-        """Digest the settings that must be the same at every site.
-
-        Returns
-        -------
-        str
-            Of all groups, and the seed.
-        """
+        """Digest the settings and the seed, which must be the same at every site."""
         return f"{self.settings.digest()}-{self.seed}"
 
     def request(self, rounds: int, time_steps: int) -> JobRequest:
-        """What the job asks of a site, for its bounds.
-
-        Parameters
-        ----------
-        rounds, time_steps : int
-            R and T.
-
-        Returns
-        -------
-        JobRequest
-            What the method asks, with the transforms that any job may add.
-        """
+        """Describe what the job asks of a site, for its bounds."""
         return replace(self.job_request(rounds, time_steps), transforms=names_of(self.settings.data.transforms))
 
     def patients(
         self, config: SiteConfig, site: str, time_steps: int, workspace: Path | None = None, share: int = 1
     ) -> Cohort:
-        """Read a site's patients and prepare their images for the model.
-
-        Parameters
-        ----------
-        config : SiteConfig
-            The site file.
-        site : str
-            The site's name.
-        time_steps : int
-            T.
-        workspace : Path, optional
-            The kit of a real site, which has its key.
-        share : int
-            How many sites prepare their images on this machine at the same time.
-
-        Returns
-        -------
-        Cohort
-            Without the patients that the site excludes.
-        """
+        """Read a site's patients and prepare their images, while ``share`` sites do so on this machine."""
         from fedtar_flare.imaging.workers import worker_count
         from fedtar_flare.site.cohort import prepare_site
 
@@ -186,68 +113,23 @@ class SiteStrategy(ABC):
 
     # ------------------------------------------------------------------ the site's one layout of its data
     def min_cell(self, config: SiteConfig) -> int:
-        """Choose the fewest distinct patients behind anything that leaves.
-
-        Parameters
-        ----------
-        config : SiteConfig
-            The site file.
-
-        Returns
-        -------
-        int
-            The larger of the job's number and the site's.
-        """
+        """Choose the fewest distinct patients behind anything that leaves: the larger number of job and site."""
         return max(self.settings.data.min_cell, config.policy.min_patients)
 
     def timeline_text(self, time_steps: int) -> str:
-        """Write how visits become time steps as one text.
-
-        Parameters
-        ----------
-        time_steps : int
-            T.
-
-        Returns
-        -------
-        str
-            Two jobs with the same text divide visits in the same way.
-        """
+        """Write as one text how visits become time steps."""
         timeline = self.settings.data.timeline(time_steps)
         return " ".join([timeline.alignment, *map(datetime.isoformat, timeline.periods)])
 
     def cell_layout(self, config: SiteConfig, time_steps: int) -> dict[str, str]:
-        """How the site's data is divided into cells.
-
-        Parameters
-        ----------
-        config : SiteConfig
-            The site file.
-        time_steps : int
-            T.
-
-        Returns
-        -------
-        dict of str to str
-            What decides about cells, by name.
-        """
+        """List what decides how the site's data is divided into cells."""
         by_time = {"time_steps": str(time_steps), "timeline": self.timeline_text(time_steps)}
         return (by_time if self.divides_visits else {}) | {"min_cell": str(self.min_cell(config))}
 
     def hold_to_cell_layout(self, task: Task) -> None:
-        """Hold a task to the site's one layout of its data, and note which visit is the newest that counts.
+        """Decline a task that divides the site's data in another way than an earlier job, and note the newest visit.
 
         Two jobs that divided the same visits differently could tell a single visit by subtraction.
-
-        Parameters
-        ----------
-        task : Task
-            The task.
-
-        Raises
-        ------
-        Declined
-            An earlier job divided the site's data in another way.
         """
         if task.config.without_patients:
             return
@@ -258,117 +140,41 @@ class SiteStrategy(ABC):
     # ------------------------------------------------------------------ what a method may change
     @abstractmethod
     def build_shared(self, preset: str, groups: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Settings]:
-        """Build the shared groups of settings.
-
-        Parameters
-        ----------
-        preset : str
-            Of the model.
-        groups : dict
-            What the job gives for each group; None: nothing.
-
-        Returns
-        -------
-        dict of str to Settings
-            One for each of :attr:`shared_groups`.
-        """
+        """Build the groups of settings in :attr:`shared_groups` from what the job gives for each."""
 
     @staticmethod
     def resolve(settings: RunSettings, source: str) -> RunSettings:
-        """Fill in settings that depend on where a site's data comes from.
-
-        Parameters
-        ----------
-        settings : RunSettings
-            As the job gives them.
-        source : str
-            Of the site's data.
-
-        Returns
-        -------
-        RunSettings
-            The settings in full.
-        """
+        """Fill in settings that depend on where a site's data comes from."""
         return settings
 
     def check(self) -> None:
         """Raise :class:`ConfigError` where settings do not fit each other."""
 
     def shares_batches(self) -> bool:
-        """Tell whether several processes can do the tasks together.
-
-        Returns
-        -------
-        bool
-            By default False.
-        """
+        """Say whether several processes can do the tasks together."""
         return False
 
     @abstractmethod
     def work(self) -> str:
-        """Say what a training task does, for the description of a job.
-
-        Returns
-        -------
-        str
-            A few words.
-        """
+        """Say in a few words what a training task does, for the description of a job."""
 
     @abstractmethod
-    def adapted_model(self, time_steps: int) -> JobModel:
-        """The job's model and its adapter, for its size and for what the job changes of it.
-
-        Parameters
-        ----------
-        time_steps : int
-            T.
-
-        Returns
-        -------
-        AdaptedModel
-            Made without any data.
-        """
+    def adapted_model(self, time_steps: int) -> Any:
+        """Describe the job's model and its adapter, without weights, in the form of an :class:`.AdaptedModel`."""
 
     @abstractmethod
     def job_request(self, rounds: int, time_steps: int) -> JobRequest:
-        """What the method asks of a site; :meth:`request` adds what any job may.
-
-        Parameters
-        ----------
-        rounds, time_steps : int
-            R and T.
-
-        Returns
-        -------
-        JobRequest
-            To be held against the site's bounds.
-        """
+        """Describe what the method asks of a site; :meth:`request` adds what any job may."""
 
     @abstractmethod
     def handlers(self) -> Mapping[str, Handler]:
-        """Choose what does each task.
-
-        Returns
-        -------
-        dict of str to callable
-            By the task's name.
-        """
+        """Give what does each task, by the task's name."""
 
     # ------------------------------------------------------------------ what the tasks share
     def agreement(self, task: Task, start: Tensors) -> Reply:
-        """Fix what the run exchanges and its time steps.
+        """Fix what the run exchanges and its time steps, and make the reply of a handshake.
 
-        Parameters
-        ----------
-        task : Task
-            The handshake.
-        start : dict of str to Tensor
-            The shared part as the run begins with it.
-
-        Returns
-        -------
-        Reply
-            With which every handshake begins.
+        ``start`` is the shared part with which the run begins.
         """
         header, cohort, least = task.header, task.cohort, task.min_cell
         schema = ExchangeSchema.of(start, self.settings.lora.dtype_up)
@@ -379,9 +185,9 @@ class SiteStrategy(ABC):
         task.state.fix_run(header, self.timeline_text(header.time_steps), schema, about)
         counts = cohort.counts(least)
         if not self.divides_visits:
-            all_steps = {split: [s.visit.patient_id for s in cohort.samples(split)] for split in counts}
-            shown = {split: shown_count(len(patients), patients, least) for split, patients in all_steps.items()}
-            counts = {split: [n, *[0] * (header.time_steps - 1)] for split, n in shown.items()}
+            for split in counts:
+                patients = [sample.visit.patient_id for sample in cohort.samples(split)]
+                counts[split] = [shown_count(len(patients), patients, least), *[0] * (header.time_steps - 1)]
         payload = {
             "schema": schema.to_dict(),
             "versions": {"fedtar_flare": __version__},
@@ -397,20 +203,10 @@ class SiteStrategy(ABC):
 
 
 def require_start(task: Task) -> None:
-    """Refuse to give initial weights anywhere but at the start of a run.
-
-    Parameters
-    ----------
-    task : Task
-        The handshake that asks for them.
-
-    Raises
-    ------
-    ExchangeError
-        The run has begun at this site, or weights came down too.
-    """
+    """Refuse to give initial weights anywhere but at the start of a run."""
     header, state = task.header, task.state
-    begun = state.latest(_LAST) not in (None, version(0, 0)) or set(state.answered()) - {HANDSHAKE}
+    newest = state.latest(version(MAX_ROUNDS, MAX_STEPS))
+    begun = newest not in (None, version(0, 0)) or set(state.answered()) - {HANDSHAKE}
     if begun or header.member or header.after != version(0, 0):
         raise ExchangeError("initial weights are asked for in the middle of a run; only untrained ones leave")
     if task.weights:
@@ -418,19 +214,9 @@ def require_start(task: Task) -> None:
 
 
 def require_exchange(task: Task) -> None:
-    """Refuse weights that are not the run's exchange, before any of them is kept.
+    """Refuse weights that are not of the names and shapes of the run's exchange, before any of them is kept.
 
     Tensors of a method's other groups are left to its learner, which loads them or refuses them.
-
-    Parameters
-    ----------
-    task : Task
-        With the weights that came down.
-
-    Raises
-    ------
-    ExchangeError
-        A tensor is missing, unknown or of another shape.
     """
     down = task.contract.task(task.name).down
     if not down or (schema := task.state.schema()) is None:

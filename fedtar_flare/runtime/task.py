@@ -5,21 +5,33 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType, LogWriterName
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
 
 from fedtar_flare.core.errors import DataError
+from fedtar_flare.core.progress import Progress
 from fedtar_flare.core.settings import RunSettings
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.exchange import Tensors
-from fedtar_flare.protocol.messages import Reply, TaskHeader
+from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.site.context import Site
+from fedtar_flare.site.policy import streaming_allowed
 from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.state import SiteState
 
-__all__ = ["Answer", "PRODUCTION_MIN_CELL", "Task", "missing_state", "seed_of"]
+if TYPE_CHECKING:
+    from fedtar_flare.learning.learner import ReportLearner
+
+__all__ = ["Task"]
 
 PRODUCTION_MIN_CELL = 5
 """Fewest distinct patients of a split at a step, at a real site whose policy sets no ``min_patients``."""
@@ -66,7 +78,7 @@ class Task:
     """The executor's log."""
 
     def seed(self, purpose: str, cohort: Cohort | None = None, *, of_run: bool = False) -> int:
-        """Seed of what is random in this task, or in the whole run.
+        """Give the seed of what is random in this task, or in the whole run.
 
         At a site with patients it is secret: it follows from the site's key, all settings and the visits. Who knew
         which visits each mean is of could solve many means for single visits, and who chose the seed alone, or waited
@@ -87,65 +99,88 @@ class Task:
             Below 2 ** 56; the same in every process, whatever ran before.
         """
         round_, step = (0, 0) if of_run else (self.header.round, self.header.step)
-        return seed_of(self.secret(cohort or self.cohort), self.site.name, round_, step, purpose)
+        return seed_of(self._secret(cohort or self.cohort), self.site.name, round_, step, purpose)
 
-    def secret(self, cohort: Cohort) -> str:
-        """What :meth:`seed` follows from: an HMAC by the site's key, or the job's seed where nobody is a patient.
-
-        Parameters
-        ----------
-        cohort : Cohort
-            The patients that are learnt from.
-
-        Returns
-        -------
-        str
-            Hexadecimal digits, or the seed in decimal ones.
-        """
+    def _secret(self, cohort: Cohort) -> str:
+        """What seeds follow from: an HMAC by the site's key, or the job's seed where nobody is a patient."""
         if self.config.without_patients:
             return str(self.job_seed)
         given = f"chance:{self.contract.method}/{self.settings.digest()}-{self.job_seed}/{cohort.digest()}"
         return hmac.digest(cohort.key, given.encode(), "sha256").hex()
 
+    def on_update(self, count: int) -> Callable[[int, float], None]:
+        """Make what runs after each of the task's updates: a progress line, and the loss to TensorBoard where allowed.
+
+        Parameters
+        ----------
+        count : int
+            Updates of the task.
+
+        Returns
+        -------
+        callable
+            Takes the number of an update, from 1, and its loss.
+        """
+        header = self.header
+        progress = Progress(f"round {header.round}, step {header.step}: update", count, self.logger.info)
+        private = self.settings.training.noise_multiplier is not None
+        # what streams passes no filter
+        allowed = not private and self.config.may_share("losses") and streaming_allowed(self.site.workspace)
+        before = ((header.round - 1) * header.time_steps + header.step - 1) * count
+
+        def updated(number: int, loss: float) -> None:
+            progress(number)
+            if allowed:
+                self.send_scalar("loss of local updates", loss, before + number)
+
+        return updated
+
+    def load_private(self, learner: ReportLearner) -> None:
+        """Load the newest private state of the site that is not later than the header's ``after``.
+
+        Parameters
+        ----------
+        learner : ReportLearner
+        """
+        newest = self.state.latest(self.header.after)
+        if newest is None:
+            raise missing_state(self.state, self.header.after)
+        learner.load_private(self.state.read(newest)[0])
+
+    def save_private(self, learner: ReportLearner, name: str | None = None) -> None:
+        """Save the private state; a non-finite one is never saved, so that the version before stays good.
+
+        Parameters
+        ----------
+        learner : ReportLearner
+        name : str, optional
+            Of the version; by default that of the task's round and step.
+        """
+        from fedtar_flare.learning.training import require_finite
+
+        header, private = self.header, learner.private()
+        require_finite(private)
+        name = name or version(header.round, header.step)
+        self.state.save(name, private, {"round": header.round, "step": header.step}, keep=header.keep)
+
 
 def seed_of(base: int | str, site: str, round_: int, step: int, purpose: str) -> int:
-    """Seed that is the same in every process, independent of what ran before.
-
-    Parameters
-    ----------
-    base : int or str
-        The job's seed, or a site's secret.
-    site : str
-        The site's name.
-    round_, step : int
-        Of the task.
-    purpose : str
-        What is drawn.
-
-    Returns
-    -------
-    int
-        Below 2 ** 56.
-    """
+    """Derive a seed below 2 ** 56 from the job's seed or a site's secret, the same in every process."""
     text = f"{base}/{site}/{round_}/{step}/{purpose}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
+def send_scalar(sender: FLComponent, fl_ctx: FLContext, tag: str, value: float | None, step: int) -> None:
+    """Send one point of the curve ``tag`` to the server's TensorBoard; None and non-finite values are left out."""
+    if value is None or not math.isfinite(value):
+        return
+    about: dict[str, Any] = {"data_type": AnalyticsDataType.SCALAR, "writer": LogWriterName.TORCH_TB}
+    dxo = create_analytic_dxo(tag=tag, value=float(value), global_step=int(step), **about)
+    send_analytic_dxo(sender, dxo=dxo, fl_ctx=fl_ctx, event_type=ANALYTIC_EVENT_TYPE)
+
+
 def missing_state(state: SiteState, after: str) -> DataError:
-    """The error of a site whose state of the run is missing.
-
-    Parameters
-    ----------
-    state : SiteState
-        The state that was looked for.
-    after : str
-        The newest version that would have done.
-
-    Returns
-    -------
-    DataError
-        With reason ``no-site-state``.
-    """
+    """Make the error of a site whose state of the run, at or before a version, is missing."""
     return DataError(
         f"{state.folder} has no state of this run at or before version {after}; it was deleted, or the run began on "
         "another machine. Restore the folder from a backup, or submit the job anew",

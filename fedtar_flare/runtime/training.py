@@ -1,5 +1,18 @@
 """One training step at the server: what each site's update goes through, and the aggregate of all.
 
+The mean of the sites' LoRA adapters, whose ranks may differ, has three forms (``lora.mean``). Site k has ``A_k``
+(r_k, in) and ``B_k`` (out, r_k), the first ranks of the server's ``A`` and ``B``, and a share c_k.
+
+``factors``: of A and of B, padded with zeros (Cho et al., "Heterogeneous LoRA for Federated Fine-tuning of On-Device
+Foundation Models", EMNLP 2024). ``product``: ``sum c_k B_k A_k``, and of it the nearest matrix of the job's rank, whose
+first ranks are the nearest of theirs (Bai et al., "Federated Fine-tuning of Large Language Models under Heterogeneous
+Tasks and Client Resources", NeurIPS 2024). ``ffa``: of B, A being frozen (Sun et al., "Improving LoRA in
+Privacy-preserving Federated Learning", ICLR 2024).
+
+FedTAR's Eq. 7 and Theorem 1 hold for (A, B) with ``factors``, for B and hence for W = B A with ``ffa``. With
+``product``, ``W_t = W_{t-1} + alpha_t (Wbar_t - W_{t-1}) + E_t`` with ``E_t`` what the truncation leaves out, and so
+``W_T = beta_0 W_0 + sum beta_t Wbar_t + sum_t prod_{y>t} (1 - alpha_y) E_t``.
+
 Where sites make as many of their updates as time allows (``training.seconds``), normalised averaging: Wang et al.,
 "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization" (FedNova, NeurIPS 2020), Eq. 10:
 ``tau sum_k c_k (w_k - w) / tau_k`` with ``tau = sum_k c_k tau_k``. Weighted by c_k as they are, the sum would be that
@@ -9,26 +22,30 @@ of an objective in which a site counts by c_k tau_k.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from fedtar_flare.core.errors import ExchangeError
+from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.globs import matches
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors, check_update_size, euclidean_norm
-from fedtar_flare.protocol.lora_ranks import padded, sent_shapes
+from fedtar_flare.protocol.lora_ranks import factor, lowered, padded, pairs, sent_shapes
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.runtime.aggregation import SpilledUpdates
-from fedtar_flare.runtime.lora_mean import ProductMean, lora_gap
+
+FORMS = ("factors", "product", "ffa")
+Late = Mapping[str, tuple[int, Tensors]]
+"""Sites that answer n - 1 rounds late, so that they count 1 / n: n, and the weights that they trained from."""
+ROW_NORM = 3**-0.5
+"""Norm of A's rows after a decomposition: the mean norm of LoRA's initial rows."""
 
 
 class TrainingStep:
     """The updates of one training task of round r.
 
-    ``run`` is the controller, ``weights`` are those that the aggregate is added to, ``down`` those and the method's
-    further tensors.
+    The aggregate is added to ``weights``; ``down`` are those and the method's further tensors.
     """
 
     def __init__(self, run: Any, weights: Tensors, down: Tensors, r: int):
@@ -71,7 +88,10 @@ class TrainingStep:
             (averaged if name in self._averaged else rows)[name] = value.float()
 
         # 3. An update of less work counts as if it were whole; a late one counts less, and is not larger than others.
-        work, rounds = work_of(reply.numbers), 1 + self.r - reply.round
+        made, planned = reply.numbers.get("updates", 1.0), reply.numbers.get("planned_updates", 1.0)
+        if made > planned:
+            raise ExchangeError(f"it says that it made {made:g} of {planned:g} planned updates")
+        work, rounds = made / planned, 1 + self.r - reply.round
         if (factor := 1 / (work * rounds)) != 1:
             averaged = scaled(averaged, self.weights, factor)
         check_update_size(averaged, self.weights, run.config.update_norm_limit)
@@ -103,17 +123,6 @@ class TrainingStep:
         return aggregate
 
 
-def work_of(numbers: Mapping[str, float]) -> float:
-    """tau_k in (0, 1], the share of its planned updates that a site says it made; 1 where it does not say.
-
-    Raises :class:`ExchangeError` for more than were planned.
-    """
-    made, planned = numbers.get("updates", 1.0), numbers.get("planned_updates", 1.0)
-    if made > planned:
-        raise ExchangeError(f"it says that it made {made:g} of {planned:g} planned updates")
-    return made / planned
-
-
 def scaled(tensors: Tensors, names: Iterable[str], factor: float) -> dict[str, torch.Tensor]:
     """The tensors, those of ``names`` times a factor."""
     result = dict(tensors)
@@ -121,3 +130,135 @@ def scaled(tensors: Tensors, names: Iterable[str], factor: float) -> dict[str, t
         if name in tensors:
             result[name] = tensors[name] * factor
     return result
+
+
+# ---------------------------------------------------------------------- the mean of LoRA adapters
+def check_form(form: str, aggregation: str) -> None:
+    """Check that a form of the mean exists, and that an aggregation can be combined with it."""
+    if form not in FORMS or (form == "product" and aggregation != "mean"):
+        raise ConfigError(f"lora.mean '{form:.20}': products can only be averaged (server.aggregation 'mean')")
+
+
+def lora_gap(weights: Tensors, updates: SpilledUpdates, shares: Mapping[str, float]) -> float | None:
+    """``||mean(B A) - mean(B) mean(A)|| / ||mean(B A)||`` over all layers.
+
+    None without LoRA or shares, or where not all updates are in memory. The difference is
+    ``sum c_k (B_k - mean(B)) (A_k - mean(A))``, which is ``sum c_k B_k (A_k - mean(A))``.
+    """
+    lost = whole = 0.0
+    for _, _, downs, ups in _layers(weights, updates, shares, {}) if shares and not updates.spilled else ():
+        mean = torch.zeros_like(downs[0])
+        for share, down in zip(shares.values(), downs, strict=True):
+            mean += share * down
+        up, down = torch.cat(ups, 1), torch.cat(downs)
+        lost += _frobenius(up, down - mean.repeat(len(downs), 1)) ** 2
+        whole += _frobenius(up, down) ** 2
+    return math.sqrt(lost / whole) if whole else None
+
+
+def _layers(
+    weights: Tensors, updates: SpilledUpdates, shares: Mapping[str, float], late: Late
+) -> Iterator[tuple[str, str, list[torch.Tensor], list[torch.Tensor]]]:
+    """Names of A and B, and each site's A_k and c_k B_k, float64, in the order of ``shares``, layer by layer.
+
+    Those of a late site are followed by what makes its ``B_k A_k`` a ``W + (B_k A_k - W_sent) / n``.
+    """
+    for a, b in pairs(weights):
+        updates_a, updates_b, downs, ups = updates.each(a), updates.each(b), [], []
+        for site, share in shares.items():
+            n, sent = late.get(site, (1, weights))
+            downs.append(sent[a].double() + n * updates_a[site])
+            ups.append(share / n * (sent[b].double() + n * updates_b[site]))
+        for site, (n, sent) in late.items():
+            downs += [sent[a].double(), weights[a].double()]
+            ups += [-shares[site] / n * sent[b].double(), shares[site] * weights[b].double()]
+        yield a, b, downs, ups
+
+
+def _frobenius(b: torch.Tensor, a: torch.Tensor) -> float:
+    """``||B A||`` of B (out, n) and A (n, in), by small matrices."""
+    return float((torch.linalg.qr(b, mode="r").R @ torch.linalg.qr(a.T, mode="r").R.T).norm())
+
+
+class ProductMean(dict[str, torch.Tensor]):
+    """``W + tau (sum c_k B_k A_k - W)`` of each layer as A (R, in) and B (out, R), float64: all factors side by side.
+
+    So all sites' adapters are in memory. Tensors that are no factor are those of ``mean``; ``weights`` are what the
+    sites trained from, and ``tau`` is the mean share of their planned updates that they made.
+    """
+
+    def __init__(
+        self,
+        mean: Tensors,
+        weights: Tensors,
+        updates: SpilledUpdates,
+        shares: Mapping[str, float],
+        tau: float,
+        late: Late,
+    ):
+        super().__init__(mean)
+        for a, b, downs, ups in _layers(weights, updates, shares, late):
+            self[a] = torch.cat([*downs, weights[a].double()])
+            self[b] = torch.cat([*(tau * up for up in ups), (1 - tau) * weights[b].double()], 1)
+
+    def step(self, weights: Tensors, alpha: float = 1.0) -> tuple[dict[str, torch.Tensor], float]:
+        """Take a step from the weights towards the mean."""
+        if not alpha:
+            return dict(weights), 0.0
+        moved = {n: (weights[n].double() + alpha * self[n]).float() for n in weights if not factor(n)}
+        for a, b in pairs(weights):
+            up = torch.cat([(1 - alpha) * weights[b].double(), alpha * self[b]], 1)
+            moved[a], moved[b] = truncated(up, torch.cat([weights[a].double(), self[a]]), len(weights[a]))
+        squares = [float((moved[n].double() - weights[n].double()).square().sum()) for n in weights if not factor(n)]
+        for a, b in pairs(weights):
+            change = torch.cat([moved[b], -weights[b]], 1), torch.cat([moved[a], weights[a]])
+            squares.append(_frobenius(*(one.double() for one in change)) ** 2)
+        return moved, math.sqrt(math.fsum(squares))
+
+
+def truncated(b: torch.Tensor, a: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A (rank, in) and B (out, rank), float32, of the nearest matrix of that rank to B A (Eckart and Young).
+
+    Sorted by singular value, so that the first rows and columns are the nearest of every lower rank. A has orthogonal
+    rows of norm :data:`ROW_NORM`, also where the singular value is zero, so that what B has not learnt it still can.
+    """
+    (q_b, r_b), (q_a, r_a) = torch.linalg.qr(b), torch.linalg.qr(a.T)
+    u, s, vh = torch.linalg.svd(r_b @ r_a.T, full_matrices=False)
+    number = min(rank, len(s))
+    low_a, low_b = a.new_zeros(rank, a.shape[1]), b.new_zeros(len(b), rank)
+    low_a[:number] = ROW_NORM * (q_a @ vh.T).T[:number]
+    low_b[:, :number] = (q_b @ (u * s))[:, :number] / ROW_NORM
+    return low_a.float(), low_b.float()
+
+
+# ---------------------------------------------------------------------- T numbers
+def aligned(
+    form: str, rank: int, gradient: Tensors, broadcasts: Sequence[Tensors]
+) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
+    """Bring a site's gradient and the broadcasts into the form in which their inner products are its T numbers.
+
+    With ``product`` these are ``<G, W_t - W_{t-1}>``, G being the gradient in W = B A, since factors of two broadcasts
+    come from two decompositions. The gradients in A and B give the part of G along the directions that the rank allows
+    at w_T, ``P(G) = U U' G + G V V' - U U' G V V'``; W_t has no other as long as nothing was cut off. ``P(G)`` and each
+    W_t are given by ``G V`` under the name of B, and ``U' G (1 - V V')`` under that of A.
+    """
+    seen = [{n: v for n, v in lowered(w, rank).items() if n in gradient} for w in broadcasts]
+    if form != "product":
+        return dict(gradient), seen
+    projected, paths = dict(gradient), [dict(w) for w in seen]
+    for a, b in pairs(gradient):
+        v, r = torch.linalg.qr(seen[-1][a].double().T)
+        u, s, wh = torch.linalg.svd(seen[-1][b].double(), full_matrices=False)
+        learnt = s > 1e-6 * s.max().clamp(min=1e-30)  # B's directions that are not zero
+        u, s, wh = u[:, learnt], s[learnt], wh[learnt]
+        along = gradient[b].double() @ torch.linalg.pinv(r)
+        projected[b], projected[a] = along, _without((wh @ gradient[a].double()) / s[:, None], v)
+        for w, path in zip(seen, paths, strict=True):
+            up, down = w[b].double(), w[a].double()
+            path[b], path[a] = up @ (down @ v), _without((u.T @ up) @ down, v)
+    return projected, paths
+
+
+def _without(rows: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Rows (n, in) without their part in the span of the orthonormal columns of v (in, r)."""
+    return rows - (rows @ v) @ v.T

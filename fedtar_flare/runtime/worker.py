@@ -93,8 +93,8 @@ class _ToOtherEnd(logging.Handler):
         self._worker = worker
 
     def emit(self, record: logging.LogRecord) -> None:
-        kept = ("name", "levelno", "levelname", "pathname", "filename", "module", "lineno", "funcName", "created")
-        self._worker.say(LOG, {name: getattr(record, name) for name in kept} | {"msg": self.format(record)})
+        fields = ("name", "levelno", "levelname", "pathname", "filename", "module", "lineno", "funcName", "created")
+        self._worker.say(LOG, {name: getattr(record, name) for name in fields} | {"msg": self.format(record)})
 
 
 def rank(connection: Connection, ranks: Ranks, device: str, folder: Path) -> NoReturn:
@@ -131,5 +131,5 @@ def rank(connection: Connection, ranks: Ranks, device: str, folder: Path) -> NoR
 
 
 if __name__ == "__main__":
-    number, place, size, device, folder = sys.argv[1:]
-    rank(Connection(int(number)), Ranks(int(place), int(size)), device, Path(folder))
+    number, this_rank, size, device, folder = sys.argv[1:]
+    rank(Connection(int(number)), Ranks(int(this_rank), int(size)), device, Path(folder))

@@ -149,3 +149,16 @@ def kit_of(folder: Path) -> Path:
         f"{folder} is no site's startup kit: it has no startup/fed_client.json. Name the folder that holds 'startup' "
         "and 'local'"
     )
+
+
+def end_unfit_simulator(job: str) -> None:
+    """End FLARE's simulator at once, in one line, where it could not start its sites from the workspace."""
+    folder = Path.cwd().parent  # the simulator builds its server in <workspace>/server
+    if not (folder / "server" / job / "app_server").is_dir():
+        return
+    hush_simulator()
+    try:
+        check_workspace(folder)
+    except ConfigError as error:
+        logging.getLogger(__name__).error(str(error))
+        raise SystemExit(2) from None  # it ends the server's thread; anything else would be three long tracebacks

@@ -5,7 +5,7 @@ checks that every method must pass (:mod:`.conformance`). Nothing outside of tes
 """
 
 from fedtar_flare.runtime.in_process import run_in_process
-from fedtar_flare.testing.conformance import check_abort, check_exchange, check_method, check_resume
+from fedtar_flare.testing.conformance import check_method
 from fedtar_flare.testing.federation import FunctionFederation, QuadraticSite, last_checkpoint, random_pair, same_bits
 from fedtar_flare.testing.hospital import Hospital, executor_of, task_of
 
@@ -13,10 +13,7 @@ __all__ = [
     "FunctionFederation",
     "Hospital",
     "QuadraticSite",
-    "check_abort",
-    "check_exchange",
     "check_method",
-    "check_resume",
     "executor_of",
     "last_checkpoint",
     "random_pair",

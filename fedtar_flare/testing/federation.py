@@ -1,6 +1,6 @@
 """The real controller with sites that are plain functions, for tests of an algorithm at the server."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,10 @@ from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.in_process import InThisProcess
 from fedtar_flare.version import __version__
 
-__all__ = [
-    "FunctionFederation",
-    "NAMES",
-    "QuadraticSite",
-    "SiteFunction",
-    "last_checkpoint",
-    "random_pair",
-    "same_bits",
-]
+__all__ = ["FunctionFederation", "QuadraticSite"]
 
 NAMES = ("base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight")
 """Tensors of the adapter of a :class:`QuadraticSite`, each of shape (3, 2)."""
-
-SiteFunction = Callable[[str, TaskHeader, Tensors], "tuple[Reply, Tensors | None] | None"]
-"""A site as a function of task, header and weights: its reply and tensors; None when it never answers."""
 
 
 class FunctionFederation(InThisProcess):
@@ -44,8 +33,8 @@ class FunctionFederation(InThisProcess):
     ----------
     folder : Path
         Stands for the server's run folder.
-    sites : dict of str to SiteFunction
-        By name.
+    sites : dict of str to callable
+        Make a reply and tensors of task, header and weights; None when the site never answers.
     method : str
         Name of an installed method.
     joins : dict of str to int, optional
@@ -72,20 +61,6 @@ class FunctionFederation(InThisProcess):
         """Task, site, round and step of each message that was sent."""
 
     def deliver(self, site: str, task: str, message: Shareable) -> Shareable | None:
-        """Give a message to a site's function, and make a message of what it returns.
-
-        Parameters
-        ----------
-        site, task : str
-            Who gets it, in which task.
-        message : Shareable
-            The message.
-
-        Returns
-        -------
-        Shareable or None
-            None where the site never answers.
-        """
         received = FLModelUtils.from_shareable(message)
         header = TaskHeader.from_meta(received.meta)
         self.sent.append((task, site, header.round, header.step))
@@ -129,7 +104,7 @@ class QuadraticSite:
         """Weights that came down, by round and step; those after the last step stand at T."""
 
     def start(self) -> dict[str, torch.Tensor]:
-        """Initial weights, the same at every site.
+        """Make the initial weights, the same at every site.
 
         Returns
         -------
@@ -175,51 +150,18 @@ class QuadraticSite:
 
 
 def random_pair(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw two tensors of the shapes that a :class:`QuadraticSite` exchanges.
-
-    Parameters
-    ----------
-    seed : int
-        Of the draw.
-
-    Returns
-    -------
-    tuple of Tensor
-        Each (3, 2).
-    """
+    """Draw two tensors (3, 2), such as a :class:`QuadraticSite` exchanges."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(3, 2, generator=generator), torch.randn(3, 2, generator=generator)
 
 
 def last_checkpoint(run: FederatedController | Path) -> Checkpoint:
-    """Read the last checkpoint of a run.
-
-    Parameters
-    ----------
-    run : FederatedController or Path
-        The controller, or the run's results folder.
-
-    Returns
-    -------
-    Checkpoint
-        Weights, the method's state, and what else a resume needs.
-    """
+    """Read the last checkpoint of a run, or of its results folder."""
     folder = run if isinstance(run, Path) else run.results_folder
     return CheckpointFolder(folder / "checkpoint").last()[0]
 
 
 def same_bits(first: Checkpoint, second: Checkpoint) -> bool:
-    """Compare two checkpoints.
-
-    Parameters
-    ----------
-    first, second : Checkpoint
-        As :func:`last_checkpoint` gives them.
-
-    Returns
-    -------
-    bool
-        Whether they hold the same weights and the same state of the method.
-    """
+    """Say whether two checkpoints hold the same weights and the same state of the method."""
     pairs = ((first.weights, second.weights), (first.method, second.method))
     return all(a.keys() == b.keys() and all(torch.equal(v, b[name]) for name, v in a.items()) for a, b in pairs)

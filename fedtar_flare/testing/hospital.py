@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsData
-from nvflare.apis.dxo import from_shareable
-from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
-from nvflare.apis.fl_context import FLContext
+from nvflare.apis.analytix import AnalyticsData
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
@@ -18,12 +16,12 @@ from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.registry import method as installed
+from fedtar_flare.runtime.in_process import ExecutorSite
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.approval import SERVER_CONFIG
-from fedtar_flare.site.guard import OutboundGuard
 
-__all__ = ["Hospital", "executor_of", "flare_context", "task_of", "write_workflow"]
+__all__ = ["Hospital"]
 
 TINY: Mapping[str, Any] = {
     "preset": "tiny",
@@ -38,24 +36,7 @@ ROUNDS, TIME_STEPS = 9, 2
 def executor_of(
     method: str, preset: str = "small", seed: int = 0, torch_threads: int = 1, **groups: Any
 ) -> SiteExecutor:
-    """Make the executor of a method's job.
-
-    Parameters
-    ----------
-    method : str
-        Name of an installed method.
-    preset : str
-        Of the model.
-    seed, torch_threads : int
-        As :class:`SiteExecutor` takes them.
-    **groups
-        Groups of settings by name.
-
-    Returns
-    -------
-    SiteExecutor
-        Whose settings have been checked, as in a recipe.
-    """
+    """Make the executor of a method's job from groups of settings, which are checked as in a recipe."""
     kind = installed(method).executor or SiteExecutor
     executor: SiteExecutor = kind(method, preset, groups, seed, torch_threads)
     _ = executor.strategy
@@ -63,109 +44,21 @@ def executor_of(
 
 
 def task_of(executor: SiteExecutor, source: str = "synthetic", **parts: Any) -> Task:
-    """Make a task of which a hook under test needs only some parts.
-
-    Parameters
-    ----------
-    executor : SiteExecutor
-        Whose method, settings and seed it has.
-    source : str
-        Where the site's data comes from.
-    **parts
-        Fields of :class:`Task`; the others are None.
-
-    Returns
-    -------
-    Task
-        The task.
-    """
+    """Make a task of which a hook under test needs only some parts; the other fields of :class:`Task` are None."""
     names = ("name", "header", "weights", "site", "config", "state", "cohort", "min_cell")
     fields: dict[str, Any] = dict.fromkeys(names)
     fields |= {"settings": executor.strategy.settings.at(source), "contract": executor.contract}
     return Task(**fields | {"job_seed": executor.seed} | parts)
 
 
-class _Engine:
-    """What an executor asks of FLARE's engine; ``streamed`` has the scalars that it sends."""
-
-    def __init__(self, workspace: Any):
-        self.get_workspace = lambda: workspace
-        self.streamed: list[AnalyticsData] = []
-
-    def new_context(self) -> FLContext:
-        context = FLContext()
-        context.get_engine = lambda: self
-        return context
-
-    def fire_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == ANALYTIC_EVENT_TYPE:
-            self.streamed.append(AnalyticsData.from_dxo(from_shareable(fl_ctx.get_prop(FLContextKey.EVENT_DATA))))
-
-
-def flare_context(
-    workspace: Path,
-    task: str,
-    header: TaskHeader,
-    weights: Tensors | None = None,
-    *,
-    name: str = "site-1",
-    simulated: bool = True,
-    job: str = "job-1",
-    app: Path | None = None,
-) -> FLContext:
-    """Make FLARE's context of a task, as a site's executor and filters get it.
-
-    Parameters
-    ----------
-    workspace : Path
-        The kit, or the simulator's workspace.
-    task : str
-        Its name.
-    header : TaskHeader
-        What the server says of it.
-    weights : dict of str to Tensor, optional
-        What came down.
-    name : str
-        The site's name.
-    simulated : bool
-        Whether it is a simulation.
-    job : str
-        The job's id.
-    app : Path, optional
-        Where FLARE has put the job's app.
-
-    Returns
-    -------
-    FLContext
-        Its ``TASK_DATA`` is the message; its engine's ``streamed`` has the scalars that the executor sends.
-    """
-    context = FLContext()
+def task_message(header: TaskHeader, weights: Tensors | None = None) -> Shareable:
+    """Make FLARE's message of a task."""
     content: dict[str, Any] = {"params": weights, "params_type": ParamsType.FULL} if weights else {"metrics": {}}
-    message = FLModelUtils.to_shareable(FLModel(**content, meta=header.to_meta()))
-    context.set_prop(ReservedKey.IDENTITY_NAME, name, private=False, sticky=False)
-    context.set_prop(ReservedKey.RUN_NUM, job, private=False, sticky=False)
-    for key, value in (
-        (FLContextKey.SIMULATE_MODE, simulated),
-        (FLContextKey.TASK_NAME, task),
-        (FLContextKey.TASK_ID, "task-1"),
-        (FLContextKey.TASK_DATA, message),
-    ):
-        context.set_prop(key, value, private=True, sticky=False)
-    engine = _Engine(SimpleNamespace(get_root_dir=lambda: str(workspace), get_app_dir=lambda job: str(app)))
-    context.get_engine = lambda: engine
-    return context
+    return FLModelUtils.to_shareable(FLModel(**content, meta=header.to_meta()))
 
 
 def write_workflow(app: Path, **arguments: Any) -> None:
-    """Write the server's part of a job's app, by which a site knows how many rounds and time steps the job has.
-
-    Parameters
-    ----------
-    app : Path
-        The app's folder.
-    **arguments
-        Of the controller.
-    """
+    """Write the server's part of a job's app, from which a site knows the job's numbers of rounds and time steps."""
     write_json(app / SERVER_CONFIG, {"workflows": [{"id": "controller", "args": arguments}]})
 
 
@@ -177,13 +70,10 @@ class Hospital:
     workspace : Path
         The kit, or the simulator's workspace.
     name : str
-        The site's name.
     fresh : bool
         Whether each task runs in a new executor.
     simulated : bool
-        Whether it is a simulation.
     method : str
-        Name of an installed method.
     app : Path, optional
         Where FLARE has put the job's app; a real site without one gets its server's part.
     **settings
@@ -217,48 +107,39 @@ class Hospital:
         Parameters
         ----------
         task : str
-            Its name.
         header : TaskHeader
-            What the server says of it.
         weights : dict of str to Tensor, optional
-            What comes down.
 
         Returns
         -------
-        reply : Reply or str
-            What leaves; FLARE's return code where the task gave no answer.
-        tensors : dict of str to Tensor or None
-            What goes up with it.
+        tuple of (Reply or str, dict of str to Tensor or None)
+            What leaves, or FLARE's return code where the task gave no answer; the tensors that go up with it.
         """
         if self.fresh:
             self.executor = executor_of(self.method, **self.settings)
-        about: dict[str, Any] = {"simulated": self.simulated, "name": self.name, "job": self.job, "app": self.app}
-        context = flare_context(self.workspace, task, header, weights, **about)
-        self.streamed = context.get_engine().streamed
-        answer = self.executor.execute(task, context.get_prop(FLContextKey.TASK_DATA), context, self.signal)
+        others: dict[str, Any] = {"simulated": self.simulated, "job": self.job, "app": self.app}
+        site = ExecutorSite(self.name, self.executor, self.workspace, **others)
+        site.signal = self.signal
+        answer = site(task, task_message(header, weights))
+        self.streamed = site.streamed
         if answer.get_return_code() not in (None, ReturnCode.OK):
             return answer.get_return_code(), None
-        # the guard of a site that lets pass what the method exchanges whole of the base model
-        guard = OutboundGuard([self.method], extra_names=list(self.executor.strategy.settings.lora.exchange))
-        model = FLModelUtils.from_shareable(guard.process(answer, context))
+        model = FLModelUtils.from_shareable(answer)
         return Reply.from_meta(model.meta), model.params
 
     def header(self, run_id: str, r: int, t: int, **more: Any) -> TaskHeader:
-        """Make the header of a task.
+        """Make the header of a task of a run of 9 rounds and 2 time steps.
 
         Parameters
         ----------
         run_id : str
-            Of the run.
         r, t : int
-            Round and time step.
         **more
             Further fields of :class:`TaskHeader`.
 
         Returns
         -------
         TaskHeader
-            Of a run of 9 rounds and 2 time steps.
         """
         return TaskHeader(self.method, run_id, r, t, ROUNDS, TIME_STEPS, **more)
 
@@ -268,7 +149,6 @@ class Hospital:
         Parameters
         ----------
         run_id : str
-            Of the run.
         **more
             Further fields of :class:`TaskHeader`.
 
@@ -286,11 +166,8 @@ class Hospital:
         Parameters
         ----------
         w : dict of str to Tensor
-            What comes down.
         r, t : int
-            Round and time step.
         run_id : str
-            Of the run.
         **more
             Further fields of :class:`TaskHeader`.
 
@@ -302,18 +179,14 @@ class Hospital:
         return self.run(TRAIN, self.header(run_id, r, t, after=version(r, t - 1), **more), w)
 
     def close(self, w: Tensors, r: int, evaluate: bool = False, run_id: str = "run") -> tuple[Any, Tensors | None]:
-        """Close round r at the weights w.
+        """Close round r at the weights w, with scores where ``evaluate`` says so.
 
         Parameters
         ----------
         w : dict of str to Tensor
-            What comes down.
         r : int
-            The round.
         evaluate : bool
-            Whether the hospital scores its test patients.
         run_id : str
-            Of the run.
 
         Returns
         -------

@@ -124,7 +124,7 @@ def test_a_run_equals_an_independent_reference(tmp_path, kind, weighting):
     assert [(step.round, step.step) for step in of_kind(events, Step)] == [(r, t) for r in (1, 2, 3) for t in (1, 2)]
     assert of_kind(events, Step)[0].abstained == {"site-c": "no visit"}
     assert of_kind(events, Start)[0].method == kind.__name__ and of_kind(events, End)[0].status == "completed"
-    assert controller.progress()["numbers"] == {}
+    assert controller._progress()["numbers"] == {}
 
 
 def test_nobody_with_a_visit_leaves_the_weights_as_they_are(tmp_path):

@@ -92,10 +92,8 @@ def test_what_a_filter_of_the_job_adds_afterwards_and_foreign_messages(tmp_path)
 
 
 def test_streamed_scalars_are_recorded(tmp_path):
-    from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE
+    from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType, LogWriterName
     from nvflare.app_common.widgets.streaming import create_analytic_dxo
-
-    from fedtar_flare.runtime.scalars import AnalyticsDataType, LogWriterName
 
     ctx = context(tmp_path)
     dxo = create_analytic_dxo("loss", 0.5, AnalyticsDataType.SCALAR, writer=LogWriterName.TORCH_TB, global_step=1)

@@ -103,7 +103,7 @@ def test_a_lead_solves_for_no_visit_s_loss_or_gradient_and_not_for_their_number(
     assert np.array_equal(np.round(losses / step) * step, losses), "finer digits would tell of single visits"
     config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
     task = task_of(site.executor, config.source, config=config)
-    chance = task.secret(learner.cohort)
+    chance = task._secret(learner.cohort)
     assert own_share(solved(count, controls, chance)[0], gradients) > 0.8, "who had the site's key would succeed"
 
     again = ask(hospital(), TRAIN, ROUNDS, sent)[1]  # of a new process, as after a resume
@@ -111,9 +111,9 @@ def test_a_lead_solves_for_no_visit_s_loss_or_gradient_and_not_for_their_number(
     reply, _ = ask(hospital(lr=1e-12), TRAIN, ROUNDS, sent)
     assert reply.status == "error" and "training.lr 1e-12 (at least 1e-05)" in reply.reason
     less = learner.cohort.leaving_out({samples[0].visit: "gone"}.get)
-    assert task.secret(less) != chance, "else an answer before and one after it could differ in one visit"
+    assert task._secret(less) != chance, "else an answer before and one after it could differ in one visit"
     other = hospital(max_grad_norm=0.0).executor
     task = task_of(other, config.source, config=config)
-    assert task.secret(learner.cohort) != chance, "else two jobs could be told means that differ in one visit"
+    assert task._secret(learner.cohort) != chance, "else two jobs could be told means that differ in one visit"
     with pytest.raises(ConfigError, match="clipped gradients"):
         other.strategy.before_training(task, learner)

@@ -18,6 +18,7 @@ from fedtar_flare.methods.fedmrg.dual_adapter import decoder_targets
 from fedtar_flare.protocol.exchange import WIRE_DTYPES
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.task import PRODUCTION_MIN_CELL, Task
+from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.policy import streaming_allowed
 
 if TYPE_CHECKING:
@@ -77,8 +78,11 @@ class FedMRGSite(PooledSite):
         """With the specialised adapter, which is as large as the generic adapter."""
         return replace(super().adapted_model(time_steps), personal_parameters=lambda shared: shared)
 
-    def personal_rates(self) -> dict[str, float]:
-        return {"fedmrg.lr_encoder": self.settings.fedmrg.lr_encoder}
+    def job_request(self, rounds: int, time_steps: int) -> JobRequest:
+        """With the encoder's rate."""
+        request = super().job_request(rounds, time_steps)
+        rates = {**request.learning_rate, "fedmrg.lr_encoder": self.settings.fedmrg.lr_encoder}
+        return replace(request, learning_rate=rates)
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
         """The same learner, whose specialised adapter is untrained: the generic model."""

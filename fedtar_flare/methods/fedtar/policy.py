@@ -21,7 +21,7 @@ from torch import nn
 from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.protocol.exchange import Tensors
-from fedtar_flare.runtime.lora_mean import ProductMean
+from fedtar_flare.runtime.training import ProductMean
 
 __all__ = ["t_numbers"]
 

@@ -19,10 +19,10 @@ from fedtar_flare.methods.fedtar.demographics import DemographicMixture, fit_mix
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.release import MOST_SHARE, released_t_numbers, require_spread
 from fedtar_flare.protocol.contract import HEAD_NAMES
-from fedtar_flare.runtime.lora_mean import aligned
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.task import Task
+from fedtar_flare.runtime.training import aligned
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.state import SiteState
 
@@ -65,16 +65,16 @@ class PatientSite(ReportSite):
         width, rest = EMBEDDING_DIM, patient.q_length + 1 + time_steps
         return replace(model, personal_parameters=lambda shared: (width + 1) * shared + width * rest)
 
-    def personal_rates(self) -> dict[str, float]:
-        patient, diagnosis = self.settings.patient, self.settings.diagnosis
-        rates = {"patient.lr": patient.lr} if patient.enabled else {}
-        return rates | ({"diagnosis.lr": diagnosis.rate} if diagnosis.on else {})
-
     def job_request(self, rounds: int, time_steps: int) -> JobRequest:
-        """With the beams of the diagnosis' second search."""
-        request, diagnosis = super().job_request(rounds, time_steps), self.settings.diagnosis
-        beams = {"diagnosis.candidates": diagnosis.candidates} if diagnosis.on else {}
-        return replace(request, beams={**request.beams, **beams})
+        """With the rates of the patient part and of the diagnosis, and the beams of its second search."""
+        request, patient = super().job_request(rounds, time_steps), self.settings.patient
+        diagnosis = self.settings.diagnosis
+        rates = {"patient.lr": patient.lr} if patient.enabled else {}
+        beams: dict[str, float] = {}
+        if diagnosis.on:
+            rates["diagnosis.lr"], beams["diagnosis.candidates"] = diagnosis.rate, diagnosis.candidates
+        learning_rate = {**request.learning_rate, **rates}
+        return replace(request, learning_rate=learning_rate, beams={**request.beams, **beams})
 
     def learner_settings(self, task: Task) -> dict[str, Any]:
         """The patient part, and the mixture that the handshake fitted."""

@@ -15,8 +15,7 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.reporting.examples import read_examples
-from fedtar_flare.runtime.report_site import ReportSite
-from fedtar_flare.runtime.task import seed_of
+from fedtar_flare.runtime.task import Task, seed_of
 from fedtar_flare.testing import Hospital, executor_of
 
 
@@ -278,7 +277,7 @@ def test_a_handshake_gives_weights_of_the_seed_or_none_even_in_a_process_that_ha
         raise OSError("no space left")
 
     with monkeypatch.context() as patched:  # trained, and then its task failed: nothing of it is on disk
-        patched.setattr(ReportSite, "save_private", staticmethod(fails))
+        patched.setattr(Task, "save_private", fails)
         assert site.train(w, 1, 1)[0].status == "error"
     _, weights = site.handshake()
     assert weights is None or all(torch.equal(weights[name], w[name]) for name in w)
