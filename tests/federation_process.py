@@ -54,13 +54,8 @@ def recipe(
     name: str = "tiny", rounds: int = 1, method: type[MethodRecipe] = FedTARRecipe, **changes: Any
 ) -> MethodRecipe:
     """A job of seconds: tiny model, two steps of two local updates, twelve synthetic patients a site."""
-    settings = {
-        "preset": "tiny",
-        "num_rounds": rounds,
-        "time_steps": 2,
-        "training": {"local_steps": 2, "batch_size": 4},
-        "data": {"synthetic_patients": 12},
-    }
+    settings: dict[str, Any] = {"preset": "tiny", "num_rounds": rounds, "time_steps": 2}
+    settings |= {"training": {"local_steps": 2, "batch_size": 4}, "data": {"synthetic_patients": 12}}
     return method(name=name, **(settings | changes))
 
 
@@ -120,17 +115,10 @@ class Federation:
             }
         before = {name: self.registrations(name) for name in names}
         for name in names:
+            kit: dict[str, Any] = {"cwd": self.kits / name, "env": environment, "stdin": subprocess.DEVNULL}
             with (self.folder / f"{name}.out").open("ab") as out:
-                subprocess.run(
-                    ["bash", str(self.kits / name / "startup" / "start.sh")],
-                    env=environment,
-                    cwd=self.kits / name,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    check=True,
-                )
+                kit |= {"stdout": out, "stderr": subprocess.STDOUT, "start_new_session": True, "check": True}
+                subprocess.run(["bash", str(self.kits / name / "startup" / "start.sh")], **kit)
         wait_for("the server listens", self.listens)
         for name in (sites := sorted(set(names) & set(self.sites))):
             wait_for(f"{name} is registered", lambda name=name: self.registrations(name) > before[name])
@@ -153,10 +141,9 @@ class Federation:
         """Process id to command line of everything that this federation started and that lives."""
         found = {}
         for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
             with contextlib.suppress(OSError):
-                if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                marked = entry.name.isdigit() and (entry / "environ").read_bytes().split(b"\0")
+                if marked and f"{MARK}={self.mark}".encode() in marked:
                     command = [part.decode() for part in (entry / "cmdline").read_bytes().split(b"\0") if part]
                     if command:
                         found[int(entry.name)] = command
@@ -212,15 +199,8 @@ class Federation:
         return self.run(str(BIN / "nvflare"), *arguments, timeout=timeout)
 
     def run(self, *arguments: object, timeout: float = 180, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(a) for a in arguments],
-            env=self.environment,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            **kwargs,
-        )
+        kwargs |= {"env": self.environment, "cwd": self.folder, "capture_output": True, "text": True}
+        return subprocess.run([str(a) for a in arguments], timeout=timeout, **kwargs)
 
     def session(self, user: str = "admin@hub.org") -> Session:
         """FLARE's own admin session, over mTLS."""

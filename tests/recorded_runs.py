@@ -67,24 +67,12 @@ def write_run(
         logits = [value + drawn.gauss(0.12 * (t - time_steps / 2), 0.04) for t, value in enumerate(logits)]
         moved = _alphas(logits, alpha_form)
         losses = {site: 0.4 + (1.8 + 0.2 * i) * math.exp(-2.2 * progress) for i, site in enumerate(sites)}
-        record.write(
-            Validation(
-                round=r,
-                loss=sum(losses.values()) / len(losses),
-                sites={site: SiteValidation(validation_loss=loss, n=9) for site, loss in losses.items()},
-            )
-        )
-        record.write(
-            Outer(
-                round=r,
-                t_numbers={site: [drawn.gauss(0, 1) for _ in range(time_steps)] for site in sites},
-                left_out={EAST: "it did not receive every step of this round"} if r == 2 and EAST in sites else {},
-                psi_grad_norm=0.02 * math.exp(-progress),
-                alpha_before=alpha,
-                alpha_after=moved,
-                seconds=0.01,
-            )
-        )
+        validated = {site: SiteValidation(validation_loss=loss, n=9) for site, loss in losses.items()}
+        record.write(Validation(round=r, loss=sum(losses.values()) / len(losses), sites=validated))
+        t_numbers = {site: [drawn.gauss(0, 1) for _ in range(time_steps)] for site in sites}
+        left_out = {EAST: "it did not receive every step of this round"} if r == 2 and EAST in sites else {}
+        outer = {"psi_grad_norm": 0.02 * math.exp(-progress), "alpha_before": alpha, "alpha_after": moved}
+        record.write(Outer(round=r, t_numbers=t_numbers, left_out=left_out, seconds=0.01, **outer))
         alpha = moved
         _evaluate(record, r, progress, sites, time_steps, min_cell, generic, content)
     if until == "end":
@@ -102,6 +90,11 @@ def edit(folder: Path, kind: str, at: int | None = None, **values: object) -> No
 
 
 def _start(rounds, time_steps, alpha_form, sites, min_cell, first_round) -> Start:
+    counts = {}
+    for i, site in enumerate(sites):
+        train = [_visits(site, t, time_steps) for t in range(1, time_steps + 1)]
+        counts[site] = {"train": train, "validation": [5] * time_steps, "test": _test_reports(site, i, time_steps)}
+    sizes = {"tensors": 96, "parameters": 71_680, "bytes": 286_720}
     return Start(
         method="fedtar",
         run_id=RUN_ID,
@@ -112,17 +105,8 @@ def _start(rounds, time_steps, alpha_form, sites, min_cell, first_round) -> Star
         versions={"fedtar_flare": "0.1.0", "torch": "2.15.0", "python": "3.11.7"},
         sites=sites,
         absent={WEST: "no answer within 60 s"},
-        counts={
-            site: {
-                "train": [_visits(site, t, time_steps) for t in range(1, time_steps + 1)],
-                "validation": [5] * time_steps,
-                "test": _test_reports(site, i, time_steps),
-            }
-            for i, site in enumerate(sites)
-        },
-        exchange=Exchange(
-            tensors=96, parameters=71_680, bytes=286_720, full_parameters=1_985_408, full_bytes=7_941_632
-        ),
+        counts=counts,
+        exchange=Exchange(**sizes, full_parameters=1_985_408, full_bytes=7_941_632),
         time_steps=time_steps,
         rounds=rounds,
         first_round=first_round,
@@ -145,7 +129,7 @@ def _alphas(logits: list[float], alpha_form: str) -> list[float]:
 
 
 def _step(record, drawn, r, t, alpha, sites, time_steps) -> None:
-    abstained, absent, refused = {}, {}, {}
+    abstained, absent, refused, taking = {}, {}, {}, {}
     if SOUTH in sites and t == time_steps:
         abstained[SOUTH] = f"0 training visit(s) at step {t}"
     if EAST in sites and (r, t) == (1, 2):
@@ -155,82 +139,66 @@ def _step(record, drawn, r, t, alpha, sites, time_steps) -> None:
     if (r, t) == (2, time_steps):  # a step that nobody answered
         reason = "the site could not train (data at the site cannot be used)"
         absent = {site: reason for site in sites if site not in abstained}
-    taking = [site for site in sites if site not in abstained | absent | refused]
+    answered = [site for site in sites if site not in abstained | absent | refused]
     distance = r - 1 + t / time_steps
-    update = 1.9 * math.exp(-0.5 * distance) + 0.1 * drawn.random() if taking else 0.0
-    record.write(
-        Step(
-            round=r,
-            step=t,
-            update_norm=update,
-            skipped=not taking,
-            sites={
-                site: SiteUpdate(
-                    samples=_visits(site, t, time_steps),
-                    train_loss=0.3 + (2.2 + 0.3 * i) * math.exp(-0.9 * distance) + 0.1 * drawn.random(),
-                    seconds=6.0 + i,
-                    bytes_up=286_720,
-                )
-                for i, site in enumerate(taking)
-            },
-            abstained=abstained,
-            absent=absent,
-            refused=refused,
-            seconds=8.0 if taking else 0.0,
-            bytes_down=286_720 * len(sites),
-            bytes_up=286_720 * len(taking),
-        )
-    )
+    update = 1.9 * math.exp(-0.5 * distance) + 0.1 * drawn.random() if answered else 0.0
+    for i, site in enumerate(answered):
+        loss = 0.3 + (2.2 + 0.3 * i) * math.exp(-0.9 * distance) + 0.1 * drawn.random()
+        samples = _visits(site, t, time_steps)
+        taking[site] = SiteUpdate(samples=samples, train_loss=loss, seconds=6.0 + i, bytes_up=286_720)
+    size = {"bytes_down": 286_720 * len(sites), "bytes_up": 286_720 * len(taking), "seconds": 8.0 if taking else 0.0}
+    others = {"abstained": abstained, "absent": absent, "refused": refused}
+    record.write(Step(round=r, step=t, update_norm=update, skipped=not taking, sites=taking, **others, **size))
     record.write(Residual(round=r, step=t, alpha=alpha, residual_norm=alpha * update))
 
 
+def _cell(n: int, good: float, min_cell: int) -> Scores:
+    if n < min_cell:
+        return {"n": n}
+    return {
+        "n": n,
+        **{f"bleu_{k}": 0.08 + good * (0.9 - 0.05 * k) for k in range(1, 5)},
+        "rouge_l": 0.2 + 0.6 * good,
+        "cider": 0.4 + 7.5 * good,
+        "token_loss": 2.4 - 2.0 * good,
+        "finding_f1": 0.15 + 0.7 * good if good or n > 6 else None,
+        "finding_f1_known": 0.2 + 0.6 * good,
+        "finding_f1_new": 0.5 * good,
+        "finding_recall_new": 0.4 * good,
+    }
+
+
+def _content(good: float) -> Scores:
+    return {
+        "presence_f1": 0.6 + 0.3 * good,
+        "side_accuracy": 0.9,
+        "degree_accuracy": 0.3 + 0.3 * good,
+        "change_accuracy": 0.5 * good if good else None,
+        "ctrate_rules_f1": 0.3 + 0.5 * good,
+        "finding_change_micro_f1": 0.3 + 0.3 * good,
+        "contradictions": 0.3 - 0.2 * good,
+        "identical_share": 0.8 - 0.7 * good,
+        "mismatched_share": 0.45 - 0.4 * good,
+        "length_ratio": 0.55 + 0.4 * good,
+    }
+
+
+def _scores(personal, progress, sites, time_steps, min_cell, content) -> dict[str, SiteScores]:
+    scores = {}
+    for i, site in enumerate(sites):
+        counts = _test_reports(site, i, time_steps)
+        good = personal * (0.95 - 0.12 * (i % 5)) * progress ** (0.5 + 0.3 * i)
+        steps = {t: _cell(n, good * (1 - 0.07 * t), min_cell) for t, n in enumerate(counts, 1)}
+        every, more = _cell(sum(n for n in counts if n >= min_cell), good * 0.88, min_cell), {}
+        if content:
+            finding = {"n": 6.0 + i, "recall": 0.9 - 0.5 * good, "named": 7.0, "precision": 0.95 - 0.1 * good}
+            new = {"fibrosis": {"n": 5.0 - i, "recall": 0.7 * good}}
+            more["findings"] = {"known": dict.fromkeys(("emphysema", "nodule_left"), finding), "new": new}
+            more["references"] = {"identical_share": 0.1, "contradictions": 0.2}
+        scores[site] = SiteScores(steps=steps, all=every | (_content(good) if content else {}), **more)
+    return scores
+
+
 def _evaluate(record, r, progress, sites, time_steps, min_cell, generic, content) -> None:
-    def cell(n: int, good: float) -> Scores:
-        return (
-            {"n": n}
-            if n < min_cell
-            else {
-                "n": n,
-                **{f"bleu_{k}": 0.08 + good * (0.9 - 0.05 * k) for k in range(1, 5)},
-                "rouge_l": 0.2 + 0.6 * good,
-                "cider": 0.4 + 7.5 * good,
-                "token_loss": 2.4 - 2.0 * good,
-                "finding_f1": 0.15 + 0.7 * good if good or n > 6 else None,
-                "finding_f1_known": 0.2 + 0.6 * good,
-                "finding_f1_new": 0.5 * good,
-                "finding_recall_new": 0.4 * good,
-            }
-        )
-
-    def said(good: float) -> Scores:
-        return {
-            "presence_f1": 0.6 + 0.3 * good,
-            "side_accuracy": 0.9,
-            "degree_accuracy": 0.3 + 0.3 * good,
-            "change_accuracy": 0.5 * good if good else None,
-            "ctrate_rules_f1": 0.3 + 0.5 * good,
-            "finding_change_micro_f1": 0.3 + 0.3 * good,
-            "contradictions": 0.3 - 0.2 * good,
-            "identical_share": 0.8 - 0.7 * good,
-            "mismatched_share": 0.45 - 0.4 * good,
-            "length_ratio": 0.55 + 0.4 * good,
-        }
-
-    def findings(i: int, good: float) -> dict[str, dict[str, Scores]]:
-        one = {"n": 6.0 + i, "recall": 0.9 - 0.5 * good, "named": 7.0, "precision": 0.95 - 0.1 * good}
-        known = dict.fromkeys(("emphysema", "nodule_left"), one)
-        return {"known": known, "new": {"fibrosis": {"n": 5.0 - i, "recall": 0.7 * good}}}
-
-    def scores(personal: float) -> dict[str, SiteScores]:
-        found = {}
-        for i, site in enumerate(sites):
-            counts = _test_reports(site, i, time_steps)
-            good = personal * (0.95 - 0.12 * (i % 5)) * progress ** (0.5 + 0.3 * i)
-            steps = {t: cell(n, good * (1 - 0.07 * t)) for t, n in enumerate(counts, 1)}
-            every = cell(sum(n for n in counts if n >= min_cell), good * 0.88)
-            natural = {"identical_share": 0.1, "contradictions": 0.2}
-            more = {"findings": findings(i, good), "references": natural} if content else {}
-            found[site] = SiteScores(steps=steps, all=every | (said(good) if content else {}), **more)
-        return found
-
-    record.write(Evaluation(round=r, sites=scores(1.0), generic=scores(0.8) if generic else {}))
+    about = (progress, sites, time_steps, min_cell, content)
+    record.write(Evaluation(round=r, sites=_scores(1.0, *about), generic=_scores(0.8, *about) if generic else {}))

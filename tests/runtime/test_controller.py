@@ -34,14 +34,11 @@ def reference(local, num_rounds, weighting, alpha_form, eta):
             if not have or alphas[t] < ALPHA_FLOOR:
                 means.append(None)
                 continue
-            size = {"samples": lambda s: s.samples, "uniform": lambda s: 1, "inverse": lambda s: 1 / s.samples}[
-                weighting
-            ]
-            total = sum(size(s) for s in have)
-            mean = [
-                sum(size(s) / total * (v - s.lr * (v - s.targets[t][i].double())) for s in have)
-                for i, v in enumerate(current)
-            ]
+            sizes = [s.samples ** {"samples": 1, "uniform": 0, "inverse": -1}[weighting] for s in have]
+            mean = []
+            for i, v in enumerate(current):
+                learnt = [v - s.lr * (v - s.targets[t][i].double()) for s in have]
+                mean.append(sum(size / sum(sizes) * one for size, one in zip(sizes, learnt, strict=True)))
             means.append(mean)
             current = [v + float(alphas[t]) * (m - v) for v, m in zip(current, mean, strict=True)]
         through = [v.clone() for v in start]
@@ -75,9 +72,8 @@ def test_a_run_equals_an_independent_reference(tmp_path, alpha_form, weighting, 
     w, alphas = reference(local, 3, weighting, alpha_form, 0.1)
     for name, expected in zip(NAMES, w, strict=True):
         torch.testing.assert_close(last(controller).weights[name].double(), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(
-        controller.strategy.policy.alphas().detach().double(), alphas.double(), rtol=1e-5, atol=1e-6
-    )
+    learnt = controller.strategy.policy.alphas().detach().double()
+    torch.testing.assert_close(learnt, alphas.double(), rtol=1e-5, atol=1e-6)
     assert [e.skipped for e in events["step"]] == ([False, True, False] if skip else [False] * 3) * 3
     assert events["end"][0].status == "completed" and not controller.panics
 

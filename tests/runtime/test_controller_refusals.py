@@ -38,10 +38,10 @@ def test_a_site_that_raises_or_reports_an_error_is_recorded_and_left_out(tmp_pat
 
 
 def test_a_site_that_never_answers_costs_its_time_limit_once(tmp_path):
-    silent = {
-        "site-b": lambda task, order, weights: sites()["site-b"](task, order, weights) if task == HANDSHAKE else None
-    }
-    controller = federation(tmp_path, sites(**silent), num_rounds=1)
+    local = sites()
+    handshake_only = local["site-b"]
+    local["site-b"] = lambda task, *answer: handshake_only(task, *answer) if task == HANDSHAKE else None
+    controller = federation(tmp_path, local, num_rounds=1)
     events = run(controller)
     reasons = [e.absent["site-b"] for e in events["step"]]
     assert "no answer within 1 s" in reasons[0] and all("not waited for" in r for r in reasons[1:])
@@ -54,9 +54,8 @@ def test_a_disconnected_site_is_not_asked_and_comes_back(tmp_path):
 
     def send(**kwargs):
         original(**kwargs)
-        controller.disconnected = {(1, 1): {"site-b"}, (2, 1): set()}.get(
-            controller.sent[-1][2:], controller.disconnected
-        )
+        changes = {(1, 1): {"site-b"}, (2, 1): set()}
+        controller.disconnected = changes.get(controller.sent[-1][2:], controller.disconnected)
 
     controller.send_model = send
     events = run(controller)

@@ -16,7 +16,7 @@ from fedtar_flare.record.events import SHARED
 from fedtar_flare.record.log import read_events
 from fedtar_flare.runtime.aggregation import site_weights
 from fedtar_flare.runtime.checkpoint import load
-from fedtar_flare.runtime.lora_mean import ROW_NORM, aligned, truncated
+from fedtar_flare.runtime.training import ROW_NORM, aligned, truncated
 from fedtar_flare.testing import FunctionFederation, QuadraticSite
 from fedtar_flare.testing import last_checkpoint as last
 from fedtar_flare.testing.federation import NAMES

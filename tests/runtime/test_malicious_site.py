@@ -24,6 +24,10 @@ from fedtar_flare.testing import random_pair as pair
 from fedtar_flare.testing.federation import NAMES
 
 
+def answer(**fields):
+    return lambda header, reply, tensors: (replace(reply, **fields), tensors)
+
+
 def payload(**changes):
     return lambda header, reply, tensors: (replace(reply, payload={**reply.payload, **changes}), tensors)
 
@@ -44,24 +48,20 @@ def many_shapes(number):
     return {"shapes": {f"t{i}": [1] for i in range(number)}, "dtype_up": "float32"}
 
 
-def without(tensors):
-    return dict(list(tensors.items())[1:])
-
-
+COUNTS = {split: [2, 2] for split in ("train", "validation", "test")}
+FOREIGN = dict(zip(NAMES, pair(7), strict=True))
+ERROR = {"status": "error", "reason": "x", "payload": {"scores": {}}}
+FINDINGS = {f"f{i}": {"n": 1} for i in range(101)}
 ATTEMPTS = {
     "more tensors than any exchange": (TRAIN, update(lambda u: many(20_001)), "the limit is 20000"),
     "more names than any schema": (HANDSHAKE, payload(schema=many_shapes(20_001)), "the limit is 20000"),
-    "weights that nobody asked for": (
-        HANDSHAKE,
-        lambda h, r, t: (r, dict(zip(NAMES, pair(7), strict=True))),
-        "nobody had",
-    ),
+    "weights that nobody asked for": (HANDSHAKE, update(lambda u: FOREIGN), "nobody had"),
     "a tensor more": (TRAIN, update(lambda u: {**u, "x": torch.ones(1)}), "not agreed on"),
-    "a tensor less": (TRAIN, update(without), "missing"),
+    "a tensor less": (TRAIN, update(lambda u: dict(list(u.items())[1:])), "missing"),
     "another shape": (TRAIN, update(lambda u: {n: torch.ones(9, 9) for n in u}), "shape"),
     "values that are not finite": (TRAIN, update(lambda u: {n: v / 0 for n, v in u.items()}), "finite"),
     "an update that buries the others'": (TRAIN, update(lambda u: {n: v * 1e6 for n, v in u.items()}), "norm"),
-    "weights with a loss": (CLOSE_ROUND, lambda h, r, t: (r, {n: torch.ones(3, 2) for n in NAMES}), "only numbers"),
+    "weights with a loss": (CLOSE_ROUND, update(lambda u: {n: torch.ones(3, 2) for n in NAMES}), "only numbers"),
     "a cell of 10^9 patients, to blank the page": (HANDSHAKE, numbers(min_cell=10**9), "within 1 to 1000"),
     "half a visit": (TRAIN, numbers(samples=2.5), "whole number"),
     "no visit": (TRAIN, numbers(samples=0), "not within 1"),
@@ -69,24 +69,12 @@ ATTEMPTS = {
     "T numbers of 10^300": (CLOSE_ROUND, payload(t_numbers=[1e300, 0.0]), "within"),
     "a loss of no report": (CLOSE_ROUND, numbers(reports=0), "not within 1"),
     "studies that are negative": (HANDSHAKE, payload(skipped_studies={"no-image": -3}), "not within 0"),
-    "counts for one step more": (
-        HANDSHAKE,
-        payload(counts={split: [2, 2, 2] for split in ("train", "validation", "test")}),
-        "2 whole numbers",
-    ),
-    "another round's answer": (TRAIN, lambda h, r, t: (replace(r, round=9), t), "not the open task"),
-    "an error with content": (
-        TRAIN,
-        lambda h, r, t: (replace(r, status="error", reason="x", payload={"scores": {}}), None),
-        "more than its reason",
-    ),
-    "counts of a split more, that end the server's sums": (
-        HANDSHAKE,
-        payload(counts={split: [2, 2] for split in ("train", "validation", "test")} | {"more": 5}),
-        "2 whole numbers",
-    ),
+    "counts for one step more": (HANDSHAKE, payload(counts={split: [2] * 3 for split in COUNTS}), "2 whole numbers"),
+    "another round's answer": (TRAIN, answer(round=9), "not the open task"),
+    "an error with content": (TRAIN, lambda h, r, t: (replace(r, **ERROR), None), "more than its reason"),
+    "a split more, that ends the server's sums": (HANDSHAKE, payload(counts=COUNTS | {"more": 5}), "2 whole numbers"),
     "counts without training": (HANDSHAKE, payload(counts={}), "2 whole numbers"),
-    "no counts": (HANDSHAKE, lambda h, r, t: (replace(r, payload={"settings": "same"}), t), "lacks the field 'counts'"),
+    "no counts": (HANDSHAKE, answer(payload={"settings": "same"}), "lacks the field 'counts'"),
     "a schema of texts": (HANDSHAKE, payload(schema={"shapes": {"x": "wide"}, "dtype_up": "float32"}), "schema"),
     "a text of 300,000 characters": (HANDSHAKE, payload(model={"note": "x" * 300_000}), "'model'"),
     "junk beside the scores": (CLOSE_ROUND, payload(scores={"steps": {"one": {"n": 2}}, "all": {}}), "'scores'"),
@@ -95,22 +83,14 @@ ATTEMPTS = {
     "a BLEU of 2": (CLOSE_ROUND, payload(scores={"steps": {"1": {"bleu_4": 2.0}}}), "bleu_4 that is not within 0 to 1"),
     "scores of a step more": (CLOSE_ROUND, payload(scores={"steps": {"3": {"n": 1}}}), "2 time steps"),
     "scores of names of its own": (CLOSE_ROUND, payload(scores={"all": {f"n{i}": 1 for i in range(999)}}), "2 time"),
-    "many findings": (
-        CLOSE_ROUND,
-        payload(scores={"findings": {"new": {f"f{i}": {"n": 1} for i in range(101)}}}),
-        "2 time steps",
-    ),
+    "many findings": (CLOSE_ROUND, payload(scores={"findings": {"new": FINDINGS}}), "2 time steps"),
     "scores of reports for a finding": (
         CLOSE_ROUND,
         payload(scores={"findings": {"new": {"f": {"n": 1, "bleu_4": 0.5}}}}),
         "2 time steps",
     ),
     "ballast beside the scores": (CLOSE_ROUND, payload(scores={"ballast": {"x": [1.0] * 99}}), "2 time steps"),
-    "a loss of nobody knows how many": (
-        CLOSE_ROUND,
-        lambda h, r, t: (replace(r, numbers={"validation_loss": 1.0}), t),
-        "without a number of reports",
-    ),
+    "a loss without reports": (CLOSE_ROUND, answer(numbers={"validation_loss": 1.0}), "without a number of reports"),
 }
 
 
@@ -137,13 +117,11 @@ def test_a_site_has_no_more_reports_and_samples_than_it_announced(tmp_path):
     validation = of_kind(events, Validation)[0]
     assert validation.sites["site-b"].n == 2 * 2  # as many as its counts of two steps say
     honest = QuadraticSite("site-b", [pair(4), pair(5)], samples=2, validation=pair(10))
-    runs = [
-        federation(tmp_path / str(number), site)
-        for number, site in enumerate((honest, Spoilt("site-b", numbers(samples=10**9), TRAIN)))
-    ]
-    for one in runs:
-        run(one)
-    assert same_bits(*map(last, runs))
+    ends = []
+    for name, site in {"honest": honest, "liar": Spoilt("site-b", numbers(samples=10**9), TRAIN)}.items():
+        run(controller := federation(tmp_path / name, site))
+        ends.append(last(controller))
+    assert same_bits(*ends)
 
 
 def five(lie=None, samples=2):
@@ -211,12 +189,11 @@ def test_checksums_of_a_start_forgive_rounding_and_nothing_else(seed, noise, oth
         assert not coarsely_equal(own, coarse_checksums(start | changed))
 
 
+FOREIGN_CODE = {"peft_type": "LORA", "auto_mapping": {"parent_library": "os"}}
+
+
 @pytest.mark.parametrize(
-    "described",
-    [
-        {"model": {"parameters": 100, "license": "none"}},
-        {"adapter_config": {"peft_type": "LORA", "auto_mapping": {"parent_library": "os"}}},
-    ],
+    "described", [{"model": {"parameters": 100, "license": "none"}}, {"adapter_config": FOREIGN_CODE}]
 )
 def test_one_site_alone_does_not_describe_the_adapter(tmp_path, described):
     liar = Spoilt("a-liar", payload(**described), HANDSHAKE)

@@ -1,11 +1,5 @@
 """Transforms that a lead adds to a job: training, scoring and drafting see what they make of images."""
 
-import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hospital_site import SETTINGS, write_site_files
@@ -45,17 +39,6 @@ def test_a_transform_that_the_site_allows_changes_what_training_sees_and_a_rando
     assert validation["plain"] == validation["noise"] != validation["smooth"] == validation["both"]
 
 
-def test_a_task_trains_on_what_the_compose_makes_of_a_study(tmp_path):
-    site = site_with(tmp_path, SMOOTH)
-    site.handshake()
-    learner = site.executor.strategy.learner
-    sample = learner.cohort.samples("train")[0]
-    made = preparation("ct", site.executor.strategy.settings.model, [SMOOTH])({"image": str(sample.visit.image)})
-    assert np.array_equal(learner.images([sample]).images[0].numpy(), made["image"])
-    without = preparation("ct", site.executor.strategy.settings.model)({"image": str(sample.visit.image)})
-    assert not np.array_equal(made["image"], without["image"])
-
-
 @pytest.mark.parametrize("allowed", [[], ["Spacingd"]])
 def test_a_site_declines_a_transform_that_it_does_not_allow_and_prepares_nothing(tmp_path, site_files, allowed):
     site_files.write_text(
@@ -64,30 +47,6 @@ def test_a_site_declines_a_transform_that_it_does_not_allow_and_prepares_nothing
     reply, weights = site_with(tmp_path, SMOOTH).handshake()
     assert reply.status == "error" and weights is None and not (tmp_path / "cache").exists()
     assert "declined by the site's policy: data.transforms GaussianSmoothd (not among this site's" in reply.reason
-
-
-@pytest.mark.slow
-def test_a_task_that_finds_all_images_prepared_imports_no_monai(tmp_path):
-    site = site_with(tmp_path, SMOOTH)
-    site.handshake()
-    code = f"""
-        import sys
-        from pathlib import Path
-        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-        from hospital_site import SETTINGS
-        from fedtar_flare.testing import Hospital
-        site = Hospital(Path({str(tmp_path)!r}), training={TRAINING!r},
-            data={{**SETTINGS["data"], "transforms": [{SMOOTH!r}]}})
-        reply, w = site.handshake("other")
-        assert reply.status == "ok", reply.reason
-        assert site.train(w, 1, 1, "other")[0].status == "ok"
-        print("monai" in sys.modules)
-    """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], capture_output=True, text=True, env=environment
-    )
-    assert done.stdout.split()[-1:] == ["False"], done.stderr[-2000:]
 
 
 def test_a_draft_is_written_of_what_training_saw(tmp_path):

@@ -57,14 +57,8 @@ def test_a_process_that_ends_ends_the_task_and_the_group():
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 def test_no_process_outlives_the_executors():
-    code = "\n".join(
-        [
-            "from fedtar_flare.runtime.process_group import ProcessGroup",
-            "group = ProcessGroup(2, 'cpu')",
-            "print(*(one.pid for one in group._processes), group._folder.name, flush=True)",
-            "input()",
-        ]
-    )
+    code = "from fedtar_flare.runtime.process_group import ProcessGroup; group = ProcessGroup(2, 'cpu'); "
+    code += "print(*(one.pid for one in group._processes), group._folder.name, flush=True); input()"
     parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         *pids, folder = parent.stdout.readline().split()

@@ -78,11 +78,7 @@ def test_a_site_gains_nothing_by_a_lie_about_its_updates(tmp_path):
 
     assert "13 of 12 planned updates" in lying(PLANNED + 1)[1][0].refused["site-9"]
     assert "times that of the weights" in lying(1, 10**6)[1][0].refused["site-9"]
-    start, few, longer = (
-        honest[0].start(),
-        last(lying(1)[0]),
-        last(lying(PLANNED, times=PLANNED)[0]),
-    )
+    start, few, longer = honest[0].start(), last(lying(1)[0]), last(lying(PLANNED, times=PLANNED)[0])
     for name in NAMES:  # the same direction as of an update that it made longer itself, and a shorter step
         moved, without = few.weights[name] - start[name], longer.weights[name] - start[name]
         torch.testing.assert_close(moved, without * (2 / 3 + 1 / 3 / PLANNED), rtol=1e-4, atol=1e-6)
