@@ -270,10 +270,8 @@ class SpilledUpdates:
         return tensors
 
     def _by_name(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        tensors = {}
-        for name, shape, part in zip(self.names, self._shapes, flat.split(self._sizes), strict=True):
-            tensors[name] = part.view(shape)
-        return tensors
+        parts = zip(self.names, self._shapes, flat.split(self._sizes), strict=True)
+        return {name: part.view(shape) for name, shape, part in parts}
 
     def _blocks(self, site: str, size: int = 0) -> Iterator[torch.Tensor]:
         """A site's update, flat, in blocks; of one on disk, a block at a time is in memory, until the next is read."""

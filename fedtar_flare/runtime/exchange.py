@@ -127,11 +127,8 @@ class Exchange:
 
     def live_sites(self) -> list[str]:
         """Names of the sites that are connected now, sorted."""
-        live = []
-        for client in self.run.engine.get_clients():
-            if not self.run.get_client_disconnect_time(client.name):
-                live.append(client.name)
-        return sorted(live)
+        names = sorted(client.name for client in self.run.engine.get_clients())
+        return [name for name in names if not self.run.get_client_disconnect_time(name)]
 
     def send_task(
         self,

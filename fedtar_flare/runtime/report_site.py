@@ -21,7 +21,7 @@ from fedtar_flare.protocol.messages import abstain, ok, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.registry import Method
 from fedtar_flare.runtime.requirements import AdaptedModel, report_request
-from fedtar_flare.runtime.site_learner import build_learner, charge, may_score, score_drafts, with_canaries
+from fedtar_flare.runtime.site_learner import build_learner, charge, may_score, score_drafts
 from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_exchange, require_start
 from fedtar_flare.runtime.task import Answer, Task, missing_state
 from fedtar_flare.site.admission import JobRequest
@@ -299,8 +299,12 @@ class ReportSite(SiteStrategy):
         if private and not charge(task, learner.draw_rate(visits), updates):
             return abstain(header, "the privacy budget of per-patient DP-SGD is spent"), None
         # 3. Local updates.
-        if task.config.canaries:
-            learner.cohort = with_canaries(task, learner, cohort)
+        if planted := task.config.canaries:
+            from fedtar_flare.learning.canaries import canaries
+
+            task.logger.info(f"trained on {planted} made-up patients too (canaries): for a trial, not for use")
+            made_up = canaries(cohort, header.run_id, planted, learner.tokenizer, task.state.folder)
+            learner.cohort = cohort.with_samples(made_up)
         result = learner.train(steps, seed, task.on_update(updates), updates, fewest)
         learner.cohort = cohort
         task.site.stop_if_aborted()

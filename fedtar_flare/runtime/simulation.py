@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from nvflare.recipe.sim_env import SimEnv
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.files import write_json
 from fedtar_flare.core.progress import EVERY_SECONDS, Progress
 from fedtar_flare.core.settings import suggestion
 from fedtar_flare.record.events import End, Start, Step, Validation
@@ -79,11 +79,8 @@ def simulate(
         if site not in names:
             text = f"server: the job names site '{site}'{suggestion(site, names)} (sites: {', '.join(names)})"
             raise ConfigError(text)
-    policy = root / "local" / "resources.json"
-    policy.parent.mkdir(parents=True, exist_ok=True)
-    policy.write_text(json.dumps(ALLOW_LIST, indent=2), encoding="utf-8")
+    write_json(root / "local" / "resources.json", ALLOW_LIST)
     folder = root / "server" / "simulate_job" / "fedtar"
-    log = root / "server" / "log.txt"
     if (sites_files := sites_folder()) is not None:
         os.environ[SITES_VARIABLE] = str(sites_files.resolve())  # the sites' processes start in other folders
     environment = SimEnv(
@@ -94,9 +91,8 @@ def simulate(
     )
     with _followed(folder, say, every), contextlib.suppress(RuntimeError):  # the record says why, better than FLARE
         recipe.execute(environment)  # or exports it, where a job.py was called with FLARE's --export
-    status = run_status(folder)
-    if status != "completed":
-        raise FedTARError(f"the run did not complete ({status}); the server's log: {log}")
+    if (status := run_status(folder)) != "completed":
+        raise FedTARError(f"the run did not complete ({status}); the server's log: {root / 'server' / 'log.txt'}")
     return folder
 
 
@@ -160,7 +156,7 @@ def _console_log(file: Path, quiet: bool) -> Path:
     config["filters"]["ConciseFilter"]["exclude_logger_names"] = not_shown
     if quiet:
         config["handlers"]["consoleHandler"] |= {"level": "WARNING", "stream": "ext://sys.stderr"}
-    file.write_text(json.dumps(config, indent=2), encoding="utf-8")
+    write_json(file, config)
     return file
 
 

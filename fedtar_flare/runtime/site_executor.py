@@ -78,7 +78,7 @@ class SiteExecutor(Executor):
         """The method, as installed here."""
         return registry.method(self.method)
 
-    @property
+    @cached_property
     def contract(self) -> Contract:
         """What the method exchanges."""
         return self.definition.contract

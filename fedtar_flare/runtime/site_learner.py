@@ -74,15 +74,6 @@ def charge(task: Task, rate: float, updates: int) -> bool:
     return True
 
 
-def with_canaries(task: Task, learner: ReportLearner, cohort: Cohort) -> Cohort:
-    """Add the made-up patients that the site file asks for to those that a task trains on."""
-    from fedtar_flare.learning.canaries import canaries
-
-    planted = task.config.canaries
-    task.logger.info(f"trained on {planted} made-up patients too (canaries): for a trial, not for use")
-    return cohort.with_samples(canaries(cohort, task.header.run_id, planted, learner.tokenizer, task.state.folder))
-
-
 def may_score(task: Task, weights: Tensors) -> bool:
     """Decide whether these are the weights that the scores after a round, or before a resumed run's first, are of."""
     ahead = task.state.ahead(task.header)
