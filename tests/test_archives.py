@@ -15,7 +15,8 @@ from nvflare.fuel.utils.zip_utils import unzip_all_from_bytes, unzip_single_file
 import fedtar_flare
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.curation.unpack import unpack
-from fedtar_flare.models.prefix_decoder import build_prefix_decoder
+from fedtar_flare.models.config import preset
+from fedtar_flare.models.decoder import build_decoder
 from fedtar_flare.models.vlm import processor_of
 
 CLIMBING = ("../climbed", "../../climbed", "a/../../climbed", "/tmp/climbed", "..\\climbed")
@@ -64,7 +65,11 @@ def test_a_labeler_s_checkpoint_and_tokenizer_write_into_its_folder_alone(tmp_pa
     assert not [name for name in new if "climbed" in name or name.endswith(".jinja")]
 
 
-@pytest.mark.parametrize("build", [lambda name: build_prefix_decoder(name, "float32", 9, 9, True), processor_of])
+def built(name):
+    return build_decoder(preset("tiny", decoder="prefix", decoder_name=name), 9, True)
+
+
+@pytest.mark.parametrize("build", [built, processor_of])
 def test_code_in_a_model_s_folder_is_not_run_and_nobody_is_asked(tmp_path, monkeypatch, build):
     """transformers asked whoever sits at the terminal."""
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody is asked to run code"))

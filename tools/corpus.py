@@ -15,7 +15,7 @@ import numpy as np
 
 from fedtar_flare.core.files import read_yaml
 from fedtar_flare.synthetic.course import MOST_FINDINGS, stream
-from fedtar_flare.synthetic.styles import STYLES
+from fedtar_flare.synthetic.reports import STYLES
 from fedtar_flare.synthetic.vocabulary import FINDINGS, kind_of, side_of
 
 _FRAMES: Mapping[str, Any] = read_yaml(Path(__file__).with_name("corpus.yaml"), "the frames of texts")

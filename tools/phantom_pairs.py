@@ -18,10 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtar_flare.synthetic.course import MOST_FINDINGS, stream
-from fedtar_flare.synthetic.phantom import draw_anatomy, render
-from fedtar_flare.synthetic.reports import State, write_report
-from fedtar_flare.synthetic.scanner import KERNELS, Scanner, scanner_of
-from fedtar_flare.synthetic.styles import GENERIC
+from fedtar_flare.synthetic.phantom import KERNELS, Scanner, draw_anatomy, render, scanner_of
+from fedtar_flare.synthetic.reports import GENERIC, State, write_report
 from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS
 from tools.corpus import styled_report
 

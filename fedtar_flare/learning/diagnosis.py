@@ -2,7 +2,7 @@
 
 The decoder gets one prompt per finding. In training the prompts are the findings of the report, at inference those
 that the branch predicts. Their embeddings T are a tensor of its own, no part of the vocabulary: no text can spell a
-prompt. In the position ``last`` (:data:`~fedtar_flare.models.prompting.PromptPosition`) T is (K, E) for K classes,
+prompt. In the position ``last`` (:data:`.PromptPosition`) T is (K, E) for K classes,
 around the mean of the words' embeddings: the order marks the finding. Untrained, they disturb a decoder that was
 trained without any. In the position ``memory`` T is (D, K, E), where a decoder has learnt to look for findings, and
 begins near zero.
@@ -21,8 +21,7 @@ from fedtar_flare.learning.comparison import FIXED_RMS, NEW, RESOLVED, UNKNOWN, 
 from fedtar_flare.learning.labels import POSITIVE, labeler
 from fedtar_flare.learning.plain_words import add_plain_sentence, means_no_finding
 from fedtar_flare.models.config import ASSETS
-from fedtar_flare.models.prompting import Encoded, PromptPosition
-from fedtar_flare.models.report_generator import ReportGenerator
+from fedtar_flare.models.report_generator import Encoded, PromptPosition, ReportGenerator
 
 HeadKind = Literal["mean", "attention"]
 
@@ -224,7 +223,7 @@ class PromptedFindings(NamedTuple):
 
 @dataclass(frozen=True)
 class FindingsChoice:
-    """Chooses the beam that states the prompted findings (:class:`~fedtar_flare.models.prompting.Choice`).
+    """Chooses the beam that states the prompted findings (:class:`~fedtar_flare.models.report_generator.Choice`).
 
     A decoder does not always write the findings of its prompts. Its beams differ in them, and ``label``, the labeler
     of the training reports, gives the findings' classes in each of ``candidates`` beams (1: no choice). ``names`` are

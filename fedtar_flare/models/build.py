@@ -46,13 +46,12 @@ def build_model(config: ModelConfig) -> ReportGenerator:
 
 def require_trained(model: ReportGenerator, config: ModelConfig, exchanged: Collection[str]) -> None:
     """Refuse to adapt a frozen model with random parts, unless the run trains them whole."""
-    left = [name for name in model.untrained if name not in exchanged]
-    if not left or config.weights == RANDOM:
+    random = [name for name in model.untrained if name not in exchanged]
+    if not random or config.weights == RANDOM:
         return
-    parts = sorted({re.sub(r"\.\d+\.", ".*.", name).rsplit(".", 1)[0] for name in left})
+    parts = sorted({re.sub(r"\.\d+\.", ".*.", name).rsplit(".", 1)[0] for name in random})
     raise ConfigError(
-        f"{len(left)} parameters of model preset '{config.preset}' have no pre-trained weights and would stay random "
-        f"while LoRA trains around them: {', '.join(parts[:6])}{', ...' if len(parts) > 6 else ''}. Either give a "
-        "warm-started checkpoint of the whole model (weights=<file>, made by fedtar warmstart), or name these "
-        "parameters in the run's exchange (larger messages)"
+        f"{len(random)} parameters of preset '{config.preset}' have no pre-trained weights and would stay random: "
+        f"{', '.join(parts[:6])}{', ...' if len(parts) > 6 else ''}. Give a warm-started checkpoint of the whole model "
+        "(weights=<file>, made by fedtar warmstart), or name them in the run's exchange (larger messages)"
     )

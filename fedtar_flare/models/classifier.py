@@ -21,7 +21,7 @@ from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.adapters.kinds import add_ia3
 from fedtar_flare.models.adapters.lora import add_lora
 from fedtar_flare.models.build import build_model
-from fedtar_flare.models.config import RANDOM, STATISTICS, ImageModelConfig, ModelConfig, preset
+from fedtar_flare.models.config import RANDOM, ImageModelConfig, ModelConfig, preset
 from fedtar_flare.models.encoders import SliceEncoder, TimmEncoder, build_encoder
 from fedtar_flare.models.volume_encoder import NARROWEST, STRIDE, HUWindow, VolumeEncoder, monai_names
 from fedtar_flare.models.weights import load_weights
@@ -29,21 +29,15 @@ from fedtar_flare.models.weights import load_weights
 if TYPE_CHECKING:
     from peft import PeftModel
 
-CLASSES = 2
-"""Logits of the head; index 1 stands for the new disease."""
+CLASSES = 2  # logits of the head; index 1 stands for the new disease
 _DECODER = ("mask_token", *(f"decoder_{part}" for part in ("embed", "blocks", "norm", "pred", "pos_embed")))
+# heads and the decoder of a masked autoencoder (RETFound), which a published file may have and the encoder has not
 _LEFT = ("head", "fc", "classifier", *_DECODER)
-"""Heads and the decoder of a masked autoencoder (RETFound), which a published file may have and the encoder has not."""
 _HEAD_STD = 0.02
 _HEAD = ("head.weight", "head.bias")
 _ADAPTED = {"lora": ("query", "key", "value"), "ia3": ("key", "value")}
 SIZES: dict[str, dict[str, tuple[int, int, int]]] = {
-    "vit": {
-        "embed_dim": (64, 8, 1 << 16),
-        "depth": (3, 1, 100),
-        "num_heads": (4, 1, 1 << 16),
-        "patch_size": (8, 1, 1024),
-    },
+    "vit": {"embed_dim": (64, 8, 65536), "depth": (3, 1, 100), "num_heads": (4, 1, 65536), "patch_size": (8, 1, 1024)},
     "swin_unetr": {"feature_size": (48, NARROWEST, 384), "window_size": (7, 2, 16)},
 }
 """Sizes of encoders without a name: default, least and most. A published Swin UNETR has a window of 7 tokens."""
@@ -144,26 +138,20 @@ class Classifier(nn.Module):
         """Features (B, C)."""
         if isinstance(self.encoder, VolumeEncoder):
             return self.encoder(batch)
-        slices = _pooled(self.encoder, batch.images.flatten(0, 1)).unflatten(0, batch.images.shape[:2])
+        images = batch.images.flatten(0, 1)
+        if isinstance(self.encoder, TimmEncoder):
+            backbone: Any = self.encoder.backbone
+            maps = backbone.forward_features(self.encoder.normalised(images))
+            pooled = backbone.forward_head(maps, pre_logits=True)
+        else:
+            pooled = F.layer_norm(self.encoder(images).mean(1), (self.encoder.width,))
+        slices = pooled.unflatten(0, batch.images.shape[:2])
         mask = batch.slice_mask[..., None].to(slices.dtype)
         return (slices * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
-def _pooled(encoder: SliceEncoder, images: Tensor) -> Tensor:
-    if isinstance(encoder, TimmEncoder):
-        backbone: Any = encoder.backbone
-        return backbone.forward_head(backbone.forward_features(encoder.normalised(images)), pre_logits=True)
-    return F.layer_norm(encoder(images).mean(1), (encoder.width,))
-
-
 def bare_classifier(config: ClassifierConfig, local_paths: Mapping[str, Path | None] | None = None) -> Classifier:
-    """Build the classifier without its adapter, on the CPU, float32.
-
-    Returns
-    -------
-    Classifier
-        Called with an :class:`ImageBatch` it gives logits (B, 2).
-    """
+    """Build the classifier without its adapter, on the CPU, float32."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return Classifier(_encoder(config, local_paths or {}), config.seed)
@@ -173,19 +161,14 @@ def build_classifier(config: ClassifierConfig, local_paths: Mapping[str, Path | 
     """Build the classifier, whose exchanged parameters are the common start w0 of all sites.
 
     LoRA's A is random and its B zero, IA3's factors are 1, the head is small and random: all by ``config.seed`` alone.
-    ConfigError where the encoder cannot be had, its weights do not fit, or the targets match no layer.
-
-    Returns
-    -------
-    PeftModel
-        On the CPU, float32, in eval mode; called with an ImageBatch it gives logits (B, 2).
+    On the CPU, float32, in eval mode; called with an ImageBatch it gives logits (B, 2). ConfigError where the encoder
+    cannot be had, its weights do not fit, or the targets match no layer.
     """
     classifier, targets = bare_classifier(config, local_paths), config.adapted_layers
     if config.adapter == "ia3":
         return add_ia3(classifier, targets=targets, extra=_HEAD).eval()
-    return add_lora(
-        classifier, targets=targets, rank=config.rank, alpha=config.rank, seed=config.seed, extra=_HEAD
-    ).eval()
+    rank = config.rank
+    return add_lora(classifier, targets=targets, rank=rank, alpha=rank, seed=config.seed, extra=_HEAD).eval()
 
 
 def _encoder(config: ClassifierConfig, local_paths: Mapping[str, Path | None]) -> SliceEncoder | VolumeEncoder:
@@ -197,18 +180,13 @@ def _encoder(config: ClassifierConfig, local_paths: Mapping[str, Path | None]) -
         from timm.models.vision_transformer import VisionTransformer
 
         vit = VisionTransformer(img_size=config.image_size, num_classes=0, **sizes)
-        encoder = TimmEncoder(vit, sizes["embed_dim"], *STATISTICS[config.image_statistics])
+        encoder = TimmEncoder(vit, sizes["embed_dim"], config.image_statistics)
     elif config.encoder == "swin_unetr":
         encoder = VolumeEncoder(hu_window=config.hu_window, **sizes)
     else:
-        named = ModelConfig(
-            preset="classifier",
-            image_size=config.image_size,
-            image_statistics=config.image_statistics,
-            encoder="timm",
-            encoder_name=config.encoder_name,
-        )
-        encoder, _ = build_encoder(named.with_local_paths(local_paths), load_pretrained=config.encoder_weights is None)
+        shared = {name: getattr(config, name) for name in ("image_size", "image_statistics", "encoder_name")}
+        named = ModelConfig(preset="classifier", encoder="timm", **shared).with_local_paths(local_paths)
+        encoder, _ = build_encoder(named, load_pretrained=config.encoder_weights is None)
     if config.encoder_weights not in (None, RANDOM):
         path = local_paths.get(config.encoder_weights) or Path(config.encoder_weights).expanduser()
         load_weights(encoder.backbone, path, monai_names if config.whole_volumes else dict, _LEFT)

@@ -30,13 +30,10 @@ CVT_TARGETS = (
 VLM_TARGETS = tuple(
     f"decoder.*language_model.*.{name}"
     for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-)
-"""Every linear layer of the language part; a run names vision layers itself."""
+)  # every linear layer of the language part; a run names vision layers itself
 TIMM_TARGETS = (*(f"encoder.*.blocks.*.{name}" for name in ("qkv", "proj", "fc1", "fc2")), *DECODER_TARGETS)
-MOST_LAYERS = 64
-"""Most layers of a CvT or GPT-2 of configured sizes: to count more takes seconds, before a site can decline them."""
-RANDOM = "random"
-"""Value of ``weights`` for a model that is meant to be random."""
+MOST_LAYERS = 64  # of a CvT or GPT-2 of configured sizes; to count more takes seconds, before a site can decline them
+RANDOM = "random"  # value of ``weights`` for a model that is meant to be random
 
 Statistics = Literal["half", "imagenet", "clip"]
 STATISTICS: dict[Statistics, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
@@ -161,14 +158,13 @@ class ModelConfig(ImageModelConfig):
             sizes = self.encoder_config
             if sum(sizes["depth"]) > MOST_LAYERS:
                 yield "encoder_config", f"of at most {MOST_LAYERS} layers"
-            for stage, depth in enumerate(sizes["depth"]):
-                if depth <= stage:
-                    yield "encoder_config", "of a depth above i at stage i counted from 0, so of at least (1, 2, 3)"
-                if sizes["embed_dim"][stage] % sizes["num_heads"][stage]:
-                    yield "encoder_config", "of an embed_dim whose widths are multiples of num_heads"
+            if any(depth <= stage for stage, depth in enumerate(sizes["depth"])):
+                yield "encoder_config", "of a depth above i at stage i counted from 0, so of at least (1, 2, 3)"
+            if any(width % heads for width, heads in zip(sizes["embed_dim"], sizes["num_heads"], strict=True)):
+                yield "encoder_config", "of an embed_dim whose widths are multiples of num_heads"
         if self.decoder == "prefix" and not self.decoder_name:
             yield "decoder_name", "a local folder or hub name of a causal language model, as decoder is 'prefix'"
-        if self.decoder in ("transformer", "r2gen") and self.decoder_name:
+        if self.of_paper and self.decoder_name:
             yield "decoder_name", f"none, as decoder is '{self.decoder}', which has no published weights of this form"
         if self.decoder_dtype not in ("float32", self.decoder == "prefix" and "bfloat16") and self.family != "vlm":
             yield "decoder_dtype", "float32, unless decoder is 'prefix' (or bfloat16) or family is 'vlm' (or 4bit)"
@@ -192,33 +188,30 @@ class ModelConfig(ImageModelConfig):
     @property
     def named(self) -> dict[str, str]:
         """Parts from outside the package, by setting: hub names or paths."""
-        own = {"tokenizer": ("small", "decoder"), "weights": ("small", "random")}
-        found: dict[str, str] = {}
+        shipped = {"tokenizer": ("small", "decoder"), "weights": ("small", "random")}
+        named: dict[str, str] = {}
         for setting in ("encoder_name", "decoder_name", "tokenizer", "weights"):
-            if (name := getattr(self, setting)) and name not in own.get(setting, ()):
-                found[setting] = name
-        return found
+            if (name := getattr(self, setting)) and name not in shipped.get(setting, ()):
+                named[setting] = name
+        return named
 
     def with_local_paths(self, local_paths: Mapping[str, Path | None]) -> ModelConfig:
         """Return a copy that takes named parts from local paths."""
         files = {"tokenizer": "tokenizer.json", "weights": "model.safetensors"}
-        found = {}
+        replaced = {}
         for setting, name in self.named.items():
-            if (place := local_paths.get(name)) is not None:
-                found[setting] = str(place / files[setting] if setting in files and place.is_dir() else place)
-        return self.replace(**found)
+            if (path := local_paths.get(name)) is not None:
+                replaced[setting] = str(path / files[setting] if setting in files and path.is_dir() else path)
+        return self.replace(**replaced)
 
 
+_TINY = {"image_size": 32, "slices": 4, "max_length": 96, "num_beams": 2, "weights": RANDOM}
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {
-        "image_size": 32,
-        "slices": 4,
+        **_TINY,
         "encoder_config": {"embed_dim": (8, 16, 32), "depth": (1, 2, 3), "num_heads": (1, 1, 2), "mlp_ratio": 2.0},
         "queries": 2,
         "decoder_config": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 96},
-        "max_length": 96,
-        "num_beams": 2,
-        "weights": "random",
     },
     "small": {"weights": "small"},
     "timm": {
@@ -231,16 +224,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_length": 128,
         "lora_targets": TIMM_TARGETS,
     },
-    "vlm-tiny": {
-        "family": "vlm",
-        "image_size": 32,
-        "slices": 4,
-        "slice_view": "montage",
-        "max_length": 96,
-        "num_beams": 2,
-        "weights": RANDOM,
-        "lora_targets": VLM_TARGETS,
-    },
+    "vlm-tiny": {**_TINY, "family": "vlm", "slice_view": "montage", "lora_targets": VLM_TARGETS},
     **{name: paper.group("model") for name, paper in papers().items() if not paper.classifies},
 }
 

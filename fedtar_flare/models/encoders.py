@@ -1,5 +1,9 @@
-"""Image encoders that turn each slice into tokens: CvT through transformers, or any timm backbone."""
+"""From images to the memory that the decoder attends to: encoders, pooling of slices, and marks of the visit before.
 
+An encoder turns each slice into tokens: CvT through transformers, or any timm backbone.
+"""
+
+import math
 from collections.abc import Sequence
 from typing import Any, Self, cast
 
@@ -7,8 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.models.config import STATISTICS, ModelConfig
-from fedtar_flare.models.sources import fetching, is_folder, load_or_make, offline, quiet_loading
+from fedtar_flare.core.settings import suggestion
+from fedtar_flare.models.config import STATISTICS, ModelConfig, Statistics
+from fedtar_flare.models.sources import fetching, is_folder, load_or_make
+
+WAVELENGTHS_MM = (16.0, 1024.0)  # shortest and longest of the position features
+FREQUENCIES = 8
+KINDS = ("image", "report")
+KIND_SIZE, TIME_SIZE = 1.0, 0.3
 
 
 class EvalEncoder(nn.Module):
@@ -25,11 +35,11 @@ class EvalEncoder(nn.Module):
 
 
 class SliceEncoder(EvalEncoder):
-    """A backbone for all slices; ``mean`` and ``std`` normalise its images, per channel, in [0, 1]."""
+    """A backbone for all slices, which are normalised by the ``statistics`` (:data:`STATISTICS`) that it learned by."""
 
-    def __init__(self, backbone: nn.Module, width: int, mean: tuple[float, ...], std: tuple[float, ...]):
+    def __init__(self, backbone: nn.Module, width: int, statistics: Statistics):
         super().__init__(backbone, width)
-        scale, shift = torch.tensor(std), torch.tensor(mean)
+        shift, scale = (torch.tensor(values) for values in STATISTICS[statistics])
         self.register_buffer("pixel_scale", (0.5 / scale).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_shift", ((0.5 - shift) / scale).view(3, 1, 1), persistent=False)
         self.pixel_scale: Tensor
@@ -83,62 +93,113 @@ def build_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEnco
 
     ``load_pretrained=False`` is for a model whose whole checkpoint is loaded later. ConfigError as for a decoder.
     """
-    return (_timm if config.encoder == "timm" else _cvt)(config, load_pretrained)
-
-
-def _cvt(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tuple[str, ...]]:
+    if config.encoder == "timm":
+        return _timm(config, load_pretrained)
     from transformers.models.cvt.configuration_cvt import CvtConfig
     from transformers.models.cvt.modeling_cvt import CvtModel
 
-    sizes: dict[str, Any] = {**config.encoder_config, "mlp_ratio": (config.encoder_config["mlp_ratio"],) * 3}
     still: dict[str, Any] = {key: [0.0] * 3 for key in ("drop_path_rate", "drop_rate", "attention_drop_rate")}
     if config.encoder_name is None:
-        own = CvtConfig(
-            **sizes,
-            cls_token=[False] * 3,
-            initializer_range=0.06,  # for widths of some hundred and less; CvT's own 0.02 hardly starts to learn
-            **still,
-        )
-        cvt, untrained = load_or_make(CvtModel, own, None)
+        sizes: dict[str, Any] = {**config.encoder_config, "mlp_ratio": (config.encoder_config["mlp_ratio"],) * 3}
+        # range of the start: CvT's own 0.02 hardly starts to learn at widths of some hundred and less
+        cvt_config = CvtConfig(**sizes, cls_token=[False] * 3, initializer_range=0.06, **still)
+        cvt, untrained = load_or_make(CvtModel, cvt_config, None)
     else:
-        with fetching("encoder", config.encoder_name), quiet_loading():
+        with fetching("encoder", config.encoder_name):
             published = CvtConfig.from_pretrained(config.encoder_name, **still)
             if published.model_type != "cvt":
-                raise ConfigError(
-                    f"model setting encoder_name is '{config.encoder_name}', a {published.model_type} model: it must "
-                    "be a CvT checkpoint (or take encoder='timm')"
-                )
+                text = f"model setting encoder_name is '{config.encoder_name}', a {published.model_type} model"
+                raise ConfigError(f"{text}: it must be a CvT checkpoint (or take encoder='timm')")
             cvt, untrained = load_or_make(CvtModel, published, config.encoder_name if load_pretrained else None)
-    encoder = CvtEncoder(cvt, int(cvt.config.embed_dim[-1]), *STATISTICS[config.image_statistics])
+    encoder = CvtEncoder(cvt, int(cvt.config.embed_dim[-1]), config.image_statistics)
     return encoder, tuple(f"backbone.{name}" for name in untrained)
 
 
 def _timm(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tuple[str, ...]]:
     import timm
+    from huggingface_hub import constants
 
     assert config.encoder_name is not None
     name = f"local-dir:{config.encoder_name}" if is_folder(config.encoder_name) else config.encoder_name
     repository = None
     if ":" not in name:
         if not timm.is_model(name):
-            near = timm.list_models(f"*{name.split('_')[0]}*")[:4]
-            raise ConfigError(
-                f"model setting encoder_name is '{name}': it is no folder, and timm has no such architecture"
-                + (f" (it has {', '.join(near)}, ...)" if near else "")
-            )
+            text = f"model setting encoder_name is '{name}': it is no folder, and timm has no such architecture"
+            raise ConfigError(text + suggestion(name, timm.list_models()))
         published = timm.get_pretrained_cfg(name)
         repository = published.hf_hub_id if published else None
-        if load_pretrained and repository is None and offline():  # timm would take it from an address of its own
-            raise ConfigError(
-                f"model setting encoder_name is '{name}': its weights are on no Hugging Face hub, and nothing is "
-                "fetched here. Take a local folder"
-            )
+        if load_pretrained and repository is None and constants.HF_HUB_OFFLINE:  # timm would take another address
+            text = f"model setting encoder_name is '{name}': its weights are on no Hugging Face hub"
+            raise ConfigError(f"{text}, and nothing is fetched here. Take a local folder")
     with fetching("encoder", config.encoder_name, repository):
         backbone: Any
         try:
             backbone = timm.create_model(name, pretrained=load_pretrained, num_classes=0, img_size=config.image_size)
         except TypeError:  # an architecture that takes any size has no such argument
             backbone = timm.create_model(name, pretrained=load_pretrained, num_classes=0)
-    encoder = TimmEncoder(backbone, int(backbone.num_features), *STATISTICS[config.image_statistics])
+    encoder = TimmEncoder(backbone, int(backbone.num_features), config.image_statistics)
     missing = () if load_pretrained else tuple(f"backbone.{key}" for key, _ in backbone.named_parameters())
     return encoder, missing
+
+
+class SliceAttentionPooling(nn.Module):
+    """Learned queries attend to each slice; the slice's position along the body is added to the result.
+
+    A slice gives ``queries`` memory tokens, softmax(q . norm(x)) of its own tokens, independent of the other slices.
+    Positions are in millimetres (sines and cosines, then a linear map): thick and thin slices share one scale.
+    """
+
+    def __init__(self, width: int, queries: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.queries = nn.Parameter(torch.randn(queries, width))
+        self.position = nn.Linear(2 * FREQUENCIES, width)
+        short, long = WAVELENGTHS_MM
+        wavelengths = torch.logspace(math.log2(short), math.log2(long), FREQUENCIES, base=2)
+        self.register_buffer("angular_frequency", 2 * math.pi / wavelengths, persistent=False)
+        self.angular_frequency: Tensor
+
+    def forward(self, tokens: Tensor, position_mm: Tensor) -> Tensor:
+        """Memory (B, S * queries, C) of tokens (B, S, N, C) at positions (B, S) in millimetres."""
+        x = self.norm(tokens)
+        scores = torch.einsum("qc,bsnc->bsqn", self.queries, x) * x.shape[-1] ** -0.5
+        pooled = scores.softmax(-1).to(x.dtype) @ x
+        angles = position_mm[..., None] * self.angular_frequency
+        position = self.position(torch.cat([angles.sin(), angles.cos()], dim=-1))
+        return (pooled + position.unsqueeze(2)).flatten(1, 2)
+
+
+class NoPooling(nn.Module):
+    """The paper's form: every token of the one radiograph goes to the decoder unchanged."""
+
+    def forward(self, tokens: Tensor, position_mm: Tensor) -> Tensor:
+        """Memory (B, S * N, C) of tokens (B, S, N, C)."""
+        return tokens.flatten(1, 2)
+
+
+class PriorMarks(nn.Module):
+    """Marks features of the visit before with their kind and with the days between, by fixed codes without any weight.
+
+    The codes depend on the width alone, so all sites have the same, outside of the model's state; the decoder's
+    adapters learn to use them. Their root mean square is ``KIND_SIZE`` and ``TIME_SIZE`` times that of the present
+    features.
+    """
+
+    def __init__(self, width: int):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.register_buffer("kinds", torch.randn(len(KINDS), width, generator=generator), persistent=False)
+        angles = torch.randn(2 * FREQUENCIES, width, generator=generator) / math.sqrt(FREQUENCIES)
+        self.register_buffer("times", angles, persistent=False)
+        frequencies = 2 * math.pi / torch.logspace(2, 5, FREQUENCIES, base=2)  # per doubling of the days
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.kinds: Tensor
+        self.times: Tensor
+        self.frequencies: Tensor
+
+    def forward(self, features: Tensor, kind: str, days: Tensor, size: Tensor) -> Tensor:
+        """Mark features (B, M, E) of ``kind`` with the days (B,) between, by codes of the size (B,)."""
+        angles = torch.log2(1 + days)[:, None] * self.frequencies
+        time = torch.cat([angles.sin(), angles.cos()], dim=1) @ self.times
+        code = KIND_SIZE * self.kinds[KINDS.index(kind)] + TIME_SIZE * time
+        return features + (size[:, None] * code)[:, None].to(features.dtype)

@@ -5,22 +5,21 @@ tuning (Li and Liang, ACL 2021) learns keys and values of such words in each lay
 ACL 2022), each layer's own maps make them from a learnt state: the words' states are replaced before every layer.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.models.prefix_decoder import PrefixDecoder
-from fedtar_flare.models.prompting import Encoded, PromptPosition
-from fedtar_flare.models.report_generator import ReportGenerator
+from fedtar_flare.models.decoder import PrefixDecoder
+from fedtar_flare.models.report_generator import Encoded, PromptPosition, ReportGenerator
 
-NOISE = 0.02
-"""Standard deviation around the vectors' start; equal ones would stay equal for ever."""
+NOISE = 0.02  # standard deviation around the vectors' start; equal ones would stay equal for ever
 
 
 class LearnedPrompts(nn.Module):
-    """A prompter (:data:`~fedtar_flare.models.prompting.PromptPosition`) with the same learnt words for all images.
+    """A prompter (:data:`.PromptPosition`) with the same learnt words for all images.
 
     They begin as copies of the begin token and share its weight in attention, so that they change little at first.
     Prefix tuning learns their states in the layers from the second to ``layers`` too. ``begin`` (E,) is the begin
@@ -40,14 +39,13 @@ class LearnedPrompts(nn.Module):
         """(B, P, E), whatever the images' tokens are."""
         return self.embeddings.expand(len(seen.tokens), -1, -1)
 
-    def in_layer(self, layer: int, hidden: Tensor) -> Tensor:
-        """States (B, L, E) for a layer (from the second, 1) with the prompts' replaced; later words have none."""
-        assert self.states is not None
-        many = len(self.embeddings)
-        if hidden.shape[1] <= many:
-            return hidden
+    def before_layer(self, layer: int, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Replace the prompts in the input (B, L, E) of a layer (from the second, 1); later words have none."""
+        hidden, number = inputs[0], len(self.embeddings)
+        if self.states is None or hidden.shape[1] <= number:
+            return inputs
         learnt = self.states[layer - 1].to(hidden.dtype).expand(len(hidden), -1, -1)
-        return torch.cat([learnt, hidden[:, many:]], dim=1)
+        return (torch.cat([learnt, hidden[:, number:]], dim=1), *inputs[1:])
 
 
 def extend(generator: ReportGenerator, prompts: int, every_layer: bool, seed: int) -> None:
@@ -63,8 +61,4 @@ def extend(generator: ReportGenerator, prompts: int, every_layer: bool, seed: in
     if generator.cross_decoder is not None:
         generator.cross_decoder.at_begin = True
     for number in range(1, layers):
-
-        def replaced(module: nn.Module, given: tuple[Any, ...], number: int = number) -> tuple[Any, ...]:
-            return (learned.in_layer(number, given[0]), *given[1:])
-
-        decoder.transformer.h[number].register_forward_pre_hook(replaced)
+        decoder.transformer.h[number].register_forward_pre_hook(partial(learned.before_layer, number))

@@ -27,15 +27,12 @@ EMBEDDING = re.compile(r"(.*\.)?((patch_|pos_)?embed(ding)?s?|lm_head|wte|wpe)(\
 class Outline:
     """Names and sizes of a model without any adapter."""
 
-    parameters: int
-    """Number of values in all."""
-    linear: Mapping[str, int]
-    """Inputs plus outputs of each layer that LoRA can adapt: LoRA of rank r adds r times as many values."""
+    parameters: int  # number of values in all
+    linear: Mapping[str, int]  # inputs plus outputs of each layer: LoRA of rank r adds r times as many values
+    # modules and parameters of the output layer and of all embeddings, under every name of a tied weight: their change
+    # reveals the words of a report, or the pixels of an image
     barred: frozenset[str]
-    """Modules and parameters of the output layer and of all embeddings, under every name of a tied weight: their change
-    reveals the words of a report, or the pixels of an image."""
-    tensors: Mapping[str, int]
-    """Number of values of each parameter; a tied weight has them under its first name, and 0 under the others."""
+    tensors: Mapping[str, int]  # values of each parameter; of a tied weight under its first name, 0 under others
 
     def targeted(self, globs: Sequence[str]) -> list[str]:
         """Return the layers that globs pick for LoRA, barred ones among them, sorted."""
@@ -92,10 +89,10 @@ def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lam
 @lru_cache(maxsize=4)
 def encoder_memory(config: ModelConfig) -> tuple[int, int, Any]:
     """Estimate what an encoder keeps of one study for the backward pass, by a pass without values."""
-    found: dict[int, torch.UntypedStorage] = {}
+    stored: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        found[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        stored[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
         return tensor
 
     adapted = {*outline(config).targeted(config.lora_targets)}
@@ -103,15 +100,15 @@ def encoder_memory(config: ModelConfig) -> tuple[int, int, Any]:
         model = make_model(config, load_pretrained=False).eval()
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.rpartition(".")[0] in adapted)
-        there = torch.ones(1, config.slices)
+        slices = torch.ones(1, config.slices)
         images = torch.zeros(1, config.slices, 3, config.image_size, config.image_size, dtype=torch.uint8)
         tokens = config.slices * config.queries
         try:
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                tokens = model.pooling(model.tokens(ImageBatch(images, there, there.bool())), there).shape[1]
+                tokens = model.pooling(model.tokens(ImageBatch(images, slices, slices.bool())), slices).shape[1]
         except (NotImplementedError, RuntimeError) as error:  # of PyTorch, for a tensor without values
             logger.warning("the memory estimate leaves out the encoder '%s': %.200s", config.encoder_name, error)
-            found.clear()
+            stored.clear()
     for parameter in model.parameters():
-        found.pop(parameter.untyped_storage()._cdata, None)
-    return sum(storage.nbytes() for storage in found.values()), tokens, model.decoder.config
+        stored.pop(parameter.untyped_storage()._cdata, None)
+    return sum(storage.nbytes() for storage in stored.values()), tokens, model.decoder.config

@@ -21,8 +21,7 @@ from torch.nn import functional as F
 
 from fedtar_flare.models.config import ModelConfig
 
-SLOTS = 3
-"""Of the memory, as the paper has them."""
+SLOTS = 3  # of the memory, as the paper has them
 
 
 def image_layers(config: ModelConfig) -> nn.TransformerEncoder:

@@ -33,23 +33,18 @@ class RecomputedLayers:
     def __init__(self, language_model: Any):
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        name = type(language_model).__name__
         # its name up to transformers 5.22, and since then
         old, new = (f"{kind}_checkpointing_enable" for kind in ("gradient", "activation"))
+        enable = getattr(language_model, new if hasattr(language_model, new) else old)
         try:
-            getattr(language_model, new if hasattr(language_model, new) else old)(
-                {"use_reentrant": False, "context_fn": lambda: (self._in_own_mode(), _with_states(self._states))}
-            )
+            enable({"use_reentrant": False, "context_fn": lambda: (self._first_modes(), _with_states(self._states))})
         except ValueError as error:
             raise ConfigError(f"{_SETTING}: {error}; set it to false for this decoder") from error
         self._model = language_model
-        self._layers = [
-            module
-            for module in language_model.modules()
-            if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing
-        ]
+        modules = [module for module in language_model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        self._layers = [module for module in modules if module.gradient_checkpointing]
         if not self._layers:
-            raise ConfigError(f"{_SETTING}: no layer of {name} can be computed again; set it to false for this decoder")
+            raise ConfigError(f"{_SETTING}: no layer of this decoder can be computed again; set it to false")
         self._modes = [False] * len(self._layers)
         self._states: _States = ()
 
@@ -62,25 +57,24 @@ class RecomputedLayers:
         self._modes = [layer.training for layer in self._layers]
         self._states = _states(self._model)
         try:
-            _set_modes(self._layers, [True] * len(self._layers))
+            self._set_modes([True] * len(self._layers))
             yield
         finally:
-            _set_modes(self._layers, self._modes)
+            self._set_modes(self._modes)
             self._states = ()
 
     @contextmanager
-    def _in_own_mode(self) -> Iterator[None]:
-        """Restore the layers' own training mode, on which their dropout depends."""
+    def _first_modes(self) -> Iterator[None]:
+        """Restore the layers' training modes of the first pass, on which their dropout depends."""
         try:
-            _set_modes(self._layers, self._modes)
+            self._set_modes(self._modes)
             yield
         finally:
-            _set_modes(self._layers, [True] * len(self._layers))
+            self._set_modes([True] * len(self._layers))
 
-
-def _set_modes(layers: Sequence[nn.Module], modes: Sequence[bool]) -> None:
-    for layer, mode in zip(layers, modes, strict=True):
-        layer.training = mode
+    def _set_modes(self, modes: Sequence[bool]) -> None:
+        for layer, mode in zip(self._layers, modes, strict=True):
+            layer.training = mode
 
 
 def _states(model: nn.Module) -> _States:

@@ -1,40 +1,59 @@
-"""The report generator: image of a visit in, report out."""
+"""The report generator: image of a visit in, report out; and the prompts and choice of beams that a method may add."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
 from fedtar_flare.models.config import ModelConfig
-from fedtar_flare.models.cross_decoder import CrossDecoder
-from fedtar_flare.models.decoder import build_decoder
-from fedtar_flare.models.encoders import build_encoder
-from fedtar_flare.models.memory import NoPooling, PriorMarks, SliceAttentionPooling, root_mean_square
-from fedtar_flare.models.prefix_decoder import PrefixDecoder
-from fedtar_flare.models.prompting import Choice, Encoded
+from fedtar_flare.models.decoder import CrossDecoder, PrefixDecoder, build_decoder
+from fedtar_flare.models.encoders import NoPooling, PriorMarks, SliceAttentionPooling, build_encoder
 from fedtar_flare.models.r2gen import image_layers
 from fedtar_flare.models.recomputation import RecomputedLayers
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
+PromptPosition = Literal["last", "begin", "memory", "text", "none"]
+"""Where a prompter, a module with ``position`` and ``prompts(encoded)``, puts its embeddings (B, D, E) for the decoder.
+
+``begin``: before the report, at the begin token's position, whose weight in the decoder's attention they share;
+``last``: before the report, at the decoder's last positions, with a weight of their own; ``memory``: among the image's
+tokens; ``text``: in words (a vision-language model); ``none``: nowhere."""
+
+
+class Encoded(NamedTuple):
+    """What the encoder gives of B visits, and what is shown of the visits before them."""
+
+    tokens: Tensor  # (B, S, N, C)
+    slice_mask: Tensor  # (B, S), False at padding
+    prior: PriorBatch | None = None  # the visits before
+    prior_tokens: Tensor | None = None  # (B, S', N, C) of the images before
+
+
+class Choice(Protocol):
+    """Chooses another beam where the likeliest one does not state the findings that the decoder was prompted with."""
+
+    @property
+    def candidates(self) -> int:
+        """Number of beams."""
+
+    def prompted_findings(self, seen: Encoded) -> Sequence[Any]:
+        """Findings that the decoder is prompted with, for each of B visits."""
+
+    def count_differences(self, text: str, prompted: Any) -> int:
+        """In how many findings a text differs from the prompt."""
+
+    def complete(self, text: str, prompted: Any) -> str:
+        """The text, with a sentence for each prompted finding that it leaves out."""
+
 
 def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean token loss of each report.
+    """Mean token loss of each report, (B,), float32.
 
-    Parameters
-    ----------
-    logits : Tensor
-        (B, L, V); position i predicts the token at i + 1.
-    labels : Tensor
-        (B, L), -100 at positions without a loss.
-
-    Returns
-    -------
-    Tensor
-        (B,), float32.
+    Position i of ``logits`` (B, L, V) predicts the token at i + 1; ``labels`` (B, L) are -100 where no loss is taken.
     """
     targets = labels[:, 1:]
     tokens = F.cross_entropy(
@@ -47,34 +66,16 @@ class ReportGenerator(nn.Module):
     """Slice-wise encoder, slice pooling, bias-free projection, and a decoder.
 
     The decoder is GPT-2 with cross-attention, or a causal language model with the image as a prefix. Repeated rows keep
-    the batch's order: slice row i belongs to sample ``i // S``, beam row i to ``i // beams``.
-
-    Parameters
-    ----------
-    config : ModelConfig
-        ``max_length`` and ``num_beams`` become defaults of :meth:`generate`.
-    tokenizer : ReportTokenizer
-    load_pretrained : bool
-        Load the weights of named parts; False where a checkpoint of the whole model is loaded later.
-
-    Attributes
-    ----------
-    channels : int
-        C of :meth:`tokens`.
-    untrained : tuple of str
-        Parameters without pre-trained weights.
-    diagnosis : nn.Module or None
-        A method's prompter (:data:`~fedtar_flare.models.prompting.PromptPosition`).
-    choice : Choice or None
-        A method's choice among beams; without it the likeliest beam is the report.
+    the batch's order: slice row i belongs to sample ``i // S``, beam row i to ``i // beams``. ``load_pretrained=False``
+    is for a model whose whole checkpoint is loaded later.
     """
 
-    diagnosis: Any
+    diagnosis: Any  # a method's prompter (:data:`PromptPosition`), or None
     image_layers: Any
     decoder: Any
     cross_decoder: CrossDecoder | None = None
-    choice: Choice | None = None
-    channels: int
+    choice: Choice | None = None  # a method's choice among beams; without it the likeliest beam is the report
+    channels: int  # C of :meth:`tokens`
 
     def __init__(self, config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool):
         super().__init__()
@@ -83,15 +84,16 @@ class ReportGenerator(nn.Module):
             self.encoder, encoder_untrained = build_encoder(config, load_pretrained)
             self.channels = self.encoder.width
             pooled = config.pooling == "attention"
-            self.pooling = SliceAttentionPooling(self.encoder.width, config.queries) if pooled else NoPooling()
+            self.pooling = SliceAttentionPooling(self.channels, config.queries) if pooled else NoPooling()
             decoder, decoder_untrained = build_decoder(config, tokenizer.vocab_size, load_pretrained)
-            self.projection = nn.Linear(self.encoder.width, decoder.config.hidden_size, bias=False)
+            width = decoder.config.hidden_size
+            self.projection = nn.Linear(self.channels, width, bias=False)
             self.register_module("image_layers", image_layers(config) if config.of_paper else None)
             self.decoder = decoder
-            self.cross_decoder = None if isinstance(decoder, PrefixDecoder) else CrossDecoder(decoder)
+        self.cross_decoder = None if isinstance(decoder, PrefixDecoder) else CrossDecoder(decoder)
         self._prepare_writing(config, tokenizer)
-        self.prior_marks = PriorMarks(decoder.config.hidden_size)
-        self.untrained: tuple[str, ...] = (
+        self.prior_marks = PriorMarks(width)
+        self.untrained: tuple[str, ...] = (  # parameters without pre-trained weights
             *(f"encoder.{name}" for name in encoder_untrained),
             *(f"pooling.{name}" for name, _ in self.pooling.named_parameters()),
             "projection.weight",
@@ -120,29 +122,12 @@ class ReportGenerator(nn.Module):
         """Raise ConfigError unless the model is an encoder with a decoder."""
 
     def tokens(self, batch: ImageBatch) -> Tensor:
-        """Encode each slice.
-
-        Returns
-        -------
-        Tensor
-            (B, S, N, C).
-        """
+        """Encode each slice: (B, S, N, C)."""
         tokens: Tensor = self.encoder(batch.images.flatten(0, 1))
         return tokens.unflatten(0, batch.images.shape[:2])
 
     def encode(self, batch: ImageBatch, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Encode the present images for the decoder.
-
-        Parameters
-        ----------
-        tokens : Tensor, optional
-            (B, S, N, C), as of :meth:`tokens`.
-
-        Returns
-        -------
-        memory, mask : Tensor
-            (B, M, E), M / S tokens for each slice in their order, and (B, M), False for padded slices.
-        """
+        """Encode the present images: memory (B, M, E), M / S tokens a slice, and mask (B, M), False at padding."""
         tokens = self.tokens(batch) if tokens is None else tokens
         memory: Tensor = self.projection(self.pooling(tokens, batch.position_mm))
         mask = batch.slice_mask.repeat_interleave(memory.shape[1] // batch.slice_mask.shape[1], dim=1)
@@ -158,22 +143,18 @@ class ReportGenerator(nn.Module):
     def memory(
         self, batch: ImageBatch, tokens: Tensor | None = None, prior_tokens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Encode what the decoder attends to: the present image, then the visit before.
+        """Encode what the decoder attends to, (B, M, E) with its mask (B, M): the present image, then the visit before.
 
         Of the latter it gets the image's features and the decoder's own states over the report, scaled to the size of
         the present image's features. No gradient flows back through them, so that a training step stays cheap.
-
-        Returns
-        -------
-        memory, mask : Tensor
-            (B, M, E) and (B, M), bool.
         """
         memory, mask = self.encode(batch, tokens)
         prior = batch.prior
         if prior is None:
             return memory, mask
         memories, masks = [memory], [mask]
-        size = root_mean_square(memory, mask)
+        squares = memory.detach().float().square().mean(-1) * mask
+        size = (squares.sum(1) / mask.sum(1).clamp(min=1)).sqrt()  # root mean square (B,)
         if prior.images is not None:
             with torch.no_grad():
                 features, features_mask = self.encode(prior.images, prior_tokens)
@@ -195,19 +176,10 @@ class ReportGenerator(nn.Module):
         tokens: Tensor | None = None,
         prompts: Tensor | None = None,
     ) -> Tensor:
-        """Mean token loss of each report.
+        """Mean token loss of each report, (B,), float32.
 
-        Parameters
-        ----------
-        input_ids, labels : Tensor
-            (B, L), as of :meth:`ReportTokenizer.batch`.
-        prompts : Tensor, optional
-            (B, D, E), instead of those that :attr:`diagnosis` predicts.
-
-        Returns
-        -------
-        Tensor
-            (B,), float32.
+        ``input_ids`` and ``labels`` (B, L) are those of :meth:`ReportTokenizer.batch`; ``prompts`` (B, D, E) take the
+        place of those that :attr:`diagnosis` predicts.
         """
         tokens = self.tokens(batch) if tokens is None else tokens
         before = self.prior_tokens(batch)
@@ -217,13 +189,7 @@ class ReportGenerator(nn.Module):
         return report_loss(logits, labels)
 
     def prompts(self, batch: ImageBatch, tokens: Tensor, prior_tokens: Tensor | None = None) -> Tensor | None:
-        """Return the decoder's prompts as :attr:`diagnosis` predicts them.
-
-        Returns
-        -------
-        Tensor or None
-            (B, D, E); None without :attr:`diagnosis`.
-        """
+        """Return the decoder's prompts (B, D, E) as :attr:`diagnosis` predicts them, None without it."""
         if self.diagnosis is None:
             return None
         prompts: Tensor = self.diagnosis.prompts(Encoded(tokens, batch.slice_mask, batch.prior, prior_tokens))
@@ -232,36 +198,24 @@ class ReportGenerator(nn.Module):
     def decode(
         self, memory: Tensor, mask: Tensor, input_ids: Tensor, prompts: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Predict the next token at each position of a text.
+        """Predict the next token at each position of a text: logits (B, L, V), and the last hidden states (B, L, E).
 
-        Prompts stand before the begin token, or in the memory: a trained decoder still begins its report from the begin
-        token. (A decoder with the image as a prefix has them after it.)
-
-        Parameters
-        ----------
-        input_ids : Tensor
-            (B, L).
-        prompts : Tensor, optional
-            (B, D, E).
-
-        Returns
-        -------
-        logits, states : Tensor
-            (B, L, V), where i predicts the token at i + 1, and the last hidden states (B, L, E).
+        Prompts (B, D, E) come before the begin token, or in the memory: a trained decoder still begins its report from
+        the begin token. (A decoder with the image as a prefix has them after it.)
         """
-        memory, mask, prompts = self._placed(memory, mask, prompts)
+        memory, mask, prompts = self._prompted(memory, mask, prompts)
         with nullcontext() if self._recomputed is None else self._recomputed.checkpointing():
             return (self.cross_decoder or self.decoder).decode(memory, mask, input_ids, prompts)
 
-    def _placed(self, memory: Tensor, mask: Tensor, prompts: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _prompted(self, memory: Tensor, mask: Tensor, prompts: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Put prompts into memory (B, M, E) and mask (B, M) if that is their position; return the others."""
         position = None if self.diagnosis is None else self.diagnosis.position
         if prompts is None or not prompts.shape[1] or position == "none":
             return memory, mask, None
         if position != "memory":
             return memory, mask, prompts
-        there = mask.new_ones(prompts.shape[:2])
-        return torch.cat([memory, prompts.to(memory.dtype)], dim=1), torch.cat([mask, there], dim=1), None
+        attended = mask.new_ones(prompts.shape[:2])
+        return torch.cat([memory, prompts.to(memory.dtype)], dim=1), torch.cat([mask, attended], dim=1), None
 
     @torch.no_grad()
     def generate(
@@ -272,15 +226,10 @@ class ReportGenerator(nn.Module):
         tokens: Tensor | None = None,
         context: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
     ) -> Tensor:
-        """Write reports by beam search; a report does not depend on the others of its batch.
+        """Write reports by beam search: ids (B, L), begin token first, padded after the end token.
 
-        With a :attr:`choice`, a report that does not state the prompted findings is searched for once more, among as
-        many beams as there are candidates, and completed.
-
-        Returns
-        -------
-        Tensor
-            (B, L), int64: begin token first, padded after the end token.
+        A report does not depend on the others of its batch. With a :attr:`choice`, one that does not state the prompted
+        findings is searched for once more, among as many beams as there are candidates, and completed.
         """
         tokens = self.tokens(batch) if tokens is None else tokens
         before, length = self.prior_tokens(batch), max_length or self.max_length
@@ -288,31 +237,31 @@ class ReportGenerator(nn.Module):
         ids = search(None, num_beams or self.num_beams, 1)[:, 0]
         if self.choice is None:
             return ids
-        prompted = self.choice.prompted_findings(Encoded(tokens, batch.slice_mask, batch.prior, before))
-        many = self.choice.candidates
-        wrong = [self._differing(*pair) for pair in zip(ids, prompted, strict=True)]
-        again = [i for i, differing in enumerate(wrong) if differing]
-        if again and many > 1:
+        choice, number = self.choice, self.choice.candidates
+        prompted = choice.prompted_findings(Encoded(tokens, batch.slice_mask, batch.prior, before))
+
+        def differences(report: Tensor, row: int) -> int:
+            return choice.count_differences(self._text_of(report.tolist()), prompted[row])
+
+        wrong = [differences(report, row) for row, report in enumerate(ids)]
+        again = [row for row, count in enumerate(wrong) if count]
+        if again and number > 1:
             with nullcontext() if context is None else context(again):
-                found = search(again, many, many)
-            ids = F.pad(ids, (0, max(0, found.shape[2] - ids.shape[1])), value=self.pad_id)
-            for i, beams in zip(again, found, strict=True):
-                differing, best = min((self._differing(beam, prompted[i]), k) for k, beam in enumerate(beams))
-                if differing < wrong[i]:
-                    ids[i] = self.pad_id
-                    ids[i, : beams.shape[1]] = beams[best]
-        rows = list(ids)
-        for i in again:
-            text = self._text_of(ids[i].tolist())
-            longer = self.choice.complete(text, prompted[i])
+                candidates = search(again, number, number)
+            ids = F.pad(ids, (0, max(0, candidates.shape[2] - ids.shape[1])), value=self.pad_id)
+            for row, beams in zip(again, candidates, strict=True):
+                fewest, best = min((differences(beam, row), k) for k, beam in enumerate(beams))
+                if fewest < wrong[row]:
+                    ids[row] = self.pad_id
+                    ids[row, : beams.shape[1]] = beams[best]
+        reports = list(ids)
+        for row in again:
+            text = self._text_of(ids[row].tolist())
+            longer = choice.complete(text, prompted[row])
             new = self._ids_of(longer) if longer != text else []
             if new and new[-1] == self.eos_id and len(new) <= length:  # else there is no room for what was left out
-                rows[i] = torch.tensor(new).to(ids)
-        return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.pad_id)
-
-    def _differing(self, ids: Tensor, prompted: Any) -> int:
-        assert self.choice is not None
-        return self.choice.count_differences(self._text_of(ids.tolist()), prompted)
+                reports[row] = torch.tensor(new).to(ids)
+        return nn.utils.rnn.pad_sequence(reports, batch_first=True, padding_value=self.pad_id)
 
     def _search(
         self, batch: ImageBatch, tokens: Tensor, before: Tensor | None, prompts: Tensor | None, length: int
@@ -322,14 +271,15 @@ class ReportGenerator(nn.Module):
         The search takes rows (None: all), the number of beams and the number wanted of the likeliest; it returns token
         ids (B, wanted, L).
         """
-        memory, mask, prompts = self._placed(*self.memory(batch, tokens, before), prompts)
+        memory, mask, prompts = self._prompted(*self.memory(batch, tokens, before), prompts)
 
         def search(rows: list[int] | None, beams: int, wanted: int) -> Tensor:
-            read = (memory, mask) if rows is None else (memory[rows], mask[rows])
-            own = prompts if prompts is None or rows is None else prompts[rows]
-            start = torch.full((len(read[0]), 1), self.bos_id, dtype=torch.int64, device=memory.device)
-            found = (self.cross_decoder or self.decoder).write(*read, start, own, self._settings(beams, wanted, length))
-            return found.view(len(start), wanted, -1)
+            chosen = slice(None) if rows is None else rows
+            begin = torch.full((len(mask[chosen]), 1), self.bos_id, dtype=torch.int64, device=memory.device)
+            prompted = None if prompts is None else prompts[chosen]
+            settings = self._settings(beams, wanted, length)
+            ids = (self.cross_decoder or self.decoder).write(memory[chosen], mask[chosen], begin, prompted, settings)
+            return ids.view(len(begin), wanted, -1)
 
         return search
 

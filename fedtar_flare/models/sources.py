@@ -21,16 +21,15 @@ def garbage_collection_paused() -> Iterator[None]:
 
     Imports make a million objects that live as long as the process; scanning them is a sixth of the time of imports.
     """
-    if not gc.isenabled():
-        yield
-        return
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
-        gc.enable()
-        atexit.register(gc.unfreeze)  # else libraries find their objects alive at the end, and say so
+        if enabled:
+            gc.freeze()
+            gc.enable()
+            atexit.register(gc.unfreeze)  # else libraries find their objects alive at the end, and say so
 
 
 def load_libraries() -> None:
@@ -63,15 +62,8 @@ def hub_access(allowed: bool) -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def offline() -> bool:
-    """Whether nothing may be fetched from a hub."""
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)
-
-
 def is_folder(name: str) -> bool:
-    """Whether a name is a local folder; ConfigError if it is a path without a folder."""
+    """Whether a name is a local folder; ConfigError for a path at which no folder is."""
     path = Path(name).expanduser()
     if path.is_dir():
         return True
@@ -82,11 +74,16 @@ def is_folder(name: str) -> bool:
 
 @contextmanager
 def fetching(part: str, name: str, repository: str | None = None) -> Iterator[None]:
-    """Turn any error of loading into a ConfigError that says what a folder lacks, or how to get a hub model.
+    """Load quietly, and turn any error into a ConfigError that says what a folder lacks, or how to get a hub model.
 
     ``part`` is ``encoder`` or ``decoder``; ``repository`` is the hub repository where it differs from ``name``.
     """
+    from transformers.utils import logging
+
     folder = is_folder(name)
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     except ConfigError:
@@ -99,36 +96,10 @@ def fetching(part: str, name: str, repository: str | None = None) -> Iterator[No
                 "save_pretrained or the hub writes them"
             ) from error
         raise ConfigError(
-            f"{part} '{name}' is not a local folder, and could not be fetched from the Hugging Face hub ({reason}). "
-            f"Two ways out: (1) where there is a network, run `hf download {repository or name}` once and let "
-            f"HF_HOME on this machine point at that cache; (2) copy the model's folder here and set {part}_name to its "
-            "path"
+            f"{part} '{name}' is no local folder, and could not be fetched from the Hugging Face hub ({reason}). Run "
+            f"`hf download {repository or name}` where there is a network and let HF_HOME point at that cache, or copy "
+            f"the model's folder here and set {part}_name to its path"
         ) from error
-
-
-def require_room(name: str, config: Any, length: int, vocab_size: int) -> None:
-    """Refuse (ConfigError) a named decoder with too few positions for a report or too small a vocabulary."""
-    if length > config.max_position_embeddings:
-        raise ConfigError(
-            f"model setting max_length is {length}: decoder '{name}' has {config.max_position_embeddings} positions"
-        )
-    if vocab_size > config.vocab_size:
-        raise ConfigError(
-            f"the tokenizer has {vocab_size} tokens: decoder '{name}' knows {config.vocab_size}; take "
-            "tokenizer='decoder'"
-        )
-
-
-@contextmanager
-def quiet_loading() -> Iterator[None]:
-    """Keep progress bars and loading reports off the console."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
     finally:
         logging.set_verbosity(verbosity)
         if bars:
@@ -138,7 +109,7 @@ def quiet_loading() -> Iterator[None]:
 def load_or_make(kind: Any, config: Any, name: str | None, **settings: Any) -> tuple[Any, tuple[str, ...]]:
     """Load a transformers model, or make a random one where ``name`` is None; also return its random parameters' names.
 
-    ``kind`` is a model class or an auto class; ``settings``, such as ``dtype`` (float32 by default), go to it.
+    ``settings``, such as ``dtype`` (float32 by default), go to the model class or auto class ``kind``.
     """
     import torch
 

@@ -20,16 +20,8 @@ class ReportTokenizer:
     """Encodes reports as token ids and decodes them.
 
     ``decode(encode(text)) == text`` for any text that fits in ``max_length``, even one that spells a special token;
-    only lone surrogates become ``?``. A report that is cut loses its end token, so that a model does not learn to stop
-    in mid-sentence.
-
-    Parameters
-    ----------
-    tokenizer : tokenizers.Tokenizer
-    max_length : int
-        Most tokens of a report, begin and end tokens included.
-    bos_id, eos_id, pad_id : int
-        Special ids; they may be the same (GPT-2).
+    only lone surrogates become ``?``. A report that is cut to ``max_length`` (begin and end tokens included) loses its
+    end token, so that a model does not learn to stop in mid-sentence. Special ids may be the same (GPT-2).
     """
 
     def __init__(self, tokenizer: Tokenizer, max_length: int, *, bos_id: int, eos_id: int, pad_id: int):
@@ -51,10 +43,7 @@ class ReportTokenizer:
             raise ConfigError(f"{path} is no readable tokenizer.json: {error}") from error
         known = tokenizer.get_vocab()
         if missing := [token for token in (BOS, EOS, PAD) if token not in known]:
-            raise ConfigError(
-                f"{path} lacks the special token {missing[0]}: take a tokenizer made by fedtar warmstart, or "
-                "tokenizer='decoder' for the decoder's own"
-            )
+            raise ConfigError(f"{path} lacks the special token {missing[0]}: take one that fedtar warmstart made")
         return cls(tokenizer, max_length, bos_id=known[BOS], eos_id=known[EOS], pad_id=known[PAD])
 
     @classmethod
@@ -101,12 +90,9 @@ class ReportTokenizer:
         return str(self._tokenizer.decode([i for i in body if i not in special], skip_special_tokens=False))
 
     def batch(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Encode reports as one batch, padded on the right.
+        """Encode reports as ids and labels (B, L), int64, padded on the right.
 
-        Returns
-        -------
-        input_ids, labels : Tensor
-            (B, L), int64; labels are the ids, unshifted, and -100 at padding.
+        Labels are the ids, unshifted, and -100 at padding.
         """
         import torch
         from torch.nn.utils.rnn import pad_sequence

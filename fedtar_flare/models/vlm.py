@@ -24,19 +24,15 @@ from torch.nn import functional as F
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.config import ASSETS, ModelConfig
-from fedtar_flare.models.prefix_decoder import DTYPES
+from fedtar_flare.models.decoder import DTYPES
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
-from fedtar_flare.models.sources import NO_CODE, fetching, load_or_make, quiet_loading
+from fedtar_flare.models.sources import NO_CODE, fetching, load_or_make
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
-EARLIER = "An earlier study of this patient; days before the present one: {days}."
-"""Introduces an earlier visit in its turn."""
-VIEWS = ("frontal:", "lateral:")
-"""Words before the two images of a radiograph with a lateral view."""
-_NF4: dict[str, Any] = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
+EARLIER = "An earlier study of this patient; days before the present one: {days}."  # introduces a turn
+VIEWS = ("frontal:", "lateral:")  # words before the two images of a radiograph with a lateral view
 _LANGUAGE = re.compile(r"\b(language_model|text_model|lm_head)\b")
-TINY = str(ASSETS / "vlm-tiny")
-"""Configuration and processor of a small Qwen2-VL, whose weights are random."""
+TINY = str(ASSETS / "vlm-tiny")  # configuration and processor of a small Qwen2-VL, whose weights are random
 
 
 class VisionLanguageGenerator(ReportGenerator):
@@ -52,7 +48,7 @@ class VisionLanguageGenerator(ReportGenerator):
         self._config = config
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            self.decoder, untrained = _model(config, load_pretrained)
+            self.decoder, untrained = _load_decoder(config, load_pretrained)
         self.channels = self.decoder.config.get_text_config().hidden_size
         self._prepare_writing(config, tokenizer)
         self.untrained = tuple(f"decoder.{name}" for name in untrained)
@@ -68,26 +64,26 @@ class VisionLanguageGenerator(ReportGenerator):
         """Features (B, S, N, C) by the vision layers, for the diagnosis head; the images as they are without one."""
         if self.diagnosis is None:
             return batch.images
-        found = self._processor.image_processor(self._pictures(batch.images.flatten(0, 1)), return_tensors="pt")
+        processed = self._processor.image_processor(self._pictures(batch.images.flatten(0, 1)), return_tensors="pt")
         known = signature(self.decoder.get_image_features).parameters
-        inputs = self._moved({name: value for name, value in found.items() if name in known}, batch)
+        inputs = self._moved({name: value for name, value in processed.items() if name in known}, batch)
         features = self.decoder.get_image_features(**inputs, return_dict=True).pooler_output
         return torch.stack(list(features)).unflatten(0, batch.images.shape[:2])
 
-    def forward(self, batch: ImageBatch, input_ids: Tensor, labels: Tensor, *_: Any, **read: Any) -> Tensor:
+    def forward(self, batch: ImageBatch, input_ids: Tensor, labels: Tensor, *_: Any, **more: Any) -> Tensor:
         """Mean token loss of each report, (B,), float32; the chat template takes the place of the begin token."""
-        if (prompts := read.get("prompts")) is None and self.diagnosis is not None:
-            tokens = read["tokens"] if "tokens" in read else self.tokens(batch)
+        if (prompts := more.get("prompts")) is None and self.diagnosis is not None:
+            tokens = more["tokens"] if "tokens" in more else self.tokens(batch)
             prompts = self.prompts(batch, tokens, self.prior_tokens(batch))
         inputs = self.inputs(batch, prompts)
         shape, report, wanted = inputs["input_ids"].shape, input_ids[:, 1:], labels[:, 1:]
-        more = {"input_ids": report, "attention_mask": (wanted != IGNORED).long()}
+        added = {"input_ids": report, "attention_mask": (wanted != IGNORED).long()}
         for name, value in inputs.items():
             if value.shape == shape:
-                inputs[name] = torch.cat([value, more.get(name, torch.zeros_like(report)).to(value)], dim=1)
+                inputs[name] = torch.cat([value, added.get(name, torch.zeros_like(report)).to(value)], dim=1)
         with nullcontext() if self._recomputed is None else self._recomputed.checkpointing():
-            kept = report.shape[1] + 1  # the prompt's last token predicts the first word
-            logits = self.decoder(**inputs, logits_to_keep=kept, use_cache=False).logits
+            positions = report.shape[1] + 1  # the prompt's last token predicts the first word
+            logits = self.decoder(**inputs, logits_to_keep=positions, use_cache=False).logits
         return report_loss(logits, labels)
 
     def _search(
@@ -110,45 +106,46 @@ class VisionLanguageGenerator(ReportGenerator):
 
         ``prompts`` are findings as :attr:`diagnosis` gives them, for the last turn.
         """
-        told = [""] * len(batch.images) if prompts is None else self.diagnosis.to_words(prompts)
+        findings = [""] * len(batch.images) if prompts is None else self.diagnosis.to_words(prompts)
         wanted = range(len(batch.images)) if rows is None else rows
-        turns, images = zip(*(self._conversation(batch, i, told[i]) for i in wanted), strict=True)
-        if len(set(map(len, images))) > 1 and any(
-            "patient_batch" in part.__dict__ and not _LANGUAGE.search(name) for name, part in self.named_modules()
-        ):
+        turns, images = zip(*(self._conversation(batch, i, findings[i]) for i in wanted), strict=True)
+        adapted = (name for name, part in self.named_modules() if "patient_batch" in part.__dict__)
+        if len(set(map(len, images))) > 1 and not all(map(_LANGUAGE.search, adapted)):
             text = (
-                "visits of one batch show different numbers of images, and patient adapters act in vision layers, "
-                "which see all at once: leave these out of model.lora_targets, or images out of data.prior"
+                "visits of a batch show different numbers of images, which patient adapters in vision layers cannot "
+                "take: leave these layers out of model.lora_targets, or images out of data.prior"
             )
             raise DataError(text, reason="adapter-batch")
-        texts = [self._processor.apply_chat_template(one, add_generation_prompt=True) for one in turns]
+        texts = [self._processor.apply_chat_template(turn, add_generation_prompt=True) for turn in turns]
         begin = self._processor.tokenizer.bos_token
         words = {"padding": True, "add_special_tokens": not (begin and texts[0].startswith(begin))}
         return self._moved(self._processor(text=texts, images=list(images), return_tensors="pt", **words), batch)
 
-    def _moved(self, found: Mapping[str, Tensor], batch: ImageBatch) -> dict[str, Tensor]:
+    def _moved(self, tensors: Mapping[str, Tensor], batch: ImageBatch) -> dict[str, Tensor]:
         """A processor's tensors on the model's device and in its precision."""
         kind, device = self.decoder.dtype, batch.images.device
-        return {n: v.to(device, kind if v.is_floating_point() else v.dtype) for n, v in found.items()}
+        return {n: v.to(device, kind if v.is_floating_point() else v.dtype) for n, v in tensors.items()}
 
-    def _conversation(self, batch: ImageBatch, row: int, told: str = "") -> tuple[list[dict[str, Any]], list[Tensor]]:
+    def _conversation(
+        self, batch: ImageBatch, row: int, findings: str = ""
+    ) -> tuple[list[dict[str, Any]], list[Tensor]]:
         """Turns of one sample, and its images in their order."""
         turns: list[dict[str, Any]] = []
-        said: list[dict[str, str]] = []
+        question: list[dict[str, str]] = []
         images: list[Tensor] = []
         for days, seen, report in _visits(batch, row):
             views = self._views(seen, row)
             images += views
             for name in VIEWS if self._config.lateral and len(views) > 1 else [""] * len(views):
-                said += [{"type": "text", "text": name}, {"type": "image"}] if name else [{"type": "image"}]
+                question += [{"type": "text", "text": name}, {"type": "image"}] if name else [{"type": "image"}]
             when = "" if days is None else EARLIER.format(days=max(1, round(days))) + " "
-            said.append({"type": "text", "text": when + self._config.prompt})
+            question.append({"type": "text", "text": when + self._config.prompt})
             if report is not None:
                 answer = {"type": "text", "text": self._plain(report)}
-                turns += [{"role": "user", "content": said}, {"role": "assistant", "content": [answer]}]
-                said = []
-        said[-1]["text"] = f"{said[-1]['text']} {told}".strip()
-        return [*turns, {"role": "user", "content": said}], images
+                turns += [{"role": "user", "content": question}, {"role": "assistant", "content": [answer]}]
+                question = []
+        question[-1]["text"] = f"{question[-1]['text']} {findings}".strip()
+        return [*turns, {"role": "user", "content": question}], images
 
     def _pictures(self, images: Tensor) -> list[Tensor]:
         """Images as the processor takes them: on the CPU if it works by Pillow."""
@@ -168,24 +165,24 @@ class VisionLanguageGenerator(ReportGenerator):
     def _plain(self, text: str) -> str:
         """An earlier report without text that the processor would take for its own marks."""
         tokenizer = self._processor.tokenizer
-        own = (getattr(self._processor, name, None) for name in ("image_token", "boi_token", "video_token"))
-        for mark in {*tokenizer.all_special_tokens, *own} - {None}:
+        images = (getattr(self._processor, name, None) for name in ("image_token", "boi_token", "video_token"))
+        for mark in {*tokenizer.all_special_tokens, *images} - {None}:
             text = text.replace(str(mark), " ")
         return text
 
 
 def _visits(batch: ImageBatch, row: int) -> list[tuple[float | None, ImageBatch | None, str | None]]:
     """Days before, images and report of the visits that a sample shows, the present one last."""
-    found: list[tuple[float | None, ImageBatch | None, str | None]] = [(None, batch, None)]
+    visits: list[tuple[float | None, ImageBatch | None, str | None]] = [(None, batch, None)]
     days, prior = 0.0, batch.prior
     while prior is not None:
         days += float(prior.days[row])
         shows = prior.images is not None and bool(prior.images.slice_mask[row].any())
         report = None if prior.reports is None else prior.reports[row]
         if shows or report is not None:
-            found.insert(0, (days, prior.images if shows else None, report))
+            visits.insert(0, (days, prior.images if shows else None, report))
         prior = prior.earlier
-    return found
+    return visits
 
 
 @lru_cache(maxsize=2)
@@ -193,12 +190,12 @@ def processor_of(name: str) -> Any:
     """Return the processor of a model; ConfigError where it cannot be fetched, or has no chat template."""
     from transformers import AutoProcessor
 
-    with fetching("decoder", name), quiet_loading():
+    with fetching("decoder", name):
         processor = AutoProcessor.from_pretrained(name, **NO_CODE)
     if not getattr(processor, "chat_template", None) or not hasattr(processor, "image_processor"):
         raise ConfigError(
-            f"decoder '{name}' has no processor of images with a chat template, by which a model is asked: take its "
-            "instruction-tuned form, or add a chat_template.jinja to its folder"
+            f"decoder '{name}' has no image processor with a chat template: take its instruction-tuned form, or add a "
+            "chat_template.jinja to its folder"
         )
     processor.tokenizer.padding_side = "left"
     processor.tokenizer.pad_token = processor.tokenizer.pad_token or processor.tokenizer.eos_token
@@ -218,8 +215,8 @@ def vlm_tokenizer(config: ModelConfig) -> ReportTokenizer:
     if end is None:
         raise ConfigError(f"decoder '{config.decoder_name}': its tokenizer has no end token: a report would never end")
     begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    own = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # it reads marks in reports as plain text
-    return ReportTokenizer(own, config.max_length, bos_id=begin, eos_id=end, pad_id=tokenizer.pad_token_id)
+    plain = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # it reads marks in reports as plain text
+    return ReportTokenizer(plain, config.max_length, bos_id=begin, eos_id=end, pad_id=tokenizer.pad_token_id)
 
 
 def inputs_length(config: ModelConfig, earlier: int = 0) -> tuple[int, Any]:
@@ -231,22 +228,23 @@ def inputs_length(config: ModelConfig, earlier: int = 0) -> tuple[int, Any]:
     images = [torch.zeros(3, config.image_size, config.image_size, dtype=torch.uint8)]
     if config.slice_view == "slices":
         images *= config.slices + config.lateral
-    said = [*({"type": "image"} for _ in images), {"type": "text", "text": EARLIER * bool(earlier) + config.prompt}]
-    asked = processor.apply_chat_template([{"role": "user", "content": said}], add_generation_prompt=True)
+    content = [*({"type": "image"} for _ in images), {"type": "text", "text": EARLIER * bool(earlier) + config.prompt}]
+    turn = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     text = AutoConfig.from_pretrained(name, **NO_CODE).get_text_config()
-    return (1 + earlier) * processor(text=[asked], images=[images], return_tensors="pt")["input_ids"].shape[1], text
+    return (1 + earlier) * processor(text=[turn], images=[images], return_tensors="pt")["input_ids"].shape[1], text
 
 
-def _model(config: ModelConfig, load_pretrained: bool) -> tuple[Any, tuple[str, ...]]:
+def _load_decoder(config: ModelConfig, load_pretrained: bool) -> tuple[Any, tuple[str, ...]]:
     """The model, and the names of its random parameters."""
     from transformers import AutoConfig, AutoModelForImageTextToText, BitsAndBytesConfig
 
     name = config.decoder_name or TINY
     settings: dict[str, Any] = {"dtype": DTYPES[config.decoder_dtype]}
-    with fetching("decoder", name), quiet_loading():
+    with fetching("decoder", name):
         if load_pretrained and config.decoder_dtype == "4bit":
             if find_spec("bitsandbytes") is None:
                 raise ConfigError("model.decoder_dtype '4bit' needs bitsandbytes: pip install 'fedtar_flare[vlm]'")
-            settings["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, **_NF4)
+            nf4: dict[str, Any] = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
+            settings["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, **nf4)
         described = AutoConfig.from_pretrained(name, **NO_CODE)
         return load_or_make(AutoModelForImageTextToText, described, name if load_pretrained else None, **settings)

@@ -20,19 +20,12 @@ from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.encoders import EvalEncoder
 
-STRIDE = 32
-"""Voxels of the volume, along each axis, per voxel of the last feature map."""
-NARROWEST = 12
-"""Divisor of the feature size, since the first stage has three heads."""
+STRIDE = 32  # voxels of the volume, along each axis, per voxel of the last feature map
+NARROWEST = 12  # divisor of the feature size, since the first stage has three heads
 
 HUWindow = Literal["lung", "mediastinum", "bone", "all"]
-_CHANNELS: Mapping[HUWindow, slice] = {
-    "lung": slice(0, 1),
-    "mediastinum": slice(1, 2),
-    "bone": slice(2, 3),
-    "all": slice(0, 3),
-}
-"""Channels of a prepared image (``imaging.transforms.WINDOWS``)."""
+# channels of a prepared image (``imaging.transforms.WINDOWS``)
+_CHANNELS = {"lung": slice(0, 1), "mediastinum": slice(1, 2), "bone": slice(2, 3), "all": slice(0, 3)}
 _WITHIN = re.compile(r"(?:.*\.)?(?:swinViT|swin_vit)\.(.+)")
 _NAMES = ((re.compile(r"^module\."), ""), (re.compile(r"\.mlp\.fc([12])\."), r".mlp.linear\1."))
 
@@ -46,11 +39,8 @@ class VolumeEncoder(EvalEncoder):
 
     def __init__(self, feature_size: int, window_size: int, hu_window: HUWindow):
         if find_spec("einops") is None:  # MONAI itself says so only when the first volume comes
-            raise ConfigError(
-                "model setting encoder is 'swin_unetr': it needs the package einops "
-                "(pip install 'fedtar_flare[volumes]')",
-                public="the encoder 'swin_unetr' needs the package einops, which this site lacks",
-            )
+            text = "the encoder 'swin_unetr' needs the package einops"
+            raise ConfigError(f"{text} (pip install 'fedtar_flare[volumes]')", public=f"{text}, which this site lacks")
         from monai.networks.nets.swin_unetr import SwinTransformer
 
         channels = _CHANNELS[hu_window]
@@ -67,9 +57,8 @@ class VolumeEncoder(EvalEncoder):
 
     def forward(self, batch: ImageBatch) -> Tensor:
         """Features (B, width); raises as :func:`volumes`."""
-        maps = self.backbone(volumes(batch, self.hu_window))
-        found: Tensor = maps[-1].mean((2, 3, 4))
-        return found
+        last: Tensor = self.backbone(volumes(batch, self.hu_window))[-1]
+        return last.mean((2, 3, 4))
 
 
 def volumes(batch: ImageBatch, hu_window: HUWindow) -> Tensor:
@@ -89,23 +78,20 @@ def interpolation(position_mm: np.ndarray, mask: np.ndarray) -> np.ndarray:
     Positions and mask are (B, S); slices outside of the mask have no weight. DataError as :func:`volumes`.
     """
     count, planes = position_mm.shape
-    found = np.zeros((count, planes, planes), np.float32)
+    weights = np.zeros((count, planes, planes), np.float32)
     rows = np.arange(planes)
-    for weights, position, there in zip(found, position_mm.astype(np.float64), mask, strict=True):
-        columns = np.flatnonzero(there)
+    for weight, position, present in zip(weights, position_mm.astype(np.float64), mask, strict=True):
+        columns = np.flatnonzero(present)
         at, first = np.unique(position[columns], return_index=True)
         if len(at) < 2:
-            raise DataError(
-                f"an image has slices at {len(at)} position(s): model.encoder 'swin_unetr' takes CT volumes, and no "
-                "radiographs or photographs",
-                reason="no-volume",
-            )
+            text = f"an image has slices at {len(at)} position(s): model.encoder 'swin_unetr' takes CT volumes alone"
+            raise DataError(text, reason="no-volume")
         wanted = np.linspace(at[0], at[-1], planes)
         below = np.clip(np.searchsorted(at, wanted, side="right") - 1, 0, len(at) - 2)
         share = (wanted - at[below]) / (at[below + 1] - at[below])
-        weights[rows, columns[first[below]]] = 1 - share
-        weights[rows, columns[first[below + 1]]] = share
-    return found
+        weight[rows, columns[first[below]]] = 1 - share
+        weight[rows, columns[first[below + 1]]] = share
+    return weights
 
 
 def monai_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -115,14 +101,14 @@ def monai_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     weights is ``linear1``.
     """
     within = {name: match[1] for name in weights if (match := _WITHIN.fullmatch(name))}
-    found: dict[str, Tensor] = {}
-    for name, own in (within or {name: name for name in weights}).items():
+    renamed: dict[str, Tensor] = {}
+    for name, monai in (within or {name: name for name in weights}).items():
         for pattern, other in _NAMES:
-            own = pattern.sub(other, own)
-        if own in found:
-            raise ConfigError(f"encoder weights: the file has two encoders: {own} twice; keep one of them")
-        found[own] = weights[name]
-    return found
+            monai = pattern.sub(other, monai)
+        if monai in renamed:
+            raise ConfigError(f"encoder weights: the file has two encoders: {monai} twice; keep one of them")
+        renamed[monai] = weights[name]
+    return renamed
 
 
 def check_volumes(modalities: set[str]) -> None:

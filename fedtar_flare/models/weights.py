@@ -17,8 +17,8 @@ from fedtar_flare.core.tensor_file import checksum
 Named = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 PATIENTS = "fedtar_patients"
+# one tensor of a GPT-2 by two names, which safetensors refuses
 _TIED, _WORDS = "decoder.lm_head.weight", "decoder.transformer.wte.weight"
-"""One tensor of a GPT-2 by two names, which safetensors refuses."""
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -47,12 +47,9 @@ def save_weights(
 
     state = {}
     for name, tensor in model_tensors(model).items():
-        stored = tensor.detach().cpu()
-        if stored.is_floating_point():
-            stored = stored.to(dtype)
-            if not stored.isfinite().all():
-                raise ConfigError(f"weights cannot be written to {path}: tensor {name} is not finite as {dtype}")
-        state[name] = stored.contiguous()
+        state[name] = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
+        if not state[name].isfinite().all():
+            raise ConfigError(f"weights cannot be written to {path}: tensor {name} is not finite as {dtype}")
     write_bytes(path, save(state, {PATIENTS: json.dumps(sorted(patients))} if patients else None))
 
 
@@ -76,19 +73,17 @@ def load_weights(model: nn.Module, path: Path, named: Named = dict, leave: Seque
         loaded = named(load_file(path / "model.safetensors" if path.is_dir() else path))
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"weights file {path} cannot be read: {error}") from error
-    own = model_tensors(model)
-    more = {name for name in loaded.keys() - own.keys() if name.split(".")[0] not in leave}
-    for verb, names in (("lacks", own.keys() - loaded.keys()), ("has the unknown", more)):
+    tensors = model_tensors(model)
+    more = {name for name in loaded.keys() - tensors.keys() if name.split(".")[0] not in leave}
+    for verb, names in (("lacks", tensors.keys() - loaded.keys()), ("has the unknown", more)):
         if names:
             raise ConfigError(f"weights file {path} {verb} tensor {min(names)} ({len(names)} such in all): other model")
-    for name, tensor in own.items():
+    for name, tensor in tensors.items():
         if loaded[name].shape != tensor.shape:
-            raise ConfigError(
-                f"weights file {path}: tensor {name} has shape {tuple(loaded[name].shape)}, in the model "
-                f"{tuple(tensor.shape)}"
-            )
+            shapes = f"{tuple(loaded[name].shape)}, in the model {tuple(tensor.shape)}"
+            raise ConfigError(f"weights file {path}: tensor {name} has shape {shapes}")
         if loaded[name].is_floating_point() and not loaded[name].isfinite().all():
             raise ConfigError(f"weights file {path}: tensor {name} is not finite")
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in tensors.items():
             tensor.copy_(loaded[name])

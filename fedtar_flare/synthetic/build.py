@@ -11,21 +11,16 @@ from fedtar_flare.synthetic.course import (
     CohortOptions,
     PlannedPatient,
     PlannedVisit,
-    almost_never,
     change_step,
-    factors_at,
-    factors_of,
     plan_patient,
     stream,
     wording_share,
 )
 from fedtar_flare.synthetic.dicom_writer import write_ct_series
-from fedtar_flare.synthetic.phantom import draw_anatomy, render
+from fedtar_flare.synthetic.phantom import draw_anatomy, render, site_scanner
 from fedtar_flare.synthetic.reading import planted_changes
-from fedtar_flare.synthetic.reports import write_report
-from fedtar_flare.synthetic.scanner import site_scanner
-from fedtar_flare.synthetic.styles import style_of, wording_of
-from fedtar_flare.synthetic.vocabulary import NEW_KINDS
+from fedtar_flare.synthetic.reports import style_of, wording_of, write_report
+from fedtar_flare.synthetic.vocabulary import kind_of
 
 
 def build_cohort(
@@ -39,16 +34,16 @@ def build_cohort(
     style = style_of(site)
     steps = range(1, timeline.time_steps + 1)
     changed_from = change_step(options, timeline.time_steps)
-    first = style if options.scanner_differences else 1
     renewed = changed_from if options.change == "scanner" and changed_from else len(steps) + 1
-    scanners = {step: site_scanner(first + (step >= renewed)) for step in steps}
+    scanners = {step: site_scanner(style + (step >= renewed)) for step in steps}
     shares = {step: wording_share(options, step, len(steps)) for step in steps}
     index: list[dict[str, Any]] = []
     truth: list[dict[str, Any]] = []
     for number in range(options.patients or settings["patients"]):
         patient = plan_patient(site, style, number, timeline=timeline, seed=seed, options=options)
         anatomy = draw_anatomy(stream("anatomy", seed, site, number))
-        listed, known = [], []
+        who = {"patient_id": patient.patient_id, "sex": patient.sex}
+        entries, planted = [], []
         for visit in patient.visits:
             share = shares[visit.time_step] if options.change_group == "everyone" or patient.sex == "F" else 0.0
             report = report_of(patient, visit, share, style, options)
@@ -57,36 +52,29 @@ def build_cohort(
             age = visit.age if patient.age_recorded else None
             sizes = {name: state.size for name, state in visit.findings.items()}
             hu = render(anatomy, sizes, scanner, stream("image", seed, site, patient.patient_id, visit.visit_id))
-            who = {"patient_id": patient.patient_id, "sex": patient.sex}
             header = {**who, "study_datetime": visit.acquired, "age": age, "kernel": scanner.kernel, "seed": seed}
             write_ct_series(root / folder / "ct", hu, scanner.spacing_mm, **header)
             (root / folder / "report.txt").write_text(report + "\n")
-            shared = {"visit_id": visit.visit_id, "acquired": visit.acquired.isoformat()}
-            entry = {"image": (folder / "ct").as_posix(), "age": age, "findings": list(visit.findings)}
-            listed.append({**shared, **entry, "changes": sorted(planted_changes(visit)), "report": report})
-            findings = {name: asdict(state) for name, state in visit.findings.items()}
-            planted = {"time_step": visit.time_step, "age": visit.age, "wording": share, "findings": findings}
-            known.append({**shared, **planted, "resolved": list(visit.resolved)})
-        index.append({**who, "visits": listed})
+            key = {"visit_id": visit.visit_id, "acquired": visit.acquired.isoformat()}
+            findings, labels = list(visit.findings), sorted(set(map(kind_of, visit.findings)))
+            entry = {"image": (folder / "ct").as_posix(), "age": age, "findings": findings, "labels": labels}
+            entries.append({**key, **entry, "changes": sorted(planted_changes(visit)), "report": report})
+            states = {name: asdict(state) for name, state in visit.findings.items()}
+            seen = {"time_step": visit.time_step, "age": visit.age, "wording": share, "findings": states}
+            planted.append({**key, **seen, "resolved": list(visit.resolved)})
+        index.append({**who, "visits": entries})
         group = "older" if patient.visits[0].age >= OLDER_FROM else "younger"
-        truth.append({**who, "age_group": group, "age_recorded": patient.age_recorded, "visits": known})
+        truth.append({**who, "age_group": group, "age_recorded": patient.age_recorded, "visits": planted})
     effects = {
         "reporting_style": style,
         "change": options.change,
         "change_step": changed_from,
-        "wording_shares": shares,
         "change_group": options.change_group if changed_from else None,
-        "older_from": OLDER_FROM,
-        "wording_by_age": options.effects,
-        "almost_never": list(almost_never(style) if options.new_findings else NEW_KINDS),
-        "prevalence_factors": {
-            "older": factors_of("older") if options.effects else {},
-            "sex": {sex: factors_of(sex) for sex in "MF"} if options.effects else {},
-            "by_step": {step: factors_at(options, step, len(steps)) for step in steps},
-        },
+        "wording_shares": shares,
+        "older_from": OLDER_FROM if options.effects else None,
     }
-    made = {**settings, "effects": effects, "scanners": {step: asdict(scanners[step]) for step in steps}}
-    return {"patients": index}, {**made, "patients": truth}
+    described = {**settings, "effects": effects, "scanners": {step: asdict(scanners[step]) for step in steps}}
+    return {"patients": index}, {**described, "patients": truth}
 
 
 def report_of(patient: PlannedPatient, visit: PlannedVisit, share: float, style: int, options: CohortOptions) -> str:

@@ -1,13 +1,8 @@
 """The synthetic cohort on disk: written once as DICOM series and report files, read back from a small index.
 
-Layout of a cohort's folder::
-
-    index.json                     what the simulator reads: patients, visits, reports, findings
-    truth.json                     everything that was planted: sizes, directions, groups, effects
-    patients/<patient>/<visit>/    ct/0001.dcm ... and report.txt
-
-A cohort is written into a hidden folder beside its place and moved there when it is whole: a half-written one is never
-used, and of processes that start together the first one wins.
+A cohort's folder has ``index.json`` (patients, visits, reports, findings), ``truth.json`` (sizes, groups, effects), and
+``patients/<patient>/<visit>/`` with ``ct/0001.dcm ...`` and ``report.txt``. It is written as a hidden folder and moved
+when it is whole: a half-written one is never used, and of processes that start together the first one wins.
 """
 
 import functools
@@ -27,11 +22,9 @@ from fedtar_flare.data.cohort import Cohort, Patient, Visit
 from fedtar_flare.data.splits import synthetic_key
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.course import CohortOptions
-from fedtar_flare.synthetic.vocabulary import kind_of
 
 INDEX, TRUTH = "index.json", "truth.json"
-_ABANDONED_AFTER_S = 24 * 3600
-"""Age from which an unfinished folder of a killed process is removed."""
+_ABANDONED_AFTER_S = 24 * 3600  # age from which an unfinished folder of a killed process is removed
 
 
 def synthetic_cohort(
@@ -52,11 +45,9 @@ def synthetic_cohort(
     }
     key = hashlib.sha256(json.dumps([_code_version(), settings], sort_keys=True).encode()).hexdigest()[:16]
     target = folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', site)[:40]}-{key}"
-    index = _read(target / INDEX)
-    if index is None:
+    if not (target / INDEX).is_file():
         _make(target, settings, timeline, options)
-        index = _read(target / INDEX)
-        assert index is not None
+    index = json.loads((target / INDEX).read_text())
     return Cohort(site, _patients(index["patients"], target), key=synthetic_key(seed, site), timeline=timeline)
 
 
@@ -67,34 +58,18 @@ def _code_version() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-
-
 def _patients(entries: Sequence[Mapping[str, Any]], target: Path) -> list[Patient]:
-    """The patients of an index, with images below ``place``."""
+    """The patients of an index, with images below ``target``."""
     patients = []
     for entry in entries:
-        visits = []
+        patient, visits = entry["patient_id"], []
         for visit in entry["visits"]:
-            visits.append(
-                Visit(
-                    entry["patient_id"],
-                    visit["visit_id"],
-                    datetime.fromisoformat(visit["acquired"]),
-                    target / visit["image"],
-                    visit["report"],
-                    "ct",
-                    visit["age"],
-                    findings=frozenset(visit["findings"]),
-                    changes=frozenset(map(tuple, visit["changes"])),
-                    labels=frozenset(map(kind_of, visit["findings"])),
-                )
-            )
-        patients.append(Patient(entry["patient_id"], entry["sex"], tuple(visits)))
+            identifier, moment = visit["visit_id"], datetime.fromisoformat(visit["acquired"])
+            image, report, age = target / visit["image"], visit["report"], visit["age"]
+            findings, labels = frozenset(visit["findings"]), frozenset(visit["labels"])
+            changes = frozenset(map(tuple, visit["changes"]))
+            visits.append(Visit(patient, identifier, moment, image, report, "ct", age, findings, changes, labels))
+        patients.append(Patient(patient, entry["sex"], tuple(visits)))
     return patients
 
 
@@ -103,9 +78,9 @@ def _make(target: Path, settings: Mapping[str, Any], timeline: Timeline, options
     from fedtar_flare.synthetic.build import build_cohort  # draws images and loads pydicom
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    for left in target.parent.glob(".making-*"):
-        if time.time() - left.stat().st_mtime > _ABANDONED_AFTER_S:
-            shutil.rmtree(left, ignore_errors=True)
+    for unfinished in target.parent.glob(".making-*"):
+        if time.time() - unfinished.stat().st_mtime > _ABANDONED_AFTER_S:
+            shutil.rmtree(unfinished, ignore_errors=True)
     making = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
     try:
         index, truth = build_cohort(making, settings, timeline, options)

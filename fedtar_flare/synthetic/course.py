@@ -1,21 +1,17 @@
 """Patients of a synthetic site and the course of their disease: who they are, when they come, what is found.
 
 Everything is a pure function of (seed, site, options): every patient has an own stream of random numbers, so neither
-the order nor the process in which patients are made changes them.
-
-Planted effects, all switchable in ``CohortOptions`` and written to the truth:
+the order nor the process in which patients are made changes them. Planted effects (see ``CohortOptions``):
 
 - **change**: from a known time step on, the reports of a known group (women by default) are written in the
   site's second wording, and consolidations appear more often in everybody; the other kinds (``CohortOptions.change``)
   change one thing alone.
 - **age and wording**: from 65 years on, the sentence on the bones is another one. The image does not show it.
-- **age, sex and prevalence**: emphysema and cardiomegaly are more frequent from 65 on, emphysema in men,
-  lymphadenopathy in women.
-- **sites**: prevalence, reporting style, scanner and, as an option, size differ.
+- **age, sex and prevalence**: emphysema and cardiomegaly are commoner from 65 on, lymphadenopathy in women.
 - **new findings**, which the warm start has never seen: some percent of the visits of most sites each, almost none at
   the others, so that others' data shows a site what it lacks. Their course is the same everywhere: a pneumothorax is
   gone after one visit, a large one after two; a cavity shrinks slowly; fibrosis only grows; pericardial effusion comes
-  and goes. They use a separate random stream: without them (the control cohort) all else stays as it is.
+  and goes.
 """
 
 from __future__ import annotations
@@ -43,17 +39,12 @@ from fedtar_flare.synthetic.vocabulary import (
     kind_of,
 )
 
-OLDER_FROM = 65.0
-"""Age from which a patient belongs to the older group."""
-MOST_FINDINGS, MOST_NEW = 4, 1
-"""Findings of a visit at most, known and new."""
-OPEN_BIN_DAYS = 180
-"""Days that the first and the last calendar bin cover, which are open to one side."""
+OLDER_FROM = 65.0  # age from which a patient belongs to the older group
+MOST_FINDINGS, MOST_NEW = 4, 1  # findings of a visit at most, known and new
+OPEN_BIN_DAYS = 180  # days that the first and the last calendar bin cover, which are open to one side
 FIRST_DAY = datetime(2019, 1, 1)
-REVERTED_AFTER = 2
-"""Time steps for which a change lasts that is reverted."""
-GAP_DAYS = (3.0, 270.0)
-"""Shortest and longest time between visits, drawn log-uniformly."""
+REVERTED_AFTER = 2  # time steps for which a change lasts that is reverted
+GAP_DAYS = (3.0, 270.0)  # shortest and longest time between visits, drawn log-uniformly
 
 _CYCLE = ("train", "validation", "test", "train", "train", "train", "test", "train", "train", "train")
 
@@ -73,9 +64,7 @@ class CohortOptions(Settings):
     full_course: float = Field(
         0.75, ge=0, le=1, description="share of patients with a visit at every time step; the others have fewer"
     )
-    effects: bool = Field(
-        True, description="age decides about a sentence of the report; age and sex decide about prevalence"
-    )
+    effects: bool = Field(True, description="age decides about a sentence of the report; age and sex about prevalence")
     untidy: float = Field(
         0.0, ge=0, le=1, description="share of patients with two visits on one day, and share without a recorded age"
     )
@@ -85,10 +74,6 @@ class CohortOptions(Settings):
         le=1,
         description="strength of the reporting style: share of the kinds of finding in the site's own words, the "
         "others in those of style 1; under 0.5 the order of the report is that of style 1 too",
-    )
-    scanner_differences: bool = Field(True, description="False gives every site the first scanner")
-    new_findings: bool = Field(
-        True, description="plant findings that the warm start has never seen; False: the control, with nothing to share"
     )
 
 
@@ -143,7 +128,9 @@ def factors_at(options: CohortOptions, step: int, time_steps: int) -> dict[str, 
     after = begins is not None and step >= begins
     if options.change == "epidemic":
         return {kind: entry["epidemic"][after] for kind, entry in KIND.items() if "epidemic" in entry}
-    return factors_of("changed") if after and options.change in ("early", "late") else {}
+    if after and options.change in ("early", "late"):
+        return {kind: entry["changed"] for kind, entry in KIND.items() if "changed" in entry}
+    return {}
 
 
 def plan_patient(
@@ -175,15 +162,20 @@ def plan_patient(
     for i, (moment, step) in enumerate(zip(moments, steps, strict=True)):
         more = factors_at(options, step, time_steps)
         sizes = _next_sizes(rng, KNOWN_FINDINGS, MOST_FINDINGS, before, factors, more, first=i == 0)
-        if options.new_findings:
-            sizes |= _next_sizes(rare, NEW_FINDINGS, MOST_NEW, before, factors, more, first=i == 0)
+        sizes |= _next_sizes(rare, NEW_FINDINGS, MOST_NEW, before, factors, more, first=i == 0)
+        states = {}
+        for name, size in sizes.items():
+            change: Change = "first" if i == 0 else "new"
+            if name in before:
+                change = "larger" if size > before[name] else "smaller" if size < before[name] else "stable"
+            states[name] = State(size, change)
         visits.append(
             PlannedVisit(
                 visit_id=f"{int(rng.integers(16**10)):010x}",  # says nothing about the order
                 acquired=moment,
                 time_step=step,
                 age=round(age + (moment - moments[0]).days / 365.25, 2),
-                findings={name: State(size, _change(before, name, size, first=i == 0)) for name, size in sizes.items()},
+                findings=states,
                 resolved=tuple(name for name in FINDINGS if name in before and name not in sizes),
             )
         )
@@ -218,14 +210,9 @@ def _factors(style: int, age: float, sex: str, options: CohortOptions) -> dict[s
     rare = [kind for kind in almost_never(style) if options.change != "epidemic" or "epidemic" not in KIND[kind]]
     factors |= {kind: 1 / 12 if kind in rare else 1.0 for kind in NEW_KINDS}
     for group in ("older",) * (age >= OLDER_FROM) + (sex,) if options.effects else ():
-        for kind, factor in factors_of(group).items():
-            factors[kind] *= factor
+        for kind, entry in KIND.items():
+            factors[kind] *= entry.get(group, 1.0)
     return factors
-
-
-def factors_of(group: str) -> dict[str, float]:
-    """Frequency of kinds in a group (``older``, ``M``, ``F``, or ``changed``), relative to the average."""
-    return {kind: entry[group] for kind, entry in KIND.items() if group in entry}
 
 
 def almost_never(style: int) -> tuple[str, ...]:
@@ -267,11 +254,3 @@ def _next_sizes(
         u = draw[names.index(str(name))]
         sizes[str(name)] = 1 if u < 0.4 else 2 if u < 0.75 else 3
     return {name: sizes[name] for name in names if name in sizes}
-
-
-def _change(before: Mapping[str, int], name: str, size: int, *, first: bool) -> Change:
-    if first:
-        return "first"
-    if name not in before:
-        return "new"
-    return "larger" if size > before[name] else "smaller" if size < before[name] else "stable"

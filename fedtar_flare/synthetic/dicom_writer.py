@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
 _SERIES = read_yaml(Path(__file__).with_name("ct_series.yaml"), "attributes of a CT series")
-LOWEST_HU = -1024
-"""The intercept of the stored values, which have twelve bits."""
+LOWEST_HU = -1024  # the intercept of the stored values, which have twelve bits
 
 
 def content_uid(*parts: object) -> str:
@@ -89,18 +88,13 @@ def write_ct_series(
         file.write(b"\0" * 128 + b"DICM")
         write_file_meta_info(file, header.file_meta)
         for shared, tag, vr, value in zip(between, tags, ("UI", "IS", "DS", "DS", "OW"), values, strict=True):
-            file.write(shared + _element(tag, vr, value))
+            content = value.encode() if isinstance(value, str) else value  # explicit VR little endian: PS3.5, 7.1.2
+            content += (b"\0" if vr in ("UI", "OW") else b" ") * (len(content) % 2)
+            length = struct.pack("<xxI" if vr == "OW" else "<H", len(content))
+            file.write(shared + struct.pack("<HH", tag >> 16, tag & 0xFFFF) + vr.encode() + length + content)
         files.append(folder / f"{k + 1:04d}.dcm")
         files[-1].write_bytes(file.getvalue())
     return files
-
-
-def _element(tag: int, vr: str, value: str | bytes) -> bytes:
-    """One data element in explicit VR little endian (DICOM PS3.5, 7.1.2)."""
-    content = value.encode() if isinstance(value, str) else value
-    content += (b"\0" if vr in ("UI", "OW") else b" ") * (len(content) % 2)
-    length = struct.pack("<xxI" if vr == "OW" else "<H", len(content))
-    return struct.pack("<HH", tag >> 16, tag & 0xFFFF) + vr.encode() + length + content
 
 
 def _encoded(elements: Dataset) -> bytes:

@@ -11,30 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtar_flare.synthetic.scanner import Scanner
-
 FLUID, TISSUE, CONSOLIDATED, HOLE = 10.0, 48.0, 32.0, -995.0
 
-EFFUSION_MM = ((25.0, 95.0), (46.0, 130.0), (74.0, 180.0))
-"""Depth of the fluid at the base and its height, per size."""
-CONSOLIDATION_MM = (22.0, 36.0, 52.0)
-"""Radius, per size."""
-NODULE_MM = (16.0, 24.0, 35.0)
-"""Diameter, per size; the reports' styles that give millimetres give these."""
-EMPHYSEMA = ((45, 11.5), (75, 14.0), (110, 17.5))
-"""Number of holes per lung and their radius in mm, per size."""
-ARCH_BELOW_APEX = 52.0
-"""The aortic arch lies this far below the apex of the lungs, mm."""
-NODES = ((4, 12.5), (6, 16.0), (7, 20.0))
-"""Number of enlarged lymph nodes and their radius in mm, per size."""
-PNEUMOTHORAX = (0.78, 0.62, 0.46)
-"""Width and depth of the collapsed lung relative to its own, per size."""
-CAVITY_MM = (36.0, 50.0, 66.0)
-"""Outer diameter, per size; the wall takes a fifth of it on either side."""
-FIBROSIS_MM = (40.0, 70.0, 105.0)
-"""Height of the network above the base of the lungs, per size."""
-PERICARDIAL_MM = (12.0, 20.0, 30.0)
-"""Depth of the fluid around the heart, per size; drawn with the heart."""
+EFFUSION_MM = ((25.0, 95.0), (46.0, 130.0), (74.0, 180.0))  # depth of the fluid at the base and its height, per size
+CONSOLIDATION_MM = (22.0, 36.0, 52.0)  # radius, per size
+NODULE_MM = (16.0, 24.0, 35.0)  # diameter, per size; the reports' styles that give millimetres give these
+EMPHYSEMA = ((45, 11.5), (75, 14.0), (110, 17.5))  # number of holes per lung and their radius in mm, per size
+ARCH_BELOW_APEX = 52.0  # the aortic arch lies this far below the apex of the lungs, mm
+NODES = ((4, 12.5), (6, 16.0), (7, 20.0))  # number of enlarged lymph nodes and their radius in mm, per size
+PNEUMOTHORAX = (0.78, 0.62, 0.46)  # width and depth of the collapsed lung relative to its own, per size
+CAVITY_MM = (36.0, 50.0, 66.0)  # outer diameter, per size; the wall takes a fifth of it on either side
+FIBROSIS_MM = (40.0, 70.0, 105.0)  # height of the network above the base of the lungs, per size
+PERICARDIAL_MM = (12.0, 20.0, 30.0)  # depth of the fluid around the heart, per size; drawn with the heart
 
 
 @dataclass
@@ -48,20 +36,14 @@ class Canvas:
     spacing: tuple[float, float, float]
 
     @classmethod
-    def of(cls, scanner: Scanner, shift: np.ndarray) -> "Canvas":
-        """An empty canvas (air) in the scanner's geometry, the patient moved by ``shift`` (z, y, x) mm."""
-        counts = (scanner.slices, scanner.matrix, scanner.matrix)
-        axes = [
-            ((np.arange(n) - (n - 1) / 2) * step - offset).astype(np.float32)
-            for n, step, offset in zip(counts, scanner.spacing_mm, shift, strict=True)
-        ]
-        return cls(
-            hu=np.full(counts, -1000, np.float32),
-            z=axes[0][:, None, None],
-            y=axes[1][None, :, None],
-            x=axes[2][None, None, :],
-            spacing=scanner.spacing_mm,
-        )
+    def of(cls, counts: tuple[int, int, int], spacing: tuple[float, float, float], shift: np.ndarray) -> "Canvas":
+        """An empty canvas (air) of so many voxels, spaced in mm (z, y, x), the patient moved by ``shift`` mm."""
+        axes = []
+        for number, step, offset in zip(counts, spacing, shift, strict=True):
+            axes.append(((np.arange(number) - (number - 1) / 2) * step - offset).astype(np.float32))
+        z, y, x = axes
+        hu = np.full(counts, -1000, np.float32)
+        return cls(hu, x[None, None, :], y[None, :, None], z[:, None, None], spacing)
 
     @property
     def pixel(self) -> float:

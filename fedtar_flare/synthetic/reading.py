@@ -10,8 +10,7 @@ from fedtar_flare.metrics.labeler import Direction, Observation, RuleLabeler
 from fedtar_flare.metrics.qualifiers import FindingChange
 from fedtar_flare.metrics.sentences import sentences
 from fedtar_flare.synthetic.course import PlannedVisit
-from fedtar_flare.synthetic.reports import Change
-from fedtar_flare.synthetic.styles import GENERIC, STYLES
+from fedtar_flare.synthetic.reports import GENERIC, STYLES, Change
 from fedtar_flare.synthetic.vocabulary import KIND, SIDED, ids
 
 _DIRECTIONS: dict[Change, Direction] = {"new": "new", "larger": "increased", "smaller": "decreased"}
@@ -21,15 +20,13 @@ _WORDINGS = (GENERIC, *(wording for style in STYLES for wording in style))
 @cache
 def kind_labeler() -> RuleLabeler:
     """The labeler of the kinds of finding, whatever their side, by the words of all styles."""
-    words = {
-        word.strip(" ,()").lower(): direction
-        for wording in _WORDINGS
-        for word, direction in zip(wording.changes.split("|"), _DIRECTIONS.values(), strict=True)
-    }
-    scales = {
-        kind: tuple({word: level for level, word in enumerate(wording.sizes[kind].split("|"))} for wording in _WORDINGS)
-        for kind in KIND
-    }
+    words: dict[str, Direction] = {}
+    scales: dict[str, list[dict[str, int]]] = {kind: [] for kind in KIND}
+    for wording in _WORDINGS:
+        changes = [word.strip(" ,()").lower() for word in wording.changes.split("|")]
+        words |= zip(changes, _DIRECTIONS.values(), strict=True)
+        for kind, levels in scales.items():
+            levels.append({word: level for level, word in enumerate(wording.sizes[kind].split("|"))})
     observations = [Observation(kind, entry["phrases"], ignore=entry.get("ignore", "")) for kind, entry in KIND.items()]
     return RuleLabeler(observations, unsided=KIND.keys() - SIDED, degrees=scales, changes=words)
 
@@ -49,12 +46,10 @@ def denied_in(text: str) -> frozenset[str]:
 
 def changes_in(text: str) -> frozenset[FindingChange]:
     """Changes since the previous visit that a text states."""
-    return frozenset(
-        FindingChange(name, direction)
-        for statement in statements(text, kind_labeler())
-        for name in _ids(statement)
-        for direction in statement.change
-    )
+    changes = set()
+    for statement in statements(text, kind_labeler()):
+        changes |= {FindingChange(name, way) for name in _ids(statement) for way in statement.change}
+    return frozenset(changes)
 
 
 def planted_changes(visit: PlannedVisit) -> frozenset[FindingChange]:

@@ -1,14 +1,22 @@
-"""A reporting style, and the report of a visit in its words."""
+"""Reporting styles, and the report of a visit in the words of one.
 
+Styles say the same in different words, order and structure. Each has two wordings, one before and one after the planted
+change (``CohortOptions.change``). The generic style belongs to no site: a model that was warm-started on it knows the
+findings, but still has to learn how each site writes. All are in ``styles.yaml``.
+"""
+
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
-from fedtar_flare.synthetic.vocabulary import FINDINGS, kind_of, side_of
+from fedtar_flare.core.files import read_yaml
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KINDS, kind_of, side_of
 
 Change = Literal["first", "new", "larger", "smaller", "stable"]
-BONES = "bones"
-"""Section whose sentence depends on the patient's age group, never on the image."""
+BONES = "bones"  # section whose sentence depends on the patient's age group, never on the image
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,24 +31,16 @@ class State:
 class Wording:
     """Templates of one style. Nothing is drawn at random: the same visit always gives the same text."""
 
-    opening: Sequence[str]
-    """First words at a first visit, and at a later one."""
+    opening: Sequence[str]  # first words at a first visit, and at a later one
     sections: Sequence[tuple[Sequence[str], str]]
-    """Kinds of finding and the sentence when none of them is there; ``(("bones",), "")`` places that on bones."""
-    sentences: Mapping[str, str]
-    """Per kind a sentence with ``{size}``, ``{side}`` and ``{change}``."""
-    sizes: Mapping[str, str]
-    """Per kind three words for small, moderate and large, separated by ``|``."""
-    changes: str
-    """For new, larger and smaller, separated by ``|``; a stable finding gets no word."""
-    resolved: str
-    """Sentence with ``{names}``."""
-    bones: Sequence[str]
-    """Sentence under 65 years, and from 65 years on."""
-    impression: Sequence[str] = ("", "")
-    """Closing sentence with ``{names}``, and the one for a normal study."""
-    impression_first: bool = False
-    """Whether the impression follows the opening."""
+    """Kinds of finding and the sentence without any of them; ``(("bones",), "")`` is where that on bones goes."""
+    sentences: Mapping[str, str]  # per kind a sentence with ``{size}``, ``{side}`` and ``{change}``
+    sizes: Mapping[str, str]  # per kind three words for small, moderate and large, separated by ``|``
+    changes: str  # for new, larger and smaller, separated by ``|``; a stable finding gets no word
+    resolved: str  # sentence with ``{names}``
+    bones: Sequence[str]  # sentence under 65 years, and from 65 years on
+    impression: Sequence[str] = ("", "")  # closing sentence with ``{names}``, and the one for a normal study
+    impression_first: bool = False  # whether the impression follows the opening
 
 
 def write_report(
@@ -61,12 +61,12 @@ def write_report(
         if BONES in kinds:
             sentences.append(wording.bones[older])
             continue
-        here = [name for kind in kinds for name in FINDINGS if kind_of(name) == kind and name in findings]
-        for name in here:
+        present = [name for kind in kinds for name in FINDINGS if kind_of(name) == kind and name in findings]
+        for name in present:
             kind, state = kind_of(name), findings[name]
             size, change = wording.sizes[kind].split("|")[state.size - 1], changes.get(state.change, "")
             sentences.append(wording.sentences[kind].format(size=size, side=side_of(name), change=change))
-        if not here:
+        if not present:
             sentences.append(normal)
     if resolved:
         sentences.append(wording.resolved.format(names=_names(wording, resolved)))
@@ -80,3 +80,46 @@ def _names(wording: Wording, findings: Sequence[str]) -> str:
     order = [kind for kinds, _ in wording.sections for kind in kinds]
     listed = sorted(findings, key=lambda name: (order.index(kind_of(name)), FINDINGS.index(name)))
     return ", ".join(f"{side_of(name)} {kind_of(name)}".strip().replace("_", " ") for name in listed)
+
+
+def _wording(fields: Mapping[str, Any]) -> Wording:
+    sizes = fields["sizes"]
+    return Wording(**{**fields, "sizes": sizes if isinstance(sizes, dict) else dict.fromkeys(KINDS, sizes)})
+
+
+_FILE = read_yaml(Path(__file__).with_name("styles.yaml"), "the wordings of reporting styles")
+STYLES: tuple[tuple[Wording, Wording], ...] = tuple(
+    (_wording(style["before"]), _wording(style["after"])) for style in _FILE["styles"]
+)
+"""Each style's wording before and after the planted change."""
+GENERIC = _wording(_FILE["generic"])
+"""The style of the warm start; never a site's, and without anything that the image does not show."""
+
+
+def style_of(site: str) -> int:
+    """Style of a site, 1 to 6: by the number that its name ends with (``site-2``: 2, ``site-8``: 2), else by a hash."""
+    number = re.search(r"(\d+)$", site)
+    value = int(number[1]) - 1 if number else int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
+    return value % len(STYLES) + 1
+
+
+def wording_of(style: int, share: float, own_words: float = 1.0) -> Wording:
+    """The wording of a style (1 to 6).
+
+    ``share`` of the kinds of finding are in its second wording (0: before the planted change, 1: after it), and
+    ``own_words`` of them in the words of the style, the others in those of style 1.
+    """
+    common, site = (_mixed(*STYLES[number - 1], share) for number in (1, style))
+    return _mixed(common, site, own_words)
+
+
+def _mixed(first: Wording, second: Wording, share: float) -> Wording:
+    """A share of the kinds in the second's words, the others in the first's; under 0.5 all else is the first's."""
+    if share in (0, 1):
+        return second if share else first
+    from_second = {kind for i, kind in enumerate(KINDS) if int((i + 1) * share) > int(i * share)}  # evenly spread
+    sentences, sizes = (
+        {kind: (mine if kind in from_second else others)[kind] for kind in KINDS}
+        for mine, others in ((second.sentences, first.sentences), (second.sizes, first.sizes))
+    )
+    return replace(second if share >= 0.5 else first, sentences=sentences, sizes=sizes)

@@ -41,20 +41,15 @@ def write_sites(
     written = []
     for name in names:
         cohort = synthetic_cohort(name, folder=out, patients=patients, timeline=timeline, seed=seed, options=options)
-        made, folder = cohort.patients[0].visits[0].image.parents[3], out / name
-        made.rename(folder)
-        rows = [
-            {
-                "patient_id": patient.patient_id,
-                "study_datetime": visit.acquired.isoformat(" "),
-                "image": (image := visit.image.relative_to(made)).as_posix(),
-                "report_path": (image.parent / "report.txt").as_posix(),
-                "age": "" if visit.age is None else f"{visit.age:.1f}",
-                "sex": patient.sex,
-            }
-            for patient in cohort.patients
-            for visit in patient.visits
-        ]
+        source, folder = cohort.patients[0].visits[0].image.parents[3], out / name
+        source.rename(folder)
+        rows = []
+        for patient in cohort.patients:
+            for visit in patient.visits:
+                image, age = visit.image.relative_to(source), "" if visit.age is None else f"{visit.age:.1f}"
+                files = {"image": image.as_posix(), "report_path": (image.parent / "report.txt").as_posix()}
+                row = {"patient_id": patient.patient_id, "study_datetime": visit.acquired.isoformat(" "), **files}
+                rows.append({**row, "age": age, "sex": patient.sex})
         write_rows(folder / "manifest.csv", rows)
         (folder / INDEX).unlink()  # the manifest takes its place
         content = yaml.safe_dump({"source": "manifest", "path": f"../{name}/manifest.csv"}, sort_keys=False)

@@ -5,6 +5,7 @@ its course and whether the shipped warm start has seen it, is in ``findings.yaml
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ SIDED = frozenset(kind for kind, entry in KIND.items() if entry.get("sided"))
 
 def ids(kinds: Sequence[str]) -> tuple[str, ...]:
     """Finding ids of kinds."""
-    return tuple(name for kind in kinds for name in ((f"{kind}_right", f"{kind}_left") if kind in SIDED else (kind,)))
+    names = [(f"{kind}_right", f"{kind}_left") if kind in SIDED else (kind,) for kind in kinds]
+    return tuple(chain.from_iterable(names))
 
 
 KNOWN_FINDINGS, NEW_FINDINGS = ids(KNOWN_KINDS), ids(NEW_KINDS)
-FINDINGS = KNOWN_FINDINGS + NEW_FINDINGS
-"""Every finding id, in a fixed order."""
+FINDINGS = KNOWN_FINDINGS + NEW_FINDINGS  # every finding id, in a fixed order
 
 
 def kind_of(finding: str) -> str:

@@ -11,7 +11,6 @@ from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.adapters.peft_file import ADAPTER_CONFIG, ADAPTER_INFO, read_adapter_config, read_adapter_info
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import ModelConfig
-from fedtar_flare.models.sources import offline
 from fedtar_flare.models.weights import fingerprint, with_fingerprint
 from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.synthetic.cohort import synthetic_cohort
@@ -75,7 +74,7 @@ def test_nothing_is_fetched_to_draft_unless_it_is_asked_for(runs, tmp_path, monk
     from fedtar_flare.learning import site_model
 
     def build(config):
-        states.append(offline())
+        states.append(constants.HF_HUB_OFFLINE)
         return build_model(config)
 
     states: list[bool] = []
@@ -83,7 +82,7 @@ def test_nothing_is_fetched_to_draft_unless_it_is_asked_for(runs, tmp_path, monk
     monkeypatch.setattr(site_model, "build_model", build)
     for options in ((), ("--online",)):
         assert drafted(runs[0]["generated"], runs[1].visit.image, *options)[0] is not None
-    assert states == [True, False] and not offline()
+    assert states == [True, False] and not constants.HF_HUB_OFFLINE
 
 
 def test_generate_takes_the_visit_before_and_accepts_its_absence(runs, tmp_path):

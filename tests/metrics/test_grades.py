@@ -11,8 +11,7 @@ from fedtar_flare.metrics.grades import DEGREES, PARTS, grade, statements
 from fedtar_flare.metrics.labeler import rule_labeler
 from fedtar_flare.metrics.registry import scores_of
 from fedtar_flare.synthetic.reading import kind_labeler
-from fedtar_flare.synthetic.reports import State, write_report
-from fedtar_flare.synthetic.styles import GENERIC, STYLES
+from fedtar_flare.synthetic.reports import GENERIC, STYLES, State, write_report
 from fedtar_flare.synthetic.vocabulary import FINDINGS, kind_of, side_of
 
 KINDS = kind_labeler()

@@ -13,8 +13,7 @@ from fedtar_flare.metrics import sentences as sentences_module
 from fedtar_flare.metrics.agreement import label_code, label_counts
 from fedtar_flare.metrics.labeler import Observation, RuleLabeler, rule_labeler
 from fedtar_flare.metrics.sentences import GAP, Phrasebook, sentences
-from fedtar_flare.synthetic.reports import State, write_report
-from fedtar_flare.synthetic.styles import STYLES
+from fedtar_flare.synthetic.reports import STYLES, State, write_report
 from fedtar_flare.synthetic.vocabulary import FINDINGS
 
 CHEXPERT, CTRATE = rule_labeler("chexpert-rules"), rule_labeler("ctrate-rules")

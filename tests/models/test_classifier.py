@@ -1,70 +1,72 @@
-"""The classifier: what is frozen, what travels, slices, adapters, weights files."""
+"""The classifier: what is frozen, what travels, slices, adapters, weights files, whole CT volumes."""
 
 import re
 import subprocess
 import sys
 from argparse import Namespace
 
+import numpy as np
 import pytest
 import torch
 from adapted_models import shake
-from batches import noise, padded
+from batches import noise, padded, rows
+from monai.data import MetaTensor
+from peft import PeftModel
+from refused import refused
+from safetensors.torch import save_file
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.batch import ImageBatch
-from fedtar_flare.models.adapters.lora import shared_parameters, shared_state
+from fedtar_flare.imaging.transforms import displayed
+from fedtar_flare.models import volume_encoder
+from fedtar_flare.models.adapters.lora import adapter_config, shared_parameters, shared_state
 from fedtar_flare.models.adapters.peft_file import write_adapter
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
 from fedtar_flare.models.config import preset
+from fedtar_flare.models.volume_encoder import interpolation, monai_names, volumes
+from fedtar_flare.testing import executor_of
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, encoder_config=SIZES)
 TINY = ClassifierConfig(encoder="tiny", image_size=32, slices=4)
+SWIN_SIZES = {"feature_size": 12, "window_size": 4}
 VOLUMES = ClassifierConfig(
-    encoder="swin_unetr",
-    encoder_config={"feature_size": 12, "window_size": 4},
-    slices=32,
-    image_size=32,
-    rank=1,
-    targets=["encoder.*.attn.qkv", "encoder.*.attn.proj"],
+    encoder="swin_unetr", encoder_config=SWIN_SIZES, slices=32, image_size=32, rank=1, hu_window="all"
 )
-SWIN = ClassifierConfig(
-    encoder="timm", encoder_name="swin_tiny_patch4_window7_224", encoder_weights="random", image_size=64, slices=1
-)
+NAMED = ClassifierConfig(encoder="timm", encoder_name="test_vit", encoder_weights="random", image_size=32, slices=1)
 
 
 @pytest.mark.parametrize("adapter", ["lora", "ia3"])
-@pytest.mark.parametrize("config", [VIT, TINY, VOLUMES, SWIN], ids=lambda config: config.encoder)
+@pytest.mark.parametrize("config", [VIT, TINY, VOLUMES, NAMED], ids=lambda config: config.encoder)
 def test_adapter_and_head_alone_are_trained_and_the_start_is_the_seeds(config, adapter):
     config = config.replace(adapter=adapter)
     model, again = build_classifier(config), build_classifier(config)
-    own = shared_parameters(model)
-    assert {id(p) for p in model.parameters() if p.requires_grad} == {id(p) for p in own.values()}
-    assert {"head.weight", "head.bias"} < set(own) and all(
-        name.startswith("head.") or name.endswith(("lora_A.weight", "lora_B.weight", "ia3_l")) for name in own
-    )
-    start = shared_state(model)
-    assert all(torch.equal(value, shared_state(again)[name]) for name, value in start.items())
-    batch = noise(3, config.slices, config.image_size)
+    trained = shared_parameters(model)
+    assert {id(p) for p in model.parameters() if p.requires_grad} == {id(p) for p in trained.values()}
+    factors = trained.keys() - {"head.weight", "head.bias"}
+    assert len(factors) == len(trained) - 2
+    assert all(name.endswith(("lora_A.weight", "lora_B.weight", "ia3_l")) for name in factors)
+    start, same = shared_state(model), shared_state(again)
+    assert all(torch.equal(value, same[name]) for name, value in start.items())
+    batch = noise(2, config.slices, config.image_size)
     logits = model(batch)
-    assert logits.shape == (3, 2) and torch.equal(logits, again(batch))
+    assert logits.shape == (2, 2) and torch.equal(logits, again(batch))
     for name, value in start.items():
         if name.endswith("lora_B.weight") or name == "head.bias":
             assert not value.any()
         if name.endswith("ia3_l"):
             assert (value == 1).all()
     model(batch).square().sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in own.values())
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in trained.values())
     shake(model)
     assert not torch.allclose(model(batch), logits)
 
 
 def test_queries_stay_at_one_under_ia3():
     model = build_classifier(VIT.replace(adapter="ia3"))
-    own = {name: p for name, p in shared_parameters(model).items() if name.endswith("ia3_l")}
-    gradients = torch.autograd.grad(model(noise(3, 1)).square().sum(), list(own.values()))
-    for gradient in gradients:
+    factors = [p for name, p in shared_parameters(model).items() if name.endswith("ia3_l")]
+    for gradient in torch.autograd.grad(model(noise(3, 1)).square().sum(), factors):
         assert not gradient[:32].any() and gradient[32:].any()
 
 
@@ -78,10 +80,6 @@ def test_slices_that_are_padding_do_not_count_and_the_others_count_alike():
 
 
 def test_a_module_loaded_by_peft_gives_equal_logits(tmp_path):
-    from peft import PeftModel
-
-    from fedtar_flare.models.adapters.lora import adapter_config
-
     model = build_classifier(VIT)
     shake(model)
     state = shared_state(model)
@@ -93,16 +91,11 @@ def test_a_module_loaded_by_peft_gives_equal_logits(tmp_path):
 
 def test_weights_of_a_local_file_are_loaded_and_its_own_head_or_decoder_is_left_out(tmp_path, repository):
     """Of a checkpoint in the published form, saved as safetensors by the command of the page."""
-    from safetensors.torch import save_file
-
     other = build_classifier(VIT.replace(seed=5)).unload().encoder.backbone.state_dict()
     path = tmp_path / "model.safetensors"
     more = ("head.weight", "decoder_embed.weight", "decoder_blocks.0.norm1.weight", "mask_token")  # as RETFound's
-    published = {
-        "model": {**other, **{name: torch.zeros(3, 32) for name in more}},
-        "args": Namespace(lr=1e-3),
-        "epoch": 9,
-    }
+    parts = other | {name: torch.zeros(3, 32) for name in more}
+    published = {"model": parts, "args": Namespace(lr=1e-3), "epoch": 9}
     torch.save(published, tmp_path / "RETFound_oct_weights.pth")
     page = (repository / "docs" / "explanation" / "fedkei.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"^```\n(python - RETFound.*?)^```", page, flags=re.M | re.S)
@@ -122,7 +115,7 @@ def test_the_shipped_encoder_is_the_report_generators():
 
 
 @pytest.mark.parametrize(
-    "wrong, said",
+    ("settings", "setting"),
     [
         ({"encoder": "timm"}, "encoder_name"),
         ({"encoder": "vit", "image_size": 60}, "patch"),
@@ -130,8 +123,82 @@ def test_the_shipped_encoder_is_the_report_generators():
         ({"encoder": "vit", "image_size": 32, "encoder_config": {"embed_dim": 30}}, "num_heads"),
         ({"encoder": "vit", "encoder_config": {"depth": 101}}, "a depth from 1 to 100"),
         ({"encoder": "small", "encoder_config": {"depth": 3}}, "of no size with encoder='small'"),
+        ({"encoder": "swin_unetr", "slices": 8}, "slices is 8: it must be a multiple of 32"),
+        ({"encoder": "swin_unetr", "slices": 32, "image_size": 48}, "image_size is 48: it must be a multiple of 32"),
+        ({"encoder": "swin_unetr", "slices": 32, "encoder_config": {"feature_size": 40}}, "a multiple of 12"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(wrong, said):
-    with pytest.raises(ConfigError, match=said):
-        ClassifierConfig(**wrong)
+def test_settings_that_do_not_fit_are_refused(settings, setting):
+    with pytest.raises(ConfigError, match=setting):
+        ClassifierConfig(**settings)
+
+
+def test_planes_are_even_between_slices_that_are_not():
+    position = np.array([[0.0, 5.0, 5.0, 6.0, 30.0, 99.0]], np.float32)
+    mask = np.array([[True] * 5 + [False]])
+    weights = interpolation(position, mask)[0]
+    np.testing.assert_allclose(weights @ position[0], np.linspace(0, 30, 6), rtol=1e-6)
+    np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-6)
+    assert not weights[:, 5].any() and ((weights > 0).sum(1) <= 2).all() and (weights >= 0).all()
+
+
+def test_axes_are_those_of_monai_s_ras():
+    g = torch.Generator().manual_seed(1)
+    values = torch.randint(0, 256, (5, 6, 7), generator=g).float()
+    slices, spacing = displayed(MetaTensor(values, affine=np.diag([2.0, 2.0, 3.0, 1.0])))
+    assert spacing == (3.0, 2.0, 2.0)
+    images = torch.from_numpy(slices.copy()).to(torch.uint8)[None, :, None].expand(1, 7, 3, 6, 5)
+    batch = ImageBatch(images, 3.0 * torch.arange(7)[None].float(), torch.ones(1, 7, dtype=torch.bool))
+    torch.testing.assert_close(volumes(batch, "lung")[0, 0] * 255, values)
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_an_image_of_one_position_is_no_volume(slices):
+    with refused("no-volume", "CT volumes"):
+        volumes(noise(1, slices, 4, gap_mm=0.0), "lung")
+
+
+def test_every_volume_stands_for_itself():
+    model, batch = build_classifier(VOLUMES), noise(2, 32)
+    torch.testing.assert_close(model(rows(batch, 1)), model(batch)[1:], rtol=1e-4, atol=1e-5)
+
+
+def test_the_size_that_a_site_announces_holds():
+    config = VOLUMES.replace(encoder_config={"feature_size": 12})
+    model = build_classifier(config)
+    site = executor_of("fedkei", preset="tiny", model=config.to_dict()).strategy
+    described = site.adapted_model(2)
+    assert described.reach({}).parameters == sum(parameter.numel() for parameter in model.parameters())
+    exchanged = sum(parameter.numel() for parameter in shared_parameters(model).values())
+    assert described.sizes()["exchanged"] == exchanged
+
+
+def test_weights_of_a_local_file_are_loaded_under_every_published_name(tmp_path):
+    other = build_classifier(VOLUMES.replace(seed=5)).unload().encoder.backbone.state_dict()
+    path = tmp_path / "voco.safetensors"
+    files = {
+        "as it is": other,
+        "of a whole Swin UNETR": {f"module.swinViT.{n}": v for n, v in other.items()} | {"encoder1.w": torch.zeros(2)},
+        "self-supervised": {f"module.{n.replace('.mlp.linear', '.mlp.fc')}": v for n, v in other.items()},
+    }
+    for about, tensors in files.items():
+        save_file(tensors, path)
+        loaded = build_classifier(VOLUMES.replace(encoder_weights=str(path))).unload().encoder.backbone.state_dict()
+        assert all(torch.equal(loaded[name], value) for name, value in other.items()), about
+    with pytest.raises(ConfigError, match=r"patch_embed.proj.weight has shape \(12, 3, 2, 2, 2\), in the model"):
+        build_classifier(VOLUMES.replace(encoder_weights=str(path), hu_window="lung"))
+    save_file({name: value for name, value in other.items() if "layers4" not in name}, path)
+    with pytest.raises(ConfigError, match="lacks tensor layers4"):
+        build_classifier(VOLUMES.replace(encoder_weights=str(path)))
+
+
+def test_a_file_of_two_encoders_is_refused():
+    with pytest.raises(ConfigError, match="two encoders"):
+        monai_names({"student.swinViT.x": torch.zeros(1), "teacher.swinViT.x": torch.zeros(1)})
+
+
+def test_a_machine_without_einops_says_so(monkeypatch):
+    monkeypatch.setattr(volume_encoder, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"einops \(pip install 'fedtar_flare\[volumes\]'\)") as error:
+        build_classifier(VOLUMES)
+    assert "einops" in error.value.public

@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 from adapted_models import shake
-from peft import LoraConfig
+from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file, save
 from torch import nn
 
@@ -31,6 +31,8 @@ from fedtar_flare.protocol.contract import LORA_NAMES
 
 TARGETS = ("encoder.mix", *DECODER_TARGETS)
 CROSS_ATTENTION = "decoder.*.crossattention.*"
+NAME = "base_model.model.encoder.mix.lora_A.weight"
+X = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(1))
 
 
 class Generator(nn.Module):
@@ -41,10 +43,8 @@ class Generator(nn.Module):
 
         super().__init__()
         self.encoder = nn.ModuleDict({"mix": nn.Linear(6, 8), "keep": nn.Linear(8, 8)})
-        config = GPT2Config(
-            vocab_size=13, n_positions=8, n_embd=8, n_layer=1, n_head=2, add_cross_attention=True, bos_token_id=0
-        )
-        self.decoder = GPT2LMHeadModel(config)
+        sizes = {"vocab_size": 13, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+        self.decoder = GPT2LMHeadModel(GPT2Config(**sizes, add_cross_attention=True, bos_token_id=0))
 
     def forward(self, x):
         memory = self.encoder["keep"](self.encoder["mix"](x))
@@ -64,9 +64,6 @@ def shared(base, **changes):
 
 def save_adapter(peft_model, folder, adapter="default"):
     write_adapter(folder, shared_state(peft_model, adapter), adapter_config(peft_model, adapter))
-
-
-X = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(1))
 
 
 def test_the_model_starts_unchanged_and_only_factors_are_trained(base):
@@ -94,79 +91,50 @@ def test_the_seed_alone_makes_the_factors_and_the_global_generator_is_left_alone
     assert all(torch.equal(first[name], other[name]) == name.endswith("lora_B.weight") for name in first)
 
 
-def test_modules_whose_weight_is_read_past_the_layer_are_refused():
-    with pytest.raises(ConfigError, match=r"module 'out_proj' of type NonDynamicallyQuantizableLinear"):
-        add_lora(nn.MultiheadAttention(4, 2), targets=["out_proj"], seed=0)
-
-
-def test_names_are_pefts_own_and_values_are_float32_clones(base):
-    from peft import get_peft_model_state_dict
-
-    peft_model = shared(base.double())
-    state = shared_state(peft_model)
-    assert list(state) == sorted(get_peft_model_state_dict(peft_model)) == list(shared_parameters(peft_model))
-    assert "base_model.model.decoder.transformer.h.0.crossattention.q_attn.lora_A.weight" in state
-    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
-    for tensor, parameter in zip(state.values(), shared_parameters(peft_model).values(), strict=True):
-        assert parameter.requires_grad and parameter.dtype == torch.float64
-        torch.testing.assert_close(tensor, parameter.detach().float(), rtol=0, atol=0)
-        assert tensor.data_ptr() != parameter.data_ptr()
-
-
-def test_extras_travel_whole_under_their_base_model_names(base):
-    peft_model = shared(base, extra=[CROSS_ATTENTION, "encoder.keep.weight"])
+def test_extras_travel_whole_under_their_first_base_model_names(base):
+    peft_model = shared(base, extra=[CROSS_ATTENTION, "encoder.keep.weight", "decoder.lm_head.weight"])
     names = [name for name in shared_parameters(peft_model) if "lora_" not in name]
     cross = "decoder.transformer.h.0.crossattention."
     parts = [f"{cross}{layer}.{leaf}" for layer in ("c_attn", "c_proj", "q_attn") for leaf in ("bias", "weight")]
-    assert names == sorted([*parts, "encoder.keep.weight"])
-    assert set(names) <= set(dict(base.named_parameters()))
+    tied = "decoder.transformer.wte.weight"  # the first name of lm_head's weight
+    assert names == sorted([*parts, tied, "encoder.keep.weight"])
     assert all(parameter.requires_grad for parameter in shared_parameters(peft_model).values())
     peft_model(X).square().sum().backward()
     assert peft_model.get_base_model().encoder["keep"].weight.grad.abs().max() > 0
     assert peft_model.get_base_model().encoder["keep"].bias.grad is None
 
 
-def test_a_tied_parameter_travels_once_under_its_first_name(base):
-    names = shared_parameters(shared(base, extra=["decoder.lm_head.weight"]))
-    assert "decoder.transformer.wte.weight" in names and "decoder.lm_head.weight" not in names
-
-
-def test_loading_copies_into_the_same_parameters(base):
+def test_values_are_float32_copies_that_are_loaded_into_the_same_parameters(base):
     source, target = (shared(base.double(), extra=[CROSS_ATTENTION], seed=seed) for seed in (1, 2))
     shake(source)
-    before = [id(parameter) for parameter in shared_parameters(target).values()]
-    load_shared_state(target, shared_state(source))
-    assert [id(parameter) for parameter in shared_parameters(target).values()] == before
-    for name, tensor in shared_state(target).items():
-        assert torch.equal(tensor, shared_state(source)[name])
-
-
-NAME = "base_model.model.encoder.mix.lora_A.weight"
+    before, state = shared_parameters(target), shared_state(source)
+    load_shared_state(target, state)
+    for name, parameter in shared_parameters(target).items():
+        assert parameter is before[name] and parameter.dtype == torch.float64 and parameter.requires_grad
+        assert state[name].dtype == torch.float32 and torch.equal(parameter.float(), state[name])
+        assert state[name].data_ptr() != parameter.data_ptr()
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: state.pop(NAME), f"lacks tensor {NAME}"),
-        (lambda state: state.update(other=torch.zeros(1)), "adds tensor other"),
-        (lambda state: state.update({NAME: torch.zeros(3, 6)}), rf"{NAME} has shape \(3, 6\), this model's \(2, 6\)"),
-        (lambda state: state.update({NAME: torch.zeros(2, 6, dtype=torch.int32)}), f"{NAME} is torch.int32"),
-        (lambda state: state.update({NAME: [0.0]}), f"{NAME} is list"),
+        ({NAME: None}, f"lacks tensor {NAME}"),
+        ({"other": torch.zeros(1)}, "adds tensor other"),
+        ({NAME: torch.zeros(3, 6)}, rf"{NAME} has shape \(3, 6\), this model's \(2, 6\)"),
+        ({NAME: torch.zeros(2, 6, dtype=torch.int32)}, f"{NAME} is torch.int32"),
+        ({NAME: [0.0]}, f"{NAME} is list"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_by_tensor_and_changes_nothing(base, change, message):
     peft_model = shared(base)
     before = shared_state(peft_model)
-    state = {name: tensor + 1 for name, tensor in before.items()}
-    change(state)
+    state = {name: tensor + 1 for name, tensor in before.items()} | change
     with pytest.raises(ExchangeError, match=message):
-        load_shared_state(peft_model, state)
+        load_shared_state(peft_model, {name: tensor for name, tensor in state.items() if tensor is not None})
     assert all(torch.equal(tensor, before[name]) for name, tensor in shared_state(peft_model).items())
 
 
 def from_pretrained(base, folder):
-    from peft import PeftModel
-
     model = copy.deepcopy(base)
     if (folder / "extra.safetensors").exists():
         model.load_state_dict(load_file(folder / "extra.safetensors"), strict=False)
@@ -178,30 +146,17 @@ def from_pretrained(base, folder):
 
 @pytest.mark.parametrize("extra", [(), (CROSS_ATTENTION,)])
 def test_peft_loads_a_saved_adapter_with_the_same_outputs(base, tmp_path, extra):
+    save_adapter(shared(base, extra=[CROSS_ATTENTION], seed=8), tmp_path)  # an earlier adapter is replaced whole
     peft_model = shared(base, extra=extra).eval()
     shake(peft_model)
-    save_adapter(peft_model, tmp_path / "adapter")
-    loaded = from_pretrained(base, tmp_path / "adapter")
+    save_adapter(peft_model, tmp_path)
+    loaded = from_pretrained(base, tmp_path)
     assert torch.equal(loaded(X), peft_model(X)) and not torch.allclose(loaded(X), base(X), atol=1e-3)
-    assert (tmp_path / "adapter" / "extra.safetensors").exists() == bool(extra)
-
+    files = ["adapter_config.json", "adapter_model.safetensors"] + ["extra.safetensors"] * bool(extra)
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
     again = shared(base, extra=extra, seed=9).eval()
-    load_shared_state(again, read_adapter(tmp_path / "adapter"))
+    load_shared_state(again, read_adapter(tmp_path))
     assert torch.equal(again(X), peft_model(X))
-
-
-@pytest.mark.parametrize(
-    "content, words",
-    [
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
-        (b"", "not readable as safetensors"),
-        (save({"base_model.model.a.lora_A.weight": torch.tensor([[1.0, float("nan")]])}), "values that are no number"),
-    ],
-)
-def test_an_adapter_that_is_none_says_so(tmp_path, content, words):
-    (tmp_path / "adapter_model.safetensors").write_bytes(content)
-    with pytest.raises(ConfigError, match=words):
-        read_adapter(tmp_path)
 
 
 def test_the_files_are_those_that_peft_writes_without_the_base_models_path(base, tmp_path):
@@ -222,6 +177,36 @@ def test_the_files_are_those_that_peft_writes_without_the_base_models_path(base,
     assert peft_model.peft_config["default"].inference_mode is False
 
 
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
+        (b"", "not readable as safetensors"),
+        (save({"base_model.model.a.lora_A.weight": torch.tensor([[1.0, float("nan")]])}), "values that are no number"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, content, words):
+    (tmp_path / "adapter_model.safetensors").write_bytes(content)
+    with pytest.raises(ConfigError, match=words):
+        read_adapter(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "config", "error"),
+    [
+        ((NAME,), {"r": 2}, ConfigError),
+        (("encoder.keep.weight",), {"peft_type": "LORA"}, ExchangeError),
+        ((NAME, NAME.replace("weight", "other.weight")), {"peft_type": "LORA"}, ExchangeError),
+        ((NAME,), {}, ExchangeError),
+        ((), {}, ExchangeError),
+    ],
+)
+def test_a_state_that_is_not_one_adapter_is_not_written(tmp_path, names, config, error):
+    with pytest.raises(error):
+        write_adapter(tmp_path, dict.fromkeys(names, torch.zeros(1)), config)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_process_without_peft_writes_and_reads_a_folder(tmp_path):
     program = f"""
 import sys
@@ -235,21 +220,6 @@ assert list(read_adapter(sys.argv[1])) == [{NAME!r}]
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=120)
 
 
-def test_an_earlier_adapter_in_the_folder_is_replaced_whole(base, tmp_path):
-    save_adapter(shared(base, extra=[CROSS_ATTENTION]), tmp_path)
-    save_adapter(shared(base, seed=8), tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
-
-
-def test_what_is_no_adapter_is_refused(base, tmp_path):
-    peft_model = shared(base, extra=[CROSS_ATTENTION])
-    with pytest.raises(ConfigError, match="peft_type"):
-        write_adapter(tmp_path / "a", shared_state(peft_model), {"r": 2})
-    with pytest.raises(ExchangeError, match="no LoRA factor"):
-        write_adapter(tmp_path / "a", {"encoder.keep.weight": torch.zeros(1)}, adapter_config(peft_model))
-
-
-DECODER = "decoder.*"
 SPECIAL = ("encoder.keep", "decoder.*.c_fc")
 
 
@@ -296,7 +266,7 @@ def test_the_sets_that_act_are_chosen_per_layer_and_what_is_trained_stays(base):
     low = {name: layer.scaling[name] * layer.lora_B[name](layer.lora_A[name](x)) for name in ("generic", "special")}
     plain, encoded = layer.base_layer(x), keep(x)
     for adapters in ([], ["generic"], ["special"], ["special", "generic"]):
-        with active_adapters(peft_model, adapters, DECODER):
+        with active_adapters(peft_model, adapters, "decoder.*"):
             torch.testing.assert_close(layer(x), plain + sum(low[name] for name in adapters))
             assert torch.equal(keep(x), encoded), "only the layers that were named are switched"
             assert {name: parameter.requires_grad for name, parameter in peft_model.named_parameters()} == flags
@@ -314,19 +284,16 @@ def test_the_sets_that_act_are_chosen_per_layer_and_what_is_trained_stays(base):
 
 def test_each_set_is_saved_as_a_folder_that_peft_loads(base, tmp_path):
     peft_model = dual(base)
-    for name in ("generic", "special"):
+    for name, rank in (("generic", 2), ("special", 3)):
         save_adapter(peft_model, tmp_path / name, name)
         with active_adapters(peft_model, [name]):
             expected = peft_model(X)
         extra = load_file(tmp_path / "generic" / "extra.safetensors")  # the model's, whichever set acts
         base.load_state_dict(extra, strict=False)
         assert torch.equal(from_pretrained(base, tmp_path / name)(X), expected)
-        read = read_adapter(tmp_path / name, name)
-        assert all(torch.equal(value, read[key]) for key, value in shared_state(peft_model, name).items())
-    assert adapter_config(peft_model, "special")["r"] == 3 and adapter_config(peft_model, "generic")["r"] == 2
-    both = shared_state(peft_model, "generic") | shared_state(peft_model, "special")
-    with pytest.raises(ExchangeError, match="generic, special"):
-        write_adapter(tmp_path / "both", both, adapter_config(peft_model, "generic"))
+        loaded = read_adapter(tmp_path / name, name)
+        assert all(torch.equal(value, loaded[key]) for key, value in shared_state(peft_model, name).items())
+        assert adapter_config(peft_model, name)["r"] == rank
 
 
 @pytest.mark.parametrize(
@@ -349,3 +316,8 @@ def test_a_set_that_cannot_be_is_refused_by_name(base, further, changes, message
     model = dual(base) if further else base
     with pytest.raises(ConfigError, match=message):
         add_lora(model, **{"targets": TARGETS, "seed": 0, **changes})
+
+
+def test_a_layer_whose_weight_is_used_without_calling_it_is_refused():
+    with pytest.raises(ConfigError, match="type NonDynamicallyQuantizableLinear"):
+        add_lora(nn.MultiheadAttention(4, 2), targets=["out_proj"], seed=0)

@@ -1,25 +1,27 @@
-"""Configuration: what is refused and how it is said; builds are reproducible; weights load strictly."""
+"""Configuration: what is refused and how it is said; builds are reproducible; weights load strictly; LoRA's targets."""
 
 import json
+import re
 
 import pytest
 import torch
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.models.build import build_model, require_trained
+from fedtar_flare.core.globs import matches
+from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import PRESETS, ModelConfig, preset
 from fedtar_flare.models.weights import load_weights, model_tensors, save_weights
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_valid_and_survives_json(name: str):
+def test_a_preset_is_valid_and_survives_json(name):
     config = preset(name)
     assert config.preset == name
     assert ModelConfig(**json.loads(json.dumps(config.to_dict()))) == config
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         ({"image_size": 8}, "image_size is 8"),
         ({"encoder": "vit"}, "encoder is 'vit': it must be 'cvt' or 'timm'"),
@@ -30,6 +32,7 @@ def test_a_preset_is_valid_and_survives_json(name: str):
         ({"encoder_config": {"mlp_ratio": 0}}, r"mlp_ratio\] is 0: it must be above 0"),
         ({"encoder_config": {"embed": 3}}, r"encoder_config\[embed\]"),
         ({"encoder_config": 3}, "a mapping"),
+        ({"encoder_config": {"embed_dim": (8, 16, 32.0)}}, r"\[embed_dim\]\[2\] is 32.0: it must be a whole number"),
         ({"pooling": "mean"}, "pooling is 'mean': it must be 'attention' or 'none'"),
         ({"pooling": "none"}, "takes slices=1"),
         ({"decoder_config": {"n_head": 5}}, "a multiple of n_head"),
@@ -37,23 +40,21 @@ def test_a_preset_is_valid_and_survives_json(name: str):
         ({"image_statistics": "none"}, "it must be 'half', 'imagenet' or 'clip'"),
         ({"lora_targets": ["(.*)*!"]}, "not of regular expressions"),
         ({"tokenizer": "decoder"}, "tokenizer is 'decoder'"),
-        ({"encoder_config": {"embed_dim": (8, 16, 32.0)}}, r"\[embed_dim\]\[2\] is 32.0: it must be a whole number"),
+        ({"decoder": "r2gen", "decoder_name": "gpt2"}, "decoder_name is 'gpt2': it must be none"),
+        ({"decoder": "prefix"}, "decoder_name"),
+        ({"decoder_dtype": "bfloat16"}, "decoder_dtype"),
+        ({"weights": "/nowhere/x.safetensors"}, "there is no file /nowhere/"),
+        ({"tokenizer": "/nowhere/t.json"}, "there is no file /nowhere/"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_value(overrides: dict, said: str):
-    with pytest.raises(ConfigError, match=said):
-        preset("tiny", **overrides)
+def test_a_wrong_setting_is_named_with_its_value(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        build_model(preset("tiny", **overrides))
 
 
-def test_an_unknown_preset_lists_those_there_are():
+def test_an_unknown_preset_lists_those_that_exist():
     with pytest.raises(ConfigError, match="'smal' is unknown: it must be one of tiny, small, timm, vlm-tiny, paper"):
         preset("smal")
-
-
-@pytest.mark.parametrize("setting", [{"weights": "/nowhere/x.safetensors"}, {"tokenizer": "/nowhere/t.json"}])
-def test_a_missing_file_is_named(setting: dict):
-    with pytest.raises(ConfigError, match="there is no file /nowhere/"):
-        build_model(preset("tiny", **setting))
 
 
 def test_building_is_reproducible_and_leaves_the_global_generator_alone():
@@ -76,34 +77,49 @@ def test_weights_survive_saving_and_load_strictly(tmp_path):
         assert torch.equal(tensor, model_tensors(loaded)[name]), name
     assert loaded.decoder.lm_head.weight is loaded.decoder.transformer.wte.weight
     assert loaded.untrained == ()
-
-    with pytest.raises(ConfigError, match=r"tensor encoder\.\S+ has shape"):
-        load_weights(build_model(preset("tiny", encoder_config={"embed_dim": (16, 16, 32)})), path)
-    with pytest.raises(ConfigError, match=r"lacks tensor decoder\.transformer\.h\.2"):
-        load_weights(build_model(preset("tiny", decoder_config={"n_layer": 3})), path)
-    with pytest.raises(ConfigError, match=r"has the unknown tensor decoder\.transformer\.h\.1"):
-        load_weights(build_model(preset("tiny", decoder_config={"n_layer": 1})), path)
+    for setting, sizes, message in (
+        ("encoder_config", {"embed_dim": (16, 16, 32)}, r"tensor encoder\.\S+ has shape"),
+        ("decoder_config", {"n_layer": 3}, r"lacks tensor decoder\.transformer\.h\.2"),
+        ("decoder_config", {"n_layer": 1}, r"has the unknown tensor decoder\.transformer\.h\.1"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_weights(build_model(preset("tiny", **{setting: sizes})), path)
     path.write_bytes(b"no weights")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_weights(model, path)
 
 
-def test_weights_that_are_not_finite_are_neither_written_nor_read(tmp_path):
+@pytest.mark.parametrize(("value", "dtype"), [(1e6, torch.float16), (float("nan"), torch.float32)])
+def test_weights_that_are_not_finite_are_not_written(tmp_path, value, dtype):
     model = build_model(preset("tiny"))
     with torch.no_grad():
-        model.projection.weight[0, 0] = 1e6
-    with pytest.raises(ConfigError, match=r"projection\.weight is not finite as torch\.float16"):
-        save_weights(model, tmp_path / "half.safetensors")
-    with torch.no_grad():
-        model.projection.weight[0, 0] = float("nan")
-    with pytest.raises(ConfigError, match="not finite"):
-        save_weights(model, tmp_path / "half.safetensors", torch.float32)
+        model.projection.weight[0, 0] = value
+    with pytest.raises(ConfigError, match=rf"projection\.weight is not finite as {dtype}"):
+        save_weights(model, tmp_path / "model.safetensors", dtype)
+    assert not list(tmp_path.iterdir())
 
 
-def test_random_frozen_parts_are_refused_unless_exchanged_or_meant():
-    config = preset("tiny", weights=None)
-    model = build_model(config)
-    with pytest.raises(ConfigError, match=r"have no pre-trained weights.*weights=<file>.*exchange"):
-        require_trained(model, config, exchanged=())
-    require_trained(model, config, exchanged=set(model.untrained))
-    require_trained(model, preset("tiny"), exchanged=())
+DECODER = {"decoder_name": None, "decoder_config": {"n_embd": 32, "n_layer": 2, "n_head": 2}, "max_length": 96}
+TIMM = {"weights": "random", "tokenizer": "small", "slices": 2, **DECODER}
+SWIN = {"image_size": 224, "encoder_name": "swin_tiny_patch4_window7_224"}
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "layer", "in_encoder"),
+    [
+        ("tiny", {}, r"encoder\.backbone\.encoder\.stages\.\d\.layers\.\d\.", 6 * 6),
+        ("small", {"weights": None}, r"encoder\.backbone\.encoder\.stages\.\d\.layers\.\d\.", 6 * 6),
+        ("timm", {"image_size": 32, "encoder_name": "test_vit", **TIMM}, r"encoder\.backbone\.blocks\.\d\.", 4 * 6),
+        ("timm", SWIN | TIMM, r"encoder\.backbone\.layers\.\d\.blocks\.\d\.", 4 * 12),
+    ],
+)
+def test_lora_s_targets_are_the_linear_layers_of_every_transformer_layer(name, overrides, layer, in_encoder):
+    from transformers.pytorch_utils import Conv1D
+
+    config = preset(name, **overrides)
+    modules = dict(build_model(config).named_modules())
+    linear = {name for name, module in modules.items() if isinstance(module, torch.nn.Linear | Conv1D)}
+    hit = {name for name in modules if matches(name, config.lora_targets)}
+    assert hit == {name for name in linear if re.match(rf"({layer}|decoder\.transformer\.h\.\d\.)", name)}
+    assert len([name for name in hit if name.startswith("encoder")]) == in_encoder
+    assert len([name for name in hit if name.startswith("decoder")]) == 7 * config.decoder_config["n_layer"]

@@ -18,8 +18,7 @@ from fedtar_flare.metrics import drift
 from fedtar_flare.reporting.periods import write_periods
 from fedtar_flare.synthetic.build import report_of
 from fedtar_flare.synthetic.course import CohortOptions, plan_patient, stream, wording_share
-from fedtar_flare.synthetic.phantom import draw_anatomy, render
-from fedtar_flare.synthetic.scanner import site_scanner
+from fedtar_flare.synthetic.phantom import draw_anatomy, render, site_scanner
 
 T = 4
 LINE = Timeline(T, "period", tuple(datetime(2019, month, 1) for month in (4, 7, 10)))

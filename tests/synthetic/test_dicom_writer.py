@@ -33,11 +33,11 @@ def test_against_the_tables_of_the_standard(tmp_path):
     mandatory = [module["key"] for module in modules if module["usage"] == "M"]
     assert {"patient", "general-study", "image-plane", "image-pixel", "ct-image", "sop-common"} <= set(mandatory)
     image = pydicom.dcmread(write(tmp_path)[0])
-    top = [one for module in mandatory for one in attributes[module] if not one["path"]]
-    assert len(top) > 100
-    assert [one["keyword"] for one in top if one["type"] == "1" and image.get(one["keyword"]) in (None, "")] == []
-    assert [one["keyword"] for one in top if one["type"] == "2" and one["keyword"] not in image] == []
-    known = {one["keyword"] for module in modules for one in attributes[module["key"]] if not one["path"]}
+    types = {(a["keyword"], a["type"]) for module in mandatory for a in attributes[module] if not a["path"]}
+    assert len(types) > 100
+    assert [name for name, kind in types if kind == "1" and image.get(name) in (None, "")] == []
+    assert [name for name, kind in types if kind == "2" and name not in image] == []
+    known = {a["keyword"] for module in modules for a in attributes[module["key"]] if not a["path"]}
     assert {element.keyword for element in image} <= known  # nothing that the IOD does not have
 
 
@@ -54,16 +54,13 @@ def test_hounsfield_units_round_trip_exactly(tmp_path_factory, seed, shape):
 def test_geometry_and_identity(tmp_path):
     images = [pydicom.dcmread(path) for path in write(tmp_path)]
     positions = np.array([im.ImagePositionPatient for im in images], float)
-    np.testing.assert_allclose(positions[:, 2], [-10.5, 0, 10.5])
-    np.testing.assert_allclose(positions[:, 0], -2 * 4.25)
-    np.testing.assert_allclose(positions[:, 1], -2.5 * 4.5)
+    np.testing.assert_allclose(positions, [[-2 * 4.25, -2.5 * 4.5, z] for z in (-10.5, 0, 10.5)])
     assert [im.InstanceNumber for im in images] == [1, 2, 3]
     first = images[0]
     assert first.file_meta.TransferSyntaxUID == ExplicitVRLittleEndian and first.SOPClassUID.name == "CT Image Storage"
     assert first.file_meta.MediaStorageSOPInstanceUID == first.SOPInstanceUID
-    assert list(first.PixelSpacing) == [4.5, 4.25]
+    assert (list(first.PixelSpacing), first.Rows, first.Columns) == ([4.5, 4.25], 6, 5)
     assert list(first.ImageOrientationPatient) == [1, 0, 0, 0, 1, 0]
-    assert (first.Rows, first.Columns) == (6, 5)
     assert (first.PatientAge, first.PatientSex, first.PatientID) == ("061Y", "F", "p-1")
     assert (first.StudyDate, first.StudyTime) == ("20210304", "050607")
     for shared in ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID"):
@@ -74,13 +71,12 @@ def test_geometry_and_identity(tmp_path):
 
 
 def test_same_content_writes_the_same_bytes_and_other_content_other_identifiers(tmp_path):
-    one, two = write(tmp_path / "one"), write(tmp_path / "two")
-    assert [p.read_bytes() for p in one] == [p.read_bytes() for p in two]
-    series = pydicom.dcmread(one[0]).SeriesInstanceUID
-    other = pydicom.dcmread(write(tmp_path / "three", volume(1))[0])
-    assert other.SeriesInstanceUID != series
-    assert other.StudyInstanceUID == pydicom.dcmread(one[0]).StudyInstanceUID
-    assert pydicom.dcmread(write(tmp_path / "four", seed=1)[0]).StudyInstanceUID != other.StudyInstanceUID
+    files, again = write(tmp_path / "files"), write(tmp_path / "again")
+    assert [path.read_bytes() for path in files] == [path.read_bytes() for path in again]
+    first = pydicom.dcmread(files[0])
+    other = pydicom.dcmread(write(tmp_path / "other", volume(1))[0])
+    assert other.SeriesInstanceUID != first.SeriesInstanceUID and other.StudyInstanceUID == first.StudyInstanceUID
+    assert pydicom.dcmread(write(tmp_path / "seed", seed=1)[0]).StudyInstanceUID != first.StudyInstanceUID
 
 
 @given(st.lists(st.text(max_size=5), max_size=3))
@@ -90,8 +86,8 @@ def test_content_uid_is_valid_and_depends_on_its_parts(parts):
     assert uid != content_uid("b", *parts)
 
 
-def test_bad_patient_ids_are_refused(tmp_path):
-    for name in ("", "a\\b", "x" * 65):
-        with refused("wrong-patient-id"):
-            write(tmp_path / "series", patient_id=name)
+@pytest.mark.parametrize("name", ["", "a\\b", "x" * 65])
+def test_bad_patient_ids_are_refused(tmp_path, name):
+    with refused("wrong-patient-id"):
+        write(tmp_path / "series", patient_id=name)
     assert not (tmp_path / "series").exists()

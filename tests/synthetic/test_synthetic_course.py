@@ -1,7 +1,6 @@
 import itertools
 from collections import Counter
-from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import numpy as np
 from hypothesis import given, settings
@@ -11,7 +10,7 @@ from fedtar_flare.data.splits import split_of, synthetic_key
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic import course
 from fedtar_flare.synthetic.course import OLDER_FROM, CohortOptions, almost_never, change_step, plan_patient
-from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, NEW_FINDINGS, NEW_KINDS, kind_of
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, NEW_FINDINGS, NEW_KINDS
 
 
 def plan(number, site="site-1", style=1, time_steps=4, seed=0, alignment="visit", **options):
@@ -49,21 +48,13 @@ def test_a_plan_is_repeatable_and_consistent(time_steps, **settings):
         before = {name: state.size for name, state in visit.findings.items()}
 
 
-def test_visits_fall_into_narrow_bins_too():
-    timeline = Timeline(4, "period", (datetime(2021, 5, 1), datetime(2021, 6, 1), datetime(2024, 1, 1)))
-    plans = (plan_patient("s", 1, n, timeline=timeline, seed=0, options=CohortOptions()) for n in range(30))
-    steps = Counter(visit.time_step for patient in plans for visit in patient.visits)
-    assert min(steps[t] for t in (1, 2, 3, 4)) > 10
-
-
 def test_most_patients_have_every_visit_and_gaps_are_irregular():
     patients = [plan(number, time_steps=3) for number in range(400)]
     counts = Counter(len(p.visits) for p in patients)
     assert max(len(plan(n, time_steps=6, full_course=0.0).visits) for n in range(200)) < 6
     assert 0.70 < counts[3] / 400 < 0.80 and min(counts[1], counts[2]) > 20
-    gaps = [(b.acquired - a.acquired).days for p in patients for a, b in zip(p.visits, p.visits[1:], strict=False)]
-    assert min(gaps) <= 4 and max(gaps) > 200 and np.quantile(gaps, 0.5) < 60
-    assert all(2 <= gap <= 271 for gap in gaps)
+    gaps = [(b.acquired - a.acquired).days for p in patients for a, b in itertools.pairwise(p.visits)]
+    assert 2 <= min(gaps) <= 4 and 200 < max(gaps) <= 271 and np.median(gaps) < 60
 
 
 def test_identifiers_give_the_planned_splits_and_say_nothing_about_time():
@@ -73,17 +64,17 @@ def test_identifiers_give_the_planned_splits_and_say_nothing_about_time():
     assert set(splits[:3]) == {"train", "validation", "test"}
     assert len({p.patient_id for p in patients}) == 40
     names = [[v.visit_id for v in p.visits] for p in patients if len(p.visits) > 2]
-    assert any(several != sorted(several) for several in names)
+    assert any(visits != sorted(visits) for visits in names)
 
 
 def test_options_plant_same_day_pairs_and_missing_ages():
     for number in range(20):
-        moments = [v.acquired for v in plan(number, untidy=1.0).visits]
+        patient = plan(number, untidy=1.0)
+        moments = [visit.acquired for visit in patient.visits]
+        assert not patient.age_recorded and plan(number).age_recorded
         if len(moments) > 1:
             assert max(Counter(moment.date() for moment in moments).values()) == 2
             assert min(np.diff(moments)) < timedelta(hours=8)
-    assert not any(plan(number, untidy=1.0).age_recorded for number in range(10))
-    assert all(plan(number).age_recorded for number in range(10))
 
 
 def rate(patients, name):
@@ -92,64 +83,34 @@ def rate(patients, name):
 
 
 def test_planted_effects_on_prevalence():
+    def by_age(patients):
+        return ([p for p in patients if (p.visits[0].age >= OLDER_FROM) == older] for older in (True, False))
+
     patients = [plan(number) for number in range(900)]
-    old = [p for p in patients if p.visits[0].age >= OLDER_FROM]
-    young = [p for p in patients if p.visits[0].age < OLDER_FROM]
+    old, young = by_age(patients)
     women, men = ([p for p in patients if p.sex == sex] for sex in "FM")
     assert rate(old, "emphysema") > 1.3 * rate(young, "emphysema")
     assert rate(old, "cardiomegaly") > 1.2 * rate(young, "cardiomegaly")
     assert rate(men, "emphysema") > 1.1 * rate(women, "emphysema")
     assert rate(women, "lymphadenopathy") > 1.15 * rate(men, "lymphadenopathy")
     last = [[plan(n, change=change).visits[-1].findings for n in range(600)] for change in ("late", "none")]
-    late, none = (sum(n[:6] == "consol" and s.change == "new" for f in found for n, s in f.items()) for found in last)
+    late, none = (sum(n[:6] == "consol" and s.change == "new" for f in part for n, s in f.items()) for part in last)
     assert late > 1.6 * none
-    plain = [plan(number, effects=False) for number in range(900)]
-    old, young = ([p for p in plain if (p.visits[0].age >= OLDER_FROM) == flag] for flag in (True, False))
+    old, young = by_age([plan(number, effects=False) for number in range(900)])
     assert abs(rate(old, "cardiomegaly") - rate(young, "cardiomegaly")) < 0.05
 
 
-def test_new_findings_are_rare_where_they_are_seen_and_almost_absent_elsewhere():
+def test_new_findings_are_rare_at_some_sites_and_almost_absent_at_the_others():
     assert {kind for style in range(1, 7) for kind in almost_never(style)} == set(NEW_KINDS)
     shares: dict[str, list[float]] = {kind: [] for kind in NEW_KINDS}
     for style in range(1, 7):
-        seldom = almost_never(style)
-        visits = [v for n in range(350) for v in plan(n, site=f"x-{style}", style=style, time_steps=3).visits]
+        patients = [plan(n, site=f"x-{style}", style=style, time_steps=3) for n in range(350)]
         for kind in NEW_KINDS:
-            share = np.mean([any(kind_of(name) == kind for name in visit.findings) for visit in visits])
-            if kind in seldom:
-                assert share < 0.02, (style, kind)
+            if kind in almost_never(style):
+                assert rate(patients, kind) < 0.02, (style, kind)
             else:
-                shares[kind].append(share)
-    assert all(0.03 < np.mean(found) < 0.08 and min(found) > 0.02 for found in shares.values()), shares
-
-
-def test_new_findings_take_their_course():
-    moves: dict[str, Counter] = {kind: Counter() for kind in NEW_KINDS}
-    for number in range(1500):
-        for before, after in itertools.pairwise(plan(number, style=2 + number % 2, time_steps=4).visits):
-            for name in NEW_FINDINGS:
-                if name in before.findings:
-                    left = after.findings[name].size if name in after.findings else 0
-                    moves[kind_of(name)][before.findings[name].size, left] += 1
-    assert set(moves["pneumothorax"]) == {(1, 0), (2, 0), (3, 1)}
-    assert {b - a for a, b in moves["fibrosis"]} == {0, 1}
-    assert {b - a for a, b in moves["cavity"]} == {-1, 0}
-    assert {b - a for a, b in moves["pericardial_effusion"]} == {-1, 0, 1}
-    slow, total = moves["cavity"], sum(moves["cavity"].values())
-    assert 0.2 < sum(n for (a, b), n in slow.items() if b < a) / total < 0.4
-
-
-def test_the_control_cohort_is_the_same_without_new_findings():
-    seen = 0
-    for number in range(60):
-        patient, control = plan(number), plan(number, new_findings=False)
-        assert (patient.patient_id, patient.sex) == (control.patient_id, control.sex)
-        for visit, same in zip(patient.visits, control.visits, strict=True):
-            known = {name: state for name, state in visit.findings.items() if name in KNOWN_FINDINGS}
-            seen += len(visit.findings) - len(known)
-            resolved = tuple(name for name in visit.resolved if name in KNOWN_FINDINGS)
-            assert replace(visit, findings=known, resolved=resolved) == same
-    assert seen > 10
+                shares[kind].append(rate(patients, kind))
+    assert all(0.03 < np.mean(share) < 0.08 and min(share) > 0.02 for share in shares.values()), shares
 
 
 def test_each_kind_of_drift_changes_one_thing_from_its_step_on():

@@ -108,8 +108,7 @@ def test_earlier_weights_with_another_tokenizer_say_the_same_at_first(small):
 
 
 def test_no_report_of_a_site_is_longer_than_the_model_writes():
-    from fedtar_flare.synthetic.reports import State, write_report
-    from fedtar_flare.synthetic.styles import GENERIC, STYLES
+    from fedtar_flare.synthetic.reports import GENERIC, STYLES, State, write_report
 
     tokenizer = build_tokenizer(preset("small", max_length=192))
     for new in NEW_FINDINGS:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.build import report_of
 from fedtar_flare.synthetic.course import CohortOptions, plan_patient, stream
+from fedtar_flare.synthetic.phantom import site_scanner
 from fedtar_flare.synthetic.reading import findings_in
-from fedtar_flare.synthetic.scanner import site_scanner
 from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, NEW_FINDINGS
 from tools.corpus import corpus_report, text_corpus
 from tools.phantom_pairs import generic_pairs, random_scanner

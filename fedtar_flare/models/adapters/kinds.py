@@ -1,19 +1,14 @@
 """Further kinds of adapters, made by PEFT: AdaLoRA, VeRA, LoHa and IA3; and none, where other parameters travel.
 
-Of a linear layer W (o, i), with scale ``s = alpha / rank``:
+A linear layer W (o, i), with scale ``s = alpha / rank``, becomes
 
-=========  ====================================  ==============================================================
-kind       the layer becomes                     what is trained and travels
-=========  ====================================  ==============================================================
-adalora    ``W + s B diag(E) A``                 A (r, i), B (o, r), E (r): Zhang et al., ICLR 2023
-vera       ``W + diag(b) B diag(d) A``           b (o), d (r); A and B random, one pair for all layers, drawn
-                                                 from the seed at every site: Kopiczko et al., ICLR 2024
-loha       ``W + s (C1 D1) * (C2 D2)``           C (o, r), D (r, i), twice; * by element: FedPara's update (Hyeon-Woo
-                                                 et al., ICLR 2022), which has a rank up to r^2
-ia3        ``diag(l) W``                         l (o), learnt around 1, on attention's keys and values: Liu et al.,
-                                                 2022; on a layer that holds queries, keys and values in one
-                                                 (timm's ``qkv``) the queries' third stays at 1
-=========  ====================================  ==============================================================
+- AdaLoRA: ``W + s B diag(E) A``; A (r, i), B (o, r) and E (r) are trained and travel (Zhang et al., ICLR 2023);
+- VeRA: ``W + diag(b) B diag(d) A``; b (o), d (r); A and B are random, one pair for all layers, drawn from the seed at
+  every site (Kopiczko et al., ICLR 2024);
+- LoHa: ``W + s (C1 D1) * (C2 D2)``; C (o, r), D (r, i), twice; * by element: FedPara's update (Hyeon-Woo et al., ICLR
+  2022), which has a rank up to r^2;
+- IA3: ``diag(l) W``; l (o), learnt around 1, on attention's keys and values (Liu et al., 2022). On a layer that holds
+  queries, keys and values in one (timm's ``qkv``) the queries' third stays at 1.
 
 They travel under the names of PEFT's files, which :mod:`fedtar_flare.models.adapters.lora` reads and loads.
 """
@@ -38,13 +33,7 @@ Kind = Literal["adalora", "vera", "loha"]
 
 
 class Unadapted(nn.Module):
-    """Stand-in for a PEFT model without any adapter: the base model, some of whose parameters travel whole.
-
-    Parameters
-    ----------
-    model : nn.Module
-        The base model.
-    """
+    """Stand-in for a PEFT model without any adapter: the base model, some of whose parameters travel whole."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -78,31 +67,23 @@ def add_adapter(
     if kind == "loha":
         replace_conv1d(model, targets)
     names, extras = target_names(model, targets), extra_parameters(model, extra)
+    target = max(1, rank // 2) if target_rank is None else target_rank
+    if kind == "adalora" and not 1 <= target < rank:
+        raise ConfigError(f"adalora prunes a rank of {rank} to {target}: take a target from 1 to {rank - 1}")
     config: PeftConfig
-    if kind == "adalora":
-        target = max(1, rank // 2) if target_rank is None else target_rank
-        if not 1 <= target < rank:
-            raise ConfigError(f"adalora prunes a rank of {rank} to {target}: take a target from 1 to {rank - 1}")
-        settled = updates // 5  # updates before and after the pruning
-        config = AdaLoraConfig(
-            init_r=rank,
-            target_r=target,
-            lora_alpha=alpha,  # type: ignore[arg-type]
-            target_modules=names,
-            tinit=settled,
-            tfinal=settled,
-            total_step=max(2, updates),
-        )
-    elif kind == "vera":
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Specified to not save vera_A")  # the seed restores them
-            config = VeraConfig(r=rank, target_modules=names, projection_prng_key=seed, save_projection=False)
-    else:
-        config = LoHaConfig(r=rank, alpha=alpha, target_modules=names)  # type: ignore[arg-type]
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(seed)
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # per layer, by PEFT itself
         warnings.filterwarnings("ignore", message="Note that `r` is not used in AdaLora")
+        warnings.filterwarnings("ignore", message="Specified to not save vera_A")  # the seed restores them
+        if kind == "adalora":
+            steps: dict[str, Any] = {"tinit": updates // 5, "tfinal": updates // 5, "total_step": max(2, updates)}
+            steps["lora_alpha"] = alpha  # PEFT declares an integer
+            config = AdaLoraConfig(init_r=rank, target_r=target, target_modules=names, **steps)
+        elif kind == "vera":
+            config = VeraConfig(r=rank, target_modules=names, projection_prng_key=seed, save_projection=False)
+        else:
+            config = LoHaConfig(r=rank, alpha=alpha, target_modules=names)  # type: ignore[arg-type]
         peft_model = get_peft_model(model, config)
     for parameter in peft_model.parameters():
         parameter.requires_grad_(False)  # PEFT leaves the rank by which AdaLoRA divides to be trained
@@ -126,9 +107,9 @@ def add_ia3(model: nn.Module, *, targets: Sequence[str], extra: Sequence[str] = 
 
 def _without_queries(gradient: Tensor) -> Tensor:
     """Set the gradient of a fused layer's factors (3 C, 1) to 0 for the queries, its first third."""
-    moved = torch.ones_like(gradient)
-    moved[: len(gradient) // 3] = 0
-    return gradient * moved
+    trained = torch.ones_like(gradient)
+    trained[: len(gradient) // 3] = 0
+    return gradient * trained
 
 
 def without_adapter(model: nn.Module, extra: Sequence[str]) -> Unadapted:
@@ -173,9 +154,9 @@ def replace_conv1d(model: nn.Module, targets: Sequence[str]) -> None:
     for name in target_names(model, targets):
         layer = model.get_submodule(name)
         if isinstance(layer, Conv1D):
-            parent, _, own = name.rpartition(".")
+            parent, _, attribute = name.rpartition(".")
             with torch.device("meta"):
-                made = nn.Linear(*layer.weight.shape)
-            made.weight = nn.Parameter(layer.weight.detach().T.contiguous(), requires_grad=False)
-            made.bias = layer.bias
-            setattr(model.get_submodule(parent), own, made)
+                linear = nn.Linear(*layer.weight.shape)
+            linear.weight = nn.Parameter(layer.weight.detach().T.contiguous(), requires_grad=False)
+            linear.bias = layer.bias
+            setattr(model.get_submodule(parent), attribute, linear)

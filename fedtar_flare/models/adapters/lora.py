@@ -26,19 +26,6 @@ from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, KNOWN_SETTIN
 if TYPE_CHECKING:
     from peft import PeftModel
 
-__all__ = [
-    "active_adapters",
-    "adapter_config",
-    "add_lora",
-    "extra_parameters",
-    "initial_weights",
-    "load_shared_state",
-    "lora_layers",
-    "shared_parameters",
-    "shared_state",
-    "swapped_weights",
-]
-
 _EXTRAS = "exchanged_extras"  # attribute of the PEFT model: by adapter, the extras by name
 _WHOLE = "whole_adapter"  # and of one whose rank is its own: PEFT's configuration and A of what travels
 _ADAPTER_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -62,56 +49,26 @@ def add_lora(
     is trained too and acts only inside :func:`active_adapters`; what was trained or active before stays so.
 
     ``A`` is Kaiming uniform and ``B`` zero. Both depend only on ``seed`` and the layers' names and sizes; the global
-    random state is neither read nor changed. There is no dropout.
-
-    Parameters
-    ----------
-    model : nn.Module or PeftModel
-    targets : sequence of str
-        Globs (:mod:`fedtar_flare.core.globs`) on whole module paths; may match ``nn.Linear`` and transformers'
-        ``Conv1D`` alone. LoRA has no effect on a layer whose ``weight`` the backbone uses without calling the layer
-        (``qkv`` of timm's BEiT, EVA, Swin V2): do not target one.
-    rank, alpha : int, float
-        Rank and scale of the exchanged factors; they act with ``alpha / rank``.
-    seed : int
-    extra : sequence of str
-        Globs on whole parameter names of ``model`` as passed; these parameters are trained and exchanged whole, with
-        the first set. Buffers are never exchanged.
-    adapter : str
-        The set's name: at most 32 lower-case letters, digits and underscores.
-    site_rank : int, optional
-        A site's lower rank: the model gets the first so many ranks of the exchanged factors.
-
-    Returns
-    -------
-    PeftModel
-
-    Raises
-    ------
-    ConfigError
-        A name or a glob that cannot be used, or ``extra`` with a further set.
+    random state is neither read nor changed. There is no dropout. ``targets`` are globs on whole module paths, and
+    ``extra`` on whole parameter names of ``model`` as passed, which are trained and exchanged whole, with the first
+    set. LoRA has no effect on a layer whose ``weight`` the backbone uses without calling the layer (``qkv`` of timm's
+    BEiT, EVA, Swin V2): do not target one. With ``site_rank`` the model gets the first so many ranks of the exchanged
+    factors. ConfigError for a name or a glob that cannot be used, or ``extra`` with a further set.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
 
     if not _ADAPTER_NAME.fullmatch(adapter) or adapter in "lora_":  # PEFT takes a part of its own prefix for its own
-        raise ConfigError(
-            f"adapter name {adapter!r}: it must be lower-case letters, digits and underscores, at most 32"
-        )
+        raise ConfigError(f"adapter name {adapter!r}: it must be at most 32 lower-case letters, digits and underscores")
     adapted = model if isinstance(model, PeftModel) else None
     if adapted is not None and (extra or adapter in adapted.peft_config):
-        what = "extras belong to the first adapter" if extra else "the model has an adapter of this name"
-        raise ConfigError(f"adapter {adapter!r}: {what}")
+        problem = "extras belong to the first adapter" if extra else "the model has an adapter of this name"
+        raise ConfigError(f"adapter {adapter!r}: {problem}")
     names = target_names(adapted.get_base_model() if adapted else model, targets)
     extras = extra_parameters(model, extra)
     scale = int(alpha) if alpha == int(alpha) else alpha  # PEFT declares an integer and divides by the rank
-    here = site_rank or rank
-    config = LoraConfig(
-        r=here,
-        lora_alpha=scale if here == rank else alpha * here / rank,  # type: ignore[arg-type]
-        target_modules=names,
-        lora_dropout=0.0,
-        bias="none",
-    )
+    local = site_rank or rank
+    local_scale: Any = scale if local == rank else alpha * local / rank
+    config = LoraConfig(r=local, lora_alpha=local_scale, target_modules=names, lora_dropout=0.0, bias="none")
     trained = {parameter: parameter.requires_grad for parameter in model.parameters()} if adapted else {}
     # PEFT draws its own initial factors from the global generator; they are replaced below.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -125,9 +82,9 @@ def add_lora(
         for name in names:
             weight = peft_model.get_base_model().get_parameter(f"{name}.lora_A.{adapter}.weight")
             start = (torch.rand(rank, weight.shape[1], generator=generator) * 2 - 1) / math.sqrt(weight.shape[1])
-            weight.copy_(start[:here])
+            weight.copy_(start[:local])
             starts[wire_name(f"base_model.model.{name}.lora_A", adapter)] = start
-    if here != rank:
+    if local != rank:
         setattr(peft_model, _WHOLE, ({"r": rank, "lora_alpha": scale}, starts))
     for parameter, was_trained in trained.items():
         parameter.requires_grad_(was_trained)
@@ -136,18 +93,7 @@ def add_lora(
 
 
 def initial_weights(peft_model: PeftModel) -> dict[str, Tensor]:
-    """Return the weights that the server starts from, at a site whose own rank is lower than the exchanged one.
-
-    Parameters
-    ----------
-    peft_model : PeftModel
-        As :func:`add_lora` made it with ``site_rank``.
-
-    Returns
-    -------
-    dict of str to Tensor
-        Factors at the exchanged rank, and extras as they are.
-    """
+    """Return the server's first weights at the exchanged rank, from a model that :func:`add_lora` gave a lower one."""
     state, (config, starts) = shared_state(peft_model), getattr(peft_model, _WHOLE)
     ends = {b: torch.zeros(len(state[b]), config["r"]) for b in (a.replace("lora_A", "lora_B") for a in starts)}
     return state | starts | ends
@@ -162,27 +108,9 @@ def keep_extras(peft_model: PeftModel, adapter: str, extras: Mapping[str, nn.Par
 
 @contextmanager
 def active_adapters(peft_model: PeftModel, adapters: Sequence[str], layers: str = "*") -> Iterator[None]:
-    """Let exactly these sets act, added up, while the context is open.
+    """Let these sets, and no others, act in the layers of the base model that the glob ``layers`` picks.
 
-    Unlike PEFT's ``set_adapter``, it does not change which parameters are trained. Contexts may be nested; each
-    restores what it found, also after an exception. A layer ignores a set that it does not have.
-
-    Parameters
-    ----------
-    peft_model : PeftModel
-    adapters : sequence of str
-        Names of sets; none switches LoRA off.
-    layers : str
-        Glob on whole layer paths in the base model; other layers do not change.
-
-    Returns
-    -------
-    context manager
-
-    Raises
-    ------
-    ConfigError
-        An unknown set, or a glob that matches no LoRA layer.
+    Unlike PEFT's ``set_adapter``, it leaves what is trained. Contexts nest; a layer ignores a set that it lacks.
     """
     for adapter in adapters:
         _require_adapter(peft_model, adapter)
@@ -203,20 +131,7 @@ def active_adapters(peft_model: PeftModel, adapters: Sequence[str], layers: str 
 def swapped_weights(
     peft_model: PeftModel, weights: Mapping[str, Tensor], adapter: str = DEFAULT_ADAPTER
 ) -> Iterator[None]:
-    """Let other values act in place of a set's own while the context is open; not for training.
-
-    Parameters
-    ----------
-    peft_model : PeftModel
-    weights : mapping of str to Tensor
-        By name of exchange; parameters that are not in it keep their values.
-    adapter : str
-
-    Returns
-    -------
-    context manager
-        Raises ExchangeError as :func:`load_shared_state`.
-    """
+    """Let ``weights``, by name of exchange, act in place of a set's own while the context is open; not for training."""
     before = shared_state(peft_model, adapter)
     load_shared_state(peft_model, {**before, **weights}, adapter)
     try:
@@ -226,73 +141,43 @@ def swapped_weights(
 
 
 def extra_parameters(model: nn.Module, extra: Sequence[str]) -> dict[str, nn.Parameter]:
-    """Return the parameters that globs match, each under its first name (tied weights have two), sorted.
+    """Return the parameters whose whole names globs match, each under its first (tied weights have two), sorted.
 
-    Parameters
-    ----------
-    model : nn.Module
-    extra : sequence of str
-        Globs on whole names.
-
-    Returns
-    -------
-    dict of str to nn.Parameter
-
-    Raises
-    ------
-    ConfigError
-        A glob that is invalid or matches no parameter.
+    ConfigError for a glob that is invalid or matches no parameter.
     """
     _require_globs("extra", extra, len(extra))  # drafting names every tensor of a file
     first: dict[int, str] = {}
-    found: dict[str, nn.Parameter] = {}
+    parameters: dict[str, nn.Parameter] = {}
     unmatched = {glob for glob in extra if glob[0] != "!"}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first.setdefault(id(parameter), name)
         unmatched -= {glob for glob in unmatched if matches(name, [glob])}
         if matches(name, extra):
-            found[first[id(parameter)]] = parameter
+            parameters[first[id(parameter)]] = parameter
     if unmatched:
         raise ConfigError(f"extra {min(unmatched)!r} matches no parameter of {type(model).__name__}")
-    return dict(sorted(found.items()))
+    return dict(sorted(parameters.items()))
 
 
 def shared_parameters(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, nn.Parameter]:
     """Return the parameters that travel with a set: its factors by name of exchange, extras by base-model name, sorted.
 
-    Parameters
-    ----------
-    peft_model : PeftModel
-    adapter : str
-
-    Returns
-    -------
-    dict of str to nn.Parameter
-        The model's own parameters, no copies.
+    They are the model's own parameters, no copies.
     """
     _require_adapter(peft_model, adapter)
-    found: dict[str, nn.Parameter] = {}
+    parameters: dict[str, nn.Parameter] = {}
     for name, parameter in peft_model.named_parameters():
         if match := _FACTOR.fullmatch(name):
             if match[2] == adapter:
-                found[wire_name(match[1], adapter)] = parameter
+                parameters[f"{match[1]}.weight" if adapter == DEFAULT_ADAPTER else name] = parameter
         elif matches(other := name.removesuffix(f".{DEFAULT_ADAPTER}"), OTHER_KINDS):
-            found[other] = parameter
-    return dict(sorted((found | getattr(peft_model, _EXTRAS, {}).get(adapter, {})).items()))
+            parameters[other] = parameter
+    parameters |= getattr(peft_model, _EXTRAS, {}).get(adapter, {})
+    return dict(sorted(parameters.items()))
 
 
 def shared_state(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, Tensor]:
-    """Return copies of :func:`shared_parameters`, float32 on the CPU.
-
-    Parameters
-    ----------
-    peft_model : PeftModel
-    adapter : str
-
-    Returns
-    -------
-    dict of str to Tensor
-    """
+    """Return copies of :func:`shared_parameters`, float32 on the CPU."""
     state = {}
     for name, parameter in shared_parameters(peft_model, adapter).items():
         state[name] = parameter.detach().to(device="cpu", dtype=torch.float32, copy=True).contiguous()
@@ -302,33 +187,20 @@ def shared_state(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[
 def load_shared_state(peft_model: PeftModel, state: Mapping[str, Tensor], adapter: str = DEFAULT_ADAPTER) -> None:
     """Copy ``state`` into one set's parameters, which stay the same objects, device and precision.
 
-    Parameters
-    ----------
-    peft_model : PeftModel
-    state : mapping of str to Tensor
-        Exactly the tensors of :func:`shared_state`.
-    adapter : str
-
-    Raises
-    ------
-    ExchangeError
-        A tensor is missing, unknown, misshapen or not floating point; then nothing has changed.
+    ExchangeError where it does not hold exactly the tensors of :func:`shared_state`; then nothing has changed.
     """
     parameters = shared_parameters(peft_model, adapter)
-    missing, unknown = sorted(parameters.keys() - state.keys()), sorted(state.keys() - parameters.keys())
-    for verb, names in (("lacks", missing), ("adds", unknown)):
+    for verb, names in (("lacks", parameters.keys() - state.keys()), ("adds", state.keys() - parameters.keys())):
         if names:
-            raise ExchangeError(
-                f"the shared state {verb} tensor {names[0]} ({len(names)} such in all): it must hold exactly the "
-                f"{len(parameters)} tensors of this model's adapter '{adapter}'"
-            )
+            text = f"the shared state {verb} tensor {min(names)} ({len(names)} such in all)"
+            raise ExchangeError(f"{text}: it must hold exactly the {len(parameters)} tensors of adapter '{adapter}'")
     for name, parameter in parameters.items():
-        given = state[name]
-        if not isinstance(given, Tensor) or not given.is_floating_point():
-            kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
+        value = state[name]
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
             raise ExchangeError(f"tensor {name} is {kind}: it must be a floating-point torch tensor")
-        if given.shape != parameter.shape:
-            raise ExchangeError(f"tensor {name} has shape {tuple(given.shape)}, this model's {tuple(parameter.shape)}")
+        if value.shape != parameter.shape:
+            raise ExchangeError(f"tensor {name} has shape {tuple(value.shape)}, this model's {tuple(parameter.shape)}")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(state[name])
@@ -338,16 +210,6 @@ def adapter_config(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dic
     """Return the content of PEFT's ``adapter_config.json``, so that a process without PEFT can write an adapter folder.
 
     PEFT's defaults and the site's own path of the base model are left out; the rank is the exchanged one.
-
-    Parameters
-    ----------
-    peft_model : PeftModel
-    adapter : str
-
-    Returns
-    -------
-    dict of str to Any
-        JSON primitives.
     """
     _require_adapter(peft_model, adapter)
     every = peft_model.peft_config[adapter].to_dict() | {"inference_mode": True}
@@ -359,38 +221,21 @@ def adapter_config(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dic
 def lora_layers(peft_model: PeftModel) -> dict[str, Any]:
     """Return PEFT's LoRA layers by their path in the base model, sorted.
 
-    Parameters
-    ----------
-    peft_model : PeftModel
-
-    Returns
-    -------
-    dict of str to nn.Module
-
-    Raises
-    ------
-    ConfigError
-        No such layer, or one that is not plain LoRA on ``nn.Linear`` or ``Conv1D``.
+    ConfigError where there is none, or one is not plain LoRA on ``nn.Linear`` (also of 4 bits) or ``Conv1D``.
     """
     from peft.tuners.lora import Linear, LoraLayer
 
-    layers = {
-        name: module for name, module in peft_model.get_base_model().named_modules() if isinstance(module, LoraLayer)
-    }
+    modules = peft_model.get_base_model().named_modules()
+    layers = {name: module for name, module in modules if isinstance(module, LoraLayer)}
     if not layers:
         raise ConfigError("the model has no LoRA layer: call add_lora first")
     for name, layer in layers.items():
         if type(layer) is not Linear and type(layer).__name__ != "Linear4bit":
-            raise ConfigError(
-                f"layer {name} is {type(layer).__module__}.{type(layer).__name__}: adapters of a method's own work on "
-                "nn.Linear (also of 4 bits) and Conv1D layers; leave it out of the LoRA targets"
-            )
+            kind = type(layer).__name__
+            raise ConfigError(f"layer {name} is a {kind}, no nn.Linear or Conv1D: leave it out of the LoRA targets")
         plain_dropout = all(isinstance(module, nn.Identity) for module in layer.lora_dropout.values())
         if layer.lora_variant or any(layer.lora_bias.values()) or not plain_dropout:
-            raise ConfigError(
-                f"layer {name} has LoRA with dropout, a bias or a variant: per-sample adapters need plain LoRA; "
-                "make the adapter with add_lora"
-            )
+            raise ConfigError(f"layer {name} has LoRA with dropout, bias or a variant: make the adapter with add_lora")
     return dict(sorted(layers.items()))
 
 
@@ -421,16 +266,15 @@ def target_names(model: nn.Module, targets: Sequence[str]) -> list[str]:
         # nn.MultiheadAttention reads its output projection's weight and never calls the layer.
         unseen = isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
         if not isinstance(module, nn.Linear | Conv1D) or unseen:
-            raise ConfigError(
-                f"LoRA targets {list(targets)!r} match module {name!r} of type {type(module).__name__}: they may match "
-                "nn.Linear and Conv1D layers alone"
-            )
+            kind = type(module).__name__
+            raise ConfigError(f"LoRA targets match module {name!r} of type {kind}: take nn.Linear and Conv1D alone")
         names.append(name)
     if not names:
         raise ConfigError(f"LoRA targets {list(targets)!r} match no module of {type(model).__name__}")
     ends = tuple(f".{name}" for name in names)
-    for other in (name for name, _ in model.named_modules() if name.endswith(ends) and name not in names):
-        raise ConfigError(f"LoRA targets {list(targets)!r}: PEFT goes by the ends of names and would adapt {other} too")
+    for other, _ in model.named_modules():
+        if other.endswith(ends) and other not in names:
+            raise ConfigError(f"LoRA targets: PEFT goes by the ends of names and would adapt {other} too")
     return sorted(names)
 
 

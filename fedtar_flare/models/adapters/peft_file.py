@@ -23,8 +23,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 EXTRA_WEIGHTS = "extra.safetensors"
 ADAPTER_INFO = "fedtar.json"
 
-DEFAULT_ADAPTER = "default"
-"""Name of the set of factors whose tensors travel without a set's name."""
+DEFAULT_ADAPTER = "default"  # name of the set of factors whose tensors travel without a set's name
 
 OTHER_KINDS = tuple(
     f"base_model.model.*.{name}" for name in ("ia3_l", "lora_[ABE]", "vera_lambda_[bd]", "hada_w[12]_[ab]")
@@ -70,31 +69,23 @@ def write_adapter(
     """Write ``state`` as a PEFT adapter folder, in place of an earlier one; each file appears whole or not at all."""
     from safetensors.torch import save
 
-    if adapter_config and adapter_config.get("peft_type") not in _KINDS:
-        raise ConfigError(
-            f"adapter_config['peft_type'] is {adapter_config.get('peft_type')!r}: it must be one of "
-            f"{', '.join(_KINDS)}, as models.adapters.lora.adapter_config gives it"
-        )
-    adapters = {adapter for name in state if (adapter := adapter_of(name))}
-    if adapter_config and not adapters:
+    if adapter_config and (kind := adapter_config.get("peft_type")) not in _KINDS:
+        raise ConfigError(f"adapter_config['peft_type'] is {kind!r}: it must be one of {', '.join(_KINDS)}")
+    factors: dict[str, Tensor] = {}
+    extra: dict[str, Tensor] = {}
+    adapters = set()
+    for name, tensor in state.items():
+        if (adapter := adapter_of(name)) is None:
+            extra[name] = tensor
+        else:
+            adapters.add(adapter)
+            match = _FACTOR.fullmatch(name)
+            factors[f"{match[1]}.weight" if match else name] = tensor  # in the file a set has no name
+    if len(adapters) != bool(adapter_config) or not state:
         raise ExchangeError(
-            "the state to be written has no LoRA factor named base_model.model.*.lora_A.weight, nor any other adapter"
+            f"a folder {'holds the factors of one adapter' if adapter_config else 'without adapter_config holds none'}:"
+            f" the state to be written has {len(adapters)} adapters ({', '.join(sorted(adapters))})"
         )
-    if not adapter_config and (adapters or not state):
-        raise ExchangeError(
-            "a state without adapter_config must hold parameters of the base model alone, and at least one: it has "
-            + (f"the adapter {min(adapters)}" if adapters else "none")
-        )
-    if len(adapters) > 1:
-        raise ExchangeError(
-            f"the state to be written has the adapters {', '.join(sorted(adapters))}: a folder holds one"
-        )
-    factors = {
-        f"{match[1]}.weight" if (match := _FACTOR.fullmatch(name)) else name: tensor  # there a set has no name
-        for name, tensor in state.items()
-        if adapter_of(name)
-    }
-    extra = {name: tensor for name, tensor in state.items() if adapter_of(name) is None}
     folder = Path(folder)
     for name, tensors in ((ADAPTER_WEIGHTS, factors), (EXTRA_WEIGHTS, extra)):
         if tensors:
@@ -117,40 +108,44 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
     # extras alone are whole only where no adapter belongs to them
     extras_alone = (folder / EXTRA_WEIGHTS).is_file() and not (folder / ADAPTER_CONFIG).exists()
     if not (folder / ADAPTER_WEIGHTS).is_file() and not extras_alone:
-        raise ConfigError(
-            f"{folder} is no adapter folder: it has no {ADAPTER_WEIGHTS} (a run leaves one as <results>/adapter)"
-        )
+        raise ConfigError(f"{folder} is no adapter folder (a run leaves one as <results>/adapter)")
     try:
-        info = json.loads((folder / ADAPTER_INFO).read_text(encoding="utf-8"))
-        valid = isinstance(info["model"], dict) and isinstance(info["fingerprint"], str)
+        info = dict(json.loads((folder / ADAPTER_INFO).read_text(encoding="utf-8")))
+        if not isinstance(info["model"], dict) or not isinstance(info["fingerprint"], str):
+            raise TypeError("model and fingerprint")
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"{folder} has no {ADAPTER_INFO}: an adapter of another program, whose base model is not known"
-        ) from error
+        raise ConfigError(f"{folder} has no {ADAPTER_INFO}: nothing names the adapter's base model") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{folder / ADAPTER_INFO} is damaged ({error})") from error
-    if not valid:
-        raise ConfigError(f"{folder / ADAPTER_INFO} is damaged (model and fingerprint)")
-    return dict(info)
+    return info
 
 
 def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str, Tensor]:
     """Read factors and extras, for ``load_shared_state``; ConfigError for damaged files or non-finite values."""
-    factors, extra = (_read_tensors(Path(folder) / name) for name in (ADAPTER_WEIGHTS, EXTRA_WEIGHTS))
-    state = {
-        name if matches(name, OTHER_KINDS) else wire_name(name.removesuffix(".weight"), adapter): tensor
-        for name, tensor in factors.items()
-    }
-    return dict(sorted((state | extra).items()))
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    state: dict[str, Tensor] = {}
+    for part in (ADAPTER_WEIGHTS, EXTRA_WEIGHTS):
+        file = Path(folder) / part
+        try:
+            tensors = load_file(file) if file.is_file() else {}
+        except (SafetensorError, OSError) as error:
+            hint = "; it is a pointer of git-lfs: run 'git lfs pull'" if b"git-lfs" in file.read_bytes()[:200] else ""
+            raise ConfigError(f"{file} is not readable as safetensors ({error}){hint}") from error
+        for name, tensor in sorted(tensors.items()):
+            if not tensor.isfinite().all():
+                raise ConfigError(f"{file}: {name} holds values that are no number; the training has failed")
+            factor = part == ADAPTER_WEIGHTS and not matches(name, OTHER_KINDS)
+            state[wire_name(name.removesuffix(".weight"), adapter) if factor else name] = tensor
+    return dict(sorted(state.items()))
 
 
 def read_adapter_config(folder: Path | str) -> dict[str, Any]:
     """Read ``adapter_config.json`` of a folder that :func:`read_adapter_info` accepts."""
     file = Path(folder) / ADAPTER_CONFIG
-    if not (Path(folder) / ADAPTER_WEIGHTS).is_file():
-        return {}
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
+        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.with_name(ADAPTER_WEIGHTS).is_file() else {}
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{file} is missing or damaged ({error})") from error
 
@@ -162,17 +157,3 @@ def at_most(
     if rank is None or rank >= (whole := config.get("r", 0)):
         return config, weights
     return {**config, "r": rank, "lora_alpha": config["lora_alpha"] * rank / whole}, lowered(weights, rank)
-
-
-def _read_tensors(file: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        state = load_file(file) if file.is_file() else {}
-    except (SafetensorError, OSError) as error:
-        hint = "; it is a pointer of git-lfs: run 'git lfs pull'" if b"git-lfs" in file.read_bytes()[:200] else ""
-        raise ConfigError(f"{file} is not readable as safetensors ({error}){hint}") from error
-    if strange := [name for name, tensor in state.items() if not tensor.isfinite().all()]:
-        raise ConfigError(f"{file}: {min(strange)} holds values that are no number; the training has failed")
-    return state

@@ -17,8 +17,7 @@ from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.method import CONTRACT
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.config import CVT_TARGETS, preset
-from fedtar_flare.models.prompting import Encoded
-from fedtar_flare.models.report_generator import report_loss
+from fedtar_flare.models.report_generator import Encoded, report_loss
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.testing import executor_of, task_of
