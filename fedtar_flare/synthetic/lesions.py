@@ -1,7 +1,7 @@
 """The canvas that a phantom is drawn on, and the findings drawn on it.
 
 Every finding has three sizes that differ visibly, also after resampling to 64 x 64 pixels and 16 slices. Signature of
-a drawing function: ``(canvas, lungs, side, size, place, rng)`` with size 1 to 3, place three numbers in [0, 1) that
+a drawing function: ``(canvas, lungs, side, size, at, rng)`` with size 1 to 3, at three numbers in [0, 1) that
 put the finding within its region, and a generator that is the patient's own, so that a finding keeps its shape from
 visit to visit.
 """
@@ -98,9 +98,9 @@ class Canvas:
         """Raise (sign 1) or lower (sign -1) the voxels nearest to points by ``height`` HU where ``within`` is one."""
         index = []
         keep = np.ones(x.shape, bool)
-        for axis, place in ((self.z, z), (self.y, y), (self.x, x)):
+        for axis, points in ((self.z, z), (self.y, y), (self.x, x)):
             line = axis.ravel()
-            i = np.rint((place - line[0]) / (line[1] - line[0])).astype(int)
+            i = np.rint((points - line[0]) / (line[1] - line[0])).astype(int)
             keep &= (i >= 0) & (i < line.size)
             index.append(i)
         bump = np.zeros_like(self.hu)
@@ -120,26 +120,26 @@ class Lung:
     depth: float
 
 
-Place = tuple[float, float, float]
+Position = tuple[float, float, float]
 Lungs = Mapping[str, Lung]
 
 
-def effusion(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Place, rng: np.random.Generator) -> None:
+def effusion(canvas: Canvas, lungs: Lungs, side: str, size: int, at: Position, rng: np.random.Generator) -> None:
     """Fluid that layers at the back of a lying patient, deepest at the base, with a curved upper surface."""
     lung = lungs[side]
     depth, height = EFFUSION_MM[size - 1]
-    taper = np.clip(1 - (canvas.z - lung.base) / (height * (0.94 + 0.12 * place[0])), 0, 1) ** 0.7
+    taper = np.clip(1 - (canvas.z - lung.base) / (height * (0.94 + 0.12 * at[0])), 0, 1) ** 0.7
     bowl = 0.22 * np.abs(canvas.x - lung.center_x)  # rises at chest wall and mediastinum
-    surface = lung.depth * 0.93 - depth * (0.94 + 0.12 * place[1]) * taper - bowl
+    surface = lung.depth * 0.93 - depth * (0.94 + 0.12 * at[1]) * taper - bowl
     fluid = lung.mask * np.clip((canvas.y - surface) / canvas.pixel + 0.5, 0, 1) * (taper > 0)
     canvas.blend(fluid, FLUID)
 
 
-def consolidation(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Place, rng: np.random.Generator) -> None:
+def consolidation(canvas: Canvas, lungs: Lungs, side: str, size: int, at: Position, rng: np.random.Generator) -> None:
     """Airless lung with an irregular border and dark air-filled bronchi in it, in the lower lobe."""
     lung = lungs[side]
-    radius = CONSOLIDATION_MM[size - 1] * (0.96 + 0.08 * place[2])
-    center = (lung.center_x + lung.sign * (place[0] * 20 + 4), 4 + 18 * place[1], lung.base + 52 + 10 * place[2])
+    radius = CONSOLIDATION_MM[size - 1] * (0.96 + 0.08 * at[2])
+    center = (lung.center_x + lung.sign * (at[0] * 20 + 4), 4 + 18 * at[1], lung.base + 52 + 10 * at[2])
     bumps = np.concatenate([rng.standard_normal((5, 3)), rng.uniform(0.06, 0.16, (5, 1))], axis=1)
     for direction in rng.standard_normal((12, 3)):  # patches around it
         x, y, z = radius * 1.08 * direction / np.linalg.norm(direction)
@@ -153,15 +153,15 @@ def consolidation(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Pla
         canvas.splat(center[0] + x * t, center[1] + y * t, center[2] + z * t, dark, lung.mask, sign=-1)
 
 
-def nodule(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Place, rng: np.random.Generator) -> None:
+def nodule(canvas: Canvas, lungs: Lungs, side: str, size: int, at: Position, rng: np.random.Generator) -> None:
     """A round solid nodule in the upper lobe; stretched along the body so that thick slices cannot miss it."""
     lung = lungs[side]
     radius = NODULE_MM[size - 1] / 2
-    center = (lung.center_x + lung.sign * (20 * place[0] - 10), -32 + 22 * place[1], lung.apex - 52 - 10 * place[2])
+    center = (lung.center_x + lung.sign * (20 * at[0] - 10), -32 + 22 * at[1], lung.apex - 52 - 10 * at[2])
     canvas.ball(center, (radius + 1, radius + 1, max(radius, 17.0)), TISSUE + 40, lung.mask)
 
 
-def emphysema(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Place, rng: np.random.Generator) -> None:
+def emphysema(canvas: Canvas, lungs: Lungs, side: str, size: int, at: Position, rng: np.random.Generator) -> None:
     """Holes of air in both lungs, more of them towards the apex; the lungs are larger too (see the phantom)."""
     number, radius = EMPHYSEMA[size - 1]
     for lung in lungs.values():
@@ -174,7 +174,7 @@ def emphysema(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Place, 
             canvas.ball((x, r * np.sin(angle), z), (radius, radius, radius * 1.1), HOLE, lung.mask)
 
 
-def lymphadenopathy(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Place, rng: np.random.Generator) -> None:
+def lymphadenopathy(canvas: Canvas, lungs: Lungs, side: str, size: int, at: Position, rng: np.random.Generator) -> None:
     """Enlarged nodes in the fat around trachea and great vessels; large ones bulge into the lungs."""
     number, radius = NODES[size - 1]
     arch = lungs["right"].apex - ARCH_BELOW_APEX
@@ -185,31 +185,31 @@ def lymphadenopathy(canvas: Canvas, lungs: Lungs, side: str, size: int, place: P
         canvas.ball((x + move[0], y + move[1], arch + z + move[2]), (radius, radius, radius * 1.25), TISSUE)
 
 
-def pneumothorax(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Place, rng: np.random.Generator) -> None:
+def pneumothorax(canvas: Canvas, lungs: Lungs, side: str, size: int, at: Position, rng: np.random.Generator) -> None:
     """Air in front of and beside a lung that falls back to its hilum and turns denser; what is solid stays in sight."""
     lung, left = lungs[side], PNEUMOTHORAX[size - 1]
     half = abs(lung.center_x) - 26
-    x, y = lung.center_x - lung.sign * half * (1 - left), lung.depth * (1 - left) * (0.7 + 0.2 * place[0])
+    x, y = lung.center_x - lung.sign * half * (1 - left), lung.depth * (1 - left) * (0.7 + 0.2 * at[0])
     inside = canvas.oval(x, y, half * left * 1.06, lung.depth * left, 2.2)
     airy = lung.mask * np.clip((-450 - canvas.hu) / 150, 0, 1)
     canvas.hu += airy * inside * 150 * (1 / left - 1)
     canvas.blend(airy * (1 - inside), HOLE)
 
 
-def cavity(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Place, rng: np.random.Generator) -> None:
+def cavity(canvas: Canvas, lungs: Lungs, side: str, size: int, at: Position, rng: np.random.Generator) -> None:
     """A thick wall around air, at the back of one upper lobe; stretched along the body like a nodule."""
-    lung = lungs["right" if place[0] < 0.5 else "left"]
+    lung = lungs["right" if at[0] < 0.5 else "left"]
     radius = CAVITY_MM[size - 1] / 2
-    center = (lung.center_x + lung.sign * (6 * place[1] - 6), 26 + 10 * place[1], lung.apex - 56 - 8 * place[2])
+    center = (lung.center_x + lung.sign * (6 * at[1] - 6), 26 + 10 * at[1], lung.apex - 56 - 8 * at[2])
     for share, hu in ((1.0, TISSUE), (0.6, HOLE)):
         canvas.ball(center, (radius * share, radius * share, max(radius, 24.0) * share), hu, lung.mask)
 
 
-def fibrosis(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Place, rng: np.random.Generator) -> None:
+def fibrosis(canvas: Canvas, lungs: Lungs, side: str, size: int, at: Position, rng: np.random.Generator) -> None:
     """A honeycomb of thick septa around small holes of air, from the base of both lungs upwards."""
-    turn = np.pi * (0.2 + 0.3 * place[0])
+    turn = np.pi * (0.2 + 0.3 * at[0])
     u, v = canvas.x * np.cos(turn) + canvas.y * np.sin(turn), canvas.y * np.cos(turn) - canvas.x * np.sin(turn)
-    u, v = u + 4 * np.sin(canvas.z / 17 + 6 * place[1]), v + 4 * np.cos(canvas.z / 13 + 6 * place[2])
+    u, v = u + 4 * np.sin(canvas.z / 17 + 6 * at[1]), v + 4 * np.cos(canvas.z / 13 + 6 * at[2])
     septa = np.clip(1.7 - 2.4 * np.abs(np.sin(np.pi * u / 21) * np.sin(np.pi * v / 21)), 0, 1)
     for lung in lungs.values():
         reach = np.clip((lung.base + 26 + FIBROSIS_MM[size - 1] - canvas.z) / 24, 0, 1)
@@ -217,7 +217,7 @@ def fibrosis(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Place, r
         canvas.blend(airy * (0.25 + 0.6 * septa), np.where(septa > 0.35, -60.0, HOLE).astype(np.float32))
 
 
-DRAW: dict[str, Callable[[Canvas, Lungs, str, int, Place, np.random.Generator], None]] = {
+DRAW: dict[str, Callable[[Canvas, Lungs, str, int, Position, np.random.Generator], None]] = {
     draw.__name__: draw
     for draw in (effusion, consolidation, nodule, emphysema, lymphadenopathy, pneumothorax, cavity, fibrosis)
 }

@@ -73,7 +73,7 @@ class Anatomy:
     diaphragm: tuple[float, float]  # height of the right and the left dome's top
     apex: float  # height of the lungs' tips
     vessels: int  # seed of the vessel tree
-    places: Mapping[str, tuple[float, float, float]]  # per known finding, in [0, 1): where in its region
+    positions: Mapping[str, tuple[float, float, float]]  # per known finding, in [0, 1): where in its region
 
 
 def draw_anatomy(rng: np.random.Generator) -> Anatomy:
@@ -88,7 +88,7 @@ def draw_anatomy(rng: np.random.Generator) -> Anatomy:
         diaphragm=(right, right - float(rng.uniform(4, 14))),
         apex=float(rng.uniform(98, 110)),
         vessels=int(rng.integers(2**31)),
-        places={name: (float(rng.random()), float(rng.random()), float(rng.random())) for name in KNOWN_FINDINGS},
+        positions={name: (float(rng.random()), float(rng.random()), float(rng.random())) for name in KNOWN_FINDINGS},
     )
 
 
@@ -106,8 +106,8 @@ def render(anatomy: Anatomy, findings: Mapping[str, int], scanner: Scanner, rng:
     for name in FINDINGS:  # in a fixed order: fluid first, what lies in it or above it after
         if name in findings and (draw := lesions.DRAW.get(kind_of(name))):
             shape = np.random.default_rng([anatomy.vessels, FINDINGS.index(name)])
-            place = anatomy.places.get(name) or tuple(shape.random(3).tolist())
-            draw(canvas, lungs, side_of(name), findings[name], place, shape)
+            position = anatomy.positions.get(name) or tuple(shape.random(3).tolist())
+            draw(canvas, lungs, side_of(name), findings[name], position, shape)
     hu = _smooth(canvas.hu, scanner.smoothing)
     hu += rng.standard_normal(hu.shape, dtype=np.float32) * scanner.noise_hu + scanner.offset_hu
     return np.clip(np.rint(hu), -1024, 3071).astype(np.int16)
@@ -169,19 +169,19 @@ def _draw_mediastinum(
     a, b, c = anatomy.heart
     scale = HEART_SCALE[findings.get("cardiomegaly", 0)]
     growth = scale - 1
-    place = (8 + a * (0.3 + 0.5 * growth), -depth * 0.28, anatomy.diaphragm[0] + breath + 24 + 10 * growth)
+    center = (8 + a * (0.3 + 0.5 * growth), -depth * 0.28, anatomy.diaphragm[0] + breath + 24 + 10 * growth)
     radii = (a * scale, b * (1 + 0.55 * growth), c * (1 + 0.45 * growth))
     if fluid := findings.get("pericardial_effusion", 0):
         depth_mm = lesions.PERICARDIAL_MM[fluid - 1]
-        canvas.ball(place, tuple(radius + depth_mm for radius in radii), lesions.FLUID)
-    canvas.ball(place, radii, MUSCLE + 10)
-    canvas.ball(place, tuple(radius * 0.8 for radius in radii), blood)
+        canvas.ball(center, tuple(radius + depth_mm for radius in radii), lesions.FLUID)
+    canvas.ball(center, radii, MUSCLE + 10)
+    canvas.ball(center, tuple(radius * 0.8 for radius in radii), blood)
     z = canvas.z
     arch = anatomy.apex - lesions.ARCH_BELOW_APEX
     canvas.blend(canvas.oval(15, depth - 31, 11, 11, 2) * (z < arch), blood)  # descending aorta
-    canvas.blend(canvas.oval(-2, -depth * 0.3, 13, 13, 2) * ((z < arch) & (z > place[2])), blood)  # ascending aorta
+    canvas.blend(canvas.oval(-2, -depth * 0.3, 13, 13, 2) * ((z < arch) & (z > center[2])), blood)  # ascending aorta
     canvas.ball((6, depth * 0.22, arch + 4), (15, depth * 0.44, 13), blood)  # arch
-    canvas.blend(canvas.oval(-19, -depth * 0.12, 8, 8, 2) * ((z > place[2]) & (z < arch + 30)), blood)  # vena cava
+    canvas.blend(canvas.oval(-19, -depth * 0.12, 8, 8, 2) * ((z > center[2]) & (z < arch + 30)), blood)  # vena cava
     canvas.ball((8, -2, arch - 32), (40, 11, 13), blood)  # pulmonary arteries
     canvas.blend(canvas.oval(6, depth - 36, 7, 6, 2), MUSCLE - 10)  # oesophagus
     fork = arch - 22

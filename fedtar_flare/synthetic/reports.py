@@ -118,8 +118,7 @@ def _mixed(first: Wording, second: Wording, share: float) -> Wording:
     if share in (0, 1):
         return second if share else first
     from_second = {kind for i, kind in enumerate(KINDS) if int((i + 1) * share) > int(i * share)}  # evenly spread
-    sentences, sizes = (
-        {kind: (mine if kind in from_second else others)[kind] for kind in KINDS}
-        for mine, others in ((second.sentences, first.sentences), (second.sizes, first.sizes))
-    )
+    words = {kind: second if kind in from_second else first for kind in KINDS}
+    sentences = {kind: wording.sentences[kind] for kind, wording in words.items()}
+    sizes = {kind: wording.sizes[kind] for kind, wording in words.items()}
     return replace(second if share >= 0.5 else first, sentences=sentences, sizes=sizes)

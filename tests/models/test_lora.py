@@ -249,12 +249,12 @@ def test_named_sets_travel_under_their_names_and_the_default_one_under_none(base
 
 def test_a_further_set_alone_is_trained_where_the_first_is_frozen_and_does_not_act_by_itself(base):
     peft_model = shared(base, adapter="generic").eval().requires_grad_(False)
-    alone = peft_model(X)
+    before = peft_model(X)
     add_lora(peft_model, targets=SPECIAL, rank=3, seed=7, adapter="special")
     trained = {name for name, parameter in peft_model.named_parameters() if parameter.requires_grad}
     assert trained and all(".special." in name for name in trained), "what was frozen stays frozen"
     shake(peft_model)
-    assert torch.equal(peft_model(X), alone)
+    assert torch.equal(peft_model(X), before)
 
 
 def test_the_sets_that_act_are_chosen_per_layer_and_what_is_trained_stays(base):

@@ -61,9 +61,9 @@ def test_what_is_written_follows_from_the_logits_and_not_from_the_rest_of_the_ba
     with torch.no_grad():
         model.diagnosis.embeddings.normal_(0, 2, generator=torch.Generator().manual_seed(3))
         written = model.generate(batch(), num_beams=beams)
-        alone = [model.generate(rows(batch(), i), beams) for i in range(2)]
+        single = [model.generate(rows(batch(), i), beams) for i in range(2)]
     reports = [whole(model, row) for row in written]
-    assert reports == [whole(model, single[0]) for single in alone]
+    assert reports == [whole(model, report[0]) for report in single]
     if beams == 1:
         assert reports == greedy(model, batch(), written.shape[1])
 

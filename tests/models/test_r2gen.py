@@ -65,8 +65,8 @@ def test_what_is_written_with_a_cache_is_what_the_logits_say_and_beams_do_not_de
     together = model.generate(batch, num_beams=3, max_length=12)
     assert len({tuple(row.tolist()) for row in together}) > 1
     for i in range(3):
-        alone = model.generate(rows(batch, i), num_beams=3, max_length=12)[0]
-        assert whole(model, together[i]) == whole(model, alone)
+        single = model.generate(rows(batch, i), num_beams=3, max_length=12)[0]
+        assert whole(model, together[i]) == whole(model, single)
 
 
 @pytest.mark.parametrize("kind", KINDS)

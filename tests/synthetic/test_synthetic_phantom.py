@@ -54,7 +54,7 @@ def test_a_new_finding_hides_no_known_one(name):
     assert (both > 200).sum() > 0.6 * (difference(known) > 200).sum()
 
 
-def test_a_patient_keeps_anatomy_and_place_over_visits():
+def test_a_patient_keeps_anatomy_and_positions_over_visits():
     anatomy = draw_anatomy(np.random.default_rng(0))
     centers = []
     for visit in range(4):
@@ -62,7 +62,7 @@ def test_a_patient_keeps_anatomy_and_place_over_visits():
         centers.append(np.mean(np.nonzero(sick.astype(int) - well > 300), axis=1) * CLEAN.spacing_mm)
     assert np.ptp(centers, axis=0).max() < 15  # breath and position only
     other = draw_anatomy(np.random.default_rng(1))
-    assert other.chest != anatomy.chest and other.places != anatomy.places
+    assert other.chest != anatomy.chest and other.positions != anatomy.positions
 
 
 def test_scanners_differ():
