@@ -7,7 +7,7 @@ import zipfile
 from pydicom import dcmread
 from tables import write_table
 
-from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.data.cells import Timeline
 from fedtar_flare.synthetic.sites import write_sites
 
 MARK = "canaryqzx"

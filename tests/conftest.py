@@ -75,7 +75,7 @@ def home(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def cohort(home):
     """Sixteen synthetic patients of two visits at one site, prepared for the preset ``tiny``; nobody changes it."""
-    from fedtar_flare.data.timeline import Timeline
+    from fedtar_flare.data.cells import Timeline
     from fedtar_flare.imaging.pipeline import prepare_cohort
     from fedtar_flare.models.config import preset
     from fedtar_flare.synthetic.cohort import synthetic_cohort

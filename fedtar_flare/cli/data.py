@@ -278,7 +278,7 @@ def transforms(arguments: argparse.Namespace) -> int:
     arguments, what it does and what it leaves. Random ones come last: they change training images alone.
     """
     from fedtar_flare.core.settings import build
-    from fedtar_flare.data.timeline import Timeline
+    from fedtar_flare.data.cells import Timeline
     from fedtar_flare.imaging.limits import applied
     from fedtar_flare.imaging.transform_list import names_of, random_for_training
     from fedtar_flare.learning.config import DataConfig, TrainingConfig

@@ -50,7 +50,7 @@ def synth(arguments: argparse.Namespace) -> None:
     everything that was planted. Train on them with FEDTAR_SITES=OUT/sites, like on real data.
     """
     from fedtar_flare.core.settings import build
-    from fedtar_flare.data.timeline import Timeline
+    from fedtar_flare.data.cells import Timeline
     from fedtar_flare.runtime.simulation import site_names
     from fedtar_flare.synthetic.course import CohortOptions
     from fedtar_flare.synthetic.sites import write_sites

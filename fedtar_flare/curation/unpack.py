@@ -20,9 +20,9 @@ import numpy as np
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import replacing
+from fedtar_flare.data.cells import Split
 from fedtar_flare.data.sources.fields import DAY_ZERO
 from fedtar_flare.data.sources.manifest import write_rows
-from fedtar_flare.data.splits import Split
 
 PARTS: dict[str, Split] = {"train": "train", "val": "validation", "test": "test"}
 """Parts of the file, and the splits of a manifest."""

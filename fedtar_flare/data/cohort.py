@@ -11,39 +11,35 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Literal, get_args
 
 from fedtar_flare.core.errors import DataError
+from fedtar_flare.data.cells import SPLITS, Split, Timeline, split_of
 from fedtar_flare.data.minimum_cell import PLANTED, full_cells, round_to_cell, shown_count
-from fedtar_flare.data.splits import SPLITS, Split, split_of
-from fedtar_flare.data.timeline import Timeline
 
 __all__ = ["Cohort", "EXCLUDED", "Modality", "Patient", "Sample", "Sex", "Visit"]
 
 Sex = Literal["F", "M"]
 Modality = Literal["ct", "radiograph", "photograph"]
 MAX_AGE = 130.0
-EXCLUDED = "excluded"
-"""Reason of studies whose patient is on the site's list of those who withdrew."""
+EXCLUDED = "excluded"  # reason of studies whose patient is on the site's list of those who withdrew
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One study of one patient; patient and visit ids are the site's own and never leave it.
+    """One study of one patient; a report may be empty only where labels are known.
 
-    Raises
-    ------
-    DataError
-        ``empty-report`` (a report may be empty only where labels are known), ``contradicting-labels``,
-        ``unknown-modality`` or ``age-out-of-range``.
+    Parameters
+    ----------
+    patient_id, visit_id : str
+        The site's ids, which never leave it.
     """
 
     patient_id: str
-    """The site's id of the patient."""
     visit_id: str
-    """The site's id of the study."""
     acquired: datetime
     """Moment of acquisition; one with a time zone is converted to UTC without a zone, so that all compare."""
     image: Path
@@ -66,19 +62,20 @@ class Visit:
     """The lateral radiograph of the same study."""
 
     def __post_init__(self) -> None:
-        where = f"patient {self.patient_id}, visit {self.visit_id}"
         if self.acquired.tzinfo is not None:
             object.__setattr__(self, "acquired", self.acquired.astimezone(UTC).replace(tzinfo=None))
+        text, reason = "", ""
         if not self.report.strip() and self.labels is None:
-            raise DataError(f"{where}: the report is empty", reason="empty-report")
-        if self.labels is not None and self.labels & self.uncertain:
-            raise DataError(f"{where}: a label is given as sure and as unsure", reason="contradicting-labels")
-        if self.modality not in get_args(Modality):
+            text, reason = "the report is empty", "empty-report"
+        elif self.labels is not None and self.labels & self.uncertain:
+            text, reason = "a label is given as sure and as unsure", "contradicting-labels"
+        elif self.modality not in get_args(Modality):
             known = ", ".join(get_args(Modality))
-            raise DataError(f"{where}: modality '{self.modality}' is not one of {known}", reason="unknown-modality")
-        if self.age is not None and not (math.isfinite(self.age) and 0 <= self.age <= MAX_AGE):
-            text = f"{where}: age {self.age:g} is not within 0 to {MAX_AGE:g} years"
-            raise DataError(text, reason="age-out-of-range")
+            text, reason = f"modality '{self.modality}' is not one of {known}", "unknown-modality"
+        elif self.age is not None and not (math.isfinite(self.age) and 0 <= self.age <= MAX_AGE):
+            text, reason = f"age {self.age:g} is not within 0 to {MAX_AGE:g} years", "age-out-of-range"
+        if reason:
+            raise DataError(f"patient {self.patient_id}, visit {self.visit_id}: {text}", reason=reason)
 
 
 def order_in_time(visit: Visit) -> tuple[datetime, str, str]:
@@ -88,20 +85,14 @@ def order_in_time(visit: Visit) -> tuple[datetime, str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Patient:
-    """A patient and all visits at one site.
-
-    Raises
-    ------
-    DataError
-        ``no-visit``, ``mixed-patients`` (a visit of another patient) or ``duplicate-visit`` (same moment and image).
-    """
+    """A patient and all visits at one site, of which no two have the same moment and image."""
 
     patient_id: str
-    """The site's id of the patient."""
+    """The site's."""
     sex: Sex | None
     """None: unknown or other."""
     visits: tuple[Visit, ...]
-    """At least one visit; sorted here by moment (ties: by the report's text, then the image's path)."""
+    """At least one; sorted here by moment (ties: by the report's text, then the image's path)."""
     unreadable: tuple[Visit, ...] = ()
     """Visits without a readable image: nothing is learned from them, but they keep their place in time."""
 
@@ -110,12 +101,8 @@ class Patient:
             raise DataError(f"patient {self.patient_id} has no visit", reason="no-visit")
         if {self.patient_id} != set(map(attrgetter("patient_id"), (*self.visits, *self.unreadable))):
             raise DataError(f"patient {self.patient_id} holds a visit of another patient", reason="mixed-patients")
-        seen: set[tuple[datetime, Path]] = set()
-        for visit in self.visits:
-            if (visit.acquired, visit.image) in seen:
-                text = f"patient {self.patient_id}: two visits on {visit.acquired} with the same image {visit.image}"
-                raise DataError(text, reason="duplicate-visit")
-            seen.add((visit.acquired, visit.image))
+        if len({(visit.acquired, visit.image) for visit in self.visits}) < len(self.visits):
+            raise DataError(f"patient {self.patient_id}: two visits of one moment and image", reason="duplicate-visit")
         object.__setattr__(self, "visits", tuple(sorted(self.visits, key=order_in_time)))
 
 
@@ -128,15 +115,15 @@ class Sample:
     prior: Visit | None
     """The last visit at an earlier moment with a readable image; None without one, or where it is not included."""
     sex: Sex | None
-    """Sex of the patient."""
+    """The patient's."""
     time_step: int
-    """Time step, 1 to T."""
+    """1 to T."""
     split: Split
-    """Split of the patient."""
+    """The patient's."""
     prepared: Path | None = None
-    """File of the model input, once :func:`.imaging.pipeline.prepare_cohort` has run."""
+    """File of the model input, once the visit is prepared."""
     prior_prepared: Path | None = None
-    """File of the prior visit's model input."""
+    """That of the prior visit."""
     before: "Sample | None" = None
     """The prior visit as a sample, where the timeline includes more than one earlier visit."""
 
@@ -152,19 +139,18 @@ class Sample:
 
 
 class Cohort:
-    """All patients of one site, split by patient and aligned to time steps.
+    """All patients of one site, split by patient and aligned to time steps; at least one patient, of one modality.
 
     Parameters
     ----------
     site, key : str, bytes
-        Name of the site; its secret for keyed hashes, at least 16 bytes.
+        The site's name, and its secret for keyed hashes, at least 16 bytes.
     patients : sequence of Patient
-        At least one; each id once, all of one modality.
+        Each id once.
     timeline : Timeline
         How visits become time steps.
     rejected, prepared : mapping, optional
-        Number of studies left out when the data was read, by reason; file of the model input by visit
-        (:func:`.imaging.pipeline.prepare_cohort`).
+        Number of studies left out when the data was read, by reason; file of the model input by visit.
     linked : sequence of collections of str, default ()
         Groups of patient ids that share a picture. Each group is in one split: the first of training, validation and
         test that one of its patients is in, so that nobody moves from training into a test.
@@ -178,14 +164,9 @@ class Cohort:
     visits : list of Visit
         All usable visits, patient by patient.
     modality : Modality
-        Modality of all visits.
+        Of all visits.
     time_steps : int
-        Number T of time steps.
-
-    Raises
-    ------
-    DataError
-        ``no-patient``, ``duplicate-patient`` or ``mixed-modality``.
+        Number T.
     """
 
     def __init__(
@@ -202,9 +183,7 @@ class Cohort:
     ):
         if not patients:
             raise DataError(f"site {site} has no patient that can be used", reason="no-patient")
-        by_hash: dict[bytes, Patient] = {}
-        for patient in patients:
-            by_hash[hmac.digest(key, b"order:" + patient.patient_id.encode(), "sha256")] = patient
+        by_hash = {hmac.digest(key, b"order:" + p.patient_id.encode(), "sha256"): p for p in patients}
         if len(by_hash) < len(patients):
             raise DataError(f"site {site} has two patients of one id", reason="duplicate-patient")
         self.site = site
@@ -212,10 +191,8 @@ class Cohort:
         self.timeline = timeline
         self.time_steps = timeline.time_steps
         self.rejected = dict(rejected or {})
-        self.patients: tuple[Patient, ...] = tuple(dict(sorted(by_hash.items())).values())
-        self.visits: list[Visit] = []
-        for patient in self.patients:
-            self.visits += patient.visits
+        self.patients = tuple(by_hash[digest] for digest in sorted(by_hash))
+        self.visits = [visit for patient in self.patients for visit in patient.visits]
         self.modality: Modality = self.visits[0].modality
         if len(set(map(attrgetter("modality"), self.visits))) > 1:
             raise DataError(f"site {site} mixes CT and radiographs; make one cohort of each", reason="mixed-modality")
@@ -225,13 +202,14 @@ class Cohort:
             first = min(map(self._split_of, group), key=SPLITS.index)
             self.splits |= dict.fromkeys(group, first)
         self._left_out: dict[str, set[str]] = {}  # reason to the patients whose visits were left out after reading
-        self._samples = self._align(prepared or {})
+        self._prepared = prepared or {}
 
     def _split_of(self, patient_id: str) -> Split:
         return self.splits.get(patient_id) or split_of(patient_id, self.key)
 
-    def _align(self, prepared: Mapping[Visit, Path]) -> list[Sample]:
-        """Every visit as a sample, with its time step, split and prior visit."""
+    @cached_property
+    def _samples(self) -> list[Sample]:
+        """Every visit as a sample; made when they are first needed, which a cohort to be prepared never does."""
         samples: list[Sample] = []
         with_prior, several = bool(self.timeline.prior_kinds), self.timeline.priors > 1
         for patient in self.patients:
@@ -244,17 +222,11 @@ class Cohort:
                 before = None
                 if with_prior:  # of two visits at one moment, neither came before the other
                     before = next((s for s in reversed(earlier) if s.visit.acquired < visit.acquired), None)
-                prior, image = (None, None) if before is None else (before.visit, before.prepared)
-                chain = before if several else None
-                earlier.append(Sample(visit, prior, patient.sex, step, split, prepared.get(visit), image, chain))
+                prior, image = (before.visit, before.prepared) if before else (None, None)
+                prepared, chain = self._prepared.get(visit), before if several else None
+                earlier.append(Sample(visit, prior, patient.sex, step, split, prepared, image, chain))
             samples += earlier
         return samples
-
-    def _with(self, samples: list[Sample]) -> "Cohort":
-        """A copy that has these samples."""
-        other = copy.copy(self)
-        other._samples = samples
-        return other
 
     def samples(self, split: Split | None, steps: int | Collection[int] | None = None, least: int = 1) -> list[Sample]:
         """Samples by patient in hash order, then by date.
@@ -262,9 +234,9 @@ class Cohort:
         Parameters
         ----------
         split : Split or None
-            Their split; None: any.
+            None: any.
         steps : int or collection of int, optional
-            Their time step or steps; None: any.
+            Time step or steps; None: any.
         least : int, default 1
             Fewest distinct patients of a cell (a split at a time step); smaller cells are left out.
 
@@ -272,15 +244,10 @@ class Cohort:
         -------
         list of Sample
         """
-        cells = self._cells(least)
+        cells = full_cells((((s.split, s.time_step), s.visit.patient_id) for s in self._samples), least)
         wanted = (steps,) if isinstance(steps, int) else steps
-        return [
-            s
-            for s in self._samples
-            if split in (None, s.split)
-            and (wanted is None or s.time_step in wanted)
-            and (s.split, s.time_step) in cells
-        ]
+        cells = {(of, t) for of, t in cells if split in (None, of) and (wanted is None or t in wanted)}
+        return [sample for sample in self._samples if (sample.split, sample.time_step) in cells]
 
     def leaving_out(
         self,
@@ -290,25 +257,19 @@ class Cohort:
     ) -> "Cohort":
         """The cohort without some visits, which ``rejected`` then counts.
 
-        A visit left out keeps its place in time, so that later visits stay at their step; the next visit's prior is the
-        last one remaining.
+        Later visits stay at their step; the next visit's prior is the last one remaining.
 
         Parameters
         ----------
         reason_of : callable
             Gives the reason why a visit is left out; None for a visit that stays.
         prepared, linked : optional
-            As for :class:`Cohort`; without ``linked``, the groups stay as they are.
+            As for :class:`Cohort`; without ``linked``, the groups stay.
 
         Returns
         -------
         Cohort
-            Without the patients of whom no visit is left.
-
-        Raises
-        ------
-        DataError
-            ``no-patient`` when nobody is left.
+            Without the patients of whom no visit is left; :class:`DataError` ``no-patient`` when nobody is.
         """
         rejected, left_out = Counter(self.rejected), defaultdict(set, copy.deepcopy(self._left_out))
         patients = []
@@ -324,9 +285,16 @@ class Cohort:
             if usable:
                 unreadable = (*patient.unreadable, *unusable)
                 patients.append(replace(patient, visits=tuple(usable), unreadable=unreadable) if unusable else patient)
-        groups = self.linked if linked is None else linked
-        settings = {"key": self.key, "timeline": self.timeline, "rejected": rejected, "splits": self.splits}
-        smaller = Cohort(self.site, patients, prepared=prepared, linked=groups, **settings)  # type: ignore[arg-type]
+        smaller = Cohort(
+            self.site,
+            patients,
+            key=self.key,
+            timeline=self.timeline,
+            rejected=rejected,
+            prepared=prepared,
+            linked=self.linked if linked is None else linked,
+            splits=self.splits,
+        )
         smaller._left_out = left_out
         return smaller
 
@@ -338,7 +306,7 @@ class Cohort:
         step : int
             The newest time step. Validation uses its visits alone; later ones are gone.
         replay_share : float, default 1
-            Share in [0, 1] of the earlier training visits that are kept, drawn by keyed hash.
+            Share in [0, 1] of the earlier training visits that remain, drawn by keyed hash.
 
         Returns
         -------
@@ -346,44 +314,31 @@ class Cohort:
         """
         arrived = []
         for sample in self._samples:
-            keep = sample.time_step == step or (sample.time_step < step and sample.split != "validation")
-            if keep and sample.split == "train" and sample.time_step < step:
+            earlier = sample.time_step < step
+            stays = sample.time_step == step or (earlier and sample.split != "validation")
+            if earlier and sample.split == "train":
                 visit = f"replay:{sample.visit.patient_id}/{sample.visit.visit_id}"
                 drawn = hmac.digest(self.key, visit.encode(), "sha256")
-                keep = int.from_bytes(drawn[:6], "big") / 2**48 < replay_share
-            if keep:
+                stays = int.from_bytes(drawn[:6], "big") / 2**48 < replay_share
+            if stays:
                 arrived.append(sample)
-        return self._with(arrived)
+        return self.with_samples(arrived)
 
     def with_samples(self, samples: Sequence[Sample]) -> "Cohort":
-        """A copy with more samples.
+        """A copy that has these samples.
 
         Parameters
         ----------
         samples : sequence of Sample
-            Canaries, or other sites' samples, as these sites split and aligned them.
+            With canaries, or other sites' samples, as these sites split and aligned them.
 
         Returns
         -------
         Cohort
         """
-        return self._with([*self._samples, *samples])
-
-    def training_on(self, patients: Collection[str]) -> "Cohort":
-        """A copy that trains on some patients and tests on all others.
-
-        Parameters
-        ----------
-        patients : collection of str
-            Ids of the patients to train on.
-
-        Returns
-        -------
-        Cohort
-        """
-        return self._with(
-            [replace(s, split="train" if s.visit.patient_id in patients else "test") for s in self._samples]
-        )
+        other = copy.copy(self)
+        other._samples = list(samples)
+        return other
 
     def counts(self, least: int = 1) -> dict[Split, list[int]]:
         """Numbers of visits as they may leave the site (:mod:`.minimum_cell`).
@@ -391,24 +346,16 @@ class Cohort:
         Parameters
         ----------
         least : int, default 1
-            The site's minimum cell: fewest distinct patients of a cell that is reported, else 0.
+            The site's minimum cell; a cell of fewer distinct patients counts 0.
 
         Returns
         -------
         dict of Split to list of int
-            For each split one number per time step, rounded down to a multiple of ``least``; length T.
+            By time step, rounded down to multiples of ``least``; length T.
         """
-        cells = self._cells(least)
-        counts: dict[Split, list[int]] = {}
-        for split in SPLITS:
-            counts[split] = [0] * self.time_steps
-        for sample in self._samples:
-            if (sample.split, sample.time_step) in cells:
-                counts[sample.split][sample.time_step - 1] += 1
-        for row in counts.values():
-            for t, n in enumerate(row):
-                row[t] = round_to_cell(n, least)
-        return counts
+        visits = Counter((s.split, s.time_step) for s in self.samples(None, least=least))
+        steps = range(1, self.time_steps + 1)
+        return {split: [round_to_cell(visits[split, step], least) for step in steps] for split in SPLITS}
 
     def digest(self) -> str:
         """A keyed hash of the content.
@@ -419,10 +366,9 @@ class Cohort:
             Hexadecimal; another one once a visit comes or goes, moves to another cell, or changes report or labels.
         """
         rows = []
-        for s in self._samples:
-            visit = s.visit
-            labels = sorted(visit.labels or ())
-            rows.append(repr((visit.patient_id, visit.visit_id, s.split, s.time_step, visit.report, labels)))
+        for sample in self._samples:
+            visit, cell = sample.visit, (sample.split, sample.time_step)
+            rows.append(repr((visit.patient_id, visit.visit_id, *cell, visit.report, sorted(visit.labels or ()))))
         return hmac.digest(self.key, "\n".join(sorted(rows)).encode(), "sha256").hex()
 
     def left_out(self, least: int) -> dict[str, int]:
@@ -431,7 +377,7 @@ class Cohort:
         Parameters
         ----------
         least : int
-            The site's minimum cell. Above 1, only reasons whose patients are known and at least that many are reported.
+            The site's minimum cell. Above 1, only reasons with at least that many known patients are reported.
 
         Returns
         -------
@@ -444,9 +390,10 @@ class Cohort:
         shown = {reason: shown_count(n, self._left_out.get(reason, ()), least) for reason, n in counts.items()}
         return {reason: n for reason, n in shown.items() if n}
 
-    def _cells(self, least: int) -> set[tuple[Split, int]]:
-        """Split and time step of the cells with at least ``least`` distinct patients."""
-        members = []
-        for sample in self._samples:
-            members.append(((sample.split, sample.time_step), sample.visit.patient_id))
-        return full_cells(members, least)
+
+def training_on(cohort: Cohort, patients: Collection[str]) -> Cohort:
+    """A copy of a cohort that trains on some patients and tests on all others."""
+    samples = []
+    for sample in cohort._samples:
+        samples.append(replace(sample, split="train" if sample.visit.patient_id in patients else "test"))
+    return cohort.with_samples(samples)

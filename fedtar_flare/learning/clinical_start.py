@@ -13,9 +13,9 @@ import torch
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import write_json
+from fedtar_flare.data.cells import SPLITS, patient_digest
 from fedtar_flare.data.cohort import Cohort, Sample, Split
 from fedtar_flare.data.sources.tables import rows_of
-from fedtar_flare.data.splits import SPLITS, patient_digest
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.pipeline import images_of, prepare_cohort
 from fedtar_flare.imaging.transform_list import Spec

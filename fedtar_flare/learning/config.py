@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fedtar_flare.core.globs import problem_of
 from fedtar_flare.core.settings import Settings
-from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.transform_list import problem_of as problem_of_transforms
 
 LEAST_PERIOD = timedelta(days=28)

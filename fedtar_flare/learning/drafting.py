@@ -16,9 +16,8 @@ from torch import Tensor
 
 from fedtar_flare import registry
 from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.data.cells import Timeline, read_key
 from fedtar_flare.data.cohort import Cohort, Modality, Patient, Sample, Sex, Visit
-from fedtar_flare.data.splits import read_key
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.pipeline import prepare
 from fedtar_flare.imaging.readers.dicom_tags import first, headers

@@ -48,7 +48,7 @@ class CentralisedSite(PooledSite):
         members = [name for name in names if SiteState(run.parent, run.name, name).versions()]
         configs = {name: load_site_config(name, workspace=None, simulator=True) for name in members}
         others = [self.patients(config, name, task.header.time_steps) for name, config in configs.items()]
-        return task.cohort.with_samples([sample for other in others for sample in other.samples(None)])
+        return task.cohort.with_samples([s for cohort in (task.cohort, *others) for s in cohort.samples(None)])
 
 
 METHOD = FEDAVG.derive(

@@ -304,7 +304,7 @@ class ReportSite(SiteStrategy):
 
             task.logger.info(f"trained on {planted} made-up patients too (canaries): for a trial, not for use")
             made_up = canaries(cohort, header.run_id, planted, learner.tokenizer, task.state.folder)
-            learner.cohort = cohort.with_samples(made_up)
+            learner.cohort = cohort.with_samples([*cohort.samples(None), *made_up])
         result = learner.train(steps, seed, task.on_update(updates), updates, fewest)
         learner.cohort = cohort
         task.site.stop_if_aborted()

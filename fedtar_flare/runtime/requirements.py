@@ -19,7 +19,7 @@ from fedtar_flare.site.admission import JobRequest, Reach
 from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
-    from fedtar_flare.data.timeline import Timeline
+    from fedtar_flare.data.cells import Timeline
     from fedtar_flare.models.report_generator import ReportGenerator
     from fedtar_flare.site.site_file import SiteConfig
 

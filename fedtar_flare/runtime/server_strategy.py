@@ -10,7 +10,7 @@ import torch
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.settings import RunSettings, build
-from fedtar_flare.data.splits import SPLITS
+from fedtar_flare.data.cells import SPLITS
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.protocol.tasks import TRAIN

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import read_yaml
 from fedtar_flare.core.settings import build
+from fedtar_flare.data.cells import Timeline, read_key
 from fedtar_flare.data.cohort import EXCLUDED, Cohort
 from fedtar_flare.data.sources import read_source
-from fedtar_flare.data.splits import read_key
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.site.context import home, kit_of
 from fedtar_flare.site.site_file import SiteConfig, cache_folder, read_site_file, state_folder
 

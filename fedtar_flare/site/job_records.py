@@ -10,7 +10,7 @@ from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.core.files import PRIVATE, locked, read_json, write_json
-from fedtar_flare.data.timeline import extends
+from fedtar_flare.data.cells import extends
 from fedtar_flare.site.admission import Declined
 
 RUNS, CELLS = "runs.json", "cells.json"

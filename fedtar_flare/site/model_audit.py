@@ -26,7 +26,7 @@ from fedtar_flare import registry
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.core.files import PRIVATE, write_json
 from fedtar_flare.core.settings import build
-from fedtar_flare.data.cohort import Sample
+from fedtar_flare.data.cohort import Sample, training_on
 from fedtar_flare.imaging.augment import change_of
 from fedtar_flare.learning.canaries import BITS, canaries, exposure
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
@@ -162,9 +162,8 @@ def audit_model(
             raise DataError(f"--shadows: site {site.name} has {counts_} patients; it takes {FEWEST} of each")
         for half in _halves(sorted(set().union(*ids.values())), shadows, f"{about['seed']} {info['run_id']}"):
             say(f"shadow run {len(outside) + 1} of {shadows}")
-            shadow_run = shadow(
-                cohort.training_on(half), about, int(info["round"]), site=site, config=config, model=model
-            )
+            shadow_cohort = training_on(cohort, half)
+            shadow_run = shadow(shadow_cohort, about, int(info["round"]), site=site, config=config, model=model)
             unseen, losses = [sample for sample in samples if sample.visit.patient_id not in half], {}
             for name, (_, personal, shadow_run.writes, _) in zip(PARTS[1:], chosen[1:], strict=False):
                 losses[name], _ = _losses_and_drafts(shadow_run, unseen, personal, False)

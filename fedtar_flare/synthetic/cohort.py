@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.data.cells import Timeline, synthetic_key
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
-from fedtar_flare.data.splits import synthetic_key
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.course import CohortOptions
 
 INDEX, TRUTH = "index.json", "truth.json"

@@ -26,8 +26,7 @@ import numpy as np
 from pydantic import Field
 
 from fedtar_flare.core.settings import Settings
-from fedtar_flare.data.splits import split_of, synthetic_key
-from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.data.cells import Timeline, split_of, synthetic_key
 from fedtar_flare.synthetic.reports import Change, State
 from fedtar_flare.synthetic.vocabulary import (
     FINDINGS,

@@ -7,8 +7,8 @@ import yaml
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import write_text
+from fedtar_flare.data.cells import Timeline
 from fedtar_flare.data.sources.manifest import write_rows
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.cohort import INDEX, TRUTH, synthetic_cohort
 from fedtar_flare.synthetic.course import CohortOptions
 

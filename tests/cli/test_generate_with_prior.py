@@ -6,7 +6,7 @@ import shutil
 import pytest
 from command import fedtar_here as here
 
-from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.data.cells import Timeline
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.adapters.peft_file import ADAPTER_CONFIG, ADAPTER_INFO, read_adapter_config, read_adapter_info
 from fedtar_flare.models.build import build_model

@@ -9,9 +9,8 @@ from kits import make_kit, whole, write_noise
 from safetensors.torch import save
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.data.cells import Timeline, patient_digest, split_of
 from fedtar_flare.data.sources.manifest import write_rows
-from fedtar_flare.data.splits import patient_digest, split_of
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.learning import clinical_start
 from fedtar_flare.models.adapters.peft_file import (
     ADAPTER_CONFIG,

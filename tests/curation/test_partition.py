@@ -12,9 +12,9 @@ from refused import refused
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.curation import partition
 from fedtar_flare.curation.partition import by_clusters, by_dirichlet, by_institution, by_random, partition_source
+from fedtar_flare.data.cells import Timeline
 from fedtar_flare.data.cohort import Patient, Visit
 from fedtar_flare.data.sources import read_source
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.site_file import read_site_file
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from refused import refused
 
 from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.data.cells import PRIORS, Timeline
 from fedtar_flare.data.cohort import SPLITS, Cohort, Patient, Visit
-from fedtar_flare.data.timeline import PRIORS, Timeline
 
 KEY = bytes(range(32))
 DAY = datetime(2020, 1, 1)

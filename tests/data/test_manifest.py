@@ -14,12 +14,11 @@ from refused import refused
 from tables import write_table
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.data.cells import SPLITS, Timeline, split_of
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
 from fedtar_flare.data.sources.manifest import read_manifest, write_rows
 from fedtar_flare.data.sources.tables import open_table, rows_of
-from fedtar_flare.data.splits import SPLITS, split_of
-from fedtar_flare.data.timeline import Timeline
 
 HEAD = "patient_id,study_datetime,image,report,age,sex"
 GOOD = dict(zip(HEAD.split(","), ("ok", "2020-01-01", "a.png", "Clear.", "50", "F"), strict=True))

@@ -15,9 +15,8 @@ from make_dicom import trunk, write_series
 from PIL import Image
 from scipy.sparse.csgraph import connected_components
 
+from fedtar_flare.data.cells import SPLITS, Timeline, split_of
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
-from fedtar_flare.data.splits import SPLITS, split_of
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.imaging.duplicates import SAME, linked, miniature, shared_pictures
 from fedtar_flare.imaging.pipeline import Size, prepare_cohort
 from fedtar_flare.imaging.readers.pictures import read_radiograph

@@ -18,9 +18,8 @@ from PIL import Image
 from refused import refused
 
 from fedtar_flare.core.errors import DataError
+from fedtar_flare.data.cells import SPLITS, Timeline
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
-from fedtar_flare.data.splits import SPLITS
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.imaging import pipeline
 from fedtar_flare.imaging.cache import file_identity, files_of
 from fedtar_flare.imaging.pipeline import Size, images_of, prepare, prepare_cohort, prepare_visits

@@ -5,7 +5,7 @@ from functools import partial
 import learners
 import pytest
 
-from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 

@@ -7,7 +7,7 @@ from batches import noise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning import comparison
 from fedtar_flare.learning.comparison import CHANGE_RMS, UNKNOWN, Comparison, changes_of, is_shown

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.data.cells import Timeline
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.models.config import preset
 from fedtar_flare.runtime.requirements import AdaptedModel, require_memory

@@ -8,7 +8,7 @@ from ranked import in_ranks
 
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.core.tensor_file import checksum
-from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.ranks import ALONE, Ranks

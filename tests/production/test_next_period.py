@@ -8,7 +8,7 @@ from kits import whole
 from make_dicom import write_radiograph
 
 from fedtar_flare.core.files import PRIVATE, write_text
-from fedtar_flare.data.splits import SPLITS, split_of
+from fedtar_flare.data.cells import SPLITS, split_of
 from fedtar_flare.methods.fedtar.events import EVENTS, Alphas, Outer
 from fedtar_flare.record.events import SHARED, Evaluation, Start, Step
 from fedtar_flare.record.log import of_kind, read_events

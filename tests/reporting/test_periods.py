@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy.stats import permutation_test
 
+from fedtar_flare.data.cells import Timeline
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.learning.evaluation import report_rows
 from fedtar_flare.metrics import drift

@@ -5,6 +5,7 @@ import torch
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import write_text
+from fedtar_flare.data.cohort import training_on
 from fedtar_flare.learning.canaries import canaries
 from fedtar_flare.models.adapters.peft_file import read_adapter, read_adapter_info
 from fedtar_flare.runtime.in_process import run_in_process
@@ -41,10 +42,13 @@ def test_on_the_run_s_own_patients_a_shadow_is_the_run_and_an_audit_compares_wit
         audit_model(adapter, site, config, {}, print, 1, shadow)
 
     (half, run, rounds, others), before = given[0], sorted((tmp_path / "home").rglob("*"))
-    whole = half.training_on({p.patient_id for p in half.patients if half._split_of(p.patient_id) == "train"})
+    whole = training_on(half, {p.patient_id for p in half.patients if half._split_of(p.patient_id) == "train"})
     without = train_shadow(whole, run, rounds, **others)
     planted = canaries(whole, read_adapter_info(adapter)["run_id"], 2, without.tokenizer, tmp_path)
-    same, end = train_shadow(whole.with_samples(planted), run, rounds, **others).shared(), read_adapter(adapter)
+    same, end = (
+        train_shadow(whole.with_samples([*whole.samples(None), *planted]), run, rounds, **others).shared(),
+        read_adapter(adapter),
+    )
     assert all(torch.allclose(same[name], value, atol=1e-7) for name, value in end.items())
     assert not all(torch.allclose(without.shared()[name], value, atol=1e-4) for name, value in end.items())
     assert before == sorted((tmp_path / "home").rglob("*")), "a shadow run leaves nothing"

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import build
+from fedtar_flare.data.cells import SPLITS, Timeline
 from fedtar_flare.data.cohort import EXCLUDED, Cohort, Patient, Sample, Visit
 from fedtar_flare.data.minimum_cell import round_share, winsorised_mean
-from fedtar_flare.data.splits import SPLITS
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.learning.config import DataConfig
 from fedtar_flare.learning.evaluation import site_scores
 from fedtar_flare.metrics.registry import SCORES

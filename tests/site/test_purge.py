@@ -12,7 +12,7 @@ from kits import add_to_site_file, make_kit, write_radiographs
 from labelers import published
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.cache import computed_path, store_computed
 from fedtar_flare.imaging.pipeline import Size, entry_of, prepare
 from fedtar_flare.learning.report_labeler import import_labeler

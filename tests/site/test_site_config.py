@@ -10,8 +10,8 @@ from PIL import Image
 from refused import refused
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.data.cells import Timeline
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.site.bounds import Bounds, default_bounds
 from fedtar_flare.site.cohort import load_cohort, site_key

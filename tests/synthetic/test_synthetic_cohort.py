@@ -6,8 +6,7 @@ import pytest
 from command import loaded_by
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.data.splits import synthetic_key
-from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.data.cells import Timeline, synthetic_key
 from fedtar_flare.synthetic import build, cohort
 from fedtar_flare.synthetic.cohort import TRUTH, synthetic_cohort
 from fedtar_flare.synthetic.course import CohortOptions
@@ -72,7 +71,7 @@ def test_the_second_call_reads_the_same_and_loads_no_heavy_library(site, folder,
     assert make(folder, prior="report").samples("train", 2)[0].prior is not None
     program = f"""
 from pathlib import Path
-from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.data.cells import Timeline
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 synthetic_cohort("site-1", folder=Path({str(folder)!r}), patients=4, timeline=Timeline(2), seed=0)
 """

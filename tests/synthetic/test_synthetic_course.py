@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtar_flare.data.splits import split_of, synthetic_key
-from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.data.cells import Timeline, split_of, synthetic_key
 from fedtar_flare.synthetic import course
 from fedtar_flare.synthetic.course import OLDER_FROM, CohortOptions, almost_never, change_step, plan_patient
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, NEW_FINDINGS, NEW_KINDS

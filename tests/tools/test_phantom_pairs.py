@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.data.cells import Timeline
 from fedtar_flare.synthetic.build import report_of
 from fedtar_flare.synthetic.course import CohortOptions, plan_patient, stream
 from fedtar_flare.synthetic.phantom import site_scanner

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
+from fedtar_flare.data.cells import Timeline
 from fedtar_flare.data.cohort import Cohort, Sample
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig

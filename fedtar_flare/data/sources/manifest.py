@@ -17,11 +17,11 @@ from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, decoding, within
 from fedtar_flare.core.files import SHARED, replacing
+from fedtar_flare.data.cells import SPLITS
 from fedtar_flare.data.cohort import Modality, Visit
 from fedtar_flare.data.sources.fields import PICTURES, age_at, date_of, known_age, labels_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import Row, open_table
-from fedtar_flare.data.splits import SPLITS
 
 logger = logging.getLogger(__name__)
 OPTIONS = ("modality",)

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
+from fedtar_flare.data.cells import Split
 from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.sources.fields import age_of, checked_age, clock_of, moment_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import Row, find_table, label_table, option_path, rows_of
-from fedtar_flare.data.splits import Split
 
 OPTIONS = ("reports", "patients", "split", "labels", "views")
 COLUMNS = ("dicom_id", "subject_id", "study_id", "ViewPosition", "StudyDate", "StudyTime")

@@ -16,9 +16,9 @@ from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, DataError, within
 from fedtar_flare.core.settings import check_names, suggestion
+from fedtar_flare.data.cells import Split
 from fedtar_flare.data.cohort import Patient, Sex, Visit, order_in_time
 from fedtar_flare.data.report_text import CLEANINGS, check_sections, clean_report, select_sections
-from fedtar_flare.data.splits import Split
 
 logger = logging.getLogger(__name__)
 _LOGGED: set[int] = set()

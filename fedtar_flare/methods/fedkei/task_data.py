@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedtar_flare.data.cells import SPLITS, Split
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.data.minimum_cell import enough, round_to_cell
-from fedtar_flare.data.splits import SPLITS, Split
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.methods.fedkei.task_stream import Labeled, TaskStream

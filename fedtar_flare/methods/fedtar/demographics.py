@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedtar_flare.core.errors import DataError
+from fedtar_flare.data.cells import identity_hash
 from fedtar_flare.data.cohort import Cohort, Sample
-from fedtar_flare.data.splits import identity_hash
 from fedtar_flare.methods.fedtar.config import PROFILES, PatientConfig
 
 UNKNOWN = 0.5

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import Settings, build
-from fedtar_flare.data.splits import key_check, synthetic_key
+from fedtar_flare.data.cells import key_check, synthetic_key
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.drafting import SavedLearner

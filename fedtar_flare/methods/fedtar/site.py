@@ -11,7 +11,7 @@ import torch
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import RunSettings
 from fedtar_flare.core.tensor_file import checksum
-from fedtar_flare.data.splits import key_check
+from fedtar_flare.data.cells import key_check
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.labels import require_labeler
 from fedtar_flare.methods.fedtar.config import EMBEDDING_DIM

@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from fedtar_flare.core.errors import FedTARError
-from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.data.cells import Timeline
 from fedtar_flare.site.cohort import KEY_FILE, key_folder, load_cohort
 from fedtar_flare.site.context import home
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding

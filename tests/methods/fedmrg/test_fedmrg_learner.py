@@ -11,7 +11,7 @@ from ranked import in_ranks
 from torch.nn import functional as F
 
 from fedtar_flare.core.tensor_file import checksum
-from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.augment import change_of
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import images_of, prepare_cohort

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import DataError
-from fedtar_flare.data.splits import identity_hash
+from fedtar_flare.data.cells import identity_hash
 from fedtar_flare.methods.fedtar.config import PROFILES, PatientConfig
 from fedtar_flare.methods.fedtar.demographics import DemographicMixture, profiles
 

@@ -11,7 +11,7 @@ import torch
 from learners import MODEL, learner_of
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.data.splits import key_check
+from fedtar_flare.data.cells import key_check
 from fedtar_flare.learning.drafting import Drafter, Study
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.data.splits import FRACTIONS, identity_hash, keyed_unit, split_of
+from fedtar_flare.data.cells import FRACTIONS, identity_hash, keyed_unit, split_of
 
 KEY = bytes(range(32))
 
