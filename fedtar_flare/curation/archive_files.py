@@ -51,9 +51,9 @@ def read_headers(paths: list[str]) -> Headers:
     from pydicom.tag import Tag
 
     from fedtar_flare.imaging.readers.dicom_files import is_companion, read_header, sources
-    from fedtar_flare.imaging.readers.film_view import KEYWORDS as VIEW
+    from fedtar_flare.imaging.readers.pictures import VIEW_KEYWORDS
 
-    tags = [Tag(keyword) for keyword in f"{KEYWORDS} {VIEW}".split()]
+    tags = [Tag(keyword) for keyword in f"{KEYWORDS} {VIEW_KEYWORDS}".split()]
     headers = Headers([], [], [], [])
     for path in paths:
         before = len(headers.problems)
@@ -125,7 +125,7 @@ def studies_below(files: Sequence[File]) -> dict[Path, set[str]]:
 
 def _view(dataset: Any) -> str:
     from fedtar_flare.imaging.readers.dicom_tags import first
-    from fedtar_flare.imaging.readers.film_view import view_of
+    from fedtar_flare.imaging.readers.pictures import view_of
 
     try:
         return "lateral-view" if view_of(dataset, "").side == "lateral" else first(dataset, "ViewPosition").upper()

@@ -162,5 +162,5 @@ def _rows(table: Path, problems: list[DataError]) -> Iterator[tuple[int, dict[st
             )
         if len(columns) < len(names):
             raise ConfigError(f"{table}: two columns mean the same (there is: {', '.join(names)})")
-        for number, row in opened.rows(problems, str(table)):
+        for number, row in opened.rows(problems):
             yield number, {names[name]: without_mark(value) for name, value in row.items()}

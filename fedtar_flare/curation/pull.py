@@ -32,7 +32,7 @@ def read_query(table: Path) -> list[Record]:
         if other := set(opened.columns) - {*STUDY, *SERIES}:
             known = ", ".join(STUDY + SERIES)
             raise ConfigError(f"{table}: columns {', '.join(sorted(other))} cannot be asked for (known: {known})")
-        rows = [{key: value for key, value in row.items() if value} for _, row in opened.rows(problems, str(table))]
+        rows = [{key: value for key, value in row.items() if value} for _, row in opened.rows(problems)]
     if problems or not rows or not all(row.keys() & STUDY for row in rows):
         raise ConfigError(str(problems[0]) if problems else f"{table}: without a row, or with one that names no study")
     return rows

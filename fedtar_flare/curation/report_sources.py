@@ -245,6 +245,6 @@ def _sr(file: Path) -> Iterator[Report]:
 
 def _omop(file: Path, accession: str, problems: list[DataError]) -> Iterator[Report]:
     with open_table(file, "the table of notes") as opened:
-        for _, row in opened.rows(problems, str(file)):
+        for _, row in opened.rows(problems):
             state = {"patient_id": row["person_id"], "study_date": row["note_date"], "report": row["note_text"]}
             yield state | {"status": "final", "issued": row["note_date"], "accession_number": row.get(accession, "")}

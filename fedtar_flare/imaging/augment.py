@@ -17,18 +17,7 @@ _LOCK = threading.Lock()  # MONAI's transforms hold their random state in themse
 
 
 def augment(images: np.ndarray, seed: int, transforms: Sequence[Spec]) -> np.ndarray:
-    """Change the prepared image of one visit at random; all slices and channels change alike.
-
-    Parameters
-    ----------
-    images : ndarray
-        uint8 (S, 3, H, W); it is not changed itself.
-
-    Returns
-    -------
-    ndarray
-        uint8 (S, 3, H, W).
-    """
+    """Change the prepared image of one visit, uint8 (S, 3, H, W), at random; all slices and channels change alike."""
     import torch
 
     from fedtar_flare.imaging.transforms import composed

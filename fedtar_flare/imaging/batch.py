@@ -1,7 +1,7 @@
 """Prepared images of several visits, and of their earlier visits, as one batch of tensors."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -34,18 +34,13 @@ class PriorBatch:
         Parameters
         ----------
         device : torch.device or str
-            Of the new tensors.
 
         Returns
         -------
         PriorBatch
-            The copy.
         """
-        images = None if self.images is None else self.images.to(device)
-        ids = None if self.input_ids is None else self.input_ids.to(device)
-        mask = None if self.text_mask is None else self.text_mask.to(device)
-        earlier = None if self.earlier is None else self.earlier.to(device)
-        return PriorBatch(self.days.to(device), images, ids, mask, self.reports, earlier)
+        parts = {name: part for name, part in vars(self).items() if part is not None and name != "reports"}
+        return replace(self, **{name: part.to(device) for name, part in parts.items()})
 
 
 @dataclass
@@ -67,12 +62,10 @@ class ImageBatch:
         Parameters
         ----------
         device : torch.device or str
-            Of the new tensors.
 
         Returns
         -------
         ImageBatch
-            The copy.
         """
         prior = None if self.prior is None else self.prior.to(device)
         return ImageBatch(self.images.to(device), self.position_mm.to(device), self.slice_mask.to(device), prior)
@@ -91,9 +84,7 @@ def collate(prepared: Sequence[Prepared]) -> ImageBatch:
     ImageBatch
         Visits with fewer slices are padded with zeros and masked.
     """
-    slices = 0
-    for item in prepared:
-        slices = max(slices, len(item.image))
+    slices = max(len(item.image) for item in prepared)
     images = np.zeros((len(prepared), slices, *prepared[0].image.shape[1:]), np.uint8)
     positions = np.zeros((len(prepared), slices), np.float32)
     mask = np.zeros((len(prepared), slices), bool)

@@ -35,12 +35,13 @@ _VERIFIED: dict[Path, tuple[int, int, int]] = {}  # inode, size and time of file
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Model input of one visit; both arrays are memory-mapped and read-only."""
+    """Model input of one visit; both arrays are memory-mapped and read-only.
 
-    image: np.ndarray
-    """uint8 (S, 3, H, W)."""
-    position_mm: np.ndarray
-    """float32 (S,), positions of the slices along the body's axis, from the middle of the lungs; 0 for a picture."""
+    ``position_mm`` has the slices' positions along the body's axis, from the middle of the lungs; 0 for a picture.
+    """
+
+    image: np.ndarray  # uint8 (S, 3, H, W)
+    position_mm: np.ndarray  # float32 (S,)
 
 
 def file_identity(path: Path) -> Identity:
@@ -127,13 +128,7 @@ def load_computed(file: Path) -> np.ndarray | None:
 
 
 def store_computed(file: Path, values: np.ndarray) -> None:
-    """Store a computed array, whole or not at all; an error of the disk is ignored, as it can be computed again.
-
-    Parameters
-    ----------
-    values : ndarray
-        Of any shape.
-    """
+    """Store a computed array, whole or not at all; an error of the disk is ignored, as it can be computed again."""
     with suppress(OSError):
         _write(file, values=values)
 

@@ -23,10 +23,7 @@ BLOCK = 256  # images compared with all others at once
 def miniature(planes: Sequence[np.ndarray]) -> np.ndarray:
     """Make a small version of an image: ranks of its grey values, which windows and gamma curves hardly change.
 
-    Parameters
-    ----------
-    planes : sequence of numpy.ndarray
-        Slices, uint8 (H, W), from feet to head; a radiograph has one.
+    ``planes`` are slices, uint8 (H, W), from feet to head; a radiograph has one.
     """
     from PIL import Image, ImageOps
 
@@ -43,10 +40,10 @@ def shared_pictures(miniatures: Sequence[np.ndarray], patients: Sequence[str]) -
     """Find pictures that different patients share."""
     if not miniatures:
         return
-    stacked, owners = np.stack(miniatures), np.unique(patients, return_inverse=True)[1]
+    stacked, patient = np.stack(miniatures), np.unique(patients, return_inverse=True)[1]
     for start in range(0, len(stacked), BLOCK):
         rows = slice(start, start + BLOCK)
-        alike = (stacked[rows] @ stacked[start:].T > SAME) & (owners[rows, None] != owners[None, start:])
+        alike = (stacked[rows] @ stacked[start:].T > SAME) & (patient[rows, None] != patient[None, start:])
         yield from ((start + int(i), start + int(j)) for i, j in np.argwhere(np.triu(alike, 1)))
 
 
@@ -64,7 +61,10 @@ def linked_patients(prepared: tuple[tuple[str, Path], ...]) -> tuple[frozenset[s
     """:func:`linked` of patients and the cache entries of their images; computed once in a process."""
     patients, miniatures = [], []
     for patient, entry in prepared:
-        if (small := _stored_miniature(entry)) is not None:
+        file = cache.computed_path(entry, "miniature")
+        if (small := cache.load_computed(file)) is None and (image := cache.load(entry)) is not None:
+            cache.store_computed(file, small := miniature(list(image.image[:, 0])))
+        if small is not None:
             patients.append(patient)
             miniatures.append(small)
     pairs = shared_pictures(miniatures, patients)
@@ -72,11 +72,3 @@ def linked_patients(prepared: tuple[tuple[str, Path], ...]) -> tuple[frozenset[s
         text = "%d patients share a picture, and so a split ('fedtar data check' names them)"
         logger.warning(text, sum(map(len, groups)))
     return groups
-
-
-def _stored_miniature(entry: Path) -> np.ndarray | None:
-    """The miniature of a cache entry, computed once and stored beside it; None where the entry is damaged."""
-    file = cache.computed_path(entry, "miniature")
-    if (small := cache.load_computed(file)) is None and (image := cache.load(entry)) is not None:
-        cache.store_computed(file, small := miniature(list(image.image[:, 0])))
-    return small

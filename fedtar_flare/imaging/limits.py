@@ -40,7 +40,7 @@ _IN_FORCE: ContextVar[tuple[Limits, float]] = ContextVar("limits", default=(Limi
 
 @contextmanager
 def applied(limits: Limits) -> Iterator[None]:
-    """Apply limits to the study that is read in a block; its seconds begin."""
+    """Apply limits to the study that is read in a block, whose seconds begin."""
     token = _IN_FORCE.set((limits, time.monotonic() + limits.seconds_per_study))
     try:
         yield

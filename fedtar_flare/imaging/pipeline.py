@@ -1,7 +1,7 @@
 """Prepared images of a site's studies: looked up in the cache, or made by the ``Compose`` of :mod:`.transforms`.
 
-Training calls :func:`prepare_visits` once per task, then :func:`images_of` for each batch. MONAI is imported only where
-an image has to be made.
+Training calls :func:`prepare_visits` once per task, then :func:`images_of` for each batch. MONAI and the limits are
+imported only where an image has to be made.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from fedtar_flare.data.sources.reading import log_left_out
 from fedtar_flare.imaging import cache
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.duplicates import SIDE, SLICES, linked_patients
-from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.imaging.transform_list import Spec, deterministic
 
 if TYPE_CHECKING:
+    from fedtar_flare.imaging.limits import Limits
     from fedtar_flare.imaging.transforms import InputSize
 
 logger = logging.getLogger(__name__)
@@ -35,12 +35,10 @@ NOT_REMEMBERED = (
 
 
 class Size(NamedTuple):
-    """Size of a model's input, for use without a model's settings."""
+    """Size of a model's input, for use without a model's settings: pixels of a side, slices of a CT volume."""
 
     image_size: int
-    """Pixels of a side."""
     slices: int
-    """Slices of a CT volume."""
 
 
 def prepare(visit: Visit, size: InputSize, cache_dir: Path, transforms: Sequence[Spec] = ()) -> Prepared:
@@ -55,26 +53,21 @@ def prepare(visit: Visit, size: InputSize, cache_dir: Path, transforms: Sequence
 
 @dataclass(frozen=True)
 class Preparation:
-    """The outcome of :func:`prepare_visits`."""
+    """The outcome of :func:`prepare_visits`.
 
-    entries: dict[Visit, Path]
-    """The cache entry of every visit whose files exist."""
-    errors: dict[Visit, DataError]
-    """Why visits cannot be used."""
-    computed: int
-    """Images prepared just now; the others were cached."""
+    Patients who share a picture are found by the entries ``compared``: without a job's transforms, and not too small.
+    """
+
+    entries: dict[Visit, Path]  # the cache entry of every visit whose files exist
+    errors: dict[Visit, DataError]  # why visits cannot be used
+    computed: int  # images prepared just now; the others were cached
     compared: dict[Visit, Path]
-    """Entries by which patients who share a picture are found: without a job's transforms, and not too small."""
 
     def cohort(self, cohort: Cohort, without: Mapping[Visit, str] | None = None) -> Cohort:
         """Give a cohort its cache entries, and put patients who share a picture into one split."""
-        reasons, usable = dict(without or {}), []
-        for visit, error in self.errors.items():
-            reasons[visit] = error.reason
-        for visit, entry in self.compared.items():
-            if visit not in reasons:
-                usable.append((visit.patient_id, entry))
-        return cohort.leaving_out(reasons.get, prepared=self.entries, linked=linked_patients(tuple(usable)))
+        reasons = dict(without or {}) | {visit: error.reason for visit, error in self.errors.items()}
+        usable = tuple((v.patient_id, entry) for v, entry in self.compared.items() if v not in reasons)
+        return cohort.leaving_out(reasons.get, prepared=self.entries, linked=linked_patients(usable))
 
 
 def prepare_visits(
@@ -85,11 +78,14 @@ def prepare_visits(
     *,
     limits: Limits | None = None,
     workers: int | None = None,
+    sites: int = 1,
     say: Callable[[str], object] = logger.info,
     every: float = EVERY_SECONDS,
 ) -> Preparation:
-    """Prepare every visit that is not in the cache; refusals are remembered there, too."""
-    limits = limits or Limits()
+    """Prepare every visit that is not in the cache; refusals are remembered there, too.
+
+    ``workers`` prepare them side by side, by default as many as fit the machine, which ``sites`` share.
+    """
     entries: dict[Visit, Path] = {}
     errors: dict[Visit, DataError] = {}
     missing: list[Visit] = []
@@ -104,16 +100,20 @@ def prepare_visits(
             errors[visit] = error
     computed, added = 0, deterministic(transforms)
     if missing:
+        from fedtar_flare.imaging.limits import Limits
         from fedtar_flare.imaging.workers import each, worker_count
 
+        limits = limits or Limits()
         if added:
             from fedtar_flare.imaging.transforms import preparation
 
             preparation(missing[0].modality, size, added)  # refused once, not for each study
         common = {"size": Size(size.image_size, size.slices), "transforms": added, "limits": limits}
-        films = [{"image": v.image, "lateral": _lateral(v, size), "modality": v.modality} for v in missing]
-        items = [{**film, "entry": entries[v], **common} for film, v in zip(films, missing, strict=True)]
-        progress, count = Progress("preparing images: study", len(items), say, every), worker_count(workers)
+        items = []
+        for v in missing:
+            study = {"image": v.image, "lateral": _lateral(v, size), "modality": v.modality, "entry": entries[v]}
+            items.append(study | common)
+        progress, count = Progress("preparing images: study", len(items), say, every), worker_count(workers, sites)
         for done, (i, outcome) in enumerate(each(prepare_task, items, count, limits.seconds_per_study), start=1):
             if not isinstance(outcome, DataError):
                 computed += 1
@@ -128,7 +128,8 @@ def prepare_visits(
     coarse = size.image_size < SIDE or (size.slices < SLICES and any(visit.modality == "ct" for visit in visits))
     if added or coarse or getattr(size, "lateral", False):  # a job's choices must not decide whose pictures are alike
         fine = Size(max(SIDE, size.image_size), max(SLICES, size.slices))
-        compared = prepare_visits(visits, fine, cache_dir, limits=limits, workers=workers, say=say, every=every).entries
+        options: dict[str, Any] = {"limits": limits, "workers": workers, "sites": sites, "say": say, "every": every}
+        compared = prepare_visits(visits, fine, cache_dir, **options).entries
     return Preparation(entries, errors, computed, compared)
 
 
@@ -177,6 +178,8 @@ def prepare_task(
     limits: Limits,
 ) -> None:
     """Prepare one image into the cache, in a worker; raises as :func:`prepare`."""
+    from fedtar_flare.imaging.limits import applied
+
     if cache.load(entry) is None:  # another site may have been first
         with applied(limits):
             _compute(image, lateral, modality, size, transforms, entry)
@@ -191,7 +194,7 @@ def _compute(
     compose = preparation(modality, size, transforms)
     views = {"frontal": image} if lateral is None else {"frontal": image, "lateral": lateral}
     try:
-        made: list[Any] = [_run(compose, film, view, bool(deterministic(transforms))) for view, film in views.items()]
+        made = [_run(compose, file, view, bool(deterministic(transforms))) for view, file in views.items()]
     except DataError as error:
         if error.reason not in NOT_REMEMBERED:
             cache.store_refusal(entry, error)
@@ -201,15 +204,15 @@ def _compute(
     return cache.load(entry) or Prepared(pixels, position_mm)  # a mount may be lost meanwhile
 
 
-def _run(compose: Callable[[Any], Any], film: Path, view: str, added: bool) -> Any:
+def _run(compose: Callable[[Any], Any], file: Path, view: str, added: bool) -> Any:
     """Apply the ``Compose``, which wraps errors of its transforms; raises what it wraps."""
     try:
-        return compose({"image": str(film), "view": view})
+        return compose({"image": str(file), "view": view})
     except RuntimeError as error:
         cause: BaseException = error
         while not isinstance(cause, DataError | MemoryError) and cause.__cause__ is not None:
             cause = cause.__cause__
         if added and not isinstance(cause, DataError | MemoryError):
-            text = f"{film}: one of data.transforms cannot be applied: {cause}"
+            text = f"{file}: one of data.transforms cannot be applied: {cause}"
             raise DataError(text, reason="transform-failed") from error
         raise cause  # noqa: B904 - the error itself

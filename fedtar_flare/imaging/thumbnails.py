@@ -7,13 +7,7 @@ import numpy as np
 
 
 def png_address(pixels: np.ndarray, largest: int) -> str:
-    """Encode a picture as the address of an image element.
-
-    Parameters
-    ----------
-    pixels : ndarray
-        uint8 (H, W) or (H, W, 3).
-    """
+    """Encode a picture, uint8 (H, W) or (H, W, 3), as the address of an image element."""
     from PIL import Image
 
     file = io.BytesIO()

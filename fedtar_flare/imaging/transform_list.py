@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import suggestion
 
-Spec = Mapping[str, Any]
-"""One transform: ``{"name": "Spacingd", "pixdim": [1, 1, 2]}``."""
+Spec = Mapping[str, Any]  # ``{"name": "Spacingd", "pixdim": [1, 1, 2]}``
 MOST = 16  # most transforms in one job
 
 
@@ -29,6 +28,13 @@ class Numbers(NamedTuple):
         count = f"{self.least} to {self.most} numbers" if self.least < self.most else f"{self.most} number(s)"
         return f"{'whole ' if type(self.low) is int else ''}{count} from {self.low:g} to {self.high:g}"
 
+    def allows(self, value: Any) -> bool:
+        """Tell whether an argument may have this value."""
+        items = value if isinstance(value, list | tuple) else [value]
+        kinds = (int,) if type(self.low) is int else (int, float)
+        within = all(type(item) in kinds and self.low <= item <= self.high for item in items)
+        return within and self.least <= len(items) <= self.most
+
 
 class Words(tuple[Any, ...]):
     """The allowed words, or yes and no."""
@@ -36,15 +42,9 @@ class Words(tuple[Any, ...]):
     def __str__(self) -> str:
         return f"one of {', '.join(map(str, self))}"
 
-
-def allows(check: Numbers | Words, value: Any) -> bool:
-    """Tell whether an argument may have this value."""
-    if isinstance(check, Words):
-        return any(type(value) is type(word) and value == word for word in check)
-    items = value if isinstance(value, list | tuple) else [value]
-    kinds = (int,) if type(check.low) is int else (int, float)
-    within = all(type(item) in kinds and check.low <= item <= check.high for item in items)
-    return within and check.least <= len(items) <= check.most
+    def allows(self, value: Any) -> bool:
+        """Tell whether an argument may have this value."""
+        return any(type(value) is type(word) and value == word for word in self)
 
 
 class Listed(NamedTuple):
@@ -78,8 +78,7 @@ DETERMINISTIC: dict[str, Listed] = {
     "CenterSpatialCropd": Listed("Keep the middle, in voxels", {"roi_size": Numbers(16, 4096, 3)}),
 }
 """Applied to the image as it was read (a CT in HU), before slices are chosen."""
-CT_ONLY = ("Orientationd", "Spacingd")
-"""They need the geometry of a volume; a picture has none, and would only be mirrored or stretched."""
+CT_ONLY = ("Orientationd", "Spacingd")  # a picture has no geometry, and would only be mirrored or stretched
 
 _AFFINE = {"rotate_range": Numbers(0.0, math.pi), "translate_range": Numbers(0.0, 512, 2)}
 _AFFINE |= dict.fromkeys(("shear_range", "scale_range"), Numbers(0.0, 0.5, 2))
@@ -120,7 +119,7 @@ def problem_of(specs: Sequence[Spec]) -> str | None:
         for argument, value in spec.items():
             if argument != "name" and argument not in known:
                 return f"'{name}' with {', '.join(known)} only: not '{argument}'{suggestion(str(argument), known)}"
-            if argument != "name" and not allows(known[argument], value):
+            if argument != "name" and not known[argument].allows(value):
                 return f"'{name}' with a {argument} that is {known[argument]}: not {value!r}"
         if missing := [argument for argument in listed.needed if argument not in spec]:
             return f"'{name}' with {', '.join(missing)}"
@@ -146,20 +145,12 @@ def names_of(specs: Sequence[Spec]) -> tuple[str, ...]:
 
 def deterministic(specs: Sequence[Spec]) -> list[Spec]:
     """Select the transforms of every preparation, in training, scoring and drafting; the cache's key has them."""
-    chosen = []
-    for spec in specs:
-        if spec["name"] in DETERMINISTIC:
-            chosen.append(spec)
-    return chosen
+    return [spec for spec in specs if spec["name"] in DETERMINISTIC]
 
 
 def random_for_training(specs: Sequence[Spec], *, augment: bool, image_size: int) -> list[Spec]:
     """Select the transforms that change training images."""
-    chosen = built_in(image_size) if augment else []
-    for spec in specs:
-        if spec["name"] in RANDOM:
-            chosen.append(spec)
-    return chosen
+    return (built_in(image_size) if augment else []) + [spec for spec in specs if spec["name"] in RANDOM]
 
 
 def built_in(image_size: int) -> list[Spec]:

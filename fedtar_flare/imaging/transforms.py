@@ -28,10 +28,8 @@ from fedtar_flare.imaging.readers.pictures import read_photograph, read_radiogra
 from fedtar_flare.imaging.readers.volume import to_int16
 from fedtar_flare.imaging.transform_list import CT_ONLY, LISTED, Spec, checked, deterministic, split
 
-__all__ = ["InputSize", "Step", "preparation", "steps"]
 logger = logging.getLogger(__name__)
-WINDOWS = ((-600.0, 1500.0), (40.0, 400.0), (400.0, 1800.0))
-"""(level, width) in HU of the three channels: lung, mediastinum, bone."""
+WINDOWS = ((-600.0, 1500.0), (40.0, 400.0), (400.0, 1800.0))  # (level, width) in HU: lung, mediastinum, bone
 PLANES_AT_ONCE = 6  # planes resized together: few enough for the processor's cache
 BODY_HU = -400  # air and lung lie below, the body above
 COARSE_MM = 3.0
@@ -43,46 +41,24 @@ DISPLAY_AXES = ("S", "P", "L")
 
 
 class InputSize(Protocol):
-    """The part of a model's settings by which images are prepared."""
+    """The part of a model's settings by which images are prepared: pixels of a side, slices of a CT volume."""
 
     @property
-    def image_size(self) -> int:
-        """Pixels of a side."""
-
+    def image_size(self) -> int: ...
     @property
-    def slices(self) -> int:
-        """Slices of a CT volume."""
+    def slices(self) -> int: ...
 
 
 class Step(NamedTuple):
-    """One transform of a preparation."""
+    """One transform of a preparation: its class, its arguments without the key, and what it does, for people."""
 
     name: str
-    """Of its class."""
     arguments: dict[str, Any]
-    """By name, without the key of the image."""
     what: str
-    """What it does, for people."""
 
 
 def steps(modality: Modality, size: InputSize, transforms: Sequence[Spec] = ()) -> list[Step]:
-    """List the transforms of :func:`preparation`.
-
-    Parameters
-    ----------
-    modality, size, transforms
-        As there.
-
-    Returns
-    -------
-    list of Step
-        In order.
-
-    Raises
-    ------
-    ConfigError
-        As there.
-    """
+    """List the transforms of :func:`preparation` in order."""
     ct, added = modality == "ct", deterministic(checked(transforms))
     if wrong := [spec["name"] for spec in added if spec["name"] in CT_ONLY and not ct]:
         raise ConfigError(f"data: transforms: {wrong[0]} is for CT volumes; these images are pictures ({modality})")
@@ -102,22 +78,9 @@ def steps(modality: Modality, size: InputSize, transforms: Sequence[Spec] = ()) 
 def preparation(modality: Modality, size: InputSize, transforms: Sequence[Spec] = ()) -> Compose:
     """Compose the transforms from a study on disk to model input, for training, scoring, warm start and drafting alike.
 
-    Parameters
-    ----------
-    modality : Modality
-        Of the study.
-    size : InputSize
-        Of the model's input.
-    transforms : sequence of Spec
-        A job's own (``data.transforms``). Deterministic ones run on the image as it was read, before slices are chosen;
-        random ones are not part of the preparation (:mod:`.augment`).
-
-    Returns
-    -------
-    Compose
-        From ``{"image": path}`` to ``{"image": uint8 (S, 3, H, W), "position_mm": float32 (S,), ...}``; a picture has
-        S = 1 and position 0. It raises ``ConfigError`` for a transform that is not on the list, cannot be made, or
-        needs a volume where the images are pictures.
+    From ``{"image": path}`` to ``{"image": uint8 (S, 3, H, W), "position_mm": float32 (S,), ...}``; a picture has S = 1
+    and position 0. Of a job's transforms (``data.transforms``), deterministic ones run on the image as it was read,
+    before slices are chosen; random ones are left to :mod:`.augment`.
     """
     return Compose([_made(name, arguments) for name, arguments, _ in steps(modality, size, transforms)])
 
@@ -277,8 +240,8 @@ class HUWindowsd(_Changes):
         ]
 
     def change(self, out: dict[Hashable, Any], key: Hashable) -> None:
-        places = np.ascontiguousarray(to_int16(np.asarray(out[key]))).view(np.uint16)
-        planes = (values.astype(np.intp) for values in places)
+        values = np.ascontiguousarray(to_int16(np.asarray(out[key]))).view(np.uint16)
+        planes = (plane.astype(np.intp) for plane in values)
         # clip skips the check of each index
         out[key] = np.stack([np.stack([table.take(plane, mode="clip") for table in self._tables]) for plane in planes])
 

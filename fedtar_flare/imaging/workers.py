@@ -27,19 +27,18 @@ SERIAL_SECONDS = 5.0  # work done in this process before workers, which take sec
 WORTH_SECONDS = 20.0  # estimated remaining time from which workers are started
 MEMORY_EACH = 4 << 30  # bytes for each worker, which holds one volume
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-Task = Callable[..., Any]
-"""A function at the top of its module; a :class:`DataError` that it raises is an outcome as well."""
-Outcome = Any  # the task's result, or a :class:`DataError`: its own, or one about the worker
+Task = Callable[..., Any]  # a function at the top of its module
+Outcome = Any  # the task's result, or a DataError: its own, or one about the worker
 
 
-def worker_count(asked: int | None = None) -> int:
-    """Decide the number of worker processes."""
+def worker_count(asked: int | None = None, sites: int = 1) -> int:
+    """Decide the number of worker processes; ``sites`` share the machine."""
     if asked is not None:
         if asked < 1:
             raise ConfigError(f"workers must be at least 1, not {asked}")
         return asked
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(usable, machine_memory() // MEMORY_EACH))
+    return max(1, min(usable, machine_memory() // MEMORY_EACH) // sites)
 
 
 def attempt(task: Task, arguments: dict[str, Any]) -> Outcome:
@@ -92,10 +91,7 @@ def _in_processes(
             while waiting and len(going) < workers:
                 try:
                     process = idle.pop() if idle else _process(task)
-                except (
-                    OSError,
-                    RuntimeError,
-                ):  # none can be started: the running ones go on, or this process
+                except (OSError, RuntimeError):  # none can be started: the running ones go on, or this process
                     workers = len(going)
                     break
                 index = waiting.popleft()

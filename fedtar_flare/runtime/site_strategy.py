@@ -95,7 +95,6 @@ class SiteStrategy(ABC):
         self, config: SiteConfig, site: str, time_steps: int, workspace: Path | None = None, share: int = 1
     ) -> Cohort:
         """Read a site's patients and prepare their images, while ``share`` sites do so on this machine."""
-        from fedtar_flare.imaging.workers import worker_count
         from fedtar_flare.site.cohort import prepare_site
 
         cohort, _ = prepare_site(
@@ -107,7 +106,7 @@ class SiteStrategy(ABC):
             seed=self.seed,
             workspace=workspace,
             reports=self.reads_reports,
-            workers=max(1, worker_count() // share),
+            sites=share,
         )
         return cohort
 

@@ -209,7 +209,7 @@ def test_whatever_csv_writes_is_read_back(tmp_path_factory, texts):
     assert [row["report"] for row in rows_of(file, ["report"])] == [text.strip() for text in texts]
     problems = []
     with open_table(file, "a table") as table:
-        assert [row["report"] for _, row in table.rows(problems, "")] == [text.strip() for text in texts]
+        assert [row["report"] for _, row in table.rows(problems)] == [text.strip() for text in texts]
     assert problems == []
 
 

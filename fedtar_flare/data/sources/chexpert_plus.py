@@ -39,10 +39,7 @@ VIEWS = ("PA", "AP")
 
 
 def read_chexpert_plus(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
-    """Read CheXpert Plus from the folder of its table.
-
-    Raises :class:`ConfigError` for a missing table or column, ``undated`` not set, or an unknown option.
-    """
+    """Read CheXpert Plus from the folder of its table."""
     options = options or {}
     reading = Reading.of(path, options, "chexpert_plus", OPTIONS, ("findings", "impression"))
     if options.get("undated") != "order":
@@ -76,8 +73,6 @@ def _preference(row: Row) -> tuple[int, str]:
 def _visit(patient: str, study: str, row: Row, images: Path) -> Visit:
     where = f"{patient}, {study}"
     report = with_headings([(section, row[column]) for section, column in SECTIONS.items()])
-    if not report:
-        raise DataError(f"{where}: the report is empty", reason="empty-report")
     number = row["patient_report_date_order"].removesuffix(".0")
     if not number.isdecimal():
         raise DataError(f"{where}: '{number}' is no number of a report", reason="no-date")

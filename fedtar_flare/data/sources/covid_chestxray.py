@@ -26,10 +26,7 @@ NAMED_SITES = ("Spain", "Australia")
 
 
 def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
-    """Read the collection, or one site's part of it, from a folder with ``metadata.csv`` and the images.
-
-    Raises :class:`ConfigError` for no metadata, a missing column, an unknown option, or a location that nobody has.
-    """
+    """Read the collection, or one site's part of it, from a folder with ``metadata.csv`` and the images."""
     options = options or {}
     reading = Reading.of(path, options, "covid_chestxray", OPTIONS)
     without_notes = options.get("without_notes", False)

@@ -34,10 +34,7 @@ NAME = re.compile(r"((?:train|valid)_\d+)_([A-Za-z]+)_(\d+)\.nii\.gz")
 
 
 def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
-    """Read one part of CT-RATE from its folder, or from the ``dataset`` folder in it.
-
-    Raises :class:`ConfigError` for a missing table, column or folder of volumes, or an unknown option.
-    """
+    """Read one part of CT-RATE from its folder, or from the ``dataset`` folder in it."""
     options = options or {}
     reading = Reading.of(path, options, "ct_rate", OPTIONS, ("findings", "impression"))
     part = options.get("part", "train")
@@ -46,13 +43,18 @@ def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Readin
     root = path / "dataset" if (path / "dataset").is_dir() else path
     usual = [root / f"{part}_fixed", root / part]
     images = image_folder(path, options, usual, "source 'ct_rate': no folder of volumes")
-    reports = option_path(path, options, "reports") or _table(root, "radiology_text_reports", PARTS[part], "reports")
-    metadata = option_path(path, options, "metadata") or _table(root, "metadata", PARTS[part], "metadata")
+    tables = {}
+    for what, folder in (("reports", "radiology_text_reports"), ("metadata", "metadata")):
+        table = f"{PARTS[part]}_{what}.csv"
+        tables[what] = option_path(path, options, what) or find_table(
+            root, (f"{folder}/{table}", table), f"the table of {what}"
+        )
     texts = {
         row["VolumeName"]: row
-        for row in rows_of(reports, ["VolumeName", *NEEDED_SECTIONS.values()], [*OPTIONAL_SECTIONS.values()])
+        for row in rows_of(tables["reports"], ["VolumeName", *NEEDED_SECTIONS.values()], [*OPTIONAL_SECTIONS.values()])
     }
-    details = {row["VolumeName"]: row for row in rows_of(metadata, METADATA_COLUMNS, ("StudyTime", "NumberofSlices"))}
+    more = ("StudyTime", "NumberofSlices")
+    details = {row["VolumeName"]: row for row in rows_of(tables["metadata"], METADATA_COLUMNS, more)}
     labels = label_table(option_path(path, options, "labels"), ("VolumeName",))
     scans: dict[tuple[str, str], list[str]] = {}
     for volume in sorted({*texts, *details}):
@@ -83,8 +85,6 @@ def _scan(
     if text is None:
         raise DataError(f"{where}: no row in the table of reports", reason="no-report")
     report = with_headings([(name, text[column]) for name, column in (OPTIONAL_SECTIONS | NEEDED_SECTIONS).items()])
-    if not report:
-        raise DataError(f"{where}: the report is empty", reason="empty-report")
     if about is None:
         raise DataError(f"{where}: no row in the metadata, so no date", reason="no-date")
     with within(where):
@@ -95,8 +95,3 @@ def _scan(
 def _slices(row: Row) -> int:
     text = row.get("NumberofSlices", "").split(".")[0]
     return int(text) if text.isdecimal() else 0
-
-
-def _table(root: Path, folder: str, part: str, what: str) -> Path:
-    name = f"{part}_{what}.csv"
-    return find_table(root, (f"{folder}/{name}", name), f"the table of {what}")

@@ -10,11 +10,9 @@ from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.cohort import MAX_AGE, Sex
 
 logger = logging.getLogger(__name__)
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
-"""Suffixes of radiographs that are not DICOM."""
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")  # of images that are not DICOM
 YEAR_DAYS = 365.2425
-DAY_ZERO = datetime(2000, 1, 1)
-"""Date of studies without one; also day 0 where a collection only counts days."""
+DAY_ZERO = datetime(2000, 1, 1)  # date of studies without one; also day 0 where a collection only counts days
 UNKNOWN = ("", "NAN", "NA", "N/A", "NONE", "NULL", "UNKNOWN", "-", "?")
 UNITS = {"Y": 1.0, "M": 1 / 12, "W": 7 / YEAR_DAYS, "D": 1 / YEAR_DAYS}
 SEXES: dict[str, Sex] = {"F": "F", "FEMALE": "F", "M": "M", "MALE": "M"}

@@ -1,4 +1,4 @@
-"""A hospital's own table of studies: one row per study, as CSV or Parquet (which may hold typed dates and numbers).
+"""A hospital's own table of studies, CSV with one row per study.
 
 ``docs/how-to/prepare-data.md`` has the columns. Images, report files and lateral views are named relative to the
 table's folder.
@@ -10,8 +10,7 @@ import csv
 import difflib
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import date, datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ MODALITIES: dict[str, Modality] = {
     **dict.fromkeys(("radiograph", "film", "cxr", "xray"), "radiograph"),
     **dict.fromkeys(("photograph", "photo"), "photograph"),
 }
-"""Allowed values of the option ``modality``, and their meaning."""
 _FORMULA = re.compile(r"\s*'*[=+@-]")
 
 
@@ -44,29 +42,27 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
     asked = options.get("modality")
     if asked is not None and asked not in MODALITIES:
         raise ConfigError(f"source 'manifest': modality '{asked}' is not one of {', '.join(MODALITIES)}")
-    table = path
-    if path.is_dir():
-        names = [name for name in ("manifest.csv", "manifest.parquet") if (path / name).is_file()]
-        if len(names) > 1:
-            raise ConfigError(f"{path} holds manifest.csv and manifest.parquet; name the one that counts")
-        table = path / (names or ["manifest.csv"])[0]
+    table = path / "manifest.csv" if path.is_dir() else path
     reading = Reading.of(table, options, "manifest", OPTIONS)
     modality = None if asked is None else MODALITIES[asked]
-    for number, row in _rows(table, reading.problems):
-        where = f"{table}, row {number}, column"
-        with collecting(reading.problems):
-            _required(row, "image", "no-image", where)
-            image = table.parent / Path(row["image"]).expanduser()
-            if modality is None and image.exists():
-                modality = _modality(image)
-            # a missing image is never opened, so its kind does not matter
-            visit = _visit(row, number, image, modality or "ct", table.parent, where)
-            split = row.get("split", "").lower()
-            if split and split not in SPLITS:
-                raise DataError(f"{where} 'split': '{split}' is not one of {', '.join(SPLITS)}", reason="bad-split")
-            reading.add(visit, _sex(row, where), row.get("institution", ""), f"{where} 'image'")
-            if split:
-                reading.stated[visit.patient_id].add(split)
+    with open_table(table, "the manifest") as opened:
+        _check_columns(opened.columns, table)
+        for number, cells in opened.rows(reading.problems):
+            row = {name: without_mark(cell) for name, cell in cells.items()}
+            where = f"{table}, row {number}, column"
+            with collecting(reading.problems):
+                _required(row, "image", "no-image", where)
+                image = table.parent / Path(row["image"]).expanduser()
+                if modality is None and image.exists():
+                    modality = _modality(image)
+                # a missing image is never opened, so its kind does not matter
+                visit = _visit(row, number, image, modality or "ct", table.parent, where)
+                split = row.get("split", "").lower()
+                if split and split not in SPLITS:
+                    raise DataError(f"{where} 'split': '{split}' is not one of {', '.join(SPLITS)}", reason="bad-split")
+                reading.add(visit, _sex(row, where), row.get("institution", ""), f"{where} 'image'")
+                if split:
+                    reading.stated[visit.patient_id].add(split)
     return reading
 
 
@@ -123,62 +119,9 @@ def _sex(row: Row, where: str) -> Any:
     return sex
 
 
-def _rows(table: Path, problems: list[DataError]) -> Iterator[tuple[int, Row]]:
-    """Row number as in a spreadsheet (Parquet: from 1), and the trimmed values by column."""
-    if table.suffix.lower() in (".parquet", ".pq"):
-        yield from _parquet_rows(table)
-        return
-    with open_table(table, "the manifest") as opened:
-        _check_columns(opened.columns, table)
-        for number, row in opened.rows(problems, str(table)):
-            yield number, {name: without_mark(cell) for name, cell in row.items()}
-
-
 def without_mark(cell: str) -> str:
     """Remove the mark that :func:`write_rows` puts before a cell that begins like a formula."""
     return cell[1:].strip() if cell.startswith("'") and _FORMULA.match(cell[1:]) else cell
-
-
-def _parquet_rows(table: Path) -> Iterator[tuple[int, Row]]:
-    try:
-        import pyarrow as arrow
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise ConfigError(
-            f"{table}: reading Parquet needs pyarrow: pip install 'fedtar_flare[parquet]', or save the table as CSV"
-        ) from error
-    if not table.is_file():
-        raise ConfigError(f"{table}: the manifest cannot be read (no such file)")
-    try:
-        with parquet.ParquetFile(table) as file:
-            _check_columns(file.schema_arrow.names, table)
-            # nanoseconds do not fit Python's datetime
-            schema = arrow.schema(
-                c.with_type(arrow.timestamp("us", c.type.tz)) if arrow.types.is_timestamp(c.type) else c
-                for c in file.schema_arrow
-                if c.name in KNOWN
-            )
-            batches = file.iter_batches(columns=schema.names)
-            rows = (row for batch in batches for row in batch.cast(schema, safe=False).to_pylist())
-            for number, values in enumerate(rows, start=1):
-                row = {name: _as_text(value) for name, value in values.items()}
-                if any(row.values()):
-                    yield number, row
-    except (OSError, arrow.ArrowException) as error:
-        raise ConfigError(f"{table}: the manifest is not readable as Parquet ({error})") from error
-
-
-def _as_text(value: Any) -> str:
-    """A typed cell as in a CSV table; None and NaN are empty, a whole number has no decimal point."""
-    if value is None or value != value:
-        return ""
-    if isinstance(value, datetime):
-        return value.isoformat(" ")
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value).strip()
 
 
 def _check_columns(columns: list[str], table: Path) -> None:

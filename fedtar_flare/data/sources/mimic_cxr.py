@@ -28,16 +28,11 @@ OPTIONS = ("reports", "patients", "split", "labels", "views")
 COLUMNS = ("dicom_id", "subject_id", "study_id", "ViewPosition", "StudyDate", "StudyTime")
 FRONTAL, LATERAL = ("PA", "AP"), ("LATERAL", "LL")
 SPLITS: dict[str, Split] = {"train": "train", "validate": "validation", "test": "test"}
-"""The official splits, and those of this package."""
-Person = tuple[float | None, int, Sex | None]
-"""Age in the anchor year, the anchor year, sex."""
+Person = tuple[float | None, int, Sex | None]  # age in the anchor year, the anchor year, sex
 
 
 def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
-    """Read MIMIC-CXR-JPG with the reports of MIMIC-CXR.
-
-    Raises :class:`ConfigError` for a missing table, column or folder of reports, or an unknown option.
-    """
+    """Read MIMIC-CXR-JPG with the reports of MIMIC-CXR."""
     options = options or {}
     reading = Reading.of(path, options, "mimic_cxr", OPTIONS, ("findings", "impression"))
     reports = option_path(path, options, "reports") or path

@@ -23,34 +23,23 @@ from fedtar_flare.data.report_text import CLEANINGS, check_sections, clean_repor
 logger = logging.getLogger(__name__)
 _LOGGED: set[int] = set()
 COMMON_OPTIONS = ("same_day", "sections", "cleaning", "min_visits", "min_words")
-CHOICES = {"same_day": ("keep", "merge"), "cleaning": CLEANINGS, "views": ("frontal", "all")}
-"""Options of a few words, the default first."""
+CHOICES = {"same_day": ("keep", "merge"), "cleaning": CLEANINGS, "views": ("frontal", "all")}  # the default first
 
 
 @dataclass
 class Reading:
     """Studies of one source as they come in, and the options that apply to each (``docs/reference/site-file.md``)."""
 
-    where: str
-    """Name of the source in messages."""
-    same_day: str = "keep"
-    """``merge``: the studies of a calendar day become one visit."""
-    sections: tuple[str, ...] = ()
-    """Sections that are kept of a report; empty: all of it."""
+    where: str  # the source's name in messages
+    same_day: str = "keep"  # ``merge``: the studies of a calendar day become one visit
+    sections: tuple[str, ...] = ()  # of a report; empty: all of it
     cleaning: str = "none"
-    """Cleaning of reports (:func:`.report_text.clean_report`)."""
-    views: str = "frontal"
-    """Radiographs of a study that are visits: the preferred ``frontal`` one, or ``all``."""
+    views: str = "frontal"  # radiographs of a study that are visits: the preferred frontal one, or ``all``
     min_visits: int = 1
-    """Fewest visits of a patient."""
-    min_words: int = 1
-    """Fewest words of the kept sections of a report."""
-    problems: list[DataError] = field(default_factory=list)
-    """One error for each study left out."""
-    institutions: dict[str, str] = field(default_factory=dict)
-    """Patient id to the first institution stated, where known."""
-    stated: dict[str, set[Split]] = field(default_factory=lambda: defaultdict(set))
-    """Patient id to the splits that the source states."""
+    min_words: int = 1  # of the report's sections
+    problems: list[DataError] = field(default_factory=list)  # one for each study left out
+    institutions: dict[str, str] = field(default_factory=dict)  # by patient id, the first that is stated
+    stated: dict[str, set[Split]] = field(default_factory=lambda: defaultdict(set))  # splits by patient id
     _visits: dict[str, list[Visit]] = field(default_factory=lambda: defaultdict(list))
     _unreadable: dict[str, list[Visit]] = field(default_factory=lambda: defaultdict(list))
     _sexes: dict[str, set[Sex]] = field(default_factory=lambda: defaultdict(set))
@@ -89,17 +78,17 @@ class Reading:
             self.problems.append(DataError(f"{where or study}: {visit.image} is not there", reason="no-image"))
             self._unreadable[visit.patient_id].append(visit)
             return
+        self._visits[visit.patient_id].append(visit)
         if institution:
             self.institutions.setdefault(visit.patient_id, institution)
-        self._visits[visit.patient_id].append(visit)
-        self._sexes[visit.patient_id].update({sex} if sex else ())
+        if sex:
+            self._sexes[visit.patient_id].add(sex)
 
     def patients(self) -> list[Patient]:
-        """End the reading: patients with visits in order of date, without duplicates and contradictions.
+        """End the reading: patients with visits in order of date, and no study (moment and image) twice.
 
-        The same study twice (same moment and image) counts once. Studies of different sex under one id belong to
-        different people, so none of them is used, and neither is a patient of several splits. The first call logs the
-        problems.
+        Studies of different sex under one id belong to different people, so none of them is used, and neither is a
+        patient of several splits. The first call logs the problems.
         """
         if self._patients is None:
             self._patients = list(filter(None, map(self._patient, self._visits)))
@@ -111,30 +100,27 @@ class Reading:
 
     def _patient(self, patient_id: str) -> Patient | None:
         visits, splits = self._visits[patient_id], self.stated.get(patient_id, ())
-        who = f"{self.where}: patient {patient_id}"
+
+        def reject(number: int, text: str, reason: str) -> None:
+            self.problems += [DataError(f"{self.where}: patient {patient_id} {text}", reason=reason)] * number
+
         if len(self._sexes[patient_id]) > 1:
-            text = f"{who} is F in one row and M in another; two people under one id?"
-            self._reject(text, "conflicting-sex", visits)
+            reject(len(visits), "is F in one row and M in another; two people under one id?", "conflicting-sex")
             return None
         if len(splits) > 1:
-            self._reject(f"{who} is in several splits: {', '.join(sorted(splits))}", "conflicting-split", visits)
+            reject(len(visits), f"is in several splits: {', '.join(sorted(splits))}", "conflicting-split")
             return None
         usable = _distinct(visits)
-        self._reject(f"{who}: the same study twice", "duplicate-visit", visits[len(usable) :])
+        reject(len(visits) - len(usable), "has the same study twice", "duplicate-visit")
         unreadable = _distinct(self._unreadable.get(patient_id, []))
         if self.same_day == "merge":
             usable = merged_days(usable, self.cleaning)
             days = {visit.acquired.date() for visit in usable}
             unreadable = [v for v in merged_days(unreadable, self.cleaning) if v.acquired.date() not in days]
         if len(usable) < self.min_visits:
-            text = f"{who} has {len(usable)} visit(s), fewer than min_visits"
-            self._reject(text, "too-few-visits", usable)
+            reject(len(usable), f"has {len(usable)} visit(s), fewer than min_visits", "too-few-visits")
             return None
         return Patient(patient_id, next(iter(self._sexes[patient_id]), None), tuple(usable), tuple(unreadable))
-
-    def _reject(self, text: str, reason: str, visits: Sequence[Visit]) -> None:
-        """Count one problem for each of the visits."""
-        self.problems += [DataError(text, reason=reason)] * len(visits)
 
     @property
     def splits(self) -> dict[str, Split]:

@@ -8,14 +8,12 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal, TextIO
 
-from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
+from fedtar_flare.core.errors import ConfigError, DataError
 
-Row = dict[str, str]
-"""Trimmed values by column."""
-Labels = tuple[frozenset[str], frozenset[str]]
-"""The certain and the uncertain labels of an image."""
+Row = dict[str, str]  # trimmed values by column
+Labels = tuple[frozenset[str], frozenset[str]]  # certain and uncertain ones of an image
 
 
 def option_path(path: Path, options: Mapping[str, Any], name: str) -> Path | None:
@@ -26,75 +24,79 @@ def option_path(path: Path, options: Mapping[str, Any], name: str) -> Path | Non
 def rows_of(
     table: Path, columns: Sequence[str], optional: Sequence[str] = (), *, strict: bool = True, others: bool = False
 ) -> Iterator[Row]:
-    """Read the rows of a UTF-8 table with trimmed values."""
+    """Read the rows of a UTF-8 table with trimmed values; a row that cannot be read is a ConfigError."""
+    problems: list[DataError] = []
     with open_table(table, "the table", ",", "strict" if strict else "replace") as opened:
         if missing := [name for name in columns if name not in opened.columns]:
             present = ", ".join(opened.columns)
             raise ConfigError(f"{table}: column(s) {', '.join(missing)} missing (there is: {present})")
-        for number, row in opened.records:
-            if isinstance(row, DataError):
-                raise ConfigError(f"{table}, row {number}: {row}")
+        for _, row in opened.rows(problems):
+            if problems:
+                break
             yield row if others else {name: row.get(name, "") for name in (*columns, *optional)}
+    if problems:
+        raise ConfigError(str(problems[0]))
 
 
-Records = Iterator[tuple[int, Row | DataError]]
-"""Rows by number, or why one cannot be read."""
+class OpenTable:
+    """A table that is being read. Nothing is guessed about its rows.
 
-
-def _records(file: TextIO, table: Path, delimiter: str) -> tuple[list[str], Records]:
-    """The header, and each row that is not blank with its number as in a spreadsheet: trimmed values by column, or the
-    reason why it cannot be read.
-
-    Nothing is guessed: a row must have as many cells as the header, and quotation marks must follow RFC 4180. A line
-    break within an unquoted report makes two rows, of which the first may look complete: neither counts. Raises
-    ConfigError for two columns of one name, or where the bounds between rows are unclear.
+    A row must have as many cells as the header, and quotation marks must follow RFC 4180. A line break within an
+    unquoted report makes two rows, of which the first may look complete: neither counts. Raises ConfigError for two
+    columns of one name, or where the bounds between rows are unclear.
     """
-    csv.field_size_limit(10_000_000)  # a report is one field
-    reader = csv.reader(file, delimiter=delimiter, strict=True)
-    number = 0
 
-    def record() -> list[str] | DataError | None:
-        nonlocal number
-        number, begun = number + 1, reader.line_num + 1
+    def __init__(self, file: TextIO, table: Path, delimiter: str):
+        csv.field_size_limit(10_000_000)  # a report is one field
+        self._reader, self._table, self._number = csv.reader(file, delimiter=delimiter, strict=True), table, 0
+        header = self._next_cells()
+        if isinstance(header, DataError):
+            raise ConfigError(f"{table}: the header cannot be read: {header}")
+        self._header = header or []
+        self.columns = [name.strip() for name in self._header]
+        if twice := sorted({name for name in self.columns if name and self.columns.count(name) > 1}):
+            raise ConfigError(f"{table}: column(s) {', '.join(twice)} are there twice; it is unclear which counts")
+
+    def _next_cells(self) -> list[str] | DataError | None:
+        self._number, begun = self._number + 1, self._reader.line_num + 1
         try:
-            return next(reader, None)
+            return next(self._reader, None)
         except csv.Error as error:
-            if reader.line_num > begun or "end of data" in str(error):
-                where = f"{table}, lines {begun} to {reader.line_num}"
+            if self._reader.line_num > begun or "end of data" in str(error):
+                where = f"{self._table}, lines {begun} to {self._reader.line_num}"
                 text = "a quotation mark opens a cell and its end is unclear, and so are the rows"
                 raise ConfigError(f"{where}: {text} ({error})") from error
             return DataError(f"quotation marks are not in pairs ({error})", reason="bad-row")
 
-    header = record()
-    if isinstance(header, DataError):
-        raise ConfigError(f"{table}: the header cannot be read: {header}")
-    first = header or []
-    head = [name.strip() for name in first]
-    if twice := sorted({name for name in head if name and head.count(name) > 1}):
-        raise ConfigError(f"{table}: column(s) {', '.join(twice)} are there twice; it is unclear which counts")
+    def rows(self, problems: list[DataError]) -> Iterator[tuple[int, Row]]:
+        """Rows with their numbers as in a spreadsheet, without blank ones; one that cannot be read is a problem."""
+        for number, row in self._checked_rows():
+            if isinstance(row, DataError):
+                problems.append(DataError(f"{self._table}, row {number}: {row}", reason=row.reason))
+            else:
+                yield number, dict(zip(self.columns, map(str.strip, row), strict=True))
 
-    def rows() -> Records:
-        before: tuple[int, Row | DataError] | None = None
-        while (cells := record()) is not None:
+    def _checked_rows(self) -> Iterator[tuple[int, list[str] | DataError]]:
+        """Each row's number and cells, or why it cannot be read; a row waits for the next, which may be its end."""
+        waiting: tuple[int, list[str] | DataError] | None = None
+        text = "a cell with a separator or a line break must stand in quotation marks"
+        while (cells := self._next_cells()) is not None:
             if not isinstance(cells, DataError):
                 if not any(map(str.strip, cells)):
                     continue
-                if cells == first:
+                expected = len(self._header)
+                if cells == self._header:
                     cells = DataError("the header again", reason="bad-row")
-                elif len(cells) != len(first):
-                    text = "a cell with a separator or a line break must stand in quotation marks"
-                    short = before is not None and len(cells) < len(first)
-                    cells = DataError(f"{len(cells)} cells under {len(first)} columns; {text}", reason="bad-row")
-                    if short and before is not None and not isinstance(before[1], DataError):
-                        before = before[0], DataError(f"the next row seems to be its end; {text}", reason="bad-row")
-            if before is not None:
-                yield before
-            row = cells if isinstance(cells, DataError) else dict(zip(head, map(str.strip, cells), strict=True))
-            before = number, row
-        if before is not None:
-            yield before
-
-    return head, rows()
+                elif len(cells) != expected:
+                    if len(cells) < expected and waiting is not None and not isinstance(waiting[1], DataError):
+                        cut = DataError(f"the next row seems to be its end; {text}", reason="bad-row")
+                        waiting = waiting[0], cut
+                    cells = DataError(f"{len(cells)} cells under {expected} columns; {text}", reason="bad-row")
+            if waiting is not None:
+                yield waiting
+            waiting = self._number, cells
+        if waiting is not None:
+            yield waiting
 
 
 def find_table(folder: Path, patterns: Sequence[str], what: str) -> Path:
@@ -115,22 +117,6 @@ def image_folder(path: Path, options: Mapping[str, Any], usual: Sequence[Path], 
     raise ConfigError(f"{what} ({' or '.join(map(str, folders))})")
 
 
-class OpenTable(NamedTuple):
-    """A table: its columns, and its rows with their numbers, or the reason why a row cannot be read."""
-
-    columns: list[str]
-    records: Records
-
-    def rows(self, problems: list[DataError], where: str) -> Iterator[tuple[int, Row]]:
-        """Rows with their numbers; a row that cannot be read is added to the problems."""
-        for number, row in self.records:
-            with collecting(problems), within(f"{where}, row {number}"):
-                if isinstance(row, DataError):
-                    raise row
-            if not isinstance(row, DataError):
-                yield number, row
-
-
 @contextmanager
 def open_table(
     table: Path, what: str, delimiters: str = ",;\t", errors: Literal["strict", "replace"] = "strict"
@@ -141,7 +127,7 @@ def open_table(
             file = io.TextIOWrapper(raw, encoding="utf-8-sig", errors=errors, newline="")
             head = file.readline()
             file.seek(0)
-            yield OpenTable(*_records(file, table, max(delimiters, key=head.count)))
+            yield OpenTable(file, table, max(delimiters, key=head.count))
     except (OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{table}: {what} cannot be read ({reason})") from error

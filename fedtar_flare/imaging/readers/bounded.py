@@ -21,11 +21,7 @@ StopWhen = Callable[[BaseTag, str | None, int], bool]
 
 
 def open_archive(path: Path) -> ZipFile:
-    """Open a zip archive; its directory is read, its members are not.
-
-    Raises :class:`DataError` ``unreadable`` where it is no archive or a member has no name, ``too-large`` where members
-    or bytes exceed the limits.
-    """
+    """Open a zip archive; its directory is read, its members are not."""
     with decoding(f"{path}: not a readable zip archive"):
         _check_directory(path)
         archive = ZipFile(path)
@@ -41,11 +37,7 @@ def open_archive(path: Path) -> ZipFile:
 
 
 def unpack(archive: ZipFile, info: ZipInfo, name: str, most: int | None = None) -> BinaryIO:
-    """Unpack a member, or its first ``most`` bytes.
-
-    Raises :class:`DataError` ``too-large`` above the limits, ``unreadable`` for a damaged member or a method other than
-    deflate, since others unpack without a bound.
-    """
+    """Unpack a member, or its first ``most`` bytes; methods other than deflate unpack without a bound."""
     if info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
         raise DataError(f"{name}: packed by a method other than deflate; pack it anew", reason="unreadable")
     if most is None or most > 1 << 10:
@@ -71,9 +63,7 @@ def _check_directory(path: Path) -> None:
             file.seek(int.from_bytes(end[locator + 8 : locator + 16], "little"))
             length = int.from_bytes(file.read(56)[40:48], "little")
     if length > current().archive_members * DIRECTORY_BYTES:
-        raise DataError(
-            f"{path}: a directory of {length:,} bytes is too long for an archive of images", reason="too-large"
-        )
+        raise DataError(f"{path}: a directory of {length:,} bytes is no archive of images", reason="too-large")
 
 
 class _Metered:

@@ -11,9 +11,8 @@ import numpy as np
 
 from fedtar_flare.core.errors import DataError, collecting
 from fedtar_flare.imaging.readers.dicom_files import sources
-from fedtar_flare.imaging.readers.dicom_pixels import read_hu
 from fedtar_flare.imaging.readers.dicom_series import AXIAL, Series, notes_of, scan
-from fedtar_flare.imaging.readers.dicom_slices import Slice
+from fedtar_flare.imaging.readers.dicom_slices import Slice, read_hu
 from fedtar_flare.imaging.readers.volume import (
     MIN_SLICES,
     TILT_TOLERANCE_DEG,
@@ -28,20 +27,14 @@ SAME_PLACE_MM = 0.05
 ROUNDING_MM = 0.1  # positions are often rounded: a slice may always lie this far from the even grid
 SPACING_TOLERANCE = 0.1  # how far a slice may lie from the even grid, as a share of the slice spacing
 LEAST_SLICES = 5  # with fewer, an order cannot be told from its opposite
-FEW = 10
-"""At most one slice in this many (at least two) counts as an error where it contradicts the others; when more do, the
-field means something else."""
+FEW = 10  # at most 1 of so many slices (at least 2) is in error; when more contradict, the field means something else
 NAMED = 5  # unreadable files that a message names; the others are counted
 GAP = 1.5  # distance between slices, in stated distances, from which some may be missing
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
 def read_ct(path: Path | str, min_slices: int = MIN_SLICES) -> CTVolume:
-    """Read a CT volume.
-
-    Of several series, :mod:`.dicom_series` chooses one; where it is refused, the next is tried, and ``warnings`` of the
-    volume notes both.
-    """
+    """Read a CT volume; of several series the best that is not refused, which ``warnings`` of the volume note."""
     path = Path(path)
     if path.name.lower().endswith((".nii", ".nii.gz")):
         from fedtar_flare.imaging.readers.nifti import read_nifti
@@ -52,7 +45,7 @@ def read_ct(path: Path | str, min_slices: int = MIN_SLICES) -> CTVolume:
         refused = []
         for chosen in series:
             try:
-                slices, spacing, stack_notes = build_stack(chosen, min_slices)
+                slices, spacing, stack_notes = _stack(chosen, min_slices)
                 hu, notes = read_hu(slices)
                 check_air(hu, chosen.describe())
                 check_shape(hu, chosen.describe())
@@ -71,11 +64,10 @@ def read_ct(path: Path | str, min_slices: int = MIN_SLICES) -> CTVolume:
     return CTVolume(hu, (spacing, *first.spacing), LPS_TO_RAS @ affine, chosen.uid, tuple(notes))
 
 
-def build_stack(series: Series, min_slices: int) -> tuple[list[Slice], float, list[Note]]:
+def _stack(series: Series, min_slices: int) -> tuple[list[Slice], float, list[Note]]:
     """The slices, ascending along their normal, the distance between them in mm, and notes.
 
-    Raises :class:`DataError`: the series' own damage, that of a file among its slices, or what keeps the slices from
-    being one regular stack (``docs/reference/image-readers.md``).
+    What keeps slices from being one regular stack is in ``docs/reference/image-readers.md``.
     """
     if series.damage:
         error = series.damage[0]
@@ -83,8 +75,7 @@ def build_stack(series: Series, min_slices: int) -> tuple[list[Slice], float, li
     where = series.describe()
     if series.unread:
         named = "; ".join(map(str, series.unread[:NAMED])) + ("; ..." if len(series.unread) > NAMED else "")
-        text = f"{where}; {len(series.unread)} file(s) beside its slices cannot be read ({named}); copy them again, or "
-        text += "take away what is no slice"
+        text = f"{where}; {len(series.unread)} file(s) beside its slices cannot be read ({named}); copy them again"
         raise DataError(text, reason=series.unread[0].reason)
     slices, notes = _without_copies(series.slices)
     with _refusing_scouts(slices, min_slices):
@@ -112,7 +103,13 @@ def build_stack(series: Series, min_slices: int) -> tuple[list[Slice], float, li
         _check_shear(slices[0], offsets, positions, where)
     if wrong:  # both, if both are
         raise DataError("; ".join(map(str, wrong)), reason=wrong[0].reason)
-    return slices, spacing, notes + _check_order(slices, positions, spacing, where)
+    if slices[0].normal[2] <= -AXIAL:
+        text = f"{where}: ImageOrientationPatient has axial slices seen from the head, as no scanner does: mirrored?"
+        raise DataError(text, reason="mirrored")
+    if len(slices) >= LEAST_SLICES:
+        _check_locations(slices, positions, spacing, where)
+        notes += _by_number(slices, where) + _gaps(slices, spacing, where)
+    return slices, spacing, notes
 
 
 def _without_copies(slices: Sequence[Slice]) -> tuple[list[Slice], list[Note]]:
@@ -120,18 +117,15 @@ def _without_copies(slices: Sequence[Slice]) -> tuple[list[Slice], list[Note]]:
     unique: dict[tuple[str, tuple[float, ...]], Slice] = {}
     for slice_ in slices:
         first = unique.setdefault((slice_.sop_uid, tuple(slice_.position)), slice_)
-        if first is not slice_ and not _equal(first, slice_):
+        if first is slice_:
+            continue
+        alike = (first.size, first.spacing) == (slice_.size, slice_.spacing)
+        alike = alike and np.array_equal((first.row, first.column), (slice_.row, slice_.column))
+        if not (alike and np.array_equal(read_hu([first])[0], read_hu([slice_])[0])):
             text = f"{first.source.name} and {slice_.source.name}: one SOPInstanceUID and place, other pixels"
             raise DataError(f"{text}; keep the one that is right", reason="conflicting-copies")
     dropped = len(slices) - len(unique)
     return list(unique.values()), [Note("copies", f"{dropped} copies of slices were dropped")] if dropped else []
-
-
-def _equal(a: Slice, b: Slice) -> bool:
-    """Tell whether two slices have the same geometry and values."""
-    if (a.size, a.spacing) != (b.size, b.spacing) or not np.array_equal((a.row, a.column), (b.row, b.column)):
-        return False
-    return np.array_equal(read_hu([a])[0], read_hu([b])[0])
 
 
 @contextmanager
@@ -217,23 +211,11 @@ def _check_shear(first: Slice, offsets: np.ndarray, positions: np.ndarray, where
         raise DataError(f"{where}: the gantry was tilted by {angle:.1f} degrees", reason="gantry-tilt")
 
 
-def _check_order(slices: Sequence[Slice], positions: np.ndarray, spacing: float, where: str) -> list[Note]:
-    """Check that InstanceNumber and SliceLocation agree with the slices' ``positions`` (mm).
-
-    InstanceNumber may descend, start anywhere and leave gaps; SliceLocation may run either way from any zero. Damage
-    shows as few slices that contradict all others, or as the same locations in another order. Raises
-    :class:`DataError` ``mirrored``, ``contradicting-order`` or ``missing-slices``.
-    """
-    if slices[0].normal[2] <= -AXIAL:
-        text = f"{where}: ImageOrientationPatient has axial slices seen from the head, as no scanner does: mirrored?"
-        raise DataError(text, reason="mirrored")
-    if len(slices) < LEAST_SLICES:
-        return []
-    _check_locations(slices, positions, spacing, where)
-    return _by_number(slices, where) + _gaps(slices, spacing, where)
-
-
 def _check_locations(slices: Sequence[Slice], positions: np.ndarray, spacing: float, where: str) -> None:
+    """Refuse a SliceLocation that contradicts the slices' ``positions`` (mm); it may run either way from any zero.
+
+    Damage shows as few slices that contradict all others, or as the same locations in another order.
+    """
     if any(slice_.location is None for slice_ in slices):
         return
     stated = np.array([slice_.location for slice_ in slices], float)
@@ -252,6 +234,7 @@ def _apart(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _by_number(slices: Sequence[Slice], where: str) -> list[Note]:
+    """Note an InstanceNumber that contradicts the positions; it may descend, start anywhere and leave gaps."""
     if (numbers := _numbers(slices)) is None or len(set(np.sign(np.diff(numbers)))) == 1:
         return []
     ways = [(way, _out_of_order(way)) for way in (numbers, [-n for n in numbers])]
@@ -283,7 +266,7 @@ def _numbers(slices: Sequence[Slice]) -> list[int] | None:
 
 
 def _out_of_order(numbers: Sequence[int]) -> list[int]:
-    """Places outside one of the longest ascending subsequences."""
+    """Indices outside one of the longest ascending subsequences."""
     values, length = np.array(numbers), np.zeros(len(numbers), int)
     for i, number in enumerate(values):  # the longest that ends here
         length[i] = 1 + length[:i][values[:i] < number].max(initial=0)
@@ -296,5 +279,5 @@ def _out_of_order(numbers: Sequence[int]) -> list[int]:
     return out[::-1]
 
 
-def _named(slices: Sequence[Slice], places: Sequence[int] | np.ndarray) -> str:
-    return ", ".join(slices[i].source.name for i in places[:5]) + (", ..." if len(places) > 5 else "")
+def _named(slices: Sequence[Slice], chosen: Sequence[int] | np.ndarray) -> str:
+    return ", ".join(slices[i].source.name for i in chosen[:5]) + (", ..." if len(chosen) > 5 else "")

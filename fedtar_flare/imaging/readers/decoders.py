@@ -36,12 +36,9 @@ CODECS: dict[str, Callable[[bytes], np.ndarray]] = {
     **dict.fromkeys(JPEG_LS, imagecodecs.jpegls_decode),
     **dict.fromkeys(JPEG_2000, imagecodecs.jpeg2k_decode),
 }
-"""libjpeg-turbo, CharLS and OpenJPEG."""
 END = b"\xff\xd9"
 ENDING = 32  # bytes at a stream's end, filling included, among which its last marker lies
-BY_CHANCE = (
-    "The number of bytes of compressed pixel data matches"  # begins pydicom's warning where lengths happen to agree
-)
+BY_CHANCE = "The number of bytes of compressed pixel data matches"  # pydicom's warning where lengths happen to agree
 
 logging.getLogger("pydicom.pixels.decoders.base").setLevel(logging.CRITICAL)  # it logs the traceback of each refusal
 
@@ -57,11 +54,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(header: Header, frames: int = 1) -> Layout:
-    """Read the layout of the pixels from a header that contradicts neither itself nor the file.
-
-    Raises :class:`DataError` ``bad-header``, ``too-large``, ``unsupported-transfer-syntax``, or as
-    :meth:`.Header.check_pixels`.
-    """
+    """Read the layout of the pixels from a header that contradicts neither itself nor the file."""
     dataset, name, syntax = header.dataset, header.source.name, header.syntax
     rows, columns = positive(dataset, "Rows", name), positive(dataset, "Columns", name)
     check_size(name, "pixels", rows * columns)
@@ -84,8 +77,7 @@ def decoded(
 ) -> Iterator[np.ndarray]:
     """Decode the stored values (rows, columns) of each of these frames.
 
-    ``masked`` drops bits above BitsStored and extends the sign; otherwise the values come as their bits are. Raises
-    :class:`DataError` ``truncated`` or ``undecodable``.
+    ``masked`` drops bits above BitsStored and extends the sign; otherwise the values come as their bits are.
     """
     name, size = source.name, (layout.rows, layout.columns)
     with decoding(f"{name}: the pixels cannot be read", "undecodable"), source.open() as file:

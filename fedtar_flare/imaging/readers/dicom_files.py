@@ -70,11 +70,7 @@ class Source:
         return (self.path, self.member.rpartition("/")[0]) if self.archive else (self.path.parent, "")
 
     def open(self, most: int | None = None) -> BinaryIO:
-        """Open for reading from the start; the caller closes it. Of a zip member, only ``most`` bytes are unpacked.
-
-        Raises :class:`DataError` ``no-permission``; ``missing-files`` where only a DICOMDIR names it; ``unreadable``
-        for a dead link, or a damaged or encrypted member; ``too-large`` above the limits.
-        """
+        """Open for reading from the start; of a zip member, only ``most`` bytes are unpacked."""
         if self.lost_from is not None:
             raise DataError(f"{self.name}: named by the DICOMDIR, but missing", reason="missing-files")
         with decoding(f"{self.name}: cannot be read"):
@@ -96,14 +92,11 @@ class Header:
     has_pixels: bool
     offset: int | None  # of the pixel data in the file; None for a deflated file
     size: int  # bytes of the file
-    length: int | None = None  # bytes of the pixel data as stated; None where they are absent, or compressed
-    vr: str | None = None  # of the pixel data; None where they are absent, or the syntax states none (implicit VR)
+    length: int | None  # bytes of the pixel data as stated; None where they are absent, or compressed
+    vr: str | None  # of the pixel data; None where they are absent, or the syntax states none (implicit VR)
 
     def check_pixels(self, expected: int) -> None:
-        """Refuse pixel data of a wrong VR, which would move its beginning, or of another length than ``expected``.
-
-        Raises :class:`DataError` ``bad-header``, ``truncated`` or ``wrong-pixel-count``.
-        """
+        """Refuse pixel data of a wrong VR, which would move its beginning, or of another length than ``expected``."""
         name = self.source.name
         if self.vr not in (None, "OB", "OW"):  # none is stated in implicit VR
             raise DataError(f"{name}: pixel data of VR '{self.vr}', not OB or OW", reason="bad-header")

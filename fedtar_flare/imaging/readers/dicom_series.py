@@ -7,7 +7,7 @@ depends on file names.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,11 +57,7 @@ class Series:
 
 
 def scan(sources: Sequence[Source], where: str) -> tuple[list[Series], list[DataError]]:
-    """Read all CT series of these files, best first, and why other files were left out.
-
-    Raises :class:`DataError` ``no-dicom`` when no file is DICOM, the commonest reason when none is a CT slice,
-    ``mixed-patients`` or ``several-studies``.
-    """
+    """Read all CT series of these files, best first, and why other files were left out."""
     series: dict[str, Series] = {}
     left_out: list[DataError] = []
     unread: list[tuple[Source, DataError]] = []
@@ -93,27 +89,19 @@ def scan(sources: Sequence[Source], where: str) -> tuple[list[Series], list[Data
     if len({slice_.study_uid for item in series.values() for slice_ in item.slices}) > 1:
         text = f"{where}: files of several studies, whose dates differ; give each its own folder"
         raise DataError(text, reason="several-studies")
-    if unread or strays:
-        left_out += _assign_unread(series.values(), unread + [(source, not_dicom(source)) for source in strays])
-    return sorted(series.values(), key=Series.rank), left_out
-
-
-def _assign_unread(series: Iterable[Series], unread: list[tuple[Source, DataError]]) -> list[DataError]:
-    """Add the errors of unreadable files to the series in their folders; returns those of files in other folders."""
-    series = list(series)
-    holders: dict[tuple[Path, str], set[Series]] = defaultdict(set)
-    for item in series:
+    unread += [(source, not_dicom(source)) for source in strays]
+    folders: dict[tuple[Path, str], set[Series]] = defaultdict(set)
+    for item in series.values():
         for slice_ in item.slices:
-            holders[slice_.source.folder].add(item)
-    left_out = []
-    for source, error in unread:
-        owners = holders[source.folder]
+            folders[slice_.source.folder].add(item)
+    for source, why in unread:  # each may be a lost slice of the series in its folder
+        concerned = folders[source.folder]
         if source.lost_from is not None:
-            owners = {item for item in series if item.uid == source.lost_from}
-        for item in owners:
-            item.unread.append(error)
-        left_out += [] if owners else [error]
-    return left_out
+            concerned = {item for item in series.values() if item.uid == source.lost_from}
+        for item in concerned:
+            item.unread.append(why)
+        left_out += [] if concerned else [why]
+    return sorted(series.values(), key=Series.rank), left_out
 
 
 def _refusal(errors: Sequence[DataError], where: str) -> DataError:

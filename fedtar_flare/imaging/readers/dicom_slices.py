@@ -1,7 +1,8 @@
-"""A DICOM header as one or more slices (frames) of a CT series: geometry, rescale and pixel storage."""
+"""The slices (frames) of a CT series in a DICOM file: geometry, rescale, pixel storage, and values in HU."""
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,34 +11,34 @@ from pydicom.dataset import Dataset
 from pydicom.uid import UID
 
 from fedtar_flare.core.errors import DataError
-from fedtar_flare.imaging.readers.decoders import Layout, layout_of
+from fedtar_flare.imaging.limits import check_size, check_time
+from fedtar_flare.imaging.readers.decoders import Layout, decoded, layout_of
 from fedtar_flare.imaging.readers.dicom_files import Header, Source
 from fedtar_flare.imaging.readers.dicom_tags import decimal, decimals, first, integer, text, words
-from fedtar_flare.imaging.readers.volume import check_spacing
+from fedtar_flare.imaging.readers.volume import AIR_HU, INT16, Note, check_spacing, to_int16, unlike_neighbours
 
 PROJECTIONS = {"MIP", "MINIP", "MAX_IP", "MIN_IP", "PROJECTION IMAGE", "AVERAGE", "MEAN_IP", "VOLUME RENDERING"}
 CAPTURES = {"SCREEN SAVE", "DOSE_INFO", "SCREENSHOT", "REPORT"}
 LOCALIZERS = {"LOCALIZER", "SCOUT", "TOPOGRAM", "SURVIEW"}
 """Words of ImageType: of projections, of pictures of a screen, of scouts."""
-SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
-"""Beginning of their SOPClassUIDs."""
-IMAGES = {f"1.2.840.10008.5.1.4.1.1.2{end}" for end in ("", ".1", ".2")}
-"""CT images: classic, enhanced, and converted to enhanced. Without pixels, such a file was cut."""
+SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"  # beginning of SOPClassUIDs
+IMAGES = {f"1.2.840.10008.5.1.4.1.1.2{end}" for end in ("", ".1", ".2")}  # CT images; one without pixels was cut
 LOSSLESS = {f"1.2.840.10008.1.2.{end}" for end in ("5", "4.57", "4.70", "4.80", "4.90", "4.92", "4.201", "4.202")}
+
+PADDING_BELOW_HU = -900  # A padding value above this is ignored: it would wipe out tissue
+OTHER_UNITS = ("OD", "MGML", "Z_EFF", "ED", "EDW", "PCT")  # RescaleType (PS3.3, C.11.1.1.2) of no attenuation
+TEXTS = {
+    "padding": "padding set to air",
+    "padding-in-tissue": "a padding value within the range of tissue was ignored",
+    "unused-bits": "bits above BitsStored were masked",
+    "clipped": "values beyond 16 bits were clipped",
+    "lossy": "lossy compression",
+    "rescale-type": "RescaleType is not HU",
+}
 
 
 class NotASlice(DataError):
     """A file that is no slice of a volume and can be left out; any other error refuses its series."""
-
-
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """How the pixel values of a slice lie in its file."""
-
-    syntax: UID
-    layout: Layout
-    padding: tuple[int, int] | None  # lowest and highest stored value that mark "no image here"
-    lossy: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +66,10 @@ class Slice:
     slope: float | None  # from stored value to HU, with the intercept; None where the file has none
     intercept: float | None
     rescale_type: str
-    storage: Storage
+    syntax: UID
+    layout: Layout
+    padding: tuple[int, int] | None  # lowest and highest stored value that mark "no image here"
+    lossy: bool
 
     @property
     def normal(self) -> np.ndarray:
@@ -74,15 +78,16 @@ class Slice:
 
 
 def slices_of(header: Header) -> list[Slice]:
-    """Read the slices of a file: one, or one for each frame of an enhanced multi-frame CT.
-
-    Raises :class:`NotASlice` for other objects, :class:`DataError` for a slice that cannot be used.
-    """
+    """Read the slices of a file: one, or one for each frame of an enhanced multi-frame CT."""
     dataset, name = header.dataset, header.source.name
     image_type = words(dataset, "ImageType")
     _check_kind(header, image_type)
     frames = list(_frames(dataset, name))
-    storage = _storage(header, len(frames))
+    layout, syntax = layout_of(header, len(frames)), header.syntax
+    if layout.bits_stored <= 8:
+        raise DataError(f"{name}: {layout.bits_stored}-bit values cannot hold Hounsfield units", reason="lossy-8bit")
+    if layout.bits_allocated not in (16, 32):
+        raise DataError(f"{name}: values of {layout.bits_allocated} bits, not 16 or 32", reason="bad-header")
     common: dict[str, Any] = {
         "source": header.source,
         "series_uid": first(dataset, "SeriesInstanceUID"),
@@ -90,8 +95,11 @@ def slices_of(header: Header) -> list[Slice]:
         "patient_id": first(dataset, "PatientID"),
         "acquisition": first(dataset, "AcquisitionNumber"),
         "image_type": image_type,
-        "size": storage.layout[:2],
-        "storage": storage,
+        "size": layout[:2],
+        "syntax": syntax,
+        "layout": layout,
+        "padding": _padding(dataset, name, layout),
+        "lossy": first(dataset, "LossyImageCompression") == "01" or (syntax.is_encapsulated and syntax not in LOSSLESS),
     }
     sop_uid = first(dataset, "SOPInstanceUID") or name
     return [
@@ -116,17 +124,6 @@ def _check_kind(header: Header, image_type: tuple[str, ...]) -> None:
         raise NotASlice(f"{name}: a localizer", reason="localizer")
     if integer(dataset, "SamplesPerPixel", name, 1) != 1:
         raise NotASlice(f"{name}: a colour image", reason="secondary-capture")
-
-
-def _storage(header: Header, frames: int) -> Storage:
-    dataset, name, syntax = header.dataset, header.source.name, header.syntax
-    layout = layout_of(header, frames)
-    if layout.bits_stored <= 8:
-        raise DataError(f"{name}: {layout.bits_stored}-bit values cannot hold Hounsfield units", reason="lossy-8bit")
-    if layout.bits_allocated not in (16, 32):
-        raise DataError(f"{name}: values of {layout.bits_allocated} bits, not 16 or 32", reason="bad-header")
-    lossy = first(dataset, "LossyImageCompression") == "01" or (syntax.is_encapsulated and syntax not in LOSSLESS)
-    return Storage(syntax, layout, _padding(dataset, name, layout), lossy)
 
 
 def _padding(dataset: Dataset, name: str, layout: Layout) -> tuple[int, int] | None:
@@ -204,3 +201,80 @@ def _if_readable(frame: Dataset, keyword: str) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
+
+
+def read_hu(slices: Sequence[Slice]) -> tuple[np.ndarray, list[Note]]:
+    """Decode and rescale to int16 (z, y, x) in the given order; the notes name what was altered.
+
+    Padding becomes air (-1,024 HU); bits above BitsStored are masked (old overlays live there); values that do not fit
+    int16 are clipped.
+    """
+    rows, columns = slices[0].size
+    check_size(slices[0].source.name, "voxels", len(slices) * rows * columns)
+    volume = np.empty((len(slices), *slices[0].size), np.int16)
+    seen: Counter[str] = Counter()
+    files: dict[str, list[int]] = {}  # indices of the slices of each file
+    for i, slice_ in enumerate(slices):
+        files.setdefault(slice_.source.name, []).append(i)
+    for name, indices in files.items():
+        first, frames = slices[indices[0]], [slices[i].frame for i in indices]
+        pixels = decoded(first.source, first.syntax, first.layout, frames, masked=False)
+        for i, raw in zip(indices, pixels, strict=True):
+            check_time(name)
+            seen.update(_to_hu(raw, slices[i], volume[i]))
+    notes = [Note(reason, f"{TEXTS[reason]} in {n} of {len(slices)} slices") for reason, n in seen.items()]
+    pairs = {(slice_.slope, slice_.intercept) for slice_ in slices}
+    if len(pairs) > 1:
+        notes.append(Note("mixed-rescale", f"{len(pairs)} pairs of RescaleSlope and RescaleIntercept in one series"))
+    compressed = any(slice_.syntax.is_encapsulated for slice_ in slices)
+    if compressed and (unlike := unlike_neighbours(volume)):
+        names = ", ".join(slices[i].source.name for i in unlike[:5])
+        text = f"{len(unlike)} slice(s) unlike both neighbours, damaged when compressed or copied? {names}"
+        notes.append(Note("unlike-neighbours", text))
+    return volume, notes
+
+
+def _to_hu(raw: np.ndarray, slice_: Slice, out: np.ndarray) -> list[str]:
+    """Fill ``out`` and return each kind of finding once (a key of ``TEXTS``)."""
+    layout, bounds, slope, intercept = slice_.layout, slice_.padding, slice_.slope, slice_.intercept
+    notes = []
+    if slope is None or intercept is None:
+        text = f"{slice_.source.name}: no RescaleSlope and RescaleIntercept, so that the values' unit is unknown"
+        raise DataError(text, reason="no-rescale")
+    if slope == 0:
+        raise DataError(f"{slice_.source.name}: RescaleSlope is 0", reason="no-rescale")
+    if slice_.rescale_type in OTHER_UNITS:
+        text = f"{slice_.source.name}: values of the unit {slice_.rescale_type}, not Hounsfield units"
+        raise DataError(text, reason="not-hounsfield")
+    if slice_.rescale_type not in ("", "HU"):
+        notes.append("rescale-type")
+    if slice_.lossy:
+        notes.append("lossy")
+    low, high = int(raw.min()), int(raw.max())
+    padding = None
+    if bounds is not None and low <= bounds[1] and high >= bounds[0]:
+        where = (raw >= bounds[0]) & (raw <= bounds[1])
+        if where.any():
+            believed = max(value * slope for value in bounds) + intercept < PADDING_BELOW_HU
+            notes.append("padding" if believed else "padding-in-tissue")
+            if believed:
+                padding = where
+                raw = np.where(where, raw.dtype.type(0), raw)
+                low, high = int(raw.min()), int(raw.max())
+    floor = -(1 << (layout.bits_stored - 1)) if layout.signed else 0
+    if layout.bits_stored < layout.bits_allocated and not floor <= low <= high < floor + (1 << layout.bits_stored):
+        notes.append("unused-bits")
+        shift = layout.bits_allocated - layout.bits_stored
+        raw = (raw << shift) >> shift
+        low, high = int(raw.min()), int(raw.max())
+    edges = sorted((low * slope + intercept, high * slope + intercept))
+    fits = INT16.min <= edges[0] and edges[1] <= INT16.max
+    if fits and slope == 1 and intercept.is_integer() and abs(intercept) <= INT16.max:
+        np.add(raw.astype(np.int16, copy=False), np.int16(intercept), out=out)  # wraps there and back again: exact
+    else:
+        if not fits:
+            notes.append("clipped")
+        out[:] = to_int16(raw * np.float64(slope) + intercept)
+    if padding is not None:
+        out[padding] = AIR_HU
+    return notes

@@ -45,10 +45,7 @@ def words(dataset: Dataset, keyword: str) -> tuple[str, ...]:
 
 
 def decimals(dataset: Dataset, keyword: str, count: int, name: str) -> tuple[float, ...] | None:
-    """The first ``count`` decimal numbers; None when the tag is absent or empty.
-
-    Raises :class:`DataError` ``bad-header`` for fewer than ``count`` numbers, or for one that is not finite.
-    """
+    """The first ``count`` decimal numbers, all finite; None when the tag is absent or empty."""
     value = text(dataset, keyword)
     if not value.strip(" \\"):
         return None
@@ -68,7 +65,7 @@ def decimal(dataset: Dataset, keyword: str, name: str) -> float | None:
 
 
 def integer(dataset: Dataset, keyword: str, name: str, default: Default) -> int | Default:
-    """A whole number, or ``default`` when absent or empty; raises :class:`DataError` ``bad-header``."""
+    """A whole number, or ``default`` when absent or empty."""
     try:
         value = dataset.get(keyword)
         if value is None or value == "" or value == b"":
@@ -79,7 +76,7 @@ def integer(dataset: Dataset, keyword: str, name: str, default: Default) -> int 
 
 
 def positive(dataset: Dataset, keyword: str, name: str) -> int:
-    """A positive whole number; raises :class:`DataError` ``bad-header`` when missing or not positive."""
+    """A positive whole number."""
     value = integer(dataset, keyword, name, None)
     if value is None or value < 1:
         raise DataError(f"{name}: {keyword} is missing or not positive", reason="bad-header")

@@ -11,8 +11,7 @@ from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.imaging.limits import LONG_ELEMENT, check_size, check_time
 from fedtar_flare.imaging.readers.volume import TILT_TOLERANCE_DEG, CTVolume, Note, check_air, check_spacing, to_int16
 
-MOST_NOT_FINITE = 0.5
-"""Largest accepted share of NaN and infinite values; a fifth of a slice lies outside the scanner's circle."""
+MOST_NOT_FINITE = 0.5  # share of NaN and infinite values; a fifth of a slice lies outside the scanner's circle
 MOST_GZIP = 1032  # bytes that one packed byte of gzip can give at most
 MOST_BEHIND = 1 << 20  # bytes behind the voxels of a packed file that are passed over on the way to its checksum
 
@@ -101,7 +100,7 @@ def _check_agreement(header: Any, affine: np.ndarray, lengths: np.ndarray, path:
 
 
 def _values(voxels: Any, shape: tuple[int, ...], where: str) -> tuple[np.ndarray, int]:
-    """int16 (z, y, x), and how many values were not a number."""
+    """Give int16 (z, y, x), and how many values were not a number."""
     hu = np.empty(shape[::-1], np.int16)
     strange = 0
     rest = (0,) * (len(voxels.shape) - 3)

@@ -1,20 +1,23 @@
-"""Photographs (PNG, JPEG, BMP, TIFF) in colour, and radiographs (these, or DICOM CR and DX) in grey."""
+"""Photographs (PNG, JPEG, BMP, TIFF) in colour; radiographs (these, or DICOM CR and DX) in grey, and their view."""
 
-from __future__ import annotations
-
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from PIL import Image, ImageOps
+from pydicom.pixels import apply_modality_lut, apply_voi_lut
+from pydicom.tag import Tag
 
 from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.data.sources.fields import PICTURES
 from fedtar_flare.imaging.limits import check_size
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from fedtar_flare.imaging.readers.decoders import PIXEL_TAGS, decoded, layout_of
+from fedtar_flare.imaging.readers.dicom_files import Source, read_header
+from fedtar_flare.imaging.readers.dicom_slices import CAPTURES
+from fedtar_flare.imaging.readers.dicom_tags import decimal, first, integer, text, words
 
 MIN_SIDE = 16  # fewest rows or columns of a picture
 DEEP = ("I;16", "I;16B", "I;16L", "I", "F")  # modes of one channel and more than 8 bits
@@ -35,14 +38,11 @@ def read_photograph(path: Path | str) -> np.ndarray:
 
 
 @contextmanager
-def opened_picture(path: Path, refusal: str) -> Iterator[Image]:
+def opened_picture(path: Path, refusal: str) -> Iterator[Image.Image]:
     """The picture of a file, turned as its camera says; a mode with transparency or a palette becomes RGB.
 
-    Raises :class:`DataError` ``unreadable``, ``too-large``, or ``refusal`` for several pictures in one file or pure
-    black and white.
+    ``refusal`` is the reason why several pictures in one file, or pure black and white, are refused.
     """
-    from PIL import Image, ImageOps
-
     check_size(str(path), "file_bytes", path.stat().st_size)
     with decoding(f"{path}: not readable as a picture"), Image.open(path) as image:
         if image.format == "PNG":  # only this checks its checksums
@@ -73,9 +73,8 @@ def check_content(path: Path, pixels: np.ndarray, what: str) -> None:
         raise DataError(f"{path}: {width} x {height} pixels are no {what}", reason="too-small")
 
 
-GREY = ("MONOCHROME1", "MONOCHROME2")
 SHAPES = {"MONOCHROME1": "INVERSE", "MONOCHROME2": "IDENTITY"}
-"""PresentationLUTShape as DICOM demands it (PS3.3, C.8.11.3.1.2)."""
+"""PresentationLUTShape as DICOM demands it (PS3.3, C.8.11.3.1.2), by photometric interpretation."""
 IN_WINDOW = 0.05
 """Share of the middle of a film that a window must show; a lower one is of other pixels, such as 127/255 of 12 bits."""
 KEYWORDS = """
@@ -87,30 +86,20 @@ def read_radiograph(path: Path | str, side: str = "frontal") -> np.ndarray:
     """Read a radiograph, brighter where more is absorbed."""
     path = Path(path)
     check_there(path)
-    radiograph = _read_picture(path) if path.suffix.lower() in PICTURES else _read_dicom(path, side)
+    if path.suffix.lower() not in PICTURES:
+        radiograph = _read_dicom(path, side)
+    else:
+        with opened_picture(path, "not-a-radiograph") as picture:
+            if picture.mode in DEEP:
+                radiograph = stretch(_finite(np.array(picture, np.float32), path))
+            else:
+                radiograph = np.array(picture.convert("L"))
     check_content(path, radiograph, "radiograph")
     return radiograph
 
 
-def _read_picture(path: Path) -> np.ndarray:
-    with opened_picture(path, "not-a-radiograph") as picture:
-        if picture.mode in DEEP:
-            return stretch(_finite(np.array(picture, np.float32), path))
-        return np.array(picture.convert("L"))
-
-
 def _read_dicom(path: Path, side: str) -> np.ndarray:
-    from pydicom.pixels import apply_modality_lut, apply_voi_lut
-    from pydicom.tag import Tag
-
-    from fedtar_flare.imaging.readers.decoders import PIXEL_TAGS, decoded, layout_of
-    from fedtar_flare.imaging.readers.dicom_files import Source, read_header
-    from fedtar_flare.imaging.readers.dicom_slices import CAPTURES
-    from fedtar_flare.imaging.readers.dicom_tags import first, integer, words
-    from fedtar_flare.imaging.readers.film_view import KEYWORDS as VIEW
-    from fedtar_flare.imaging.readers.film_view import view_of
-
-    header = read_header(Source(path), [*PIXEL_TAGS, *map(Tag, f"{KEYWORDS} {VIEW}".split())])
+    header = read_header(Source(path), [*PIXEL_TAGS, *map(Tag, f"{KEYWORDS} {VIEW_KEYWORDS}".split())])
     if header is None:
         raise DataError(f"{path}: neither a picture nor DICOM", reason="unreadable")
     dataset: Any = header.dataset
@@ -122,12 +111,12 @@ def _read_dicom(path: Path, side: str) -> np.ndarray:
         raise DataError(f"{path}: a {view.side} view ({', '.join(view.stated_by)})", reason=f"{view.side}-view")
     if not header.has_pixels:
         raise DataError(f"{path}: no pixel data", reason="no-pixel-data")
-    if (meaning := first(dataset, "PhotometricInterpretation")) not in GREY:
+    if (meaning := first(dataset, "PhotometricInterpretation")) not in SHAPES:
         raise DataError(f"{path}: photometric interpretation '{meaning}' is not grey", reason="not-a-radiograph")
     shape = first(dataset, "PresentationLUTShape") or SHAPES[meaning]
     if shape in SHAPES.values() and shape != SHAPES[meaning]:
-        text = f"{path}: {meaning} and PresentationLUTShape {shape} say the opposite of each other"
-        raise DataError(text, reason="conflicting-polarity")
+        problem = f"{path}: {meaning} and PresentationLUTShape {shape} say the opposite of each other"
+        raise DataError(problem, reason="conflicting-polarity")
     if (frames := integer(dataset, "NumberOfFrames", str(path), 1)) > 1:
         raise DataError(f"{path}: {frames} frames are no radiograph", reason="not-a-radiograph")
     layout = layout_of(header)
@@ -138,8 +127,8 @@ def _read_dicom(path: Path, side: str) -> np.ndarray:
     stored = stored_values(masked=True)
     plain = layout.signed and not header.syntax.is_encapsulated
     if plain and not np.array_equal(stored_values(masked=False), stored):
-        text = f"{path}: its values are not signed as PixelRepresentation says, or longer than BitsStored"
-        raise DataError(text, reason="bad-header")
+        problem = f"{path}: its values are not signed as PixelRepresentation says, or longer than BitsStored"
+        raise DataError(problem, reason="bad-header")
     with decoding(f"{path}: its window or rescale cannot be applied", "bad-header"):
         values = np.asarray(apply_modality_lut(stored, dataset))
         windowed = "VOILUTSequence" in dataset or _window_fits(dataset, values, str(path))
@@ -151,8 +140,6 @@ def _read_dicom(path: Path, side: str) -> np.ndarray:
 
 
 def _window_fits(dataset: Any, values: np.ndarray, name: str) -> bool:
-    from fedtar_flare.imaging.readers.dicom_tags import decimal
-
     centre, width = (decimal(dataset, keyword, name) for keyword in ("WindowCenter", "WindowWidth"))
     if centre is None or width is None:
         return False
@@ -185,3 +172,65 @@ def _to_bytes(values: np.ndarray, low: float, high: float) -> np.ndarray:
     scaled *= 255.0 / max(high - low, 1e-6)
     np.clip(scaled, 0, 255, out=scaled)
     return np.rint(scaled, out=scaled).astype(np.uint8)
+
+
+Side = Literal["frontal", "lateral"]
+DESCRIPTIONS = ("SeriesDescription", "ProtocolName", "AcquisitionDeviceProcessingDescription", "StudyDescription")
+VIEW_KEYWORDS = " ".join(("ViewPosition", "ViewCodeSequence", "PatientOrientation", *DESCRIPTIONS))
+POSITIONS: dict[str, Side] = {
+    **dict.fromkeys(("PA", "AP"), "frontal"),
+    **dict.fromkeys(("LL", "RL", "L", "R", "LLD", "RLD", "LLO", "RLO"), "lateral"),
+}
+"""Codes of ViewPosition that :data:`WORDS` does not match; oblique and decubitus films count as lateral ones."""
+WORDS: dict[Side, str] = {
+    "lateral": r"\b(?:[LR] ?LAT|LAT|lateral[eis]*|profil\w*|seitlich|sagittal|oblique?|[LR][AP]O|decubitus)\b",
+    "frontal": r"\b(?:P\.? ?A|A\.? ?P|postero-?anterior|antero-?posterior|(?<!para)frontal[eis]*|face)\b",
+}
+
+
+class View(NamedTuple):
+    """The view of a radiograph, and the keywords of the attributes that state it."""
+
+    side: Side
+    stated_by: tuple[str, ...]
+
+
+def view_of(dataset: Any, name: str) -> View:
+    """Decide the view of a CR or DX image.
+
+    ViewPosition, ViewCodeSequence (DICOM PS3.16, CID 4010) and PatientOrientation (PS3.3, C.7.6.1.1.1) are read first.
+    Only where none of them states a view, the descriptions are, that of the series before that of the study; one that
+    names both views is about several films.
+    """
+    with decoding(f"{name}: the attributes of its view cannot be read", "bad-header"):
+        stated = dict(_coded(dataset))
+        for keyword in DESCRIPTIONS:
+            if not stated and (side := _in_words(text(dataset, keyword).replace("_", " "))):
+                stated = {keyword: side}
+    if not stated:
+        problem = "neither ViewPosition, ViewCodeSequence, PatientOrientation nor a description states its view"
+        raise DataError(f"{name}: {problem}; have the export corrected", reason="unknown-view")
+    if len(set(stated.values())) > 1:
+        views = ", ".join(f"{side} by {keyword}" for keyword, side in stated.items())
+        raise DataError(f"{name}: {views}", reason="conflicting-view")
+    return View(next(iter(stated.values())), tuple(stated))
+
+
+def _coded(dataset: Any) -> Iterator[tuple[str, Side]]:
+    position = first(dataset, "ViewPosition").upper()
+    if side := POSITIONS.get(position) or _in_words(position):
+        yield "ViewPosition", side
+    meanings = " ".join(str(code.get("CodeMeaning", "")) for code in dataset.get("ViewCodeSequence") or ())
+    oblique = re.search(WORDS["lateral"], meanings, re.IGNORECASE)  # antero-posterior oblique
+    if side := "lateral" if oblique else _in_words(meanings):
+        yield "ViewCodeSequence", side
+    main = [part[:1] for part in words(dataset, "PatientOrientation")]
+    if len(main) == 2 and set(main) & set("AP"):
+        yield "PatientOrientation", "lateral"
+    elif len(main) == 2 and set(main) & set("LR") and set(main) & set("FH"):
+        yield "PatientOrientation", "frontal"
+
+
+def _in_words(description: str) -> Side | None:
+    named = [side for side, pattern in WORDS.items() if re.search(pattern, description, re.IGNORECASE)]
+    return named[0] if len(named) == 1 else None

@@ -11,40 +11,30 @@ MIN_SLICES = 8  # A series with fewer is no chest CT
 AIR_HU = -1024
 ONLY_AIR_HU = -700  # A volume whose values all lie at or below this shows no body
 INT16 = np.iinfo(np.int16)
-PLAUSIBLE_MM = (0.05, 50.0)
-"""Bounds of the distance between voxels of a body CT; beyond them the unit is not millimetres."""
+PLAUSIBLE_MM = (0.05, 50.0)  # distance between voxels of a body CT; beyond, the unit is not millimetres
 TILT_TOLERANCE_DEG = 0.5  # angle off the perpendicular from which slices, or the axes of a volume, count as tilted
 SAMPLE = 4  # step of the rows and columns that are compared between slices
 AROUND = 3  # slices on either side with which one is compared
-RATIO, LEAST_HU = 2.0, 5.0
-"""A slice is noted when its mean distance is this many times the largest around it, and this much above it."""
-SWAPPED = 1.5
-"""Rows and Columns count as swapped when exchanging them makes neighbouring rows this many times more alike."""
+RATIO, LEAST_HU = 2.0, 5.0  # a slice is noted whose mean distance is so much of, and above, the largest around it
+SWAPPED = 1.5  # Rows and Columns are swapped when exchanging them makes neighbouring rows this many times more alike
 
 
 class Note(NamedTuple):
-    """Something unusual that a reader tolerated."""
+    """Something unusual that a reader tolerated: a stable slug, and a text for people."""
 
     reason: str
-    """A stable slug."""
     text: str
-    """For people."""
 
 
 @dataclass(frozen=True, eq=False)
 class CTVolume:
-    """A CT volume."""
+    """A CT volume, and what its reader tolerated: several series, padding, copies, ..."""
 
-    hu: np.ndarray
-    """int16 (z, y, x), Hounsfield units."""
-    spacing_mm: tuple[float, float, float]
-    """Between voxel centres along z, y, x."""
-    affine: np.ndarray
-    """float64 (4, 4), voxel index (x, y, z) to mm in RAS (right, anterior and superior are positive)."""
-    series_uid: str = ""
-    """DICOM SeriesInstanceUID; empty for other formats."""
+    hu: np.ndarray  # int16 (z, y, x), Hounsfield units
+    spacing_mm: tuple[float, float, float]  # between voxel centres along z, y, x
+    affine: np.ndarray  # float64 (4, 4), voxel index (x, y, z) to mm in RAS (right, anterior and superior are positive)
+    series_uid: str = ""  # empty for formats other than DICOM
     warnings: tuple[Note, ...] = ()
-    """What the reader tolerated: several series, padding, copies, ..."""
 
 
 def to_int16(values: np.ndarray) -> np.ndarray:
