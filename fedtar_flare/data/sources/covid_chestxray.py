@@ -2,13 +2,14 @@
 
 Only frontal radiographs with notes count; for methods that classify, also those whose finding is known. ``offset``,
 days since the first symptoms (possibly negative), orders a patient's visits but is no calendar date. ``location`` names
-the hospital and so divides the collection into natural sites.
+the hospital and so divides the collection into natural sites: Spain, Australia and others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fedtar_flare.data.sources.fields import DAY_ZERO, known_age, sex_of
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import rows_of
 
-OPTIONS = ("location", "not_location", "without_notes")
+OPTIONS = ("location", "without_notes")
 COLUMNS = ("patientid", "offset", "sex", "age", "view", "modality", "location", "folder", "filename", "clinical_notes")
 FRONTAL = ("PA", "AP", "AP SUPINE", "APS", "AP ERECT", "AP SEMI ERECT")
 NAMED_SITES = ("Spain", "Australia")
@@ -32,23 +33,19 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
     without_notes = options.get("without_notes", False)
     if not isinstance(without_notes, bool):
         raise ConfigError(f"source 'covid_chestxray': without_notes must be true or false, not {without_notes!r}")
-    within, without = _texts(options.get("location"), "location"), _texts(options.get("not_location"), "not_location")
-    if within == ["others"]:
-        within, without = [], [*without, *(name.lower() for name in NAMED_SITES)]
     rows = list(rows_of(path / "metadata.csv", COLUMNS, ("finding",), strict=False))
     home: dict[str, str] = {}
     for row in rows:  # a patient belongs to one site, even if a later radiograph was taken elsewhere
-        home.setdefault(row["patientid"], row["location"].lower())
-
-    def wanted(row: Mapping[str, str]) -> bool:
-        location = home[row["patientid"]]
-        return not any(text in location for text in without) and any(text in location for text in within or [""])
-
-    rows = list(filter(wanted, rows))
-    if not rows:
-        raise ConfigError(f"{path}: no radiograph with location {options.get('location')} (not {without})")
+        named = (name for name in NAMED_SITES if name.lower() in row["location"].lower())
+        home.setdefault(row["patientid"], next(named, "others"))
+    site = options.get("location")
+    if site not in (None, "others", *NAMED_SITES):
+        allowed = ", ".join(NAMED_SITES)
+        raise ConfigError(f"source 'covid_chestxray': location must be one of {allowed}, others, not {site!r}")
     usable = []
     for row in rows:
+        if site not in (None, home[row["patientid"]]):
+            continue
         with collecting(reading.problems):
             _check(row, without_notes)
             usable.append(row)
@@ -56,8 +53,7 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
     for row in usable:
         with collecting(reading.problems):
             visit = _visit(row, path, only=radiographs[row["patientid"]] == 1)
-            named = (name for name in NAMED_SITES if name.lower() in home[visit.patient_id])  # the natural sites
-            reading.add(visit, sex_of(row["sex"]), next(named, "others"))
+            reading.add(visit, sex_of(row["sex"]), home[visit.patient_id])
     return reading
 
 
@@ -78,27 +74,12 @@ def _visit(row: Mapping[str, str], path: Path, only: bool) -> Visit:
         acquired = DAY_ZERO + timedelta(days=float(row["offset"] or 0))
     except (ValueError, OverflowError) as error:
         raise DataError(f"{name}: offset '{row['offset']}' is no number of days", reason="bad-date") from error
-    return Visit(
-        patient_id=row["patientid"],
-        visit_id=name,
-        acquired=acquired,
-        image=path / row["folder"] / name,
-        report=row["clinical_notes"],
-        modality="radiograph",
-        age=known_age(row["age"], name),
-        labels=_labels(row["finding"]),
-    )
+    image, labels = path / row["folder"] / name, _labels(row["finding"])
+    visit = Visit(row["patientid"], name, acquired, image, row["clinical_notes"], "radiograph", labels=labels)
+    return replace(visit, age=known_age(row["age"], name))
 
 
 def _labels(finding: str) -> frozenset[str] | None:
     """The diseases that the table names (``COVID-19, ARDS``), none for ``No Finding``; None where it says nothing."""
     named = frozenset(part.strip() for part in finding.split(",") if part.strip())
     return None if not named or named == {"todo"} else named - {"No Finding"}
-
-
-def _texts(value: Any, name: str) -> list[str]:
-    """A text or a list of texts, in lower case."""
-    texts = [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
-    if value is not None and (not texts or not all(isinstance(text, str) and text for text in texts)):
-        raise ConfigError(f"source 'covid_chestxray': {name} must be a text or a list of texts, not {value!r}")
-    return [text.lower() for text in texts]

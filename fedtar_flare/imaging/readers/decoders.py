@@ -68,8 +68,26 @@ def layout_of(header: Header, frames: int = 1) -> Layout:
     if not 1 <= stored <= allocated or highest != stored - 1:
         text = f"{name}: {stored} bits stored in {allocated} allocated, the highest bit {highest}"
         raise DataError(text, reason="bad-header")
-    header.check_pixels((rows * columns * frames * allocated + 7) // 8)
+    _check_length(header, (rows * columns * frames * allocated + 7) // 8)
     return Layout(rows, columns, allocated, stored, integer(dataset, "PixelRepresentation", name, 0) == 1)
+
+
+def _check_length(header: Header, expected: int) -> None:
+    """Refuse pixel data of a wrong VR, which would move its beginning, or of another length than ``expected``."""
+    name = header.source.name
+    if header.vr not in (None, "OB", "OW"):  # none is stated in implicit VR
+        raise DataError(f"{name}: pixel data of VR '{header.vr}', not OB or OW", reason="bad-header")
+    if header.syntax.is_encapsulated and header.length is None:
+        return
+    if header.syntax.is_encapsulated:
+        text = f"compressed pixel data must not state a length, and states {header.length} bytes"
+        raise DataError(f"{name}: {text}", reason="wrong-pixel-count")
+    if header.offset is not None and header.offset + 8 + expected > header.size:  # 8 bytes of header, or 12
+        raise DataError(f"{name}: the file ends within its pixels; copy it again", reason="truncated")
+    if header.length not in (expected, expected + expected % 2):  # an odd number is padded by one byte
+        held = "compressed values" if header.length is None else f"{header.length} bytes"
+        text = f"its pixel data holds {held}, not the {expected} bytes of the size it states"
+        raise DataError(f"{name}: {text}", reason="wrong-pixel-count")
 
 
 def decoded(

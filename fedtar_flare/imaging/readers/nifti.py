@@ -68,6 +68,8 @@ def _check_stated(header: Any, path: Path, packed: bool) -> None:
 
 def _geometry(header: Any, path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Affine, and the voxel sizes in mm along x, y, z."""
+    from nibabel.orientations import aff2axcodes
+
     if not (header["sform_code"] or header["qform_code"]):
         raise DataError(f"{path}: neither sform nor qform says how the volume lies", reason="no-orientation")
     affine = np.asarray(header.get_best_affine(), np.float64)
@@ -75,28 +77,20 @@ def _geometry(header: Any, path: Path) -> tuple[np.ndarray, np.ndarray]:
     if not np.all(np.isfinite(affine)) or lengths.min() <= 0:
         raise DataError(f"{path}: voxel sizes {lengths} mm", reason="no-pixel-spacing")
     check_spacing(str(path), *lengths)
-    _check_agreement(header, affine, lengths, path)
+    stated, text = np.abs(np.asarray(header["pixdim"][1:4], np.float64)), ""
+    if stated.min() > 0 and not np.allclose(stated, lengths, rtol=0.01):  # as after a faulty conversion
+        text = f"voxels of {lengths.round(3)} mm by the sform, of {stated.round(3)} mm by pixdim"
+    elif header["sform_code"] and header["qform_code"]:
+        named = aff2axcodes(affine), aff2axcodes(header.get_qform())
+        text = f"axes {named[0]} by the sform, {named[1]} by the qform" if named[0] != named[1] else ""
+    if text:
+        raise DataError(f"{path}: {text}; convert it again from DICOM", reason="conflicting-geometry")
     axes = affine[:3, :3] / lengths
     skew = float(np.abs(axes.T @ axes - np.eye(3)).max())
     if skew > math.sin(math.radians(TILT_TOLERANCE_DEG)):
         angle = math.degrees(math.asin(min(1.0, skew)))
         raise DataError(f"{path}: axes {angle:.1f} degrees off the perpendicular; resample it", reason="gantry-tilt")
     return affine, lengths
-
-
-def _check_agreement(header: Any, affine: np.ndarray, lengths: np.ndarray, path: Path) -> None:
-    """Refuse an sform whose voxel sizes or axes pixdim or the qform contradict, as after a faulty conversion."""
-    from nibabel.orientations import aff2axcodes
-
-    stated = np.abs(np.asarray(header["pixdim"][1:4], np.float64))
-    text = ""
-    if stated.min() > 0 and not np.allclose(stated, lengths, rtol=0.01):
-        text = f"voxels of {lengths.round(3)} mm by the sform, of {stated.round(3)} mm by pixdim"
-    elif header["sform_code"] and header["qform_code"]:
-        axes = aff2axcodes(affine), aff2axcodes(header.get_qform())
-        text = f"axes {axes[0]} by the sform, {axes[1]} by the qform" if axes[0] != axes[1] else ""
-    if text:
-        raise DataError(f"{path}: {text}; convert it again from DICOM", reason="conflicting-geometry")
 
 
 def _values(voxels: Any, shape: tuple[int, ...], where: str) -> tuple[np.ndarray, int]:
