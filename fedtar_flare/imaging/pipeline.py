@@ -193,8 +193,19 @@ def _compute(
 
     compose = preparation(modality, size, transforms)
     views = {"frontal": image} if lateral is None else {"frontal": image, "lateral": lateral}
+    made: list[Any] = []
     try:
-        made = [_run(compose, file, view, bool(deterministic(transforms))) for view, file in views.items()]
+        for view, file in views.items():
+            try:
+                made.append(compose({"image": str(file), "view": view}))
+            except RuntimeError as error:  # the Compose wraps errors of its transforms
+                cause: BaseException = error
+                while not isinstance(cause, DataError | MemoryError) and cause.__cause__ is not None:
+                    cause = cause.__cause__
+                if deterministic(transforms) and not isinstance(cause, DataError | MemoryError):
+                    text = f"{file}: one of data.transforms cannot be applied: {cause}"
+                    raise DataError(text, reason="transform-failed") from error
+                raise cause  # noqa: B904 - the error itself
     except DataError as error:
         if error.reason not in NOT_REMEMBERED:
             cache.store_refusal(entry, error)
@@ -202,17 +213,3 @@ def _compute(
     pixels, position_mm = (np.concatenate([item[key] for item in made]) for key in ("image", "position_mm"))
     cache.store(entry, pixels, position_mm)
     return cache.load(entry) or Prepared(pixels, position_mm)  # a mount may be lost meanwhile
-
-
-def _run(compose: Callable[[Any], Any], file: Path, view: str, added: bool) -> Any:
-    """Apply the ``Compose``, which wraps errors of its transforms; raises what it wraps."""
-    try:
-        return compose({"image": str(file), "view": view})
-    except RuntimeError as error:
-        cause: BaseException = error
-        while not isinstance(cause, DataError | MemoryError) and cause.__cause__ is not None:
-            cause = cause.__cause__
-        if added and not isinstance(cause, DataError | MemoryError):
-            text = f"{file}: one of data.transforms cannot be applied: {cause}"
-            raise DataError(text, reason="transform-failed") from error
-        raise cause  # noqa: B904 - the error itself

@@ -41,7 +41,7 @@ def test_real_radiographs_train_through_the_job(shared_data, tmp_path):
     """Two simulated hospitals: Spain, and all others but Australia."""
     sites = tmp_path / "sites"
     sites.mkdir()
-    for name, place in (("site-1", "[Spain]"), ("site-2", "others")):
+    for name, place in (("site-1", "Spain"), ("site-2", "others")):
         (sites / f"{name}.yaml").write_text(
             f"source: covid_chestxray\npath: {shared_data / 'covid_chestxray'}\noptions:\n  location: {place}\n"
             f"state_dir: {sites / name}\n"

@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, decoding, within
 from fedtar_flare.core.files import SHARED, replacing
@@ -28,23 +28,17 @@ REQUIRED = ("patient_id", "study_datetime", "image")
 REPORTS = ("report", "report_path")
 LABELS = "labels"
 KNOWN = (*REQUIRED, *REPORTS, "age", "birth_date", "sex", LABELS, "split", "institution", "lateral")
-MODALITIES: dict[str, Modality] = {
-    "ct": "ct",
-    **dict.fromkeys(("radiograph", "film", "cxr", "xray"), "radiograph"),
-    **dict.fromkeys(("photograph", "photo"), "photograph"),
-}
 _FORMULA = re.compile(r"\s*'*[=+@-]")
 
 
 def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
     """Read a table of studies. A row that cannot be used is left out; its error names row and column."""
     options = options or {}
-    asked = options.get("modality")
-    if asked is not None and asked not in MODALITIES:
-        raise ConfigError(f"source 'manifest': modality '{asked}' is not one of {', '.join(MODALITIES)}")
+    modality = options.get("modality")
+    if modality not in (None, *get_args(Modality)):
+        raise ConfigError(f"source 'manifest': modality '{modality}' is not one of {', '.join(get_args(Modality))}")
     table = path / "manifest.csv" if path.is_dir() else path
     reading = Reading.of(table, options, "manifest", OPTIONS)
-    modality = None if asked is None else MODALITIES[asked]
     with open_table(table, "the manifest") as opened:
         _check_columns(opened.columns, table)
         for number, cells in opened.rows(reading.problems):

@@ -1,23 +1,17 @@
-"""Zip archives, headers and deflated data, read no further than the limits allow."""
+"""Zip archives and headers, read no further than the limits allow."""
 
 import io
 import struct
-import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
-from pydicom.tag import BaseTag
-
 from fedtar_flare.core.errors import DataError, decoding
-from fedtar_flare.imaging.limits import ELEMENT_READS, LONG_ELEMENT, check_ratio, check_size, check_time, current
+from fedtar_flare.imaging.limits import ELEMENT_READS, LONG_ELEMENT, check_ratio, check_size, current
 
 DIRECTORY_END = struct.Struct("<4s4H2LH")
 DIRECTORY_BYTES = 1 << 10  # most bytes of an archive's directory for each member, on average
 SMALL = 1 << 20  # bytes of a file that cannot hold too many elements, as most slices
-CHUNK = 1 << 16
-StopWhen = Callable[[BaseTag, str | None, int], bool]
 
 
 def open_archive(path: Path) -> ZipFile:
@@ -85,33 +79,3 @@ class _Metered:
 def metered(file: BinaryIO, name: str, size: int) -> BinaryIO:
     """Limit the number and length of reads of a file, unless it is small."""
     return file if size <= SMALL else cast(BinaryIO, cast(Any, _Metered(file, name)))
-
-
-def counted(stop_when: StopWhen, name: str) -> StopWhen:
-    """Limit the number of elements for which ``stop_when`` is called."""
-    left = ELEMENT_READS // 2
-
-    def limited(tag: BaseTag, vr: str | None, length: int) -> bool:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise DataError(f"{name}: more than {ELEMENT_READS // 2:,} elements", reason="unreadable")
-        return stop_when(tag, vr, length)
-
-    return limited
-
-
-def check_deflated(file: BinaryIO, name: str) -> None:
-    """Refuse (``too-large``) a deflated dataset, from here to the file's end, that unpacks beyond the limits."""
-    unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
-    packed = unpacked = 0
-    start = file.tell()
-    while chunk := file.read(CHUNK):
-        packed += len(chunk)
-        while chunk:
-            unpacked += len(unpacker.decompress(chunk, 16 * CHUNK))
-            chunk = unpacker.unconsumed_tail
-            check_size(name, "file_bytes", unpacked)
-            check_ratio(name, unpacked, packed + SMALL // 8)
-        check_time(name)
-    file.seek(start, io.SEEK_SET)

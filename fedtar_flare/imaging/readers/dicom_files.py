@@ -21,7 +21,7 @@ from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ImplicitVRLittleEnd
 
 from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.imaging.limits import LONG_ELEMENT, check_size, check_time
-from fedtar_flare.imaging.readers.bounded import StopWhen, check_deflated, counted, metered, open_archive, unpack
+from fedtar_flare.imaging.readers.bounded import metered, open_archive, unpack
 from fedtar_flare.imaging.readers.dicom_tags import text
 
 PIXEL_DATA = 0x7FE00010
@@ -90,7 +90,7 @@ class Header:
     dataset: Dataset  # the wanted tags
     syntax: UID
     has_pixels: bool
-    offset: int | None  # of the pixel data in the file; None for a deflated file
+    offset: int  # of the pixel data in the file
     size: int  # bytes of the file
     length: int | None  # bytes of the pixel data as stated; None where they are absent, or compressed
     vr: str | None  # of the pixel data; None where they are absent, or the syntax states none (implicit VR)
@@ -183,16 +183,14 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
         check_size(name, "file_bytes", size)
         try:
             checked = metered(file, name, size)
-            stop: StopWhen = at_pixels
-            if start[128:] == b"DICM":
-                checked.seek(132)
+            if start[128:] == b"DICM" or start[:2] == b"\x02\x00":
+                checked.seek(132 if start[128:] == b"DICM" else 0)
                 meta = read_dataset(checked, False, True, stop_when=lambda tag, vr, length: int(tag) >> 16 != 2)
                 syntax = UID(text(meta, "TransferSyntaxUID"))
-                if syntax == DeflatedExplicitVRLittleEndian:
-                    check_deflated(checked, name)
-                    stop = counted(at_pixels, name)
+                if syntax == DeflatedExplicitVRLittleEndian:  # pydicom would unpack it without a bound
+                    raise DataError(f"{name}: deflated as a whole; pack it anew", reason="unsupported-transfer-syntax")
             checked.seek(0)
-            dataset = read_partial(checked, stop_when=stop, specific_tags=list(tags), force=True)
+            dataset = read_partial(checked, stop_when=at_pixels, specific_tags=list(tags), force=True)
             offset = file.tell()
             if not pixels and held < size:
                 text_ = f"{name}: no pixels within its first {held:,} bytes; unpack the archive"
@@ -212,8 +210,7 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
         raise DataError(f"{name}: the file ends within its header; copy it again", reason="truncated")
     syntax = UID(str(getattr(dataset.file_meta, "TransferSyntaxUID", "") or ImplicitVRLittleEndian))
     vr, length = pixels[0] if pixels else (None, UNDEFINED)
-    at = None if syntax == DeflatedExplicitVRLittleEndian else offset
-    return Header(source, dataset, syntax, bool(pixels), at, size, None if length == UNDEFINED else length, vr)
+    return Header(source, dataset, syntax, bool(pixels), offset, size, None if length == UNDEFINED else length, vr)
 
 
 def _ends_short(dataset: Dataset) -> bool:
