@@ -6,16 +6,6 @@ from fedtar_flare.data.sources.fields import DAY_ZERO
 from fedtar_flare.data.sources.iu_xray import read_iu_xray
 
 SINGLE = {"undated": "single"}
-XML = """<?xml version="1.0" encoding="utf-8"?>
-<eCitation><uId id="CXR{n}"/><MedlineCitation><Article><Abstract>
-<AbstractText Label="COMPARISON">None.</AbstractText>
-<AbstractText Label="INDICATION">Positive TB test</AbstractText>
-<AbstractText Label="FINDINGS">{findings}</AbstractText>
-<AbstractText Label="IMPRESSION">Normal chest x-XXXX.</AbstractText>
-</Abstract></Article></MedlineCitation>
-<parentImage id="CXR{n}_1_IM-0001-3001"><caption>Xray Chest PA and Lateral</caption></parentImage>
-<parentImage id="CXR{n}_1_IM-0001-4001"><caption>Xray Chest PA and Lateral</caption></parentImage>
-</eCitation>"""
 
 
 def report(uid, findings="The heart is normal.", impression="Normal chest."):
@@ -66,48 +56,8 @@ def test_every_view(tables):
     assert reading.rejected() == {"not-frontal-radiograph": 1}
 
 
-def test_the_xml_files(tmp_path, caplog):
-    (tmp_path / "ecgen-radiology").mkdir()
-    (tmp_path / "NLMCXR_png").mkdir()
-    for n in ("1", "2"):
-        text = XML.format(n=n, findings="The <b>heart</b> is\n normal &amp; small.")
-        (tmp_path / "ecgen-radiology" / f"{n}.xml").write_text(text)
-        for image in ("3001", "4001"):
-            (tmp_path / "NLMCXR_png" / f"CXR{n}_1_IM-0001-{image}.png").touch()
-    (tmp_path / "ecgen-radiology" / "3.xml").write_text("<eCitation>")
-    reading = read_iu_xray(tmp_path, {**SINGLE, "sections": ["findings"]})
-    one, _ = reading.patients()
-    assert one.patient_id == "1" and one.visits[0].report == "The heart is normal & small."
-    assert one.visits[0].image.name == "CXR1_1_IM-0001-3001.png" and reading.rejected() == {"unreadable": 1}
-    assert "does not tell frontal from lateral" in caplog.text
-
-
-NESTED = """<eCitation><MedlineCitation><Article><Abstract>
-<AbstractText Label="FINDINGS">The heart is normal. <AbstractText Label="IMPRESSION">Normal chest.</AbstractText>
- The lungs are clear.<AbstractText Label="FINDINGS">The lungs are clear.</AbstractText>
-<AbstractText Label="INDICATION">Cough <b>and
-<AbstractText Label="COMPARISON">None.</AbstractText>fever</b>.</AbstractText>
-</AbstractText>
-<AbstractText Label="IMPRESSION">Normal chest.</AbstractText>
-<AbstractText Label="IMPRESSION">No change.</AbstractText>
-</Abstract></Article></MedlineCitation><parentImage id="CXR1_1"/></eCitation>"""
-
-
-def test_nested_headings_say_nothing_twice(tmp_path):
-    (tmp_path / "NLMCXR_png").mkdir()
-    (tmp_path / "NLMCXR_png" / "CXR1_1.png").touch()
-    (tmp_path / "1.xml").write_text(NESTED)
-    sections = ["findings", "impression", "indication", "comparison"]
-    (patient,) = read_iu_xray(tmp_path, {**SINGLE, "sections": sections}).patients()
-    report = patient.visits[0].report
-    for text in ("The heart is normal.", "The lungs are clear.", "Normal chest.", "No change.", "None."):
-        assert text in report
-    assert report.count("Normal chest.") == report.count("None.") == 1 and "Cough and fever." in report
-    assert report.count("The heart is normal.") == report.count("The lungs are clear.") == 1
-
-
 def test_wrong_layouts_and_options(tables, tmp_path):
-    with pytest.raises(ConfigError, match=r"indiana_reports\.csv"):
+    with pytest.raises(ConfigError, match=r"indiana_projections\.csv"):
         read_iu_xray(tmp_path, SINGLE)
     path = tables([report("1")], [radiograph("1", "1.png")])
     for options in ({}, {"undated": "many"}, {"undated": True}):

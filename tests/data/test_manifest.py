@@ -1,8 +1,7 @@
-"""A hospital's own table, as CSV or Parquet: what is understood, and what a bad row, column or option is told."""
+"""A hospital's own table: what is understood, and what a bad row, column or option is told."""
 
 import csv
-import sys
-from datetime import UTC, date, datetime
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -38,20 +37,6 @@ def table(folder):
         return folder / "manifest.csv"
 
     return write
-
-
-def write_csv(folder, rows):
-    return write_table(folder / "m.csv", rows)
-
-
-def write_parquet(folder, rows):
-    arrow = pytest.importorskip("pyarrow")
-    table = arrow.table(rows) if isinstance(rows, dict) else arrow.Table.from_pylist(rows)
-    pytest.importorskip("pyarrow.parquet").write_table(table, folder / "m.parquet")
-    return folder / "m.parquet"
-
-
-BOTH = pytest.mark.parametrize("write, number", [(write_csv, 3), (write_parquet, 2)])  # of the second row, as counted
 
 
 def reasons(reading):
@@ -135,7 +120,6 @@ def test_report_files_that_cannot_be_used(table, folder, content, reason):
         reading.patients()
 
 
-@BOTH
 @pytest.mark.parametrize(
     "column, value, reason",
     [("image", "nowhere.png", "no-image"), ("image", "", "no-image"), ("report", " ", "empty-report"),
@@ -143,10 +127,10 @@ def test_report_files_that_cannot_be_used(table, folder, content, reason):
      ("study_datetime", "2020-02-30", "bad-date"), ("age", "430", "age-out-of-range"),
      ("patient_id", "", "no-patient-id")],
 )  # fmt: skip
-def test_a_bad_row_is_named_and_left_out(folder, write, number, column, value, reason):
-    reading = read_manifest(write(folder, [GOOD, {**GOOD, "patient_id": "bad", column: value}]))
+def test_a_bad_row_is_named_and_left_out(folder, column, value, reason):
+    reading = read_manifest(write_table(folder / "m.csv", [GOOD, {**GOOD, "patient_id": "bad", column: value}]))
     assert [p.patient_id for p in reading.patients()] == ["ok"] and reading.rejected() == {reason: 1}
-    assert f"row {number}, column '{column}'" in str(reading.problems[0])
+    assert f"row 3, column '{column}'" in str(reading.problems[0])
     assert "row" not in reading.problems[0].public
 
 
@@ -213,8 +197,7 @@ def test_whatever_csv_writes_is_read_back(tmp_path_factory, texts):
     assert problems == []
 
 
-@BOTH
-def test_a_study_twice_and_two_people_under_one_id(folder, write, number, caplog):
+def test_a_study_twice_and_two_people_under_one_id(folder, caplog):
     rows = [
         *[GOOD] * 3,
         {**GOOD, "image": "b.png", "sex": ""},
@@ -222,7 +205,7 @@ def test_a_study_twice_and_two_people_under_one_id(folder, write, number, caplog
         {**GOOD, "patient_id": "two", "sex": "M", "image": "b.png"},
         {**GOOD, "patient_id": "x", "sex": "perhaps"},
     ]
-    reading = read_manifest(write(folder, rows))
+    reading = read_manifest(write_table(folder / "m.csv", rows))
     first = reading.patients()
     assert {p.patient_id: (p.sex, len(p.visits)) for p in first} == {"ok": ("F", 2), "x": (None, 1)}
     logged = len(caplog.records)
@@ -230,13 +213,12 @@ def test_a_study_twice_and_two_people_under_one_id(folder, write, number, caplog
     assert reading.rejected() == {"duplicate-visit": 2, "conflicting-sex": 2}
 
 
-@BOTH
 @pytest.mark.parametrize("name, other", [("patient_id", "patientid"), ("image", "Image"), ("study_datetime", "when"),
                                          ("report", "words")])  # fmt: skip
-def test_a_missing_column_is_named(folder, write, number, name, other):
+def test_a_missing_column_is_named(folder, name, other):
     row = {other if column == name else column: value for column, value in GOOD.items()}
     with pytest.raises(ConfigError, match=f"'{name}'"):
-        read_manifest(write(folder, [row]))
+        read_manifest(write_table(folder / "m.csv", [row]))
 
 
 @pytest.mark.parametrize(
@@ -249,48 +231,11 @@ def test_a_wrong_option_names_the_nearest(table, option, value, nearest):
         read_manifest(table("1,2020-01-01,a.png,x,50,F"), {option: value})
 
 
-def test_unreadable_tables(folder, table, monkeypatch):
-    (folder / "bad.parquet").write_bytes(b"no table")
-    good = write_parquet(folder, [GOOD])
-    latin = table("1,2020-01-01,a.png,Größe", encoding="latin-1")
-    for path in (folder / "nowhere.csv", latin, folder / "bad.parquet", folder / "nowhere.parquet"):
-        with pytest.raises(ConfigError, match=path.name):
-            read_manifest(path)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"pip install 'fedtar_flare\[parquet\]'"):
-        read_manifest(good)
-
-
-def test_a_folder_holds_one_manifest(folder):
-    write_parquet(folder, [GOOD]).rename(folder / "manifest.parquet")
-    assert len(read_manifest(folder).patients()) == 1
-    write_csv(folder, [GOOD]).rename(folder / "manifest.csv")
-    with pytest.raises(ConfigError, match="name the one that counts"):
-        read_manifest(folder)
-
-
-def test_parquet_holds_real_types(folder):
-    rows = [
-        {**GOOD, "patient_id": 7.0, "study_datetime": datetime(2020, 1, 31, 12, 30), "age": 50.5, "sex": None},
-        {**GOOD, "patient_id": 8.0, "study_datetime": datetime(2180, 1, 1), "age": None, "sex": "M"},
-        {**GOOD, "patient_id": 9.0, "study_datetime": None, "age": float("nan"), "sex": "M"},
-    ]
-    reading = read_manifest(write_parquet(folder, rows))
-    seven, eight = reading.patients()
-    assert seven.patient_id == "7" and seven.visits[0].acquired == datetime(2020, 1, 31, 12, 30)
-    assert seven.visits[0].age == 50.5 and seven.sex is None
-    assert eight.visits[0].acquired == datetime(2180, 1, 1) and eight.visits[0].age is None
-    assert reading.rejected() == {"no-date": 1} and "row 3, column 'study_datetime'" in str(reading.problems[0])
-
-
-def test_parquet_dates_of_nanoseconds_and_zones(folder):
-    arrow = pytest.importorskip("pyarrow")
-    columns = {"patient_id": ["1"], "image": ["a.png"], "report": ["Clear."]}
-    columns["study_datetime"] = arrow.array([1_580_473_800_123_456_789], arrow.timestamp("ns", "UTC"))
-    columns["birth_date"] = arrow.array([date(1950, 1, 31)])
-    (visit,) = read_manifest(write_parquet(folder, columns)).patients()[0].visits
-    assert visit.acquired == datetime.fromtimestamp(1_580_473_800.123456, UTC).replace(tzinfo=None)
-    assert visit.age == pytest.approx(70, abs=0.01)
+@pytest.mark.parametrize("name", ["nowhere.csv", "manifest.csv"])
+def test_unreadable_tables(folder, table, name):
+    table("1,2020-01-01,a.png,Größe", encoding="latin-1")
+    with pytest.raises(ConfigError, match=name):
+        read_manifest(folder / name)
 
 
 CELLS = st.text("=+-@'|a1 ,\n\u00e9", max_size=6).map(lambda text: f"{text}a".strip())

@@ -310,12 +310,11 @@ def long_element(size, compressed=False, alone=False) -> Make:
     return make
 
 
-def deflated_zeros(folder):
+def deflated_zeros(preamble=True) -> Make:
     """A dataset of 48 MiB of zeros, deflated to 48 kB."""
-    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
-    content = packer.compress(bytes(48 << 20)) + packer.flush()
-    syntax = DeflatedExplicitVRLittleEndian.encode()
-    return file("d.dcm", with_meta(content, syntax + b"\0" * (len(syntax) % 2)))(folder)
+    packer, syntax = zlib.compressobj(wbits=-zlib.MAX_WBITS), DeflatedExplicitVRLittleEndian.encode()
+    content = with_meta(packer.compress(bytes(48 << 20)) + packer.flush(), syntax + b"\0" * (len(syntax) % 2))
+    return file("d.dcm", content if preamble else content[len(MARK) :])
 
 
 PIXELS = b"\xe0\x7f\x10\0"

@@ -1,8 +1,6 @@
 """From a study on disk to model input, with and without the cache."""
 
-from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime
-from multiprocessing import get_context
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -126,7 +124,7 @@ def test_a_good_series_reads_as_by_monais_own_reader(tmp_path):
 
 def test_the_second_time_comes_from_the_cache(study, tmp_path, monkeypatch):
     first = prepare(visit(study), CONFIG, tmp_path / "cache")
-    monkeypatch.setattr(pipeline, "_run", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(pipeline, "_compute", lambda *_: pytest.fail("computed again"))
     second = prepare(visit(study), CONFIG, tmp_path / "cache")
     assert isinstance(second.image, np.memmap | np.ndarray) and second.image.base is not None
     assert not second.image.flags.writeable
@@ -198,7 +196,7 @@ def test_a_refusal_is_remembered_and_forgotten_when_the_files_change(study, tmp_
     with refused(("missing-slices", "too-few-slices")) as error:
         prepare(visit(study), CONFIG, cache)
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "_run", lambda *_: pytest.fail("read again"))
+        patch.setattr(pipeline, "_compute", lambda *_: pytest.fail("read again"))
         with pytest.raises(DataError) as again:
             prepare(visit(study), CONFIG, cache)
     assert again.value.reason == error.value.reason and str(again.value) == str(error.value)
@@ -209,7 +207,8 @@ def test_a_refusal_is_remembered_and_forgotten_when_the_files_change(study, tmp_
 @pytest.mark.parametrize("reason", ["too-slow", "no-permission"])
 def test_what_may_pass_is_tried_again(study, tmp_path, monkeypatch, reason):
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "_run", Mock(side_effect=DataError("late", reason=reason)))
+        late = Mock(side_effect=DataError("late", reason=reason))
+        patch.setattr("fedtar_flare.imaging.transforms.preparation", lambda *_: late)
         with refused(reason):
             prepare(visit(study), CONFIG, tmp_path / "cache")
     assert prepare(visit(study), CONFIG, tmp_path / "cache").image.shape == (4, 3, 16, 16)
@@ -220,18 +219,6 @@ def test_a_cache_that_cannot_be_read_back_does_not_stop_the_run_and_names_nobody
     assert prepare(visit(study, pid="Miller"), CONFIG, tmp_path / "cache").image.shape == (4, 3, 16, 16)
     (entry,) = entries(tmp_path / "cache")
     assert "Miller" not in str(entry) and entry.parent.stat().st_mode & 0o077 == 0
-
-
-def _prepare(args):
-    image, cache = args
-    return np.array(prepare(visit(image), CONFIG, cache).image).sum()
-
-
-@pytest.mark.slow
-def test_processes_that_prepare_at_once_agree(study, tmp_path):
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        sums = set(pool.map(_prepare, [(study, tmp_path / "cache")] * 4))
-    assert len(sums) == 1 and len(entries(tmp_path / "cache")) == 1
 
 
 def test_a_cohort_without_the_studies_that_cannot_be_read(study, tmp_path):
