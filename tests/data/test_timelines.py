@@ -66,14 +66,6 @@ def test_merged_and_cleaned_reports_stay_in_one_line(studies):
         assert all("\n" not in v.report and v.report.endswith(".") for v in patient.visits)
 
 
-def test_a_day_is_the_days_of_the_stored_time():
-    late, early = datetime(2020, 1, 1, 23, 59), datetime(2020, 1, 2, 0, 1)
-    reading = Reading("test", same_day="merge")
-    for n, when in enumerate((late, early)):
-        reading.add(Visit("a", f"{n}", when, IMAGES[n], "x", "ct"), None)
-    assert len(reading.patients()[0].visits) == 2
-
-
 def test_a_report_that_cleaning_empties_is_left_out_by_reason():
     reading = Reading("test", cleaning="r2gen-v1")
     with refused("empty-report", "patient a, study s"):

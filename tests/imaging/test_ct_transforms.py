@@ -37,15 +37,6 @@ def test_every_orientation_is_shown_the_same_way(axes, flips):
     assert spacing == pytest.approx(SIZES[::-1])
 
 
-def test_an_oblique_volume_is_shown_along_its_nearest_axes():
-    angle = np.radians(20)
-    turn = np.array([[1, 0, 0], [0, np.cos(angle), -np.sin(angle)], [0, np.sin(angle), np.cos(angle)]])
-    affine = np.eye(4)
-    affine[:3, :3] = turn * np.array(SIZES)
-    shown, spacing = displayed(volume(affine=affine))
-    assert np.array_equal(shown, RAS.transpose(2, 1, 0)[:, ::-1, ::-1]) and spacing == pytest.approx(SIZES[::-1])
-
-
 def test_slices_positions_and_pixel_size():
     out = LungSlicesd("image", slices=3)({"image": volume(), "kept": 1})
     assert out["image"].dtype == np.int16 and out["kept"] == 1

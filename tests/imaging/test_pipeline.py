@@ -268,14 +268,6 @@ def test_a_cohort_prepared_in_processes_is_the_same(study, tmp_path, monkeypatch
     assert len(pictures) == 2 * 3, "two pictures and a refusal, in the job's size and in that of comparing patients"
 
 
-def test_identity_of_a_folder_holds_every_file(study):
-    identity = file_identity(study)
-    assert len(identity) == 30 and identity == sorted(identity)
-    assert all(size > 0 and time > 0 for _, size, time in identity)
-    (study / "dead.dcm").symlink_to(study / "nowhere")
-    assert file_identity(study) == identity
-
-
 @pytest.mark.shared_data
 def test_real_ct(shared_data, tmp_path):
     prepared = prepare(visit(shared_data / "lung_pet_ct_dx"), Size(64, 16), tmp_path)

@@ -29,18 +29,11 @@ def test_a_change_follows_from_site_seed_and_strength_and_is_bounded_by_the_stre
     assert abs(one.brightness) <= strength * BRIGHTNESS
 
 
-@given(SEEDS, st.integers(0, 99))
-@settings(max_examples=20)
-def test_a_change_of_no_strength_changes_nothing(seed, pixels):
-    before = image(pixels)
-    after = change_of("site-1", seed, 0.0)(before)
-    assert np.array_equal(after.image, before.image) and after.image.dtype == np.uint8
-    assert after.position_mm is before.position_mm
-
-
 def test_sites_differ_and_so_do_seeds():
     found = {change_of(f"site-{n}", seed, 1.0) for n in range(20) for seed in (0, 1)}
     assert len(found) == 40
+    before = image()
+    assert np.array_equal(change_of("site-1", 0, 0.0)(before).image, before.image), "no strength changes nothing"
 
 
 @given(st.floats(0.5, 2), st.floats(-0.3, 0.3), st.integers(0, 99))
@@ -79,8 +72,3 @@ def test_values_positions_and_mask():
     assert batch.position_mm.tolist() == [[0, 1, 2], [0, 0, 0]]
     assert batch.slice_mask.tolist() == [[True] * 3, [True, False, False]]
     assert batch.to("cpu").slice_mask.equal(batch.slice_mask)
-
-
-def test_a_batch_does_not_change_when_others_join_it():
-    one = prepared(2, value=100)
-    assert collate([one]).images[0].equal(collate([prepared(5), one]).images[1, :2])
