@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Literal, get_args
@@ -59,23 +60,23 @@ class Visit:
     uncertain: frozenset[str] = frozenset()
     """Labels that may or may not apply; disjoint from ``labels``."""
     lateral: Path | None = None
-    """The lateral radiograph of the same study."""
+    """The study's lateral radiograph."""
 
     def __post_init__(self) -> None:
         if self.acquired.tzinfo is not None:
             object.__setattr__(self, "acquired", self.acquired.astimezone(UTC).replace(tzinfo=None))
-        text, reason = "", ""
         if not self.report.strip() and self.labels is None:
             text, reason = "the report is empty", "empty-report"
         elif self.labels is not None and self.labels & self.uncertain:
             text, reason = "a label is given as sure and as unsure", "contradicting-labels"
         elif self.modality not in get_args(Modality):
-            known = ", ".join(get_args(Modality))
-            text, reason = f"modality '{self.modality}' is not one of {known}", "unknown-modality"
+            text = f"modality '{self.modality}' is not one of {', '.join(get_args(Modality))}"
+            reason = "unknown-modality"
         elif self.age is not None and not (math.isfinite(self.age) and 0 <= self.age <= MAX_AGE):
             text, reason = f"age {self.age:g} is not within 0 to {MAX_AGE:g} years", "age-out-of-range"
-        if reason:
-            raise DataError(f"patient {self.patient_id}, visit {self.visit_id}: {text}", reason=reason)
+        else:
+            return
+        raise DataError(f"patient {self.patient_id}, visit {self.visit_id}: {text}", reason=reason)
 
 
 def order_in_time(visit: Visit) -> tuple[datetime, str, str]:
@@ -101,7 +102,7 @@ class Patient:
             raise DataError(f"patient {self.patient_id} has no visit", reason="no-visit")
         if {self.patient_id} != set(map(attrgetter("patient_id"), (*self.visits, *self.unreadable))):
             raise DataError(f"patient {self.patient_id} holds a visit of another patient", reason="mixed-patients")
-        if len({(visit.acquired, visit.image) for visit in self.visits}) < len(self.visits):
+        if len(set(map(attrgetter("acquired", "image"), self.visits))) < len(self.visits):
             raise DataError(f"patient {self.patient_id}: two visits of one moment and image", reason="duplicate-visit")
         object.__setattr__(self, "visits", tuple(sorted(self.visits, key=order_in_time)))
 
@@ -159,14 +160,10 @@ class Cohort:
 
     Attributes
     ----------
-    patients : tuple of Patient
+    patients, visits : tuple of Patient, list of Visit
         In the order of a keyed hash: independent of the source's order, and blind to the identifier.
-    visits : list of Visit
-        All usable visits, patient by patient.
-    modality : Modality
-        Of all visits.
-    time_steps : int
-        Number T.
+    modality, time_steps : Modality, int
+        Of all visits; number T.
     """
 
     def __init__(
@@ -183,16 +180,16 @@ class Cohort:
     ):
         if not patients:
             raise DataError(f"site {site} has no patient that can be used", reason="no-patient")
-        by_hash = {hmac.digest(key, b"order:" + p.patient_id.encode(), "sha256"): p for p in patients}
+        by_hash = {}
+        for patient in patients:
+            by_hash[hmac.digest(key, b"order:" + patient.patient_id.encode(), "sha256")] = patient
         if len(by_hash) < len(patients):
             raise DataError(f"site {site} has two patients of one id", reason="duplicate-patient")
-        self.site = site
-        self.key = key
-        self.timeline = timeline
+        self.site, self.key, self.timeline = site, key, timeline
         self.time_steps = timeline.time_steps
         self.rejected = dict(rejected or {})
-        self.patients = tuple(by_hash[digest] for digest in sorted(by_hash))
-        self.visits = [visit for patient in self.patients for visit in patient.visits]
+        self.patients = tuple(map(by_hash.__getitem__, sorted(by_hash)))
+        self.visits = list(chain.from_iterable(map(attrgetter("visits"), self.patients)))
         self.modality: Modality = self.visits[0].modality
         if len(set(map(attrgetter("modality"), self.visits))) > 1:
             raise DataError(f"site {site} mixes CT and radiographs; make one cohort of each", reason="mixed-modality")
@@ -244,10 +241,14 @@ class Cohort:
         -------
         list of Sample
         """
-        cells = full_cells((((s.split, s.time_step), s.visit.patient_id) for s in self._samples), least)
+        cells = map(attrgetter("split", "time_step"), self._samples)
+        full = full_cells(zip(cells, map(attrgetter("visit.patient_id"), self._samples), strict=True), least)
         wanted = (steps,) if isinstance(steps, int) else steps
-        cells = {(of, t) for of, t in cells if split in (None, of) and (wanted is None or t in wanted)}
-        return [sample for sample in self._samples if (sample.split, sample.time_step) in cells]
+        return [
+            s
+            for s in self._samples
+            if split in (None, s.split) and (wanted is None or s.time_step in wanted) and (s.split, s.time_step) in full
+        ]
 
     def leaving_out(
         self,
@@ -269,7 +270,7 @@ class Cohort:
         Returns
         -------
         Cohort
-            Without the patients of whom no visit is left; :class:`DataError` ``no-patient`` when nobody is.
+            Without the patients of whom no visit is left.
         """
         rejected, left_out = Counter(self.rejected), defaultdict(set, copy.deepcopy(self._left_out))
         patients = []
@@ -341,7 +342,7 @@ class Cohort:
         return other
 
     def counts(self, least: int = 1) -> dict[Split, list[int]]:
-        """Numbers of visits as they may leave the site (:mod:`.minimum_cell`).
+        """Numbers of visits as they may leave the site.
 
         Parameters
         ----------
@@ -353,9 +354,11 @@ class Cohort:
         dict of Split to list of int
             By time step, rounded down to multiples of ``least``; length T.
         """
-        visits = Counter((s.split, s.time_step) for s in self.samples(None, least=least))
-        steps = range(1, self.time_steps + 1)
-        return {split: [round_to_cell(visits[split, step], least) for step in steps] for split in SPLITS}
+        visits = Counter(map(attrgetter("split", "time_step"), self.samples(None, least=least)))
+        counts: dict[Split, list[int]] = {}
+        for split in SPLITS:
+            counts[split] = [round_to_cell(visits[split, step], least) for step in range(1, self.time_steps + 1)]
+        return counts
 
     def digest(self) -> str:
         """A keyed hash of the content.
@@ -363,7 +366,7 @@ class Cohort:
         Returns
         -------
         str
-            Hexadecimal; another one once a visit comes or goes, moves to another cell, or changes report or labels.
+            Another one once a visit comes or goes, moves to another cell, or changes report or labels.
         """
         rows = []
         for sample in self._samples:
@@ -393,7 +396,5 @@ class Cohort:
 
 def training_on(cohort: Cohort, patients: Collection[str]) -> Cohort:
     """A copy of a cohort that trains on some patients and tests on all others."""
-    samples = []
-    for sample in cohort._samples:
-        samples.append(replace(sample, split="train" if sample.visit.patient_id in patients else "test"))
-    return cohort.with_samples(samples)
+    split: dict[bool, Split] = {True: "train", False: "test"}
+    return cohort.with_samples([replace(s, split=split[s.visit.patient_id in patients]) for s in cohort._samples])
