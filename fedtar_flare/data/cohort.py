@@ -196,8 +196,7 @@ class Cohort:
         self.linked = tuple(linked)
         self.splits = dict(splits or {})
         for group in self.linked:
-            first = min(map(self._split_of, group), key=SPLITS.index)
-            self.splits |= dict.fromkeys(group, first)
+            self.splits |= dict.fromkeys(group, min(map(self._split_of, group), key=SPLITS.index))
         self._left_out: dict[str, set[str]] = {}  # reason to the patients whose visits were left out after reading
         self._prepared = prepared or {}
 
