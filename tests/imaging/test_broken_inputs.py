@@ -32,7 +32,7 @@ from fedtar_flare.data.cohort import Visit
 from fedtar_flare.imaging import limits
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.imaging.pipeline import Size, prepare_visits
-from fedtar_flare.imaging.readers import bounded
+from fedtar_flare.imaging.readers import dicom_files
 from fedtar_flare.imaging.readers.ct import read_ct
 from fedtar_flare.imaging.readers.pictures import read_radiograph
 
@@ -214,7 +214,7 @@ CT: dict[str, tuple[str, mk.Make]] = {
 
 @pytest.mark.parametrize("name", CT)
 def test_ct(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(bounded, "ELEMENT_READS", 20_000)
+    monkeypatch.setattr(dicom_files, "ELEMENT_READS", 20_000)
     folder = tmp_path / "some" / "where" / "deep"
     folder.mkdir(parents=True)
     check_ct(folder, *CT[name])

@@ -25,7 +25,7 @@ from fedtar_flare.data.sources.fields import date_of
 from fedtar_flare.data.sources.manifest import read_manifest, write_rows
 from fedtar_flare.imaging.cache import file_identity, files_of
 from fedtar_flare.imaging.pipeline import Size, entry_of, prepare, prepare_visits
-from fedtar_flare.imaging.readers import bounded
+from fedtar_flare.imaging.readers import dicom_files
 from fedtar_flare.imaging.readers.pictures import read_photograph, read_radiograph
 from fedtar_flare.learning.drafting import study_of
 from fedtar_flare.models.config import preset
@@ -153,7 +153,7 @@ RADIOGRAPHS: dict[str, tuple[str | tuple[str, ...], mk.Make]] = {
 
 @pytest.mark.parametrize("name", RADIOGRAPHS)
 def test_radiographs(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(bounded, "ELEMENT_READS", 20_000)
+    monkeypatch.setattr(dicom_files, "ELEMENT_READS", 20_000)
     expected, write = RADIOGRAPHS[name]
     path = write(tmp_path)
     if expected == RIGHT:

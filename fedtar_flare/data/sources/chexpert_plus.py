@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -43,10 +42,8 @@ def read_chexpert_plus(path: Path, options: Mapping[str, Any] | None = None) -> 
     options = options or {}
     reading = Reading.of(path, options, "chexpert_plus", OPTIONS, ("findings", "impression"))
     if options.get("undated") != "order":
-        raise ConfigError(
-            "source 'chexpert_plus' has no dates. Write 'undated: order' under 'options' to take a patient's studies "
-            f"in the order of their numbers, which may not be that of time (it is {options.get('undated')!r})"
-        )
+        text = "write 'undated: order' under 'options' to take studies in the order of their numbers"
+        raise ConfigError(f"source 'chexpert_plus' has no dates; {text}, which may not be that of time")
     table = find_table(path, ("df_chexpert_plus_*.csv", "df_chexpert_plus_*.csv.gz"), "the table of images")
     images = option_path(path, options, "images") or path
     studies: dict[tuple[str, str], list[Row]] = defaultdict(list)
@@ -59,10 +56,7 @@ def read_chexpert_plus(path: Path, options: Mapping[str, Any] | None = None) -> 
                 if image_row is None:
                     text = f"{patient}, {study}: no frontal radiograph (PA or AP)"
                     raise DataError(text, reason="not-frontal-radiograph")
-                visit = _visit(patient, study, image_row, images)
-                if reading.views == "all":
-                    visit = replace(visit, visit_id=f"{study}-{visit.image.stem}")
-                reading.add(visit, sex_of(image_row["sex"]))
+                reading.add(_visit(patient, study, image_row, images), sex_of(image_row["sex"]))
     return reading
 
 

@@ -32,10 +32,8 @@ def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Readin
     options = options or {}
     reading = Reading.of(path, options, "iu_xray", OPTIONS, ("findings", "impression"))
     if options.get("undated") != "single":
-        raise ConfigError(
-            "source 'iu_xray' has no dates: visits of a patient cannot be put in order. Write 'undated: single' under "
-            f"'options' to take every patient as one visit of unknown date (it is {options.get('undated')!r})"
-        )
+        text = "write 'undated: single' under 'options' to take every patient as one visit of unknown date"
+        raise ConfigError(f"source 'iu_xray' has no dates; {text}")
     usual = [path / name for name in ("images/images_normalized", "images_normalized", "images")]
     radiographs: dict[str, list[str]] = defaultdict(list)
     for row in rows_of(path / PROJECTIONS, ("uid", "filename", "projection")):
@@ -57,6 +55,5 @@ def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Readin
             if reading.views == "frontal":
                 images = [next(filter(Path.is_file, images), images[0])]
             for image in images:
-                name = uid if len(images) == 1 else f"{uid}-{image.stem}"
-                reading.add(Visit(uid, name, DAY_ZERO, image, report, "radiograph"), None)
+                reading.add(Visit(uid, uid, DAY_ZERO, image, report, "radiograph"), None)
     return reading

@@ -54,9 +54,7 @@ def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Read
         for image_row in rows if reading.views == "all" else [min(frontal, key=_preference, default=None)]:
             with collecting(reading.problems):
                 visit, sex = _study(path, reports, subject, study, image_row, people.get(subject))
-                if reading.views == "all":
-                    visit = replace(visit, visit_id=f"{visit.visit_id}-{visit.image.stem}")
-                elif laterals:
+                if reading.views == "frontal" and laterals:
                     visit = replace(visit, lateral=visit.image.with_stem(min(laterals)))
                 sure, unsure = labels.get((subject, study), (None, frozenset[str]()))
                 reading.add(replace(visit, labels=sure, uncertain=unsure), sex)

@@ -66,6 +66,8 @@ class Reading:
 
     def add(self, visit: Visit, sex: Sex | None, institution: str = "", where: str = "") -> None:
         """Add a study; one whose image is missing counts as a problem and keeps its place in time."""
+        if self.views == "all":
+            visit = replace(visit, visit_id=f"{visit.visit_id}-{visit.image.stem}")
         study = f"{self.where}: patient {visit.patient_id}, study {visit.visit_id}"
         if visit.report or visit.labels is None:
             with within(study):

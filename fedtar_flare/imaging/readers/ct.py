@@ -13,6 +13,7 @@ from fedtar_flare.core.errors import DataError, collecting
 from fedtar_flare.imaging.readers.dicom_files import sources
 from fedtar_flare.imaging.readers.dicom_series import AXIAL, Series, notes_of, scan
 from fedtar_flare.imaging.readers.dicom_slices import Slice, read_hu
+from fedtar_flare.imaging.readers.nifti import read_nifti
 from fedtar_flare.imaging.readers.volume import (
     MIN_SLICES,
     TILT_TOLERANCE_DEG,
@@ -37,8 +38,6 @@ def read_ct(path: Path | str, min_slices: int = MIN_SLICES) -> CTVolume:
     """Read a CT volume; of several series the best that is not refused, which ``warnings`` of the volume note."""
     path = Path(path)
     if path.name.lower().endswith((".nii", ".nii.gz")):
-        from fedtar_flare.imaging.readers.nifti import read_nifti
-
         return read_nifti(path, min_slices)
     with sources(path) as files:
         series, left_out = scan(files, str(path))

@@ -1,17 +1,20 @@
 """Files of a DICOM study (folder, file, zip, DICOMDIR), and their headers, which are read without the pixels.
 
+Archives and headers are read no further than the limits allow.
+
 A file among slices that cannot be read may be a lost slice, so none is ignored, except for files that usually lie among
 slices (a licence, a directory, thumbnails, reports), which are known by their names.
 """
 
 import io
 import os
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import BinaryIO
-from zipfile import ZipFile
+from typing import Any, BinaryIO, cast
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 from pydicom import dcmread
 from pydicom.dataset import Dataset
@@ -20,8 +23,7 @@ from pydicom.tag import BaseTag, Tag
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian
 
 from fedtar_flare.core.errors import DataError, decoding
-from fedtar_flare.imaging.limits import LONG_ELEMENT, check_size, check_time
-from fedtar_flare.imaging.readers.bounded import metered, open_archive, unpack
+from fedtar_flare.imaging.limits import ELEMENT_READS, LONG_ELEMENT, check_ratio, check_size, check_time, current
 from fedtar_flare.imaging.readers.dicom_tags import text
 
 PIXEL_DATA = 0x7FE00010
@@ -48,6 +50,9 @@ SUFFIXES = """
 COMPANIONS = frozenset(NAMES.split()), frozenset(SUFFIXES.split())
 PACKED = {".gz", ".bz2", ".xz", ".zip", ".7z", ".rar", ".tar", ".tgz"}
 SLICES = {"", ".dcm", ".dicom", ".ima", ".img"}
+DIRECTORY_END = struct.Struct("<4s4H2LH")
+DIRECTORY_BYTES = 1 << 10  # most bytes of an archive's directory for each member, on average
+SMALL = 1 << 20  # bytes of a file that cannot hold too many elements, as most slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,16 @@ class Source:
                     return self.path.open("rb")
                 except PermissionError as error:
                     raise DataError(f"{self.name}: no permission to read it", reason="no-permission") from error
-            return unpack(self.archive, self.archive.getinfo(self.member), self.name, most)
+            info = self.archive.getinfo(self.member)
+            if info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):  # others unpack without a bound
+                raise DataError(f"{self.name}: packed by a method other than deflate", reason="unreadable")
+            if most is None or most > 1 << 10:
+                check_size(self.name, "file_bytes", info.file_size)
+                check_ratio(self.name, info.file_size, info.compress_size)
+            with self.archive.open(info) as file:
+                content = file.read(current().file_bytes + 1 if most is None else most)
+            check_size(self.name, "file_bytes", len(content))
+            return io.BytesIO(content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +108,39 @@ class Header:
     size: int  # bytes of the file
     length: int | None  # bytes of the pixel data as stated; None where they are absent, or compressed
     vr: str | None  # of the pixel data; None where they are absent, or the syntax states none (implicit VR)
+
+
+def open_archive(path: Path) -> ZipFile:
+    """Open a zip archive; its directory is read, its members are not."""
+    with decoding(f"{path}: not a readable zip archive"):
+        _check_directory(path)
+        archive = ZipFile(path)
+    try:
+        if "" in archive.namelist():
+            raise DataError(f"{path}: a member without a name, which may be a slice", reason="unreadable")
+        check_size(str(path), "archive_members", len(archive.infolist()))
+        check_size(str(path), "archive_bytes", sum(info.file_size for info in archive.infolist()))
+    except DataError:
+        archive.close()
+        raise
+    return archive
+
+
+def _check_directory(path: Path) -> None:
+    """Refuse (``too-large``) a directory that is too long to be read."""
+    with path.open("rb") as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(max(0, size - (1 << 16) - DIRECTORY_END.size))
+        end = file.read()
+        place = end.rfind(b"PK\5\6")
+        if place < 0 or place + DIRECTORY_END.size > len(end):
+            return  # no archive; ZipFile will refuse it
+        length = DIRECTORY_END.unpack_from(end, place)[5]
+        if length == 0xFFFFFFFF and (locator := end.rfind(b"PK\6\7", 0, place)) >= 0:
+            file.seek(int.from_bytes(end[locator + 8 : locator + 16], "little"))
+            length = int.from_bytes(file.read(56)[40:48], "little")
+    if length > current().archive_members * DIRECTORY_BYTES:
+        raise DataError(f"{path}: a directory of {length:,} bytes is no archive of images", reason="too-large")
 
 
 @contextmanager
@@ -159,6 +206,27 @@ def _lost(directory: Path, files: Sequence[Path]) -> list[Source]:
     gone = [(file, uid) for file, uid, exists in named if not exists and str(file).lower() not in known]
     present = {uid for file, uid, _ in named if (file, uid) not in gone}
     return [Source(file, lost_from=uid) for file, uid in gone if uid in present or len(files) == 1]
+
+
+class _Metered:
+    """A binary file that may be read :data:`ELEMENT_READS` times: millions of empty elements would take minutes."""
+
+    def __init__(self, file: BinaryIO, name: str):
+        self.name, self._left, self._read = name, ELEMENT_READS, file.read
+        self.seek, self.tell, self.close = file.seek, file.tell, file.close
+
+    def read(self, size: int = -1) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise DataError(f"{self.name}: more than {ELEMENT_READS // 2:,} elements", reason="unreadable")
+        if size > LONG_ELEMENT:
+            raise DataError(f"{self.name}: an element of {size:,} bytes in its header", reason="unreadable")
+        return self._read(size)
+
+
+def metered(file: BinaryIO, name: str, size: int) -> BinaryIO:
+    """Limit the number and length of reads of a file, unless it is small."""
+    return file if size <= SMALL else cast(BinaryIO, cast(Any, _Metered(file, name)))
 
 
 def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header | None:

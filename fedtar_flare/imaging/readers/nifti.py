@@ -5,7 +5,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
+from nibabel.arrayproxy import ArrayProxy
+from nibabel.orientations import aff2axcodes
 
 from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.imaging.limits import LONG_ELEMENT, check_size, check_time
@@ -18,8 +21,6 @@ MOST_BEHIND = 1 << 20  # bytes behind the voxels of a packed file that are passe
 
 def read_nifti(path: Path, min_slices: int) -> CTVolume:
     """Read a NIfTI file and apply its scaling (scl_slope, scl_inter) by slice, so that memory holds one volume."""
-    import nibabel
-
     if not path.is_file():
         raise DataError(f"{path}: there is no such file", reason="no-image")
     packed = path.name.lower().endswith(".gz")
@@ -30,8 +31,6 @@ def read_nifti(path: Path, min_slices: int) -> CTVolume:
 
 
 def _volume(file: Any, header: Any, path: Path, min_slices: int) -> CTVolume:
-    from nibabel.arrayproxy import ArrayProxy
-
     shape = tuple(header.get_data_shape())
     if header.get_data_dtype().kind not in "iuf":
         raise DataError(f"{path}: values of type {header.get_data_dtype()} are no CT", reason="not-a-volume")
@@ -68,8 +67,6 @@ def _check_stated(header: Any, path: Path, packed: bool) -> None:
 
 def _geometry(header: Any, path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Affine, and the voxel sizes in mm along x, y, z."""
-    from nibabel.orientations import aff2axcodes
-
     if not (header["sform_code"] or header["qform_code"]):
         raise DataError(f"{path}: neither sform nor qform says how the volume lies", reason="no-orientation")
     affine = np.asarray(header.get_best_affine(), np.float64)
