@@ -51,8 +51,8 @@ def linked(pairs: Iterable[tuple[str, str]]) -> tuple[frozenset[str], ...]:
     """Join pairs of patients who share a picture to groups."""
     groups: list[frozenset[str]] = []
     for pair in pairs:
-        met = [group for group in groups if not group.isdisjoint(pair)]
-        groups = [*(group for group in groups if group not in met), frozenset(pair).union(*met)]
+        joined = [group for group in groups if not group.isdisjoint(pair)]
+        groups = [*(group for group in groups if group not in joined), frozenset(pair).union(*joined)]
     return tuple(groups)
 
 

@@ -167,18 +167,19 @@ def _one_acquisition(slices: list[Slice], normal: np.ndarray, where: str) -> tup
 
 def _interleaved(slices: Sequence[Slice], normal: np.ndarray) -> bool:
     """Tell whether two acquisitions cover mostly the same part of the body."""
-    places: dict[str, list[float]] = defaultdict(list)
+    positions: dict[str, list[float]] = defaultdict(list)
     for slice_ in slices:
-        places[slice_.acquisition].append(float(slice_.position @ normal))
-    ranges = [(min(some), max(some)) for some in places.values() if len(some) >= LEAST_SLICES]
+        positions[slice_.acquisition].append(float(slice_.position @ normal))
+    ranges = [(min(along), max(along)) for along in positions.values() if len(along) >= LEAST_SLICES]
     return any(
         min(a[1], b[1]) - max(a[0], b[0]) > 0.5 * min(a[1] - a[0], b[1] - b[0]) for a, b in combinations(ranges, 2)
     )
 
 
 def _doubles(slices: Sequence[Slice], normal: np.ndarray) -> int:
-    places = np.array([float(s.position @ normal) for s in slices])
-    return int(np.sum(np.diff(np.sort(places)) < SAME_PLACE_MM))
+    """Count slices that lie at the place of another one."""
+    positions = np.array([float(s.position @ normal) for s in slices])
+    return int(np.sum(np.diff(np.sort(positions)) < SAME_PLACE_MM))
 
 
 def _even_spacing(positions: np.ndarray, where: str) -> float:

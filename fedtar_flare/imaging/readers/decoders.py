@@ -141,14 +141,14 @@ def stream_size(stream: bytes) -> tuple[int, int] | None:
     if start >= 0 and len(stream) >= start + 24:
         right, bottom, left, top = (int.from_bytes(stream[start + 8 + 4 * i :][:4], "big") for i in range(4))
         return bottom - top, right - left
-    place = 2
-    while place + 9 <= len(stream) and stream[place] == 0xFF:
-        marker = stream[place + 1]
+    at = 2
+    while at + 9 <= len(stream) and stream[at] == 0xFF:
+        marker = stream[at + 1]
         if marker == 0xFF:  # filling
-            place += 1
+            at += 1
         elif marker == 0xF7 or (0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC)):  # start of frame
-            rows, columns = stream[place + 5 : place + 7], stream[place + 7 : place + 9]
+            rows, columns = stream[at + 5 : at + 7], stream[at + 7 : at + 9]
             return int.from_bytes(rows, "big"), int.from_bytes(columns, "big")
         else:
-            place += 2 + int.from_bytes(stream[place + 2 : place + 4], "big")
+            at += 2 + int.from_bytes(stream[at + 2 : at + 4], "big")
     return None

@@ -132,11 +132,11 @@ def _check_directory(path: Path) -> None:
         size = file.seek(0, io.SEEK_END)
         file.seek(max(0, size - (1 << 16) - DIRECTORY_END.size))
         end = file.read()
-        place = end.rfind(b"PK\5\6")
-        if place < 0 or place + DIRECTORY_END.size > len(end):
+        at = end.rfind(b"PK\5\6")
+        if at < 0 or at + DIRECTORY_END.size > len(end):
             return  # no archive; ZipFile will refuse it
-        length = DIRECTORY_END.unpack_from(end, place)[5]
-        if length == 0xFFFFFFFF and (locator := end.rfind(b"PK\6\7", 0, place)) >= 0:
+        length = DIRECTORY_END.unpack_from(end, at)[5]
+        if length == 0xFFFFFFFF and (locator := end.rfind(b"PK\6\7", 0, at)) >= 0:
             file.seek(int.from_bytes(end[locator + 8 : locator + 16], "little"))
             length = int.from_bytes(file.read(56)[40:48], "little")
     if length > current().archive_members * DIRECTORY_BYTES:
