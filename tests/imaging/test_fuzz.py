@@ -26,6 +26,7 @@ from make_dicom import ENCODERS, ORIGIN, SPACING, compress, enhanced_dataset, tr
 from mutations import PIXELS, Files, Mutation, mutated, raw
 from PIL import Image
 from pydicom.uid import (
+    DeflatedExplicitVRLittleEndian,
     ExplicitVRBigEndian,
     ImplicitVRLittleEndian,
     JPEG2000Lossless,
@@ -103,6 +104,7 @@ def synthetic(tmp_path_factory) -> dict[str, Base]:
         "explicit VR": Base(series(folder / "explicit"), ct, 20),
         "implicit VR": Base(series(folder / "implicit", ImplicitVRLittleEndian), ct, 10),
         "big endian": Base(series(folder / "big", ExplicitVRBigEndian), ct, 3),
+        "deflated": Base(series(folder / "deflated", DeflatedExplicitVRLittleEndian), ct, 3),
         "RLE": Base(series(folder / "rle", RLELossless), ct, 8),
         "JPEG-LS": Base(series(folder / "jls", JPEGLSLossless), ct, 8),
         "JPEG lossless": Base(series(folder / "jpeg", JPEGLosslessSV1), ct, 8),

@@ -82,7 +82,7 @@ def _check_length(header: Header, expected: int) -> None:
     if header.syntax.is_encapsulated:
         text = f"compressed pixel data must not state a length, and states {header.length} bytes"
         raise DataError(f"{name}: {text}", reason="wrong-pixel-count")
-    if header.offset + 8 + expected > header.size:  # 8 bytes of header, or 12
+    if header.offset is not None and header.offset + 8 + expected > header.size:  # 8 bytes of header, or 12
         raise DataError(f"{name}: the file ends within its pixels; copy it again", reason="truncated")
     if header.length not in (expected, expected + expected % 2):  # an odd number is padded by one byte
         held = "compressed values" if header.length is None else f"{header.length} bytes"

@@ -9,6 +9,7 @@ slices (a licence, a directory, thumbnails, reports), which are known by their n
 import io
 import os
 import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ class Header:
     dataset: Dataset  # the wanted tags
     syntax: UID
     has_pixels: bool
-    offset: int  # of the pixel data in the file
+    offset: int | None  # of the pixel data in the file; None for a deflated file
     size: int  # bytes of the file
     length: int | None  # bytes of the pixel data as stated; None where they are absent, or compressed
     vr: str | None  # of the pixel data; None where they are absent, or the syntax states none (implicit VR)
@@ -229,13 +230,33 @@ def metered(file: BinaryIO, name: str, size: int) -> BinaryIO:
     return file if size <= SMALL else cast(BinaryIO, cast(Any, _Metered(file, name)))
 
 
+def _check_deflated(file: BinaryIO, name: str) -> None:
+    """Refuse (``too-large``) a deflated dataset, from here to the file's end, that unpacks beyond the limits."""
+    unpacker, start = zlib.decompressobj(-zlib.MAX_WBITS), file.tell()
+    packed = unpacked = 0
+    while chunk := file.read(1 << 16):
+        packed += len(chunk)
+        while chunk:
+            unpacked += len(unpacker.decompress(chunk, 1 << 20))
+            chunk = unpacker.unconsumed_tail
+            check_size(name, "file_bytes", unpacked)
+            check_ratio(name, unpacked, packed + SMALL // 8)
+        check_time(name)
+    file.seek(start)
+
+
 def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header | None:
     """Read the header of a DICOM file."""
     name, syntax = source.name, UID("")
     check_time(name)
     pixels: list[tuple[str | None, int]] = []
+    elements = 0
 
     def at_pixels(tag: BaseTag, vr: str | None, length: int) -> bool:
+        nonlocal elements
+        elements += 1
+        if elements > ELEMENT_READS // 2:  # reads of a deflated file are not counted
+            raise DataError(f"{name}: more than {ELEMENT_READS // 2:,} elements", reason="unreadable")
         if (number := int(tag)) == PIXEL_DATA:  # comparing BaseTags would take half the time of a header
             pixels.append((vr, length))
         return number >= PIXEL_DATA
@@ -255,8 +276,8 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
                 checked.seek(132 if start[128:] == b"DICM" else 0)
                 meta = read_dataset(checked, False, True, stop_when=lambda tag, vr, length: int(tag) >> 16 != 2)
                 syntax = UID(text(meta, "TransferSyntaxUID"))
-                if syntax == DeflatedExplicitVRLittleEndian:  # pydicom would unpack it without a bound
-                    raise DataError(f"{name}: deflated as a whole; pack it anew", reason="unsupported-transfer-syntax")
+                if syntax == DeflatedExplicitVRLittleEndian:
+                    _check_deflated(checked, name)
             checked.seek(0)
             dataset = read_partial(checked, stop_when=at_pixels, specific_tags=list(tags), force=True)
             offset = file.tell()
@@ -278,7 +299,8 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
         raise DataError(f"{name}: the file ends within its header; copy it again", reason="truncated")
     syntax = UID(str(getattr(dataset.file_meta, "TransferSyntaxUID", "") or ImplicitVRLittleEndian))
     vr, length = pixels[0] if pixels else (None, UNDEFINED)
-    return Header(source, dataset, syntax, bool(pixels), offset, size, None if length == UNDEFINED else length, vr)
+    at = None if syntax == DeflatedExplicitVRLittleEndian else offset
+    return Header(source, dataset, syntax, bool(pixels), at, size, None if length == UNDEFINED else length, vr)
 
 
 def _ends_short(dataset: Dataset) -> bool:
