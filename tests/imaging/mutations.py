@@ -36,7 +36,7 @@ class Mutation(NamedTuple):
 
 
 def elements(content: bytes) -> list[Element]:
-    """The elements up to the pixel data; none of a file that is big-endian."""
+    """The elements up to the pixel data; none of a file that is deflated or big-endian."""
     found: list[Element] = []
     place, syntax = 132, b""
     while place + 8 <= len(content):
@@ -62,7 +62,7 @@ def elements(content: bytes) -> list[Element]:
 
 
 def pixel_place(content: bytes) -> int:
-    """Where the pixel values begin."""
+    """Where the pixel values begin, or what of a deflated file holds them."""
     known = elements(content)
     if known and known[-1].tag == PIXELS:
         return known[-1].value
