@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from fedtar_flare.imaging.batch import ImageBatch
-from fedtar_flare.methods.fedkei.task_data import TaskData, keyed
+from fedtar_flare.methods.fedkei.tasks import TaskData, keyed
 
 SIZE = 32
 DISEASES = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.85, 0.55, 0.0), (0.0, 0.0, 1.0), (0.0, 0.55, 0.85))

@@ -29,14 +29,11 @@ ADAPTERS = Group("adapters", "pooled", _ADAPTER, "adapters that hospitals learnt
 HEADS = Group("heads", "pooled", _HEAD, "binary heads that hospitals learnt of a disease, and gradients in them")
 
 _IMPORTANCE, _PULL = (tuple(f"{prefix}{name}" for name in (*_ADAPTER, *_HEAD)) for prefix in (IMPORTANCE, PULL))
-IMPORTANCES = Group(
-    "importances", "pooled", _IMPORTANCE, "plan fedcurv: a module's Fisher information, squared gradients"
-)
+IMPORTANCES = Group("importances", "pooled", _IMPORTANCE, "plan fedcurv: a module's Fisher information")
 PULLS = Group("pulls", "pooled", _PULL, "plan fedcurv: all modules' sum, each weighted by its Fisher information")
 
 _START, _MODULES = (ADAPTER.name, HEAD.name), (ADAPTERS.name, HEADS.name)
-_NOT_YET = {"adapter_config", *(field.name for field in SCORES)}
-
+_NOT_IN_HANDSHAKE = {"adapter_config", *(field.name for field in SCORES)}
 SAMPLES = Field("samples", "count", "images of the task that were learnt from", least=1, public=True, required=True)
 
 probe = Task(
@@ -77,7 +74,7 @@ CONTRACT = Contract(
             about="read the site's data, agree on the exchange and the common start",
             down=_START,
             up=_START,
-            fields=tuple(field for field in handshake.fields if field.name not in _NOT_YET),
+            fields=tuple(field for field in handshake.fields if field.name not in _NOT_IN_HANDSHAKE),
         ),
         probe,
         adapt,

@@ -8,13 +8,11 @@ import torch
 from pydantic import ValidationError
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError, FedTARError
-from fedtar_flare.methods.fedkei.config import STEPS
+from fedtar_flare.methods.fedkei.config import PLANS, STEPS
 from fedtar_flare.methods.fedkei.contract import ADAPT, PROBE, PULL
-from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask, Stream
-from fedtar_flare.methods.fedkei.mixture import Mixture, mixture_of
-from fedtar_flare.methods.fedkei.plans import PLANS
-from fedtar_flare.methods.fedkei.pool import Pool
-from fedtar_flare.methods.fedkei.task_stream import DiseaseTask
+from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask
+from fedtar_flare.methods.fedkei.mixture import Mixture, Pool, mixture_of
+from fedtar_flare.methods.fedkei.tasks import DiseaseTask
 from fedtar_flare.protocol.exchange import MASTER_DTYPE, Tensors, check_update_size
 from fedtar_flare.protocol.messages import LEFT, Reply, version
 from fedtar_flare.runtime.aggregation import SpilledUpdates
@@ -33,12 +31,7 @@ class FedKEIServer(ServerStrategy):
     A round is a task. In each, the server clusters the modules of all earlier tasks and sends the clusters' means down;
     where the plan says so, the sites first answer with the gradient in them (PROBE), by which the means' weights move;
     then each site learns its own mixture, tunes its module from it and sends it (ADAPT). ``num_rounds`` is the number
-    of tasks; ``time_steps`` is always 2. Arguments as :class:`.ServerStrategy`.
-
-    Raises
-    ------
-    ConfigError
-        A setting is not allowed, or there are more rounds than tasks.
+    of tasks; ``time_steps`` is always 2.
     """
 
     def __init__(self, run: FederatedController):
@@ -53,10 +46,7 @@ class FedKEIServer(ServerStrategy):
         """Whether Fisher information travels with the modules (FedCurv)."""
         steps, rounds = run.config.time_steps, run.config.num_rounds
         if steps != STEPS:
-            raise ConfigError(
-                f"time_steps is {steps}: a task of fedkei has {STEPS} steps, PROBE and ADAPT; the number of tasks is "
-                "num_rounds"
-            )
+            raise ConfigError(f"time_steps is {steps}: a task of fedkei has {STEPS} steps, PROBE and ADAPT")
         if rounds > len(self.config.tasks):
             raise ConfigError(f"num_rounds is {rounds}, but fedkei.tasks lists {len(self.config.tasks)}")
         if run.config.initial_checkpoint:
@@ -124,16 +114,17 @@ class FedKEIServer(ServerStrategy):
     def _send(self, task: str, mixture: Mixture, r: int, step: int, accept: ReplyHandler, more: Tensors) -> Answers:
         """Send the centres and ``more``: to each site with centres of its own a message apart, to all others one."""
         header = self.run.header(r, step, after=version(r - 1, STEPS if r > 1 else 0))
-        groups = [[site] for site in self.run.membership.sites if site in mixture.by_site]
-        groups += [[site for site in self.run.membership.sites if site not in mixture.by_site]]
-        groups, answers = [group for group in groups if group], Answers()
+        sites = self.run.membership.sites
+        groups = [[site] for site in sites if site in mixture.by_site]
+        if common := [site for site in sites if site not in mixture.by_site]:
+            groups.append(common)
+        answers, least = Answers(), self.run.config.min_sites
         for group in groups:
             down = {**mixture.centres(group[0]), **more}
-            answers.add(
-                self.run.send_task(task, header, down, group, accept, min_sites=None if len(groups) == 1 else 0)
-            )
-        if answers.count < self.run.config.min_sites:
-            raise FedTARError(f"task {r}: {answers.count} site(s) took part, min_sites is {self.run.config.min_sites}")
+            some = self.run.send_task(task, header, down, group, accept, min_sites=None if len(groups) == 1 else 0)
+            answers.add(some)
+        if answers.count < least:
+            raise FedTARError(f"task {r}: {answers.count} site(s) took part, min_sites is {least}")
         return answers
 
     def _check(self, task: str, tensors: Tensors, centres: Tensors) -> None:
@@ -181,20 +172,6 @@ class FedKEIServer(ServerStrategy):
             raise FedTARError(f"plan '{self.plan.name}' sends single hospitals' modules: it is for simulations")
         if least < 3 and len(self.run.membership.sites) > 1:
             self.run.info(f"a cluster may stem from {least} site(s): each module in it follows from the others")
-        config, orders = self.run.config, {}
-        for site in self.run.membership.sites:
-            stream = self.config.stream(site, config.seed)
-            orders[site] = [stream.task(t).name for t in range(1, config.num_rounds + 1)]
-        self.run.record.write(
-            Stream(
-                plan=self.plan.name,
-                tasks=list(self.config.tasks),
-                base=list(self.config.negatives),
-                order=self.config.order,
-                orders=orders,
-                min_cluster_sites=least,
-            )
-        )
 
     def largest_message(self) -> int:
         """The gradient in K centres; without k-means, K may be the number of modules."""
@@ -204,16 +181,17 @@ class FedKEIServer(ServerStrategy):
         return self.run.membership.schema.parameters * max(centres, 2 if self._curved else 1)
 
     def _record_mixture(self, mixture: Mixture, probed: Answers, r: int, modules: int) -> None:
+        replies = sorted(probed.replies.items())
         self.run.record.write(
             Mixed(
                 round=r,
                 modules=modules,
                 clusters=mixture.report(),
                 plane=mixture.plane(),
-                probed={site: int(reply.numbers["samples"]) for site, reply in sorted(probed.replies.items())},
+                probed={site: int(reply.numbers["samples"]) for site, reply in replies},
                 clustering_seconds=round(mixture.seconds, 3),
                 probe_seconds=max(probed.seconds.values(), default=0.0),
-                probe_took={site: reply.numbers.get("seconds", 0.0) for site, reply in sorted(probed.replies.items())},
+                probe_took={site: reply.numbers.get("seconds", 0.0) for site, reply in replies},
                 left=[site for site, why in sorted(probed.absent.items()) if why == LEFT],
             )
         )

@@ -1,20 +1,8 @@
-"""FedKEI's own events of the record: the stream of tasks, the mixture of each task, and what each site learnt."""
+"""FedKEI's own events of the record: the mixture of each task, and what each site learnt."""
 
 from typing import Any, ClassVar
 
-from fedtar_flare.record.events import Event, TaskBegun, TaskLearnt, TaskOutcome
-
-
-class Stream(Event):
-    """The plan, the tasks, and for each site the names of its tasks in order (``orders``)."""
-
-    kind: ClassVar[str] = "task_stream"
-    plan: str
-    tasks: list[str] = []
-    base: list[str] = []
-    order: str = "synchronous"
-    orders: dict[str, list[str]] = {}
-    min_cluster_sites: int = 1
+from fedtar_flare.record.events import TaskBegun, TaskLearnt, TaskOutcome
 
 
 class Mixed(TaskBegun):
@@ -71,4 +59,4 @@ class Learnt(TaskLearnt):
     sites: dict[str, SiteTask] = {}
 
 
-EVENTS = (Stream, Mixed, Learnt)
+EVENTS = (Mixed, Learnt)

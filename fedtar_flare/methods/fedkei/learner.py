@@ -14,9 +14,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Any, cast
 
@@ -27,12 +26,11 @@ from torch.nn import functional as F
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.minimum_cell import winsorised_mean
 from fedtar_flare.learning.training import parts, require_finite
-from fedtar_flare.methods.fedkei.config import LearnerSettings
+from fedtar_flare.methods.fedkei.config import PLANS, LearnerSettings, Plan
 from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL
 from fedtar_flare.methods.fedkei.mixing import Kind, Vectors, combined, first_order, inner_steps, origin_of
 from fedtar_flare.methods.fedkei.model import EVALUATION_BATCH, TaskModel
-from fedtar_flare.methods.fedkei.plans import PLANS, Plan
-from fedtar_flare.methods.fedkei.task_data import Examples, TaskData, shuffled
+from fedtar_flare.methods.fedkei.tasks import Examples, TaskData, shuffled
 from fedtar_flare.metrics.classification import auc
 from fedtar_flare.models.classifier import ClassifierConfig
 
@@ -40,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 TEMPERATURE = 2.0
 """tau of the distillation."""
-Timed = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -79,6 +76,7 @@ class TaskLearner(TaskModel):
     def __init__(self, classifier: ClassifierConfig, settings: LearnerSettings, *, seed: int, **others: Any):
         super().__init__(classifier, **others)
         self.settings, self.seed = settings, seed
+        self._seconds: dict[str, float] = {}  # of the task's phases
 
     def is_start(self, centres: Mapping[str, Tensor]) -> bool:
         """Whether these centres (K, *shape) are the common start."""
@@ -100,10 +98,7 @@ class TaskLearner(TaskModel):
         g = self.layout.stacked(first_order(c, alpha, gradient_sum, v, self.settings.eta_in))
         gradients = {name: value.float().cpu().contiguous() for name, value in g.items()}
         if not all(torch.isfinite(value).all() for value in gradients.values()):
-            raise DataError(
-                "the gradient of the start has values that are not finite (NaN or infinity); lower eta_in",
-                reason="non-finite-gradient",
-            )
+            raise DataError("the gradient of the start is not finite; lower eta_in", reason="non-finite-gradient")
         return loss, gradients
 
     # ------------------------------------------------------------------ ADAPT
@@ -118,51 +113,53 @@ class TaskLearner(TaskModel):
         """Learn alpha as the plan says and tune theta; the common start is one centre, whose alpha is 1.
 
         ``received`` are the centres (K, *shape) by name, and for the objective ``fisher`` the pool's curvature
-        (:meth:`.pool.Pool.curvature`); ``on_epoch`` gets e = 0..E. Raises as :meth:`probe`, and DataError
+        (:meth:`.mixture.Pool.curvature`); ``on_epoch`` gets e = 0..E. Raises as :meth:`probe`, and DataError
         ``non-finite-gradient`` where every update of an epoch was left out, ``non-finite-state``.
         """
+        self._seconds = {}
         curvature = {name: value[0] for name, value in received.items() if name.startswith((IMPORTANCE, PULL))}
         centres = {name: value for name, value in received.items() if name not in curvature}
-        seconds: dict[str, float] = {}
-        timed = partial(_timed, seconds)
-        c = self._columns(centres)
-        with timed("alpha"):
+        # 1. The start: theta of the mixture, or with the safeguard w0 where that is better.
+        with self._timed("alpha"):
+            c = self._columns(centres)
             alpha = self._alpha("fixed" if self.is_start(centres) else plan.alpha, c, data.train, task)
             theta = self.layout.tensors(self._theta(combined(c, alpha)))
             require_finite(theta)
-        with timed("safeguard"):
-            mixture_loss, start_loss = (
-                self.mean_loss(self.vectors(module), data.validation) for module in (theta, self.start)
-            )
+        with self._timed("safeguard"):
+            mixture_loss = self.mean_loss(self.vectors(theta), data.validation)
+            start_loss = self.mean_loss(self.vectors(self.start), data.validation)
         guarded = self.settings.safeguard == "validation"
         fell_back = guarded and start_loss is not None and not cast(float, mixture_loss) <= start_loss  # also NaN
-        before = seconds["alpha"] + (seconds["safeguard"] if guarded else 0)
+        before = self._seconds["alpha"] + (self._seconds["safeguard"] if guarded else 0)
         self.load(self.start if fell_back else theta)
 
+        # 2. Tuning, with the scores of the test images at e = 0..E.
         curve: list[float | None] = []
         at_epoch: list[float] = []
         scores: list[Tensor] = []
 
         def evaluate() -> None:
-            at_epoch.append(before + seconds.get("tuning", 0.0))
-            with timed("evaluation"):
+            at_epoch.append(before + self._seconds.get("tuning", 0.0))
+            with self._timed("evaluation"):
                 scores.append(self.scores(data.test))
                 curve.append(auc(data.test.labels.numpy(), scores[-1].numpy()))
             on_epoch(len(curve) - 1)
 
         evaluate()
         losses, skipped = [], 0
-        for loss, left_out in self._tune(data.train, plan, task, curvature, timed):
+        for loss, left_out in self._tune(data.train, plan, task, curvature):
             losses.append(loss)
             skipped += left_out
             evaluate()
         if skipped:
             logger.warning("%d local updates were left out: their loss or gradient was not finite", skipped)
+
+        # 3. The module, and what is said of it.
         state = self.state()
         require_finite(state)
-        with timed("tuning"):
+        with self._timed("tuning"):
             importance = self.fisher(data.train) if plan.objective == "fisher" else {}
-        with timed("evaluation"):
+        with self._timed("evaluation"):
             final_loss = self.mean_loss(self.vectors(state), data.validation)
             self.load(state)
             membership = _membership(data, self.scores(data.train), scores[-1])
@@ -179,7 +176,7 @@ class TaskLearner(TaskModel):
             alpha={kind: value.tolist() for kind, value in alpha.items()},
             scores=torch.stack(scores),
             membership=membership,
-            seconds=seconds,
+            seconds=self._seconds,
             at_epoch=at_epoch,
         )
 
@@ -192,20 +189,20 @@ class TaskLearner(TaskModel):
         return min(choices, key=lambda alpha: cast(float, self.mean_loss(self._theta(combined(c, alpha)), examples)))
 
     def _tune(
-        self, examples: Examples, plan: Plan, task: int, curvature: Mapping[str, Tensor], timed: Timed
+        self, examples: Examples, plan: Plan, task: int, curvature: Mapping[str, Tensor]
     ) -> Iterator[tuple[float, int]]:
         """Tune the loaded module by SGD; yields each epoch's mean loss and its number of skipped updates."""
         settings = self.settings
         tuned = {name: p for name, p in self.parameters.items() if plan.trains(name)}
         start = {name: parameter.detach().clone() for name, parameter in tuned.items()}
         optimizer = torch.optim.SGD(tuned.values(), lr=settings.lr, momentum=settings.momentum)
-        with timed("tuning"):
+        with self._timed("tuning"):
             taught = self._taught(examples) if plan.objective == "distil" else None
         for epoch in range(1, settings.epochs + plan.extra_epochs + 1):
-            read: list[tuple[str, float]] = []
+            losses: list[tuple[str, float]] = []
             skipped = 0
             batches = shuffled(range(len(examples.labels)), settings.batch_size, self.seed, task, "tune", epoch)
-            with timed("tuning"):
+            with self._timed("tuning"):
                 for batch in batches:
                     loss, gradients = self._gradients(examples, batch, tuned, plan, taught)
                     if plan.objective == "proximal":
@@ -218,16 +215,14 @@ class TaskLearner(TaskModel):
                     norm = nn.utils.get_total_norm(gradients.values())
                     if math.isfinite(loss) and math.isfinite(norm):
                         optimizer.step()
-                        read += self.read
+                        losses += self.batch_losses
                     else:
                         skipped += 1
                 optimizer.zero_grad(set_to_none=True)
-                if not read:
-                    raise DataError(
-                        f"no update of epoch {epoch} had a finite loss and gradient; lower the learning rate",
-                        reason="non-finite-gradient",
-                    )
-            yield winsorised_mean(read, self.min_cell), skipped
+                if not losses:
+                    text = f"no update of epoch {epoch} had a finite loss and gradient; lower the learning rate"
+                    raise DataError(text, reason="non-finite-gradient")
+            yield winsorised_mean(losses, self.min_cell), skipped
 
     def _gradients(
         self,
@@ -238,15 +233,14 @@ class TaskLearner(TaskModel):
         taught: Tensor | None,
     ) -> tuple[float, dict[str, Tensor]]:
         """Loss and gradient of an update, without the terms of the distance to other modules."""
-        names = list(tuned)
         if plan.objective == "maml" and len(batch) > 1:
             half = (len(batch) + 1) // 2
-            _, first = self.gradients(examples, batch[:half], names)
+            _, first = self.gradients(examples, batch[:half], tuned)
             before = {name: parameter.detach().clone() for name, parameter in tuned.items()}
             with torch.no_grad():
                 for name, parameter in tuned.items():
                     parameter.sub_(first[name], alpha=self.settings.lr)
-            second = self.gradients(examples, batch[half:], names)
+            second = self.gradients(examples, batch[half:], tuned)
             with torch.no_grad():
                 for name, parameter in tuned.items():
                     parameter.copy_(before[name])
@@ -255,7 +249,7 @@ class TaskLearner(TaskModel):
             logits = self.logits(examples, batch)
             loss = self.cross_entropy(logits, examples, batch) + distillation(logits, taught[list(batch)])
             return float(loss.detach()), dict(zip(tuned, torch.autograd.grad(loss, list(tuned.values())), strict=True))
-        return self.gradients(examples, batch, names)
+        return self.gradients(examples, batch, tuned)
 
     @torch.no_grad()
     def _taught(self, examples: Examples) -> Tensor | None:
@@ -264,19 +258,21 @@ class TaskLearner(TaskModel):
             return None
         return torch.cat([self.logits(examples, p) for p in parts(range(len(examples.labels)), EVALUATION_BATCH)])
 
-    # ------------------------------------------------------------------ centres
-    @property
-    def _origin(self) -> dict[Kind, Tensor]:
-        return self.vectors(origin_of(self.start))
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.monotonic() - began
 
+    # ------------------------------------------------------------------ centres
     def _columns(self, centres: Mapping[str, Tensor]) -> dict[Kind, Tensor]:
         """C minus the origin, (d, K), by kind."""
-        origin, columns = self._origin, self.layout.columns(centres)
+        origin, columns = self.vectors(origin_of(self.start)), self.layout.columns(centres)
         return {kind: c.to(origin[kind]) - origin[kind][:, None] for kind, c in columns.items()}
 
     def _theta(self, difference: Vectors) -> dict[Kind, Tensor]:
         """theta (d,), given its difference from the origin."""
-        return {kind: origin + difference[kind] for kind, origin in self._origin.items()}
+        return {kind: origin + difference[kind] for kind, origin in self.vectors(origin_of(self.start)).items()}
 
     def _inner(self, c: Vectors, examples: Examples, task: int, phase: str | None) -> tuple[Vectors, Vectors]:
         """An epoch of :func:`.mixing.inner_steps` from alpha0 = 1 / K; without a phase no step is taken."""
@@ -314,10 +310,3 @@ def _membership(data: TaskData, training_scores: Tensor, test_scores: Tensor) ->
     members, others = (torch.where(labels == 1, scores, 1 - scores) for scores, labels in pairs)
     truth = torch.cat([torch.ones(len(members)), torch.zeros(len(others))])
     return auc(truth.numpy(), torch.cat([members, others]).numpy())
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    began = time.monotonic()
-    yield
-    seconds[phase] = seconds.get(phase, 0.0) + time.monotonic() - began

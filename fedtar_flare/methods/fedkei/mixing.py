@@ -1,4 +1,4 @@
-"""The mathematics of mixtures (Eq. 3 to 11): weights of modules, inner steps, hypergradient and outer step.
+"""The mathematics of mixtures (Eq. 3 to 11): clusters and weights of modules, inner steps, hypergradient, outer step.
 
 A module is the adapter and the head that one site learnt in one task. Adapter and head are two kinds, mixed
 independently: each has its own matrix M (d, N) of N modules as columns, its own weights ``beta`` (N, K) within K
@@ -13,12 +13,17 @@ The functions below take matrices from which the origin has been subtracted. Wit
     G = (d theta' / d C)^T v                      theta' = C alpha_S,  v = grad L(theta')
 
 The loss couples adapter and head (C is block-diagonal); gradients are by kind.
+
+Modules are clustered through their inner products (N, N): N points span at most N - 1 dimensions, so coordinates (N, N)
+with exactly their distances follow, and k-means on them is k-means on the modules, however large d is.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,17 +32,11 @@ from fedtar_flare.core.errors import ExchangeError
 Kind = Literal["adapter", "head"]
 Vectors = Mapping[Kind, Tensor]
 """By kind: a vector (d,), a matrix (d, K) or weights (K,)."""
-
 KINDS: tuple[Kind, ...] = ("adapter", "head")
-"""Parts of a module that are clustered and mixed independently."""
-
 BETA_LIMIT = 1.0
 """Largest Euclidean distance of a column of beta from its initial value after the outer step."""
-
-
-def kind_of(name: str) -> Kind:
-    """The kind of a tensor, by its name on the wire."""
-    return "head" if name.startswith("head.") else "adapter"
+_RESTARTS = 10  # of k-means++; the best result is taken
+_EQUAL = 1e-12  # relative to the largest squared norm: squared distances below it are rounding
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,8 @@ class Layout:
         return cls(tuple(sorted((name, tuple(value.shape)) for name, value in tensors.items())))
 
     def parts(self, kind: Kind) -> list[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of the tensors of one kind."""
-        return [(name, shape) for name, shape in self.shapes if kind_of(name) == kind]
+        """Names and shapes of the tensors of one kind; names of the head's begin with ``head.``."""
+        return [(name, shape) for name, shape in self.shapes if name.startswith("head.") == (kind == "head")]
 
     def vectors(self, tensors: Mapping[str, Tensor]) -> dict[Kind, Tensor]:
         """A module as one vector (d,) of each kind."""
@@ -101,6 +100,72 @@ def origin_of(start: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 # ---------------------------------------------------------------------- at the server
+def gram(matrix: Tensor) -> Tensor:
+    """Inner products (N, N), float64, of the columns of (d, N) less their mean, which keeps distances exact."""
+    centred = matrix.double()
+    centred = centred - centred.mean(1, keepdim=True)
+    return centred.T @ centred
+
+
+def squared_distances(inner: Tensor) -> Tensor:
+    """Squared distances (N, N) of points with these inner products; rounding is set to 0."""
+    norms = inner.diagonal()
+    squares = norms[:, None] + norms[None, :] - 2 * inner
+    return torch.where(squares > _EQUAL * norms.abs().max().clamp(min=1e-300), squares, torch.zeros_like(squares))
+
+
+def coordinates(inner: Tensor) -> Tensor:
+    """Points (N, N) with these inner products, float64."""
+    values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
+    return vectors * values.clamp(min=0).sqrt()
+
+
+def kmeans(inner: Tensor, clusters: int) -> list[int]:
+    """Assign N points with these inner products (N, N) to at most ``clusters`` clusters, always the same: k-means++.
+
+    Equal points share a cluster. Returns each point's cluster; clusters are numbered from 0 by their earliest members.
+    """
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    first: list[int] = (squared_distances(inner) == 0).int().argmax(1).tolist()  # the earliest point that is equal
+    points = sorted(set(first))
+    if len(points) <= clusters:
+        return _renumbered(first)
+    weights = np.bincount(first, minlength=len(first))[points]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        fitted = KMeans(clusters, n_init=_RESTARTS, random_state=0).fit(
+            coordinates(inner)[points].numpy(), sample_weight=weights
+        )
+    labels = dict(zip(points, fitted.labels_.tolist(), strict=True))
+    return _renumbered([labels[point] for point in first])
+
+
+def _renumbered(labels: Sequence[int]) -> list[int]:
+    """The same clusters, numbered 0, 1, ... by their earliest members."""
+    order: dict[int, int] = {}
+    return [order.setdefault(label, len(order)) for label in labels]
+
+
+def merge_small(assignment: Sequence[int], sites: Sequence[str], inner: Tensor, least: int) -> list[int]:
+    """Merge each cluster of fewer than ``least`` distinct sites with the one whose mean is nearest.
+
+    The cluster of the fewest sites goes first (the earliest of several), until all are large enough, or one is left.
+    """
+    labels = _renumbered(assignment)
+    while True:
+        members = [{s for s, label in zip(sites, labels, strict=True) if label == k} for k in sorted(set(labels))]
+        small = min(range(len(members)), key=lambda k: len(members[k]))
+        if len(members[small]) >= least or len(members) == 1:
+            return labels
+        means = initial_beta(labels)
+        distances = squared_distances(means.T @ inner @ means)[small]
+        distances[small] = torch.inf
+        nearest = int(distances.argmin())
+        labels = _renumbered([nearest if label == small else label for label in labels])
+
+
 def initial_beta(assignment: Sequence[int]) -> Tensor:
     """``beta0 = Z diag(1 / n_k)`` (N, K), float64, given each module's cluster (Eq. 3; we read it as a mean)."""
     members = torch.nn.functional.one_hot(torch.as_tensor(assignment)).double()

@@ -1,4 +1,4 @@
-"""The mixture that the server makes for one task: clusters, their weights, and the centres that go down."""
+"""The server's pool of modules, and the mixture that it makes of them for a task: clusters, weights, centres."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,116 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtar_flare.methods.fedkei.clustering import coordinates, gram, kmeans, merge_small, squared_distances
-from fedtar_flare.methods.fedkei.config import FedKEIConfig
-from fedtar_flare.methods.fedkei.mixing import KINDS, Kind, initial_beta, mix, outer_step
-from fedtar_flare.methods.fedkei.plans import Plan
-from fedtar_flare.methods.fedkei.pool import Module, Pool
+from fedtar_flare.core.errors import ExchangeError
+from fedtar_flare.core.tensor_file import without_prefix
+from fedtar_flare.methods.fedkei import mixing
+from fedtar_flare.methods.fedkei.config import FedKEIConfig, Plan
+from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL
+from fedtar_flare.methods.fedkei.mixing import KINDS, Kind, Layout
 from fedtar_flare.reporting.tsne import FEWEST, tsne
 
 
+# ---------------------------------------------------------------------- the pool
+@dataclass(frozen=True)
+class Module:
+    """theta that a site learnt in a task (counted from 1), as tensors by name.
+
+    ``gap`` is how much tuning lowered the validation loss, where the site reports it, ``importance`` the Fisher
+    information by tensor name, where the plan uses it.
+    """
+
+    site: str
+    task: int
+    tensors: Mapping[str, Tensor]
+    gap: float | None = None
+    importance: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Pool:
+    """Modules of all sites, ordered by task and site, whenever they arrived.
+
+    Each has the names and shapes of ``start``, which is w0, float32 by name.
+    """
+
+    def __init__(self, start: Mapping[str, Tensor]):
+        self.start = {name: start[name].detach().cpu().clone() for name in sorted(start)}
+        self.layout = Layout.of(self.start)
+        self._modules: dict[tuple[int, str], Module] = {}
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """All modules, by task and site."""
+        return tuple(self._modules[key] for key in sorted(self._modules))
+
+    def add(self, site: str, task: int, sent: Mapping[str, Tensor], gap: float | None = None) -> None:
+        """Add the module that ADAPT ``sent``, of checked names and shapes: theta = w0 + its difference, and importance.
+
+        It replaces the site's earlier module of the task. Raises :class:`ExchangeError` for a negative importance.
+        """
+        importance = without_prefix(sent, IMPORTANCE)
+        for name, value in sorted(importance.items()):
+            if (value < 0).any():
+                raise ExchangeError(f"the importance of tensor '{name}' has negative values")
+        theta = {name: value + sent[name] for name, value in self.start.items()}
+        self._modules[task, site] = Module(site, task, theta, gap, importance)
+
+    def leave(self, site: str) -> int:
+        """Remove all modules of a site; returns their number."""
+        keys = [key for key in self._modules if key[1] == site]
+        for key in keys:
+            del self._modules[key]
+        return len(keys)
+
+    def before(self, task: int) -> tuple[Module, ...]:
+        """Modules of tasks before this one."""
+        return tuple(module for module in self.modules if module.task < task)
+
+    def last(self, task: int) -> tuple[Module, ...]:
+        """Each site's latest module before this task, by site."""
+        latest = {module.site: module for module in self.before(task)}
+        return tuple(latest[site] for site in sorted(latest))
+
+    def curvature(self, task: int) -> dict[str, Tensor]:
+        """FedCurv's sums over the sites' latest modules before this task: (1, *shape) each, 0 without any module.
+
+        They are ``sum_j F_j`` under IMPORTANCE and ``sum_j F_j theta_j`` under PULL. FedCurv leaves a site's own module
+        out of its sum; here it is included, so that all sites get one message and need not remember what they sent.
+        """
+        prefixes = (IMPORTANCE, PULL)
+        sums = {f"{prefix}{name}": torch.zeros_like(v) for prefix in prefixes for name, v in self.start.items()}
+        for module in self.last(task):
+            for name, value in module.importance.items():
+                sums[f"{IMPORTANCE}{name}"] += value
+                sums[f"{PULL}{name}"] += value * module.tensors[name]
+        return {name: value[None] for name, value in sums.items()}
+
+    def matrix(self, kind: Kind, modules: Sequence[Module]) -> Tensor:
+        """M (d, N), float32: these modules of one kind as columns, minus the origin."""
+        return torch.stack([self.layout.vectors(m.tensors)[kind] for m in modules], dim=1) - self.origin(kind)
+
+    def origin(self, kind: Kind) -> Tensor:
+        """The origin as a column (d, 1)."""
+        return self.layout.vectors(mixing.origin_of(self.start))[kind][:, None]
+
+    def state(self) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+        """Tensors ``<n>.<name>`` and ``<n>.importance.<name>`` of each module n; its site, task and gap as JSON."""
+        tensors: dict[str, Tensor] = {}
+        for n, module in enumerate(self.modules):
+            tensors |= {f"{n}.{name}": value for name, value in module.tensors.items()}
+            tensors |= {f"{n}.{IMPORTANCE}{name}": value for name, value in module.importance.items()}
+        return tensors, [{"site": m.site, "task": m.task, "gap": m.gap} for m in self.modules]
+
+    def load(self, tensors: Mapping[str, Tensor], info: Sequence[Mapping[str, Any]]) -> None:
+        """Restore what :meth:`state` gave."""
+        self._modules = {}
+        for n, about in enumerate(info):
+            state = without_prefix(tensors, f"{n}.")
+            theta = {name: state[name] for name in self.start}
+            key = about["task"], about["site"]
+            self._modules[key] = Module(key[1], key[0], theta, about["gap"], without_prefix(state, IMPORTANCE))
+
+
+# ---------------------------------------------------------------------- the mixture
 @dataclass(frozen=True)
 class Part:
     """The mixture of one kind: M (d, N) minus its origin (d, 1), beta and beta0 (N, K), float64.
@@ -34,7 +136,7 @@ class Part:
     @classmethod
     def of(cls, pool: Pool, kind: Kind, modules: Sequence[Module], assignment: Sequence[int]) -> "Part":
         """The means of clusters (Eq. 3)."""
-        beta0 = initial_beta(assignment)
+        beta0 = mixing.initial_beta(assignment)
         return cls(tuple(modules), tuple(assignment), pool.matrix(kind, modules), beta0, beta0, pool.origin(kind))
 
     def weighted(self, beta: Tensor) -> "Part":
@@ -47,24 +149,23 @@ Parts = Mapping[Kind, Part]
 
 @dataclass(frozen=True)
 class Mixture:
-    """What the server mixes for a task.
-
-    Without ``parts`` it is the common start. ``by_site``: the mixtures of plans that mix for each site, by site; a site
-    that is not in it gets ``parts``. ``probes``: whether PROBE comes before ADAPT; ``seconds``: of clustering.
-    """
+    """What the server mixes for a task; without ``parts`` it is the common start."""
 
     pool: Pool
     parts: Parts | None
     by_site: Mapping[str, Parts] = field(default_factory=dict)
+    """The mixtures of plans that mix for each site; a site that is not in it gets ``parts``."""
     probes: bool = False
+    """Whether PROBE comes before ADAPT."""
     seconds: float = 0.0
+    """Time of clustering."""
 
     def centres(self, site: str | None = None) -> dict[str, Tensor]:
         """C (K, *shape) by tensor name (Eq. 4), float32, for a site (None: for all); each kind has its own K."""
         parts = self.parts if site is None else self.by_site.get(site, self.parts)
         if parts is None:
             return {name: value[None].clone() for name, value in self.pool.start.items()}
-        return self.pool.layout.stacked({kind: p.origin + mix(p.matrix, p.beta) for kind, p in parts.items()})
+        return self.pool.layout.stacked({kind: p.origin + mixing.mix(p.matrix, p.beta) for kind, p in parts.items()})
 
     def step(self, gradients: Mapping[str, Tensor], eta_out: float) -> "Mixture":
         """The mixture after the outer step (Eq. 8), given G (K, *shape) by name, summed over the sites."""
@@ -72,7 +173,7 @@ class Mixture:
             return self
         columns, moved = self.pool.layout.columns(gradients), {}
         for kind, part in self.parts.items():
-            beta, distance = outer_step(part.beta0, part.matrix, columns[kind], eta_out)
+            beta, distance = mixing.outer_step(part.beta0, part.matrix, columns[kind], eta_out)
             moved[kind] = replace(part, beta=beta, distance=distance)
         return replace(self, parts=moved)
 
@@ -86,36 +187,37 @@ class Mixture:
         """
         mixed: dict[str | None, Parts] = {} if self.parts is None or self.by_site else {None: self.parts}
         mixed.update(self.by_site.items())
-        return [
-            {
-                "kind": kind,
-                "cluster": k,
-                "for": site,
-                "distance": None if part.distance is None else float(part.distance[k]),
-                "members": [
-                    {"site": m.site, "task": m.task, "beta": float(part.beta[n, k]), "beta0": float(part.beta0[n, k])}
-                    for n, m in enumerate(part.modules)
-                    if part.assignment[n] == k or part.beta[n, k] != 0
-                ],
-            }
-            for site, parts in mixed.items()
-            for kind, part in parts.items()
-            for k in range(part.beta.shape[1])
-        ]
+        clusters = []
+        for site, parts in mixed.items():
+            for kind, part in parts.items():
+                for k in range(part.beta.shape[1]):
+                    members = [
+                        {"site": m.site, "task": m.task, "beta": float(beta), "beta0": float(beta0)}
+                        for m, label, beta, beta0 in zip(
+                            part.modules, part.assignment, part.beta[:, k], part.beta0[:, k], strict=True
+                        )
+                        if label == k or beta != 0
+                    ]
+                    distance = None if part.distance is None else float(part.distance[k])
+                    about = {"kind": kind, "cluster": k, "for": site, "distance": distance}
+                    clusters.append(about | {"members": members})
+        return clusters
 
     def plane(self) -> dict[str, list[dict[str, Any]]]:
         """By kind, modules in the plane by t-SNE of their distances: ``{"site", "task", "cluster", "x", "y"}`` each.
 
         Empty for the common start, and for fewer modules than t-SNE needs.
         """
-        return {
-            kind: [
+        drawn = {}
+        for kind, part in (self.parts or {}).items():
+            if len(part.modules) < FEWEST:
+                continue
+            points = tsne(mixing.coordinates(mixing.gram(part.matrix)).numpy())
+            drawn[str(kind)] = [
                 {"site": m.site, "task": m.task, "cluster": k, "x": round(float(x), 3), "y": round(float(y), 3)}
-                for m, k, (x, y) in zip(p.modules, p.assignment, tsne(coordinates(gram(p.matrix)).numpy()), strict=True)
+                for m, k, (x, y) in zip(part.modules, part.assignment, points, strict=True)
             ]
-            for kind, p in (self.parts or {}).items()
-            if len(p.modules) >= FEWEST
-        }
+        return drawn
 
 
 def mixture_of(plan: Plan, pool: Pool, task: int, settings: FedKEIConfig) -> Mixture:
@@ -129,49 +231,45 @@ def mixture_of(plan: Plan, pool: Pool, task: int, settings: FedKEIConfig) -> Mix
     sites = [module.site for module in modules]
     if plan.members == "own":
         # only the site itself gets its module, so that no minimum of sites applies
-        return Mixture(
-            pool, None, by_site={m.site: {kind: Part.of(pool, kind, (m,), [0]) for kind in KINDS} for m in modules}
-        )
+        of_site = {m.site: {kind: Part.of(pool, kind, (m,), [0]) for kind in KINDS} for m in modules}
+        return Mixture(pool, None, of_site)
     if len(set(sites)) < settings.min_cluster_sites or not modules:
         return Mixture(pool, None)
-    inner = {kind: gram(pool.matrix(kind, modules)) for kind in KINDS}
+    inner = {kind: mixing.gram(pool.matrix(kind, modules)) for kind in KINDS}
     parts: dict[Kind, Part] = {}
     for kind, products in inner.items():
-        labels = merge_small(
-            _clusters(plan, sites, products, settings.clusters), sites, products, settings.min_cluster_sites
-        )
+        labels = [0] * len(sites)
+        if plan.groups == "kmeans":
+            labels = mixing.kmeans(products, settings.clusters)
+        elif plan.groups == "site":
+            labels = [sorted(set(sites)).index(site) for site in sites]
+        elif plan.groups == "each":
+            labels = list(range(len(sites)))
+        labels = mixing.merge_small(labels, sites, products, settings.min_cluster_sites)
         parts[kind] = Part.of(pool, kind, modules, labels)
-    own: dict[str, Parts] = {}
+    by_site: dict[str, Parts] = {}
     if plan.weights == "similarity":
         for n, site in enumerate(sites):
-            own[site] = {kind: part.weighted(similarity(inner[kind], n)) for kind, part in parts.items()}
+            by_site[site] = {kind: part.weighted(similarity(inner[kind], n)) for kind, part in parts.items()}
     elif plan.weights == "gaps":
         weights = gap_weights(pool, modules, task)
         parts = {kind: part.weighted(weights) for kind, part in parts.items()}
     probes = plan.probe != "none" and settings.eta_out > 0
-    return Mixture(pool, parts, own, probes, time.monotonic() - began)
+    return Mixture(pool, parts, by_site, probes, time.monotonic() - began)
 
 
-def _clusters(plan: Plan, sites: Sequence[str], inner: Tensor, clusters: int) -> list[int]:
-    if plan.groups == "kmeans":
-        return kmeans(inner, clusters)
-    if plan.groups == "site":
-        return [sorted(set(sites)).index(site) for site in sites]
-    return list(range(len(sites))) if plan.groups == "each" else [0] * len(sites)
+def similarity(inner: Tensor, i: int) -> Tensor:
+    """FedAMP's weights (N, 1), float64, of N modules for the module at index i; nearer modules weigh more.
 
-
-def similarity(inner: Tensor, index: int) -> Tensor:
-    """FedAMP's weights (N, 1), float64, of N modules for the module at this index; nearer modules weigh more.
-
-    ``xi_j = exp(-d_j^2 / sigma) / N`` for the others, the rest for its own module. sigma is the mean squared distance
-    of two modules (our choice: free of scale).
+    ``xi_j = exp(-d_j^2 / sigma) / N`` for the others, the rest for module i. sigma is the mean squared distance of two
+    modules (our choice: free of scale).
     """
-    squares = squared_distances(inner)
+    squares = mixing.squared_distances(inner)
     n = len(squares)
     sigma = squares.sum() / max(n * (n - 1), 1)
-    weights = torch.exp(-squares[index] / sigma.clamp(min=1e-300)) / n
-    weights[index] = 0
-    weights[index] = 1 - weights.sum()
+    weights = torch.exp(-squares[i] / sigma.clamp(min=1e-300)) / n
+    weights[i] = 0
+    weights[i] = 1 - weights.sum()
     return weights[:, None]
 
 

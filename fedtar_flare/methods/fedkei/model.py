@@ -12,7 +12,7 @@ from fedtar_flare.data.minimum_cell import winsorised_mean
 from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.training import parts
 from fedtar_flare.methods.fedkei.mixing import Kind, Layout, Vectors
-from fedtar_flare.methods.fedkei.task_data import Examples
+from fedtar_flare.methods.fedkei.tasks import Examples
 from fedtar_flare.models.adapters.lora import adapter_config, load_shared_state, shared_parameters, shared_state
 from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
 from fedtar_flare.models.weights import fingerprint
@@ -24,17 +24,15 @@ class TaskModel:
     """The classifier, with whatever module was loaded last.
 
     :attr:`start` is w0 by wire name, float32 on the CPU, the same bits at all sites of a job; :attr:`parameters` are
-    the module's own tensors; :attr:`fingerprint` is of the frozen encoder and of w0.
-
-    ``local_paths`` are local paths of what the classifier takes by name. Raises ConfigError as
-    :func:`~fedtar_flare.models.classifier.build_classifier`.
+    the module's own tensors; :attr:`fingerprint` is of the frozen encoder and of w0. ``local_paths`` are of what the
+    classifier takes by name.
     """
 
     min_cell: int = 1
     """Fewest patients whose extreme losses may show in a mean loss that leaves the site."""
     checkpoint: Callable[[], None] = staticmethod(lambda: None)
     """Called before each batch; it raises where the task is to stop."""
-    read: Sequence[tuple[str, float]] = ()
+    batch_losses: Sequence[tuple[str, float]] = ()
     """Patient and loss of each example of the last batch."""
 
     def __init__(
@@ -85,23 +83,19 @@ class TaskModel:
             logits: Tensor = self.classifier(examples.batch(indices).to(self.device))
         return logits.float() if logits.dtype == torch.bfloat16 else logits
 
-    def loss(self, examples: Examples, indices: Sequence[int]) -> Tensor:
-        """Mean cross-entropy."""
-        return self.cross_entropy(self.logits(examples, indices), examples, indices)
-
     def cross_entropy(self, logits: Tensor, examples: Examples, indices: Sequence[int]) -> Tensor:
-        """Mean cross-entropy of these examples; sets :attr:`read`."""
+        """Mean cross-entropy of these examples; sets :attr:`batch_losses`."""
         truth = examples.labels[list(indices)].to(logits.device)
         each = F.cross_entropy(logits.detach(), truth, reduction="none").tolist()
-        self.read = [(examples.patients[i], loss) for i, loss in zip(indices, each, strict=True)]
+        self.batch_losses = [(examples.patients[i], loss) for i, loss in zip(indices, each, strict=True)]
         return F.cross_entropy(logits, truth)
 
     def gradients(
-        self, examples: Examples, indices: Sequence[int], names: Sequence[str] | None = None
+        self, examples: Examples, indices: Sequence[int], parameters: Mapping[str, Tensor] | None = None
     ) -> tuple[float, dict[str, Tensor]]:
-        """Mean loss, and its gradient in the tensors of these names (None: all)."""
-        parameters = {name: p for name, p in self.parameters.items() if names is None or name in names}
-        loss = self.loss(examples, indices)
+        """Mean loss, and its gradient in these parameters of the module (None: all)."""
+        parameters = self.parameters if parameters is None else parameters
+        loss = self.cross_entropy(self.logits(examples, indices), examples, indices)
         gradients = torch.autograd.grad(loss, list(parameters.values()))
         return float(loss.detach()), dict(zip(parameters, gradients, strict=True))
 
@@ -128,7 +122,7 @@ class TaskModel:
 
     @torch.no_grad()
     def load_vectors(self, theta: Vectors) -> None:
-        """Load theta."""
+        """Load theta, in the classifier's own precision."""
         tensors = self.layout.tensors(theta)
         for name, parameter in self.parameters.items():
             parameter.copy_(tensors[name])
@@ -153,8 +147,8 @@ class TaskModel:
         if not count:
             return None
         self.load_vectors(theta)
-        read: list[tuple[str, float]] = []
+        losses: list[tuple[str, float]] = []
         for part in parts(range(count), EVALUATION_BATCH):
-            self.loss(examples, part)
-            read += self.read
-        return winsorised_mean(read, self.min_cell)
+            self.cross_entropy(self.logits(examples, part), examples, part)
+            losses += self.batch_losses
+        return winsorised_mean(losses, self.min_cell)

@@ -1,13 +1,12 @@
 """FedKEI's sections of the run page, and a site's own page of its modules."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from fedtar_flare.core.files import PRIVATE, write_text
-from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask, Stream
+from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask
 from fedtar_flare.methods.fedkei.mixing import KINDS
 from fedtar_flare.metrics.classification import best_epoch, epochs_to, lca
 from fedtar_flare.reporting import tsne
@@ -19,12 +18,9 @@ from fedtar_flare.reporting.section import Section, charts, table
 from fedtar_flare.site.state import SiteState
 
 SMALL = (300, 190)
+GUESS = [Guide(0.5, "a guess")]
 READINGS = ("AUC at start", "AUC tuned", "LCA")
 RAND = ("Rand at start", "Rand tuned", "Rand LCA")
-_KNOWN = (
-    "Of the phantoms' findings the shipped encoder has seen six in its warm start, as reports: where the images are "
-    "phantoms, those are new to the head and the adapter, not to the encoder."
-)
 
 
 def tasks(run: Run) -> Section | None:
@@ -35,20 +31,26 @@ def tasks(run: Run) -> Section | None:
     with_rand, fell_back = (any(getattr(result, name) for *_, result in results) for name in ("rand_auc", "fell_back"))
     head = ["task", "site", "disease", "test images", *READINGS]
     head += [*RAND, "epochs to Rand's"] if with_rand else ["best epoch"]
-    head += ["fell back"] if fell_back else []
+    head += ["membership", *(["fell back"] if fell_back else [])]
     rows = []
     for step, site, result in results:
         row = [str(step), site, _words(result.task), str(result.n) if result.n else NOTHING, *_readings(result.auc)]
+        best = str(best_epoch(result.auc)) if result.auc else NOTHING
         if with_rand:
-            row += [*_readings(result.rand_auc), _reached(result)]
-        else:
-            row.append(str(best_epoch(result.auc)) if result.auc else NOTHING)
+            reached = epochs_to(result.auc, result.rand_auc[-1]) if result.rand_auc else None
+            epochs = "not reached" if reached is None else str(reached)
+            best = f"{epochs} (best {best})" if result.auc else NOTHING
+            row += _readings(result.rand_auc)
+        row += [best, number(result.membership)]
         rows.append(row + (["yes" if result.fell_back else ""] if fell_back else []))
-    streams = run.events(Stream)
-    title = f"Plan '{streams[-1].plan}', order '{streams[-1].order}'" if streams else "Tasks"
+    settings = run.start.settings.get("fedkei", {})
     lead = (
-        f"{title}. The new disease of each task against all before it: AUC of test images at the start (before the "
-        "first epoch) and tuned (after the last), and LCA, its mean over the epochs."
+        f"Plan '{settings.get('plan')}', order '{settings.get('order')}'. The new disease of each task against all "
+        "before it: AUC of test images at the start (before the first epoch) and tuned (after the last), and LCA, its "
+        "mean over the epochs. Cells are blank where a class has too few test patients. Membership is the AUC of "
+        "guessing by the module's certainty of an image's label whether it was tuned on it (0.5: a guess; 1: each "
+        "training image is known): the server has every module, other hospitals that of a centre of one site, and "
+        "attacks with models of similar images find more."
     )
     if with_rand:
         lead += (
@@ -57,38 +59,53 @@ def tasks(run: Run) -> Section | None:
         )
     if fell_back:
         lead += " 'Fell back': the safeguard took the common start."
-    lead += " Cells are blank where a class has too few test patients."
     if "'small'" in str(run.start.model.get("base_model", "")):
-        lead += f" {_KNOWN}"
-    return Section("tasks", "Diseases", lead, table(head, rows, left={1, 2}), _lines(run))
+        lead += (
+            " Of the phantoms' findings the shipped encoder has seen six in its warm start, as reports: where the "
+            "images are phantoms, those are new to the head and the adapter, not to the encoder."
+        )
+    return Section("tasks", "Diseases", lead, table(head, rows, left={1, 2}), _lines(results))
+
+
+def _lines(results: Sequence[tuple[int, str, SiteTask]]) -> tuple[tuple[str, str], ...]:
+    """Means over sites and tasks after the first (which no start can inform), for tiles and closing box."""
+    later = [result for step, _, result in results if step > 1 and result.auc] or [result for *_, result in results]
+    readings: dict[str, Callable[[list[float]], float | None]] = {
+        "AUC at the start": itemgetter(0),
+        "AUC after tuning": itemgetter(-1),
+        "LCA": lca,
+    }
+    lines = []
+    for label, reading in readings.items():
+        means = []
+        for curves in ([result.auc for result in later], [result.rand_auc for result in later]):
+            values = [value for curve in curves if curve and (value := reading(curve)) is not None]
+            means.append(f"{fmean(values):.3f}" if values else "")
+        if means[0]:
+            lines.append((label, means[0] + (f", Rand {means[1]}" if means[1] else "") + ", tasks after the first"))
+    return tuple(lines)
 
 
 def curves(run: Run) -> Section | None:
     """Per task a chart of AUC over epochs: the sites, their mean, and the mean from the common start with its range."""
     figures = []
-    guess = [Guide(0.5, "a guess")]
     everything = [auc for *_, result in _learnt(run) for auc in (*result.auc, *result.rand_auc)]
-    lowest = min([0.5, *everything]) - 0.05
+    scale = (min([0.5, *everything]) - 0.05, 1.0)
     for event in run.events(Learnt):
         scored = {site: result for site, result in sorted(event.sites.items()) if result.auc}
         if not scored:
             continue
         diseases = {result.task for result in scored.values()}
-        lines = [
-            Series(
-                site if len(diseases) == 1 else f"{site}: {_words(result.task)}",
-                [(e, auc, f"{site}, {result.task}, epoch {e}: {number(auc)}") for e, auc in enumerate(result.auc)],
-                "site",
-                i,
-            )
-            for i, (site, result) in enumerate(scored.items())
-        ]
+        lines = []
+        for i, (site, result) in enumerate(scored.items()):
+            name = site if len(diseases) == 1 else f"{site}: {_words(result.task)}"
+            points = [(e, auc, f"{site}, {result.task}, epoch {e}: {number(auc)}") for e, auc in enumerate(result.auc)]
+            lines.append(Series(name, points, "site", i))
         lines.append(_mean("mean of sites", [result.auc for result in scored.values()], "ink"))
         if rand := [result.rand_auc for result in scored.values() if result.rand_auc]:
             lines.append(_mean("Rand, mean", rand, "site", 6))
         title = f"Task {event.round}" + (f": {_words(*diseases)}" if len(diseases) == 1 else "")
-        scale = (lowest, 1.0)
-        figures.append(Chart(title, lines, x_label="epoch", y_label="AUC", y_range=scale, guides=guess, size=SMALL))
+        figures.append(Chart(title, lines, x_label="epoch", y_label="AUC", y_range=scale, guides=GUESS, size=SMALL))
     lead = (
         "AUC of test images over the epochs of tuning; epoch 0 is the start itself. A band is the range of the sites "
         "around their mean. Few test images make steps. All charts have one scale."
@@ -96,43 +113,57 @@ def curves(run: Run) -> Section | None:
     return Section("curves", "Learning curves", lead, charts(figures, "small")) if figures else None
 
 
+def _mean(name: str, curves: Sequence[Sequence[float]], palette: str, index: int = 0) -> Series:
+    points, band = [], []
+    for e in range(min(map(len, curves))):
+        values = [curve[e] for curve in curves]
+        points.append((e, fmean(values), f"{name}, epoch {e}: {number(fmean(values))}"))
+        band.append((e, min(values), max(values)))
+    return Series(name, points, palette, index, band if len(curves) > 1 else ())  # type: ignore[arg-type]
+
+
 def clusters(run: Run) -> Section | None:
     """Which modules made which centre of a task, with their weights."""
     rows = []
-    learnt = {(step, site): cluster.task for step, site, cluster in _learnt(run)}
+    diseases = _diseases(run)
     for event in run.events(Mixed):
         for cluster in event.clusters:
-            members = sorted(cluster["members"], key=lambda m: (m["task"], m["site"]))
-            text = "; ".join(_member(m, learnt) for m in members)
+            members = []
+            for m in sorted(cluster["members"], key=itemgetter("task", "site")):
+                weight = f"{m['beta']:.3f}"
+                if abs(m["beta"] - m["beta0"]) >= 5e-4:
+                    weight = f"{m['beta0']:.3f} → {weight}"
+                disease = diseases.get((m["task"], m["site"]), f"task {m['task']}")
+                members.append(f"{m['site']}, {disease}: {weight}")
             whose = f" for {cluster['for']}" if cluster.get("for") else ""
             moved = NOTHING if cluster.get("distance") is None else f"{cluster['distance']:.2g}"
-            rows.append((str(event.round), f"{cluster['kind']}{whose}", str(cluster["cluster"] + 1), text, moved))
+            kind, centre = f"{cluster['kind']}{whose}", str(cluster["cluster"] + 1)
+            rows.append((str(event.round), kind, centre, "; ".join(members), moved))
     if not rows:
         return None
     lead = (
         "Before each task the server clusters all modules of the tasks before it, adapters and heads apart. A member "
-        "is a site's module of a disease, with its weight in the centre (before → after the outer step, where that "
-        "moved it); 'moved' is how far the step took all weights of the centre from the mean (Euclidean). A centre of "
-        "one site is that site's module, which all others get."
+        "is a site's module of a disease, with its weight in the centre (before → after the outer step); 'moved': how "
+        "far the step took all weights from the mean. A centre of one site is that site's module, which all others get."
     )
     head = ("before task", "of", "centre", "members and weights", "moved")
     return Section("clusters", "Clusters", lead, table(head, rows, left={1, 3}), optimisation=True)
 
 
-def places(run: Run) -> Section | None:
+def plane(run: Run) -> Section | None:
     """t-SNE of the modules before the last task, by cluster (FedKEI, Fig. 8)."""
     events = [event for event in run.events(Mixed) if event.plane]
     if not events:
         return None
-    learnt = {(step, site): _words(module.task) for step, site, module in _learnt(run)}
+    diseases = _diseases(run)
     drawn = []
     for kind, modules in events[-1].plane.items():
-        of: dict[str, tuple[int, list[tuple[float, float, str]]]] = {}
+        centres: dict[str, tuple[int, list[tuple[float, float, str]]]] = {}
         for module in sorted(modules, key=itemgetter("cluster")):
-            tip = f"{module['site']}, {learnt.get((module['task'], module['site']), module['task'])}"
-            _, points = of.setdefault(f"centre {module['cluster'] + 1}", (module["cluster"], []))
+            tip = f"{module['site']}, {diseases.get((module['task'], module['site']), module['task'])}"
+            _, points = centres.setdefault(f"centre {module['cluster'] + 1}", (module["cluster"], []))
             points.append((module["x"], module["y"], tip))
-        drawn.append(tsne.scatter(f"Modules: {kind}s", of))
+        drawn.append(tsne.scatter(f"Modules: {kind}s", centres))
     lead = (
         f"All modules in the pool before task {events[-1].round}, a point each, in the colour of its centre. Near "
         "points are modules with near weights; distances between groups and the axes themselves mean nothing."
@@ -149,73 +180,43 @@ def cost(run: Run) -> Section | None:
     rows = []
     for step, event in sorted(mixed.items()):
         sites = list(learnt.get(step, ()))
-        moved = [event for event in run.steps if event.round == step]
+        exchanges = [event for event in run.steps if event.round == step]
         row = [str(step), duration(event.clustering_seconds)]
         row.append(duration(event.probe_seconds) if event.probed else NOTHING)
         for phase in ("alpha", "tuning", "evaluation"):
-            row.append(
-                duration(max((result.seconds[phase] for result in sites if phase in result.seconds), default=None))
-            )
-        row += [size(sum(event.bytes_down for event in moved)), size(sum(event.bytes_up for event in moved))]
-        row += [
-            str(sum(result.fell_back for result in sites)),
-            *(_losses(sites, n) for n in ("mixture_loss", "start_loss")),
-        ]
+            seconds = [result.seconds[phase] for result in sites if phase in result.seconds]
+            row.append(duration(max(seconds, default=None)))
+        row += [size(sum(event.bytes_down for event in exchanges)), size(sum(event.bytes_up for event in exchanges))]
+        row.append(str(sum(result.fell_back for result in sites)))
+        for losses in ([result.mixture_loss for result in sites], [result.start_loss for result in sites]):
+            known = [loss for loss in losses if loss is not None]
+            row.append(number(fmean(known)) if known else NOTHING)
         rows.append(row)
     phases = ("clustering", "PROBE", "alpha", "tuning", "scoring")
     head = ("task", *phases, "to sites", "from sites", "fell back", "mixture's loss", "common start's")
     lead = (
-        "What an informed start costs besides tuning: clustering at the server, PROBE (until the last site's answer, "
-        "with the start of its process), the inner epoch for alpha, each at the slowest site; bytes to and from all "
-        "sites, and how many fell back to the common start. The losses are means over the sites' validation images "
-        "before any tuning, of the mixture and of the common start."
+        "What an informed start costs besides tuning: clustering at the server, PROBE (until the last site's answer), "
+        "the inner epoch for alpha, each at the slowest site; bytes to and from all sites. The losses are means over "
+        "the sites' validation images before any tuning, of the mixture and of the common start."
     )
     return Section("cost", "What a start costs", lead, table(head, rows), optimisation=True)
 
 
-def membership(run: Run) -> Section | None:
-    """How well the modules in the pool give away whose images they were tuned on."""
-    results = [(step, site, result) for step, site, result in _learnt(run) if result.membership is not None]
-    if not results:
-        return None
-    lines = []
-    for i, site in enumerate(dict.fromkeys(sorted(site for _, site, _ in results))):
-        points: list[tuple[float, float | None, str]] = [
-            (step, result.membership, f"{site}, task {step}, {result.task}: {number(result.membership)}")
-            for step, own, result in results
-            if own == site
-        ]
-        lines.append(Series(site, points, "site", i))
-    chart = Chart(
-        "Membership by the module", lines, x_label="task", y_label="AUC", guides=[Guide(0.5, "a guess")], size=SMALL
-    )
-    lead = (
-        "Whoever has a hospital's module and an image with its label can ask whether the module was tuned on it: the "
-        "surer the module is of the label, the likelier. Each site tried that on its own training and test images; the "
-        "AUC of the attempt is 0.5 for a guess and 1 where every training image is known. The server has every module, "
-        "and other hospitals have the module of a centre of one site. It is one simple attack: a stronger one, with "
-        "models trained on similar images, finds more."
-    )
-    return Section("membership", "What a module tells of its images", lead, charts([chart], "small"))
-
-
-SECTIONS = (tasks, curves, clusters, places, cost, membership)
+SECTIONS = (tasks, curves, clusters, plane, cost)
 
 
 def write_modules_page(state: SiteState, site: str) -> Path:
     """Write ``modules.html`` into the site's state of a run: a line for each module, with alpha; returns its path."""
-    modules = {name: state.read(name)[1] for name in state.names("module-")}
-    fell_back = any(about["fell_back"] for about in modules.values())
-    head = ["task", "disease", *READINGS, *RAND, "alpha of adapters", "alpha of heads"]
+    head = ["task", "disease", *READINGS, *RAND, "alpha of adapters", "alpha of heads", "fell back"]
     rows = []
-    for name, about in modules.items():
-        alphas = (about["alpha"].get(kind, ()) for kind in KINDS)
+    for name in state.names("module-"):
+        about = state.read(name)[1]
         row = [str(int(name.removeprefix("module-"))), about["task"], *_readings(about["auc"])]
         row += _readings(about["rand_auc"] or ())
-        row += [", ".join(f"{v:.3f}" for v in weights) or NOTHING for weights in alphas]
-        rows.append(row + (["yes" if about["fell_back"] else ""] if fell_back else []))
-    content = table([*head, *(["fell back"] if fell_back else [])], rows, left={1, 8, 9})
-    page = render("modules_page.html", site=site, content=content)
+        for kind in KINDS:
+            row.append(", ".join(f"{v:.3f}" for v in about["alpha"].get(kind, ())) or NOTHING)
+        rows.append([*row, "yes" if about["fell_back"] else ""])
+    page = render("modules_page.html", site=site, content=table(head, rows, left={1, 8, 9}))
     return write_text(state.folder / "modules.html", page, PRIVATE)
 
 
@@ -225,25 +226,9 @@ def _learnt(run: Run) -> Iterator[tuple[int, str, SiteTask]]:
             yield event.round, site, result
 
 
-def _lines(run: Run) -> tuple[tuple[str, str], ...]:
-    """Means over sites and tasks after the first (which no start can inform), for tiles and closing box."""
-    learnt = list(_learnt(run))
-    later = [result for step, _, result in learnt if step > 1 and result.auc] or [result for *_, result in learnt]
-    shown = []
-    readings: dict[str, Callable[[list[float]], float | None]] = {
-        "AUC at the start": lambda curve: curve[0],
-        "AUC after tuning": lambda curve: curve[-1],
-        "LCA": lca,
-    }
-    for label, read in readings.items():
-        own, rand = (
-            [value for curve in curves if curve and (value := read(curve)) is not None]
-            for curves in ([result.auc for result in later], [result.rand_auc for result in later])
-        )
-        if own:
-            with_rand = f", Rand {fmean(rand):.3f}" if rand else ""
-            shown.append((label, f"{fmean(own):.3f}{with_rand}, tasks after the first"))
-    return tuple(shown)
+def _diseases(run: Run) -> dict[tuple[int, str], str]:
+    """Disease of each module, by task and site."""
+    return {(step, site): _words(result.task) for step, site, result in _learnt(run)}
 
 
 def _words(disease: str) -> str:
@@ -254,33 +239,3 @@ def _readings(auc: Sequence[float | None]) -> tuple[str, str, str]:
     """What :data:`READINGS` names, of the AUC at epoch 0..E; blank where it is not known."""
     known = [value for value in auc if value is not None]
     return (number(known[0]), number(known[-1]), number(lca(known))) if known else (NOTHING,) * 3
-
-
-def _reached(result: SiteTask) -> str:
-    """Epochs until Rand's final AUC, and in brackets the best epoch."""
-    if not result.auc:
-        return NOTHING
-    reached = epochs_to(result.auc, result.rand_auc[-1]) if result.rand_auc else None
-    return f"{'not reached' if reached is None else reached} (best {best_epoch(result.auc)})"
-
-
-def _mean(name: str, curves: Sequence[Sequence[float]], palette: str, index: int = 0) -> Series:
-    points, band = [], []
-    for e in range(min(map(len, curves))):
-        values = [curve[e] for curve in curves]
-        points.append((e, fmean(values), f"{name}, epoch {e}: {number(fmean(values))}"))
-        band.append((e, min(values), max(values)))
-    return Series(name, points, palette, index, band if len(curves) > 1 else ())  # type: ignore[arg-type]
-
-
-def _member(member: dict[str, Any], learnt: dict[tuple[int, str], str]) -> str:
-    """A module by its disease, or by the task's number where the record does not tell it, and its weight."""
-    disease = learnt.get((member["task"], member["site"]), f"task {member['task']}")
-    before, after = member["beta0"], member["beta"]
-    weight = f"{after:.3f}" if abs(after - before) < 5e-4 else f"{before:.3f} → {after:.3f}"
-    return f"{member['site']}, {_words(disease)}: {weight}"
-
-
-def _losses(sites: Iterable[SiteTask], name: str) -> str:
-    known = [value for result in sites if (value := getattr(result, name)) is not None]
-    return number(fmean(known)) if known else NOTHING

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.globs import matches
 from fedtar_flare.core.progress import Progress
 from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.core.tensor_file import checksum
 from fedtar_flare.data.minimum_cell import round_loss, round_share
 from fedtar_flare.imaging.transform_list import RANDOM
 from fedtar_flare.learning.config import DataConfig, LoRAConfig
-from fedtar_flare.methods.fedkei.config import STEPS, LearnerSettings, classifier_of
+from fedtar_flare.methods.fedkei.config import PLANS, STEPS, LearnerSettings, classifier_of
 from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
-from fedtar_flare.methods.fedkei.description import AdaptedClassifier
-from fedtar_flare.methods.fedkei.plans import PLANS
 from fedtar_flare.methods.fedkei.section import write_modules_page
-from fedtar_flare.methods.fedkei.task_data import SiteTask, require_fitting
+from fedtar_flare.methods.fedkei.tasks import LocalTask
+from fedtar_flare.models.adapters.lora import shared_parameters
+from fedtar_flare.models.classifier import ClassifierConfig, bare_classifier, build_classifier
+from fedtar_flare.models.outline import EMBEDDING
+from fedtar_flare.models.volume_encoder import check_volumes
 from fedtar_flare.models.weights import with_fingerprint
 from fedtar_flare.protocol.exchange import Tensors
-from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok, version
+from fedtar_flare.protocol.messages import Reply, abstain, ok, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.registry import Method
 from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_start
 from fedtar_flare.runtime.task import Answer, Task, missing_state
-from fedtar_flare.site.admission import JobRequest
+from fedtar_flare.site.admission import JobRequest, Reach
 from fedtar_flare.site.state import task_scores
 
 if TYPE_CHECKING:
@@ -34,6 +41,45 @@ if TYPE_CHECKING:
 
 MOST_EPOCHS = 99
 """Most epochs of tuning: a list in a reply has at most 100 values, of epochs 0 to 99."""
+
+
+@dataclass(frozen=True)
+class AdaptedClassifier:
+    """A classifier and its adapter as a job describes them, before any weight is read (as :class:`.AdaptedModel`)."""
+
+    config: ClassifierConfig
+    lora: LoRAConfig
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.config.encoder_name,) if self.config.encoder_name else ()
+
+    @property
+    def weights(self) -> str | None:
+        return "small" if self.config.encoder == "small" else self.config.encoder_weights
+
+    @property
+    def _untrained(self) -> ClassifierConfig:
+        return self.config.replace(encoder_weights="random" if self.config.encoder == "timm" else None)
+
+    def sizes(self) -> dict[str, int]:
+        if any(not Path(name).expanduser().is_dir() for name in self.names):
+            return {}  # on a hub: nothing is fetched to describe a job
+        classifier = build_classifier(self._untrained)
+        exchanged = sum(value.numel() for value in shared_parameters(classifier).values())
+        return {"parameters": sum(p.numel() for p in classifier.parameters()) - exchanged, "exchanged": exchanged}
+
+    def reach(self, models: Mapping[str, Path | None] | None) -> Reach:
+        if models is None and self.names:
+            return Reach({}, {}, frozenset(), 0)
+        classifier = bare_classifier(self._untrained, models or {})
+        modules = dict(classifier.named_modules())
+        barred = frozenset(name for name in modules if EMBEDDING.fullmatch(name))
+        linear = {name for name, module in modules.items() if isinstance(module, nn.Linear)}
+        targets = [name for name in sorted(linear | barred) if matches(name, self.config.adapted_layers)]
+        values = self.config.rank * sum(sum(modules[name].weight.shape) for name in targets if name in linear)
+        parameters = sum(parameter.numel() for parameter in classifier.parameters()) + values
+        return Reach({"model.targets": targets}, {}, barred, parameters)
 
 
 class FedKEISite(SiteStrategy):
@@ -74,7 +120,6 @@ class FedKEISite(SiteStrategy):
 
     # ------------------------------------------------------------------ what the job asks of a site
     def adapted_model(self, time_steps: int) -> AdaptedClassifier:
-        """The classifier and its adapter."""
         return AdaptedClassifier(self.settings.model, self.settings.lora)
 
     def job_request(self, rounds: int, time_steps: int) -> JobRequest:
@@ -108,9 +153,10 @@ class FedKEISite(SiteStrategy):
     # ------------------------------------------------------------------ the three tasks
     def _handshake(self, task: Task) -> Answer:
         header, weights, state = task.header, task.weights, task.state
-        require_fitting(task.cohort, self.settings.model)
-        asked_for_start = header.initial_site == task.site.name
-        if asked_for_start:
+        if self.settings.model.whole_volumes:
+            check_volumes({visit.modality for visit in task.cohort.visits})
+        gives_start = header.initial_site == task.site.name
+        if gives_start:
             require_start(task)
         if header.member and state.latest(header.after) is None:
             raise missing_state(state, header.after)
@@ -126,49 +172,46 @@ class FedKEISite(SiteStrategy):
         transforms = list(self.settings.data.transforms)
         model = learner.describe() | ({"transforms": transforms} if transforms else {})
         reply.payload["model"] = with_fingerprint(model, {})
-        return reply, start if asked_for_start else None
+        return reply, start if gives_start else None
 
     def _probe(self, task: Task) -> Answer:
         """The gradient in the centres, once a task: answers to further centres would reveal more of the images."""
         data = self._data(task)
         if refused := self._refused(task, data):
             return refused, None
-        learner = self._learner(task)
         direct = self.plan.probe == "direct"
-        _, gradients = learner.probe(task.weights, data.examples(), task.header.round, direct=direct)
+        _, gradients = self._learner(task).probe(task.weights, data, task.header.round, direct=direct)
         task.site.stop_if_aborted()
         return ok(task.header, {"samples": float(data.samples)}), gradients
 
     def _adapt(self, task: Task) -> Answer:
         """Tune a module from the mixture, store it, and send its difference from the common start."""
-        header, weights, data = task.header, task.weights, self._data(task)
+        weights, number, data = task.weights, task.header.round, self._data(task)
         if refused := self._refused(task, data):
             return refused, None
         learner = self._learner(task)
-        progress = Progress(f"task {header.round}: epoch", self.settings.training.epochs, task.logger.info)
-        examples = data.examples()
-        adapted = learner.adapt(
-            weights, examples, header.round, self.plan, lambda epoch: progress(epoch) if epoch else None
-        )
+        progress = Progress(f"task {number}: epoch", self.settings.training.epochs, task.logger.info)
+        adapted = learner.adapt(weights, data, number, self.plan, lambda epoch: progress(epoch) if epoch else None)
         rand: Adapted | None = None
         if self.settings.fedkei.rand_baseline:
             plain, start = PLANS["rand"], {name: value[None] for name, value in learner.start.items()}
-            same = learner.is_start(weights) and self.plan.tunes_as(plain)
-            rand = adapted if same else learner.adapt(start, examples, header.round, plain)
+            tunes = (self.plan.objective, self.plan.extra_epochs)
+            same = learner.is_start(weights) and tunes == (plain.objective, plain.extra_epochs)
+            rand = adapted if same else learner.adapt(start, data, number, plain)
         task.site.stop_if_aborted()
         self._store(task, data, adapted, rand, learner.start)
         importance = {f"{IMPORTANCE}{name}": value for name, value in adapted.importance.items()}
-        return _reply(header, data, adapted, rand), adapted.difference | importance
+        return ok(task.header, *_outcome(data, adapted, rand)), adapted.difference | importance
 
     # ------------------------------------------------------------------ parts of the tasks
-    def _data(self, task: Task) -> SiteTask:
+    def _data(self, task: Task) -> LocalTask:
         number, stream = task.header.round, self.settings.fedkei.stream(task.site.name, self.seed)
         if number > len(stream):
             raise ExchangeError(f"task {number} was asked for; the job lists {len(stream)}")
-        return SiteTask.of(task.cohort, stream, number, task.min_cell)
+        return LocalTask.of(task.cohort, stream, number, task.min_cell)
 
     @staticmethod
-    def _refused(task: Task, data: SiteTask) -> Reply | None:
+    def _refused(task: Task, data: LocalTask) -> Reply | None:
         """An abstention where the site has too few images of the task, or has answered it from other centres.
 
         Raises :class:`ExchangeError` for centres, or a curvature, that do not fit the run's exchange.
@@ -186,7 +229,7 @@ class FedKEISite(SiteStrategy):
             return abstain(header, f"task {header.round} was answered already, from other centres or images")
         return None
 
-    def _store(self, task: Task, data: SiteTask, adapted: Adapted, rand: Adapted | None, start: Tensors) -> None:
+    def _store(self, task: Task, data: LocalTask, adapted: Adapted, rand: Adapted | None, start: Tensors) -> None:
         """Write the module with alpha, its scores, and the site's own page into the site's state."""
         header, state = task.header, task.state
         module = {name: start[name] + difference for name, difference in adapted.difference.items()}
@@ -199,9 +242,7 @@ class FedKEISite(SiteStrategy):
         }
         state.write(f"module-{header.round:04d}", module, about)
         scores = {"scores": adapted.scores} | ({} if rand is None else {"rand_scores": rand.scores})
-        test = data.splits["test"]
-        patients = [sample.visit.patient_id for sample in test.samples]
-        about = {"task": data.name, "labels": list(test.labels), "patients": patients}
+        about = {"task": data.name, "labels": data.test.labels.tolist(), "patients": data.test.patients}
         state.write(task_scores(header.round), scores, about)
         state.save(version(header.round, STEPS), module, {"task": header.round}, keep=header.keep)
         page = write_modules_page(state, task.site.name)
@@ -226,12 +267,11 @@ class FedKEISite(SiteStrategy):
         return self.learner
 
 
-def _reply(header: TaskHeader, data: SiteTask, adapted: Adapted, rand: Adapted | None) -> Reply:
-    numbers = {
-        "samples": float(data.samples),
-        "train_loss": round_loss(fmean(adapted.losses), data.samples, data.least),
-    }
-    if data.least == 1:  # one image can spoil an update
+def _outcome(data: LocalTask, adapted: Adapted, rand: Adapted | None) -> tuple[dict[str, float], dict[str, Any]]:
+    """Numbers and fields of the answer to ADAPT, rounded as they may be reported."""
+    least, counts = data.least, data.counts()
+    numbers = {"samples": float(data.samples), "train_loss": round_loss(fmean(adapted.losses), data.samples, least)}
+    if least == 1:  # one image can spoil an update
         numbers["skipped_updates"] = float(adapted.skipped_updates)
     scores: dict[str, Any] = {
         "n": data.scored,
@@ -239,16 +279,15 @@ def _reply(header: TaskHeader, data: SiteTask, adapted: Adapted, rand: Adapted |
         "seconds": adapted.seconds,
         "at_epoch": adapted.at_epoch,
     }
-    losses = {name: getattr(adapted, name) for name in ("mixture_loss", "start_loss", "final_loss")}
-    validated = len(data.splits["validation"].labels)
-    scores |= {n: round_loss(loss, validated, data.least) for n, loss in losses.items() if loss is not None}
-    counts = data.counts()
+    for name in ("mixture_loss", "start_loss", "final_loss"):
+        if (loss := getattr(adapted, name)) is not None:
+            scores[name] = round_loss(loss, len(data.validation.labels), least)
 
     def rounded(auc: float | None) -> float | None:
         """One image more or less moves an AUC by up to one of its smaller class."""
-        return auc and round_share(auc, min(counts["test"]), data.least)
+        return auc and round_share(auc, min(counts["test"]), least)
 
     if data.scored:
         scores |= {"auc": [*map(rounded, adapted.curve)], "membership": rounded(adapted.membership)}
         scores |= {} if rand is None else {"rand_auc": [*map(rounded, rand.curve)], "rand_at_epoch": rand.at_epoch}
-    return ok(header, numbers, {"counts": {"task": data.number, **counts}, "scores": scores})
+    return numbers, {"counts": {"task": data.number, **counts}, "scores": scores}

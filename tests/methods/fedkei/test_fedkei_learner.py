@@ -9,11 +9,10 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fedtar_flare.core.errors import DataError, ExchangeError
-from fedtar_flare.methods.fedkei.config import LearnerSettings
+from fedtar_flare.methods.fedkei.config import PLANS, LearnerSettings
 from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL
 from fedtar_flare.methods.fedkei.learner import TaskLearner, add_curvature
-from fedtar_flare.methods.fedkei.plans import PLANS
-from fedtar_flare.methods.fedkei.task_data import TaskData, shuffled
+from fedtar_flare.methods.fedkei.tasks import TaskData, shuffled
 from fedtar_flare.metrics.classification import auc
 from fedtar_flare.models.classifier import ClassifierConfig
 
@@ -51,20 +50,17 @@ def start_of(one):
     return {name: value[None] for name, value in one.start.items()}
 
 
-def module_of(one, found):
-    return {name: one.start[name] + value for name, value in found.difference.items()}
-
-
-def centre_of(one, found):
-    return {name: value[None] for name, value in module_of(one, found).items()}
+def centre_of(one, adapted):
+    """The module that was learnt, as a centre."""
+    return {name: (one.start[name] + value)[None] for name, value in adapted.difference.items()}
 
 
 def same(a, b):
     return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def length(found):
-    return sum(float(value.square().sum()) for value in found.difference.values())
+def length(adapted):
+    return sum(float(value.square().sum()) for value in adapted.difference.values())
 
 
 def gradient_through_steps(one, stacked, train, task, direct):
@@ -101,11 +97,11 @@ def test_the_gradient_of_a_real_model_is_autograd_through_all_batches(direct):
     one = learner(batch_size=24)
     one.classifier.double()
     stacked = centres_of(one)
-    found_loss, found = one.probe(stacked, DATA, 2, direct=direct)
+    loss_of_probe, gradients = one.probe(stacked, DATA, 2, direct=direct)
     loss, wanted = gradient_through_steps(one, stacked, DATA.train, 2, direct)
-    assert found_loss == pytest.approx(loss, abs=1e-9)
+    assert loss_of_probe == pytest.approx(loss, abs=1e-9)
     for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value.float(), rtol=1e-5, atol=1e-9)
+        torch.testing.assert_close(gradients[name], value.float(), rtol=1e-5, atol=1e-9)
 
 
 def test_tuning_is_reproducible_and_depends_on_the_seed_and_the_task():
@@ -181,11 +177,15 @@ def test_what_cannot_be_learnt_is_refused():
         assert caught.value.reason == reason
 
 
-def test_splits_may_be_empty():
+def test_splits_may_be_empty_and_slices_of_a_volume_are_one_example():
     nothing = ArrayExamples(torch.zeros(0, 3, 32, 32, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
     one = learner()
-    found = one.adapt(start_of(one), replace(DATA, validation=nothing, test=nothing), 1)
-    assert found.curve == [None, None, None] and found.mixture_loss is None and found.scores.shape == (3, 0)
+    adapted = one.adapt(start_of(one), replace(DATA, validation=nothing, test=nothing), 1)
+    assert adapted.curve == [None] * 3 and adapted.mixture_loss is None and adapted.scores.shape == (3, 0)
+    volumes = ArrayExamples(DATA.train.images.view(24, 2, 3, 32, 32), torch.arange(24) % 2)
+    one = learner(ClassifierConfig(encoder="tiny", image_size=32, slices=2))
+    adapted = one.adapt(start_of(one), TaskData(volumes, volumes, volumes), 1)
+    assert adapted.scores.shape == (3, 24) and None not in adapted.curve
 
 
 def test_scales_of_keys_and_values_are_tuned_and_those_of_queries_stay():
@@ -193,13 +193,6 @@ def test_scales_of_keys_and_values_are_tuned_and_those_of_queries_stay():
     difference = one.adapt(start_of(one), DATA, 1).difference
     moved = [value for name, value in difference.items() if name.endswith("ia3_l")]
     assert moved and all(not value[:32].any() and value[32:].any() for value in moved)
-
-
-def test_slices_of_a_volume_are_one_example():
-    volumes = ArrayExamples(DATA.train.images.view(24, 2, 3, 32, 32), torch.arange(24) % 2)
-    one = learner(ClassifierConfig(encoder="tiny", image_size=32, slices=2))
-    found = one.adapt(start_of(one), TaskData(volumes, volumes, volumes), 1)
-    assert found.scores.shape == (3, 24) and all(value is not None for value in found.curve)
 
 
 def test_fisher_information_is_the_mean_of_each_example_s_squared_gradient():
@@ -238,7 +231,7 @@ def test_fedcurv_without_weight_is_plain_and_with_weight_stays_near():
 
 
 @pytest.mark.parametrize("spoilt", [(), (3,)])
-def test_told_losses_are_winsorised_and_updates_left_out_are_counted(spoilt):
+def test_reported_losses_are_winsorised_and_updates_left_out_are_counted(spoilt):
     """By a reference of its own: the four largest and the four smallest losses of 48 patients count as the fifth."""
     labels = torch.cat([1 - DATA.train.labels[:4], DATA.train.labels[4:]])
     one, rows = learner(epochs=1, lr=1e-9), []
@@ -263,7 +256,7 @@ def test_told_losses_are_winsorised_and_updates_left_out_are_counted(spoilt):
 def test_membership_is_the_auc_of_training_against_test_images():
     one = learner()
     found = one.adapt(start_of(one), DATA, 1)
-    one.load(module_of(one, found))
+    one.load({name: value[0] for name, value in centre_of(one, found).items()})
     right = [
         torch.where(part.labels == 1, scores, 1 - scores)
         for part, scores in ((DATA.train, one.scores(DATA.train)), (DATA.test, found.scores[-1]))

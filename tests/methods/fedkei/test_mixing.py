@@ -1,16 +1,19 @@
-"""The mathematics of mixtures: layouts, weights, and gradients against autograd through all inner steps."""
+"""The mathematics of mixtures: layouts, clusters and weights (test_fedkei_learner.py has gradients)."""
+
+from itertools import product
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.methods.fedkei.mixing import (
     Layout,
-    combined,
-    first_order,
+    gram,
     initial_beta,
-    inner_steps,
-    mix,
+    kmeans,
+    merge_small,
     origin_of,
     outer_step,
 )
@@ -22,8 +25,6 @@ MODULE = {
     "head.weight": torch.arange(10.0).view(2, 5),
 }
 LAYOUT = Layout.of(MODULE)
-ETA = 0.07
-D, K = {"adapter": 7, "head": 4}, {"adapter": 3, "head": 2}
 
 
 def test_modules_come_back_from_their_vectors_also_with_different_numbers_by_kind():
@@ -38,15 +39,75 @@ def test_modules_come_back_from_their_vectors_also_with_different_numbers_by_kin
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, name",
     [({"head.bias": None}, "missing"), ({"other": torch.zeros(1, 1)}, "unknown"),
      ({"head.bias": torch.zeros(3, 2)}, "head.weight"),
      *(({"head.bias": torch.zeros(shape)}, "head.bias") for shape in ((2,), (0, 2), ()))],
 )  # fmt: skip
-def test_centres_that_do_not_fit_are_refused_by_name(change, said):
+def test_centres_that_do_not_fit_are_refused_by_name(change, name):
     stacked = {name: value[None] for name, value in MODULE.items()} | change
-    with pytest.raises(ExchangeError, match=said):
+    with pytest.raises(ExchangeError, match=name):
         LAYOUT.columns({name: value for name, value in stacked.items() if value is not None})
+
+
+def points(n, d=40, seed=0, spread=1.0):
+    g = torch.Generator().manual_seed(seed)
+    centres = torch.randn(d, 3, generator=g) * 2
+    return centres[:, [i % 3 for i in range(n)]] + spread * torch.randn(d, n, generator=g)
+
+
+def cost(matrix, labels):
+    total = 0.0
+    for k in set(labels):
+        members = matrix[:, [i for i, label in enumerate(labels) if label == k]].double()
+        total += float((members - members.mean(1, keepdim=True)).square().sum())
+    return total
+
+
+@pytest.mark.parametrize("n, clusters", [(4, 2), (6, 3), (7, 2), (8, 3)])
+def test_kmeans_finds_what_trying_all_partitions_finds(n, clusters):
+    for seed in range(3):
+        matrix = points(n, seed=seed, spread=3.0)
+        best = min(
+            cost(matrix, labels) for labels in product(range(clusters), repeat=n) if len(set(labels)) == clusters
+        )
+        assert cost(matrix, kmeans(gram(matrix), clusters)) == pytest.approx(best, rel=1e-9)
+
+
+def test_equal_modules_share_a_cluster_and_clusters_are_no_more_than_distinct_modules():
+    matrix = points(3, seed=2)[:, [0, 1, 0, 2, 1, 0]]
+    assert kmeans(gram(matrix), 5) == [0, 1, 0, 2, 1, 0]
+    assert kmeans(gram(matrix[:, [0, 0, 0]]), 3) == [0, 0, 0]
+    assert kmeans(gram(matrix[:, :1]), 3) == [0]
+    assert kmeans(gram(torch.zeros(5, 3)), 2) == [0, 0, 0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 9), st.integers(1, 4))
+def test_clusters_are_numbered_by_their_earliest_members(seed, n, clusters):
+    labels = kmeans(gram(points(n, seed=seed)), clusters)
+    firsts = [labels.index(k) for k in range(max(labels) + 1)]
+    assert firsts == sorted(firsts) and labels == kmeans(gram(points(n, seed=seed)), clusters)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abcd")), min_size=1, max_size=9), st.integers(1, 4))
+def test_no_cluster_is_of_fewer_sites_than_the_minimum(members, least):
+    labels, sites = [m[0] for m in members], [m[1] for m in members]
+    inner = gram(points(len(members), seed=len(members)))
+    merged = merge_small(labels, sites, inner, least)
+    if len(set(sites)) < least:
+        assert not any(merged)
+        return
+    for k in set(merged):
+        assert len({site for site, label in zip(sites, merged, strict=True) if label == k}) >= least
+    for a, b in product(range(len(labels)), repeat=2):
+        assert labels[a] != labels[b] or merged[a] == merged[b]  # clusters merge, they are never torn apart
+
+
+def test_a_small_cluster_goes_to_the_nearest():
+    line = torch.tensor([[0.0, 0.1, 5.0, 5.1, 4.0]])
+    assert merge_small([0, 0, 1, 1, 2], list("ababc"), gram(line), 2) == [0, 0, 1, 1, 1]
 
 
 def test_the_outer_step_stays_within_its_limit_and_in_its_support():
@@ -59,58 +120,11 @@ def test_the_outer_step_stays_within_its_limit_and_in_its_support():
     free, free_distance = outer_step(beta0, matrix, gradient, 1.0, limit=1e9)
     turned = torch.nn.functional.cosine_similarity(free - beta0, beta - beta0, dim=0)
     assert torch.equal(free_distance, distance) and torch.allclose(turned, torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(beta0 - free, (beta0 > 0) * (matrix.double().T @ gradient.double()))
     still, none = outer_step(beta0, matrix, gradient, 0.0)
     assert torch.equal(still, beta0) and not none.any()
 
 
 def test_factors_of_ia3_are_always_mixed_around_the_start():
-    start = {"base_model.model.a.ia3_l": torch.ones(3, 1), "head.bias": torch.full((2,), 5.0)}
-    assert torch.equal(origin_of(start)["base_model.model.a.ia3_l"], torch.ones(3, 1))
-    assert not origin_of(start)["head.bias"].any()
-
-
-class Toy:
-    """Losses of both kinds together that are far from quadratic: log-cosh of random projections."""
-
-    def __init__(self, steps, seed=0):
-        g = torch.Generator().manual_seed(seed)
-        self.w = torch.randn(steps + 1, 9, sum(D.values()), generator=g, dtype=torch.float64)
-        self.centres = {kind: torch.randn(D[kind], K[kind], generator=g, dtype=torch.float64) for kind in D}
-        self.alpha = {kind: torch.full((K[kind],), 1 / K[kind], dtype=torch.float64) for kind in D}
-        self.steps = steps
-
-    def loss(self, s, theta):
-        x = torch.cat([theta[kind] for kind in D])
-        return torch.log(torch.cosh(self.w[s] @ x)).sum() / 9 + (x**3).sum() / 50
-
-    def gradient(self, s, theta):
-        theta = {kind: value.detach().requires_grad_() for kind, value in theta.items()}
-        return dict(zip(theta, torch.autograd.grad(self.loss(s, theta), list(theta.values())), strict=True))
-
-    def outer(self, centres):
-        """L(theta') as a function of the centres, through all inner steps, whose gradients are constants."""
-        alpha = self.alpha
-        for s in range(self.steps):
-            g = self.gradient(s, {kind: centres[kind] @ alpha[kind] for kind in D})
-            alpha = {kind: alpha[kind] - ETA * centres[kind].T @ g[kind] for kind in D}
-        return self.loss(self.steps, {kind: centres[kind] @ alpha[kind] for kind in D})
-
-    def found(self):
-        alpha, total = inner_steps(self.centres, self.alpha, self.gradient, self.steps, ETA)
-        v = self.gradient(self.steps, combined(self.centres, alpha))
-        return first_order(self.centres, alpha, total, v, ETA)
-
-
-def test_the_gradient_in_beta_is_autograd_through_centres_and_steps():
-    """M^T G of the sum over sites, masked, is the gradient of the sum of their losses in beta."""
-    toys = [Toy(2, seed=21), Toy(2, seed=22)]
-    labels, g = [0, 0, 1, 2, 2], torch.Generator().manual_seed(5)
-    matrix = torch.randn(D["adapter"], 5, generator=g, dtype=torch.float64)
-    beta0 = initial_beta(labels)
-    for toy in toys:
-        toy.centres = {"adapter": mix(matrix, beta0), "head": toys[0].centres["head"]}
-    beta = beta0.clone().requires_grad_()
-    losses = [toy.outer({**toy.centres, "adapter": matrix @ beta}) for toy in toys]
-    wanted = torch.autograd.grad(sum(losses), beta)[0]
-    moved, _ = outer_step(beta0, matrix, sum(toy.found()["adapter"] for toy in toys), 1e-3, limit=1e9)
-    torch.testing.assert_close((beta0 - moved) / 1e-3, (beta0 > 0) * wanted, rtol=1e-9, atol=1e-9)
+    origin = origin_of({"base_model.model.a.ia3_l": torch.ones(3, 1), "head.bias": torch.full((2,), 5.0)})
+    assert torch.equal(origin["base_model.model.a.ia3_l"], torch.ones(3, 1)) and not origin["head.bias"].any()

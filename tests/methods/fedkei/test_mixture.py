@@ -7,11 +7,9 @@ import torch
 
 from fedtar_flare.core.tensor_file import read_tensors, write_tensors
 from fedtar_flare.methods.fedkei import section
-from fedtar_flare.methods.fedkei.config import FedKEIConfig
+from fedtar_flare.methods.fedkei.config import PLANS, FedKEIConfig
 from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask
-from fedtar_flare.methods.fedkei.mixture import mixture_of, similarity
-from fedtar_flare.methods.fedkei.plans import PLANS
-from fedtar_flare.methods.fedkei.pool import Pool
+from fedtar_flare.methods.fedkei.mixture import Pool, mixture_of, similarity
 
 NAMES = {
     "base_model.model.encoder.a.qkv.lora_A.weight": (2, 6),
@@ -51,24 +49,24 @@ def owners(modules):
     return [(m.site, m.task) for m in modules]
 
 
-def gradients_like(centres, seed=0):
-    g = torch.Generator().manual_seed(seed)
+def gradients_like(centres):
+    g = torch.Generator().manual_seed(0)
     return {name: torch.randn(value.shape, generator=g) for name, value in centres.items()}
 
 
 def test_modules_with_near_weights_are_near_in_the_plane_and_named_by_their_disease():
     pool = pool_of([(f"site-{i}", t) for t in (1, 2) for i in range(1, 6)])
-    found = mixed("fedkei", pool, clusters=2).plane()
-    assert list(found) == ["adapter", "head"]
-    for modules in found.values():
+    drawn = mixed("fedkei", pool, clusters=2).plane()
+    assert list(drawn) == ["adapter", "head"]
+    for modules in drawn.values():
         assert [(m["site"], m["task"]) for m in modules] == owners(pool.modules)
         plane = torch.tensor([[m["x"], m["y"]] for m in modules])
         nearest = (torch.cdist(plane, plane) + 9 * torch.eye(10)).argmin(1).tolist()
         assert [modules[k]["task"] for k in nearest] == [m["task"] for m in modules]
         assert len({(m["task"], m["cluster"]) for m in modules}) == 2
     assert mixed("fedkei", pool_of(PAIRS[:4])).plane() == {} == mixed("rand", pool).plane()
-    events = {Mixed: [Mixed(round=3, plane=found)], Learnt: [Learnt(round=1, sites={"site-1": SiteTask(task="mass")})]}
-    page = section.places(SimpleNamespace(events=events.get)).content
+    events = {Mixed: [Mixed(round=3, plane=drawn)], Learnt: [Learnt(round=1, sites={"site-1": SiteTask(task="mass")})]}
+    page = section.plane(SimpleNamespace(events=events.get)).content
     assert page.count("<title>site-1, mass</title>") == 2 and page.count("<title>") == 20
 
 
@@ -158,17 +156,17 @@ def test_sites_with_large_gaps_weigh_more_and_all_keep_some_weight():
     for task in range(1, 9):
         for site, gap in (("a", 0.1), ("b", 0.4), ("c", None if task < 3 else 0.25)):
             pool.add(site, task, random_module(task), gap=gap)
-    found = [mixed("fedga", pool, task).parts["head"].beta[:, 0] for task in (2, 9)]
-    for weights in found:
+    early, late = (mixed("fedga", pool, task).parts["head"].beta[:, 0] for task in (2, 9))
+    for weights in (early, late):
         assert weights.sum() == pytest.approx(1) and weights[1] > weights[2] > weights[0] > 0
-    assert found[1][1] > found[0][1]
+    assert late[1] > early[1]
     again = Pool(pool.start)
     again.load(*pool.state())
-    assert torch.equal(mixed("fedga", again, 9).parts["head"].beta[:, 0], found[1])
+    assert torch.equal(mixed("fedga", again, 9).parts["head"].beta[:, 0], late)
     assert same(mixed("fedga", pool_of()).centres(), mixed("fedavg", pool_of()).centres())
 
 
-def test_the_step_moves_beta_by_the_gradient_and_tells_how_far():
+def test_the_step_moves_beta_by_the_gradient_and_reports_how_far():
     mixture = mixed("fedkei", pool_of())
     moved = mixture.step(gradients_like(mixture.centres()), 0.05)
     assert not same(moved.centres(), mixture.centres())

@@ -12,19 +12,15 @@ from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.data.sources.fields import labels_of, labels_text
 from fedtar_flare.data.sources.manifest import read_manifest
-from fedtar_flare.methods.fedkei.task_stream import DiseaseTask, TaskStream, order_of
+from fedtar_flare.methods.fedkei.tasks import DiseaseTask, TaskStream, order_of
 
 TASKS = ("nodule", "effusion", "mass=tumour|metastasis")
 LABELS = ("nodule", "effusion", "tumour", "metastasis", "other")
 
 
 def visit(*labels, unsure=(), patient="p", known=True):
-    day = datetime(2020, 1, 1)
-    image = Path("/x.png")
-    return Visit(
-        patient, "v", day, image, "A report.", "radiograph",
-        labels=frozenset(labels) if known else None, uncertain=frozenset(unsure),
-    )  # fmt: skip
+    about = {"labels": frozenset(labels) if known else None, "uncertain": frozenset(unsure)}
+    return Visit(patient, "v", datetime(2020, 1, 1), Path("/x.png"), "A report.", "radiograph", **about)
 
 
 def sample(*labels, patient="p"):
@@ -68,18 +64,17 @@ def test_labels_of_a_visit_by_task(stream, seen, labels):
 @given(st.sets(st.sampled_from(LABELS)), st.sets(st.sampled_from(LABELS)), st.integers(1, 3))
 def test_positive_means_the_new_disease_and_negative_that_it_is_not_there(labels, unsure, step):
     stream = TaskStream(TASKS)
-    found = stream.label_of(visit(*labels, unsure=unsure - labels), step)
-    new = stream.task(step).labels
-    assert (found == 1) is bool(labels & new)
-    assert found != 0 or not (labels | unsure) & new
+    label, new = stream.label_of(visit(*labels, unsure=unsure - labels), step), stream.task(step).labels
+    assert (label == 1) is bool(labels & new)
+    assert label != 0 or not (labels | unsure) & new
 
 
 @given(st.integers(1, 12), st.sampled_from(("synchronous", "reversed", "shuffled")), st.text("ab", max_size=3))
 def test_an_order_is_a_permutation_that_site_and_seed_decide(count, order, site):
-    places = order_of(count, order, site, seed=3)
-    assert sorted(places) == list(range(count)) and places == order_of(count, order, site, seed=3)
-    assert order != "synchronous" or places == tuple(range(count))
-    assert order != "reversed" or places == tuple(reversed(range(count)))
+    indices = order_of(count, order, site, seed=3)
+    assert sorted(indices) == list(range(count)) and indices == order_of(count, order, site, seed=3)
+    assert order != "synchronous" or indices == tuple(range(count))
+    assert order != "reversed" or indices == tuple(reversed(range(count)))
 
 
 def test_shuffled_orders_differ_between_sites():
@@ -108,10 +103,10 @@ def test_tasks_that_contradict_each_other_are_refused(tasks, base, words):
 def test_patients_are_counted_once_and_classes_of_too_few_are_not_told():
     stream = TaskStream(("nodule",))
     samples = [sample("nodule", patient="a"), sample("nodule", patient="a"), sample(patient="b"), sample(patient="c")]
-    found = stream.labeled([*samples, sample("other", patient="d")], 1)
-    assert found.labels == (1, 1, 0, 0) and (found.patients(), found.patients(1)) == ({"a", "b", "c"}, {"a"})
-    assert found.enough(1) and not found.enough(2)
-    assert found.counts(1) == [2, 2] and found.counts(2) == [2, 0]
+    examples = stream.examples([*samples, sample("other", patient="d")], 1)
+    assert examples.labels.tolist() == [1, 1, 0, 0] and examples.patients == ["a", "a", "b", "c"]
+    assert examples.patients_of(1) == {"a"} and examples.enough(1) and not examples.enough(2)
+    assert examples.counts(1) == [2, 2] and examples.counts(2) == [2, 0]
 
 
 def test_labels_of_a_table_are_read_back_as_written():
