@@ -19,13 +19,10 @@ from fedtar_flare.protocol.exchange import check_unit_rows
 
 FEATURES = "bank.features"
 """Name of the rows on the wire."""
-
 SENT = "sent/"
 """Prefix, in the site's private state, of the rows that it sent; the round follows."""
-
 ROUNDS = 3
 """Rounds in which a site's rows are used, unless newer rows of the site replace them."""
-
 MOST_ROWS, WIDEST, MOST_DOWN = 64, 4096, 100_000
 """Most rows of a site in a round, largest width of a row, and most rows that a site takes from the server."""
 
@@ -66,8 +63,7 @@ def membership_auc(rows: Tensor, inside: Tensor, outside: Tensor) -> float:
 class SiteBank:
     """The bank at one site: :attr:`rows` (M, C) are the other hospitals' unit rows, of ``width`` C.
 
-    :attr:`sent` are the rows that this site sent, by round, which its state holds; :attr:`use` are numbers for the
-    record.
+    :attr:`sent` are the rows that this site sent, by round, which its state holds; :attr:`use`: numbers for the record.
     """
 
     def __init__(self, width: int):
@@ -77,7 +73,7 @@ class SiteBank:
         self.use: dict[str, float] = {}
 
     def receive(self, rows: Tensor | None) -> None:
-        """Replace the rows by those that came down; :class:`ExchangeError` unless they are unit rows of this width."""
+        """Replace the rows by those that came down, which must be unit rows of this width."""
         rows = torch.zeros(0, self.width) if rows is None else rows
         if rows.dim() != 2 or rows.shape[1] != self.width or len(rows) > MOST_DOWN:
             raise ExchangeError(f"the server sent a bank of shape {tuple(rows.shape)}, not rows of {self.width}")
@@ -100,7 +96,6 @@ class SiteBank:
         return shared
 
     def state(self) -> dict[str, Tensor]:
-        """The sent rows, for the site's private state."""
         return {f"{SENT}{round_}": rows for round_, rows in self.sent.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -109,12 +104,9 @@ class SiteBank:
 
 
 class FeatureBank:
-    """The rows at the server; those of round q are used in the rounds q + 1 to q + :data:`ROUNDS`.
+    """The rows at the server; those of round q are used in the rounds q + 1 to q + :data:`ROUNDS`."""
 
-    ``seed`` gives the order in which all rows are sent down.
-    """
-
-    def __init__(self, seed: int = 0):
+    def __init__(self, seed: int):
         self.seed = seed
         self._rows: dict[str, tuple[int, Tensor]] = {}
 
@@ -123,7 +115,7 @@ class FeatureBank:
         self._rows[site] = (round_, rows.clone())
 
     def rows(self, round_: int) -> Tensor | None:
-        """All rows that are used in a round, shuffled so that their sites cannot be told; None without any."""
+        """All rows that are used in a round, shuffled by the seed to hide their sites; None without any."""
         self._rows = {site: sent for site, sent in self._rows.items() if round_ - sent[0] <= ROUNDS}
         if not self._rows:
             return None
@@ -131,15 +123,9 @@ class FeatureBank:
         generator = torch.Generator().manual_seed((self.seed * 10_007 + round_) % 2**63)
         return rows[torch.randperm(len(rows), generator=generator)]
 
-    def ages(self, round_: int) -> list[int]:
-        """Rounds since each site's rows came."""
-        return sorted(round_ - sent for sent, _ in self._rows.values())
-
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
         return {f"bank/{sent}/{site}": rows for site, (sent, rows) in sorted(self._rows.items())}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`state` gave."""
         names = {name: name.split("/", 2) for name in sorted(state)}
         self._rows = {site: (int(sent), state[name]) for name, (_, sent, site) in names.items()}

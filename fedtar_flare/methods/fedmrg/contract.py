@@ -35,11 +35,6 @@ LOSS_PARTS = Field("loss_parts", "tree", "parts of the training loss of both ada
 BANK_USE = Field(
     "bank", "tree", "rows sent and received, patients a row, and how well the rows give away who is in them", length=500
 )
-DIAGNOSES = Field(
-    "diagnoses", "tree", "per finding: reports that state it, recall and accuracy of the predicted prompt", length=8_000
-)
-
-
 CONTRACT = Contract(
     method="fedmrg",
     title="FedMRG: dual adapters, contrast of images, diagnosis prompts",
@@ -47,7 +42,7 @@ CONTRACT = Contract(
     tasks=(
         replace(handshake, down=AVERAGED, up=AVERAGED),
         replace(train, down=(*AVERAGED, BANK.name), up=(*AVERAGED, BANK.name)).with_fields(LOSS_PARTS, BANK_USE),
-        replace(close_round, down=AVERAGED).with_fields(DIAGNOSES),
+        replace(close_round, down=AVERAGED),
     ),
     stays="patients, images, reports, the labels of reports, the specialised adapter and its optimiser",
 )

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.methods.fedavg import FedAvgServer
 from fedtar_flare.methods.fedmrg.bank import FEATURES, FeatureBank
-from fedtar_flare.methods.fedmrg.events import Bank, Diagnoses, LossParts, Outside
+from fedtar_flare.methods.fedmrg.events import Bank, LossParts, Outside
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.runtime.controller import FederatedController
@@ -34,17 +34,14 @@ class FedMRGServer(FedAvgServer):
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """One exchange of updates, their mean by numbers of visits, and scores (Algorithm 1)."""
         self._round, self._rows = r, self.bank.rows(r)
-        ages = self.bank.ages(r)
         aggregate, answers = self.run.train(w, r, 1)
         if aggregate is not None:
             w = self.merge(w, aggregate, answers)
         self.run.record.write(LossParts(round=r, sites=_of_replies(answers, "loss_parts")))
         if use := _of_replies(answers, "bank"):
             down = 0 if self._rows is None else len(self._rows)
-            self.run.record.write(Bank(round=r, rows=down, oldest=max(ages, default=None), sites=use))
-        closing = self.run.close_round(w, r)
-        if diagnoses := _of_replies(closing, "diagnoses"):
-            self.run.record.write(Diagnoses(round=r, sites=diagnoses))
+            self.run.record.write(Bank(round=r, rows=down, sites=use))
+        self.run.close_round(w, r)
         return w
 
     # ------------------------------------------------------------------ the bank
@@ -59,13 +56,10 @@ class FedMRGServer(FedAvgServer):
         widths = Counter(self.run.membership.described[member].get("feature_width") for member in self.trainers())
         width, _ = widths.most_common(1)[0]
         if rows[FEATURES].shape[1] != width:
-            raise ExchangeError(
-                f"tensor '{FEATURES}' has rows of width {rows[FEATURES].shape[1]}; most sites have {width}"
-            )
+            raise ExchangeError(f"'{FEATURES}' has rows of width {rows[FEATURES].shape[1]}; most sites have {width}")
         self.bank.put(site, self._round, rows[FEATURES])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The bank."""
         return self.bank.state()
 
     def load_state(self, state: Tensors) -> None:
@@ -77,9 +71,9 @@ class FedMRGServer(FedAvgServer):
             self.run.record.write(Outside(sites=outside))
 
     def check_content(self, reply: Reply) -> None:
-        """Parts of losses and predicted prompts are numbers by name."""
+        """Parts of losses and of the bank's use are numbers by name."""
         super().check_content(reply)
-        for name, kind in (("loss_parts", LossParts), ("diagnoses", Diagnoses), ("bank", Bank)):
+        for name, kind in (("loss_parts", LossParts), ("bank", Bank)):
             try:
                 kind(round=0, sites={"site": reply.payload.get(name) or {}})
             except ValidationError as error:

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 GENERIC, BROADCAST, SPECIALISED = "generic", "broadcast", "specialised"
 """Names of the sets G, Q and S; the first is on the wire, the last never."""
-
 Backbone = Literal["whole", "lora", "frozen"]
-
 _DECODER = "decoder.*"
 
 

@@ -1,4 +1,4 @@
-"""FedMRG's own events of the record: sites that are only scored, parts of the losses, predicted prompts, the bank."""
+"""FedMRG's own events of the record: sites that are only scored, parts of the losses, the bank."""
 
 from typing import ClassVar
 
@@ -20,22 +20,13 @@ class LossParts(Event):
     sites: dict[str, dict[str, float]] = {}
 
 
-class Diagnoses(Event):
-    """How well the prompts are predicted after a round: by site and finding, ``n``, ``recall`` and ``accuracy``."""
-
-    kind: ClassVar[str] = "diagnoses"
-    round: int
-    sites: dict[str, dict[str, dict[str, float]]] = {}
-
-
 class Bank(Event):
-    """The feature bank in a round: rows sent down, age of the oldest in rounds, and numbers by site."""
+    """The feature bank in a round: rows sent down, and numbers by site."""
 
     kind: ClassVar[str] = "bank"
     round: int
     rows: int = 0
-    oldest: int | None = None
     sites: dict[str, dict[str, float]] = {}
 
 
-EVENTS = (Outside, LossParts, Diagnoses, Bank)
+EVENTS = (Outside, LossParts, Bank)

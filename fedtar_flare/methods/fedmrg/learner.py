@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.data.minimum_cell import enough, round_loss, round_share, round_to_cell, winsorised_mean
+from fedtar_flare.data.minimum_cell import round_loss, winsorised_mean
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.transform_list import built_in
-from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses, extend
-from fedtar_flare.learning.labels import POSITIVE, Labeler, labeler
+from fedtar_flare.learning.diagnosis import diagnosis_losses, extend
+from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_model import EVALUATION_BATCH
 from fedtar_flare.learning.training import (
@@ -59,10 +59,7 @@ PREFIX = "specialised/"
 
 
 class FedMRGLearner(ReportLearner):
-    """Trains the generic and the specialised adapter against each other (Che et al., Algorithm 1).
-
-    Other arguments than ``fedmrg`` as :class:`.ReportLearner`.
-    """
+    """Trains the generic and the specialised adapter against each other (Che et al., Algorithm 1)."""
 
     adapter = GENERIC
 
@@ -72,10 +69,9 @@ class FedMRGLearner(ReportLearner):
         add_specialised(self.model, model.lora_targets, seed)
         self.model.to(self.device)
         self._specialised = shared_parameters(self.model, SPECIALISED)
-        self.personal_optimizer = adamw(
-            self.personal_parameters(), lr=self.training.lr, weight_decay=self.training.weight_decay
-        )
-        self.bank = SiteBank(self.feature_width)
+        rate, decay = self.training.lr, self.training.weight_decay
+        self.personal_optimizer = adamw(self.personal_parameters(), lr=rate, weight_decay=decay)
+        self.bank = SiteBank(int(self.generator.encoder.width))
         self._personal = True
         self._half = HALVES[0]
         self._parts: dict[str, dict[Visit, float]] = {}
@@ -83,31 +79,20 @@ class FedMRGLearner(ReportLearner):
 
     @classmethod
     def shares_batches(cls) -> bool:
-        """Each rank contrasts its share of a batch with the whole of it (:class:`BatchContrast`)."""
-        return True
+        return True  # each rank contrasts its share of a batch with the whole of it
 
     # ------------------------------------------------------------------ the model
-    @property
-    def _branch(self) -> DiagnosisBranch | None:
-        return self.generator.diagnosis
-
-    @property
-    def feature_width(self) -> int:
-        """Width C of an image feature."""
-        return int(self.generator.encoder.width)
-
     @property
     def _extension(self) -> dict[str, Any]:
         return self._fedmrg.extension(self._config.slices, self._seed)
 
     def extend(self, generator: ReportGenerator) -> None:
-        """The diagnosis branch."""
         extend(generator, self._extension)
 
     def describe(self) -> dict[str, Any]:
         size = sum(parameter.numel() for parameter in self.personal_parameters())
-        extension = {"extension": self._extension, "specialised_parameters": size, "feature_width": self.feature_width}
-        return super().describe() | extension
+        about = {"extension": self._extension, "specialised_parameters": size, "feature_width": self.bank.width}
+        return super().describe() | about
 
     def load_shared(self, weights: Mapping[str, Tensor]) -> None:
         """Load the bank too, which comes down with the weights of a training task unless it is empty."""
@@ -147,19 +132,19 @@ class FedMRGLearner(ReportLearner):
             added = name.startswith(("base_model.", "diagnosis."))
             rate = self.training.lr if added else self._fedmrg.lr_encoder
             groups.setdefault(self.rate * rate, []).append(parameter)
-        return adamw(
-            [{"params": members, "lr": rate} for rate, members in groups.items()],
-            weight_decay=self.training.weight_decay,
-        )
+        by_rate = [{"params": members, "lr": rate} for rate, members in groups.items()]
+        return adamw(by_rate, weight_decay=self.training.weight_decay)
 
     def train(self, *args: Any, **kwargs: Any) -> Trained:
-        """As :meth:`.ReportLearner.train`, from Q = G; the reported loss is the generic model's token loss."""
+        """From Q = G; the reported loss is the generic model's token loss."""
         copy_broadcast(self.model)
         self._pairs = {}
         trained = super().train(*args, **kwargs)
-        means = {name: winsorised_mean(pairs, self.min_cell) for name, pairs in sorted(self._pairs.items())}
-        parts = {"loss_parts": {n: round_loss(v, trained.loss_visits, self.min_cell) for n, v in means.items()}}
-        return replace(trained, parts=parts | ({"bank": self.bank.use} if self.bank.use else {}))
+        means = {
+            name: round_loss(winsorised_mean(pairs, self.min_cell), trained.loss_visits, self.min_cell)
+            for name, pairs in sorted(self._pairs.items())
+        }
+        return replace(trained, parts={"loss_parts": means} | ({"bank": self.bank.use} if self.bank.use else {}))
 
     def local_update(
         self, samples: Sequence[Sample], seed: str, optimizer: torch.optim.Optimizer, start: Mapping[str, Tensor]
@@ -182,11 +167,12 @@ class FedMRGLearner(ReportLearner):
         """Loss of each report in the current half, (B,); the teacher and its inputs have no gradient."""
         base, settings = self.generator, self._fedmrg
         ids, labels = (part.to(self.device) for part in self.tokenizer.batch([s.visit.report for s in samples]))
-        classes = self._classes(samples)
+        label = labeler(settings.labeler, PROMPTS[settings.prompts]["prompt_classes"]).label
+        classes = torch.tensor([label(s.visit.report) for s in samples], dtype=torch.long, device=self.device)
         with self._autocasting():
             tokens = self.tokens(samples, images)
             memory, mask = base.memory(images, tokens)
-            branch = self._branch
+            branch = base.diagnosis
             seen = None if branch is None else branch(tokens, images.slice_mask)
             prompts = None if branch is None else branch.embed(classes)
             student, teacher = generic_model, specialised_model
@@ -206,7 +192,7 @@ class FedMRGLearner(ReportLearner):
         if seen is not None:
             by_part["diagnosis"] = diagnosis_losses(seen, classes)
             losses = losses + by_part["diagnosis"]
-        if settings.contrast_weight and any(p.requires_grad for p in self.generator.encoder.parameters()):
+        if settings.contrast_weight and any(p.requires_grad for p in base.encoder.parameters()):
             by_part["contrast"] = self._contrast(samples, features(tokens, images.slice_mask))
             losses = losses + settings.contrast_weight * by_part["contrast"]
         for name, values in by_part.items():
@@ -214,17 +200,8 @@ class FedMRGLearner(ReportLearner):
             part |= {s.visit: value for s, value in zip(samples, values.tolist(), strict=True)}
         return losses
 
-    @property
-    def _labeler(self) -> Labeler:
-        return labeler(self._fedmrg.labeler, PROMPTS[self._fedmrg.prompts]["prompt_classes"])
-
-    def _classes(self, samples: Sequence[Sample]) -> Tensor:
-        """Classes (B, D) of the reports' findings."""
-        label = self._labeler.label
-        return torch.tensor([label(s.visit.report) for s in samples], dtype=torch.long, device=self.device)
-
     def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> Tensor:
-        """As :meth:`.ReportLearner._accumulate`; the contrast is of the whole batch, in whatever parts."""
+        """The contrast is of the whole batch, in whatever parts."""
         if training_seed is not None:
             losses = partial(contrast_losses, bank=self.bank.rows, temperature=self._fedmrg.temperature)
             self._contrast = BatchContrast(samples, partial(self._see, training_seed), losses, self._micro_batch)
@@ -246,25 +223,14 @@ class FedMRGLearner(ReportLearner):
     # ------------------------------------------------------------------ the bank
     @torch.no_grad()
     def features_of(self, samples: Sequence[Sample]) -> Tensor:
-        """Unit features of the samples' images, without random changes, by the encoder as it is.
-
-        Returns
-        -------
-        Tensor
-            (B, C), on the CPU.
-        """
+        """Unit features (B, C) of the samples' images, without random changes, by the encoder as it is; on the CPU."""
         return torch.cat([self._features(self.images(p, prior=False)).cpu() for p in parts(samples, EVALUATION_BATCH)])
 
     def share_rows(self, rows: Sequence[Sequence[Sample]], round_: int, min_cell: int) -> Tensor | None:
-        """Make the site's rows for the bank, by the encoder that came down: it is the same at all sites.
+        """Unit rows (M, C) for the bank, by the encoder that came down, which all sites have; None without any group.
 
         How well the rows reveal who is in them is measured against the site's validation and test patients, where at
         least ``min_cell`` patients are on either side.
-
-        Returns
-        -------
-        Tensor or None
-            Unit rows (M, C), also added to the bank as sent; None without any group.
         """
         self.bank.begin(round_)
         if not rows:
@@ -276,37 +242,8 @@ class FedMRGLearner(ReportLearner):
             self.bank.use["membership_auc"] = membership_auc(shared, inside, self.features_of([*outside.values()]))
         return shared
 
-    # ------------------------------------------------------------------ diagnoses
-    @torch.no_grad()
-    def diagnoses(self, samples: Sequence[Sample], min_cell: int) -> dict[str, dict[str, float]]:
-        """Measure how well prompts are predicted, for each finding that at least ``min_cell`` patients have."""
-        branch, known = self._branch, self._labeler
-        if branch is None or not samples:
-            return {}
-        predicted = []
-        for part in parts(samples, EVALUATION_BATCH):
-            images = self.images(part, prior=False)
-            with self._autocasting():
-                predicted.append(branch(self.tokens(part, images), images.slice_mask).argmax(-1).cpu())
-        predictions, truth = torch.cat(predicted), self._classes(samples).cpu()
-        quality = {}
-        for i, finding in enumerate(known.findings):
-            stated = truth[:, i] == POSITIVE
-            patients = {s.visit.patient_id for s, states in zip(samples, stated.tolist(), strict=True) if states}
-            if enough(patients, min_cell):
-                n = int(stated.sum())
-                recall = float((predictions[stated, i] == POSITIVE).float().mean())
-                accuracy = float((predictions[:, i] == truth[:, i]).float().mean())
-                quality[finding.replace(" ", "_")] = {
-                    "n": round_to_cell(n, min_cell),
-                    "recall": round_share(recall, n, min_cell),
-                    "accuracy": round_share(accuracy, len(samples), min_cell),
-                }
-        return quality
-
     # ------------------------------------------------------------------ private state
     def private(self) -> dict[str, Tensor]:
-        """The specialised adapter, its optimiser, and the rows sent in the last rounds."""
         assert self.personal_optimizer is not None
         factors = {f"{PREFIX}{name}": value.detach() for name, value in self._specialised.items()}
         return factors | self.bank.state() | optimizer_state(self.personal_optimizer, self._specialised)

@@ -36,11 +36,7 @@ what was tried. The paper's form is the settings' default. ``tiny``: room for pr
 
 
 def saved_learner(folder: Path, key: bytes | None, run_id: str, round_: int) -> SavedLearner:
-    """The specialised adapter that a site had at the end of the round; no key is needed, since it knows no patient.
-
-    Raises ConfigError where the state is of another run, or has no specialised adapter of the round; StateError where
-    the state is missing or damaged.
-    """
+    """The specialised adapter that a site had at the end of the round; no key is needed, since it knows no patient."""
     state = state_of_run(folder, run_id, "specialised adapter")
     _, about = state.read(ABOUT)
     private = state.read(trained_version(state, round_, about["time_steps"], "specialised adapter"))[0]

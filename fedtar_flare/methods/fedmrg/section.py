@@ -1,9 +1,9 @@
-"""FedMRG's sections of the run page: members and unseen hospitals, the two halves of training, prompts, the bank."""
+"""FedMRG's sections of the run page: members and unseen hospitals, the two halves of training, the bank."""
 
 from collections.abc import Collection, Iterable, Mapping
 from statistics import fmean
 
-from fedtar_flare.methods.fedmrg.events import Bank, Diagnoses, LossParts, Outside
+from fedtar_flare.methods.fedmrg.events import Bank, LossParts, Outside
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import SiteScores
 from fedtar_flare.reporting.format import NOTHING, number, score
@@ -59,23 +59,16 @@ def halves(run: Run) -> Section | None:
     shown = [part for part in PARTS if any(part in parts for event in events for parts in event.sites.values())]
     if not shown:
         return None
-    series = [
-        Series(
-            PARTS[part],
-            [(event.round, value, f"{PARTS[part]}, round {event.round}: {number(value)}") for event in events
-             for value in [_mean(parts.get(part) for parts in event.sites.values())]],
-            "site",
-            i,
-        )
-        for i, part in enumerate(shown)
-    ]  # fmt: skip
-    figure = Chart(
-        "Parts of the training loss, mean of sites", series, x_label="round", y_label="loss", x_range=round_axis(run)
-    )
+    series = []
+    for i, part in enumerate(shown):
+        means = [(event.round, _mean(parts.get(part) for parts in event.sites.values())) for event in events]
+        points = [(r, value, f"{PARTS[part]}, round {r}: {number(value)}") for r, value in means]
+        series.append(Series(PARTS[part], points, "site", i))
+    title = "Parts of the training loss, mean of sites"
+    figure = Chart(title, series, x_label="round", y_label="loss", x_range=round_axis(run))
     last = events[-1]
     rows = [(site, *(number(parts.get(part)) for part in shown)) for site, parts in sorted(last.sites.items())]
-    contrast = "The contrast leaves its positive out of the sum, so that it may fall below 0. "
-    below_0 = contrast if "contrast" in shown else ""
+    below_0 = "The contrast leaves its positive out of the sum, so that it may fall below 0. " * ("contrast" in shown)
     lead = (
         "Each local update has two halves: the generic adapter learns from reports and from the specialised one, then "
         "the other way round. Language is the mean token loss; distillation (KD) is one minus the cosine of the hidden "
@@ -85,60 +78,30 @@ def halves(run: Run) -> Section | None:
     return Section("halves", "Two halves", lead, content, optimisation=True)
 
 
-def prompts(run: Run) -> Section | None:
-    """Per finding, how well its prompt was predicted after the last scored round; over all sites' reports."""
-    events = run.events(Diagnoses)
-    if not events:
-        return None
-    last = events[-1]
-    rows = []
-    for finding in sorted({finding for findings in last.sites.values() for finding in findings}):
-        cells = [findings[finding] for findings in last.sites.values() if finding in findings]
-        total = sum(cell["n"] for cell in cells)
-        pooled = [sum(cell["n"] * cell[name] for cell in cells) / total for name in ("recall", "accuracy")]
-        rows.append((finding.replace("_", " "), str(int(total)), *(f"{100 * value:.1f}" for value in pooled)))
-    lead = (
-        "Before it writes, the decoder reads what the diagnosis branch predicts of each finding. After round "
-        f"{last.round}, over the scored reports of all hospitals: n of them state the finding; recall is the share of "
-        "those whose prompt says so, accuracy the share of all reports whose prompt has the class that the report "
-        "has (x 100; hospitals weighted by n)."
-    )
-    return Section("prompts", "Diagnosis prompts", lead, table(("finding", "n", "recall", "accuracy"), rows))
-
-
 def bank(run: Run) -> Section | None:
     """The feature bank over rounds, and how well each site's rows give away who is in them."""
-    events = run.events(Bank)
-    if not any(numbers.get("sent") for event in events for numbers in event.sites.values()):
+    rows, aucs, sent = [], [], 0.0
+    for event in run.events(Bank):
+        for site, numbers in sorted(event.sites.items()):
+            counts = [numbers.get(name) for name in ("sent", "received", "patients_a_row")]
+            shown = [NOTHING if count is None else f"{count:g}" for count in counts]
+            rows.append((str(event.round), str(event.rows), site, *shown, number(numbers.get("membership_auc"))))
+            aucs += [numbers["membership_auc"]] if "membership_auc" in numbers else []
+            sent += numbers.get("sent", 0.0)
+    if not sent:
         return None
-    rows = [
-        (
-            str(event.round),
-            str(event.rows),
-            NOTHING if event.oldest is None else str(event.oldest),
-            site,
-            *(NOTHING if (value := numbers.get(name)) is None else f"{value:g}" for name in _COUNTS),
-            number(numbers.get("membership_auc")),
-        )
-        for event in events
-        for site, numbers in sorted(event.sites.items())
-    ]
-    sites = [numbers for event in events for numbers in event.sites.values()]
-    aucs = [numbers["membership_auc"] for numbers in sites if "membership_auc" in numbers]
     lead = (
         "Each member sends rows of image features, which the others contrast their images with. They are personal "
         "data: who has a patient's image and the encoder can compare it with them. Membership is how well that works: "
         "the area under the ROC curve of the largest cosine to any of a site's rows, of patients who are in them "
         "against the site's validation and test patients (1: who is in the rows is certain; 0.5: a guess)."
     )
-    head = ("round", "rows sent down", "oldest", "site", "sent", "received", "patients a row", "membership")
+    head = ("round", "rows sent down", "site", "sent", "received", "patients a row", "membership")
     lines = (("feature bank", f"membership by cosine, AUC {min(aucs):.3f} to {max(aucs):.3f}"),) if aucs else ()
-    return Section("bank", "Feature bank", lead, table(head, rows, left={3}), lines, optimisation=True)
+    return Section("bank", "Feature bank", lead, table(head, rows, left={2}), lines, optimisation=True)
 
 
-_COUNTS = ("sent", "received", "patients_a_row")
-
-SECTIONS = (members, halves, prompts, bank)
+SECTIONS = (members, halves, bank)
 
 
 def _means(scores: Mapping[str, SiteScores], sites: Collection[str]) -> dict[str, float]:

@@ -39,7 +39,7 @@ ABOUT = "about"
 
 
 class FedMRGSite(PooledSite):
-    """FedMRG at one site; arguments as :class:`.PooledSite`.
+    """FedMRG at one site.
 
     The adapter that travels is the decoder's (with ``backbone: lora`` the encoder's too); all other parameters that the
     method trains and exchanges are added to ``lora.exchange``, and a site's guard must let them pass.
@@ -85,8 +85,7 @@ class FedMRGSite(PooledSite):
         return replace(request, learning_rate=rates)
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
-        """The same learner, whose specialised adapter is untrained: the generic model."""
-        return self.learner_class, {"fedmrg": self.settings.fedmrg}
+        return self.learner_class, {"fedmrg": self.settings.fedmrg}  # untrained, the specialised adapter does nothing
 
     def at_handshake(self, task: Task) -> None:
         """Refuse (:class:`ConfigError`) to read a real hospital's reports by the synthetic cohort's rules."""
@@ -124,16 +123,6 @@ class FedMRGSite(PooledSite):
         return task.config.may_share("features") and streaming_allowed(task.site.workspace)
 
     def _patients_a_row(self, config: SiteConfig, min_cell: int) -> int:
-        """Patients whose features a row is the mean of: as the job says, but at a real site at least the smallest cell,
-        and at least 5.
-        """
+        """Patients behind a row: as the job says, but at a real site at least the smallest cell, and at least 5."""
         least = 1 if config.without_patients else max(min_cell, PRODUCTION_MIN_CELL)
         return max(self.settings.fedmrg.bank_group, least)
-
-    def evaluate(self, task: Task, learner: ReportLearner) -> dict[str, Any]:
-        """With the quality of the predicted prompts of the scored patients, once the branch has been trained."""
-        payload, least = super().evaluate(task, learner), task.min_cell
-        if task.header.round:
-            samples = learner.cohort.samples("test" if task.header.score == "test" else None, least=least)
-            payload["diagnoses"] = cast("FedMRGLearner", learner).diagnoses(samples, least)
-        return payload

@@ -12,7 +12,7 @@ from federation import federation_of
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.learning.drafting import Drafter, Study
 from fedtar_flare.methods.fedmrg.contract import CONTRACT
-from fedtar_flare.methods.fedmrg.events import EVENTS, Bank, Diagnoses, LossParts, Outside
+from fedtar_flare.methods.fedmrg.events import EVENTS, Bank, LossParts, Outside
 from fedtar_flare.protocol.messages import ok, version
 from fedtar_flare.record.events import SHARED, End, Evaluation, Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
@@ -26,7 +26,7 @@ from fedtar_flare.suite.collect import score_outside
 from fedtar_flare.testing import Hospital, executor_of, same_bits, task_of
 from fedtar_flare.testing import last_checkpoint as last
 
-T, SEED = 2, 0
+T = 2
 MEMBERS, UNSEEN = ("site-1", "site-2"), "site-3"
 SITES = (*MEMBERS, UNSEEN)
 SETTINGS = {
@@ -37,14 +37,8 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def place(home, tmp_path_factory):
-    """Environment of the module's one federation."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("FEDTAR_HOME", str(home))
-    patch.delenv("FEDTAR_SITES", raising=False)
-    torch.set_num_threads(1)
-    yield tmp_path_factory.mktemp("run")
-    patch.undo()
+def place(without_site_files, tmp_path_factory):
+    return tmp_path_factory.mktemp("run")
 
 
 class Recording:
@@ -118,14 +112,12 @@ def test_encoder_branch_and_generic_adapter_travel_and_the_specialised_one_never
     travelled = {name for site in federation.sites.values() for m in site.messages for name in (m.up or {})}
     kinds = {"generic" if ".generic." in name else name.partition(".")[0] for name in travelled}
     assert kinds == {"generic", "encoder", "pooling", "projection", "diagnosis", "bank"}
-    own = state_of(federation, MEMBERS[0]).read(version(2, 1))[0]
-    specialised = {n: v for n, v in own.items() if n.startswith("specialised/")}
+    private = state_of(federation, MEMBERS[0]).read(version(2, 1))[0]
+    specialised = {n: v for n, v in private.items() if n.startswith("specialised/")}
     assert all(".specialised." in name for name in specialised)
     outside = b"".join(path.read_bytes() for path in sorted(federation.results.rglob("*")) if path.is_file())
-    outside += b"".join(
-        v.contiguous().numpy().tobytes() for s in federation.sites.values() for m in s.messages
-        for v in (m.up or {}).values()
-    )  # fmt: skip
+    for message in (m for site in federation.sites.values() for m in site.messages):
+        outside += b"".join(value.contiguous().numpy().tobytes() for value in (message.up or {}).values())
     for name, value in specialised.items():
         if ".lora_B." in name:
             assert value.any() and value.contiguous().numpy().tobytes() not in outside, name
@@ -141,15 +133,11 @@ def test_the_contract_lets_no_specialised_factor_pass():
             CONTRACT.check_names(task, {name: shape})
 
 
-def test_loss_parts_and_diagnoses_are_recorded_and_shown(federation):
+def test_loss_parts_are_recorded_and_shown(federation):
     parts = of_kind(federation.events, LossParts)
-    assert [one.round for one in parts] == [1, 2] and all(set(one.sites) == set(MEMBERS) for one in parts)
-    (found,) = of_kind(federation.events, Diagnoses)
-    assert found.round == 2 and set(found.sites) == set(SITES)
-    for cells in found.sites.values():
-        assert cells and all(set(cell) == {"n", "recall", "accuracy"} and cell["n"] >= 1 for cell in cells.values())
+    assert [event.round for event in parts] == [1, 2] and all(set(e.sites) == set(MEMBERS) for e in parts)
     page = (federation.results / "report.html").read_text()
-    assert all(f'id="{name}"' in page for name in ("fedmrg", "halves", "prompts", "bank"))
+    assert all(f'id="{name}"' in page for name in ("fedmrg", "halves", "bank"))
     for row in ("before training (2)", "both adapters (2)", "generic alone (2)", "unseen (1)"):
         assert row in page
     card = (federation.results / "adapter" / "README.md").read_text()
@@ -170,25 +158,24 @@ def test_rows_go_up_bounded_and_down_to_all_members_without_their_origin(federat
     assert not any("bank.features" in m.down for m in federation.sites[UNSEEN].messages)
     assert not any("bank.features" in m.down for name in MEMBERS for m in federation.sites[name].messages[2:3])
     events = of_kind(federation.events, Bank)
-    assert [(one.round, one.rows, one.oldest) for one in events] == [(1, 0, None), (2, len(down[0]), 1)]
-    for one, rows in zip(events, up, strict=True):
-        for i, name in enumerate(MEMBERS):
-            told = one.sites[name]
-            received = 0 if one.round == 1 else len(up[0][1 - i])
-            assert (told["sent"], told["received"], told["patients_a_row"]) == (len(rows[i]), received, 1)
-            assert told["membership_auc"] == 1.0, "the paper's row of one patient gives the patient away"
+    assert [(event.round, event.rows) for event in events] == [(1, 0), (2, len(down[0]))]
+    for event, rows in zip(events, up, strict=True):
+        for i, name in enumerate(MEMBERS):  # the paper's row of one patient gives the patient away
+            received = 0 if event.round == 1 else len(up[0][1 - i])
+            numbers = {"sent": len(rows[i]), "received": received, "patients_a_row": 1, "membership_auc": 1.0}
+            assert event.sites[name] == numbers
     assert audit._tensor("bank.features", down[0], CONTRACT)["personal"] is True
 
 
 def test_rows_of_another_width_than_most_sites_have_are_refused():
-    one = controller()
-    one.membership.members, one.strategy._round = ["a", "b", "c"], 1
-    one.membership.described = {"a": {"feature_width": 4}, "b": {"feature_width": 4}, "c": {"feature_width": 3}}
+    run = FederatedController("fedmrg", num_rounds=1, time_steps=T)
+    run.membership.members, run.strategy._round = ["a", "b", "c"], 1
+    run.membership.described = {name: {"feature_width": width} for name, width in zip("abc", (4, 4, 3), strict=True)}
     row = torch.eye(4)[:1]
-    one.strategy.collect("a", {"bank.features": row})
-    with pytest.raises(ExchangeError, match=r"'bank.features' has rows of width 3"):
-        one.strategy.collect("c", {"bank.features": row[:, :3]})
-    assert torch.equal(one.strategy.bank.rows(2), row)
+    run.strategy.collect("a", {"bank.features": row})
+    with pytest.raises(ExchangeError, match="rows of width 3"):
+        run.strategy.collect("c", {"bank.features": row[:, :3]})
+    assert torch.equal(run.strategy.bank.rows(2), row)
 
 
 def test_a_site_that_shares_no_row_still_uses_those_of_others(place):
@@ -223,7 +210,7 @@ def test_the_simulator_ends_at_the_same_bits(federation, home, tmp_path):
     assert process.returncode == 0, process.stdout[-4000:]
     assert same_bits(CheckpointFolder(results / "checkpoint").last()[0], last(federation.controller))
     events = read_events(results, (*SHARED, *EVENTS))
-    for kind in (Outside, Diagnoses, Bank, Evaluation):
+    for kind in (Outside, Bank, Evaluation):
         assert of_kind(events, kind)[-1] == of_kind(federation.events, kind)[-1]
 
 
@@ -273,18 +260,14 @@ def test_a_hospital_outside_a_comparison_gets_the_generic_model(federation):
     assert losses[0] != losses[1]
 
 
-def controller(**settings):
-    return FederatedController("fedmrg", num_rounds=1, time_steps=T, **settings)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("loss_parts", {"language": [1.0, 2.0]}), ("loss_parts", {"a": {"b": 1.0}}), ("diagnoses", {"nodule": 0.5})],
+    [("loss_parts", {"language": [1.0, 2.0]}), ("loss_parts", {"a": {"b": 1.0}}), ("bank", {"sent": "all"})],
 )
-def test_malformed_parts_and_diagnoses_are_refused_by_name(name, value):
+def test_malformed_parts_and_uses_are_refused_by_name(name, value):
     reply = ok(SimpleNamespace(round=1, step=1, method="fedmrg"), payload={name: value})
     with pytest.raises(ExchangeError, match=name):
-        controller().strategy.check_content(reply)
+        FederatedController("fedmrg", num_rounds=1, time_steps=T).strategy.check_content(reply)
 
 
 def test_a_real_hospital_refuses_the_synthetic_cohort_s_labeler(tmp_path):
@@ -295,8 +278,6 @@ def test_a_real_hospital_refuses_the_synthetic_cohort_s_labeler(tmp_path):
 
 
 def test_sites_with_other_findings_do_not_agree():
-    digests = {
-        executor_of("fedmrg", fedmrg={"labeler": name}).strategy.settings_digest()
-        for name in ("synthetic", "ctrate-rules", "none")
-    }
-    assert len(digests) == 3
+    names = ("synthetic", "ctrate-rules", "none")
+    strategies = [executor_of("fedmrg", fedmrg={"labeler": name}).strategy for name in names]
+    assert len({strategy.settings_digest() for strategy in strategies}) == 3
