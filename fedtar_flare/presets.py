@@ -12,16 +12,12 @@ OURS = "ours"
 
 
 class PaperPreset(NamedTuple):
-    """The settings of one paper."""
+    """The settings of one paper: values, and where each is from, by ``group.name`` or argument of the recipe."""
 
     about: str = ""
-    """The paper, and the kind of images."""
     settings: Mapping[str, Any] = {}
-    """Values by ``group.name``, or by the name of an argument of the recipe."""
     sources: Mapping[str, str] = {}
-    """Where each value is from: a paper or a published model, or :data:`OURS`."""
-    classifies: bool = False
-    """Whether the paper's model classifies images instead of writing reports."""
+    classifies: bool = False  # images, instead of writing reports
 
     def group(self, name: str) -> dict[str, Any]:
         """Select the values of one group."""

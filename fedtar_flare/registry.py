@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from fedtar_flare.core.settings import Settings
     from fedtar_flare.protocol.contract import Contract
 
-__all__ = ["DEFAULT", "Method", "caution_of", "contract_of", "default_names", "method", "names", "package_of"]
+__all__ = ["Method"]
 
-GROUP = "fedtar_flare.methods"
 DEFAULT = "fedtar"
-_PACKAGE = "fedtar-flare"
 
 
 @dataclass(frozen=True)
@@ -84,15 +82,13 @@ class Method:
         ----------
         name, title : str
             Of the new method.
-        contract : dict, optional
-            Fields of the contract that differ.
-        **changes
-            Fields of :class:`Method` that differ. With another ``server``, ``mixes_ranks`` is False unless given.
+        contract, **changes : dict, optional
+            Fields of the contract, and of :class:`Method`, that differ. With another ``server``, ``mixes_ranks`` is
+            False unless given.
 
         Returns
         -------
         Method
-            The new method.
         """
         changes.setdefault("mixes_ranks", self.mixes_ranks and "server" not in changes)
         contract_ = replace(self.contract, method=name, title=title, **(contract or {}))
@@ -102,94 +98,44 @@ class Method:
 @cache
 def _announced() -> dict[str, EntryPoint]:
     """Entry points by name; of one name this package's own counts, so that none of its methods can be replaced."""
-    found = entry_points(group=GROUP)
-    own = {point.name: point for point in found if _is_own(point)}
-    return own | {point.name: point for point in sorted(found, key=str) if point.name not in own}
+    points = entry_points(group="fedtar_flare.methods")
+    ours = {point.name: point for point in points if _is_ours(point)}
+    return ours | {point.name: point for point in sorted(points, key=str) if point.name not in ours}
 
 
-def _is_own(point: EntryPoint) -> bool:
-    return point.dist is not None and point.dist.name.lower().replace("_", "-") == _PACKAGE
+def _is_ours(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name.lower().replace("_", "-") == "fedtar-flare"
 
 
 def names() -> tuple[str, ...]:
-    """List all installed methods.
-
-    Returns
-    -------
-    tuple of str
-        This package's own, then those of other packages.
-    """
+    """Names of all installed methods: this package's, then those of others."""
     return tuple(_announced())
 
 
 def own_names() -> tuple[str, ...]:
     """Names of this package's own methods."""
-    return tuple(name for name, point in _announced().items() if _is_own(point))
+    return tuple(name for name, point in _announced().items() if _is_ours(point))
 
 
 def default_names() -> tuple[str, ...]:
-    """List the methods that a kit allows where nobody lists any.
-
-    Returns
-    -------
-    tuple of str
-        This package's own without a caution.
-    """
+    """The methods that a kit allows where nobody lists any: this package's own without a caution."""
     return tuple(name for name in own_names() if not caution_of(name))
 
 
 def caution_of(name: str) -> str:
-    """Look up what a method's contract warns of.
-
-    Parameters
-    ----------
-    name : str
-        Of the method.
-
-    Returns
-    -------
-    str
-        Empty for none, and for methods of other packages.
-    """
+    """What a method's contract warns of; empty for none, and for methods of other packages."""
     return contract_of(name).caution if name in own_names() else ""
 
 
 def package_of(name: str) -> str:
-    """Look up the package that announces a method.
-
-    Parameters
-    ----------
-    name : str
-        Of an installed method.
-
-    Returns
-    -------
-    str
-        Name and version.
-    """
+    """Name and version of the package that announces an installed method."""
     dist = _announced()[name].dist
     return f"{dist.name} {dist.version}" if dist is not None else "unknown"
 
 
 @cache
 def method(name: str) -> Method:
-    """Load an installed method.
-
-    Parameters
-    ----------
-    name : str
-        Under which it is announced.
-
-    Returns
-    -------
-    Method
-        The method.
-
-    Raises
-    ------
-    ConfigError
-        None, or something else, is announced under that name.
-    """
+    """Load an installed method; ConfigError where none, or something else, is announced under the name."""
     points = _announced()
     if name not in points:
         from fedtar_flare.core.settings import suggestion  # the list of methods needs no settings
@@ -197,30 +143,14 @@ def method(name: str) -> Method:
         known = ", ".join(points) or "none: install the package, pip install fedtar_flare"
         raise ConfigError(f"method '{name!s:.80}' is unknown{suggestion(str(name), points)} (known: {known})")
     try:
-        found = points[name].load()
+        loaded = points[name].load()
     except Exception as error:
         raise ConfigError(f"method '{name}' of {package_of(name)} cannot be loaded: {error}") from error
-    if not isinstance(found, Method) or found.name != name:
+    if not isinstance(loaded, Method) or loaded.name != name:
         raise ConfigError(f"method '{name}' of {package_of(name)}: {points[name].value} is no Method of that name")
-    return found
+    return loaded
 
 
 def contract_of(name: str) -> Contract:
-    """Look up a method's contract, as installed here.
-
-    Parameters
-    ----------
-    name : str
-        Of the method.
-
-    Returns
-    -------
-    Contract
-        What it exchanges.
-
-    Raises
-    ------
-    ConfigError
-        As :func:`method`.
-    """
+    """What an installed method exchanges; raises as :func:`method`."""
     return method(name).contract

@@ -1,10 +1,12 @@
 """Site files of made-up hospitals, and a round at one of them."""
 
+from itertools import pairwise
+
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.testing.hospital import TIME_STEPS as T
 from fedtar_flare.testing.hospital import TINY as SETTINGS
 
-__all__ = ["SETTINGS", "T", "a_round", "state_of", "write_site_files"]
+__all__ = ["SETTINGS", "T", "a_round", "loss_differences", "state_of", "write_site_files"]
 
 
 def write_site_files(folder, home, monkeypatch):
@@ -27,6 +29,18 @@ def a_round(site, w, r=1, run_id="run"):
         updates.append(update)
         w = {name: w[name] + 0.5 * update[name] for name in w}
     return w, updates
+
+
+def loss_differences(learner, ws):
+    """The T numbers to first order: by how much the validation loss differs along each of the steps w_0..w_T."""
+    numbers = []
+    for before, after in pairwise(ws):
+        losses = []
+        for sign in (1, -1):
+            learner.load_shared({n: value + sign * 0.05 * (after[n] - before[n]) for n, value in ws[-1].items()})
+            losses.append(learner.validate().loss)
+        numbers.append((losses[0] - losses[1]) / 0.1)
+    return numbers
 
 
 def state_of(tmp_path, run_id="run"):

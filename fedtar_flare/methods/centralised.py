@@ -20,24 +20,20 @@ from fedtar_flare.site.state import SiteState
 
 
 class CentralisedServer(FedAvgServer):
-    """FedAvg of one site; arguments as :class:`.FedAvgServer`."""
+    """FedAvg of one site."""
 
     def trainers(self) -> list[str]:
-        """The first site by name, as a list."""
         return self.run.membership.sites[:1]
 
 
 class CentralisedSite(PooledSite):
-    """Trains on the patients of all sites of a simulation; arguments as :class:`.PooledSite`."""
+    """Trains on the patients of all sites of a simulation."""
 
     def at_handshake(self, task: Task) -> None:
-        """Raises :class:`ConfigError` for a ``state_dir`` of its own: the centre finds the sites by their states."""
+        """Refuse a ``state_dir`` of its own: the centre finds the sites by their states."""
         if task.config.state_dir is not None:
-            raise ConfigError(
-                f"{task.config.origin}: sites of a centralised simulation keep their state in one place; "
-                "leave state_dir out of the site file",
-                public="a site of a centralised simulation has a state_dir of its own",
-            )
+            text = "a site of a centralised simulation has a state_dir of its own"
+            raise ConfigError(f"{task.config.origin}: {text}; leave state_dir out of the site file", public=text)
 
     def training_cohort(self, task: Task) -> Cohort:
         """The union of all sites that have a state of this run."""

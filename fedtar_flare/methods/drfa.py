@@ -13,8 +13,7 @@ answer:
 - Then ``lambda <- projection(lambda + lambda_lr * loss)`` onto the simplex (the paper's step is tau * gamma). A site
   without such a loss counts with the mean of the others'.
 
-lambda starts as the sites' shares by ``weighting``, so that with ``lambda_lr=0`` DRFA is FedAvg. A site that joins
-later gets its share, and the others' are scaled down.
+lambda starts as the sites' shares by ``weighting``, so that with ``lambda_lr=0`` DRFA is FedAvg.
 """
 
 import math
@@ -43,7 +42,7 @@ class RobustConfig(Settings):
 
 
 class DRFAServer(FedAvgServer):
-    """DRFA at the server, with lambda (``mixing``, by site) in the checkpoint; arguments as :class:`.FedAvgServer`."""
+    """DRFA at the server, with lambda (``mixing``, by site) in the checkpoint."""
 
     def __init__(self, run: FederatedController):
         super().__init__(run)
@@ -52,7 +51,12 @@ class DRFAServer(FedAvgServer):
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """T exchanges weighted by lambda, then a step of lambda along the losses of one of them."""
-        self._include_new_sites()
+        # A site that joins gets its share of lambda, and the others' are scaled down.
+        visits = {site: max(1, sum(self.run.membership.visits[site]["train"])) for site in self.run.membership.sites}
+        shares = site_weights(visits, self.run.config.weighting)
+        new = {site: share for site, share in shares.items() if site not in self.mixing}
+        left = 1 - math.fsum(new.values()) if self.mixing else 0.0
+        self.mixing = dict(sorted(({site: left * v for site, v in self.mixing.items()} | new).items()))
         self._losses = {}
         self._snapshot = self.snapshot(r)
         w = super().one_round(w, r)
@@ -67,7 +71,6 @@ class DRFAServer(FedAvgServer):
         return w
 
     def after_exchange(self, t: int, answers: Answers) -> None:
-        """Take the sites' losses from the exchange of the snapshot."""
         if t == self._snapshot:
             replies = sorted(answers.replies.items())
             self._losses = {s: reply.numbers["train_loss"] for s, reply in replies if "train_loss" in reply.numbers}
@@ -83,28 +86,18 @@ class DRFAServer(FedAvgServer):
             return super().shares_of(counts)
         return {site: self.mixing[site] / total for site in sorted(counts)}
 
-    def _include_new_sites(self) -> None:
-        """Give new sites their share of lambda."""
-        visits = {site: max(1, sum(self.run.membership.visits[site]["train"])) for site in self.run.membership.sites}
-        shares = site_weights(visits, self.run.config.weighting)
-        new = {site: share for site, share in shares.items() if site not in self.mixing}
-        left = 1 - math.fsum(new.values()) if self.mixing else 0.0
-        self.mixing = dict(sorted(({site: left * v for site, v in self.mixing.items()} | new).items()))
-
     def state(self) -> dict[str, torch.Tensor]:
-        """Lambda, by site."""
         return {f"{_PREFIX}{site}": torch.tensor(v, dtype=torch.float64) for site, v in self.mixing.items()}
 
     def load_state(self, state: Tensors) -> None:
         self.mixing = {name.removeprefix(_PREFIX): float(v) for name, v in sorted(state.items())}
 
     def numbers(self) -> dict[str, list[float]]:
-        """Lambda in the order of the sites' names."""
         return {"lambda": [round(v, 6) for v in self.mixing.values()]}
 
 
 class DRFALearner(ReportLearner):
-    """Reports the loss of the weights that came down, on its first batch; arguments as :class:`.ReportLearner`."""
+    """Reports the loss of the weights that came down, on its first batch."""
 
     loss_updates = 1
 

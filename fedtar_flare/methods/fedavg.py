@@ -22,11 +22,7 @@ __all__ = ["METHOD", "FedAvgServer", "PooledSite"]
 
 
 class FedAvgServer(ServerStrategy):
-    """FedAvg at the server; arguments as :class:`.ServerStrategy`.
-
-    A method in which the server does something else with the aggregate overrides :meth:`merge`; one that also uses the
-    sites' answers overrides :meth:`after_exchange`.
-    """
+    """FedAvg at the server; arguments as :class:`.ServerStrategy`, hooks :meth:`merge` and :meth:`after_exchange`."""
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """T exchanges, or one for each period so far; each replaces w by the weighted mean of the sites' weights."""

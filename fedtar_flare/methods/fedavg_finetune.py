@@ -37,13 +37,10 @@ class FineTuneConfig(Settings):
 
 
 class FineTuneLearner(ReportLearner):
-    """Holds a fine-tuned adapter, which replaces the shared one when reports are scored or written.
-
-    Training and validation use the shared adapter. Other arguments than ``finetune`` as :class:`.ReportLearner`.
-    """
+    """Holds a fine-tuned adapter, which replaces the shared one when reports are scored or written."""
 
     tuned: Mapping[str, torch.Tensor] | None = None
-    """The fine-tuned adapter by tensor name; None before the end of the run."""
+    """The fine-tuned adapter by tensor name; None before the end of the run, in training and in validation."""
 
     def __init__(self, *, finetune: FineTuneConfig, **others: Any):
         super().__init__(**others)
@@ -64,13 +61,6 @@ class FineTuneLearner(ReportLearner):
         self.tuned = None
         return super().validate()
 
-    def fine_tune(self, seed: int) -> None:
-        """Train on the site's visits of all steps, set :attr:`tuned`, and restore the shared adapter."""
-        start = self.shared()
-        self.train(None, seed, updates=self.updates)
-        self.tuned = self.shared()
-        self.load_shared(start)
-
     def private(self) -> dict[str, torch.Tensor]:
         return dict(self.tuned or {})
 
@@ -79,10 +69,10 @@ class FineTuneLearner(ReportLearner):
 
 
 class FineTuneSite(PooledSite):
-    """Fine-tunes within the last closing task; arguments as :class:`.PooledSite`."""
+    """Fine-tunes within the last closing task."""
 
     def personalise(self, task: Task, learner: ReportLearner) -> None:
-        """Fine-tune after the last round, where the site has enough training visits."""
+        """Train on the visits of all steps after the last round, where there are enough; restore the shared adapter."""
         assert isinstance(learner, FineTuneLearner)
         visits = len(learner.cohort.samples("train", least=learner.min_cell))
         if task.header.round < task.header.rounds or not visits:
@@ -91,19 +81,18 @@ class FineTuneSite(PooledSite):
         if not charge(task, learner.draw_rate(visits), updates):
             task.logger.warning("not fine-tuned: the privacy budget of per-patient DP-SGD is spent")
             return
-        learner.fine_tune(task.seed("finetune", learner.cohort))
+        start = learner.shared()
+        learner.train(None, task.seed("finetune", learner.cohort), updates=learner.updates)
+        learner.tuned = learner.shared()
+        learner.load_shared(start)
         task.save_private(learner)
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
-        """The shared adapter without the fine-tuned one."""
         return ReportLearner, {}
 
 
 def saved_learner(folder: Path, key: bytes | None, run_id: str, round_: int) -> SavedLearner:
-    """The adapter that the site fine-tuned after the last round; neither key nor the best round's adapter is needed.
-
-    Raises ConfigError where the state is of another run, or holds no such adapter; StateError where it is damaged.
-    """
+    """The adapter that the site fine-tuned after the last round; neither key nor the best round's adapter is needed."""
     state = state_of_run(folder, run_id, "fine-tuned adapter")
     versions = state.versions()
     weights = state.read(versions[-1])[0] if versions else {}
@@ -113,9 +102,8 @@ def saved_learner(folder: Path, key: bytes | None, run_id: str, round_: int) -> 
             "Draft with the shared adapter alone (without --state)"
         )
     lora = LoRAConfig(rank=len(weights[pairs(weights)[0][0]]))
-    return SavedLearner(
-        FineTuneLearner, {"finetune": FineTuneConfig(), "lora": lora}, weights, precision=state.precision
-    )
+    settings = {"finetune": FineTuneConfig(), "lora": lora}
+    return SavedLearner(FineTuneLearner, settings, weights, precision=state.precision)
 
 
 METHOD = FEDAVG.derive(

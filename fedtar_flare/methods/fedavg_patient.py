@@ -15,7 +15,7 @@ from fedtar_flare.methods.fedtar.site import PatientSite
 
 
 class FedAvgPatientSite(PooledSite, PatientSite):
-    """Trains on pooled visits with the patient part; arguments as :class:`.PatientSite`."""
+    """Trains on pooled visits with the patient part."""
 
 
 METHOD = FEDAVG.derive(

@@ -34,10 +34,7 @@ class AdaptiveConfig(Settings):
 
 
 class FedAdamServer(FedAvgServer):
-    """FedAdam at the server, with m and v (float64, by tensor name) in the checkpoint.
-
-    Arguments as :class:`.FedAvgServer`.
-    """
+    """FedAdam at the server, with m and v (float64, by tensor name) in the checkpoint."""
 
     def __init__(self, run: FederatedController):
         super().__init__(run)
@@ -62,7 +59,6 @@ class FedAdamServer(FedAvgServer):
         return merged
 
     def state(self) -> dict[str, torch.Tensor]:
-        """m and v."""
         return {f"m.{n}": value for n, value in self.m.items()} | {f"v.{n}": value for n, value in self.v.items()}
 
     def load_state(self, state: Tensors) -> None:
@@ -70,16 +66,17 @@ class FedAdamServer(FedAvgServer):
 
 
 class FedYogiServer(FedAdamServer):
-    """FedYogi at the server; arguments as :class:`.FedAvgServer`."""
+    """FedYogi at the server."""
 
     def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         return v - (1 - self.settings.server.beta2) * square * torch.sign(v - square)
 
 
-_PAPER = "https://arxiv.org/abs/2003.00295"
 FEDADAM = FEDAVG.derive(
-    "fedadam", "FedAdam on pooled visits", server=FedAdamServer, server_settings=AdaptiveConfig, paper=_PAPER
+    "fedadam",
+    "FedAdam on pooled visits",
+    server=FedAdamServer,
+    server_settings=AdaptiveConfig,
+    paper="https://arxiv.org/abs/2003.00295",
 )
-FEDYOGI = FEDAVG.derive(
-    "fedyogi", "FedYogi on pooled visits", server=FedYogiServer, server_settings=AdaptiveConfig, paper=_PAPER
-)
+FEDYOGI = FEDADAM.derive("fedyogi", "FedYogi on pooled visits", server=FedYogiServer)

@@ -84,7 +84,7 @@ def extend(generator: ReportGenerator, settings: dict[str, Any]) -> None:
 
 
 class PEFTSite(PooledSite):
-    """Trains the parameters that ``peft.kind`` names; arguments as :class:`.PooledSite`."""
+    """Trains the parameters that ``peft.kind`` names."""
 
     @staticmethod
     def resolve(given: RunSettings, source: str) -> RunSettings:
@@ -100,28 +100,23 @@ class PEFTSite(PooledSite):
             raise ConfigError("peft.kind is none: lora.exchange must name the parameters that are trained and travel")
         if peft.kind == "adalora" and not (peft.target_rank or 1) < lora.rank:
             raise ConfigError(
-                f"peft.kind is adalora: lora.rank is {lora.rank}, which must be above the rank that is left, "
-                f"{peft.target_rank or 1}"
+                f"peft.target_rank {peft.target_rank or 1} is not below lora.rank, lora.rank is {lora.rank}"
             )
 
     def extend(self, model: ReportGenerator) -> None:
         extend(model, self.settings.peft.extension(self.settings.model.lora_targets, self.seed))
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
-        """The same learner: all that it trains is shared."""
         return self.learner_class, {"peft": self.settings.peft}
 
 
 class PEFTLearner(ReportLearner):
-    """Trains another kind of adapter, learnt words, or parameters of the model.
-
-    Other arguments than ``peft`` as :class:`.ReportLearner`.
-    """
+    """Trains another kind of adapter, learnt words, or parameters of the model."""
 
     def __init__(self, *, peft: PEFTConfig, seed: int, **settings: Any):
         self._peft, self._seed = peft, seed
         super().__init__(seed=seed, **settings)
-        self._made = 0
+        self._made = 0  # updates of the task
 
     @property
     def _extension(self) -> dict[str, Any]:
@@ -149,12 +144,11 @@ class PEFTLearner(ReportLearner):
 
     def describe(self) -> dict[str, Any]:
         """With the number of the model's parameters, the adapter's excluded."""
-        own = sum(p.numel() for n, p in self.shared_parameters.items() if n.startswith("base_model.model."))
+        adapter = sum(p.numel() for n, p in self.shared_parameters.items() if n.startswith("base_model.model."))
         whole = sum(parameter.numel() for parameter in self.model.parameters())
-        return super().describe() | {"extension": self._extension, "parameters": whole - own}
+        return super().describe() | {"extension": self._extension, "parameters": whole - adapter}
 
     def adapter_config(self) -> dict[str, Any]:
-        """Empty where there is no adapter."""
         return {} if isinstance(self.model, Unadapted) else super().adapter_config()
 
     # ------------------------------------------------------------------ AdaLoRA
@@ -162,7 +156,7 @@ class PEFTLearner(ReportLearner):
         """Reset the importance by which AdaLoRA prunes, then train."""
         self._made = 0
         if self._peft.kind == "adalora":
-            self._tuner.rankallocator.reset_ipt()
+            cast(Any, self.model.base_model).rankallocator.reset_ipt()
         return super().train(*args, **kwargs)
 
     def after_backward(self, start: Mapping[str, torch.Tensor]) -> None:
@@ -170,13 +164,14 @@ class PEFTLearner(ReportLearner):
         if self._peft.kind != "adalora":
             return
         factors = {n: p for n, p in self.shared_parameters.items() if n.endswith((".lora_A", ".lora_B"))}
+        penalties = []
         with torch.enable_grad():
-            penalties = [_off(p if name.endswith("A") else p.T) for name, p in factors.items()]
-            penalty = ORTHOGONALITY * torch.stack(penalties).mean()
-            for parameter, gradient in zip(
-                factors.values(), torch.autograd.grad(penalty, [*factors.values()]), strict=True
-            ):
-                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            for name, parameter in factors.items():
+                rows = parameter if name.endswith("A") else parameter.T
+                penalties.append(torch.linalg.norm(rows @ rows.T - torch.eye(len(rows), device=rows.device)))
+            gradients = torch.autograd.grad(ORTHOGONALITY * torch.stack(penalties).mean(), [*factors.values()])
+        for parameter, gradient in zip(factors.values(), gradients, strict=True):
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
     def local_update(
         self, samples: Sequence[Sample], seed: str, optimizer: torch.optim.Optimizer, start: Mapping[str, torch.Tensor]
@@ -185,17 +180,8 @@ class PEFTLearner(ReportLearner):
         loss = super().local_update(samples, seed, optimizer, start)
         if loss is not None and self._peft.kind == "adalora":
             self._made += 1
-            self._tuner.update_and_allocate(self._made)
+            cast(Any, self.model.base_model).update_and_allocate(self._made)
         return loss
-
-    @property
-    def _tuner(self) -> Any:
-        return self.model.base_model
-
-
-def _off(rows: torch.Tensor) -> torch.Tensor:
-    """How far rows (r, n) are from orthonormal: the Frobenius norm of ``R R' - 1``."""
-    return torch.linalg.norm(rows @ rows.T - torch.eye(len(rows), device=rows.device))
 
 
 METHOD = FEDAVG.derive(

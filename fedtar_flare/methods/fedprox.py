@@ -23,10 +23,7 @@ class ProximalConfig(Settings):
 
 
 class ProximalLearner(ReportLearner):
-    """Adds the gradient of ``mu / 2 ||w - w^t||^2`` (Eq. 2).
-
-    Other arguments than ``proximal`` as :class:`.ReportLearner`.
-    """
+    """Adds the gradient of ``mu / 2 ||w - w^t||^2`` (Eq. 2)."""
 
     def __init__(self, *, proximal: ProximalConfig, **others: Any):
         super().__init__(**others)

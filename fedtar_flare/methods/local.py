@@ -16,16 +16,12 @@ from fedtar_flare.protocol.tasks import close_round, handshake, train
 
 
 class LocalLearner(ReportLearner):
-    """Holds the adapter as private state of the site; it begins with the common start of the handshake.
-
-    Arguments as :class:`.ReportLearner`.
-    """
+    """Holds the adapter as private state of the site; it begins with the common start of the handshake."""
 
     def private(self) -> dict[str, torch.Tensor]:
         return super().private() | self.shared()
 
     def load_private(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Load the site's own adapter."""
         super().load_private(state)
         self.load_shared({name: state[name] for name in self.shared_parameters})
 

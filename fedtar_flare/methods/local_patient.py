@@ -6,18 +6,18 @@ It shows whether a site needs the others once it has the patient part; see :mod:
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.methods.fedavg import PooledSite
 from fedtar_flare.methods.fedtar.learner import PatientLearner
-from fedtar_flare.methods.fedtar.method import ALONE_PRESETS, PATIENT_SETTINGS
+from fedtar_flare.methods.fedtar.method import PATIENT_SETTINGS, UNSHARED_PRESETS
 from fedtar_flare.methods.fedtar.site import PatientSite
 from fedtar_flare.methods.local import METHOD as LOCAL
 from fedtar_flare.methods.local import LocalLearner
 
 
 class LocalPatientLearner(LocalLearner, PatientLearner):
-    """Holds the adapter and the patient part as private state of the site; arguments as :class:`.PatientLearner`."""
+    """Holds the adapter and the patient part as private state of the site."""
 
 
 class LocalPatientSite(PooledSite, PatientSite):
-    """Trains on pooled visits with the patient part; arguments as :class:`.PatientSite`."""
+    """Trains on pooled visits with the patient part."""
 
 
 METHOD = LOCAL.derive(
@@ -26,6 +26,6 @@ METHOD = LOCAL.derive(
     site=LocalPatientSite,
     learner=LocalPatientLearner,
     settings=PATIENT_SETTINGS,
-    presets=ALONE_PRESETS,
+    presets=UNSHARED_PRESETS,
     extend=extend,
 )

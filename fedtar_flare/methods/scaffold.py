@@ -59,7 +59,7 @@ class ScaffoldConfig(Settings):
 
 
 class ScaffoldServer(FedAvgServer):
-    """SCAFFOLD at the server, with c (float64) in the checkpoint; arguments as :class:`.FedAvgServer`."""
+    """SCAFFOLD at the server, with c (float64) in the checkpoint."""
 
     def __init__(self, run: FederatedController):
         super().__init__(run)
@@ -81,7 +81,6 @@ class ScaffoldServer(FedAvgServer):
         return super().merge(w, aggregate, answers)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """c."""
         return dict(self.control)
 
     def load_state(self, state: Tensors) -> None:
@@ -89,17 +88,14 @@ class ScaffoldServer(FedAvgServer):
 
 
 class ScaffoldSite(PooledSite):
-    """SCAFFOLD at a site, with control variates of the adapter only; arguments as :class:`.PooledSite`."""
+    """SCAFFOLD at a site, with control variates of the adapter only."""
 
     def check(self) -> None:
         if exchange := self.settings.lora.exchange:
-            raise ConfigError(
-                f"lora: exchange is {list(exchange)}: SCAFFOLD has control variates of the adapter only; leave it "
-                "empty, or warm-start these parameters (fedtar warmstart)"
-            )
+            raise ConfigError(f"lora: exchange is {list(exchange)}: SCAFFOLD has control variates of the adapter only")
 
     def before_training(self, task: Task, learner: ReportLearner) -> dict[str, torch.Tensor]:
-        """Raises :class:`ConfigError` where one visit could outweigh all others of a control variate."""
+        """Refuse unclipped gradients, of which one visit could outweigh all others of a control variate."""
         if not (self.settings.training.max_grad_norm or task.config.without_patients):
             text = "training.max_grad_norm is 0: with patients, SCAFFOLD averages clipped gradients alone"
             raise ConfigError(text, public=text)
@@ -107,16 +103,13 @@ class ScaffoldSite(PooledSite):
 
 
 class ScaffoldLearner(ReportLearner):
-    """Adds c - c_i to every gradient and sets c_i to the mean of the task's gradients (see the module).
-
-    Other arguments than ``scaffold`` as :class:`.ReportLearner`.
-    """
+    """Adds c - c_i to every gradient and sets c_i to the mean of the task's gradients (see the module)."""
 
     def __init__(self, *, scaffold: ScaffoldConfig, **others: Any):
         super().__init__(**others)
         self._sgd = scaffold.optimizer == "sgd"
-        self._common: dict[str, torch.Tensor] = {}
-        self._own: dict[str, torch.Tensor] = {}
+        self._c: dict[str, torch.Tensor] = {}
+        self._c_i: dict[str, torch.Tensor] = {}
         self._sum: dict[str, torch.Tensor] = {}
         self._batches = 0
 
@@ -128,7 +121,7 @@ class ScaffoldLearner(ReportLearner):
 
     def load_shared(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Load c too, which comes down with the weights of a training task."""
-        self._common = without_prefix(weights, PREFIX)
+        self._c = without_prefix(weights, PREFIX)
         super().load_shared({name: v for name, v in weights.items() if not name.startswith(PREFIX)})
 
     def train(self, *args: Any, **kwargs: Any) -> Trained:
@@ -136,9 +129,10 @@ class ScaffoldLearner(ReportLearner):
         self._sum, self._batches = {}, 0
         trained = super().train(*args, **kwargs)
         control = {name: value / self._batches for name, value in self._sum.items()}
-        before = {name: self._own.get(name, torch.zeros_like(value)) for name, value in control.items()}
-        change = {f"{PREFIX}{name}": value - before[name] for name, value in control.items()}
-        self._own = control
+        change = {
+            f"{PREFIX}{name}": value - self._c_i.get(name, torch.zeros_like(value)) for name, value in control.items()
+        }
+        self._c_i = control
         return replace(trained, update=trained.update | change)
 
     def after_backward(self, start: Mapping[str, torch.Tensor]) -> None:
@@ -151,16 +145,15 @@ class ScaffoldLearner(ReportLearner):
         self._batches += 1
         for name, gradient in gradients.items():
             seen = gradient.detach().float().cpu().clone()
-            correction = self._common[name] - self._own.get(name, torch.zeros_like(seen))
+            correction = self._c[name] - self._c_i.get(name, torch.zeros_like(seen))
             self._sum[name] = self._sum[name] + seen if name in self._sum else seen
             parameters[name].grad = gradient + correction.to(gradient)
 
     def private(self) -> dict[str, torch.Tensor]:
-        """c_i."""
-        return {f"{PREFIX}{name}": value for name, value in self._own.items()}
+        return {f"{PREFIX}{name}": value for name, value in self._c_i.items()}
 
     def load_private(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._own = without_prefix(state, PREFIX)
+        self._c_i = without_prefix(state, PREFIX)
 
 
 METHOD = FEDAVG.derive(

@@ -1,6 +1,7 @@
 """Synthetic hospitals for the tests of this folder."""
 
 import pytest
+import torch
 from hospital_site import write_site_files
 
 from fedtar_flare.testing import Hospital
@@ -24,4 +25,15 @@ def place(home, tmp_path_factory):
     patch, folder = pytest.MonkeyPatch(), tmp_path_factory.mktemp("hospital")
     write_site_files(folder, home, patch)
     yield folder
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def without_site_files(home):
+    """The environment of simulated sites that share the session's cache of images."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("FEDTAR_HOME", str(home))
+    patch.delenv("FEDTAR_SITES", raising=False)
+    torch.set_num_threads(1)
+    yield patch
     patch.undo()

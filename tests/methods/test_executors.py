@@ -19,6 +19,11 @@ from fedtar_flare.site.guard import InboundTask, OutboundGuard
 from fedtar_flare.testing import Hospital, executor_of
 
 
+def write_policy(folder, least, more=""):
+    text = f"source: synthetic\nstate_dir: {folder / 'state'}\npolicy: {{min_local_steps: {least}}}\n{more}"
+    (folder / "sites" / "site-1.yaml").write_text(text)
+
+
 def moved(w):
     """Weights that are not the start."""
     generator = torch.Generator().manual_seed(1)
@@ -41,21 +46,18 @@ def test_a_share_of_the_visits_is_learnt_from_and_never_in_fewer_updates_than_th
     visits = sum(reply.payload["counts"]["train"])
     assert not site.executor.strategy.request(1, 1).local_steps, "the visits decide"
     for least, updates in ((1, -(-visits // 8)), (visits, visits)):
-        site_file = f"source: synthetic\nstate_dir: {tmp_path / 'state'}\nprecision: bfloat16\n"
-        site_file += f"policy: {{min_local_steps: {least}}}\n"
-        (tmp_path / "sites" / "site-1.yaml").write_text(site_file)
+        write_policy(tmp_path, least, "precision: bfloat16\n")
         trained, _ = site.train(w, 1, 1)
         assert trained.status == "ok" and [data.step for data in site.streamed] == [*range(1, updates + 1)]
         assert state_of(tmp_path).precision == "bfloat16", "drafts are written in it"
 
 
-def test_a_task_without_time_has_the_updates_that_the_site_asks_for_and_says_so(hospital, tmp_path):
+def test_a_task_without_time_makes_the_updates_that_the_site_wants_and_reports_so(hospital, tmp_path):
     site, _, w = hospital(method="fedavg", training={"seconds": 1e-9, "local_steps": 6, "batch_size": 4})
     for least in (1, 4):
-        site_file = f"source: synthetic\nstate_dir: {tmp_path / 'state'}\npolicy: {{min_local_steps: {least}}}\n"
-        (tmp_path / "sites" / "site-1.yaml").write_text(site_file)
-        told = site.train(w, 1, 1)[0].numbers
-        assert (told["updates"], told["planned_updates"], len(site.streamed)) == (least, 6, least)
+        write_policy(tmp_path, least)
+        numbers = site.train(w, 1, 1)[0].numbers
+        assert (numbers["updates"], numbers["planned_updates"], len(site.streamed)) == (least, 6, least)
     assert "as many as fit" in site.executor.strategy.work()
 
 
@@ -86,18 +88,18 @@ def test_the_mean_of_a_site_s_gradients_is_option_two_of_scaffold_under_plain_de
     """``c_i+ = c_i - c + (x - y_i) / (K lr)``, where nothing is clipped and no weight decays."""
     training = {"local_steps": 3, "batch_size": 4, "lr": 0.05, "max_grad_norm": 0.0, "weight_decay": 0.0}
     site, _, w = hospital(method="scaffold", training=training, scaffold={"optimizer": "sgd"})
-    own = {name: torch.zeros_like(value) for name, value in w.items()}
+    c_i = {name: torch.zeros_like(value) for name, value in w.items()}
     for t, common in ((1, 0.0), (2, 0.002)):
         reply, update = site.train(with_control(w, common), 1, t)
         assert reply.status == "ok", reply.reason
         assert update.keys() == with_control(w, 0).keys()
         for name in w:
-            fresh = own[name] - common - update[name] / (3 * 0.05)
-            torch.testing.assert_close(update[f"control.{name}"], fresh - own[name], rtol=1e-3, atol=2e-6)
-            own[name] = own[name] + update[f"control.{name}"]
+            fresh = c_i[name] - common - update[name] / (3 * 0.05)
+            torch.testing.assert_close(update[f"control.{name}"], fresh - c_i[name], rtol=1e-3, atol=2e-6)
+            c_i[name] = c_i[name] + update[f"control.{name}"]
     state = state_of(tmp_path).read(version(1, 2))[0]
-    assert all(torch.allclose(state[f"control.{name}"], own[name], atol=1e-7) for name in w)
-    assert max(float(value.abs().max()) for value in own.values()) > 1e-4
+    assert all(torch.allclose(state[f"control.{name}"], c_i[name], atol=1e-7) for name in w)
+    assert max(float(value.abs().max()) for value in c_i.values()) > 1e-4
 
 
 def test_fedprox_without_its_weight_and_scaffold_without_a_control_are_fedavg_to_the_bit(hospital):
@@ -143,8 +145,8 @@ def test_a_site_fine_tunes_once_after_the_last_round_and_keeps_that_beside_the_s
     again, _ = site.close(w, 9, evaluate=True)
     assert again.payload["scores"] == first.payload["scores"], "done again, it starts from the shared adapter"
 
-    found = saved_learner(tmp_path / "state" / "run" / "site-1", None, "run", 2).private
-    assert found.keys() == tuned.keys() and all(torch.equal(value, tuned[name]) for name, value in found.items())
+    saved = saved_learner(tmp_path / "state" / "run" / "site-1", None, "run", 2).private
+    assert saved.keys() == tuned.keys() and all(torch.equal(value, tuned[name]) for name, value in saved.items())
     for folder, message in (("run/site-2", "no fine-tuned adapter"), ("other/site-1", "run other")):
         with pytest.raises(ConfigError, match=message):
             saved_learner(tmp_path / "state" / folder, None, "run", 2)
@@ -156,9 +158,7 @@ def test_a_real_site_refuses_centralised_training_before_it_reads_anything(hospi
     assert weights is None and not list((tmp_path / "state").iterdir())
 
 
-def test_the_centre_trains_on_the_training_visits_of_all_sites_and_scores_its_own(home, tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDTAR_HOME", str(home))
-    monkeypatch.delenv("FEDTAR_SITES", raising=False)
+def test_the_centre_trains_on_the_training_visits_of_all_sites_and_scores_its_own(without_site_files, tmp_path):
     sites = {name: Hospital(tmp_path, name, method="centralised") for name in ("site-1", "site-2")}
     greeted = {name: site.handshake("union", initial_site="site-1") for name, site in sites.items()}
     w = greeted["site-1"][1]
@@ -170,7 +170,7 @@ def test_the_centre_trains_on_the_training_visits_of_all_sites_and_scores_its_ow
 
 
 @pytest.fixture(scope="module")
-def alone(place):
+def local_sites(place):
     """Sites that have trained for a round without the server's weights, by run id, and the common start."""
     sites = {}
     for run_id, fresh in (("many", True), ("one", False)):  # a process for each task, and one for all
@@ -182,8 +182,8 @@ def alone(place):
     return sites, w
 
 
-def test_a_site_s_adapter_goes_on_from_task_to_task_and_nothing_comes_down(alone, place):
-    sites, w = alone
+def test_a_site_s_adapter_goes_on_from_task_to_task_and_nothing_comes_down(local_sites, place):
+    sites, w = local_sites
     many, one = (state_of(place, run_id) for run_id in sites)
     versions = [many.read(at)[0] for at in (version(0, 0), *(version(1, t) for t in range(1, T + 1)))]
     assert all(torch.equal(versions[0][n], w[n]) for n in w)
@@ -193,8 +193,8 @@ def test_a_site_s_adapter_goes_on_from_task_to_task_and_nothing_comes_down(alone
     assert reply.status == "error" and "tensors in task 'train', in which none come down" in reply.reason
 
 
-def test_validation_and_scores_are_of_the_site_s_own_adapter_which_a_resumed_run_needs(alone, place):
-    (many, one), w = alone[0].values(), alone[1]
+def test_validation_and_scores_are_of_the_site_s_own_adapter_which_a_resumed_run_needs(local_sites, place):
+    (many, one), w = local_sites[0].values(), local_sites[1]
     after = version(1, T)
     closed, tensors = one.close(None, 1, evaluate=True, run_id="one")
     learner, own = one.executor.strategy.learner, state_of(place, "one").read(after)[0]

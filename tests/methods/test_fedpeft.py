@@ -37,9 +37,9 @@ def test_each_kind_trains_what_it_sends_and_nothing_else(site_of, kind):
     shared = {id(p) for p in shared_parameters(learner.model).values()}
     for name, parameter in learner.model.named_parameters():
         assert id(parameter) in shared or torch.equal(parameter, before[name]), name
-    whole = [n for n in update if n.startswith(("encoder.", "pooling.", "projection."))]
-    assert bool(whole) is (kind == "none") and len(whole) in (0, len(update))
-    METHOD.contract.check_names(METHOD.contract.task("train"), {n: v for n, v in update.items() if n not in whole})
+    maps = [n for n in update if n.startswith(("encoder.", "pooling.", "projection."))]
+    assert bool(maps) is (kind == "none") and len(maps) in (0, len(update))
+    METHOD.contract.check_names(METHOD.contract.task("train"), {n: v for n, v in update.items() if n not in maps})
     assert bool(reply.payload["adapter_config"]) is (kind in ("adalora", "vera", "loha"))
     closing, _ = site.close({n: w[n] + update[n] for n in w}, 1, evaluate=True)
     assert closing.numbers["validation_loss"] > 0 and closing.payload["scores"]
@@ -53,12 +53,10 @@ def test_adalora_s_penalty_is_that_of_factors_that_are_not_orthonormal(site_of):
     for parameter in factors.values():
         parameter.grad = None
     learner.after_backward({})
-    norms = []
-    for name, p in factors.items():
-        rows = p.detach().double() if name.endswith("A") else p.detach().double().T
-        norms.append((rows, (rows @ rows.T - torch.eye(len(rows))).norm()))
-    for (name, parameter), (rows, norm) in zip(factors.items(), norms, strict=True):
-        by_hand = 0.5 / len(factors) * 2 * (rows @ rows.T - torch.eye(len(rows), dtype=torch.float64)) @ rows / norm
+    for name, parameter in factors.items():
+        rows = parameter.detach().double() if name.endswith("A") else parameter.detach().double().T
+        excess = rows @ rows.T - torch.eye(len(rows), dtype=torch.float64)
+        by_hand = 0.5 / len(factors) * 2 * excess @ rows / excess.norm()
         wanted = by_hand if name.endswith("A") else by_hand.T
         torch.testing.assert_close(parameter.grad.double(), wanted, rtol=1e-4, atol=1e-7)
 
@@ -138,6 +136,6 @@ BYTES = {
 
 def test_bytes_of_an_exchange_of_the_small_model():
     everything = ["*", "!*embed*", "!decoder.lm_head.*", "!decoder.transformer.w[tp]e.*"]
-    found = {kind: 4 * values(kind) for kind in KINDS if kind != "none"}
-    found |= {"r2gengpt": 4 * values("none", MAPS), "everything": 4 * values("none", everything)}
-    assert found == BYTES, found
+    sizes = {kind: 4 * values(kind) for kind in KINDS if kind != "none"}
+    sizes |= {"r2gengpt": 4 * values("none", MAPS), "everything": 4 * values("none", everything)}
+    assert sizes == BYTES

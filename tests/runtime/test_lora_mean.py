@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.methods.fedtar.events import EVENTS
-from fedtar_flare.methods.fedtar.policy import AlphaPolicy, hypergradient, t_numbers
+from fedtar_flare.methods.fedtar.policy import AlphaPolicy, hypergradient
+from fedtar_flare.methods.fedtar.release import t_numbers
 from fedtar_flare.protocol.lora_ranks import lowered, padded, pairs, sent_shapes, shapes_as_sent
 from fedtar_flare.protocol.messages import ok
 from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN

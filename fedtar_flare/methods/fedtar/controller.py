@@ -70,10 +70,9 @@ class TemporalResidualServer(ServerStrategy):
         validated = {site: reply for site, reply in replies.items() if "validation_loss" in reply.numbers}
         numbers = {site: reply.payload.get("t_numbers") for site, reply in validated.items()}
         sent = {site: values for site, values in numbers.items() if values is not None}
+        missed = "it trained at no step, or did not receive every step of this round"
         left_out = closing.missing | dict.fromkeys(replies.keys() - validated.keys(), "no validation patient")
-        left_out |= dict.fromkeys(
-            numbers.keys() - sent.keys(), "it trained at no step, or did not receive every step of this round"
-        )
+        left_out |= dict.fromkeys(numbers.keys() - sent.keys(), missed)
         gradient_norm: float | None = None
         floored: list[int] = []
         if sent and bool(taken.any()) and self.policy.alpha_form not in FIXED:
@@ -107,10 +106,10 @@ class TemporalResidualServer(ServerStrategy):
         """T numbers come with a validation loss, and there are T of them."""
         super().check_content(reply)
         numbers = reply.payload.get("t_numbers")
-        if numbers is None:
-            return  # it missed a step of the round, trained at none, or has no validation patient
-        if "validation_loss" not in reply.numbers or len(numbers) != (steps := len(self.steps(reply.round))):
-            raise ExchangeError(f"it did not send {steps} T numbers with a validation loss")
+        if numbers is not None and (
+            "validation_loss" not in reply.numbers or len(numbers) != len(self.steps(reply.round))
+        ):
+            raise ExchangeError(f"it did not send {len(self.steps(reply.round))} T numbers with a validation loss")
 
     # ------------------------------------------------------------------ state and record
     def on_start(self) -> None:

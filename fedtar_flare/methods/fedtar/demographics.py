@@ -29,7 +29,7 @@ def profiles(samples: Sequence[Sample], key: bytes, median_age: float | None, fi
     """``v_p = [hash(id), age / 100, sex]`` (FedTAR, Eq. 2) at each sample's visit: float64 (N, P), P named ``fields``.
 
     The hash of the identifier, in [0, 1], is by the site's secret ``key``. ``median_age`` (years) stands for an unknown
-    age. Sex ``F`` is 0, ``M`` 1, anything else 0.5. Raises DataError ``age-out-of-range`` outside 0 to 130 years.
+    age. Sex ``F`` is 0, ``M`` 1, anything else 0.5.
     """
     rows = np.empty((len(samples), len(fields)))
     for row, sample in zip(rows, samples, strict=True):
@@ -145,10 +145,7 @@ class DemographicMixture:
 
 
 def fit_mixture(cohort: Cohort, config: PatientConfig, seed: int) -> DemographicMixture:
-    """Fit the mixture on one profile per training patient, at the age of the first visit.
-
-    Without ``config.mixture`` nothing is fitted. Raises DataError ``no-training-patient``.
-    """
+    """Fit the mixture on one profile per training patient, at the age of the first visit, if ``config`` wants one."""
     samples = list(reversed(cohort.samples("train")))
     first = list({s.visit.patient_id: s for s in samples}.values())  # the first visit comes last, and stays
     if not first:

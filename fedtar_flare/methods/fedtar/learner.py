@@ -17,7 +17,7 @@ from fedtar_flare.core.globs import matches
 from fedtar_flare.core.tensor_file import without_prefix
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.imaging.batch import ImageBatch
-from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.learning.config import TrainingConfig
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig, SiteDiagnosis, load_head
@@ -40,21 +40,8 @@ class PatientLearner(ReportLearner):
     task: a federated model adapted at the site (`Yu et al., 2020 <https://arxiv.org/abs/2002.04758>`_). What travels
     and is validated is the server's.
 
-    Parameters
-    ----------
-    lora, training : LoRAConfig, TrainingConfig
-        As of :class:`ReportLearner`.
-    patient : PatientConfig
-        The patient part (Eq. 2 to 4).
-    mixture : DemographicMixture or None
-        Of this site's training patients; ConfigError where there is none and the patient part is on.
-    diagnosis : DiagnosisConfig, optional
-        Findings as prompts; by default none. Their head is the site's own, unless it is shared: then it is trained with
-        the shared adapter, at its own rate.
-    seed : int
-        Of the patient part's start too.
-    others
-        The other arguments of :class:`ReportLearner`.
+    ``mixture`` is of this site's training patients. With ``diagnosis``, findings are prompts; their head is the site's,
+    unless it is shared: then it is trained with the shared adapter, at its own rate.
     """
 
     knows_patients = True
@@ -64,7 +51,6 @@ class PatientLearner(ReportLearner):
     def __init__(
         self,
         *,
-        lora: LoRAConfig,
         patient: PatientConfig,
         training: TrainingConfig,
         mixture: DemographicMixture | None,
@@ -75,11 +61,11 @@ class PatientLearner(ReportLearner):
         if patient.enabled and mixture is None:
             raise ConfigError("the patient part is on and needs the site's demographic mixture; none was given")
         self._diagnosis, self._seed = diagnosis or DiagnosisConfig(), seed
-        super().__init__(lora=lora, training=training, seed=seed, **others)
+        super().__init__(training=training, seed=seed, **others)
         self._mixture = mixture
         self.patient: PatientLoRA | None = None
         self.findings = SiteDiagnosis(self._diagnosis, self.generator) if self._diagnosis.on else None
-        self._own_head = None if self._diagnosis.shared else self.findings
+        self._site_head = None if self._diagnosis.shared else self.findings
         groups = []
         self._personal: dict[str, nn.Parameter] = {}  # what is trained besides the adapter
         if patient.enabled:
@@ -87,16 +73,15 @@ class PatientLearner(ReportLearner):
             self.patient = PatientLoRA(self.model, patient, rank=self.lora_rank, time_steps=steps, seed=seed)
             self._personal |= dict(self.patient.named_parameters())
             groups.append({"params": list(self._personal.values()), "lr": patient.lr})
-        if self._own_head is not None:
-            head = self._own_head.parameters
+        if self._site_head is not None:
+            head = self._site_head.parameters
             self._personal |= head
             groups.append({"params": list(head.values()), "lr": self._diagnosis.rate})
         if groups:
             self.personal_optimizer = adamw(groups, weight_decay=training.weight_decay)
-        self._keeps_local = patient.enabled and patient.local_adapter
+        self._stores_local = patient.enabled and patient.local_adapter
 
     def extend(self, generator: ReportGenerator) -> None:
-        """Add the diagnosis branch, where the decoder is prompted with findings."""
         extend(generator, self._extension)
 
     @property
@@ -105,11 +90,11 @@ class PatientLearner(ReportLearner):
 
     @property
     def has_personal_part(self) -> bool:
-        return self.patient is not None or self._own_head is not None
+        return self.patient is not None or self._site_head is not None
 
     @property
     def personal_part_acts(self) -> bool:
-        head = self._own_head is not None and self._own_head.learnt
+        head = self._site_head is not None and self._site_head.learnt
         return head or (self.patient is not None and self.patient.acts)
 
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
@@ -136,18 +121,12 @@ class PatientLearner(ReportLearner):
                 stack.enter_context(self.patient.adapt(q, steps))
                 if self.writes and self.local is not None:
                     stack.enter_context(swapped_weights(self.model, self.local, self.adapter))
-            if not personal and self._own_head is not None:
-                stack.enter_context(self._own_head.with_initial_head())
+            if not personal and self._site_head is not None:
+                stack.enter_context(self._site_head.with_initial_head())
             yield
 
     def phi(self, samples: Sequence[Sample]) -> np.ndarray:
-        """The patients' embeddings at their visits' ages and time step 1; for learners with a patient part.
-
-        Returns
-        -------
-        ndarray
-            phi, (N, d), float32.
-        """
+        """phi (N, d), float32, of patients at their visits' ages and time step 1; for learners with a patient part."""
         assert self.patient is not None and self._mixture is not None
         weight = self.patient.projection.weight
         with torch.no_grad():
@@ -156,7 +135,7 @@ class PatientLearner(ReportLearner):
         return phi.float().cpu().numpy()
 
     def shared_optimizer(self, parameters: Sequence[nn.Parameter], epochs: float) -> torch.optim.Optimizer:
-        """As of :class:`ReportLearner`, with a head that is shared at its own rate."""
+        """With a head that is shared at its own rate."""
         if self.findings is None or not self._diagnosis.shared:
             return super().shared_optimizer(parameters, epochs)
         head = set(self.findings.parameters.values())
@@ -167,9 +146,9 @@ class PatientLearner(ReportLearner):
         return adamw(groups, weight_decay=self.training.weight_decay)
 
     def train(self, steps: int | Collection[int] | None, *args: Any, **kwargs: Any) -> Trained:
-        """As of :class:`ReportLearner`; where the head is exchanged, its rows of rare findings are 0 in the update."""
+        """Where the head is exchanged, its rows of rare findings are 0 in the update."""
         trained = super().train(steps, *args, **kwargs)
-        if self._keeps_local:
+        if self._stores_local:
             self.local = {name: value for name, value in self.shared().items() if not matches(name, [HEAD_NAMES])}
         if self.findings is None or self.training.noise_multiplier is not None:  # noise covers what zeros would say
             return trained
@@ -180,14 +159,12 @@ class PatientLearner(ReportLearner):
         return tuple(self._personal.values())
 
     def private(self) -> dict[str, Tensor]:
-        """The patient part, the head, and their optimiser."""
         if self.personal_optimizer is None:
             return {}
         state: dict[str, Tensor] = {} if self.patient is None else self.patient.state_dict(prefix=_PREFIX)
-        for name, value in (self.local or {}).items():
-            state[f"{_LOCAL}{name}"] = value
-        if self._own_head is not None:
-            state |= self._own_head.state()
+        state |= {f"{_LOCAL}{name}": value for name, value in (self.local or {}).items()}
+        if self._site_head is not None:
+            state |= self._site_head.state()
         return state | optimizer_state(self.personal_optimizer, self._personal)
 
     def load_private(self, state: Mapping[str, Tensor]) -> None:
@@ -197,7 +174,6 @@ class PatientLearner(ReportLearner):
         load_optimizer_state(self.personal_optimizer, self._personal, self._with_new_steps(state))
 
     def load_for_writing(self, state: Mapping[str, Tensor]) -> None:
-        """The patient part, the head, and the shared factors as the site last trained them."""
         if self.patient is not None:
             self.patient.load_state_dict(without_prefix(self._with_new_steps(state), _PREFIX))
         self.local = without_prefix(state, _LOCAL) or None
@@ -212,5 +188,4 @@ class PatientLearner(ReportLearner):
         return state
 
     def describe(self) -> dict[str, Any]:
-        extension = {} if self.findings is None else {"extension": self._extension}
-        return super().describe() | extension
+        return super().describe() | ({} if self.findings is None else {"extension": self._extension})

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import Settings, build
@@ -45,14 +43,14 @@ CONTRACT = Contract(
 )
 
 _DIAGNOSIS = {"labeler": "auto", "candidates": 8, "complete": True}
-ALONE_PRESETS = {"small": SMALL | {"diagnosis": _DIAGNOSIS}}
+UNSHARED_PRESETS = {"small": SMALL | {"diagnosis": _DIAGNOSIS}}
 """Presets of a method with the patient part that shares nothing.
 
 With synthetic data the decoder is prompted with findings; a report that does not state them is searched for once more,
 and one that still omits some is completed (docs/research/experiments.md).
 """
 
-PATIENT_PRESETS = ALONE_PRESETS | {
+PATIENT_PRESETS = UNSHARED_PRESETS | {
     "small": SMALL | {"diagnosis": _DIAGNOSIS | {"shared": "auto", "epochs": 3.0}, "patient": {"local_adapter": True}}
 }
 """Presets of every other method with the patient part. With synthetic data the head that reads the findings is shared,
@@ -72,11 +70,7 @@ PATIENT_SETTINGS: dict[str, type[Settings]] = {"patient": PatientConfig, "diagno
 
 
 def saved_learner(folder: Path, key: bytes | None, run_id: str, round_: int) -> SavedLearner:
-    """The patient part that a site had at the end of a round.
-
-    Raises ConfigError where the state is of another run or round, or the key is missing or wrong; StateError where the
-    state is missing or damaged.
-    """
+    """The patient part that a site had at the end of a round; a real site's needs its key."""
     state = state_of_run(folder, run_id, "patient part")
     mixture, about = read_mixture(state)
     private = state.read(trained_version(state, round_, about["time_steps"], "patient part"))[0]
@@ -85,20 +79,13 @@ def saved_learner(folder: Path, key: bytes | None, run_id: str, round_: int) -> 
         "lora": LoRAConfig(rank=about["rank"]),
         "mixture": mixture,
     }
-    return SavedLearner(
-        PatientLearner, settings, private, about["time_steps"], _matching_key(about, key), state.precision
-    )
-
-
-def _matching_key(about: Mapping[str, Any], key: bytes | None) -> bytes:
-    if key is not None:
-        if key_check(key) != about["key"]:
-            raise ConfigError("this is not the key with which the site's state was made; restore it from its backup")
-        return key
-    for simulated in (synthetic_key(about["seed"], about["site"]), derived_key(about["site"])):
-        if key_check(simulated) == about["key"]:
-            return simulated
-    raise ConfigError("the patient part of a real site needs the site's hash key: --key STATE/fedtar.key")
+    keys = [synthetic_key(about["seed"], about["site"]), derived_key(about["site"])] if key is None else [key]
+    matching = [key for key in keys if key_check(key) == about["key"]]
+    if not matching and key is None:
+        raise ConfigError("the patient part of a real site needs the site's hash key: --key STATE/fedtar.key")
+    if not matching:
+        raise ConfigError("this is not the key with which the site's state was made; restore it from its backup")
+    return SavedLearner(PatientLearner, settings, private, about["time_steps"], matching[0], state.precision)
 
 
 METHOD = Method(

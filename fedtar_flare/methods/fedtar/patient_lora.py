@@ -58,14 +58,11 @@ class PatientLoRA(nn.Module):
     It is not a submodule of the PEFT model: its ``state_dict()`` is exactly the site's private state, with names
     ``projection.*``, ``time_embedding`` and ``hypernetworks.{weight,bias}``, whose rows make ``A_p^T`` of each layer,
     sorted by its path, then ``B_p^T`` of each. It takes the device and precision of the LoRA factors; whoever moves the
-    PEFT model moves this module likewise. The global random state is neither read nor changed.
+    PEFT model moves this module likewise.
 
     Inside :meth:`adapt` each PEFT LoRA layer runs one fused pass for the shared and the patient part; outside of it the
-    layers run PEFT's own forward, the shared part alone.
-
-    ``config.scale`` is s_p of Eq. 4, ``config.q_length`` the length of q, ``rank`` r of A_p and B_p, ``time_steps`` T,
-    ``embedding_dim`` d, the length of phi. Raises ConfigError, which names the layer, where the model has no LoRA layer
-    or one that is not plain LoRA (dropout, a variant such as DoRA) on ``nn.Linear`` or transformers' ``Conv1D``.
+    layers run PEFT's own forward, the shared part alone. ``config.scale`` is s_p of Eq. 4, ``rank`` r of A_p and B_p,
+    ``time_steps`` T, ``embedding_dim`` d, the length of phi.
     """
 
     def __init__(
@@ -142,9 +139,7 @@ class PatientLoRA(nn.Module):
         """
         for name, layer in self._layers:
             if layer.merged:
-                raise ConfigError(
-                    f"layer {name}: the shared LoRA is merged into the base weight; call unmerge_adapter() first"
-                )
+                raise ConfigError(f"layer {name}: the shared LoRA is merged into the base weight")
         weight = self.projection.weight
         if self.config.constant_q:
             q = torch.full_like(q, 1 / self.config.q_length)
@@ -175,8 +170,7 @@ class PatientLoRA(nn.Module):
         if x.dim() < 2 or x.shape[0] % samples:
             raise DataError(
                 f"layer {name}: an input of shape {tuple(x.shape)} does not divide into the {samples} samples of "
-                "this batch; its leading dimension must be a multiple of them (a layer that works on something else "
-                "than samples does not belong into the LoRA targets)",
+                "this batch; leave a layer that works on something else than samples out of the LoRA targets",
                 reason="adapter-batch",
             )
         down, up = self._factors(batch)[index]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 
 import torch
 from torch import nn
@@ -23,15 +22,12 @@ from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.runtime.training import ProductMean
 
-__all__ = ["t_numbers"]
-
 ALPHA_FLOOR = 1e-5
 """A step whose alpha_t is below this leaves w unchanged, and its gradient is 0.
 
 Much smaller alphas would change some float32 values and not others: sites refuse such a broadcast
-(:func:`~fedtar_flare.methods.fedtar.release.require_spread`).
+(:func:`.release.require_spread`).
 """
-
 
 FIXED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "uniform": lambda t: torch.ones_like(t) / len(t),
@@ -45,8 +41,7 @@ def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, to
 
     Takes the master weights w_{t-1}, float32, and ``wbar_t - w_{t-1}`` (Eq. 6), by the same names and shapes. Returns
     w_t, rounded once, and ``||w_t - w_{t-1}||`` as measured: alpha_t times the norm of the mean (Theorem 2) up to
-    float32's rounding; a clear difference means that part of the step is lost. Raises :class:`ExchangeError`, which
-    names a tensor that is not finite after the step. A mean of products makes its own step (:class:`ProductMean`).
+    float32's rounding. A mean of products makes its own step (:class:`ProductMean`).
     """
     if isinstance(mean, ProductMean):
         return mean.step(w, alpha)
@@ -65,8 +60,7 @@ class AlphaPolicy(nn.Module):
     """alpha_1..alpha_T from psi: a learnable table of time embeddings and one hidden ReLU layer (Eq. 8), in float64.
 
     With ``time_embedding: age``, sinusoids of a step's age (:func:`ages`) replace the table, whose rows T may exceed.
-    :data:`FIXED` forms do not depend on psi. ``embedding_dim`` is d_psi, the width of the time embeddings and of the
-    hidden layer. The global random state is neither read nor changed.
+    :data:`FIXED` forms do not depend on psi. ``embedding_dim`` is d_psi, the width of time embeddings and hidden layer.
     """
 
     def __init__(self, time_steps: int, config: AlphaConfig, *, embedding_dim: int = 32, seed: int = 0):
@@ -77,8 +71,7 @@ class AlphaPolicy(nn.Module):
         def draw(*shape: int, scale: float) -> nn.Parameter:
             return nn.Parameter(torch.randn(*shape, generator=generator, dtype=torch.float64) * scale)
 
-        d = embedding_dim
-        self.time_steps, self.embedding_dim = time_steps, d
+        self.time_steps, self.embedding_dim = time_steps, (d := embedding_dim)
         self.embedding = draw(time_steps, d, scale=1.0) if config.time_embedding == "table" else None
         self.hidden_weight = draw(d, d, scale=math.sqrt(2 / d))
         self.hidden_bias = nn.Parameter(torch.zeros(d, dtype=torch.float64))
@@ -108,42 +101,8 @@ def ages(steps: int, width: int) -> torch.Tensor:
     return math.sqrt(2) * torch.cat([angles.sin(), angles.cos()], 1)
 
 
-def t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
-    """The T numbers of a site, ``<g, w_t - w_{t-1}>`` for t = 1..T, in float64.
-
-    Parameters
-    ----------
-    gradient : Tensors
-        g, the gradient of the site's validation loss at w_T.
-    broadcasts : sequence of Tensors
-        w_0..w_T as the site received them, with g's names and shapes.
-
-    Returns
-    -------
-    list of float
-        T inner products.
-
-    Raises
-    ------
-    ExchangeError
-        A number is not finite; the message names its tensor and step.
-    """
-    numbers = []
-    for t, (before, after) in enumerate(pairwise(broadcasts), start=1):
-        parts = []
-        for name in sorted(gradient):
-            parts.append(float((gradient[name].double() * (after[name].double() - before[name].double())).sum()))
-            if not math.isfinite(parts[-1]):
-                raise ExchangeError(f"tensor '{name}': its part of the T number of step {t} is not finite")
-        numbers.append(math.fsum(parts))
-    return numbers
-
-
 def pool_t_numbers(numbers: Mapping[str, Sequence[float]], reports: Mapping[str, int]) -> torch.Tensor:
-    """Mean of the sites' T numbers (T of each), weighted by their counts of validation reports: (T,), float64.
-
-    Sites are summed in sorted order.
-    """
+    """Mean of the sites' T numbers (T of each), weighted by their counts of validation reports: (T,), float64."""
     total = sum(reports[site] for site in numbers)
     pooled = torch.zeros(len(numbers[min(numbers)]), dtype=torch.float64)
     for site in sorted(numbers):
@@ -155,8 +114,7 @@ def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tens
     """dL/dalpha (T,) from the T numbers (see the head of this file), exact in float64.
 
     ``alphas`` (T,) are the round's, ``taken`` (T,) says which steps were taken: a skipped step has no factor in the
-    products. The result is 0 at skipped steps, and at those that :func:`floored_steps` names. FedTAR, Eq. 7 and 8;
-    supplement, Eq. 16 to 19, without their matrix S.
+    products. The result is 0 at skipped and floored steps. FedTAR, Eq. 7 and 8; supplement, Eq. 16 to 19.
     """
     alphas, numbers = alphas.detach().double(), numbers.detach().double()
     floored = floored_steps(alphas, taken)

@@ -1,4 +1,4 @@
-"""Limits on what a site reveals of its validation gradient: few, coarse T numbers, and only along wide steps.
+"""T numbers, and limits on what they reveal of a site's validation gradient: few, coarse, and only along wide steps.
 
 An inner product with a step that the server chooses is a question about the gradient. A step that changes one value
 asks for that value; two steps that differ in one value ask for it by subtraction. So a step must spread over many
@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from fedtar_flare.core.errors import ExchangeError
-from fedtar_flare.methods.fedtar.policy import t_numbers
 from fedtar_flare.protocol.exchange import Tensors, euclidean_norm
 
 LEAST_SPREAD = 0.01
@@ -28,11 +27,24 @@ MOST_SHARE = 0.1
 """Most T numbers of a run, as a share of the number of values in the gradient."""
 
 
-def require_spread(before: Tensors, after: Tensors) -> None:
-    """Raise :class:`ExchangeError` where a broadcast differs from the one before in few values (but in more than none).
+def t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
+    """The T numbers of a site, ``<g, w_t - w_{t-1}>`` for t = 1..T, in float64.
 
-    Both have the names and shapes of the exchange.
+    Takes g, the gradient of the site's validation loss at w_T, and w_0..w_T as received, by g's names and shapes.
     """
+    numbers = []
+    for t, (before, after) in enumerate(pairwise(broadcasts), start=1):
+        parts = []
+        for name in sorted(gradient):
+            parts.append(float((gradient[name].double() * (after[name].double() - before[name].double())).sum()))
+            if not math.isfinite(parts[-1]):
+                raise ExchangeError(f"tensor '{name}': its part of the T number of step {t} is not finite")
+        numbers.append(math.fsum(parts))
+    return numbers
+
+
+def require_spread(before: Tensors, after: Tensors) -> None:
+    """Raise :class:`ExchangeError` where a broadcast differs from the one before in few values (but more than none)."""
     values, absolute, squares = 0, 0.0, 0.0
     for name in sorted(after):
         change = (after[name].double() - before[name].double()).abs()
@@ -44,10 +56,9 @@ def require_spread(before: Tensors, after: Tensors) -> None:
 
 
 def released_t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
-    """T numbers (:func:`.policy.t_numbers`), each rounded to a multiple of its resolution.
+    """:func:`t_numbers`, each rounded to a multiple of its resolution, of steps that :func:`require_spread` lets pass.
 
     The resolution is rounded down to a power of two, so that it reveals the gradient's norm within a factor of two.
-    Raises :class:`ExchangeError` as :func:`require_spread`.
     """
     numbers, length = t_numbers(gradient, broadcasts), euclidean_norm(gradient)
     released = []

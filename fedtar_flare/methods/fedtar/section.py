@@ -1,15 +1,26 @@
-"""FedTAR's sections of the run page: alpha over rounds with its outer steps, and the residual steps."""
+"""FedTAR's sections of the run page, alpha and the residual steps; and a site's own page of its patients' phi."""
 
 from __future__ import annotations
 
-from markupsafe import Markup
+from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
+
+from fedtar_flare.core.files import PRIVATE, write_text
+from fedtar_flare.data.cohort import Sample
 from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
 from fedtar_flare.methods.fedtar.policy import FIXED
 from fedtar_flare.reporting.format import number, significant
+from fedtar_flare.reporting.groups import AGES, age_of, sex_of
 from fedtar_flare.reporting.plots import Chart, Guide, Series
+from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, charts, left_out, norms, over_steps, table
+from fedtar_flare.reporting.tsne import scatter, tsne
+
+MOST_POINTS = 500
+"""Most patients on the page of phi: t-SNE of more takes longer than a second or two."""
 
 
 def alpha(run: Run) -> Section:
@@ -26,10 +37,16 @@ def alpha(run: Run) -> Section:
     elif kind in FIXED:
         bounds, form = f"not learnt ({kind})", "Here it is not learnt."
     uniform = [] if sigmoid or not steps else [Guide(1 / steps, "1/T")]
+    values, changes = [], []
+    for t in range(steps):
+        reached = [(r, row[t], f"step {t + 1} after round {r}: {row[t]:.4f}") for r, row in alphas if t < len(row)]
+        values.append(Series(f"step {t + 1}", reached, "step", t))
+        moved = [(r, value - alphas[0][1][t], tip) for r, value, tip in reached]
+        changes.append(Series(f"step {t + 1}", moved, "step", t))
     figures = [
         Chart(
             f"Alpha per time step, {bounds}",
-            [_line(alphas, t) for t in range(steps)],
+            values,
             x_label="round",
             y_label="alpha",
             y_range=(0.0, 1.0),
@@ -37,18 +54,23 @@ def alpha(run: Run) -> Section:
         ),
         Chart(
             "Change of alpha since the start",
-            [_line(alphas, t, since_start=True) for t in range(steps)],
+            changes,
             x_label="round",
             y_label="alpha − initial alpha",
             guides=[Guide(0.0, "")],
         ),
     ]
+    outers = run.events(Outer)
+    rows = [(str(event.round), significant(event.psi_grad_norm), _text(event.alpha_after)) for event in outers]
+    head = ("round", "‖gradient of psi‖", "alpha after it, steps 1 to T")
+    steps_taken = table(head, rows, left={2}, empty="No round is complete.")
+    steps_taken += left_out([(event.round, event.left_out) for event in outers])
     lead = (
         f"How much of each visit step's residual enters the shared adapter (Eq. 7 and 8). {form} Once per round alpha "
         "moves along the gradient of the validation loss, from T numbers that each site sends."
     )
     lines = (("alpha, steps 1 to T", f"{_text(alphas[0][1])} -> {_text(alphas[-1][1])}"),) if alphas else ()
-    return Section("alpha", "Alpha", lead, charts(figures) + _outer_steps(run), lines, optimisation=True)
+    return Section("alpha", "Alpha", lead, charts(figures) + steps_taken, lines, optimisation=True)
 
 
 def residual(run: Run) -> Section:
@@ -64,23 +86,21 @@ def residual(run: Run) -> Section:
 SECTIONS = (alpha, residual)
 
 
-def _line(alphas: list[tuple[int, list[float]]], t: int, since_start: bool = False) -> Series:
-    points = [
-        (r, values[t] - (alphas[0][1][t] if since_start else 0.0), f"step {t + 1} after round {r}: {values[t]:.4f}")
-        for r, values in alphas
-        if t < len(values)
-    ]
-    return Series(f"step {t + 1}", points, "step", t)
-
-
-def _outer_steps(run: Run) -> Markup:
-    outers = run.events(Outer)
-    rows = [(str(event.round), significant(event.psi_grad_norm), _text(event.alpha_after)) for event in outers]
-    head = ("round", "‖gradient of psi‖", "alpha after it, steps 1 to T")
-    return table(head, rows, left={2}, empty="No round is complete.") + left_out(
-        [(event.round, event.left_out) for event in outers]
-    )
-
-
 def _text(values: list[float]) -> str:
     return " ".join(map(number, values))
+
+
+def write_phi_page(folder: Path, site: str, round_: int, samples: Sequence[Sample], phi: np.ndarray) -> Path:
+    """Write ``phi.html``, for its owner alone: t-SNE of N patients' ``phi`` (N, d) by age and sex (FedTAR, Fig. 3)."""
+    ages, sexes = [age_of(sample) for sample in samples], [sex_of(sample) for sample in samples]
+    plane, figures = tsne(phi).tolist(), []
+    for title, kinds, labels in (
+        ("By age, years", [name for *_, name in AGES], ages),
+        ("By sex", ["women", "men"], sexes),
+    ):
+        colours = {**dict(zip(kinds, range(6), strict=False)), "unknown": 6}
+        points = [(x, y, label) for (x, y), label in zip(plane, labels, strict=True)]
+        groups = {kind: (i, [point for point in points if point[2] == kind]) for kind, i in colours.items()}
+        figures.append(scatter(title, groups).figure())
+    text = render("phi_page.html", site=site, round=round_, n=len(phi), figures=figures, kind="")
+    return write_text(folder / "phi.html", text, PRIVATE)

@@ -18,7 +18,9 @@ from fedtar_flare.methods.fedtar.config import EMBEDDING_DIM
 from fedtar_flare.methods.fedtar.demographics import DemographicMixture, fit_mixture
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.release import MOST_SHARE, released_t_numbers, require_spread
+from fedtar_flare.methods.fedtar.section import MOST_POINTS, write_phi_page
 from fedtar_flare.protocol.contract import HEAD_NAMES
+from fedtar_flare.reporting.tsne import FEWEST
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.task import Task
@@ -32,10 +34,7 @@ if TYPE_CHECKING:
 
 
 class PatientSite(ReportSite):
-    """Trains a report generator with the patient-adaptive part, whose mixture it fits at the handshake.
-
-    Arguments as :class:`.ReportSite`.
-    """
+    """Trains a report generator with the patient-adaptive part, whose mixture it fits at the handshake."""
 
     @staticmethod
     def resolve(settings: RunSettings, source: str) -> RunSettings:
@@ -47,12 +46,11 @@ class PatientSite(ReportSite):
 
     def check(self) -> None:
         """Refuse settings that need an exchange where the method shares nothing."""
-        if self.method.contract.shares:
-            return
-        if self.settings.given.diagnosis.shared:
-            raise ConfigError(f"diagnosis.shared: with method '{self.method.name}' nothing is shared")
-        if self.settings.patient.local_adapter:
-            raise ConfigError(f"patient.local_adapter: with method '{self.method.name}' there is no other adapter")
+        method = self.method
+        if self.settings.given.diagnosis.shared and not method.contract.shares:
+            raise ConfigError(f"diagnosis.shared: with method '{method.name}' nothing is shared")
+        if self.settings.patient.local_adapter and not method.contract.shares:
+            raise ConfigError(f"patient.local_adapter: with method '{method.name}' there is no other adapter")
 
     def extend(self, model: ReportGenerator) -> None:
         extend(model, self.settings.diagnosis.extension(self.settings.model, self.seed))
@@ -77,7 +75,6 @@ class PatientSite(ReportSite):
         return replace(request, learning_rate=learning_rate, beams={**request.beams, **beams})
 
     def learner_settings(self, task: Task) -> dict[str, Any]:
-        """The patient part, and the mixture that the handshake fitted."""
         mixture = read_mixture(task.state)[0] if self.settings.patient.enabled else None
         return {"patient": self.settings.patient, "mixture": mixture, "diagnosis": self.settings.diagnosis}
 
@@ -121,15 +118,13 @@ class PatientSite(ReportSite):
 
     def evaluate(self, task: Task, learner: ReportLearner) -> dict[str, Any]:
         """After the last round also write the site's own page of its patients' phi."""
-        from fedtar_flare.methods.fedtar.phi_page import MOST, write_phi_page
-        from fedtar_flare.reporting.tsne import FEWEST
-
         payload, header = super().evaluate(task, learner), task.header
-        first = {s.visit.patient_id: s for s in reversed(learner.cohort.samples("train"))}
-        samples = [*first.values()][:: -(-len(first) // MOST) or 1]
-        if not isinstance(learner, PatientLearner) or learner.patient is None or self.settings.patient.constant_q:
+        last = bool(payload) and header.round == header.rounds and not self.settings.patient.constant_q
+        if not last or not isinstance(learner, PatientLearner) or learner.patient is None:
             return payload
-        if payload and header.round == header.rounds and len(samples) >= FEWEST:
+        first = {s.visit.patient_id: s for s in reversed(learner.cohort.samples("train"))}
+        samples = [*first.values()][:: -(-len(first) // MOST_POINTS) or 1]
+        if len(samples) >= FEWEST:
             page = write_phi_page(task.state.folder, task.site.name, header.round, samples, learner.phi(samples))
             task.logger.info(f"t-SNE of phi, for this site alone: {page}")
         return payload
@@ -142,16 +137,11 @@ def read_mixture(state: SiteState) -> tuple[DemographicMixture, dict[str, Any]]:
 
 
 class FedTARSite(PatientSite):
-    """FedTAR at one site (Algorithm 1); arguments as :class:`.ReportSite`.
-
-    It trains on the visits of one time step at a time, and closes a round with the T numbers of the hypergradient
-    (Eq. 8).
-    """
+    """FedTAR at one site (Algorithm 1): trains at one time step at a time; T numbers close a round (Eq. 8)."""
 
     def steps_of(self, task: Task) -> int | Collection[int] | None:
         """Step t, with the steps that are replayed."""
-        header = task.header
-        return self.settings.temporal.steps(header.round, header.step, header.time_steps)
+        return self.settings.temporal.steps(task.header.round, task.header.step, task.header.time_steps)
 
     def on_weights(self, task: Task) -> None:
         """Store w_{t-1} for the T numbers, and remove those of other rounds (not earlier: a task may be repeated)."""
@@ -177,9 +167,8 @@ class FedTARSite(PatientSite):
         trained = any(name.startswith(f"{header.round:04d}-") for name in task.state.versions())
         if not complete or not trained or header.round * header.time_steps > MOST_SHARE * values:
             return {}, {"t_numbers": None}
-        gradient, path = aligned(
-            self.settings.lora.mean, self.lora.rank, validated.gradient, [*received, dict(task.weights)]
-        )
+        weights = [*received, dict(task.weights)]
+        gradient, path = aligned(self.settings.lora.mean, self.lora.rank, validated.gradient, weights)
         return {}, {"t_numbers": released_t_numbers(gradient, path)}
 
     def closed_from(self, task: Task) -> str:

@@ -28,13 +28,11 @@ def exact(mixture, rows):
     """Responsibilities by Bayes' rule, one density after the other, in extended precision."""
     wide = np.longdouble
     joint = np.zeros((len(rows), len(mixture.weights)), dtype=wide)
+    components = [*zip(mixture.weights, mixture.means, mixture.variances.astype(wide), strict=True)]
     for i, row in enumerate(rows.astype(wide)):
-        for k, (weight, mean, variance) in enumerate(
-            zip(mixture.weights, mixture.means, mixture.variances, strict=True)
-        ):
-            joint[i, k] = np.log(wide(weight))
-            for x, m, v in zip(row, mean, variance.astype(wide), strict=True):
-                joint[i, k] += -(np.log(2 * wide(np.pi) * v) + (x - m) ** 2 / v) / 2
+        for k, (weight, mean, variance) in enumerate(components):
+            terms = np.log(2 * wide(np.pi) * variance) + (row - mean) ** 2 / variance
+            joint[i, k] = np.log(wide(weight)) - terms.sum() / 2
     q = np.exp(joint - joint.max(1, keepdims=True))
     return q / q.sum(1, keepdims=True)
 
@@ -46,15 +44,10 @@ def fitted():
 
 @pytest.mark.parametrize(
     ("age", "sex", "median", "fields", "expected"),
-    [
-        (40, "M", 70, PROFILES[0], [0.4, 1.0]),
-        (0, "F", 70, PROFILES[0], [0.0, 0.0]),
-        (None, "F", 70, PROFILES[0], [0.7, 0.0]),
-        (None, None, None, PROFILES[0], [0.5, 0.5]),
-        (130, "O", None, PROFILES[0], [1.3, 0.5]),
-        (40, "M", None, PROFILES[1], [0.4, 1.0]),
-    ],
-)
+    [(40, "M", 70, PROFILES[0], [0.4, 1.0]), (0, "F", 70, PROFILES[0], [0.0, 0.0]),
+     (None, "F", 70, PROFILES[0], [0.7, 0.0]), (None, None, None, PROFILES[0], [0.5, 0.5]),
+     (130, "O", None, PROFILES[0], [1.3, 0.5]), (40, "M", None, PROFILES[1], [0.4, 1.0])],
+)  # fmt: skip
 def test_profile_is_equation_2_with_its_fallbacks(age, sex, median, fields, expected):
     identity = [identity_hash("p1", KEY)] if "hash" in fields else []
     assert profiles([sample(age, sex)], KEY, median, fields).tolist() == [identity + expected]
@@ -62,9 +55,9 @@ def test_profile_is_equation_2_with_its_fallbacks(age, sex, median, fields, expe
 
 @pytest.mark.parametrize("age", [430, -1, 130.5, float("nan"), float("inf")])
 def test_an_age_out_of_range_is_refused_and_stays_at_the_site(age):
-    for own, median in ((age, 50), (None, age)):
+    for of_visit, median in ((age, 50), (None, age)):
         with pytest.raises(DataError) as caught:
-            profiles([sample(own, "M")], KEY, median, PROFILES[1])
+            profiles([sample(of_visit, "M")], KEY, median, PROFILES[1])
         assert caught.value.reason == "age-out-of-range" and str(age) not in caught.value.public
 
 

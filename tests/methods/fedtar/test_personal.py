@@ -34,14 +34,8 @@ def run(cohort, tmp_path_factory):
 def left_by(cohort, place, diagnosis=None, precision="float32", lora_rank=None, **patient_settings):
     patient = PatientConfig(patients_per_component=1, **patient_settings)
     mixture = fit_mixture(cohort, patient, 5)
-    more = {
-        "patient": patient,
-        "mixture": mixture,
-        "diagnosis": diagnosis,
-        "precision": precision,
-        "lora_rank": lora_rank,
-    }
-    learner = learner_of(cohort, PatientLearner, seed=SEED, **more)
+    more = {"diagnosis": diagnosis, "precision": precision, "lora_rank": lora_rank}
+    learner = learner_of(cohort, PatientLearner, seed=SEED, patient=patient, mixture=mixture, **more)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in learner.personal_parameters():
@@ -64,18 +58,15 @@ def left_by(cohort, place, diagnosis=None, precision="float32", lora_rank=None, 
     info["fingerprint"] = with_fingerprint(described, config)["fingerprint"]
     write_adapter(place / "adapter", learner.exchanged({}), config, info)
     sample = cohort.samples("test")[0]
-    study = Study(
-        sample.visit.image, "ct", sample.visit.patient_id, sample.visit.age, sample.sex, time_step=sample.time_step
-    )
+    visit = sample.visit
+    study = Study(visit.image, "ct", visit.patient_id, visit.age, sample.sex, time_step=sample.time_step)
     return SimpleNamespace(adapter=place / "adapter", state=state, learner=learner, sample=sample, study=study)
 
 
 def with_info(run, folder, **changes):
     """The adapter with other words about itself."""
     info = json.loads((run.adapter / ADAPTER_INFO).read_text())
-    folder.mkdir()
-    for path in run.adapter.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(run.adapter, folder)
     (folder / ADAPTER_INFO).write_text(json.dumps(info | changes))
     return folder
 
@@ -98,35 +89,34 @@ def test_a_draft_is_what_the_site_s_own_learner_writes(cohort, run, tmp_path, mi
 def test_a_draft_is_written_in_the_precision_that_the_site_computed_in(cohort, tmp_path, precision):
     run = left_by(cohort, tmp_path, precision=precision)
     images = run.learner.images([run.sample])
-    mine = Drafter(run.adapter, state=run.state.folder, device="cpu")
-    assert mine.draft(run.study).text == run.learner.generate([run.sample], images)[0]
+    drafter = Drafter(run.adapter, state=run.state.folder, device="cpu")
+    assert drafter.draft(run.study).text == run.learner.generate([run.sample], images)[0]
     with torch.no_grad():
-        mine, site = (one.report_losses([run.sample], images) for one in (mine.site_model, run.learner))
-    torch.testing.assert_close(mine, site, rtol=0, atol=0)
+        losses = [model.report_losses([run.sample], images) for model in (drafter.site_model, run.learner)]
+    torch.testing.assert_close(*losses, rtol=0, atol=0)
 
 
-def test_a_draft_is_told_the_findings_by_the_site_s_own_head_and_without_its_state_by_the_first_one(cohort, tmp_path):
+def test_a_draft_reads_the_findings_of_the_site_s_head_and_without_its_state_of_the_first_one(cohort, tmp_path):
     run = left_by(cohort, tmp_path, DiagnosisConfig(labeler="synthetic"))
     images = run.learner.images([run.sample])
     personal, generic = (run.learner.generate([run.sample], images, on)[0] for on in (True, False))
-    mine = Drafter(run.adapter, state=run.state.folder, device="cpu")
-    assert mine.draft(run.study).text == personal
+    drafter = Drafter(run.adapter, state=run.state.folder, device="cpu")
+    assert drafter.draft(run.study).text == personal
     assert Drafter(run.adapter, device="cpu").draft(run.study).text == generic
-    for one, other in zip(mine.site_model.generator.diagnosis.parameters(),
-                          run.learner.generator.diagnosis.parameters(), strict=True):  # fmt: skip
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    heads = [[*model.generator.diagnosis.parameters()] for model in (drafter.site_model, run.learner)]
+    torch.testing.assert_close(*heads, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("rank", [None, 2])
-def test_a_draft_is_written_beside_the_adapter_as_the_site_trained_it_where_it_kept_that(cohort, tmp_path, rank):
+def test_a_draft_is_written_beside_the_adapter_as_the_site_trained_it_where_it_stored_that(cohort, tmp_path, rank):
     run = left_by(cohort, tmp_path, local_adapter=True, lora_rank=rank)
     shared, images = run.learner.shared(), run.learner.images([run.sample])
     beside_the_server_s = run.learner.generate([run.sample], images)[0]
     run.learner.load_shared(run.learner.local)
-    own = run.learner.generate([run.sample], images)[0]
-    mine = Drafter(run.adapter, state=run.state.folder, device="cpu")
-    assert mine.draft(run.study).text == own != beside_the_server_s
-    assert all(torch.equal(value, shared[name]) for name, value in mine.site_model.shared().items())
+    local = run.learner.generate([run.sample], images)[0]
+    drafter = Drafter(run.adapter, state=run.state.folder, device="cpu")
+    assert drafter.draft(run.study).text == local != beside_the_server_s
+    assert all(torch.equal(value, shared[name]) for name, value in drafter.site_model.shared().items())
 
 
 @pytest.mark.parametrize(

@@ -22,15 +22,14 @@ def exported(recipe, folder):
 
 def test_the_paper_s_preset_is_the_whole_setting(tmp_path):
     recipe = FedTARRecipe(preset="paper")
-    executor, controller = recipe.executor, recipe.controller
-    there, here = controller.strategy.settings, executor.strategy.settings
-    assert (controller.config.time_steps, there.server.eta, there.server.alpha_form) == (5, 1e-4, "softmax")
-    assert here.patient.scale == here.lora.alpha / here.lora.rank == 32.0
-    assert here.patient.time_conditioned is here.patient.common_start is False
-    assert here.temporal.replay == there.temporal.replay == "none" and here.training.schedule == "constant"
-    assert here.patient.profile == ("hash", "age", "sex")
-    assert here.training.lr == here.patient.lr == 1e-5
-    assert here.model.encoder_name == "microsoft/cvt-21-384-22k"
+    server, site = recipe.controller.strategy.settings, recipe.executor.strategy.settings
+    assert (recipe.controller.config.time_steps, server.server.eta, server.server.alpha_form) == (5, 1e-4, "softmax")
+    assert site.patient.scale == site.lora.alpha / site.lora.rank == 32.0
+    assert site.patient.time_conditioned is site.patient.common_start is False
+    assert site.temporal.replay == server.temporal.replay == "none" and site.training.schedule == "constant"
+    assert site.patient.profile == ("hash", "age", "sex")
+    assert site.training.lr == site.patient.lr == 1e-5
+    assert site.model.encoder_name == "microsoft/cvt-21-384-22k"
     server, site = exported(recipe, tmp_path)
     assert server["time_steps"] == 5 and server["settings"]["server"]["eta"] == 1e-4 and site["preset"] == "paper"
     site = site["settings"]
@@ -60,27 +59,19 @@ def test_a_preset_of_a_paper_reaches_every_method_and_says_where_each_value_come
 
 
 def test_explicit_settings_win_over_the_preset_s_and_leave_its_others():
-    recipe = FedTARRecipe(
-        preset="paper", time_steps=3, server={"eta": 5e-3}, patient={"scale": 2.0}, training={"lr": 3e-4}
-    )
-    executor, controller = recipe.executor, recipe.controller
-    there = controller.strategy.settings
-    assert (controller.config.time_steps, there.server.eta) == (3, 5e-3)
-    assert (executor.strategy.settings.patient.scale, executor.strategy.settings.patient.time_conditioned) == (
-        2.0,
-        False,
-    )
-    assert (executor.strategy.settings.training.lr, executor.strategy.settings.patient.lr) == (3e-4, 1e-5)
+    given = {"server": {"eta": 5e-3}, "patient": {"scale": 2.0}, "training": {"lr": 3e-4}}
+    recipe = FedTARRecipe(preset="paper", time_steps=3, **given)
+    server, site = recipe.controller.strategy.settings, recipe.executor.strategy.settings
+    assert (recipe.controller.config.time_steps, server.server.eta) == (3, 5e-3)
+    assert (site.patient.scale, site.patient.time_conditioned) == (2.0, False)
+    assert (site.training.lr, site.patient.lr) == (3e-4, 1e-5)
     small = FedTARRecipe()
-    there = small.controller.strategy.settings
-    assert small.controller.config.time_steps == 3 and small.executor.strategy.settings.patient.scale == 1.0, (
-        "no preset leaks"
-    )
-    assert there.server.alpha_form == "sigmoid" and small.executor.strategy.settings.patient.profile == ("age", "sex")
-    assert there.temporal.replay == small.executor.strategy.settings.temporal.replay == "seen"
-    assert FedTARRecipe(temporal={"replay": "none"}).controller.strategy.settings.temporal.replay == "none", (
-        "the server follows the sites"
-    )
+    server, site = small.controller.strategy.settings, small.executor.strategy.settings
+    assert small.controller.config.time_steps == 3 and site.patient.scale == 1.0, "no preset leaks"
+    assert server.server.alpha_form == "sigmoid" and site.patient.profile == ("age", "sex")
+    assert server.temporal.replay == site.temporal.replay == "seen"
+    server = FedTARRecipe(temporal={"replay": "none"}).controller.strategy.settings
+    assert server.temporal.replay == "none", "the server follows the sites"
 
 
 def test_curves_go_to_mlflow_where_its_client_is_installed(monkeypatch):

@@ -1,6 +1,7 @@
 """The residual step (Theorems 1 and 2); T numbers as they leave: true to their resolution, no use for single values."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import ExchangeError
-from fedtar_flare.methods.fedtar.policy import ALPHA_FLOOR, residual_step, t_numbers
-from fedtar_flare.methods.fedtar.release import RESOLUTION, released_t_numbers, require_spread
+from fedtar_flare.methods.fedtar.policy import ALPHA_FLOOR, residual_step
+from fedtar_flare.methods.fedtar.release import RESOLUTION, released_t_numbers, require_spread, t_numbers
 
 SHAPES = {"a": (4, 3), "b": (5,), "c": ()}
 FLOAT32 = torch.finfo(torch.float32).eps
@@ -88,11 +89,8 @@ N = 40_000
 
 
 def weights(seed, scale=1.0):
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        "a": scale * torch.randn(N // 2, generator=generator),
-        "b": scale * torch.randn(N // 2, generator=generator),
-    }
+    a, b = scale * torch.randn(2, N // 2, generator=torch.Generator().manual_seed(seed))
+    return {"a": a, "b": b}
 
 
 def plus(w, change):
@@ -100,20 +98,20 @@ def plus(w, change):
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0])
-def test_a_told_number_is_near_the_true_one_and_holds_few_digits(scale):
+def test_a_released_number_is_near_the_true_one_and_holds_few_digits(scale):
     gradient, start = weights(1, 0.1), weights(2)
     steps = [weights(seed, scale) for seed in (3, 4, 5)]
     steps[1] = {name: scale * 30 * gradient[name] for name in gradient}  # along the gradient: the largest there is
     broadcasts = [start]
     for step in steps:
         broadcasts.append(plus(broadcasts[-1], step))
-    true, told = t_numbers(gradient, broadcasts), released_t_numbers(gradient, broadcasts)
-    for one, other, before, after in zip(true, told, broadcasts, broadcasts[1:], strict=False):
+    exact, released = t_numbers(gradient, broadcasts), released_t_numbers(gradient, broadcasts)
+    for true, sent, (before, after) in zip(exact, released, pairwise(broadcasts), strict=True):
         most = norm(gradient) * norm({name: after[name] - before[name] for name in after})
-        assert abs(one - other) <= RESOLUTION * most / 2
-        places = other / 2.0 ** math.floor(math.log2(RESOLUTION * most) - 1e-6)
-        assert places == pytest.approx(round(places)) and abs(places) <= 2 / RESOLUTION + 1
-    assert told[1] == pytest.approx(true[1], rel=2 * RESOLUTION)
+        assert abs(true - sent) <= RESOLUTION * most / 2
+        multiple = sent / 2.0 ** math.floor(math.log2(RESOLUTION * most) - 1e-6)
+        assert multiple == pytest.approx(round(multiple)) and abs(multiple) <= 2 / RESOLUTION + 1
+    assert released[1] == pytest.approx(exact[1], rel=2 * RESOLUTION)
     assert released_t_numbers(gradient, [start, start]) == [0.0]  # a step that nobody trained at
 
 
@@ -140,21 +138,19 @@ def test_single_values_of_the_gradient_cannot_be_read_by_subtraction():
     gradient, start = weights(1, 0.01), weights(2)
     base = {"a": torch.ones(N // 2), "b": torch.zeros(N // 2)}
     base["a"][N // 20 :] = 0.0
-    asked = range(N // 4, N // 4 + 60)
 
     def answer(step):
         after = plus(start, step)
         require_spread(start, after)
         return released_t_numbers(gradient, [start, after])[0]
 
-    anchor, read, exact = answer(base), [], []
-    for i in asked:
+    anchor, guesses = answer(base), []
+    for i in range(N // 4, N // 4 + 60):
         probe = {name: v.clone() for name, v in base.items()}
         probe["a"][i] = 1.0
-        read.append(answer(probe) - anchor)
-        exact.append(float(gradient["a"][i]))
-    error = torch.tensor(read) - torch.tensor(exact)
-    spread = float(torch.tensor(exact).square().mean().sqrt())
+        guesses.append(answer(probe) - anchor)
+    exact = gradient["a"][N // 4 : N // 4 + 60]
+    error, spread = torch.tensor(guesses) - exact, float(exact.square().mean().sqrt())
     assert float(error.square().mean().sqrt()) >= 0.99 * spread  # no better than guessing 0
 
 
