@@ -72,7 +72,7 @@ def write_run(
         t_numbers = {site: [drawn.gauss(0, 1) for _ in range(time_steps)] for site in sites}
         left_out = {EAST: "it did not receive every step of this round"} if r == 2 and EAST in sites else {}
         outer = {"psi_grad_norm": 0.02 * math.exp(-progress), "alpha_before": alpha, "alpha_after": moved}
-        record.write(Outer(round=r, t_numbers=t_numbers, left_out=left_out, seconds=0.01, **outer))
+        record.write(Outer(round=r, t_numbers=t_numbers, left_out=left_out, **outer))
         alpha = moved
         _evaluate(record, r, progress, sites, time_steps, min_cell, generic, content)
     if until == "end":

@@ -95,7 +95,7 @@ BASE = (NO_LABEL, "cardiomegaly", "emphysema", "lymphadenopathy")
 class LearnerSettings(Settings):
     """How a site tunes a module."""
 
-    epochs: int = Field(5, ge=1, description="E of tuning")
+    epochs: int = Field(5, ge=1, le=99, description="E of tuning")  # a list in a reply has at most 100 values
     batch_size: int = Field(16, ge=1, le=1024, description="of tuning and of the inner loop")
     lr: float = Field(0.05, gt=0, description="of SGD, tuning")
     momentum: float = Field(0.9, ge=0, lt=1, description="of SGD, tuning")

@@ -39,9 +39,6 @@ from fedtar_flare.site.state import task_scores
 if TYPE_CHECKING:
     from fedtar_flare.methods.fedkei.learner import Adapted, TaskLearner
 
-MOST_EPOCHS = 99
-"""Most epochs of tuning: a list in a reply has at most 100 values, of epochs 0 to 99."""
-
 
 @dataclass(frozen=True)
 class AdaptedClassifier:
@@ -110,9 +107,7 @@ class FedKEISite(SiteStrategy):
         }
 
     def check(self) -> None:
-        """Refuse more epochs than a reply can hold, a previous visit, and random transforms."""
-        if self.settings.training.epochs > MOST_EPOCHS:
-            raise ConfigError(f"training: epochs is {self.settings.training.epochs}: it must be at most {MOST_EPOCHS}")
+        """Refuse a previous visit, and random transforms."""
         if self.settings.data.prior != "none":
             raise ConfigError("data: prior is for reports; fedkei classifies single images")
         if changing := [spec["name"] for spec in self.settings.data.transforms if spec["name"] in RANDOM]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -16,7 +15,6 @@ from fedtar_flare.methods.fedtar.policy import (
     FIXED,
     AlphaPolicy,
     OuterOptimizer,
-    floored_steps,
     hypergradient,
     pool_t_numbers,
     residual_step,
@@ -65,7 +63,6 @@ class TemporalResidualServer(ServerStrategy):
 
     def _outer_step(self, closing: Answers, alphas: torch.Tensor, taken: torch.Tensor, r: int) -> None:
         """psi <- psi - eta grad_psi L_val(w_T(psi)) from the sites' T numbers (first order, exact)."""
-        start = time.monotonic()
         replies = dict(sorted(closing.replies.items()))
         validated = {site: reply for site, reply in replies.items() if "validation_loss" in reply.numbers}
         numbers = {site: reply.payload.get("t_numbers") for site, reply in validated.items()}
@@ -74,14 +71,12 @@ class TemporalResidualServer(ServerStrategy):
         left_out = closing.missing | dict.fromkeys(replies.keys() - validated.keys(), "no validation patient")
         left_out |= dict.fromkeys(numbers.keys() - sent.keys(), missed)
         gradient_norm: float | None = None
-        floored: list[int] = []
         if sent and bool(taken.any()) and self.policy.alpha_form not in FIXED:
             reports = {site: int(validated[site].numbers["reports"]) for site in sent}
             every = torch.tensor([sent[site] for site in sorted(sent)], dtype=torch.float64)
             by_mean = self.run.config.aggregation == "mean"
             pooled = pool_t_numbers(sent, reports) if by_mean else trimmed_mean(every, 0.5)
-            gradient = hypergradient(pooled, alphas, taken)
-            gradient_norm, floored = self.outer.step(gradient), floored_steps(alphas, taken)
+            gradient_norm = self.outer.step(hypergradient(pooled, alphas, taken))
         moved = self.policy.alphas(len(alphas)).detach().tolist()
         self.run.record.write(
             Outer(
@@ -89,10 +84,8 @@ class TemporalResidualServer(ServerStrategy):
                 t_numbers=numbers,
                 left_out=left_out,
                 psi_grad_norm=gradient_norm,
-                floored_steps=floored,
                 alpha_before=alphas.tolist(),
                 alpha_after=moved,
-                seconds=round(time.monotonic() - start, 4),
             )
         )
         self.run.info(f"round {r}: alpha " + " ".join(f"{alpha:.3f}" for alpha in moved))

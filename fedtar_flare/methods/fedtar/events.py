@@ -35,7 +35,7 @@ class Outer(Event):
     """One outer step (Eq. 8), after all steps of a round.
 
     ``t_numbers``: the T inner products of each site, None where it did not receive every step; ``left_out``: why sites
-    were left out; ``floored_steps``: steps whose alpha is too small for a gradient.
+    were left out.
     """
 
     kind: ClassVar[str] = "outer"
@@ -44,10 +44,8 @@ class Outer(Event):
     t_numbers: dict[str, list[float] | None] = {}
     left_out: dict[str, str] = {}
     psi_grad_norm: float | None = None
-    floored_steps: list[int] = []
     alpha_before: list[float]
     alpha_after: list[float]
-    seconds: float = 0.0
 
 
 EVENTS = (Alphas, Residual, Outer)

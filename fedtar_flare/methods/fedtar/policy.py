@@ -114,23 +114,16 @@ def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tens
     """dL/dalpha (T,) from the T numbers (see the head of this file), exact in float64.
 
     ``alphas`` (T,) are the round's, ``taken`` (T,) says which steps were taken: a skipped step has no factor in the
-    products. The result is 0 at skipped and floored steps. FedTAR, Eq. 7 and 8; supplement, Eq. 16 to 19.
+    products. It is 0 at skipped steps, and below :data:`ALPHA_FLOOR`. FedTAR, Eq. 7, 8; supplement, Eq. 16 to 19.
     """
     alphas, numbers = alphas.detach().double(), numbers.detach().double()
-    floored = floored_steps(alphas, taken)
     gradient = torch.zeros_like(alphas)
     rest = 1.0
     for t in range(len(alphas), 0, -1):
-        if taken[t - 1] and t not in floored:
+        if taken[t - 1] and alphas[t - 1] >= ALPHA_FLOOR:
             gradient[t - 1] = rest * numbers[t - 1] / alphas[t - 1]
             rest *= 1.0 - float(alphas[t - 1])
     return gradient
-
-
-def floored_steps(alphas: torch.Tensor, taken: torch.Tensor) -> list[int]:
-    """Steps t (from 1) that were taken with an alpha below :data:`ALPHA_FLOOR`, whose gradient is set to 0."""
-    pairs = zip(alphas.tolist(), taken.tolist(), strict=True)
-    return [t for t, (alpha, was_taken) in enumerate(pairs, start=1) if was_taken and alpha < ALPHA_FLOOR]
 
 
 class OuterOptimizer:
