@@ -16,7 +16,7 @@ from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.protocol.messages import ok, version
 from fedtar_flare.site.accountant import PATIENT_FILE
 from fedtar_flare.site.guard import InboundTask, OutboundGuard
-from fedtar_flare.testing import Hospital, executor_of
+from fedtar_flare.testing import Hospital
 
 
 def write_policy(folder, least, more=""):
@@ -112,11 +112,6 @@ def test_fedprox_without_its_weight_and_scaffold_without_a_control_are_fedavg_to
         assert all(torch.equal(updates["fedavg"][n], updates[name][n]) for n in w)
     size = {name: sum(float(v.square().sum()) for v in update.values()) for name, update in updates.items()}
     assert size["fedprox-10000"] < 0.5 * size["fedavg"], "with its weight it stays nearer"
-
-
-def test_control_variates_of_whole_parameters_are_refused_when_built():
-    with pytest.raises(ConfigError, match=r"exchange.*adapter only"):
-        executor_of("scaffold", lora={"exchange": ["projection.*"]})
 
 
 def test_updates_of_the_fine_tuning_are_charged_too(hospital, home):

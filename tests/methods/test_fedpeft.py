@@ -4,14 +4,12 @@ import pytest
 import torch
 from batches import greedy, noise, whole
 
-from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.methods.fedpeft import METHOD, extend
 from fedtar_flare.models.adapters.kinds import add_adapter
 from fedtar_flare.models.adapters.lora import extra_parameters, shared_parameters
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import preset
 from fedtar_flare.runtime.recipe import MethodRecipe
-from fedtar_flare.testing import executor_of
 
 KINDS = ("adalora", "vera", "loha", "prompt", "prefix", "none")
 MAPS = ["encoder.*", "pooling.*", "projection.*", "!*embedding*"]
@@ -69,17 +67,6 @@ def test_adalora_is_pruned_to_its_target_within_a_task_and_begins_anew_in_the_ne
         values = [w[n] for n in w if n.endswith("lora_E")]
         left = sum(int((v != 0).sum()) for v in values)
         assert 0 < left <= len(values), "at most one entry a layer, in the mean"
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [({"peft": {"kind": "none"}}, "lora.exchange must name"), ({"peft": {"kind": "lora"}}, "kind"),
-     ({"peft": {"kind": "vera", "target_rank": 2}}, "target_rank"), ({"peft": {"prompts": 0}}, "prompts"),
-     ({"peft": {"target_rank": 4}}, "lora.rank is 4"), ({"lora": {"rank": 1}}, "lora.rank is 1")],
-)  # fmt: skip
-def test_what_cannot_be_fails_when_built(settings, problem):
-    with pytest.raises(ConfigError, match=problem):
-        executor_of("fedpeft", **settings)
 
 
 def with_words(kind, prompts=3):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from federation import federation_of
 
-from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.tensor_file import checksum
 from fedtar_flare.methods.fedkei.config import PLANS
 from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
@@ -21,7 +20,6 @@ from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.reporting.console import closing_box
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
-from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.version import __version__
 
 SHAPES = {
@@ -244,18 +242,6 @@ def test_every_plan_runs_and_its_centres_are_those_of_its_mixture(tmp_path, name
     if name == "own_last":
         own = next(m for m in controller.strategy.pool.modules if (m.site, m.task) == ("site-2", 2))
         assert torch.equal(sites[1].received[ADAPT, 3]["head.bias"][0], own.tensors["head.bias"])
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [({"time_steps": 3}, "PROBE and ADAPT"), ({"num_rounds": 9}, "lists 3"),
-     ({"initial_checkpoint": "x"}, "by the seed"), ({"fedkei": {"plan": "fedkie"}}, "did you mean 'fedkei'"),
-     ({"fedkei": {"tasks": ["a", "a"]}}, "is there twice")],
-)  # fmt: skip
-def test_settings_that_cannot_be_are_refused_when_the_job_is_made(settings, words):
-    with pytest.raises(ConfigError, match=words):
-        fedkei = settings.pop("fedkei", {})
-        FederatedController("fedkei", **{"time_steps": 2, **settings}, settings={"fedkei": fedkei})
 
 
 def test_fedcurv_s_sums_are_those_of_the_latest_modules_and_survive_a_restart(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from functools import partial
 from itertools import product
 from types import SimpleNamespace
 
@@ -10,12 +9,10 @@ import pytest
 import torch
 from hospital_site import SETTINGS, T, a_round, loss_differences, state_of
 
-from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.reporting.examples import read_examples
 from fedtar_flare.runtime.task import Task, seed_of
-from fedtar_flare.testing import Hospital, executor_of
+from fedtar_flare.testing import Hospital
 
 
 def two_rounds(folder, run_id, fresh):
@@ -171,24 +168,6 @@ def test_augmentation_changes_training_and_repeats_itself_and_leaves_validation_
         losses.append((site.train(w, 1, 1, f"{run_id}-trained")[0].numbers["train_loss"], untrained))
     plain, augmented, again = losses
     assert augmented == again and augmented[0] != plain[0] and augmented[1] == plain[1]
-
-
-SITE, RECIPE = partial(executor_of, "fedtar"), FedTARRecipe
-
-
-@pytest.mark.parametrize(
-    ("builds", "bad", "word"),
-    [((SITE, RECIPE), {"preset": "smal"}, "small"), ((SITE, RECIPE), {"training": {"lrr": 1}}, "lr"),
-     ((SITE, RECIPE), {"lora": {"rank": 0}}, "rank"), ((SITE, RECIPE), {"patient": {"profile": ["sex"]}}, "profile"),
-     ((SITE, RECIPE), {"patient": {"scal": 1.0}}, "did you mean 'scale'"),
-     ((SITE, RECIPE), {"data": {"periods": ["2020-01-01", "2019-01-01"]}}, "periods"),
-     ((RECIPE,), {"server": {"etta": 1}}, "etta"), ((RECIPE,), {"server": {"eta": 0.0}}, "eta"),
-     ((RECIPE,), {"patients": {"scale": 1.0}}, "patients"), ((SITE,), {"torch_threads": 0}, "torch_threads")],
-)  # fmt: skip
-def test_bad_settings_fail_when_built_and_name_the_right_one(builds, bad, word):
-    for build in builds:
-        with pytest.raises(ConfigError, match=word):
-            build(**bad)
 
 
 def test_seeds_differ_by_all_that_names_a_task():

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hospital_site import T, state_of
 
-from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.globs import matches
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.protocol.contract import HEAD_NAMES
@@ -76,9 +75,7 @@ def test_what_travels_and_the_shared_adapter_alone_are_to_the_bit_as_without_it(
         assert all(torch.equal(a.private[n], value) for n, value in b.private.items())
 
 
-def test_it_is_refused_where_nothing_is_shared_and_is_the_small_preset_s_alone():
-    with pytest.raises(ConfigError, match=r"patient\.local_adapter: with method 'local_patient' there is no other"):
-        executor_of("local_patient", preset="tiny", patient=LOCAL)
+def test_it_is_the_small_preset_s_alone():
     presets = {name: FedTARRecipe(preset=name).executor.strategy.settings.patient for name in ("small", "paper")}
     assert presets["small"].local_adapter and not presets["paper"].local_adapter
     assert executor_of("fedtar", preset="tiny").strategy.settings.patient.local_adapter is False
