@@ -51,7 +51,7 @@ def test_the_site_sees_sends_and_differentiates_its_own_ranks(hospital, tmp_path
 
 
 @pytest.mark.parametrize("method", ["fedtar", "fedavg_finetune"])
-def test_a_run_of_products_goes_on_to_the_same_bits_and_its_gap_is_told(hospital, tmp_path, method):
+def test_a_run_of_products_goes_on_to_the_same_bits_and_its_gap_is_recorded(hospital, tmp_path, method):
     with_rank(tmp_path, 2)
     settings = {"lora": {"mean": "product"}, **SMALL}
     sites = {n: Hospital(tmp_path, n, fresh=False, method=method, **settings).run for n in ("hospital", "site-1")}

@@ -80,5 +80,5 @@ class FedMRGConfig(Settings):
 
     def extension(self, slices: int, seed: int) -> dict[str, Any]:
         """Arguments of :func:`fedtar_flare.learning.diagnosis.extend`."""
-        own = {"labeler": self.labeler, "head_weights": self.head_weights}
-        return own | PROMPTS[self.prompts] | {"slices": slices, "seed": seed}
+        given = {"labeler": self.labeler, "head_weights": self.head_weights, "slices": slices, "seed": seed}
+        return given | PROMPTS[self.prompts]

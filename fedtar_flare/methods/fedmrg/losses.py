@@ -108,9 +108,9 @@ def distill_losses(
     (B, L), -100 where no loss is taken. Without ``with_states`` there is no cosine: FedDAT's distillation.
     """
     counted = labels[:, 1:] != IGNORED
-    own = logits[:, :-1].float().log_softmax(-1)
+    learnt = logits[:, :-1].float().log_softmax(-1)
     taught = teacher_logits[:, :-1].detach().float().log_softmax(-1)
-    kd = (taught.exp() * (taught - own)).sum(-1)
+    kd = (taught.exp() * (taught - learnt)).sum(-1)
     if with_states:
         kd = 1 - F.cosine_similarity(states[:, :-1].float(), teacher_states[:, :-1].detach().float(), dim=-1) + kd
     return (kd * counted).sum(1) / counted.sum(1).clamp(min=1)

@@ -132,7 +132,7 @@ def test_the_first_task_starts_from_the_common_start_and_later_ones_from_probed_
     assert steps == [(1, 2, True), (2, 1, True), (2, 2, True), (3, 1, True), (3, 2, True)]
 
 
-def test_the_same_is_sent_and_kept_whatever_the_order_of_arrival(whole, tmp_path):
+def test_the_order_of_arrival_changes_neither_messages_nor_the_pool(whole, tmp_path):
     _, sites, controller, _ = whole
     shuffled, again = random.Random(1), [Site(name) for name in SITES]
 

@@ -100,7 +100,7 @@ def test_tasks_that_contradict_each_other_are_refused(tasks, base, words):
         TaskStream(tasks, base)
 
 
-def test_patients_are_counted_once_and_classes_of_too_few_are_not_told():
+def test_patients_are_counted_once_and_classes_of_too_few_are_not_reported():
     stream = TaskStream(("nodule",))
     samples = [sample("nodule", patient="a"), sample("nodule", patient="a"), sample(patient="b"), sample(patient="c")]
     examples = stream.examples([*samples, sample("other", patient="d")], 1)

@@ -77,7 +77,7 @@ def test_a_site_leaves_its_own_rows_out_and_no_others():
         assert torch.equal(bank.rows, foreign)
 
 
-def test_features_rows_and_what_is_kept(learner_of):
+def test_rows_are_unit_means_of_features_and_the_site_remembers_those_it_sent(learner_of):
     learner = learner_of()
     pool = learner.cohort.samples("train")
     chosen = rows_of_round(pool, 1, 3, 2, seed=0)
@@ -169,7 +169,7 @@ def test_rows_of_another_form_are_refused_by_name(rows, problem):
         CONTRACT.check_tensors("train", {"bank.features": rows}, {}, sends="difference")
 
 
-def test_rows_leave_in_training_alone_and_are_told_to_be_personal():
+def test_rows_leave_in_training_alone_and_are_declared_personal():
     CONTRACT.check_tensors("train", {"bank.features": normal(3, 8)}, {}, sends="difference")
     CONTRACT.check_tensors("train", {"bank.features": normal(3, 8).bfloat16()}, {}, sends="difference")
     assert CONTRACT.is_collected("bank.features") and next(g for g in CONTRACT.groups if g.name == "bank").personal

@@ -104,7 +104,7 @@ def test_only_the_decoder_has_the_other_sets_and_the_broadcast_is_a_copy_that_no
     assert all(p.requires_grad for a in (GENERIC, SPECIALISED) for p in shared_parameters(model, a).values())
 
 
-def test_targets_are_kept_to_the_decoder_unless_the_encoder_has_lora_too():
+def test_only_the_decoder_is_targeted_unless_the_encoder_has_lora_too():
     targets = ("encoder.*.dense", "*.c_fc")
     narrow = decoder_targets(targets)
     assert narrow == decoder_targets(narrow)

@@ -111,7 +111,7 @@ def flat(value, path=""):
     return {path: value}
 
 
-def test_a_run_gives_the_numbers_that_are_kept(tmp_path, monkeypatch):
+def test_a_run_gives_the_numbers_of_the_reference(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
     torch.set_num_threads(1)
