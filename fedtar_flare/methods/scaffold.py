@@ -12,10 +12,9 @@ p_i are the shares by ``weighting`` of all sites (1 / N, the paper's, with ``uni
 site, c goes down with the weights, and the change of c_i comes up with the update: twice the bytes of FedAvg.
 
 The local optimiser is AdamW by default, as in every method here. There (x - y_i) / (K lr) would be a mean of normalised
-steps, of another unit than the gradients that it corrects, so the mean of the gradients replaces it. AdamW rescales
-the corrected gradient in each coordinate, so that the correction turns the local steps but does not cancel the drift
-exactly as the paper's analysis has it. ``scaffold.optimizer=sgd`` is the paper's own local step; its learning
-rate, ``training.lr``, must then be much larger.
+steps, of another unit than the gradients that it corrects, so the mean of the gradients replaces it; and the correction
+turns the local steps, but does not cancel the drift exactly as the paper's analysis has it. ``scaffold.optimizer=sgd``
+is the paper's local step; its learning rate, ``training.lr``, must then be much larger.
 
 A change of c_i is a plain mean of gradients, which reveals far more of single visits than weights that AdamW moved:
 many means over known batches give the gradient of each visit. At a site with patients the batches are therefore secret,
@@ -129,11 +128,11 @@ class ScaffoldLearner(ReportLearner):
         self._sum, self._batches = {}, 0
         trained = super().train(*args, **kwargs)
         control = {name: value / self._batches for name, value in self._sum.items()}
-        change = {
-            f"{PREFIX}{name}": value - self._c_i.get(name, torch.zeros_like(value)) for name, value in control.items()
-        }
+        update = dict(trained.update)
+        for name, value in control.items():
+            update[f"{PREFIX}{name}"] = value - self._c_i.get(name, torch.zeros_like(value))
         self._c_i = control
-        return replace(trained, update=trained.update | change)
+        return replace(trained, update=update)
 
     def after_backward(self, start: Mapping[str, torch.Tensor]) -> None:
         """Clip, then ``grad += c - c_i``; a batch whose gradient is not finite is skipped and does not count in c_i."""

@@ -47,11 +47,10 @@ class Adapted:
     ``difference`` is theta - w0, float32 by name, and ``importance`` the module's Fisher information (FedCurv): both
     are sent. ``curve`` (E + 1,) is the AUC of the test split at e = 0..E, None where it has one class, and ``scores``
     (E + 1, n), float64, those of its images; ``at_epoch`` (E + 1,) are the seconds of start and tuning until then,
-    without evaluation. ``losses`` (E,) are mean training losses of the epochs; ``mixture_loss``, ``start_loss`` and
-    ``final_loss`` mean validation losses of the mixture, of w0 and of theta, None without validation examples.
-    ``fell_back``: the safeguard made tuning begin from w0. ``membership``: AUC of guessing by the module's probability
-    of an image's label whether it was trained on. ``seconds`` by phase: ``alpha``, ``safeguard``, ``tuning``,
-    ``evaluation``.
+    without evaluation. ``losses`` (E,) are mean training losses; ``mixture_loss``, ``start_loss`` and ``final_loss``
+    mean validation losses of the mixture, of w0 and of theta, None without validation examples. ``fell_back``: the
+    safeguard made tuning begin from w0. ``membership``: AUC of guessing by the module's probability of an image's label
+    whether it was trained on. ``seconds`` are by phase.
     """
 
     difference: dict[str, Tensor]

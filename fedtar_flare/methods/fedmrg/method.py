@@ -27,11 +27,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"model": {"max_length": 80}},
     "fedmrg-paper": {"lora": {"exchange": ()}},  # what travels whole follows from fedmrg.backbone
 }
-"""``small``: many updates of few reports, with falling rates; prompts among the image's tokens, and a head that is
-warm-started like the model; a frozen encoder, without contrast and bank (over three seeds LoRA in the encoder with
-contrast cost 6.7 points of known findings' F1, 95 % interval 2.4 to 10.9, 6.2 of them the contrast; the bank changed
-nothing); and at inference the specialised adapter in full, where mu .5 was no better. docs/explanation/fedmrg.md lists
-what was tried. The paper's form is the settings' default. ``tiny``: room for prompts.
+"""``small`` freezes the encoder, so that there is neither contrast nor bank, and takes the specialised adapter in full:
+docs/explanation/fedmrg.md tells what was tried. The paper's form is the settings' default. ``tiny``: room for prompts.
 """
 
 

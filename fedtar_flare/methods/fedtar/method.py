@@ -49,22 +49,17 @@ UNSHARED_PRESETS = {"small": SMALL | {"diagnosis": _DIAGNOSIS}}
 With synthetic data the decoder is prompted with findings; a report that does not state them is searched for once more,
 and one that still omits some is completed (docs/research/experiments.md).
 """
-
 PATIENT_PRESETS = UNSHARED_PRESETS | {
     "small": SMALL | {"diagnosis": _DIAGNOSIS | {"shared": "auto", "epochs": 3.0}, "patient": {"local_adapter": True}}
 }
 """Presets of every other method with the patient part. With synthetic data the head that reads the findings is shared,
-and learns at a lower rate where the visits are few; reports are written with the adapter as the site last trained it
-(docs/research/experiments.md)."""
-
+and learns at a lower rate where the visits are few; reports are written with the adapter as the site last trained it.
+"""
 PRESETS = {
     "small": PATIENT_PRESETS["small"]
     | {"server": SMALL["server"] | {"alpha_form": "sigmoid", "initial_alpha": 0.9}, "temporal": {"replay": "seen"}},
 }
-"""Each alpha_t is independent and starts at 0.9 (under a softmax with T = 3, a third of each step's mean would enter);
-a step also learns from the visits of the other steps that the run has come to.
-"""
-
+"""Alphas are independent and start at 0.9 (under a softmax with T = 3, a third of each step's mean would enter)."""
 PATIENT_SETTINGS: dict[str, type[Settings]] = {"patient": PatientConfig, "diagnosis": DiagnosisConfig}
 """Groups of settings of every method with the patient part."""
 
