@@ -8,18 +8,12 @@ new one.
 
 import json
 import math
-import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-
-from fedtar_flare.testing import executor_of
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # pytest has it already
 
 from fedtar_flare.methods.fedtar.events import EVENTS, Outer
 from fedtar_flare.metrics import registry
@@ -27,7 +21,7 @@ from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import SHARED, Evaluation, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
-from fedtar_flare.testing import FunctionFederation
+from fedtar_flare.testing import FunctionFederation, Hospital
 
 CONTENT = [name for name, score in SCORES.items() if score.group == registry.CONTENT]
 REFERENCE = Path(__file__).with_name("reference.json")
@@ -41,23 +35,13 @@ SETTINGS = {
 }
 
 
-def site(name, folder):
-    """A real executor as a function for :class:`FunctionFederation`."""
-    executor = executor_of("fedtar", **SETTINGS)
-    place = SimpleNamespace(
-        name=name, simulated=True, workspace=folder, engine=None, stop_if_aborted=lambda: None,
-        limit=lambda seconds: None, state_root=lambda configured: folder / "state",
-    )  # fmt: skip
-    return lambda task, header, weights: executor.perform(task, header, weights, place)
-
-
 def numbers_of(folder):
     """One round of two steps at two sites: what it leaves, as numbers by name."""
     (folder / "sites").mkdir(parents=True)
     names = ("site-1", "site-2")
     for name in names:
         (folder / "sites" / f"{name}.yaml").write_text("source: synthetic\nshares: []\n")
-    sites = {name: site(name, folder) for name in names}
+    sites = {name: Hospital(folder, name, fresh=False, **SETTINGS).run for name in names}
     controller = FunctionFederation(folder / "server", sites, num_rounds=1, time_steps=2, seed=SEED)
     controller.run()
     assert not controller.panics
