@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.data.cells import SPLITS
 from fedtar_flare.data.cohort import Cohort, Sample, Visit
 from fedtar_flare.data.minimum_cell import enough, round_to_cell, shown_count
-from fedtar_flare.data.cells import SPLITS
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.pipeline import images_of
 
