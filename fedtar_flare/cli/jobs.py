@@ -187,9 +187,8 @@ def compare(arguments: argparse.Namespace) -> int:
     """
     from fedtar_flare.suite.file import read_suite
     from fedtar_flare.suite.page import write_page
-    from fedtar_flare.suite.plan import experiments
+    from fedtar_flare.suite.plan import experiments, require_hospitals
     from fedtar_flare.suite.run import run_suite
-    from fedtar_flare.suite.variants import require_hospitals
 
     if arguments.workers < 1:
         raise ConfigError(f"--workers must be at least 1, not {arguments.workers}")

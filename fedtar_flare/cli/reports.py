@@ -184,7 +184,7 @@ def score(arguments: argparse.Namespace) -> None:
         lines.append(f"{title:<34}{values[0]:>10}{values[1]:>8}{values[2]:>8}{scores.get('n', ''):>7}")
     data = {"reports": len(rows), "positive": positive, "averages": averages, "classes": classes}
     if arguments.against:
-        from fedtar_flare.suite.compare import compare_scores
+        from fedtar_flare.suite.results import compare_scores
         from fedtar_flare.suite.tables import metric_table
 
         tests = compare_scores("", [(rows, _labelled(arguments, arguments.against)[1])], arguments.drawn)

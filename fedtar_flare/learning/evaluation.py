@@ -16,7 +16,7 @@ from fedtar_flare.metrics.agreement import finding_counts
 from fedtar_flare.metrics.labeler import rules_for
 from fedtar_flare.metrics.language import bleu_of_sums, identical_share, report_statistics
 from fedtar_flare.metrics.registry import scores_of
-from fedtar_flare.metrics.reports import Reports, TextLabeler
+from fedtar_flare.metrics.reports import Reports, TextLabeler, contradicted
 
 REPORT_SCORES = "report-scores-"
 """Prefix of the files with scores of single reports."""
@@ -78,7 +78,7 @@ def site_scores(
         return {"steps": steps, "all": {"n": n}}
     reports = replace(reports_of(samples, drafts, losses, counted, min_cell), text_labeler=text_labeler)
     claimants = set(map(itemgetter(0), reports.reference_claims))
-    contradictions = reports.reference_contradictions if enough(claimants, min_cell) else None
+    contradictions = contradicted(reports.reference_claims) if enough(claimants, min_cell) else None
     return {
         "steps": steps,
         "all": {"n": n, **scores_of(reports, n=n)},

@@ -8,8 +8,8 @@ from typing import Literal
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cohort import Visit
+from fedtar_flare.metrics.grades import finding_changes
 from fedtar_flare.metrics.labeler import RuleLabeler, rule_labeler, rules_for
-from fedtar_flare.metrics.qualifiers import finding_changes
 
 CLASSES = ("blank", "positive", "negative", "uncertain")
 """Classes of a finding, by number."""

@@ -21,22 +21,18 @@ Metric = Literal["precision", "recall", "f1"]
 AVERAGES: tuple[Average, ...] = ("micro", "macro", "example")
 METRICS: tuple[Metric, ...] = ("precision", "recall", "f1")
 
-CERTAIN = frozenset({"positive"})
-"""Only what is stated counts as positive."""
-CERTAIN_OR_NOT = frozenset({"positive", "uncertain"})
-"""What is doubted counts as positive too."""
+CERTAIN, CERTAIN_OR_NOT = frozenset({"positive"}), frozenset({"positive", "uncertain"})
+"""Labels that count as positive: what is stated, or what is doubted too."""
 
 
 def finding_f1(truth: Findings, predicted: Findings) -> dict[str, float | None]:
-    """Micro ``finding_precision``, ``finding_recall`` and ``finding_f1`` over all pairs of a report and a finding.
+    """Micro ``finding_precision``, ``finding_recall`` and ``finding_f1`` over pairs of a report and a finding.
 
-    None where undefined: precision if nothing is predicted, recall if nothing is true, F1 if both. DataError:
-    ``unequal-lengths`` or ``no-reports``.
+    None where undefined: precision if nothing is predicted, recall if nothing is true, F1 if both.
     """
     require_pairs(truth, predicted)
-    actual, named, hits = sum(map(len, truth)), sum(map(len, predicted)), 0
-    for t, p in zip(truth, predicted, strict=True):
-        hits += len(t & p)
+    actual, named = sum(map(len, truth)), sum(map(len, predicted))
+    hits = sum(len(t & p) for t, p in zip(truth, predicted, strict=True))
     return {
         "finding_precision": hits / named if named else None,
         "finding_recall": hits / actual if actual else None,
@@ -45,10 +41,7 @@ def finding_f1(truth: Findings, predicted: Findings) -> dict[str, float | None]:
 
 
 def known_and_new(truth: Findings, predicted: Findings, known: AbstractSet[str]) -> dict[str, float | None]:
-    """``finding_f1``, ``finding_f1_known`` and ``finding_f1_new``, ``finding_recall_new``, see :func:`finding_f1`.
-
-    ``known`` are the findings that the warm start has seen; the others are new to it.
-    """
+    """F1 of all findings, of those that the warm start has seen (``known``) and of the others, and recall of these."""
     of_known = finding_f1([t & known for t in truth], [p & known for p in predicted])
     of_new = finding_f1([t - known for t in truth], [p - known for p in predicted])
     return {
@@ -60,7 +53,7 @@ def known_and_new(truth: Findings, predicted: Findings, known: AbstractSet[str])
 
 
 def finding_counts(truth: Findings, predicted: Findings) -> dict[str, tuple[int, int, int]]:
-    """Count reports by finding."""
+    """By finding the number of reports in which it is true, named, and both."""
     actual, named, hits = Counter[str](), Counter[str](), Counter[str]()
     for t, p in zip(truth, predicted, strict=True):
         actual.update(t)
@@ -71,14 +64,7 @@ def finding_counts(truth: Findings, predicted: Findings) -> dict[str, tuple[int,
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """Arrays (N, K) of N reports and K classes, from whose sums precision, recall and F1 follow.
-
-    Attributes
-    ----------
-    classes : tuple of str
-    hits, named, actual : ndarray of shape (N, K)
-        1 where a class is positive in both texts, in the draft, in the reference.
-    """
+    """Arrays (N, K): 1 where a class is positive in both texts, in the draft, in the reference."""
 
     classes: tuple[str, ...]
     hits: Array
@@ -87,15 +73,13 @@ class LabelCounts:
 
     def of_classes(self) -> dict[str, dict[str, float | None]]:
         """By class ``precision``, ``recall``, ``f1`` (None where undefined) and ``n``, the reports that have it."""
-        scores = {}
-        for k, name in enumerate(self.classes):
-            hits, named, actual = (float(a[:, k].sum()) for a in (self.hits, self.named, self.actual))
-            scores[name] = {
-                "precision": hits / named if named else None,
-                "recall": hits / actual if actual else None,
-                "f1": 2 * hits / (named + actual) if named + actual else None,
-                "n": actual,
-            }
+        scores: dict[str, dict[str, float | None]] = {name: {} for name in self.classes}
+        for metric in METRICS:
+            above, below = (side.sum(axis=0).tolist() for side in self.parts(metric))
+            for name, hits, total in zip(self.classes, above, below, strict=True):
+                scores[name][metric] = hits / total if total else None
+        for name, actual in zip(self.classes, self.actual.sum(axis=0).tolist(), strict=True):
+            scores[name]["n"] = actual
         return scores
 
     def parts(self, metric: Metric) -> tuple[Array, Array]:
@@ -105,12 +89,11 @@ class LabelCounts:
         return self.hits, self.named if metric == "precision" else self.actual
 
     def averages(self, least: int = 1) -> dict[Average, dict[Metric, float]]:
-        """``precision``, ``recall`` and ``f1`` by ``micro``, ``macro`` and ``example`` average.
+        """``precision``, ``recall`` and ``f1`` over all pairs, as mean of the classes positive in any text, of reports.
 
-        Micro: over all (report, class) pairs. Macro: the mean of the classes that are positive in any text. Example:
-        the mean of the reports; one without a positive class in either text counts as 1. What is undefined otherwise
-        (no class named, none true) counts as 0. With a minimum cell ``least``, shares of classes are each rounded by
-        the class's own number of reports, since one report moves them by more than 1 / N.
+        A report without a positive class in either text counts as 1; what is undefined otherwise counts as 0. With a
+        minimum cell ``least``, shares of classes are each rounded by the class's own number of reports, since one
+        report moves them by more than 1 / N.
         """
         positive, something = ((self.named + self.actual).sum(axis=axis) > 0 for axis in (0, 1))
         means: dict[Average, dict[Metric, float]] = {average: {} for average in AVERAGES}
@@ -139,26 +122,25 @@ class LabelCounts:
 
         if least == 1:
             return self
-        kept, named = sorted(full(self.actual)), full(self.named)
-        counts = np.array([k in named for k in kept])
-        classes = tuple(self.classes[k] for k in kept)
-        return type(self)(classes, self.hits[:, kept] * counts, self.named[:, kept] * counts, self.actual[:, kept])
+        columns, named = sorted(full(self.actual)), full(self.named)
+        counts, classes = np.array([k in named for k in columns]), tuple(self.classes[k] for k in columns)
+        hits, named_by_draft, actual = (side[:, columns] for side in (self.hits, self.named, self.actual))
+        return type(self)(classes, hits * counts, named_by_draft * counts, actual)
 
 
 def label_code(labels: Mapping[str, str]) -> str:
-    """Labels by class as one text, a letter for each class in its order: the first of ``positive`` and so on."""
+    """Labels by class as one text: of each class in its order the label's first letter."""
     return "".join(label[0] for label in labels.values())
 
 
 def label_counts(
     classes: Sequence[str], codes: Sequence[Sequence[str]], positive: AbstractSet[str] = CERTAIN
 ) -> LabelCounts:
-    """Count the agreement of labels in N reports."""
+    """Count the agreement of the labels of N reports, given the codes (:func:`label_code`) of reference and draft."""
     if not codes:
         raise DataError("there is no report to score", reason="no-reports")
     if any(len(code) != len(classes) for pair in codes for code in pair):
         raise DataError("every report must be labelled with the same classes", reason="unequal-classes")
     letters = {label[0] for label in positive}
-    sides = np.array([[[one in letters for one in code] for code in pair] for pair in codes], dtype=np.float64)
-    actual, named = sides[:, 0], sides[:, 1]
+    actual, named = (np.isin([list(pair[side]) for pair in codes], [*letters]).astype(float) for side in (0, 1))
     return LabelCounts(tuple(classes), actual * named, named, actual)

@@ -15,11 +15,10 @@ Curve = Sequence[float | None]
 def auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
     """Probability that a positive example scores above a negative one, ties half (Hanley and McNeil, Radiology 1982).
 
-    Parameters
-    ----------
-    labels, scores : array of shape (n,)
-        Labels are 0 or 1.
+    None where either is missing.
     """
+    from scipy.stats import rankdata
+
     truth, value = np.asarray(labels).astype(bool), np.asarray(scores, dtype=np.float64)
     if truth.shape != value.shape or truth.ndim != 1:
         raise DataError(f"labels of shape {truth.shape} for scores of {value.shape}", reason="unequal-lengths")
@@ -28,41 +27,28 @@ def auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
     positives, negatives = int(truth.sum()), int((~truth).sum())
     if not positives or not negatives:
         return None
-    _, index, counts = np.unique(value, return_inverse=True, return_counts=True)
-    mean_rank = np.cumsum(counts) - (counts - 1) / 2
-    above = mean_rank[index][truth].sum() - positives * (positives + 1) / 2
+    above = rankdata(value)[truth].sum() - positives * (positives + 1) / 2
     return float(above / (positives * negatives))
 
 
 def auc_of_draws(labels: Sequence[int], scores: Array, patients: Sequence[int], draws: Array) -> Array:
-    """AUC of R draws of patients, for C columns of scores of the same n images.
+    """AUC (R, C) of C columns of scores (n, C), with each patient counted as often as ``draws`` (R, P) has it.
 
-    A patient who is drawn k times counts as k, so each pair of a positive and a negative image counts as the product
-    of their patients' draws::
+    A pair of a positive and a negative image counts as the product of their patients' draws::
 
         AUC_r = sum_pq w_rp A_pq w_rq / (sum_p w_rp n+_p)(sum_q w_rq n-_q)
 
-    with A_pq the pairs of patients p and q in which the positive image scores higher, ties half.
-
-    Parameters
-    ----------
-    scores, draws : ndarray of shape (n, C), (R, P)
-        ``draws`` has how often each patient is drawn.
-
-    Returns
-    -------
-    ndarray of shape (R, C)
-        nan where a class is missing.
+    with A_pq the pairs of patients p and q in which the positive image scores higher, ties half; nan without pairs.
     """
     truth, columns, one_hot = np.asarray(labels).astype(bool), np.asarray(patients), np.eye(draws.shape[1])
     positive, negative = one_hot[columns[truth]], one_hot[columns[~truth]]
     pairs = (draws @ positive.sum(0)) * (draws @ negative.sum(0))
-    found = np.full((len(draws), scores.shape[1]), np.nan)
+    aucs = np.full((len(draws), scores.shape[1]), np.nan)
     for c in range(scores.shape[1]):
         high, low = scores[truth, c, None], scores[None, ~truth, c]
         above = positive.T @ ((high > low) + 0.5 * (high == low)) @ negative
-        np.divide(((draws @ above) * draws).sum(1), pairs, out=found[:, c], where=pairs > 0)
-    return found
+        np.divide(((draws @ above) * draws).sum(1), pairs, out=aucs[:, c], where=pairs > 0)
+    return aucs
 
 
 def lca(curve: Curve) -> float | None:

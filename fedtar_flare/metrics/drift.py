@@ -1,6 +1,8 @@
 """Whether a site's scores of the newest period fell beyond chance, and what of its visits changed; both stay there."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,11 +10,19 @@ from scipy.stats import norm
 
 from fedtar_flare.metrics.language import clean
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.metrics.report_sums import SUMS, Row, SumsOf, mean_of
-from fedtar_flare.metrics.significance import Interval, PatientSums, compare, holm, over_seeds
+from fedtar_flare.metrics.significance import (
+    SUMS,
+    Interval,
+    PatientSums,
+    Row,
+    SumsOf,
+    compare,
+    holm,
+    mean_of,
+    over_seeds,
+)
 
-CHANCE = 0.05
-"""Below this corrected p, a fall or a change is beyond chance."""
+CHANCE = 0.05  # below this corrected p, a fall or a change is beyond chance
 WATCHED = ("bleu_4", "token_loss", "finding_f1", "chexpert_rules_f1", "ctrate_rules_f1")
 """Scores that are tested, as far as reports have them."""
 Fall = tuple[str, int, Interval, float]
@@ -27,21 +37,22 @@ def falls(rows: Sequence[Row]) -> list[Fall]:
     A permutation test exchanges each patient's reports between both periods; Holm corrects for scores and periods.
     """
     steps, tests = sorted({row["time_step"] for row in rows}), {}
-    for t, name in ((t, name) for t in steps[-2:-6:-1] for name in WATCHED):
+    for t, name in product(steps[-2:-6:-1], WATCHED):
         now, then = (SUMS[name]([row for row in rows if row["time_step"] == step]) for step in (steps[-1], t))
         if now is not None and then is not None:
             everyone = sorted({*now.patients, *then.patients})
             test = compare([_among(everyone, now)], [_among(everyone, then)])
             fell = (test.difference.value < 0) == bool(SCORES[name].higher_is_better) and test.p <= 1
             tests[f"{name} {t}"] = name, t, test.difference, test.p if fell else 1.0
-    corrected = holm({key: one[-1] for key, one in tests.items()})
-    return sorted(((*one[:3], corrected[key]) for key, one in tests.items()), key=lambda one: one[-1])
+    corrected = holm({key: test[-1] for key, test in tests.items()})
+    return sorted(((*test[:3], corrected[key]) for key, test in tests.items()), key=itemgetter(-1))
 
 
-def _among(everyone: Sequence[str], one: PatientSums) -> PatientSums:
+def _among(everyone: Sequence[str], scores: PatientSums) -> PatientSums:
     """The same over more patients, who have no report."""
-    sums = dict.fromkeys(everyone, np.zeros(one.sums.shape[1])) | dict(zip(one.patients, one.sums, strict=True))
-    return PatientSums(tuple(everyone), np.array([*sums.values()]), one.score)
+    nothing = dict.fromkeys(everyone, np.zeros(scores.sums.shape[1]))
+    sums = nothing | dict(zip(scores.patients, scores.sums, strict=True))
+    return PatientSums(tuple(everyone), np.array([*sums.values()]), scores.score)
 
 
 def changes(rows: Sequence[Row], names: Sequence[str], until: int, rising: bool = False) -> list[Change]:
@@ -52,31 +63,31 @@ def changes(rows: Sequence[Row], names: Sequence[str], until: int, rising: bool 
     """
     newest = max(row["time_step"] for row in rows)
     steps = sorted({row["time_step"] for row in rows if row["time_step"] in {*range(until + 1), newest}})
-    own = [np.array([[row[n] for n in names] for row in rows if row["time_step"] == t], np.float64) for t in steps]
-    if len(own) < 2 or not names:
+    values = [np.array([[row[n] for n in names] for row in rows if row["time_step"] == t], np.float64) for t in steps]
+    if len(values) < 2 or not names:
         return []
-    means, n = np.array([one.mean(axis=0) for one in own]), [len(one) for one in own]
-    within = np.sum([len(one) * one.var(axis=0) for one in own], axis=0) / max(1, sum(n) - len(own))
-    between = means[:-1].var(axis=0, ddof=1) if len(own) > 2 else 0.0
+    means, n = np.array([period.mean(axis=0) for period in values]), [len(period) for period in values]
+    within = np.sum([len(period) * period.var(axis=0) for period in values], axis=0) / max(1, sum(n) - len(values))
+    between = means[:-1].var(axis=0, ddof=1) if len(values) > 2 else 0.0
     spread = np.sqrt(np.maximum(between, within / n[-1]) + within / sum(n[:-1]))
     moved = means[-1] - np.average(means[:-1], axis=0, weights=n[:-1])
     z = np.divide(np.maximum(moved, 0.0) if rising else moved, spread, out=np.zeros_like(moved), where=spread > 0)
     p = np.minimum(1.0, 2 * norm.sf(np.abs(z)) * len(names))
-    found = [(one, by_period(rows, mean_of(one)), float(z[k]), float(p[k])) for k, one in enumerate(names)]
-    return sorted(found, key=lambda one: -abs(one[2]))
+    moves = [(name, by_period(rows, mean_of(name)), float(z[k]), float(p[k])) for k, name in enumerate(names)]
+    return sorted(moves, key=lambda change: -abs(change[2]))
 
 
 def by_period(rows: Sequence[Row], sums: SumsOf, scale: float = 1.0) -> dict[int, Interval]:
     """By period the score of rows, times ``scale``, with its interval over patients, where it is defined."""
     steps = sorted({row["time_step"] for row in rows})
     parts = {t: sums([row for row in rows if row["time_step"] == t]) for t in steps}
-    found = {t: over_seeds([one], replicates=1_000) for t, one in parts.items() if one is not None}
-    return {t: Interval(*(scale * end for end in one)) for t, one in found.items() if np.isfinite(one.value)}
+    intervals = {t: over_seeds([part], replicates=1_000) for t, part in parts.items() if part is not None}
+    return {t: Interval(*(scale * end for end in ends)) for t, ends in intervals.items() if np.isfinite(ends.value)}
 
 
 def likely_cause(kinds: Mapping[str, Sequence[Change]]) -> str:
     """The kind that moved most beyond chance, Holm-corrected for the kinds; empty where none did."""
-    p = holm({kind: found[0][3] for kind, found in kinds.items() if found})
+    p = holm({kind: changes[0][3] for kind, changes in kinds.items() if changes})
     beyond = sorted((p[kind], -abs(kinds[kind][0][2]), kind) for kind in p if p[kind] < CHANCE)
     return beyond[0][2] if beyond else ""
 
@@ -84,11 +95,15 @@ def likely_cause(kinds: Mapping[str, Sequence[Change]]) -> str:
 def unseen_phrases(texts: Sequence[str], periods: Sequence[int]) -> list[float]:
     """Percent of each text's phrases of four words that no other period has, but for the newest."""
     words, holders = [clean(text).split() for text in texts], dict[tuple[str, ...], set[int]]()
-    phrases = [{tuple(own[i : i + 4]) for i in range(len(own) - 3)} for own in words]
-    for one, t in ((one, t) for own, t in zip(phrases, periods, strict=True) for one in own):
-        holders.setdefault(one, set()).add(t)
-    pairs = [(own, {t, max(periods)}) for own, t in zip(phrases, periods, strict=True)]
-    return [100 * sum(holders[one] <= known for one in own) / max(1, len(own)) for own, known in pairs]
+    phrases = [{tuple(text[i : i + 4]) for i in range(len(text) - 3)} for text in words]
+    for of_text, t in zip(phrases, periods, strict=True):
+        for phrase in of_text:
+            holders.setdefault(phrase, set()).add(t)
+    shares = []
+    for of_text, t in zip(phrases, periods, strict=True):
+        unseen = sum(holders[phrase] <= {t, max(periods)} for phrase in of_text)
+        shares.append(100 * unseen / max(1, len(of_text)))
+    return shares
 
 
 def image_measures(image: NDArray[np.uint8]) -> dict[str, float]:

@@ -1,24 +1,155 @@
 """Grades of a draft's findings against the reference, in four parts: presence, side, degree and change.
 
-Rules read the texts: findings by a :class:`.RuleLabeler`, change by :mod:`.qualifiers`, side and degree by the words
-here. Only what the reference says is graded, and measurements ("6 mm") are not.
+Rules read the texts: findings by a :class:`.RuleLabeler`; side, degree and change by words, each of which qualifies the
+findings next to it. Only what the reference says is graded, and measurements ("6 mm") are not. Claims of change are
+compared with the report before, too.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import chain
-from typing import Literal
+from itertools import chain, pairwise
+from operator import attrgetter, itemgetter
+from typing import Literal, NamedTuple
 
 from fedtar_flare.metrics.labeler import Direction, Mention, RuleLabeler
-from fedtar_flare.metrics.qualifiers import directions, nearest, qualifiers
-from fedtar_flare.metrics.sentences import Match, Phrasebook, phrases, sentences
+from fedtar_flare.metrics.sentences import Match, Phrasebook, Tag, phrases, sentences
+
+DIRECTIONS: tuple[Direction, ...] = ("new", "increased", "decreased", "unchanged", "resolved")
+
+_DIVIDERS = frozenset(
+    [",", "and", "but", "while", "whereas", "however", "although", "though", "with", "plus", "(", ")"]
+)
+
+
+def qualifiers(
+    words: Sequence[str], mentions: Sequence[Mention], matches: Sequence[Match[Tag]], *, shared: bool = False
+) -> list[list[Match[Tag]]]:
+    """For each of a sentence's ``mentions``, the ``matches`` that qualify it; all are in order.
+
+    Commas, brackets and conjunctions divide a sentence into pieces, "and" only between two findings. A finding has the
+    matches of its own piece; of several findings in a piece, each has the nearest match. Else it has those of the next
+    piece if that names no finding ("effusion, unchanged"); else of a piece before, whose match stands before a colon
+    ("right lung: consolidation, nodule") or, if ``shared``, before its findings ("increased effusion and atelectasis"),
+    or that names none; else of a piece behind, whose match comes last ("effusion and consolidation on the right").
+    """
+    numbers = _pieces(words, set(map(attrgetter("start"), mentions)))
+    by_piece: dict[int, list[Match[Tag]]] = {}
+    for match in matches:
+        by_piece.setdefault(numbers[match.start], []).append(match)
+    spans: dict[int, list[tuple[int, int]]] = {}  # words of the findings of a piece; two classes may share them
+    for mention in mentions:
+        of_piece = spans.setdefault(numbers[mention.start], [])
+        if not of_piece or mention.start >= of_piece[-1][1]:
+            of_piece.append((mention.start, mention.end))
+    order, of_mentions = sorted(by_piece), []
+    colon = words.index(":") if ":" in words else -1
+    for mention in mentions:
+        piece = numbers[mention.start]
+        position = bisect_left(order, piece)
+        before = order[position - 1] if position else -1
+        after = order[position] if position < len(order) else -1
+        chosen: list[Match[Tag]] = []
+        if piece in by_piece:
+            chosen = by_piece[piece]
+            chosen = chosen if len(spans[piece]) == 1 else [nearest(chosen, mention)]
+        elif after == piece + 1 and after not in spans:
+            chosen = by_piece[after]
+        elif before >= 0 and before not in spans:
+            chosen = by_piece[before]
+        elif before >= 0 and by_piece[before][-1].end <= (spans[before][0][0] if shared else colon):
+            chosen = by_piece[before][-1:]
+        elif after >= 0 and (after not in spans or by_piece[after][0].start >= spans[after][-1][1]):
+            chosen = by_piece[after]
+        of_mentions.append(chosen)
+    return of_mentions
+
+
+def nearest(matches: Sequence[Match[Tag]], mention: Mention) -> Match[Tag]:
+    """The match nearest to the mention; of two as near, the one before."""
+    i = bisect_left(matches, mention.start, key=attrgetter("start"))
+    if i in (0, len(matches)):
+        return matches[min(i, len(matches) - 1)]
+    before, after = matches[i - 1], matches[i]
+    apart = max(before.start - mention.end, mention.start - before.end)
+    return before if apart <= max(after.start - mention.end, mention.start - after.end) else after
+
+
+def _pieces(words: Sequence[str], findings: set[int]) -> list[int]:
+    """The number of each word's piece; ``findings`` begin at these words."""
+    starts = [0] + [i for i, word in enumerate(words) if i and word in _DIVIDERS and words[i - 1] not in _DIVIDERS]
+    numbers: list[int] = []
+    named = True
+    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(words)], strict=True)):
+        names = not findings.isdisjoint(range(start, end))
+        goes_on = words[start] == "and" and numbers and not (named and names)
+        numbers += [numbers[-1] if goes_on else number] * (end - start)
+        named = names or (bool(goes_on) and named)
+    return numbers
+
+
+class FindingChange(NamedTuple):
+    """A finding, and how it changed since the visit before."""
+
+    finding: str
+    direction: Direction
+
+
+@lru_cache(maxsize=4096)
+def finding_changes(text: str, labeler: RuleLabeler) -> frozenset[FindingChange]:
+    """Read the changes of findings since the visit before."""
+    changes = set()
+    for words in sentences(text):
+        if mentions := labeler.mentions(words):
+            for mention, direction in zip(mentions, directions(words, mentions, labeler), strict=True):
+                if direction:
+                    changes.add(FindingChange(mention.name, direction))
+    return frozenset(changes)
+
+
+def directions(words: Sequence[str], mentions: Sequence[Mention], labeler: RuleLabeler) -> list[Direction | None]:
+    """How each of a sentence's ``mentions`` changed, by the nearest of its :func:`qualifiers`; None without any."""
+    mentioned: set[int] = set()  # the words of mentions do not qualify them: "heart size has increased"
+    for mention in mentions:
+        mentioned.update(range(mention.start, mention.end))
+    matches = []
+    for match in _book(labeler).cover(words):
+        if match.tag is not None and not mentioned.issuperset(range(match.start, match.end)):
+            matches.append(match)
+    near = qualifiers(words, mentions, matches, shared=True)
+    return [nearest(of, mention).tag if of else None for of, mention in zip(near, mentions, strict=True)]
+
+
+@cache
+def _book(labeler: RuleLabeler) -> Phrasebook[Direction | None]:
+    """The phrases of all reports, and further ones of the labeler's."""
+    known = [(p, direction) for direction in DIRECTIONS for p in phrases("changes")[direction]]
+    return Phrasebook([*labeler.changes.items(), *known, *((p, None) for p in phrases("changes")["none"])])
+
+
+def claims(visits: Iterable[tuple[str, float, str]], labeler: RuleLabeler) -> list[tuple[str, bool]]:
+    """Claims of change in ``visits`` (patient, time, report): the patient, and whether the report before contradicts.
+
+    A finding that is unchanged, increased, decreased or resolved contradicts a report that denies or does not mention
+    it; a new one contradicts a report that states it. A doubtful mention contradicts nothing.
+    """
+    by_patient: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    for patient, time, text in visits:
+        by_patient[patient].append((time, text))
+    verdicts = []
+    for patient, reports in by_patient.items():
+        for (_, before), (_, text) in pairwise(sorted(reports, key=itemgetter(0))):
+            labels = labeler(before)
+            for finding, direction in finding_changes(text, labeler):
+                contrary = ("positive",) if direction == "new" else ("negative", "blank")
+                verdicts.append((patient, labels[finding] in contrary))
+    return verdicts
+
 
 Part = Literal["side", "degree", "change"]
 PARTS: tuple[Part, ...] = ("side", "degree", "change")
-"""Graded parts of a finding that both texts state."""
-
 DEGREES: Mapping[str, int] = {
     word: level
     for level, name in enumerate(("small", "moderate", "large"))
@@ -33,15 +164,7 @@ _SIDE_BOOK: Phrasebook[str] = Phrasebook((p, _SIDES[side]) for side, ps in phras
 class Statement:
     """A finding that a text states as present or as resolved; parts that it does not mention are empty.
 
-    Attributes
-    ----------
-    finding : str
-    side : frozenset of str
-        ``right``, ``left`` or both.
-    degree : frozenset of str
-        Words of degree in the text.
-    change : frozenset of Direction
-        Since the visit before.
+    ``side`` has ``right``, ``left`` or both; ``degree`` the text's words of degree.
     """
 
     finding: str
@@ -51,7 +174,6 @@ class Statement:
 
     @property
     def resolved(self) -> bool:
-        """Whether the finding is gone."""
         return "resolved" in self.change
 
 
@@ -59,13 +181,8 @@ class Statement:
 class Grade:
     """A finding of a draft against its reference.
 
-    Attributes
-    ----------
-    finding, presence : str, {"right", "missed", "invented"}
-    side, degree, change : bool, optional
-        Whether this part is right; None unless both texts state the finding and the reference gives the part.
-    words : mapping of str to tuple of str
-        By part that either text gives, the words of reference and draft; empty for none.
+    ``side``, ``degree`` and ``change`` say whether the part is right; None unless both texts state the finding and the
+    reference gives the part. ``words`` has those of reference and draft, by part that either text gives.
     """
 
     finding: str
@@ -79,11 +196,11 @@ class Grade:
 @lru_cache(maxsize=4096)  # references are read again in every evaluation
 def statements(text: str, labeler: RuleLabeler) -> tuple[Statement, ...]:
     """Read the findings that a text states; those that it denies or doubts are left out."""
-    found: list[Statement] = []
+    stated: list[Statement] = []
     for words in sentences(text):
         if mentions := labeler.mentions(words):
-            found += _of_sentence(words, mentions, labeler)
-    return tuple(found)
+            stated += _of_sentence(words, mentions, labeler)
+    return tuple(stated)
 
 
 def grade(draft: str, reference: str, labeler: RuleLabeler) -> tuple[Grade, ...]:
@@ -96,19 +213,16 @@ def grade(draft: str, reference: str, labeler: RuleLabeler) -> tuple[Grade, ...]
     in_reference, in_draft = _by_finding(reference, labeler), _by_finding(draft, labeler)
     grades = []
     for finding in dict.fromkeys([*in_reference, *in_draft]):
-        true, said = in_reference[finding], in_draft[finding]
-        words, sides = dict[Part, tuple[str, str]](), (set(_words("side", true)), set(_words("side", said)))
-        for part in PARTS:
-            both = _text(part, true), _text(part, said)
-            if any(both):
-                words[part] = both
+        true, drafted = in_reference[finding], in_draft[finding]
+        words = {part: both for part in PARTS if any(both := (_text(part, true), _text(part, drafted)))}
+        true_side, draft_side = set(_words("side", true)), set(_words("side", drafted))
         grades.append(
             Grade(
                 finding,
-                presence="right" if true and said else "missed" if true else "invented",
-                side=sides[0] == sides[1] if said and sides[0] else None,
-                degree=_agreed("degree", said, true, labeler) if said else None,
-                change=_agreed("change", said, true, labeler) if said else None,
+                presence="right" if true and drafted else "missed" if true else "invented",
+                side=true_side == draft_side if drafted and true_side else None,
+                degree=_agreed("degree", drafted, true, labeler) if drafted else None,
+                change=_agreed("change", drafted, true, labeler) if drafted else None,
                 words=words,
             )
         )
@@ -117,40 +231,37 @@ def grade(draft: str, reference: str, labeler: RuleLabeler) -> tuple[Grade, ...]
 
 def _by_finding(text: str, labeler: RuleLabeler) -> dict[str, list[Statement]]:
     """Statements of a text by finding, without those of findings that are gone."""
-    found: dict[str, list[Statement]] = defaultdict(list)
-    for one in dict.fromkeys(statements(text, labeler)):
-        if not one.resolved:
-            found[one.finding].append(one)
-    return found
+    by_finding: dict[str, list[Statement]] = defaultdict(list)
+    for statement in dict.fromkeys(statements(text, labeler)):
+        if not statement.resolved:
+            by_finding[statement.finding].append(statement)
+    return by_finding
 
 
-def _words(part: Part, said: Sequence[Statement]) -> list[str]:
+def _words(part: Part, statements: Sequence[Statement]) -> list[str]:
     """The words of a part in all statements, each once."""
-    words: dict[str, None] = {}
-    for one in said:
-        words.update(dict.fromkeys(sorted(getattr(one, part))))
-    return list(words)
+    return list(dict.fromkeys(word for statement in statements for word in sorted(getattr(statement, part))))
 
 
-def _text(part: Part, said: Sequence[Statement]) -> str:
-    words = _words(part, said)
+def _text(part: Part, statements: Sequence[Statement]) -> str:
+    words = _words(part, statements)
     return "both" if part == "side" and len(words) == 2 else ", ".join(words)
 
 
-def _agreed(part: Part, said: Sequence[Statement], true: Sequence[Statement], labeler: RuleLabeler) -> bool | None:
+def _agreed(part: Part, drafted: Sequence[Statement], true: Sequence[Statement], labeler: RuleLabeler) -> bool | None:
     """Whether the draft's words for a side agree with the reference's; over all sides where no side is in both."""
-    graded = [one for one in true if getattr(one, part)]
+    graded = [statement for statement in true if getattr(statement, part)]
     if not graded:
         return None
 
-    def of_side(one: Statement, others: Sequence[Statement]) -> list[str]:
-        return _words(part, [other for other in others if not (one.side and other.side) or one.side & other.side])
+    def of_side(stated: Statement, others: Sequence[Statement]) -> list[str]:
+        return _words(part, [o for o in others if not (stated.side and o.side) or stated.side & o.side])
 
     def same(word: str, other: str) -> bool:
         return word == other or (part == "degree" and _same_degree(word, other, labeler, true[0].finding))
 
-    paired = [one for one in graded if not one.side or any(one.side & other.side for other in said)]
-    pairs = [(of_side(one, true), of_side(one, said)) for one in paired] or [(_words(part, true), _words(part, said))]
+    paired = [s for s in graded if not s.side or any(s.side & other.side for other in drafted)]
+    pairs = [(of_side(s, true), of_side(s, drafted)) for s in paired] or [(_words(part, true), _words(part, drafted))]
     return all(mine and all(any(same(m, t) for t in theirs) for m in mine) for theirs, mine in pairs)
 
 
@@ -160,15 +271,15 @@ def _same_degree(word: str, other: str, labeler: RuleLabeler, finding: str) -> b
     for scale in scales:
         if word in scale and other in scale:
             return scale[word] == scale[other]
-    levels = [{scale[one] for scale in scales if one in scale} or {DEGREES[one]} for one in (word, other)]
+    levels = [{scale[w] for scale in scales if w in scale} or {DEGREES[w]} for w in (word, other)]
     return bool(levels[0] & levels[1])
 
 
 @cache
 def _degree_book(labeler: RuleLabeler) -> Phrasebook[str]:
     """All words of degree, each its own tag; phrases that only look like one have an empty tag."""
-    own = chain.from_iterable(labeler.degrees.values())
-    words = dict.fromkeys([*DEGREES, *chain.from_iterable(own)])
+    scales = chain.from_iterable(labeler.degrees.values())
+    words = dict.fromkeys([*DEGREES, *chain.from_iterable(scales)])
     return Phrasebook([*dict.fromkeys(phrases("degrees")["none"], "").items(), *zip(words, words, strict=True)])
 
 
@@ -176,21 +287,15 @@ def _of_sentence(words: Sequence[str], mentions: Sequence[Mention], labeler: Rul
     sides = qualifiers(words, mentions, [match for match in _SIDE_BOOK.cover(words) if match.tag])
     degrees = qualifiers(words, mentions, [match for match in _degree_book(labeler).cover(words) if match.tag])
     changes = directions(words, mentions, labeler)
-    found = []
+    stated = []
     for mention, of_side, of_degree, change in zip(mentions, sides, degrees, changes, strict=True):
         if mention.label == "positive" or change == "resolved":
             side = [] if mention.name in labeler.unsided else " ".join([match.tag for match in of_side]).split()
             known = {*DEGREES}.union(*labeler.degrees.get(mention.name, ()))
-            degree = _degree(words, [match for match in of_degree if match.tag in known], mention)
-            found.append(Statement(mention.name, frozenset(side), degree, frozenset([change] if change else [])))
-    return found
-
-
-def _degree(words: Sequence[str], matches: Sequence[Match[str]], mention: Mention) -> frozenset[str]:
-    """The nearest word, and the word that "to" joins with it."""
-    if not matches:
-        return frozenset()
-    last = nearest(matches, mention)
-    return frozenset(
-        [one.tag for one in matches if one is last or (one.end == last.start - 1 and words[one.end] == "to")]
-    )
+            degree: list[str] = []
+            if matches := [match for match in of_degree if match.tag in known]:
+                last = nearest(matches, mention)  # and the word that "to" joins with it
+                degree = [m.tag for m in matches if m is last or (m.end == last.start - 1 and words[m.end] == "to")]
+            since_before = frozenset([change] if change else [])
+            stated.append(Statement(mention.name, frozenset(side), frozenset(degree), since_before))
+    return stated

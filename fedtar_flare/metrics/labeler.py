@@ -1,7 +1,7 @@
 """Rule-based labelers: which observations a report states, denies, doubts, or does not mention.
 
-Tables of phrases, in a YAML file for each labeler, and the scope rules of :mod:`.scope` decide. These are no neural
-labelers: their labels are not CheXbert's or RadBERT's.
+Tables of phrases, in a YAML file for each labeler, name the observations; cues and their reach, after NegEx (Chapman et
+al., 2001), deny or doubt them. These are no neural labelers: their labels are not CheXbert's or RadBERT's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache, lru_cache
 from itertools import product
 from pathlib import Path
@@ -18,14 +19,161 @@ from typing import Literal, NamedTuple
 import yaml
 
 from fedtar_flare.data.cohort import Modality
-from fedtar_flare.metrics.scope import scopes
-from fedtar_flare.metrics.sentences import Phrasebook, listed, sentences
+from fedtar_flare.metrics.sentences import Match, Phrasebook, listed, phrases, sentences
+
+
+class Cue(Enum):
+    """The effect of a phrase on the words around it."""
+
+    DENIES_AFTER = 1
+    DENIES_BEFORE = 2
+    DOUBTS_AFTER = 3
+    DOUBTS_BEFORE = 4
+    DOUBTS_BOTH = 5
+    ENDS = 6  # a clause ends here: nothing reaches over it
+    ENDS_DENIAL = 7  # only a denial ends here: what is likely due to something is likely due to it
+    DOUBTS_ANEW = 8  # a clause ends here, and what follows is doubted
+    NOTHING = 9  # looks like a denial and is none
+
+
+_WORDS = phrases("cues")
+_BOOK: Phrasebook[Cue] = Phrasebook((phrase, cue) for cue in Cue for phrase in _WORDS[cue.name.lower()])
+_VERBS = frozenset(
+    ["is", "are", "was", "were", "has", "have", "had", "shows", "show", "remains", "remain", "demonstrates", "there"]
+)
+_PREDICATES = _VERBS | frozenset(phrases("names")["observed"][0].split("|"))
+_STATES, _BEHIND = (frozenset(phrases("clauses")[name]) for name in ("states", "behind"))
+_BEHIND |= {",", ":", "(", ")", "?"}
+_ALTERNATIVES = frozenset({"or", "nor", "and/or"})
+
+
+class Scopes(NamedTuple):
+    """Per word of a sentence, whether a cue before it (left) or after it (right) denies or doubts it."""
+
+    denied_from_left: list[bool]
+    denied_from_right: list[bool]
+    doubted_from_left: list[bool]
+    doubted_from_right: list[bool]
+
+    def denied(self, start: int, end: int) -> bool:
+        """Whether a denial reaches the phrase ``words[start:end]``; a cue within it counts."""
+        return self.denied_from_left[end - 1] or self.denied_from_right[start]
+
+    def doubted(self, start: int, end: int) -> bool:
+        """The same for a doubt."""
+        return self.doubted_from_left[end - 1] or self.doubted_from_right[start]
+
+
+def scopes(words: Sequence[str]) -> Scopes:
+    """Reach of every cue in a sentence, in one pass to the right and one to the left.
+
+    To the right, a cue reaches to the end of its clause: a conjunction such as *but*, *and* after the predicate, or a
+    comma after it or before a new statement ("no pneumothorax, small effusion") unless an *or* still follows ("no
+    edema, large effusion or pneumothorax"). *Seen* and the like are predicates where no noun follows ("no visible
+    pneumothorax, effusion, or edema"). To the left, it reaches to the predicate or the clause before its own.
+    """
+    starting: dict[int, Match[Cue]] = {}
+    ending: dict[int, Match[Cue]] = {}
+    for cue in _BOOK.cover(words):
+        starting[cue.start] = ending[cue.end - 1] = cue
+    denied, doubted = _to_the_right(words, starting)
+    denied_back, doubted_back = _to_the_left(words, ending, _predicate_before(words, starting))
+    return Scopes(denied, denied_back, doubted, doubted_back)
+
+
+def _to_the_right(words: Sequence[str], starting: dict[int, Match[Cue]]) -> tuple[list[bool], list[bool]]:
+    alternative = _alternative_ahead(words, starting)
+    denied, doubted = [False] * len(words), [False] * len(words)
+    denying = doubting = predicate = False
+    inside = 0  # end of the cue that is being passed
+    for i, word in enumerate(words):
+        cue = starting.get(i)
+        if cue:
+            inside = cue.end
+            if cue.tag is Cue.ENDS:
+                denying = doubting = False
+            elif cue.tag is Cue.ENDS_DENIAL:
+                denying = False
+            elif cue.tag is Cue.DENIES_AFTER or (cue.tag is Cue.DENIES_BEFORE and not i):  # "resolved effusion"
+                denying, predicate = True, False
+            elif cue.tag in (Cue.DOUBTS_AFTER, Cue.DOUBTS_BOTH):
+                doubting, predicate = True, False
+            elif cue.tag is Cue.DOUBTS_ANEW:
+                denying, doubting, predicate = False, True, False
+        elif i >= inside:
+            if word in (",", "and"):
+                following = words[i + 1] if i + 1 < len(words) else ""
+                ends = predicate or (word == "," and following in _STATES)
+                if ends and not (word == "," and alternative[i]):
+                    denying = doubting = predicate = False
+            elif word in (":", ")"):
+                denying = doubting = False
+            elif word in _VERBS or (word in _PREDICATES and (i + 1 == len(words) or words[i + 1] in _BEHIND)):
+                predicate = True  # and no adjective of a noun behind it
+        denied[i], doubted[i] = denying, doubting
+    return denied, doubted
+
+
+def _alternative_ahead(words: Sequence[str], starting: dict[int, Match[Cue]]) -> list[bool]:
+    """Per word, whether *or* follows in the same clause, before any other cue and predicate."""
+    ahead = [False] * len(words)
+    follows = False
+    for i in range(len(words) - 1, -1, -1):
+        ahead[i] = follows
+        follows = words[i] in _ALTERNATIVES or (follows and i not in starting and words[i] not in _VERBS)
+    return ahead
+
+
+def _to_the_left(
+    words: Sequence[str], ending: dict[int, Match[Cue]], stated: Sequence[bool]
+) -> tuple[list[bool], list[bool]]:
+    denied, doubted = [False] * len(words), [False] * len(words)
+    denying = doubting = False
+    inside = len(words)  # start of the cue that is being passed
+    for i in range(len(words) - 1, -1, -1):
+        word = words[i]
+        cue = ending.get(i)
+        if cue:
+            inside = cue.start
+            if cue.tag in (Cue.ENDS, Cue.DOUBTS_ANEW, Cue.DENIES_AFTER, Cue.DOUBTS_AFTER):
+                denying = doubting = False
+            elif cue.tag is Cue.DENIES_BEFORE:
+                denying, doubting = True, False
+            elif cue.tag in (Cue.DOUBTS_BEFORE, Cue.DOUBTS_BOTH):
+                denying, doubting = False, True
+        elif i < inside:
+            if word == ",":
+                doubting = False
+                denying = denying and not stated[i]
+            elif word == "and":
+                denying, doubting = denying and not stated[i], doubting and not stated[i]
+            elif word == "(":
+                doubting = False
+            elif word in _VERBS or word == ":":
+                denying = doubting = False
+        denied[i], doubted[i] = denying, doubting
+    return denied, doubted
+
+
+def _predicate_before(words: Sequence[str], starting: dict[int, Match[Cue]]) -> list[bool]:
+    """Per word, whether its clause has a predicate before it."""
+    before = [False] * len(words)
+    predicate = False
+    passed = 0  # end of a phrase that does nothing
+    for i, word in enumerate(words):
+        cue = starting.get(i)
+        if cue and cue.tag in (Cue.ENDS, Cue.DOUBTS_ANEW):
+            predicate = word == "there"
+        elif cue and cue.tag is Cue.NOTHING:
+            passed = cue.end
+        before[i] = predicate
+        predicate = predicate or (i >= passed and word in _PREDICATES)
+    return before
+
 
 Label = Literal["positive", "negative", "uncertain", "blank"]
 Direction = Literal["new", "increased", "decreased", "unchanged", "resolved"]
-"""How a finding changed since the visit before."""
 RuleLabels = Literal["chexpert-rules", "ctrate-rules"]
-"""Names of the rule-based labelers."""
 NEURAL: dict[str, RuleLabels] = {"chexbert": "chexpert-rules", "radbert": "ctrate-rules"}
 """Names of the labelers that are neural models, each with the rules of the same classes."""
 
@@ -35,29 +183,14 @@ _KINDS = ("present", "absent", "unsure", "ignore", "elsewhere", "here")
 
 @dataclass(frozen=True)
 class Observation:
-    """A class of a labeler, as tables of phrases separated by commas (see :class:`.Phrasebook`).
-
-    Attributes
-    ----------
-    name : str
-    present : str
-        Phrases that state it, unless denied or doubted.
-    absent : str
-        Phrases that deny it by themselves ("heart size is normal"); denied, they state it.
-    unsure : str
-        Phrases that leave it open by themselves ("heart size is top normal").
-    ignore : str
-        Phrases with another meaning; the words they cover are no mention ("pericardial effusion").
-    elsewhere, here : str
-        Words of another organ: a sentence with one of them has no mention, unless it has one of ``here``.
-    """
+    """A class of a labeler, as tables of phrases separated by commas (see :class:`.Phrasebook`)."""
 
     name: str
-    present: str
-    absent: str = ""
-    unsure: str = ""
-    ignore: str = ""
-    elsewhere: str = ""
+    present: str  # states it, unless denied or doubted
+    absent: str = ""  # denies it by itself ("heart size is normal"); denied, it states it
+    unsure: str = ""  # leaves it open by itself ("heart size is top normal")
+    ignore: str = ""  # has another meaning; the words it covers are no mention ("pericardial effusion")
+    elsewhere: str = ""  # words of another organ: a sentence with one has no mention, unless it has one of ``here``
     here: str = ""
 
 
@@ -73,20 +206,8 @@ class Mention(NamedTuple):
 class RuleLabeler:
     """Labels reports by rules; equal texts get equal labels, in linear time.
 
-    Parameters
-    ----------
-    observations : sequence of Observation
-    no_finding : str
-        The class that is positive where no other is positive or uncertain; "" for none.
-    beside : set of str
-        Classes that may be positive together with ``no_finding``.
-    unsided : set of str
-        Classes that have no side.
-    degrees : mapping of str to sequence of mapping
-        By class, scales of words of degree, each from a word to its level, for reports with words of their own (see
-        :mod:`.grades`).
-    changes : mapping of str to Direction
-        Further words of change (see :mod:`.qualifiers`).
+    ``no_finding`` is the class that is positive where no other, but for those ``beside`` it, is positive or uncertain.
+    Reports with words of their own give ``degrees``, by class scales from a word to its level, and ``changes``.
     """
 
     def __init__(
@@ -107,10 +228,10 @@ class RuleLabeler:
         self.names: tuple[str, ...] = (no_finding,) if no_finding else ()
         """All classes; ``no_finding`` is the first."""
         phrases: list[tuple[str, tuple[str, str]]] = []
-        for one in observations:
-            self.names += (one.name,)
+        for observation in observations:
+            self.names += (observation.name,)
             for kind in _KINDS:
-                phrases += product(listed(getattr(one, kind)), [(one.name, kind)])
+                phrases += product(listed(getattr(observation, kind)), [(observation.name, kind)])
         self._book = Phrasebook(phrases)
         self._labels = lru_cache(maxsize=4096)(self._labels_of)  # references are labelled again in every evaluation
 
@@ -123,50 +244,49 @@ class RuleLabeler:
 
     def _labels_of(self, text: str) -> dict[str, Label]:
         labels: dict[str, Label] = dict.fromkeys(self.names, "blank")
-        found, empty = set(), True
+        findings, empty = set(), True
         for words in sentences(text):
             empty = False
             for mention in self.mentions(words):
                 if _STRENGTH[mention.label] > _STRENGTH[labels[mention.name]]:
                     labels[mention.name] = mention.label
                 if mention.label in ("positive", "uncertain"):
-                    found.add(mention.name)
-        if self.no_finding and not empty and found <= self.beside:
+                    findings.add(mention.name)
+        if self.no_finding and not empty and findings <= self.beside:
             labels[self.no_finding] = "positive"
         return labels
 
     def mentions(self, words: Sequence[str]) -> list[Mention]:
         """Find the mentions in a sentence."""
         by_class: dict[str, list[tuple[int, int, str]]] = {}
-        kinds: dict[str, set[str]] = {}
         for start, end, (name, kind) in self._book.find(words):
             by_class.setdefault(name, []).append((start, end, kind))
-            kinds.setdefault(name, set()).add(kind)
         if not by_class:
             return []
         reach = scopes(words)
-        found = []
+        mentions = []
         for name, spans in by_class.items():
-            if "elsewhere" in kinds[name] and "here" not in kinds[name]:
+            kinds = {kind for *_, kind in spans}
+            if "elsewhere" in kinds and "here" not in kinds:
                 continue
             for start, end, kind in _longest(spans):
                 if kind != "ignore":
                     label = _label(kind, reach.denied(start, end), reach.doubted(start, end))
-                    found.append(Mention(start, end, name, label))
-        return sorted(found)
+                    mentions.append(Mention(start, end, name, label))
+        return sorted(mentions)
 
 
 def _longest(spans: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
     """Spans of one class that do not overlap: the longest first, then from the left; words of organs are no spans."""
-    kept: list[tuple[int, int, str]] = []
+    longest: list[tuple[int, int, str]] = []
     for start, end, kind in sorted(spans, key=lambda span: (span[0], -span[1], -_KINDS.index(span[2]))):
         if kind in ("elsewhere", "here"):
             continue
-        if not kept or start >= kept[-1][1]:
-            kept.append((start, end, kind))
-        elif end - start > kept[-1][1] - kept[-1][0]:  # within the one before, and longer
-            kept[-1] = (start, end, kind)
-    return kept
+        if not longest or start >= longest[-1][1]:
+            longest.append((start, end, kind))
+        elif end - start > longest[-1][1] - longest[-1][0]:  # within the one before, and longer
+            longest[-1] = (start, end, kind)
+    return longest
 
 
 def _label(kind: str, denied: bool, doubted: bool) -> Label:
@@ -188,9 +308,9 @@ def rule_labeler(name: RuleLabels) -> RuleLabeler:
     """
     rules = yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
     observations = []
-    for observation, tables in rules["observations"].items():
+    for name_of_class, tables in rules["observations"].items():
         filled = {kind: table.format_map(rules["words"]) for kind, table in tables.items()}
-        observations.append(Observation(observation, **filled))
+        observations.append(Observation(name_of_class, **filled))
     return RuleLabeler(
         observations,
         no_finding=rules.get("no_finding", ""),
@@ -219,10 +339,9 @@ def report_labels(name: RuleLabels) -> Callable[[str], tuple[frozenset[str], fro
     labeler = rule_labeler(name)
 
     def labels(report: str) -> tuple[frozenset[str], frozenset[str]]:
-        found: dict[Label, set[str]] = {"positive": set(), "uncertain": set()}
-        for one, label in labeler(report).items():
-            if label in found and one != labeler.no_finding and one not in labeler.beside:
-                found[label].add(one)
-        return frozenset(found["positive"]), frozenset(found["uncertain"])
+        of_report = labeler(report)
+        findings = [finding for finding in of_report if finding not in {labeler.no_finding, *labeler.beside}]
+        positive = frozenset(finding for finding in findings if of_report[finding] == "positive")
+        return positive, frozenset(finding for finding in findings if of_report[finding] == "uncertain")
 
     return labels

@@ -3,8 +3,6 @@
 Scores are raw: BLEU and ROUGE-L in 0..1, CIDEr in 0..10. CIDEr weighs a phrase by its rarity in the corpus of
 references: it is 0 for a corpus of one report, and sites' values must not be pooled (average them, and say so).
 
-References
-----------
 Papineni et al., BLEU, ACL 2002. Lin, ROUGE, ACL workshop 2004. Vedantam et al., CIDEr, CVPR 2015 (here CIDEr-D's
 clipping and Gaussian penalty, as pycocoevalcap's ``Cider`` has them).
 """
@@ -24,16 +22,10 @@ from numpy.typing import NDArray
 
 from fedtar_flare.core.errors import DataError
 
-MOST_REFERENCES = 500
-"""Most drafts and references that :func:`mismatched_share` compares, spread evenly over those given."""
-
-_N = 4  # longest n-gram
-_BLEU = tuple(f"bleu_{n}" for n in range(1, _N + 1))
-_ROUGE_BETA = 1.2
-_CIDER_SIGMA = 6.0
+MOST_REFERENCES = 500  # that :func:`mismatched_share` compares, spread evenly over those given
+_N, _ROUGE_BETA, _CIDER_SIGMA = 4, 1.2, 6.0  # the longest n-gram has 4 tokens
 # pycocoevalcap's guards against empty reports; they show in the scores of very short texts, so they belong to BLEU
-_TINY = 1e-15
-_SMALL = 1e-9
+_TINY, _SMALL = 1e-15, 1e-9
 
 _NUMBERED = re.compile(r"^\s*\d+[.)]\s+", re.MULTILINE)  # "1. ", "2) " at the start of a line
 _DASHES = re.compile(r"[‐‑‒–—―−]")
@@ -66,10 +58,7 @@ def clean(text: str) -> str:
 def require_pairs(references: Sized, drafts: Sized) -> None:
     """Raise DataError (``unequal-lengths``, ``no-reports``) unless there are drafts, each with its reference."""
     if len(references) != len(drafts):
-        raise DataError(
-            f"{len(references)} reference(s) but {len(drafts)} draft(s): they must go in pairs",
-            reason="unequal-lengths",
-        )
+        raise DataError(f"{len(references)} reference(s) but {len(drafts)} draft(s)", reason="unequal-lengths")
     if not len(references):
         raise DataError("there is no report to score", reason="no-reports")
 
@@ -78,24 +67,19 @@ def require_pairs(references: Sized, drafts: Sized) -> None:
 class LanguageStatistics:
     """What each of N reports adds to the corpus scores; document frequencies of CIDEr are those of all N."""
 
-    matches: Array
-    """(N, 4): n-grams of the draft that a reference has too, clipped, n = 1..4."""
-    guesses: Array
-    """(N, 4): n-grams of the draft."""
-    hypothesis_length: Array
-    """(N,): tokens of the draft."""
-    reference_length: Array
-    """(N,): tokens of the reference nearest in length."""
-    rouge_l: Array
-    """(N,): the report's own score, as is ``cider``."""
-    cider: Array
+    matches: Array  # (N, 4): n-grams of the draft that a reference has too, clipped, n = 1..4
+    guesses: Array  # (N, 4): n-grams of the draft
+    hypothesis_length: Array  # (N,): tokens of the draft
+    reference_length: Array  # (N,): tokens of the reference nearest in length
+    rouge_l: Array  # (N,): the report's score
+    cider: Array  # (N,): the report's score
 
     def scores(self) -> dict[str, float]:
         """``bleu_1`` to ``bleu_4``, ``rouge_l``, ``cider`` of the corpus."""
         every = np.ones((1, len(self.cider)))
         lengths = every @ self.hypothesis_length, every @ self.reference_length
         bleu = bleu_of_sums(every @ self.matches, every @ self.guesses, *lengths)[0].tolist()
-        scores = dict(zip(_BLEU, bleu, strict=True))
+        scores = {f"bleu_{n}": value for n, value in enumerate(bleu, start=1)}
         for name in ("rouge_l", "cider"):
             scores[name] = float((every @ getattr(self, name))[0] / len(self.cider))
         return scores
@@ -114,10 +98,7 @@ def report_statistics(references: Sequence[str], drafts: Sequence[str]) -> Langu
 def language_statistics(
     references: Sequence[Sequence[Sequence[str]]], drafts: Sequence[Sequence[str]]
 ) -> LanguageStatistics:
-    """Statistics of N tokenised drafts, each with at least one reference.
-
-    DataError: ``no-reports``, ``unequal-lengths``, ``no-reference``, or ``not-tokens`` (a text instead of tokens).
-    """
+    """Statistics of N tokenised drafts, each with at least one reference."""
     require_pairs(references, drafts)
     matches, guesses, nearest, rouge_l, pairs = [], [], [], [], []
     for i, (draft, group) in enumerate(zip(drafts, references, strict=True)):
@@ -125,11 +106,11 @@ def language_statistics(
             raise DataError(f"report {i}: a text where a list of tokens belongs; split it first", reason="not-tokens")
         if not group:
             raise DataError(f"report {i} has no reference", reason="no-reference")
-        own, others = _ngrams(draft), [_ngrams(reference) for reference in group]
-        pairs.append((own, others))
+        in_draft, in_group = _ngrams(draft), [_ngrams(reference) for reference in group]
+        pairs.append((in_draft, in_group))
         # a match counts at most as often as in the reference that has most of it
-        most = [functools.reduce(operator.or_, counts) for counts in zip(*others, strict=True)]
-        matches.append([(own[n] & most[n]).total() for n in range(_N)])
+        most = [functools.reduce(operator.or_, counts) for counts in zip(*in_group, strict=True)]
+        matches.append([(in_draft[n] & most[n]).total() for n in range(_N)])
         guesses.append([max(0, len(draft) - n) for n in range(_N)])
         nearest.append(min([(abs(len(reference) - len(draft)), len(reference)) for reference in group])[1])
         rouge_l.append(_rouge_l(draft, group))
@@ -144,18 +125,9 @@ def language_statistics(
 
 
 def bleu_of_sums(matches: Array, guesses: Array, draft_length: Array, reference_length: Array) -> Array:
-    """Corpus BLEU-1..4 from sums over reports, also of several sites.
+    """Corpus BLEU-1..4 (..., 4) from sums over reports, n-grams (..., 4) and lengths (...), also of several sites.
 
     The geometric mean of clipped precisions times the brevity penalty (Papineni et al., 2002, Section 2.3).
-
-    Parameters
-    ----------
-    matches, guesses : ndarray of shape (..., 4)
-    draft_length, reference_length : ndarray of shape (...)
-
-    Returns
-    -------
-    ndarray of shape (..., 4)
     """
     precision = (matches + _TINY) / (guesses + _SMALL)
     bleu = np.cumprod(precision, axis=-1) ** (1 / np.arange(1, _N + 1))
@@ -175,12 +147,13 @@ def mismatched_share(patients: Sequence[str], references: Sequence[str], drafts:
     """Mean share of other patients' references that a draft fits better than its own reference.
 
     0 is perfect, 0.5 is chance; None with a single patient. Fit is the Dice overlap of words and word pairs; a tie
-    counts half. DataError: ``no-reports``, or ``unequal-lengths``.
+    counts half.
     """
     require_pairs(references, drafts)
     require_pairs(patients, drafts)
     chosen = np.unique(np.linspace(0, len(drafts) - 1, min(len(drafts), MOST_REFERENCES)).astype(int))
-    rows = [_grams(texts[i]) for texts in (drafts, references) for i in chosen]
+    words = [clean(texts[i]).split() for texts in (drafts, references) for i in chosen]
+    rows = [{*zip(text), *pairwise(text)} for text in words]
     grams = list(set().union(*rows))
     column = dict(zip(grams, range(len(grams)), strict=True))
     matrix = np.zeros((len(rows), len(column)), dtype=np.float32)
@@ -188,12 +161,12 @@ def mismatched_share(patients: Sequence[str], references: Sequence[str], drafts:
         matrix[i, [*map(column.__getitem__, row)]] = 1
     draft, reference = np.split(matrix, 2)
     fit = 2 * (draft @ reference.T) / np.maximum(draft.sum(1)[:, None] + reference.sum(1)[None], 1)
-    own = np.diagonal(fit)[:, None]
+    to_reference = np.diagonal(fit)[:, None]
     names = np.array([str(patients[i]) for i in chosen])
     others = names[:, None] != names[None]
     if not others.any():
         return None
-    better = ((fit > own) + 0.5 * (fit == own)) * others
+    better = ((fit > to_reference) + 0.5 * (fit == to_reference)) * others
     counted = others.sum(1)
     return float((better.sum(1)[counted > 0] / counted[counted > 0]).mean())
 
@@ -203,11 +176,6 @@ def length_ratio(references: Sequence[str], drafts: Sequence[str]) -> float | No
     require_pairs(references, drafts)
     words = len(" ".join(map(clean, references)).split())
     return len(" ".join(map(clean, drafts)).split()) / words if words else None
-
-
-def _grams(text: str) -> set[tuple[str, ...]]:
-    words = clean(text).split()
-    return {*zip(words), *pairwise(words)}
 
 
 def _ngrams(tokens: Sequence[str]) -> list[Counts]:
@@ -221,14 +189,14 @@ def _ngrams(tokens: Sequence[str]) -> list[Counts]:
 
 def _rouge_l(draft: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """F-measure (beta 1.2) of the references' best precision and recall; as in pycocoevalcap, two empty texts agree."""
-    own = draft or [""]
+    tokens = draft or [""]
     longest, recall = 0, 0.0
     for reference in references:
-        common = _lcs(reference or [""], own)
+        common = _lcs(reference or [""], tokens)
         longest, recall = max(longest, common), max(recall, common / max(1, len(reference)))
     if not longest:
         return 0.0
-    precision = longest / len(own)
+    precision = longest / len(tokens)
     return (1 + _ROUGE_BETA**2) * precision * recall / (recall + _ROUGE_BETA**2 * precision)
 
 
@@ -257,13 +225,13 @@ def _cider(pairs: Sequence[tuple[list[Counts], list[list[Counts]]]]) -> Array:
         total = 0.0
         for reference in references:
             cosines = 0.0
-            for own, other in zip(draft, reference, strict=True):
+            for ours, theirs in zip(draft, reference, strict=True):
                 dot = 0.0
-                for gram, count in own.items():  # not a set, whose order differs from process to process
-                    if gram in other:
-                        dot += min(count, other[gram]) * other[gram] * idf[gram] ** 2
+                for gram, count in ours.items():  # not a set, whose order differs from process to process
+                    if gram in theirs:
+                        dot += min(count, theirs[gram]) * theirs[gram] * idf[gram] ** 2
                 if dot:  # then neither norm is 0
-                    cosines += dot / (_norm(own, idf, log_n) * _norm(other, idf, log_n))
+                    cosines += dot / (_norm(ours, idf, log_n) * _norm(theirs, idf, log_n))
             # pycocoevalcap takes a text's length in 2-grams
             difference = draft[1].total() - reference[1].total()
             total += cosines * math.exp(-(difference**2) / (2 * _CIDER_SIGMA**2))

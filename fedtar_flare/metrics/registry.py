@@ -4,13 +4,15 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter, itemgetter
+from operator import itemgetter
+from typing import Literal
 
 from fedtar_flare.data.minimum_cell import enough, round_loss, round_share, winsorised_mean
-from fedtar_flare.metrics.agreement import AVERAGES, METRICS, Average, Metric
-from fedtar_flare.metrics.grades import Part
+from fedtar_flare.metrics.agreement import AVERAGES, METRICS, Average, Metric, finding_f1
+from fedtar_flare.metrics.grades import PARTS, Part
+from fedtar_flare.metrics.labeler import rule_labeler
 from fedtar_flare.metrics.language import identical_share, length_ratio, mismatched_share
-from fedtar_flare.metrics.reports import Reports, accuracy, changing, efficacy, graded
+from fedtar_flare.metrics.reports import Reports, contradicted
 
 LANGUAGE, FINDINGS, CONTENT = "Language", "Findings", "Classes, change and repetition"
 GRADES = "Findings against the reference"
@@ -18,47 +20,65 @@ GRADES = "Findings against the reference"
 
 @dataclass(frozen=True)
 class Score:
-    """A score: its name in records, its label for people, and how it is computed and shown.
-
-    Attributes
-    ----------
-    name, label : str
-    function : callable
-        From :class:`Reports` to the raw value; None where it is undefined.
-    unit, scale, decimals : str, float, int
-        Of the value that people see, raw times ``scale``.
-    most : float
-        Largest raw value; none is below 0.
-    higher_is_better : bool, optional
-        None: the nearer to 1, the better.
-    by_step : bool
-        Whether it is computed at each time step too, and not only over all steps.
-    needs : str
-        What reports must have besides the texts: ``findings``, or the labels of the labeler of this name.
-    concerned : callable, optional
-        The patients that the value rests on, where these are not all. With fewer than a minimum cell it is None.
-    rounding : callable
-        Rounds the value, given the number of reports or patients that it rests on, and the minimum cell.
-    curve : bool
-        Whether a chart over rounds is drawn.
-    group : str
-        Scores of a group share a table; all of them are computed at each step, or none is.
-    """
+    """A score: its name in records, its label for people, and how it is computed and shown."""
 
     name: str
     label: str
-    function: Callable[[Reports], float | None]
+    function: Callable[[Reports], float | None]  # the raw value; None where it is undefined
     unit: str = "x 100"
-    scale: float = 100.0
-    most: float = 1.0
-    higher_is_better: bool | None = True
+    scale: float = 100.0  # people see the raw value times ``scale``, in ``unit``
+    most: float = 1.0  # largest raw value; none is below 0
+    higher_is_better: bool | None = True  # None: the nearer to 1, the better
     decimals: int = 1
-    by_step: bool = False
-    needs: str = ""
+    by_step: bool = False  # computed at each time step too, and not only over all steps
+    needs: str = ""  # what reports must have besides the texts: "findings", or labels of the labeler of this name
     concerned: Callable[[Reports], AbstractSet[str]] | None = None
+    """The patients that the value rests on, where these are not all; with fewer than a minimum cell it is None."""
     rounding: Callable[[float, int, int], float] = round_share
-    curve: bool = False
-    group: str = CONTENT
+    """Rounds the value, given the number of reports or patients that it rests on, and the minimum cell."""
+    curve: bool = False  # whether a chart over rounds is drawn
+    group: str = CONTENT  # scores of a group share a table; all of them are computed at each step, or none is
+
+
+def change_f1(reports: Reports) -> float | None:
+    """Micro F1 of the changes."""
+    return finding_f1(*reports.counted(reports.changes, reports.draft_changes))["finding_f1"]
+
+
+def class_f1(reports: Reports) -> float | None:
+    """Micro F1 of the classes that the rules find in both texts."""
+    labeler = rule_labeler(reports.rules)
+
+    def classes(text: str) -> set[str]:
+        return {name for name, label in labeler(text).items() if label == "positive"}
+
+    sides = ([*map(classes, texts)] for texts in (reports.references, reports.drafts))
+    return finding_f1(*reports.counted(*sides))["finding_f1"]
+
+
+def presence_f1(reports: Reports) -> float | None:
+    """Micro F1 of the findings that both texts state; None where neither states any."""
+    presences = [grade.presence for grades in reports.grades for grade in grades]
+    right = presences.count("right")
+    return 2 * right / (len(presences) + right) if presences else None
+
+
+def accuracy(reports: Reports, part: Part) -> float | None:
+    """Share right in this part, of the findings for which it is graded; None without any."""
+    marks = [mark for grades in reports.grades for g in grades if (mark := getattr(g, part)) is not None]
+    return sum(marks) / len(marks) if marks else None
+
+
+def graded(reports: Reports, part: Part | Literal["presence"]) -> set[str]:
+    """Patients with a finding for which this part is graded."""
+    pairs = zip(reports.patients, reports.grades, strict=True)
+    return {patient for patient, grades in pairs if any(getattr(g, part) is not None for g in grades)}
+
+
+def changing(reports: Reports) -> set[str]:
+    """Patients with a change, true or by the draft."""
+    changes = zip(reports.patients, reports.changes, reports.draft_changes, strict=True)
+    return {patient for patient, true, drafted in changes if true or drafted}
 
 
 def _language(name: str, label: str, curve: bool = False, most: float = 1.0) -> Score:
@@ -71,9 +91,10 @@ def _findings(name: str, label: str, curve: bool = True) -> Score:
     )
 
 
-def _graded(name: str, part: Part) -> Score:
+def _graded(part: Part) -> Score:
     concerned, of_part = partial(graded, part=part), partial(accuracy, part=part)
-    return Score(name, f"{part} right", of_part, unit="% of findings", concerned=concerned, group=GRADES)
+    label, unit = f"{part} right", "% of findings"
+    return Score(f"{part}_accuracy", label, of_part, unit=unit, concerned=concerned, group=GRADES)
 
 
 EFFICACY: dict[str, tuple[str, Average, Metric, bool]] = {
@@ -89,18 +110,19 @@ EFFICACY: dict[str, tuple[str, Average, Metric, bool]] = {
 def _efficacy(name: str, labeler: str, average: Average, metric: Metric, uncertain: bool) -> Score:
     model = {"chexbert": "CheXbert", "radbert": "RadBERT"}[labeler]
     how = f" (uncertain is {'positive' if uncertain else 'negative'})" if "uncertain" in name else ""
-    of = partial(efficacy, average=average, metric=metric, uncertain=uncertain)
     label, group = f"{model} {average} {metric.replace('f1', 'F1')}{how}", f"Clinical efficacy by {model}{how}"
-    return Score(name, label, of, needs=labeler, group=group)
+
+    def efficacy(reports: Reports) -> float | None:
+        means = reports.efficacy[uncertain]
+        return means[average][metric] if means else None
+
+    return Score(name, label, efficacy, needs=labeler, group=group)
 
 
 SCORES = {
     score.name: score
     for score in (
-        _language("bleu_1", "BLEU-1"),
-        _language("bleu_2", "BLEU-2"),
-        _language("bleu_3", "BLEU-3"),
-        _language("bleu_4", "BLEU-4", curve=True),
+        *(_language(f"bleu_{n}", f"BLEU-{n}", curve=n == 4) for n in (1, 2, 3, 4)),
         _language("rouge_l", "ROUGE-L"),
         _language("cider", "CIDEr", curve=True, most=10.0),
         Score(
@@ -121,24 +143,16 @@ SCORES = {
         _findings("finding_f1_known", "known findings F1"),
         _findings("finding_f1_new", "new findings F1"),
         _findings("finding_recall_new", "new findings recall", curve=False),
-        Score(
-            "presence_f1",
-            "presence F1",
-            attrgetter("presence_f1"),
-            concerned=partial(graded, part="presence"),
-            group=GRADES,
-        ),
-        _graded("side_accuracy", "side"),
-        _graded("degree_accuracy", "degree"),
-        _graded("change_accuracy", "change"),
-        Score("chexpert_rules_f1", "CheXpert classes F1 (rules)", attrgetter("class_f1"), needs="chexpert-rules"),
-        Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)", attrgetter("class_f1"), needs="ctrate-rules"),
-        *(_efficacy(name, *one) for name, one in EFFICACY.items()),
-        Score("finding_change_micro_f1", "changes named F1", attrgetter("change_f1"), concerned=changing, curve=True),
+        Score("presence_f1", "presence F1", presence_f1, concerned=partial(graded, part="presence"), group=GRADES),
+        *map(_graded, PARTS),
+        Score("chexpert_rules_f1", "CheXpert classes F1 (rules)", class_f1, needs="chexpert-rules"),
+        Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)", class_f1, needs="ctrate-rules"),
+        *(_efficacy(name, *of) for name, of in EFFICACY.items()),
+        Score("finding_change_micro_f1", "changes named F1", change_f1, concerned=changing, curve=True),
         Score(
             "contradictions",
             "contradictions between visits",
-            attrgetter("contradictions"),
+            lambda r: contradicted(r.claims),
             unit="% of claims",
             higher_is_better=False,
             concerned=lambda r: set(map(itemgetter(0), r.claims)),
@@ -169,7 +183,7 @@ SCORES = {
         ),
     )
 }
-"""All scores by name, in the order in which they are shown."""
+"""In the order in which they are shown."""
 
 
 def scores_of(reports: Reports, *, by_step: bool = False, n: int | None = None) -> dict[str, float | None]:

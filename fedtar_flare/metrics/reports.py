@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.minimum_cell import full_cells
@@ -14,84 +14,49 @@ from fedtar_flare.metrics.agreement import (
     Average,
     Findings,
     Metric,
-    finding_f1,
     known_and_new,
     label_code,
     label_counts,
 )
-from fedtar_flare.metrics.grades import Grade, Part, grade
+from fedtar_flare.metrics.grades import Grade, claims, grade
 from fedtar_flare.metrics.labeler import RuleLabeler, RuleLabels, classes_of, rule_labeler
 from fedtar_flare.metrics.language import language_scores
-from fedtar_flare.metrics.qualifiers import claims
 
 
 class TextLabeler(NamedTuple):
-    """A labeler of texts, neural or by rules.
-
-    Attributes
-    ----------
-    labeler : str
-        Its name.
-    code : callable
-        From a text to its labels, a letter for each class (:func:`.label_code`).
-    """
+    """A labeler of texts, neural or by rules: its name, and from a text to its labels (:func:`.label_code`)."""
 
     labeler: str
     code: Callable[[str], str]
 
     @classmethod
     def by_rules(cls, name: RuleLabels) -> Self:
-        """Label by rules."""
+        """The labeler by rules of this name."""
         return cls(name, lambda text: label_code(rule_labeler(name)(text)))
 
 
 @dataclass(frozen=True)
 class Reports:
-    """N drafts of one site with their references; every sequence has an entry for each draft.
-
-    Attributes
-    ----------
-    patients, times : sequence of str, sequence of float
-        Whose visit it is, and its moment in any unit, which orders a patient's visits.
-    references, drafts : sequence of str
-    rules : {"chexpert-rules", "ctrate-rules"}
-        The labeler whose classes are usual for such images.
-    losses : sequence of float
-        Mean negative log-likelihood of the reference's tokens, nats.
-    changes, draft_changes : sequence of set of (finding, direction)
-        Changes since the visit before, true and by the draft.
-    findings, draft_findings : sequence of set of str
-        Findings, true and by the draft.
-    known : set of str, optional
-        Findings that the warm start has seen; None where ``findings`` are those of the references, not the truth.
-    labeler : RuleLabeler, optional
-        Its findings are graded and followed from visit to visit; by default that of ``rules``.
-    min_cell : int
-        Fewest patients who must have a finding, a class or a change for it to count: drafts that all name a rare one
-        would count those who have it.
-    text_labeler : TextLabeler, optional
-        The site's neural labeler.
-
-    Raises
-    ------
-    DataError
-        ``no-reports``, or ``unequal-lengths``.
-    """
+    """N drafts of one site with their references; every sequence has an entry for each draft."""
 
     patients: Sequence[str]
-    times: Sequence[float]
+    times: Sequence[float]  # in any unit; they order a patient's visits
     references: Sequence[str]
     drafts: Sequence[str]
-    rules: RuleLabels
-    losses: Sequence[float]
-    changes: Findings
+    rules: RuleLabels  # the labeler whose classes are usual for such images
+    losses: Sequence[float]  # mean negative log-likelihood of the reference's tokens, nats
+    changes: Findings  # since the visit before, (finding, direction): true, and by the draft
     draft_changes: Findings
-    findings: Findings
+    findings: Findings  # true, and by the draft
     draft_findings: Findings
     known: AbstractSet[str] | None = None
+    """Findings that the warm start has seen; None where ``findings`` are those of the references, not the truth."""
     labeler: RuleLabeler | None = None
+    """Its findings are graded and followed from visit to visit; by default that of ``rules``."""
     min_cell: int = 1
-    text_labeler: TextLabeler | None = None
+    """Fewest patients who must have a finding, a class or a change for it to count: drafts that all name a rare one
+    would count those who have it."""
+    text_labeler: TextLabeler | None = None  # the site's neural labeler
 
     def __post_init__(self) -> None:
         if not self.patients:
@@ -112,18 +77,18 @@ class Reports:
         return self.labeler or rule_labeler(self.rules)
 
     def common(self, truth: Findings) -> set[Any]:
-        """Find what at least ``min_cell`` patients have."""
+        """What at least ``min_cell`` patients have."""
         pairs = []
         for patient, findings in zip(self.patients, truth, strict=True):
             pairs += [(finding, patient) for finding in findings]
         return full_cells(pairs, self.min_cell)
 
-    def _counted(self, truth: Findings, named: Findings) -> tuple[Findings, Findings]:
+    def counted(self, truth: Findings, named: Findings) -> tuple[Findings, Findings]:
         """Both sides without what too few patients have."""
         if self.min_cell == 1:
             return truth, named
         common = self.common(truth)
-        return [found & common for found in truth], [found & common for found in named]
+        return [findings & common for findings in truth], [findings & common for findings in named]
 
     @cached_property
     def language(self) -> dict[str, float]:
@@ -133,21 +98,7 @@ class Reports:
     @cached_property
     def finding_agreement(self) -> dict[str, float | None]:
         """F1 and recall of known and new findings."""
-        return known_and_new(*self._counted(self.findings, self.draft_findings), self.known or frozenset())
-
-    @property
-    def change_f1(self) -> float | None:
-        """Micro F1 of the changes."""
-        return finding_f1(*self._counted(self.changes, self.draft_changes))["finding_f1"]
-
-    @property
-    def class_f1(self) -> float | None:
-        """Micro F1 of the classes that the rules find in both texts."""
-        labeler, sides = rule_labeler(self.rules), ([], [])  # type: tuple[RuleLabeler, tuple[list[set[str]], ...]]
-        for side, texts in zip(sides, (self.references, self.drafts), strict=True):
-            for text in texts:
-                side.append({name for name, label in labeler(text).items() if label == "positive"})
-        return finding_f1(*self._counted(*sides))["finding_f1"]
+        return known_and_new(*self.counted(self.findings, self.draft_findings), self.known or frozenset())
 
     @cached_property
     def efficacy(self) -> list[dict[Average, dict[Metric, float]] | None]:
@@ -159,8 +110,8 @@ class Reports:
         name, code = self.text_labeler
         codes = [(code(reference), code(draft)) for reference, draft in zip(self.references, self.drafts, strict=True)]
         counts = [label_counts(classes_of(name), codes, positive) for positive in (CERTAIN, CERTAIN_OR_NOT)]
-        guarded = [one.guarded(self.patients, self.min_cell) for one in counts]
-        return [one.averages(self.min_cell) if one.classes else None for one in guarded]
+        guarded = [of_kind.guarded(self.patients, self.min_cell) for of_kind in counts]
+        return [of_kind.averages(self.min_cell) if of_kind.classes else None for of_kind in guarded]
 
     @cached_property
     def grades(self) -> list[tuple[Grade, ...]]:
@@ -170,16 +121,6 @@ class Reports:
             return grades
         common = self.common([{g.finding for g in of if g.presence != "invented"} for of in grades])
         return [tuple(g for g in of if g.finding in common) for of in grades]
-
-    @property
-    def presence_f1(self) -> float | None:
-        """Micro F1 of the findings that both texts state; None where neither states any."""
-        right, total = 0, 0
-        for grades in self.grades:
-            for one in grades:
-                right += one.presence == "right"
-            total += len(grades)
-        return 2 * right / (total + right) if total else None
 
     @cached_property
     def claims(self) -> list[tuple[str, bool]]:
@@ -191,45 +132,7 @@ class Reports:
         """The same of the references. Real reports leave things out, so some of their claims are contradicted too."""
         return claims(zip(self.patients, self.times, self.references, strict=True), self.reader)
 
-    @property
-    def contradictions(self) -> float | None:
-        """Share of the drafts' claims that the draft before contradicts; None without any."""
-        return _share([contrary for _, contrary in self.claims])
 
-    @property
-    def reference_contradictions(self) -> float | None:
-        """The same of the references."""
-        return _share([contrary for _, contrary in self.reference_claims])
-
-
-def efficacy(reports: Reports, average: Average, metric: Metric, uncertain: bool) -> float | None:
-    """Clinical efficacy by the neural labeler; None where no class has enough patients."""
-    return means[average][metric] if (means := reports.efficacy[uncertain]) else None
-
-
-def accuracy(reports: Reports, part: Part) -> float | None:
-    """Share right in this part, of the findings for which it is graded; None without any."""
-    return _share([right for grades in reports.grades for g in grades if (right := getattr(g, part)) is not None])
-
-
-def graded(reports: Reports, part: Part | Literal["presence"]) -> set[str]:
-    """Patients with a finding for which this part is graded."""
-    found = set()
-    for patient, grades in zip(reports.patients, reports.grades, strict=True):
-        for one in grades:
-            if getattr(one, part) is not None:
-                found.add(patient)
-    return found
-
-
-def changing(reports: Reports) -> set[str]:
-    """Patients with a change, true or by the draft."""
-    found = set()
-    for patient, *both in zip(reports.patients, reports.changes, reports.draft_changes, strict=True):
-        if any(both):
-            found.add(patient)
-    return found
-
-
-def _share(verdicts: Sequence[bool]) -> float | None:
-    return sum(verdicts) / len(verdicts) if verdicts else None
+def contradicted(claims: Sequence[tuple[str, bool]]) -> float | None:
+    """Share of claims of change that the report before contradicts; None without any."""
+    return sum(contrary for _, contrary in claims) / len(claims) if claims else None

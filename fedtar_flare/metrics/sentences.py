@@ -15,9 +15,7 @@ from fedtar_flare.core.errors import ConfigError
 
 Tag = TypeVar("Tag")
 
-GAP = 3
-WIDE_GAP = 15
-"""Most words that ``_`` and ``__`` in a phrase stand for."""
+GAP, WIDE_GAP = 3, 15  # most words that ``_`` and ``__`` in a phrase stand for
 _GAPS = {"_": GAP, "__": WIDE_GAP}
 _NO_WIDE_GAP = frozenset(["no", "without", "but", "however", "although", "though", "except"])
 _NO_GAP = _NO_WIDE_GAP | frozenset(["which", ",", ":", "(", ")", "?"])
@@ -80,11 +78,11 @@ class _Node(Generic[Tag]):
 
     def after(self, word: str) -> Sequence[_Node[Tag]]:
         """The nodes behind a word."""
-        found = [self.exact[word]] if word in self.exact else []
+        nodes = [self.exact[word]] if word in self.exact else []
         for length in self.lengths:
             if word[:length] in self.stems and len(word) >= length:
-                found.append(self.stems[word[:length]])
-        return found
+                nodes.append(self.stems[word[:length]])
+        return nodes
 
 
 class Phrasebook(Generic[Tag]):
@@ -110,7 +108,7 @@ class Phrasebook(Generic[Tag]):
 
     def find(self, words: Sequence[str]) -> list[Match[Tag]]:
         """Every occurrence of every phrase, from left to right; they may overlap. A gap is as short as it can be."""
-        found = []
+        matches = []
         for start, word in enumerate(words):
             states = [(node, start + 1) for node in self._beginnings(word)]
             ends: dict[_Node[Tag], int] = {}
@@ -122,8 +120,8 @@ class Phrasebook(Generic[Tag]):
                     states += [(following, i + 1) for following in node.after(words[i])]
                     for gap, behind in node.gaps.items():
                         states += _over(gap, behind, words, i)
-            found += [Match(start, end, tag) for node, end in ends.items() for tag in node.tags]
-        return found
+            matches += [Match(start, end, tag) for node, end in ends.items() for tag in node.tags]
+        return matches
 
     def cover(self, words: Sequence[str]) -> list[Match[Tag]]:
         """Occurrences that do not overlap: from the left, the longest at each word."""

@@ -4,54 +4,38 @@ A patient's reports are not independent, so patients are drawn. Of each patient 
 of any set of patients follows: a few numbers per patient instead of texts. Replicates are rows of weights and one
 matrix product, which takes a fifth of the time of ``scipy.stats.permutation_test`` on the same sums.
 
-References
-----------
 Efron and Tibshirani, An Introduction to the Bootstrap, 1993 (percentile interval, Section 13.3; permutation test,
-Chapter 15). Holm, Scandinavian Journal of Statistics 1979. Cohen, Educational and Psychological Measurement 1960, and
-Fleiss, Psychological Bulletin 1971 (kappa).
+Chapter 15). Holm, Scandinavian Journal of Statistics 1979. Kappa: Cohen 1960, and Fleiss 1971.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtar_flare.core.errors import DataError
-from fedtar_flare.metrics.agreement import Average, LabelCounts, Metric
+from fedtar_flare.metrics.agreement import CERTAIN, CERTAIN_OR_NOT, Average, LabelCounts, Metric, label_counts
+from fedtar_flare.metrics.labeler import classes_of
 from fedtar_flare.metrics.language import LanguageStatistics, bleu_of_sums
+from fedtar_flare.metrics.registry import EFFICACY
 
 Array = NDArray[np.float64]
 Key = TypeVar("Key")
-Score = Callable[[Array], Array]
-"""From sums (R, K) to scores (R,); nan where a score is undefined."""
+Score = Callable[[Array], Array]  # from sums (R, K) to scores (R,); nan where a score is undefined
 
-REPLICATES = 5_000
-CONFIDENCE = 0.95
-SEED = 20_240_229
-"""Of all draws."""
+REPLICATES, CONFIDENCE = 5_000, 0.95
+SEED = 20_240_229  # of all draws
 _CELLS = 2_000_000  # numbers drawn at a time
 
 
 @dataclass(frozen=True)
 class PatientSums:
-    """What each of P patients adds to a score of the corpus.
-
-    Attributes
-    ----------
-    patients, sums : tuple, ndarray of shape (P, K)
-    score : callable
-        From sums (R, K) to scores (R,); nan where undefined.
-
-    Raises
-    ------
-    DataError
-        ``no-reports`` without any patient; ``unusable-sums`` where a sum is not finite or the shape is wrong.
-    """
+    """What each of P patients adds to a score of the corpus, as ``sums`` (P, K)."""
 
     patients: tuple[Any, ...]
     sums: Array
@@ -61,16 +45,14 @@ class PatientSums:
         if not self.patients:
             raise DataError("there is no patient to draw", reason="no-reports")
         if self.sums.ndim != 2 or len(self.sums) != len(self.patients) or not np.isfinite(self.sums).all():
-            raise DataError(
-                f"sums must be finite and of shape ({len(self.patients)}, K); got shape {self.sums.shape}",
-                reason="unusable-sums",
-            )
+            text = f"sums must be finite and of shape ({len(self.patients)}, K); got shape {self.sums.shape}"
+            raise DataError(text, reason="unusable-sums")
 
     def __len__(self) -> int:
         return len(self.patients)
 
     def value(self) -> float:
-        """Score all patients together."""
+        """The score of all patients together."""
         return float(self.score(self.sums.sum(axis=0, keepdims=True))[0])
 
     @property
@@ -80,13 +62,10 @@ class PatientSums:
 
 
 def patient_sums(patients: Sequence[Any], reports: ArrayLike, score: Score) -> PatientSums:
-    """Sums of ``reports`` (N, K) by patient, given the patient of each (N,). DataError ``unequal-lengths``."""
+    """Sums of ``reports`` (N, K) by patient, given the patient of each (N,)."""
     rows = np.asarray(reports, dtype=np.float64)
     if rows.ndim != 2 or len(rows) != len(patients):
-        raise DataError(
-            f"{len(patients)} patient(s) for reports of shape {rows.shape}: each report needs one",
-            reason="unequal-lengths",
-        )
+        raise DataError(f"{len(patients)} patient(s) for reports of shape {rows.shape}", reason="unequal-lengths")
     names = sorted(set(patients))
     index = {name: i for i, name in enumerate(names)}
     sums = np.zeros((len(names), rows.shape[1]))
@@ -95,13 +74,7 @@ def patient_sums(patients: Sequence[Any], reports: ArrayLike, score: Score) -> P
 
 
 def mean_score(patients: Sequence[Any], values: ArrayLike) -> PatientSums:
-    """Prepare a mean over reports, such as ROUGE-L or CIDEr with fixed document frequencies.
-
-    Parameters
-    ----------
-    patients, values : sequence of length N, array of shape (N,)
-        The patient and the value of each report.
-    """
+    """A mean over reports, such as ROUGE-L or CIDEr with fixed document frequencies."""
     column = np.asarray(values, dtype=np.float64)
     return patient_sums(patients, np.stack([column, np.ones_like(column)], axis=1), _ratio)
 
@@ -113,17 +86,17 @@ def f1_score(patients: Sequence[Any], hits: ArrayLike, named: ArrayLike, actual:
 
 
 def label_score(patients: Sequence[Any], counts: LabelCounts, average: Average, metric: Metric) -> PatientSums:
-    """Prepare precision, recall or F1 of labels, as in :meth:`.LabelCounts.averages`; nan where nothing is positive."""
+    """Precision, recall or F1 of labels, as in :meth:`.LabelCounts.averages`; nan where nothing is positive."""
     parts = [*counts.parts(metric), counts.actual + counts.named]
     if average != "macro":
         parts = [part.sum(axis=1, keepdims=True) for part in parts]
     if average == "example":
-        above, below, found = parts
-        return mean_score(patients, np.where(found > 0, above / np.maximum(below, 1), 1.0)[:, 0])
+        above, below, positive = parts
+        return mean_score(patients, np.where(positive > 0, above / np.maximum(below, 1), 1.0)[:, 0])
 
     def mean(sums: Array) -> Array:
-        above, below, found = np.split(sums, 3, axis=1)
-        return _ratio(np.stack([(above / np.maximum(below, 1)).sum(axis=1), (found > 0).sum(axis=1)], axis=1))
+        above, below, positive = np.split(sums, 3, axis=1)
+        return _ratio(np.stack([(above / np.maximum(below, 1)).sum(axis=1), (positive > 0).sum(axis=1)], axis=1))
 
     return patient_sums(patients, np.concatenate(parts, axis=1), mean)
 
@@ -139,12 +112,9 @@ def bleu_score(patients: Sequence[Any], statistics: LanguageStatistics, n: int =
 
 
 def kappa_score(patients: Sequence[Any], codes: ArrayLike, kinds: int) -> PatientSums:
-    """Prepare Cohen's kappa of two readers, or Fleiss's of more; nan where all answers are the same.
+    """Cohen's kappa of two readers, or Fleiss's of more, from ``codes`` (N, R) below ``kinds`` of R readers' answers.
 
-    Parameters
-    ----------
-    patients, codes : sequence of length N, array of shape (N, R)
-        Answers of R >= 2 readers about N items, as whole numbers below ``kinds``.
+    It is nan where all answers are the same.
     """
     answers = np.eye(kinds)[np.asarray(codes, dtype=int)]  # (N, R, kinds)
     items, readers, _ = answers.shape
@@ -167,12 +137,7 @@ def _ratio(sums: Array) -> Array:
 
 
 class Interval(NamedTuple):
-    """A value with the ends of its percentile interval.
-
-    Attributes
-    ----------
-    value, low, high : float
-    """
+    """A value with the ends of its percentile interval."""
 
     value: float
     low: float
@@ -201,14 +166,14 @@ def compare(a: Sequence[PatientSums], b: Sequence[PatientSums], *, higher_is_bet
     least as extreme) / (1 + tried).
     """
     value, drawn = _over_seeds(a, b, REPLICATES)
-    one, other = _pooled(a), _pooled(b)
+    first, second = _pooled(a), _pooled(b)
 
     def won(gains: Array) -> float:
         gains = np.nan_to_num(gains) * (1 if higher_is_better else -1)
         return float(((gains > 0) + 0.5 * (gains == 0)).mean())
 
-    p = _permutation_p(one, other, one.value() - other.value())
-    return Comparison(interval(value, drawn), p, won(one.of_each - other.of_each), won(drawn))
+    p = _permutation_p(first, second, first.value() - second.value())
+    return Comparison(interval(value, drawn), p, won(first.of_each - second.of_each), won(drawn))
 
 
 def _pooled(runs: Sequence[PatientSums]) -> PatientSums:
@@ -236,16 +201,10 @@ def _permutation_p(a: PatientSums, b: PatientSums, observed: float) -> float:
 
 
 def against_others(of: PatientSums, members: ArrayLike) -> float:
-    """Test a group's score against that of all others, by a permutation of who belongs to the group.
-
-    Parameters
-    ----------
-    of, members : PatientSums, array of shape (P,)
-        ``members`` has 1 for the group's patients, else 0.
-    """
+    """p of a group's score against all others', by a permutation of who belongs to it (``members`` (P,), 1 or 0)."""
     group, generator = np.asarray(members, dtype=np.float64)[None], np.random.default_rng((SEED, 5))
     drawn = (generator.permuted(group.repeat(rows, axis=0), axis=1) for rows in _parts(len(of), REPLICATES))
-    scores = [of.score(one @ of.sums) - of.score((1 - one) @ of.sums) for one in chain([group], drawn)]
+    scores = [of.score(who @ of.sums) - of.score((1 - who) @ of.sums) for who in chain([group], drawn)]
     gaps = np.abs(np.concatenate(scores))
     return float((~(gaps < gaps[0] - 1e-12)).mean()) if np.isfinite(gaps[0]) else float("nan")
 
@@ -315,16 +274,79 @@ def _parts(patients: int, replicates: int) -> Iterator[int]:
 
 
 def interval(value: float, replicates: Array) -> Interval:
-    """Give a value its percentile interval.
-
-    Parameters
-    ----------
-    value, replicates : float, ndarray of shape (R,)
-        Undefined replicates are left out.
-    """
+    """A value with its percentile interval; undefined replicates (R,) are left out."""
     defined = replicates[np.isfinite(replicates)]
     if not len(defined) or not np.isfinite(value):
         return Interval(value, float("nan"), float("nan"))
     tail = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(defined, [tail, 100 - tail])
     return Interval(value, float(low), float(high))
+
+
+Row = Mapping[str, Any]
+Units = Literal["patients", "studies"]  # what is drawn in a bootstrap
+SumsOf = Callable[..., PatientSums | None]
+"""From rows, and by what they are drawn (patients by default), to their sums; None where no row has the score."""
+
+
+def _drawn(rows: Sequence[Row], units: Units) -> list[tuple[str, ...]]:
+    """The patient or study of each row."""
+    keys = ("site", "patient_id", "visit_id")[: 2 if units == "patients" else 3]
+    return [tuple(str(row.get(key)) for key in keys) for row in rows]
+
+
+def mean_of(name: str) -> SumsOf:
+    """Mean of a column of rows."""
+
+    def mean(rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
+        return mean_score(_drawn(rows, units), [row[name] for row in rows]) if rows else None
+
+    return mean
+
+
+def _bleu(n: int) -> SumsOf:
+    def bleu(rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
+        columns = {name: np.asarray([row[name] for row in rows]) for name in LanguageStatistics.__dataclass_fields__}
+        return bleu_score(_drawn(rows, units), LanguageStatistics(**columns), n) if rows else None
+
+    return bleu
+
+
+def finding_f1(truth: str, named: str, findings: Collection[str] | None = None) -> SumsOf:
+    """Micro F1 of two columns of findings or changes; of some ``findings`` alone where they are given."""
+
+    def f1(rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
+        known, counts = [row for row in rows if row.get(truth) is not None], []
+        for row in known:
+            sides = [{tuple(x) if isinstance(x, list) else x for x in row[column]} for column in (truth, named)]
+            actual, drafted = sides if findings is None else [side & set(findings) for side in sides]
+            counts.append((len(actual & drafted), len(drafted), len(actual)))
+        return f1_score(_drawn(known, units), *np.array(counts).T) if known else None
+
+    return f1
+
+
+def _labels(labeler: str, average: Average, metric: Metric, uncertain: bool = False) -> SumsOf:
+    """Agreement of a labeler's labels of both texts."""
+
+    def labels(rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
+        known = [row for row in rows if labeler in row.get("labels", ())]
+        if not known:
+            return None
+        codes = [row["labels"][labeler] for row in known]
+        counts = label_counts(classes_of(labeler), codes, CERTAIN_OR_NOT if uncertain else CERTAIN)
+        return label_score(_drawn(known, units), counts, average, metric)
+
+    return labels
+
+
+SUMS: dict[str, SumsOf] = {
+    **{f"bleu_{n}": _bleu(n) for n in (1, 2, 3, 4)},
+    **{name: mean_of(name) for name in ("rouge_l", "cider", "token_loss")},
+    "finding_f1": finding_f1("findings", "findings_in_text"),
+    "finding_change_micro_f1": finding_f1("changes", "changes_in_text"),
+    "chexpert_rules_f1": _labels("chexpert-rules", "micro", "f1"),
+    "ctrate_rules_f1": _labels("ctrate-rules", "micro", "f1"),
+    **{name: _labels(*of) for name, of in EFFICACY.items()},
+}
+"""By the score's name in the registry."""

@@ -15,10 +15,8 @@ from fedtar_flare.core.files import clean
 from fedtar_flare.record.events import SHARED, Evaluation, Event, Validation
 
 Kind = TypeVar("Kind", bound=Event)
-ROUNDS_FILE = "rounds.jsonl"
-METRICS_FILE = "metrics.json"
-STATS_GROUP = "fedtar"
-"""Name under which ``nvflare job stats`` shows how far a run is."""
+ROUNDS_FILE, METRICS_FILE = "rounds.jsonl", "metrics.json"
+STATS_GROUP = "fedtar"  # name under which ``nvflare job stats`` shows how far a run is
 
 
 def utc_now() -> str:
@@ -27,13 +25,7 @@ def utc_now() -> str:
 
 
 class RunRecord:
-    """Appends events to ``rounds.jsonl``.
-
-    Parameters
-    ----------
-    folder : Path or str
-        ``<server run folder>/fedtar``; made where it is missing.
-    """
+    """Appends events to ``rounds.jsonl`` in ``<server run folder>/fedtar``, which is made where it is missing."""
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
@@ -74,11 +66,8 @@ def read_events(folder: Path, kinds: Iterable[type[Event]] = SHARED) -> list[Eve
             events.append(kind.model_validate(clean(entry)))
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise FedTARError(
-                f"{path}, line {number}, event '{kind.kind}': {where}: {first['msg']}; it was written by another "
-                "version, or by another program"
-            ) from error
+            where = f"{path}, line {number}, event '{kind.kind}': {'.'.join(map(str, first['loc']))}"
+            raise FedTARError(f"{where}: {first['msg']}; it was written by another version or program") from error
     return events
 
 
@@ -100,7 +89,7 @@ def best_round(validations: Iterable[Validation]) -> int | None:
     for _, later in sorted(by_round.items()):
         if _losses(later) and (best is None or _better(later, best)):
             best = later
-    return None if best is None else best.round
+    return best.round if best else None
 
 
 def scored_round(evaluations: Sequence[Evaluation], best: int | None) -> int:

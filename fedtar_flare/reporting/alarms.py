@@ -1,9 +1,12 @@
-"""Two sections of the page: signs that drafts do not come from the image, and precision and recall of each finding."""
+"""Two sections of the page: signs that drafts do not come from the image, and precision and recall of each finding.
+
+They are computed from scores that left the site; texts stay there.
+"""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-from fedtar_flare.metrics.alarms import Alarm, alarms
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import Evaluation, Scores, SiteScores
 from fedtar_flare.reporting.format import NOTHING, number, share
@@ -12,30 +15,86 @@ from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.scores import start_name
 from fedtar_flare.reporting.section import Section
 
-Sites = Mapping[str, SiteScores]
+IDENTICAL_EXCESS = 0.25  # of identical drafts over identical references: normal studies do read alike
+MISMATCHED = 0.4  # drafts that do not depend on the patient fit half of others' references better (0.5)
+LENGTH_RATIO = (0.6, 1.5)  # below, drafts are cut short or leave things out; above, they repeat themselves
+FINDINGS_LOSS = 0.02  # more missed or invented findings than by rounding and chance in a small test set
+CONTRADICTIONS_EXCESS = 0.1  # of contradicted claims over those of the references, which leave things out too
+_MEANING = {
+    "identical_share": "reports repeat each other word for word",
+    "mismatched_share": "reports fit other patients nearly as well as their own",
+    "length_ratio": "reports are much shorter or longer than the references",
+    "finding_recall": "findings that the warm start reported are missed now",
+    "invented_findings": "findings are named that are not there, more often than by the warm start",
+    "contradictions": "claims of change do not follow from the patient's report before",
+}
 _KINDS = {
     "known": "known to the warm start",
     "new": "new to the warm start",
     "stated": "stated in the reference, by rules",
 }
+Sites = Mapping[str, SiteScores]
 
 
-class Sign(NamedTuple):
-    """An alarm about a site: its value, and whether it is raised, for each part of the model."""
+@dataclass(frozen=True)
+class Alarm:
+    """A value against the lowest and highest value that raise nothing."""
 
-    site: str
-    label: str
-    values: list[tuple[str, bool]]
-    limits: str
-    meaning: str
-
-
-class FindingRow(NamedTuple):
-    """A finding with recall and precision by site: number of reports, and share before and after."""
-
-    kind: str
     name: str
-    sites: list[list[tuple[str, str, str]]]
+    value: float
+    limits: tuple[float, float]
+
+    @property
+    def raised(self) -> bool:
+        return not self.limits[0] <= self.value <= self.limits[1]
+
+    def shown(self, value: float) -> str:
+        return number(value, 2) if self.name == "length_ratio" else f"{_percent(value)} %"
+
+    @property
+    def bounds(self) -> str:
+        """The limits in words."""
+        below, above = f"below {self.shown(self.limits[0])}", f"above {self.shown(self.limits[1])}"
+        if self.name == "finding_recall":
+            return below
+        return f"{below}, {above}" if self.limits[0] else above
+
+
+def alarms(now: SiteScores | None, start: SiteScores | None) -> dict[str, Alarm]:
+    """The alarms about one site's test reports by name, raised or not; without its numbers an alarm is left out."""
+    if now is None:
+        return {}
+
+    def above(natural: float | None, excess: float) -> tuple[float, float] | None:
+        return None if natural is None else (0.0, min(1.0, natural + excess))
+
+    def invented(scores: SiteScores | None) -> float | None:
+        precision = _of_known(scores, "precision", "named")
+        return None if precision is None else 1 - precision
+
+    recall, references = _of_known(start, "recall", "n"), now.references
+    limits = {
+        "identical_share": above(references.get("identical_share"), IDENTICAL_EXCESS),
+        "mismatched_share": (0.0, MISMATCHED),
+        "length_ratio": LENGTH_RATIO,
+        "finding_recall": None if recall is None else (max(0.0, recall - FINDINGS_LOSS), 1.0),
+        "invented_findings": above(invented(start), FINDINGS_LOSS),
+        "contradictions": above(references.get("contradictions"), CONTRADICTIONS_EXCESS),
+    }
+    values = {**now.all, "finding_recall": _of_known(now, "recall", "n"), "invented_findings": invented(now)}
+    return {
+        name: Alarm(name, value, limit)
+        for name, limit in limits.items()
+        if limit and (value := values.get(name)) is not None
+    }
+
+
+def _of_known(scores: SiteScores | None, share: str, count: str) -> float | None:
+    """Mean over the findings that the warm start knows (all classes where that is unknown); None without any."""
+    kinds = scores.findings if scores else {}
+    findings = [finding for kind in ("known", "stated") for finding in kinds.get(kind, {}).values()]
+    reports = sum(finding.get(count) or 0 for finding in findings)
+    return sum((f.get(count) or 0) * (f.get(share) or 0) for f in findings) / reports if reports else None
 
 
 def alarm_section(run: Run) -> Section | None:
@@ -44,13 +103,13 @@ def alarm_section(run: Run) -> Section | None:
     if last is None:
         return None
     pairs = _pairs(run.warm_start if run.shown else None, last)
-    signs: list[Sign] = []
+    signs: list[dict[str, Any]] = []
     for site in sorted(last.sites):
-        found = [{a.name: a for a in _alarms(after.get(site), before.get(site))} for before, after in pairs.values()]
-        signs += [_sign(site, [alarms.get(name) for alarms in found]) for name in {**found[0], **found[-1]}]
+        of_parts = [alarms(after.get(site), before.get(site)) for before, after in pairs.values()]
+        signs += [_sign(site, [part.get(name) for part in of_parts]) for name in {**of_parts[0], **of_parts[-1]}]
     if not signs:
         return None
-    flags = [flag for sign in signs for _, flag in sign.values]
+    flags = [raised for sign in signs for _, raised in sign["parts"]]
     count = f"{sum(flags)} of {len(flags)} raised"
     lead = f"Signs that reports do not come from the image, over all test reports of round {last.round}: {count}. The "
     lead += "limits are chosen, not measured."
@@ -89,48 +148,20 @@ def _pairs(start: Evaluation | None, last: Evaluation) -> dict[str, tuple[Sites,
     }
 
 
-def _alarms(now: SiteScores | None, start: SiteScores | None) -> list[Alarm]:
-    if now is None:
-        return []
-    recall, precision = _known(start, "recall", "n"), _known(start, "precision", "named")
-    recall_now, precision_now = _known(now, "recall", "n"), _known(now, "precision", "named")
-    invented, invented_now = (None if one is None else 1 - one for one in (precision, precision_now))
-    return alarms(now.all, now.references, recall=(recall, recall_now), invented=(invented, invented_now))
+def _sign(site: str, of_parts: list[Alarm | None]) -> dict[str, Any]:
+    """A row about one alarm of a site: its value in each part of the model, and whether it is raised."""
+    name = next(alarm.name for alarm in of_parts if alarm)
+    return {
+        "site": site,
+        "label": SCORES[name].label if name in SCORES else name.replace("_", " "),
+        "parts": [(alarm.shown(alarm.value), alarm.raised) if alarm else (NOTHING, False) for alarm in of_parts],
+        "limits": " / ".join(dict.fromkeys(alarm.bounds for alarm in of_parts if alarm)),
+        "meaning": _MEANING[name],
+    }
 
 
-def _known(scores: SiteScores | None, share: str, count: str) -> float | None:
-    """Mean over the findings that the warm start knows (all classes where that is unknown); None without any."""
-    kinds = scores.findings if scores else {}
-    counted = [(one.get(count) or 0, one) for kind in ("known", "stated") for one in kinds.get(kind, {}).values()]
-    reports = sum(n for n, _ in counted)
-    return sum(n * (one.get(share) or 0) for n, one in counted) / reports if reports else None
-
-
-def _sign(site: str, found: list[Alarm | None]) -> Sign:
-    first = next(one for one in found if one is not None)
-    return Sign(
-        site=site,
-        label=SCORES[first.name].label if first.name in SCORES else first.name.replace("_", " "),
-        values=[(_shown(one, one.value), one.raised) if one else (NOTHING, False) for one in found],
-        limits=" / ".join(dict.fromkeys(_limits(one) for one in found if one)),
-        meaning=first.meaning,
-    )
-
-
-def _shown(alarm: Alarm, value: float) -> str:
-    return number(value, 2) if alarm.name == "length_ratio" else f"{_percent(value)} %"
-
-
-def _limits(alarm: Alarm) -> str:
-    below, above = (
-        f"{word} {_shown(alarm, limit)}" for word, limit in zip(("below", "above"), alarm.limits, strict=True)
-    )
-    if alarm.name == "finding_recall":
-        return below
-    return f"{below}, {above}" if alarm.limits[0] else above
-
-
-def _rows(before: Sites, after: Sites) -> list[FindingRow]:
+def _rows(before: Sites, after: Sites) -> list[dict[str, Any]]:
+    """By finding the recall and precision of each site: number of reports, and share before and after."""
     rows = []
     for kind, title in _KINDS.items():
         for name in sorted({name for scores in after.values() for name in scores.findings.get(kind, {})}):
@@ -139,7 +170,7 @@ def _rows(before: Sites, after: Sites) -> list[FindingRow]:
                 both = (before.get(site, SiteScores()), after[site])
                 old, now = (scores.findings.get(kind, {}).get(name, {}) for scores in both)
                 sites.append([_share(old, now, "n", "recall"), _share(old, now, "named", "precision")])
-            rows.append(FindingRow(title, name.replace("_", " "), sites))
+            rows.append({"kind": title, "name": name.replace("_", " "), "sites": sites})
     return rows
 
 

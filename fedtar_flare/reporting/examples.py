@@ -36,15 +36,10 @@ if TYPE_CHECKING:
     from fedtar_flare.learning.evaluation import Evaluated
 
 EXAMPLES_FILE, EXAMPLES_PAGE = "examples.json", "examples.html"
-"""Names of a site's examples and of the page."""
-EXAMPLES_FOLDER = "examples"
-"""Folder of a simulated run's results with one file per synthetic site."""
-PATIENTS, VISITS = 3, 6
-"""Patients on the page, and the most visits of each."""
-PIXELS = 256**2
-"""Most bytes of a visit's pictures before they are compressed."""
-MOST_PICTURES = 1_500_000
-"""Most characters of all pictures of a run's page; with more, it shows none."""
+EXAMPLES_FOLDER = "examples"  # of a simulated run's results, with one file per synthetic site
+PATIENTS, VISITS = 3, 6  # on the page, and the most visits of each
+PIXELS = 256**2  # most bytes of a visit's pictures before they are compressed
+MOST_PICTURES = 1_500_000  # most characters of all pictures of a run's page; with more, it shows none
 _WORDS = re.compile(r"\s*(?:\w+(?:[.,]\d+)*|[^\w\s]|\Z)")  # a word or sign, with the space before it
 
 
@@ -63,14 +58,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class SiteExamples:
-    """Examples of a site after a round.
-
-    Attributes
-    ----------
-    site, round, synthetic, modality : str, int, bool, str
-        ``synthetic``: whether the patients are.
-    examples, groups : tuple of Example, tuple of GroupScore
-    """
+    """Examples of a site after a round."""
 
     site: str
     round: int
@@ -86,8 +74,7 @@ class SiteExamples:
         return grade(example.draft, example.reference, rules)
 
 
-_Piece = tuple[str, str]
-"""A mark, or empty, and the text that has it."""
+_Piece = tuple[str, str]  # a mark, or empty, and the text that has it
 _SITE_EXAMPLES = TypeAdapter(SiteExamples)
 
 
@@ -107,12 +94,12 @@ def examples_of(scored: Evaluated, prepare: Callable[[Sequence[Sample]], Sequenc
     chosen = choose([sample.visit.patient_id for sample in scored.samples])
     numbers: dict[str, int] = {}
     visits: Counter[str] = Counter()
-    found = []
+    examples = []
     for i, prepared in zip(chosen, prepare([scored.samples[i] for i in chosen]), strict=True):
         sample, visit = scored.samples[i], scored.samples[i].visit
         visits[visit.patient_id] += 1
         pictures, caption = _pictures(prepared.image, colour=visit.modality == "photograph")
-        found.append(
+        examples.append(
             Example(
                 patient=numbers.setdefault(visit.patient_id, len(numbers) + 1),
                 visit=visits[visit.patient_id],
@@ -123,7 +110,7 @@ def examples_of(scored: Evaluated, prepare: Callable[[Sequence[Sample]], Sequenc
                 caption=caption,
             )
         )
-    return tuple(found)
+    return tuple(examples)
 
 
 def _pictures(image: np.ndarray, colour: bool) -> tuple[tuple[str, ...], str]:
@@ -154,40 +141,39 @@ def read_examples(path: Path) -> SiteExamples:
 
 def run_examples(folder: Path) -> list[SiteExamples]:
     """Examples of a simulated run's synthetic sites, by site; none of any other run."""
-    found = map(read_examples, sorted((folder / EXAMPLES_FOLDER).glob("*.json")))
-    return [examples for examples in found if examples.synthetic]
+    of_sites = map(read_examples, sorted((folder / EXAMPLES_FOLDER).glob("*.json")))
+    return [examples for examples in of_sites if examples.synthetic]
 
 
 def examples_page(examples: SiteExamples) -> str:
     """The page of one site as well-formed HTML."""
-    content = render_examples([examples], headed=False)
-    return render("examples_page.html", examples=examples, content=content)
+    return render("examples_page.html", examples=examples, content=render_examples([examples], headed=False))
 
 
 def render_examples(sites: Sequence[SiteExamples], headed: bool) -> Markup:
     """The patients of each site, visit by visit; ``headed`` gives each site its name."""
-    if sum(len(one) for site in sites for example in site.examples for one in example.pictures) > MOST_PICTURES:
+    if sum(len(picture) for s in sites for e in s.examples for picture in e.pictures) > MOST_PICTURES:
         sites = [replace(s, examples=tuple(replace(e, pictures=()) for e in s.examples)) for s in sites]
     return render("examples.html", sites=sites, headed=headed, counts=_counts, differing=_differing, row=_row)
 
 
 def _counts(site: SiteExamples) -> str:
     """How many findings are right in each part, of those that are graded."""
-    grades = [one for example in site.examples for one in site.grades(example)]
-    found = [f"Presence {sum(one.presence == 'right' for one in grades)} of {len(grades)} right"]
+    grades = [grade for example in site.examples for grade in site.grades(example)]
+    counts = [f"Presence {sum(grade.presence == 'right' for grade in grades)} of {len(grades)} right"]
     for part in PARTS:
-        marks = [mark for one in grades if (mark := getattr(one, part)) is not None]
-        found.append(f"{part} {sum(marks)} of {len(marks)}")
-    return ", ".join(found)
+        marks = [mark for grade in grades if (mark := getattr(grade, part)) is not None]
+        counts.append(f"{part} {sum(marks)} of {len(marks)}")
+    return ", ".join(counts)
 
 
-def _row(one: Grade) -> tuple[str, list[_Piece]]:
+def _row(grade: Grade) -> tuple[str, list[_Piece]]:
     """A finding's worst mark (``right``, ``part`` or ``wrong``); mark and words of its presence and of each part."""
-    cells = [("right" if one.presence == "right" else "wrong", str(one.presence))]
+    cells = [("right" if grade.presence == "right" else "wrong", str(grade.presence))]
     for part in PARTS:
-        reference, draft = one.words.get(part, ("", ""))
+        reference, draft = grade.words.get(part, ("", ""))
         words = draft if draft == reference else f"{draft or '–'} ({reference or '–'})"
-        cells.append(({True: "right", False: "part", None: ""}[getattr(one, part)], words))
+        cells.append(({True: "right", False: "part", None: ""}[getattr(grade, part)], words))
     marks = {mark for mark, _ in cells}
     return next(mark for mark in ("wrong", "part", "right") if mark in marks), cells
 

@@ -6,12 +6,10 @@ from typing import Any
 
 from fedtar_flare.metrics.registry import SCORES
 
-__all__ = ["NOTHING", "duration", "heading", "number", "score", "shown", "significant", "size", "whole"]
+__all__ = ["NOTHING", "number", "significant"]
 
-NOTHING = "–"
-"""Stands for an unknown value."""
-FEW = 20
-"""A score of fewer reports is given without decimals."""
+NOTHING = "–"  # stands for an unknown value
+FEW = 20  # a score of fewer reports is given without decimals
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -30,19 +28,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def score(name: str, value: float | None, n: float = FEW) -> str:
-    """Format a score on the scale that people read.
-
-    Parameters
-    ----------
-    name, value : str, float or None
-        Name in the registry, and raw value.
-    n : float
-        Reports that the score is of: few of them give fewer decimals, and a share of reports its interval.
-
-    Returns
-    -------
-    str
-    """
+    """A raw score on the scale that people read; of few reports ``n`` with fewer decimals, and a share's interval."""
     if n < FEW and SCORES[name].unit == "% of reports":
         return share(value, n)
     return number(shown(name, value), decimals(name, n))
@@ -65,32 +51,12 @@ def share(value: float | None, n: float) -> str:
 
 
 def shown(name: str, value: float | None) -> float | None:
-    """Scale a raw score for display.
-
-    Parameters
-    ----------
-    name, value : str, float or None
-        Name in the registry, and raw value.
-
-    Returns
-    -------
-    float or None
-    """
+    """A raw score on the scale that people read."""
     return None if value is None else value * SCORES[name].scale
 
 
 def heading(name: str) -> str:
-    """Label a score, with an arrow that shows which way is better, and its unit: ``token loss ↓, nats per token``.
-
-    Parameters
-    ----------
-    name : str
-        In the registry.
-
-    Returns
-    -------
-    str
-    """
+    """A score's label, with an arrow that shows which way is better, and its unit: ``token loss ↓, nats per token``."""
     entry = SCORES[name]
     arrow = {True: " ↑", False: " ↓", None: " → 1"}[entry.higher_is_better]
     return f"{entry.label}{arrow}, {entry.unit.replace('x 100', '× 100')}"
@@ -111,30 +77,12 @@ def significant(value: float | None) -> str:
 
 
 def whole(value: int) -> str:
-    """Format a count with thin spaces between thousands.
-
-    Parameters
-    ----------
-    value : int
-
-    Returns
-    -------
-    str
-    """
+    """A count with thin spaces between thousands."""
     return f"{value:,}".replace(",", "\u202f")
 
 
 def size(count: float) -> str:
-    """Format a number of bytes in decimal units: ``3.7 MB``.
-
-    Parameters
-    ----------
-    count : float
-
-    Returns
-    -------
-    str
-    """
+    """A number of bytes in decimal units: ``3.7 MB``."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 999.5 or unit == "TB":
             break
@@ -143,16 +91,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Format a duration: ``4 min 12 s``.
-
-    Parameters
-    ----------
-    seconds : float or None
-
-    Returns
-    -------
-    str
-    """
+    """A duration: ``4 min 12 s``."""
     if seconds is None or not math.isfinite(seconds):
         return NOTHING
     if seconds < 60:

@@ -15,15 +15,11 @@ from fedtar_flare.metrics.labeler import classes_of, rules_for
 from fedtar_flare.metrics.significance import against_others, holm, label_score, mean_score
 
 AGES = ((0, 40, "under 40"), (40, 60, "40 to 59"), (60, 80, "60 to 79"), (80, 131, "80 and older"))
-"""Bands of age: from, to (excluded), name."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupScore:
-    """A group's score and that of all other patients.
-
-    ``score`` is its name in the registry; ``p`` is that of the difference, corrected after Holm.
-    """
+    """A group's score, by its name in the registry, and that of all other patients, with p corrected after Holm."""
 
     kind: str
     group: str
@@ -68,7 +64,7 @@ def scores_by_group(samples: Sequence[Sample], rows: Sequence[Mapping[str, Any]]
         f"{rules.replace('-', '_')}_f1": label_score(patients, counts, "micro", "f1"),
     }
     firsts = {sample.visit.patient_id: sample for sample in reversed(samples)}
-    found = []
+    groups = []
     for kind, name_of in {"sex": sex_of, "age": age_of, "scanner": scanner_of}.items():
         group_of = {patient: name_of(sample) for patient, sample in firsts.items()}
         for group, (score, sums) in product(sorted(set(group_of.values())), scores.items()):
@@ -76,6 +72,6 @@ def scores_by_group(samples: Sequence[Sample], rows: Sequence[Mapping[str, Any]]
             if min(members.sum(), (~members).sum()) >= least:
                 value, others = (float(sums.score(sums.sums[who].sum(0)[None])[0]) for who in (members, ~members))
                 p = against_others(sums, members)
-                found.append(GroupScore(kind, group, int(members.sum()), score, value, others, p))
-    corrected = holm({i: one.p for i, one in enumerate(found) if np.isfinite(one.p)})
-    return tuple(replace(found[i], p=value) for i, value in corrected.items())
+                groups.append(GroupScore(kind, group, int(members.sum()), score, value, others, p))
+    corrected = holm({i: group.p for i, group in enumerate(groups) if np.isfinite(group.p)})
+    return tuple(replace(groups[i], p=value) for i, value in corrected.items())

@@ -10,12 +10,9 @@ from fedtar_flare.core.errors import plain
 from fedtar_flare.core.files import read_json
 from fedtar_flare.core.settings import Settings, build
 
-SUMMARY = "model-audit-{site}.json"
-"""File name of a site's summary, in the folder of the run."""
-STEP = 0.05
-"""Every share of a summary is rounded to a multiple."""
+SUMMARY = "model-audit-{site}.json"  # a site's, in the folder of the run
+STEP = 0.05  # to a multiple of which every share of a summary is rounded
 PARTS = ("warm start", "shared adapter", "with patient adapter", "as it writes at the site")
-"""Models that an audit measures."""
 MEASURES = {
     "membership_auc": "membership AUC",
     "loss_auc": "by loss alone",
@@ -42,13 +39,13 @@ class AuditSummary(Settings):
     )
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
-        if not set(self.parts) <= set(PARTS) or any(not set(found) <= set(MEASURES) for found in self.parts.values()):
+        if not set(self.parts) <= set(PARTS) or any(not set(part) <= set(MEASURES) for part in self.parts.values()):
             yield "parts", f"those of {', '.join(PARTS)}, each with {', '.join(MEASURES)}"
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """List the table's rows as text."""
-        for part, found in self.parts.items():
-            yield plain(self.site), part, *_cells(found)
+        for part, values in self.parts.items():
+            yield plain(self.site), part, *_cells(values)
 
 
 def rounded(parts: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], least: int) -> dict[str, Any]:
@@ -59,35 +56,35 @@ def rounded(parts: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], l
     def to_step(value: float | None) -> float | None:
         return None if value is None else round(round(value / STEP) * STEP, 2)
 
-    return {part: {name: to_step(_measure(one, name)) for name in shown} for part, one in parts.items()}
+    return {part: {name: to_step(_measure(values, name)) for name in shown} for part, values in parts.items()}
 
 
 def table(audit: Mapping[str, Any]) -> list[str]:
     """Write out a whole audit, for the site."""
-    values = {part: {name: _measure(one, name) for name in MEASURES} for part, one in audit["parts"].items()}
+    values = {part: {name: _measure(of, name) for name in MEASURES} for part, of in audit["parts"].items()}
     shown = [name for name in MEASURES if any(of_part[name] is not None for of_part in values.values())]
     rows = [("", *(MEASURES[name] for name in shown))]
     rows += [(part, *_cells(of_part, shown)) for part, of_part in values.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    for part, one in audit["parts"].items():
-        words = [str(one[group]["longest_other"]) for group in ("training", "held_out") if group in one]
+    for part, of in audit["parts"].items():
+        words = [str(of[group]["longest_other"]) for group in ("training", "held_out") if group in of]
         more = f"; longest phrase of another patient (training, held-out): {', '.join(words)} words" if words else ""
-        if interval := one.get("shadow_interval"):
+        if interval := of.get("shadow_interval"):
             more += f"; 95 % interval of those found at 10 % false alarms: {interval[0]:.2f} to {interval[1]:.2f}"
-        if bits := one.get("exposures"):
+        if bits := of.get("exposures"):
             more += f"; bits of each canary's exposure: {', '.join(f'{value:.1f}' for value in bits)}"
-        if "written" in one:
-            more += f", {one['written'] or 'none'} written in drafts"
-        lines.append(f"{part}: 95 % interval of the AUC +- {1.96 * one['standard_error']:.2f}{more}")
+        if "written" in of:
+            more += f", {of['written'] or 'none'} written in drafts"
+        lines.append(f"{part}: 95 % interval of the AUC +- {1.96 * of['standard_error']:.2f}{more}")
     return lines + ["ABOVE the site's policy.max_membership_auc: ask to hold the release"] * audit["held"]
 
 
 def read_summaries(folder: Path, run_id: str) -> list[AuditSummary]:
     """The summaries of a run in its folder, by file name; a malformed one is a ConfigError."""
     files = sorted(folder.glob(SUMMARY.format(site="*")))
-    found = [build(AuditSummary, read_json(file), str(file)) for file in files]
-    return [summary for summary in found if summary.run_id == run_id]
+    summaries = [build(AuditSummary, read_json(file), str(file)) for file in files]
+    return [summary for summary in summaries if summary.run_id == run_id]
 
 
 def _measure(part: Mapping[str, Any], name: str) -> float | None:
@@ -97,6 +94,6 @@ def _measure(part: Mapping[str, Any], name: str) -> float | None:
     return value
 
 
-def _cells(found: Mapping[str, float | None], names: Collection[str] = MEASURES) -> Iterator[str]:
+def _cells(values: Mapping[str, float | None], names: Collection[str] = MEASURES) -> Iterator[str]:
     for name in names:
-        yield "-" if (value := found.get(name)) is None else f"{value:.2f}"
+        yield "-" if (value := values.get(name)) is None else f"{value:.2f}"

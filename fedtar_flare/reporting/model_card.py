@@ -16,16 +16,12 @@ from fedtar_flare.reporting.scores import groups, score_rows, start_name
 from fedtar_flare.reporting.section import method_sections
 from fedtar_flare.reporting.verdict import verdict
 
-CARD_FILE = "README.md"
 NOT_STATED = "not stated"
 
 
 def write_model_card(run: Run, folder: Path | str) -> Path:
-    """Write ``README.md`` beside an adapter.
-
-    The card leaves the server with the adapter, so counts under ``min_cell`` are not given exactly.
-    """
-    return write_text(Path(folder) / CARD_FILE, model_card(run))
+    """Write ``README.md`` beside an adapter, with which it leaves the server: small counts are not given exactly."""
+    return write_text(Path(folder) / "README.md", model_card(run))
 
 
 def model_card(run: Run) -> str:
@@ -60,8 +56,9 @@ def model_card(run: Run) -> str:
 def base_model(run: Run) -> str:
     """Name of the base model, as far as the settings give it."""
     preset, parts = run.start.model.get("preset"), _base_parts(run)
-    known = not preset or f"preset '{preset}'" in " ".join(parts)
-    return ", ".join([*([] if known else [f"fedtar_flare preset {plain(preset)}"]), *parts]) or NOT_STATED
+    if preset and f"preset '{preset}'" not in " ".join(parts):
+        parts = [f"fedtar_flare preset {plain(preset)}", *parts]
+    return ", ".join(parts) or NOT_STATED
 
 
 def _base_parts(run: Run) -> list[str]:
@@ -81,8 +78,8 @@ def _head(run: Run) -> Markup:
 
 
 def _model(run: Run) -> list[tuple[str, str]]:
-    start, one = run.start, run.start.exchange
-    full = f" (the whole model: {times(one.full_bytes, one.bytes)} as much)" if one.full_bytes else ""
+    start, sizes = run.start, run.start.exchange
+    full = f" (the whole model: {times(sizes.full_bytes, sizes.bytes)} as much)" if sizes.full_bytes else ""
     loss = next((validation.loss for validation in run.validations if validation.round == run.best_round), None)
     rounds = f"{len(run.validations)} round(s) of {start.time_steps} time steps"
     signs = alarm_section(run)
@@ -90,7 +87,7 @@ def _model(run: Run) -> list[tuple[str, str]]:
         *(signs.lines if signs else ()),
         ("base model", base_model(run)),
         ("licence of the base model", str(start.model.get("license") or NOT_STATED)),
-        ("adapter", f"{one.parameters} values in {one.tensors} tensors, {size(one.bytes)} in float32{full}"),
+        ("adapter", f"{sizes.parameters} values in {sizes.tensors} tensors, {size(sizes.bytes)} in float32{full}"),
         ("validation loss", f"{number(loss, 4)} nats per token"),
         ("run", f"{start.run_id}, {start.time}, {run.status}, {rounds}"),
         *(line for section in method_sections(run) for line in section.lines),

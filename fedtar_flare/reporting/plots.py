@@ -1,7 +1,7 @@
 """Charts as small SVG (2 to 10 kB) without a plotting package; colours are CSS variables that follow the page's theme.
 
 This is the only drawing engine of the package: build a :class:`Chart` of :class:`Series` or :class:`Bar`, and put
-:meth:`Chart.figure` on a page; or put several under one title and legend in a :class:`Figure`, which also writes files.
+:meth:`Chart.figure` on a page; or put several under one title and legend in a :class:`Figure`.
 
 Every series has its own marker shape, so it can be told apart without colour. The palette ``site`` is safe for
 colour-blind readers (after Okabe and Ito); ``step`` is a ramp from early to late that also falls in lightness; ``ink``
@@ -9,21 +9,17 @@ is for pooled values and means; ``faded`` is for series in the background.
 """
 
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from markupsafe import Markup
 
-from fedtar_flare.core.files import write_text
-from fedtar_flare.reporting.render import render, theme
+from fedtar_flare.reporting.render import render
 
-SITE_COLOURS = 7
-"""Number of site colours in the style sheet; further sites reuse them with another marker."""
-
+SITE_COLOURS = 7  # in the style sheet; further sites reuse them with another marker
 _MARKERS = (
     "M-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0Z",  # circle
     "M-2.7-2.7H2.7V2.7H-2.7Z",  # square
@@ -36,8 +32,8 @@ _RIGHT, _TOP, _BOTTOM = 10, 8, 34  # room around the plot; on the left, as much 
 _LETTER = 6.4  # mean width of a letter
 _BAR, _BAR_ROW = 230, 24
 _NARROW = 300  # px; a narrower chart has fewer ticks, and more such charts stand in a row
-SMALL = (270, 175)
-"""Width and height in px of a chart that shares its row with others."""
+FEWEST = 5  # points worth a figure of their t-SNE
+SMALL = (270, 175)  # px, of a chart that shares its row with others
 
 Palette = Literal["site", "step", "ink", "faded"]
 Point = tuple[float, float | None, str]
@@ -45,32 +41,14 @@ Point = tuple[float, float | None, str]
 
 @dataclass(frozen=True)
 class Series:
-    """A line through points, with its entry in the legend.
-
-    Attributes
-    ----------
-    name : str
-    points : sequence of (x, y, tooltip)
-        A y of None breaks the line; a point without a neighbour is drawn as a marker.
-    palette, index : {"site", "step", "ink", "faded"}, int
-        Colour, see the module, and its position in the palette; the position also gives the marker.
-    band : sequence of (x, low, high)
-        Shaded behind the line; a whisker at a point without a neighbour.
-    dashed : bool
-        A line for comparison, without markers.
-    """
+    """A line through points, with its entry in the legend."""
 
     name: str
-    points: Sequence[Point]
+    points: Sequence[Point]  # (x, y, tooltip); None for y breaks the line; a marker at one without a neighbour
     palette: Palette = "site"
-    index: int = 0
-    band: Sequence[tuple[float, float, float]] = ()
-    dashed: bool = False
-
-    @property
-    def behind(self) -> bool:
-        """Whether it is drawn behind other series."""
-        return self.palette in ("ink", "faded")
+    index: int = 0  # of the colour in the palette, and of the marker
+    band: Sequence[tuple[float, float, float]] = ()  # (x, low, high), shaded; a whisker at one without a neighbour
+    dashed: bool = False  # a line for comparison, without markers
 
     @property
     def colour(self) -> str:
@@ -98,12 +76,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Guide:
-    """A dashed horizontal line at ``y`` with a name, such as an upper bound.
-
-    Attributes
-    ----------
-    y, name : float, str
-    """
+    """A dashed horizontal line at ``y`` with a name, such as an upper bound."""
 
     y: float
     name: str
@@ -111,91 +84,55 @@ class Guide:
 
 @dataclass(frozen=True)
 class Bar:
-    """A horizontal bar between its name and its value as text.
-
-    Attributes
-    ----------
-    name, value, words : str, float, str
-        ``words`` is the value with its unit.
-    ends : tuple of float, optional
-        An interval around the value.
-    """
+    """A horizontal bar between its name and its value in ``words``, with the unit."""
 
     name: str
     value: float
     words: str
-    ends: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over axes, or bars. Means and faded series are drawn behind the others.
-
-    Attributes
-    ----------
-    title, x_label, y_label : str
-        Labels have their units.
-    series, bars : sequence of Series, sequence of Bar
-        Lines are drawn where there are no bars.
-    y_range, x_range : tuple of float, optional
-        Ends of the axes; by default from the data.
-    guides, crosses : sequence of Guide, sequence of (x, tooltip)
-        Lines across the chart, and events marked on the x axis.
-    whole, log : bool
-        An x axis with ticks at whole numbers only, or a logarithmic one with ticks at the points.
-    size : tuple of int
-        Width and height in px; the drawing scales with the page.
-    """
+    """Bars, or lines over axes; means and faded series are drawn behind the others."""
 
     title: str
     series: Sequence[Series] = ()
     bars: Sequence[Bar] = ()
     x_label: str = ""
     y_label: str = ""
-    y_range: tuple[float, float] | None = None
+    y_range: tuple[float, float] | None = None  # by default from the data
     x_range: tuple[float, float] | None = None
     guides: Sequence[Guide] = ()
-    crosses: Sequence[tuple[float, str]] = ()
-    whole: bool = True
-    log: bool = False
-    size: tuple[int, int] = (420, 240)
+    crosses: Sequence[tuple[float, str]] = ()  # events marked on the x axis, (x, tooltip)
+    whole: bool = True  # ticks of x at whole numbers only
+    log: bool = False  # a logarithmic x axis with ticks at the points
+    size: tuple[int, int] = (420, 240)  # px; the drawing scales with the page
 
     @property
     def drawn(self) -> list[Series]:
         """Series with a value."""
-        return [one for one in self.series if one.runs]
+        return [line for line in self.series if line.runs]
 
     @property
     def y_values(self) -> list[float]:
         """All values that the y axis has to include."""
-        points = [y for one in self.drawn for _, y, _ in one.points if y is not None]
-        ends = [end for one in self.drawn for _, *ends in one.band for end in ends]
+        points = [y for line in self.drawn for _, y, _ in line.points if y is not None]
+        ends = [end for line in self.drawn for _, *ends in line.band for end in ends]
         return points + ends + [guide.y for guide in self.guides]
 
     def figure(self, legend: bool = True) -> Markup:
         """Draw the chart as an HTML ``figure`` with its title; one without any value says so."""
-        drawn = self._svg() if self.bars or self.drawn else ""
+        drawn = self._bars() if self.bars else self._lines() if self.drawn else ""
         return render("chart.html", title=self.title, drawing=drawn, series=self.drawn if legend else ())
 
-    @property
-    def extent(self) -> tuple[int, int]:
-        """Width and height of the drawing."""
-        if not self.bars:
-            return self.size
-        words = max(len(bar.name) for bar in self.bars) + max(len(bar.words) for bar in self.bars)
-        return round(20 + _BAR + _LETTER * words), _BAR_ROW * len(self.bars)
-
-    def _svg(self, place: str = "") -> Markup:
-        """The drawing; ``place`` are attributes of a drawing within another."""
-        return self._bars(place) if self.bars else self._lines(place)
-
-    def _bars(self, place: str) -> Markup:
+    def _bars(self) -> Markup:
         before = 10 + _LETTER * max(len(bar.name) for bar in self.bars)
-        most = max(max(bar.value, *(bar.ends or (0.0,))) for bar in self.bars) or 1.0
-        return render("bars.svg", chart=self, place=place, before=before, unit=_BAR / most, row=_BAR_ROW)
+        width = round(10 + before + _BAR + _LETTER * max(len(bar.words) for bar in self.bars))
+        most = max(bar.value for bar in self.bars) or 1.0
+        return render("bars.svg", chart=self, width=width, before=before, unit=_BAR / most, row=_BAR_ROW)
 
-    def _lines(self, place: str) -> Markup:
-        xs = [x for one in self.drawn for x, _, _ in one.points] + [x for x, _ in self.crosses]
+    def _lines(self) -> Markup:
+        xs = [x for line in self.drawn for x, _, _ in line.points] + [x for x, _ in self.crosses]
         x_low, x_high = self.x_range or (min(xs), max(xs))
         small = self.size[0] <= _NARROW
         y_low, y_high = self.y_range or _padded(self.y_values)
@@ -206,22 +143,14 @@ class Chart:
         marks = sorted(set(xs)) if self.log else ticks(x_low, high, 5 if small else 8, whole=self.whole)
         right = max(right, _LETTER * len(f"{marks[-1]:g}") / 2 + 1)  # half of the last label
         frame = _Frame(x_low, high, y_low, y_high, *self.size, left, right, self.log)
-        return render("lines.svg", chart=self, place=place, frame=frame, x_ticks=marks, y_labels=labels)
+        drawn = sorted(self.drawn, key=lambda line: line.palette not in ("ink", "faded"))
+        return render("lines.svg", chart=self, drawn=drawn, frame=frame, x_ticks=marks, y_labels=labels)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Charts under one title and with one legend.
+    """Charts under a title and a sentence, with one legend, in which the series named ``last`` is the last."""
 
-    Attributes
-    ----------
-    name, title, about : str
-        File name without its suffix, heading, and a sentence below it.
-    charts, last : sequence of Chart, str
-        ``last`` names the series at the end of the legend.
-    """
-
-    name: str
     title: str
     about: str
     charts: Sequence[Chart]
@@ -230,39 +159,17 @@ class Figure:
     @property
     def legend(self) -> list[Series]:
         """The first series of each name."""
-        found: dict[str, Series] = {}
-        for one in (one for chart in self.charts for one in chart.drawn):
-            found.setdefault(one.name, one)
-        return sorted(found.values(), key=lambda one: one.name == self.last)
+        first: dict[str, Series] = {}
+        for chart in self.charts:
+            for series in chart.drawn:
+                first.setdefault(series.name, series)
+        return sorted(first.values(), key=lambda series: series.name == self.last)
 
     def html(self) -> Markup:
         """Draw the figure for a page."""
         drawn = [chart.figure(legend=False) for chart in self.charts]
         small = "small" if self.charts[0].size[0] <= _NARROW else ""
         return render("figure.html", figure=self, figures=drawn, series=self.legend, kind=small)
-
-    def write(self, folder: Path, columns: int = 3) -> Path:
-        """Write the whole figure to ``<name>.svg``, in the light theme on white, for papers."""
-        drawn, x, y, row, width = [], 0, 26, 0, 0
-        for i, chart in enumerate(self.charts):
-            if i % columns == 0:
-                x, y, row = 0, y + row, 0
-            wide, high = chart.extent
-            place = Markup(f'x="{x}" y="{y + 18}" width="{wide}" height="{high}" ')
-            drawn.append((x, y, chart.title, chart._svg(place)))
-            x, row = x + wide + 20, max(row, high + 34)
-            width = max(width, x)
-        y, x, keys = y + row + 8, 0, []
-        for one in self.legend:
-            room = 40 + _LETTER * len(one.name)
-            if x and x + room > width:
-                x, y = 0, y + 18
-            keys.append((x, y, one))
-            x += round(room)
-        text = render("figure.svg", figure=self, drawn=drawn, keys=keys, size=(max(width, x), y + 14))
-        colours = dict(re.findall(r"(--[\w-]+):([^;]+);", theme("light", 12)))
-        fixed = re.sub(r"var\((--[\w-]+)\)", lambda found: colours[found[1]], text)
-        return write_text(folder / f"{self.name}.svg", fixed)
 
 
 def sharing_y(charts: Sequence[Chart], start: float = 0.0) -> list[Chart]:
@@ -306,26 +213,26 @@ class _Frame:
     def y(self, value: float) -> float:
         return round(_TOP + (self.height - _TOP - _BOTTOM) * (self.y_high - value) / (self.y_high - self.y_low), 1)
 
-    def path(self, one: Series) -> str:
+    def path(self, line: Series) -> str:
         """The line through the points, broken where a value is missing; empty where no two values are neighbours."""
-        pieces = [[f"{self.x(x)} {self.y(y)}" for x, y, _ in run if y is not None] for run in one.runs]
+        pieces = [[f"{self.x(x)} {self.y(y)}" for x, y, _ in run if y is not None] for run in line.runs]
         return "".join(f"M{'L'.join(piece)}" for piece in pieces if len(piece) > 1)
 
-    def area(self, one: Series) -> str:
+    def area(self, line: Series) -> str:
         """The outline of the band; empty without one."""
-        ends = {x: (low, high) for x, low, high in one.band}
+        ends = {x: (low, high) for x, low, high in line.band}
         outline = ""
-        for run in one.runs:
+        for run in line.runs:
             xs = [x for x, _, _ in run if x in ends]
             forth = [f"{self.x(x)} {self.y(ends[x][1])}" for x in xs]
             back = [f"{self.x(x)} {self.y(ends[x][0])}" for x in reversed(xs)]
             outline += f"M{'L'.join([*forth, *back])}Z" if len(xs) > 1 else ""
         return outline
 
-    def whiskers(self, one: Series) -> str:
+    def whiskers(self, line: Series) -> str:
         """The interval at each point without a neighbour."""
-        ends = {x: (low, high) for x, low, high in one.band}
-        lone = [run[0][0] for run in one.runs if len(run) == 1 and run[0][0] in ends]
+        ends = {x: (low, high) for x, low, high in line.band}
+        lone = [run[0][0] for run in line.runs if len(run) == 1 and run[0][0] in ends]
         return "".join(f"M{self.x(x)} {self.y(ends[x][0])}V{self.y(ends[x][1])}" for x in lone)
 
 
@@ -345,3 +252,21 @@ def _tick_labels(values: Sequence[float]) -> dict[float, str]:
         return {value: f"{value:.{digits}g}" for value in values}
     digits = next((d for d in range(9) if abs(round(step, d) - step) < 1e-6 * step), 9)
     return {value: f"{value + 0.0:.{digits}f}" for value in values}
+
+
+def tsne(points: np.ndarray) -> np.ndarray:
+    """Embed at least :data:`FEWEST` points (N, d) in the plane by t-SNE with a fixed seed: (N, 2) between -1 and 1."""
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, (len(points) - 1) / 3)
+    plane = TSNE(perplexity=perplexity, init="random", random_state=0).fit_transform(points.astype(np.float64))
+    return 2 * (plane - plane.min(0)) / np.maximum(np.ptp(plane, 0), 1e-12) - 1
+
+
+def scatter(title: str, groups: Mapping[str, tuple[int, Sequence[tuple[float, float, str]]]]) -> Chart:
+    """Draw embedded points by group."""
+    series = []
+    for name, (colour, points) in groups.items():
+        apart = [point for x, y, tip in points for point in ((x, y, tip), (x, None, ""))]  # no line joins two points
+        series.append(Series(name, apart, index=colour))
+    return Chart(title, series, x_label="t-SNE, first axis", y_label="second axis", whole=False)

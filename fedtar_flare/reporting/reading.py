@@ -23,11 +23,9 @@ from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.metrics.significance import compare, holm, kappa_score, mean_score, over_seeds
 from fedtar_flare.reporting.render import render
 
-READING = "reading-"
-"""Prefix of the names of pages and keys."""
+READING = "reading-"  # prefix of the names of pages and keys
 Side = Literal["A", "B"]
 QUESTIONS = ("preferred", "significant error", "acceptable as it is")
-"""The results by question, each for the draft and for the reference."""
 
 
 class Case(Settings):
@@ -74,8 +72,8 @@ def write_reading(folder: Path, rows: Sequence[dict[str, Any]], cases: int, out:
         draft, reference = (" ".join(plain(row[name]).split()) for name in ("text", "reference"))
         side: Side = chance.choice(("A", "B"))
         key.append(Case(patient=f"{row.get('site', '')} {row['patient_id']}", visit=str(row["visit_id"]), draft=side))
-        one = {"a": draft, "b": reference} if side == "A" else {"a": reference, "b": draft}
-        shown.append(one | ({"visit": key[-1].visit} if visit_ids else {}))
+        texts = {"a": draft, "b": reference} if side == "A" else {"a": reference, "b": draft}
+        shown.append(texts | ({"visit": key[-1].visit} if visit_ids else {}))
     write_json(folder / f"{READING}{page}.json", {"cases": [case.to_dict() for case in key]}, PRIVATE)
     script = Path(__file__).with_name("templates").joinpath("reading.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -85,36 +83,36 @@ def write_reading(folder: Path, rows: Sequence[dict[str, Any]], cases: int, out:
 
 def reading_results(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
     """Evaluate the answers of a page's readers."""
-    found = [build(Answers, read_json(file), str(file)) for file in files]
-    readers, keys = [one.reader for one in found], {folder / f"{READING}{one.page}.json" for one in found}
+    of_files = [build(Answers, read_json(file), str(file)) for file in files]
+    readers, keys = [of.reader for of in of_files], {folder / f"{READING}{of.page}.json" for of in of_files}
     if len(keys) > 1 or not (key_file := keys.pop()).is_file():
         raise ConfigError(f"{folder}: the answers must be of one page that was made from it, whose key is there")
     if len(set(readers)) < len(readers):
         raise ConfigError(f"two files are of one reader (readers: {', '.join(readers)}): name one of each")
     key = [build(Case, case, str(key_file)) for case in read_json(key_file).get("cases", ())]
-    said: dict[int, dict[str, NDArray[np.bool_]]] = {}  # by case and reader: (questions, draft and reference)
-    for file, one in zip(files, found, strict=True):
-        for answer in one.answers:
+    answers: dict[int, dict[str, NDArray[np.bool_]]] = {}  # by case and reader: (questions, draft and reference)
+    for file, of in zip(files, of_files, strict=True):
+        for answer in of.answers:
             if answer.case > len(key):
                 raise ConfigError(f"{file}: the page has no case {answer.case}, it has {len(key)}")
-            if one.reader in said.setdefault(answer.case, {}):
+            if of.reader in answers.setdefault(answer.case, {}):
                 raise ConfigError(f"{file}: case {answer.case} is answered twice")
             sides: tuple[Side, Side] = ("A", "B") if key[answer.case - 1].draft == "A" else ("B", "A")
-            said[answer.case][one.reader] = np.array([answer.of(side) for side in sides]).T
-    patients = {case: key[case - 1].patient for case in said}
-    whose = [patients[case] for case in said for _ in said[case]]
-    every = np.array([one for case in said for one in said[case].values()])
-    common = [case for case in said if len(said[case]) == len(readers)]
+            answers[answer.case][of.reader] = np.array([answer.of(side) for side in sides]).T
+    patients = {case: key[case - 1].patient for case in answers}
+    whose = [patients[case] for case in answers for _ in answers[case]]
+    every = np.array([values for by_reader in answers.values() for values in by_reader.values()])
+    common = [case for case in answers if len(answers[case]) == len(readers)]
     scores, tests, agreement = {}, {}, {}
     for i, name in enumerate(QUESTIONS):
         draft, reference = (mean_score(whose, every[:, i, side]) for side in (0, 1))
         difference, tests[name], *_ = compare([draft], [reference])
         scores[name] = {"draft": over_seeds([draft]), "reference": over_seeds([reference]), "difference": difference}
         if len(readers) > 1 and common:
-            codes = np.array([[said[case][reader][i] for reader in readers] for case in common])  # (N, R, 2)
+            codes = np.array([[answers[case][reader][i] for reader in readers] for case in common])  # (N, R, 2)
             items, kinds = (np.concatenate([codes[..., 0], codes[..., 1]]), 2) if i else (codes @ [2, 1], 3)
             rated = [patients[case] for case in common] * (len(items) // len(common))
             agreement[name] = over_seeds([kappa_score(rated, items, kinds)])
-    counts = {"cases": len(said), "patients": len(set(whose)), "read_by_all": len(common)}
-    answers = {one.reader: len(one.answers) for one in found}
-    return {"answers": answers, **counts, "scores": scores, "p": holm(tests), "agreement": agreement}
+    counts = {"cases": len(answers), "patients": len(set(whose)), "read_by_all": len(common)}
+    numbers = {of.reader: len(of.answers) for of in of_files}
+    return {"answers": numbers, **counts, "scores": scores, "p": holm(tests), "agreement": agreement}

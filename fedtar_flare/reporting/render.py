@@ -28,13 +28,7 @@ _THEMES = {
 
 @dataclass(frozen=True)
 class Tile:
-    """A number at the head of a page.
-
-    Attributes
-    ----------
-    name, value, about : str
-        What it is, the number with its unit, and a remark.
-    """
+    """A number at the head of a page: what it is, the number with its unit, and a remark."""
 
     name: str
     value: str
@@ -47,7 +41,7 @@ def render(template: str, **values: Any) -> Markup:
 
 
 def render_markdown(template: str, **values: Any) -> str:
-    """Fill a template of Markdown; values are escaped for Markdown, also in table cells."""
+    """Fill a template of Markdown; values are escaped, also in table cells."""
     return _MARKDOWN.get_template(template).render(**values).rstrip() + "\n"
 
 
@@ -56,9 +50,9 @@ def theme(name: str, steps: int) -> Markup:
     anchors = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in _RAMPS[name]]
     ramp = []
     for index in range(steps):
-        place = 2 * index / max(1, steps - 1)
-        low = min(1, int(place))
-        mixed = [a + (b - a) * (place - low) for a, b in zip(anchors[low], anchors[low + 1], strict=True)]
+        at = 2 * index / max(1, steps - 1)
+        low = min(1, int(at))
+        mixed = [a + (b - a) * (at - low) for a, b in zip(anchors[low], anchors[low + 1], strict=True)]
         ramp.append(f"--step-{index}:#{''.join(f'{round(part):02x}' for part in mixed)};")
     return Markup(_THEMES[name] + "".join(ramp))
 

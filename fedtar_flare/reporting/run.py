@@ -26,7 +26,7 @@ from fedtar_flare.record.events import (
 from fedtar_flare.record.log import ROUNDS_FILE, best_round, of_kind, read_events, scored_round
 from fedtar_flare.registry import method
 
-__all__ = ["Run", "find_run", "read_run"]
+__all__ = ["Run"]
 
 Kind = TypeVar("Kind", bound=Event)
 SPLITS = ("train", "validation", "test")
@@ -38,17 +38,14 @@ class Run:
 
     Attributes
     ----------
-    folder, title : Path, str
+    folder, title, steps, validations, method_events, alarms
         ``title`` is that of the method, or its name where this version does not know it.
     start : Start
         The last start of a resumed run, with the first round of all its parts; nameless where the run failed before.
-    steps, validations : tuple of Step, tuple of Validation
     evaluations : tuple of Evaluation
         With known numbers only; a cell under the minimum has only ``n``.
     end : End, optional
         None while the run goes on, and when it was killed.
-    method_events, alarms : tuple of Event, tuple of str
-        Events of the run's method, and the server's alarms.
     ahead : mapping of int to mapping
         By period and site, known scores of drafts written before anything was learnt from the period.
     """
@@ -92,7 +89,7 @@ class Run:
     @property
     def shown(self) -> Evaluation | None:
         """The evaluation after training that is shown: of the best round, whose weights are kept, if it was scored."""
-        after = {one.round: one for one in self.evaluations if one.round >= self.start.first_round}
+        after = {event.round: event for event in self.evaluations if event.round >= self.start.first_round}
         return after[scored_round([*after.values()], self.best_round)] if after else None
 
     @property
@@ -101,7 +98,7 @@ class Run:
         best, shown = self.best_round, self.shown
         if best is None or shown is None or best == shown.round:
             return ""
-        scored = any(one.round == best for one in self.evaluations)
+        scored = any(event.round == best for event in self.evaluations)
         why = f"not scored as round {shown.round} was" if scored else "not scored"
         return f"kept: round {best}, the best by validation loss, {why}; shown: round {shown.round}"
 
@@ -122,51 +119,21 @@ class Run:
 
 
 def find_run(folder: Path | str) -> Path:
-    """Find the folder with a run's record.
-
-    Parameters
-    ----------
-    folder : path
-        That folder, or one above it.
-
-    Returns
-    -------
-    Path
-
-    Raises
-    ------
-    FedTARError
-        If there is no record, or several.
-    """
+    """The folder with a run's record: this one, or one below it."""
     folder = Path(folder)
     if (folder / ROUNDS_FILE).is_file():
         return folder
-    found = sorted(path.parent for path in folder.rglob(ROUNDS_FILE)) if folder.is_dir() else []
-    if not found:
+    folders = sorted(path.parent for path in folder.rglob(ROUNDS_FILE))
+    if not folders:
         raise FedTARError(f"{folder} holds no {ROUNDS_FILE}, nor does any folder below it: no run of fedtar_flare")
-    if len(found) > 1:
-        names = ", ".join(str(path) for path in found[:5])
-        raise FedTARError(f"{folder} holds {len(found)} runs; name one of them: {names}")
-    return found[0]
+    if len(folders) > 1:
+        names = ", ".join(map(str, folders[:5]))
+        raise FedTARError(f"{folder} holds {len(folders)} runs; name one of them: {names}")
+    return folders[0]
 
 
 def read_run(folder: Path | str) -> Run:
-    """Read a run's record; for an unknown method, only the events common to all methods.
-
-    Parameters
-    ----------
-    folder : path
-        The ``fedtar`` folder of a run, or the run folder around it.
-
-    Returns
-    -------
-    Run
-
-    Raises
-    ------
-    FedTARError
-        If there is no record, it is of another program, or a line other than the last is broken.
-    """
+    """Read a run in its ``fedtar`` folder or the one around it; of an unknown method the shared events alone."""
     folder = Path(folder)
     if not (folder / ROUNDS_FILE).is_file() and (folder / "fedtar" / ROUNDS_FILE).is_file():
         folder = folder / "fedtar"
@@ -184,55 +151,58 @@ def read_run(folder: Path | str) -> Run:
         kinds, title = (), start.method or "Federated run"
     return Run(
         folder=folder,
-        start=start.model_copy(update={"first_round": min((one.first_round for one in starts), default=1)}),
+        start=start.model_copy(update={"first_round": min((s.first_round for s in starts), default=1)}),
         steps=tuple(latest(of_kind(events, Step))),
         validations=tuple(latest(of_kind(events, Validation))),
-        evaluations=tuple(_known(one, start.min_cell) for one in latest(of_kind(events, Evaluation))),
+        evaluations=tuple(_known(event, start.min_cell) for event in latest(of_kind(events, Evaluation))),
         end=events[-1] if isinstance(events[-1], End) else None,
         method_events=tuple(read_events(folder, kinds)) if kinds else (),
         title=title,
-        alarms=tuple(one.text for one in of_kind(events, Alarm)),
+        alarms=tuple(alarm.text for alarm in of_kind(events, Alarm)),
         ahead={
             t: {site: _shown(scores, start.min_cell) for site, scores in sorted(sites.items())}
-            for one in of_kind(events, Ahead)[-1:]
-            for t, sites in sorted(one.periods.items())
+            for event in of_kind(events, Ahead)[-1:]
+            for t, sites in sorted(event.periods.items())
         },
     )
 
 
 def latest(events: Iterable[Kind]) -> list[Kind]:
     """Events of one kind by round and step, the last of each; events without a round come first, as recorded."""
-    found = {}
+    last = {}
     for index, event in enumerate(events):
         values = dict(event)
         key = (values["round"], values.get("step", 0)) if "round" in values else (-1, index)
-        found[key] = event
-    return [found[key] for key in sorted(found)]
+        last[key] = event
+    return [last[key] for key in sorted(last)]
 
 
 def _known(evaluation: Evaluation, min_cell: int) -> Evaluation:
-    def of(sites: Mapping[str, SiteScores]) -> dict[str, SiteScores]:
-        return {
-            site: SiteScores(
-                steps={t: _shown(cell, min_cell) for t, cell in sorted(scores.steps.items())},
-                all=_shown(scores.all, min_cell),
-                findings={
-                    kind: {name: known for name, one in found.items() if (known := _finding(one, min_cell))}
-                    for kind, found in scores.findings.items()
-                },
-                references=scores.references if (scores.all.get("n") or 0) >= min_cell else {},
-            )
-            for site, scores in sites.items()
-        }
+    """An evaluation with the scores alone that are known and may be shown."""
 
-    return Evaluation(round=evaluation.round, sites=of(evaluation.sites), generic=of(evaluation.generic))
+    def of_site(scores: SiteScores) -> SiteScores:
+        findings: dict[str, dict[str, Scores]] = {}
+        for kind, of_findings in scores.findings.items():
+            known = {name: _finding(counts, min_cell) for name, counts in of_findings.items()}
+            findings[kind] = {name: counts for name, counts in known.items() if counts}
+        return SiteScores(
+            steps={t: _shown(cell, min_cell) for t, cell in sorted(scores.steps.items())},
+            all=_shown(scores.all, min_cell),
+            findings=findings,
+            references=scores.references if (scores.all.get("n") or 0) >= min_cell else {},
+        )
+
+    personal, generic = (
+        {site: of_site(scores) for site, scores in sites.items()} for sites in (evaluation.sites, evaluation.generic)
+    )
+    return Evaluation(round=evaluation.round, sites=personal, generic=generic)
 
 
-def _finding(one: Scores, min_cell: int) -> Scores:
+def _finding(counts: Scores, min_cell: int) -> Scores:
     """The counts of a finding that may be shown, each with its share."""
     shares = (("n", "recall"), ("named", "precision"))
-    shown = [pair for pair in shares if (one.get(pair[0]) or 0) >= max(1, min_cell)]
-    return {name: one.get(name) for pair in shown for name in pair}
+    shown = [pair for pair in shares if (counts.get(pair[0]) or 0) >= max(1, min_cell)]
+    return {name: counts.get(name) for pair in shown for name in pair}
 
 
 def _shown(scores: Scores, min_cell: int) -> Scores:

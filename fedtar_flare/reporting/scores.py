@@ -13,8 +13,7 @@ from fedtar_flare.reporting.section import Section, charts, round_axis, table
 
 MEAN = "mean of sites"
 KEY = ("bleu_4", "cider", "finding_f1_known", "finding_f1_new", "presence_f1", "chexpert_rules_f1", "ctrate_rules_f1")
-"""Scores that summarise a run, as far as it has them."""
-MOST_KEY = 4
+"""The first four that it has summarise a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +36,20 @@ def score_rows(run: Run, generic: bool = False) -> list[Row]:
 
     From the warm start to the round that is shown; ``generic``: scores of the shared adapter alone.
     """
-    both = [(one.generic if generic else one.sites) if one else {} for one in (run.warm_start, run.shown)]
+    both = [(event.generic if generic else event.sites) if event else {} for event in (run.warm_start, run.shown)]
     min_cell = run.start.min_cell
     rows = []
     parts: list[int] = []
     scored = 0
     for site in sorted({site for sites in both for site in sites}):
-        scores = [sites.get(site, SiteScores()) for sites in both]
-        pairs = {t: [one.steps.get(t, {}) for one in scores] for t in sorted({t for one in scores for t in one.steps})}
+        before, after = (sites.get(site, SiteScores()) for sites in both)
+        pairs = {t: (before.steps.get(t, {}), after.steps.get(t, {})) for t in sorted(before.steps | after.steps)}
         counts = {t: _reports(*pair) for t, pair in pairs.items()}
         rows += [Row(site, t, visits(n, min_cell), n, *map(_scores, pairs[t])) for t, n in counts.items()]
-        every = [one.all for one in scores]
-        n = _reports(*every)
-        own = list(counts.values()) or [n]
-        rows.append(Row(site, None, _total(own, n, min_cell), n, *map(_scores, every)))
-        parts += own
+        n = _reports(before.all, after.all)
+        of_site = list(counts.values()) or [n]
+        rows.append(Row(site, None, _total(of_site, n, min_cell), n, *map(_scores, (before.all, after.all))))
+        parts += of_site
         scored += n
     return rows + _mean(rows, _total(parts, scored, min_cell), scored)
 
@@ -64,7 +62,7 @@ def overall(run: Run, generic: bool = False) -> Row | None:
 
 def key_scores(row: Row) -> list[str]:
     """The first four scores of :data:`KEY` that a row has."""
-    return [name for name in KEY if name in row.before or name in row.after][:MOST_KEY]
+    return [name for name in KEY if name in row.before or name in row.after][:4]
 
 
 def _mean(rows: Sequence[Row], reports: str, scored: int) -> list[Row]:
@@ -75,27 +73,22 @@ def _mean(rows: Sequence[Row], reports: str, scored: int) -> list[Row]:
     means: tuple[dict[str, float], dict[str, float]] = ({}, {})
     for name in SCORES:
         both = [row for row in sites if name in row.before and name in row.after] or sites
-        for mean, own in zip(means, ([r.before for r in both], [r.after for r in both]), strict=True):
-            values = [scores[name] for scores in own if name in scores]
+        for mean, sides in zip(means, ([r.before for r in both], [r.after for r in both]), strict=True):
+            values = [scores[name] for scores in sides if name in scores]
             if values:
                 mean[name] = sum(values) / len(values)
     return [Row(MEAN, None, reports, scored, *means)]
 
 
-def measured(rows: Sequence[Row]) -> list[str]:
-    """The scores that any row has, so that real data gets no empty column for finding F1."""
-    return [name for name in SCORES if any(name in row.before or name in row.after for row in rows)]
-
-
 def groups(rows: Sequence[Row]) -> list[tuple[str, Sequence[Row], list[str]]]:
-    """Tables of a readable width: title, rows and scores; some are scored over all steps alone."""
-    names = measured(rows)
-    found: list[tuple[str, Sequence[Row], list[str]]] = []
+    """Tables of a readable width: title, rows, and the scores that any row has; some are over all steps alone."""
+    names = [name for name in SCORES if any(name in row.before or name in row.after for row in rows)]
+    tables: list[tuple[str, Sequence[Row], list[str]]] = []
     for group in dict.fromkeys(SCORES[name].group for name in names):
         of_group = [name for name in names if SCORES[name].group == group]
         by_step = any(SCORES[name].by_step for name in of_group)
-        found.append((group, [row for row in rows if by_step or row.step is None], of_group))
-    return found
+        tables.append((group, [row for row in rows if by_step or row.step is None], of_group))
+    return tables
 
 
 def start_name(run: Run) -> str:
@@ -136,7 +129,7 @@ def scores(run: Run) -> Section:
 def ahead(run: Run) -> Section | None:
     """A table of each site's scores over the run's periods, of reports written ahead of time; None without such."""
     cells = [cell for sites in run.ahead.values() for cell in sites.values()]
-    names = [name for name, one in SCORES.items() if one.by_step and any(name in cell for cell in cells)]
+    names = [name for name, kind in SCORES.items() if kind.by_step and any(name in cell for cell in cells)]
     if not names:
         return None
     rows = []
@@ -155,14 +148,12 @@ def ahead(run: Run) -> Section | None:
 
 def _lead(run: Run) -> str:
     until = f" to round {run.shown.round}" if run.shown else ", before training"
-    kept = f" ({run.checkpoint_note})" if run.checkpoint_note else ""
-    blank = (
-        f"Cells with fewer than {run.start.min_cell} patients are left blank"
-        if run.start.min_cell > 1
-        else "It is 0 by definition for one report, and then left blank"
-    )
+    note = f" ({run.checkpoint_note})" if run.checkpoint_note else ""
+    blank = "It is 0 by definition for one report, and then left blank"
+    if run.start.min_cell > 1:
+        blank = f"Cells with fewer than {run.start.min_cell} patients are left blank"
     return (
-        f"Test patients, from the {start_name(run)}{until}{kept}; n is the number of reports. ↑ higher is better, ↓ "
+        f"Test patients, from the {start_name(run)}{until}{note}; n is the number of reports. ↑ higher is better, ↓ "
         "lower is better. Scores of fewer than 20 reports have no decimals; shares of such reports have 95 % "
         "intervals. CIDEr depends on the corpus that it is taken over: compare it along a line, not between sites. "
         f"{blank}."
@@ -172,8 +163,8 @@ def _lead(run: Run) -> str:
 def _curves(run: Run) -> list[Chart]:
     """Per score a small chart for each site, with a line per step."""
     curves = []
-    sites = sorted({site for one in run.evaluations for site in one.sites})
-    for name in (name for name, one in SCORES.items() if one.curve):
+    sites = sorted({site for event in run.evaluations for site in event.sites})
+    for name in (name for name, kind in SCORES.items() if kind.curve):
         label, axis = heading(name).split(", ", 1)
         drawn = [
             Chart(f"{label}, {site}", _lines(run, site, name), (), "round", axis, x_range=round_axis(run), size=SMALL)
@@ -186,14 +177,15 @@ def _curves(run: Run) -> list[Chart]:
 def _lines(run: Run, site: str, name: str) -> list[Series]:
     def line(label: str, step: int | None, palette: Palette, index: int = 0, generic: bool = False) -> Series:
         points = []
-        for one in run.evaluations:
-            found = (one.generic if generic else one.sites).get(site, SiteScores())
-            value = (found.all if step is None else found.steps.get(step, {})).get(name)
-            points.append((one.round, shown(name, value), f"{site}, {label}, round {one.round}: {score(name, value)}"))
+        for event in run.evaluations:
+            scores = (event.generic if generic else event.sites).get(site, SiteScores())
+            value = (scores.all if step is None else scores.steps.get(step, {})).get(name)
+            tip = f"{site}, {label}, round {event.round}: {score(name, value)}"
+            points.append((event.round, shown(name, value), tip))
         return Series(label, points, palette, index)
 
     lines = [line(f"step {t}", t, "step", t - 1) for t in range(1, run.start.time_steps + 1)]
     lines.append(line("all steps", None, "ink"))
-    if any(one.generic for one in run.evaluations):
+    if any(event.generic for event in run.evaluations):
         lines.append(line("all steps, the shared adapter alone", None, "site", 6, generic=True))
     return lines

@@ -13,7 +13,7 @@ from fedtar_flare.reporting.plots import Chart, Figure, Series
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
 
-__all__ = ["Section", "charts", "left_out", "norms", "over_steps", "round_axis", "table"]
+__all__ = ["Section", "charts", "table"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Section:
 
     Attributes
     ----------
-    name, title, lead, content : str, str, str, Markup
+    name, title, lead, content
         Its anchor, heading, introduction and body.
     lines : tuple of (label, text)
         What the model card and the head of the page quote from it.
@@ -38,8 +38,7 @@ class Section:
     optimisation: bool = False
 
 
-MakeSection = Callable[[Run], Section | None]
-"""What is registered: makes a run's section; None where the run has nothing of it."""
+MakeSection = Callable[[Run], Section | None]  # None where the run has nothing of it
 
 
 def method_sections(run: Run) -> list[Section]:
@@ -68,10 +67,11 @@ def charts(drawn: Sequence[Chart], kind: str = "") -> Markup:
     -------
     Markup
     """
-    legend = Figure("", "", "", drawn).legend
-    own = len({(one.colour, one.marker) for one in legend}) < len(legend) or all(len(c.drawn) < 2 for c in drawn)
-    figures = [one.figure(legend=own) for one in drawn]
-    return render("legend.html", series=() if own else legend) + render("charts.html", figures=figures, kind=kind)
+    legend = Figure("", "", drawn).legend
+    alike = len({(series.colour, series.marker) for series in legend}) < len(legend)
+    each = alike or all(len(chart.drawn) < 2 for chart in drawn)
+    figures = [chart.figure(legend=each) for chart in drawn]
+    return render("legend.html", series=() if each else legend) + render("charts.html", figures=figures, kind=kind)
 
 
 def table(
@@ -100,22 +100,12 @@ def table(
 
 
 def left_out(rounds: Sequence[tuple[int, Mapping[str, str]]]) -> Markup:
-    """List the sites that were left out, with their rounds; each reason is given once.
-
-    Parameters
-    ----------
-    rounds : sequence of (round, reasons)
-        Reasons by site.
-
-    Returns
-    -------
-    Markup
-    """
-    found: dict[tuple[str, str], list[int]] = {}
+    """List the sites that were left out, with their rounds, from reasons by site; each reason is given once."""
+    given: dict[tuple[str, str], list[int]] = {}
     for round_, reasons in rounds:
         for site, why in reasons.items():
-            found.setdefault((site, why), []).append(round_)
-    notes = [f"{site} was left out in {in_rounds(numbers)}: {why}" for (site, why), numbers in found.items()]
+            given.setdefault((site, why), []).append(round_)
+    notes = [f"{site} was left out in {in_rounds(numbers)}: {why}" for (site, why), numbers in given.items()]
     return render("notes.html", notes=notes)
 
 
@@ -132,60 +122,28 @@ def in_rounds(numbers: Sequence[int]) -> str:
 
 
 def round_axis(run: Run) -> tuple[float, float]:
-    """Range of the x axis of all charts over rounds.
-
-    Parameters
-    ----------
-    run : Run
-
-    Returns
-    -------
-    tuple of float
-        From before the first round to the last one that began.
-    """
-    begun = [step.round for step in run.steps] + [one.round for one in run.evaluations]
+    """Range of the x axis of all charts over rounds, from before the first round to the last one that began."""
+    begun = [step.round for step in run.steps] + [event.round for event in run.evaluations]
     return float(run.start.first_round - 1), float(max(begun, default=run.start.first_round))
 
 
-def x_of(run: Run, round_: int, step: int) -> float:
+def on_axis(run: Run, round_: int, step: int) -> float:
     """Position of a step on the axis of rounds; the last step of round r is at r."""
     return round(round_ - 1 + step / max(1, run.start.time_steps), 4)
 
 
 def over_steps(run: Run, title: str, lines: Sequence[Series], y_label: str, crosses: bool = True) -> Chart:
-    """Draw lines over rounds with a point per time step.
-
-    Parameters
-    ----------
-    run, title, lines, y_label : Run, str, sequence of Series, str
-    crosses : bool
-        Whether to mark the steps that were skipped.
-
-    Returns
-    -------
-    Chart
-    """
-    skipped = [one for one in run.steps if one.skipped and crosses]
-    tips = [(x_of(run, one.round, one.step), f"{step_name(one)}: skipped, nobody sent an update") for one in skipped]
+    """Draw lines over rounds with a point per time step, and ``crosses`` at the steps that were skipped."""
+    skipped = [step for step in run.steps if step.skipped and crosses]
+    tips = [(on_axis(run, s.round, s.step), f"{step_name(s)}: skipped, nobody sent an update") for s in skipped]
     return Chart(title, lines, (), "round (a point per time step)", y_label, x_range=round_axis(run), crosses=tips)
 
 
 def norms(run: Run, name: str, values: Iterable[tuple[int, int, float | None]], index: int = 0) -> Series:
-    """Make a line through norms by round and step, which breaks at the steps that were skipped.
-
-    Parameters
-    ----------
-    run, name, index : Run, str, int
-        ``index`` is that of the colour.
-    values : iterable of (round, step, norm)
-
-    Returns
-    -------
-    Series
-    """
-    skipped = {(one.round, one.step) for one in run.steps if one.skipped}
+    """A line through norms (round, step, norm), which breaks at the steps that were skipped."""
+    skipped = {(step.round, step.step) for step in run.steps if step.skipped}
     points = [
-        (x_of(run, r, t), None if (r, t) in skipped else y, f"{name}, round {r}, step {t}: {significant(y)}")
+        (on_axis(run, r, t), None if (r, t) in skipped else y, f"{name}, round {r}, step {t}: {significant(y)}")
         for r, t, y in values
     ]
     return Series(name, points, "site", index)

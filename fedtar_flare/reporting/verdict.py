@@ -1,25 +1,27 @@
-"""The result of a run, in a sentence and in about five numbers, for its page, its model card and the console."""
+"""The result of a run in a sentence, in about five numbers, and as a box for the console."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from fedtar_flare.core.errors import plain
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.reporting.format import decimals, heading, number, score
+from fedtar_flare.reporting.format import decimals, duration, heading, number, score
 from fedtar_flare.reporting.render import Tile
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.scores import MEAN, Row, key_scores, overall, start_name
-from fedtar_flare.reporting.section import Section
+from fedtar_flare.reporting.section import Section, method_sections
 
 
-def verdict(run: Run, of_method: Sequence[Section] = ()) -> list[str]:
+def verdict(run: Run, sections: Sequence[Section] = ()) -> list[str]:
     """Which scores improved or fell and by how much, from the warm start to the round shown.
 
-    Sentences on the shared adapter and on the round that is kept may follow. ``of_method`` are the method's sections,
-    whose lines are the verdict where it classifies images.
+    Sentences on the shared adapter alone and on the round that is kept may follow. Of a method that classifies images,
+    the verdict are the lines of its ``sections``.
     """
     if not run.reports:
-        said = [(label, *text.rpartition(", ")[::2]) for section in of_method for label, text in section.lines]
-        values, of = [f"{label} {value}" for label, value, _ in said], dict.fromkeys(about for *_, about in said)
-        return [f"{'; '.join(values)} ({', '.join(of)})."] if said else ["Nothing is known: no image was scored."]
+        lines = [(label, *text.rpartition(", ")[::2]) for section in sections for label, text in section.lines]
+        values, of = [f"{label} {value}" for label, value, _ in lines], dict.fromkeys(about for *_, about in lines)
+        return [f"{'; '.join(values)} ({', '.join(of)})."] if lines else ["Nothing is known: no image was scored."]
     row, off = overall(run), overall(run, generic=True)
     if row is None:
         return ["Nothing is known of the reports: no test report was scored."]
@@ -35,10 +37,10 @@ def verdict(run: Run, of_method: Sequence[Section] = ()) -> list[str]:
     ]
 
 
-def key_numbers(run: Run, of_method: Sequence[Section] = ()) -> list[Tile]:
-    """About five numbers from the warm start to the round shown; a method's own where it classifies images."""
+def key_numbers(run: Run, sections: Sequence[Section] = ()) -> list[Tile]:
+    """About five numbers from the warm start to the round shown; those of ``sections`` where images are classified."""
     if not run.reports:
-        return [Tile(label, *text.split(", ", 1)) for section in of_method for label, text in section.lines]
+        return [Tile(label, *text.split(", ", 1)) for section in sections for label, text in section.lines]
     row = overall(run)
     if row is None:
         return []
@@ -71,8 +73,8 @@ def _changes(row: Row) -> str:
         verb = {"better": "improved", "unchanged": "stayed"}.get(way, worse)
         first, last, by = (number(value, decimals(name, row.n)) for value in (before, after, abs(after - before)))
         unit = "point" + "s" * (by != "1") if SCORES[name].unit == "x 100" else SCORES[name].unit
-        said = f"at {last}" if before == after else f"by {by} {unit} ({first} → {last})"
-        groups[verb].append(f"{SCORES[name].label} {said if groups[verb] else f'{verb} {said}'}")
+        change = f"at {last}" if before == after else f"by {by} {unit} ({first} → {last})"
+        groups[verb].append(f"{SCORES[name].label} {change if groups[verb] else f'{verb} {change}'}")
     return "; ".join(_listed(group) for group in groups.values() if group) or "no score is known of both"
 
 
@@ -91,3 +93,36 @@ def _rounded(name: str, value: float, n: float) -> float:
 
 def _listed(words: Sequence[str]) -> str:
     return " and ".join([*([", ".join(words[:-1])] if words[1:] else []), words[-1]])
+
+
+RULE = "-" * 78
+
+
+def closing_box(run: Run, files: Mapping[str, Path | str] | None = None) -> str:
+    """Summarise a run for the console, in ASCII except for names."""
+    tiles = key_numbers(run, method_sections(run))
+    rows = [[*map(_ascii, (tile.name, tile.value, tile.about))] for tile in tiles]
+    rows = rows or [[f"no test {'report' if run.reports else 'image'} was scored", "", ""]]
+    names = max(len(name) for name, *_ in rows) + 3
+    arrows = max(value.find("->") for _, value, _ in rows)  # the arrows stand under each other
+    values = [value.rjust(len(value) + arrows - value.find("->")) if "->" in value else value for _, value, _ in rows]
+    wide = max(map(len, values)) + 3
+    lines = [f"{row[0]:<{names}}{value:<{wide}}{row[2]}".rstrip() for row, value in zip(rows, values, strict=True)]
+    width = max(map(len, files or {}), default=0) + 3
+    lines += [f"{plain(name):<{width}}{file}" for name, file in (files or {}).items()]
+    return "\n".join([RULE, *_head(run), *lines, RULE])
+
+
+def _head(run: Run) -> list[str]:
+    time = f" in {duration(run.end.seconds)}" if run.end and run.end.seconds is not None else ""
+    reason = f": {plain(run.end.reason)}" if run.end and run.end.reason else ""
+    done = f" after {len(run.validations)} of {run.start.rounds} round(s)" if run.status != "completed" else ""
+    shown = f", {start_name(run)} -> round {run.shown.round}" if run.shown and run.warm_start else ""
+    name = f"run {plain(run.start.run_id)}".strip()
+    return [f"{name}: {run.status}{done}{time}{shown}{reason}", *([run.checkpoint_note] if run.checkpoint_note else [])]
+
+
+def _ascii(text: str) -> str:
+    for sign, word in ((" ↑", ""), (" ↓", ""), ("→", "->"), ("×", "x"), ("–", "-"), ("\u202f", " ")):
+        text = text.replace(sign, word)
+    return plain(text)

@@ -21,14 +21,12 @@ from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.site.cohort import labeler_of_site, prepare_site
 from fedtar_flare.site.context import home
 from fedtar_flare.site.state import SiteState, task_scores
-from fedtar_flare.suite.plan import Experiment
+from fedtar_flare.suite.plan import Experiment, Variant, site_config
 from fedtar_flare.suite.results import grouped
-from fedtar_flare.suite.variants import site_config
 from fedtar_flare.version import __version__
 
 PACKAGES = ("torch", "transformers", "peft", "nvflare", "numpy")
-Scored = tuple[dict[str, Any], list[dict[str, Any]]]
-"""A part of a run's result, and rows of single reports or images."""
+Scored = tuple[dict[str, Any], list[dict[str, Any]]]  # part of a run's result, and rows of single reports or images
 
 
 def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Scored:
@@ -38,17 +36,15 @@ def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Scor
     """
     events = read_events(results, (*SHARED, *method(experiment.arm.method).events))
     start = of_kind(events, Start)[0]
-    states = {
-        site: SiteState(site_config(site).state_dir or home() / "state", start.run_id, site)
-        for site in experiment.sites
-    }
+    folders = {site: site_config(site).state_dir or home() / "state" for site in experiment.sites}
+    states = {site: SiteState(folder, start.run_id, site) for site, folder in folders.items()}
     if experiment.writes_reports:
-        scores, rows = _report_scores(experiment, recipe, results, events, states)
+        scores, rows = _report_scores(experiment.variant, recipe, results, events, states)
     else:
         scores, rows = _task_scores(events, states, start.rounds)
     for state in states.values():
         shutil.rmtree(state.folder, ignore_errors=True)
-    variant = experiment.variant
+    variant, packages = experiment.variant, {name: installed(name) for name in PACKAGES}
     result = {
         "arm": experiment.name,
         "label": experiment.arm.label or experiment.name,
@@ -59,8 +55,7 @@ def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Scor
         "variant": {"scenario": variant.scenario} | variant.point,
         "joins": variant.joins,
         "cohort": variant.cohort,
-        "versions": {"fedtar_flare": __version__, "python": platform.python_version()}
-        | {name: installed(name) for name in PACKAGES},
+        "versions": {"fedtar_flare": __version__, "python": platform.python_version(), **packages},
         "torch_threads": recipe.executor.torch_threads,
         "shares": recipe.contract.shares,
         "bytes": sum((step.bytes_up or 0) + (step.bytes_down or 0) for step in of_kind(events, Step)),
@@ -83,13 +78,8 @@ def _curves(events: Sequence[Event]) -> dict[str, list[list[float]]]:
 
 
 def _report_scores(
-    experiment: Experiment,
-    recipe: MethodRecipe,
-    results: Path,
-    events: Sequence[Event],
-    states: Mapping[str, SiteState],
+    variant: Variant, recipe: MethodRecipe, results: Path, events: Sequence[Event], states: Mapping[str, SiteState]
 ) -> Scored:
-    variant = experiment.variant
     evaluations, validations = of_kind(events, Evaluation), of_kind(events, Validation)
     chosen = scored_round(evaluations, best_round(validations))
     outside, rows = score_outside(recipe, results, variant.outside, chosen, variant.outside_split)
@@ -135,24 +125,18 @@ def score_outside(
 def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
     """The method's model with the shared adapter and nothing else, on a hospital's patients."""
     executor, config = recipe.executor, site_config(hospital)
-    cohort, _ = prepare_site(
-        config,
-        hospital,
-        model=executor.strategy.settings.model,
-        data=executor.strategy.settings.data,
-        time_steps=recipe.controller.config.time_steps,
-        seed=executor.seed,
-    )
     assert isinstance(executor.strategy, ReportSite)
+    settings, seed, steps = executor.strategy.settings, executor.seed, recipe.controller.config.time_steps
+    cohort, _ = prepare_site(config, hospital, model=settings.model, data=settings.data, time_steps=steps, seed=seed)
     kind, more = executor.strategy.shared_learner(config.source)
     learner = kind(
-        model=executor.strategy.settings.model,
-        training=executor.strategy.settings.training,
+        model=settings.model,
+        training=settings.training,
         cohort=cohort,
-        seed=executor.seed,
+        seed=seed,
         device=config.device,
         precision=config.precision,
-        **({"lora": executor.strategy.settings.lora} | more),
+        **({"lora": settings.lora} | more),
     )
     learner.report_labeler = labeler_of_site(config)
     return learner

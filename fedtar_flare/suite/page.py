@@ -1,4 +1,4 @@
-"""``comparison.html``: a suite's arms side by side, one self-contained page; its figures also as SVG files."""
+"""``comparison.html``: a suite's arms side by side, one self-contained page."""
 
 from __future__ import annotations
 
@@ -10,83 +10,89 @@ from statistics import fmean, stdev
 
 from fedtar_flare.core.files import write_text
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.metrics.report_sums import Units
-from fedtar_flare.reporting.format import NOTHING, duration, score, size
-from fedtar_flare.reporting.plots import Figure
+from fedtar_flare.metrics.significance import Units
+from fedtar_flare.reporting.format import NOTHING, duration, heading, score, size
 from fedtar_flare.reporting.render import render
 from fedtar_flare.suite import tables
-from fedtar_flare.suite.charts import figures
-from fedtar_flare.suite.compare import COMPARED, SUMS, Difference, compare_scores, differences, interval_of, paired_runs
+from fedtar_flare.suite.charts import Gain, figures, gains, joining_figures
 from fedtar_flare.suite.file import Suite
-from fedtar_flare.suite.joining import Gain, gains, joining_figures
 from fedtar_flare.suite.plan import Experiment
-from fedtar_flare.suite.results import WHERE, Result, by_arm, read_results, seed_means
+from fedtar_flare.suite.results import (
+    COMPARED,
+    SUMS,
+    WHERE,
+    Difference,
+    Result,
+    by_arm,
+    compare_scores,
+    differences,
+    interval_of,
+    paired_runs,
+    read_results,
+    seed_means,
+)
 from fedtar_flare.suite.tables import Table, verdict
 from fedtar_flare.suite.task_page import task_page
 
-PAGE, FIGURES = "comparison.html", "figures"
-MAIN = COMPARED[0]
-"""The score by which arms are ordered; higher is better, as in all of :data:`COMPARED`."""
+PAGE = "comparison.html"
+MAIN = COMPARED[0]  # orders the arms; higher is better, as in all of COMPARED
 
 
 def write_page(folder: Path, suite: Suite, experiments: Sequence[Experiment]) -> Path | None:
-    """Write the page of those of the suite's runs that have results, and its figures."""
+    """Write the page of those of the suite's runs that have results."""
     results = read_results(folder, experiments)
     if not results:
         return None
-    content, drawn = (page if experiments[0].writes_reports else task_page)(suite, results)
-    for figure in drawn:
-        figure.write(folder / FIGURES)
-    return write_text(folder / PAGE, content)
+    make = page if experiments[0].writes_reports else task_page
+    return write_text(folder / PAGE, make(suite, results))
 
 
-def page(suite: Suite, results: Sequence[Result]) -> tuple[str, list[Figure]]:
-    """The page as well-formed HTML, and its figures. Nothing is fetched when it is opened."""
-    own = ranked([result for result in results if not result.experiment.variant.scenario])
+def page(suite: Suite, results: Sequence[Result]) -> str:
+    """The page as well-formed HTML. Nothing is fetched when it is opened."""
+    plain = [result for result in results if not result.experiment.variant.scenario]
+    rank = {arm: i for i, arm in enumerate(arm_means(plain, MAIN))}
+    ranked = sorted(plain, key=lambda result: rank.get(result.arm, len(rank)))
     first = suite.compared_with[0]
     labels = {result.arm: result.label for result in results}
     reference = labels.get(first, first)
     gained = gains(results, first)
-    joining = joining_figures(gained, reference)
-    shown: list[Figure] = []
     main: list[Table] = []
     sentences = [gain_verdict(gained, reference)]
-    if own:
-        tests = {name: differences(own, name) for name in suite.compared_with}
-        shown, main = figures(own, first), _main(own, tests, labels, first)
-        sentences = arm_verdict(own, tests[first], labels, first)
-    text = render(
+    if ranked:
+        tests = {name: differences(ranked, name) for name in suite.compared_with}
+        main = _main(ranked, tests, labels, first)
+        sentences = arm_verdict(ranked, tests[first], labels, first)
+    return render(
         "comparison.html",
         suite=suite,
         results=results,
         labels=labels,
-        joining=joining,
+        joining=joining_figures(gained, reference),
         gains=tables.gain_table(gained, reference),
         verdict=sentences,
         tables=[table for table in main if table.rows],
-        metrics=_every_metric(own, suite.compared_with, labels, suite.drawn),
-        figures=shown,
-        every=_every_score(own),
+        metrics=_every_metric(ranked, suite.compared_with, labels, suite.drawn),
+        figures=figures(ranked, first),
+        every=_every_score(ranked),
         reference=reference,
-        costs=_costs(own),
+        costs=_costs(ranked),
     )
-    return text, [*joining, *shown]
 
 
 def _main(
-    own: Sequence[Result], tests: Mapping[str, Sequence[Difference]], labels: Mapping[str, str], first: str
+    results: Sequence[Result], tests: Mapping[str, Sequence[Difference]], labels: Mapping[str, str], first: str
 ) -> list[Table]:
     """In the paper's shape: at the hospitals that took part, with and without the patient adapter, and outside."""
     members, generic, outside = WHERE.values()
     about = "With each hospital's patient adapter, or the adapter that it tuned for itself, where the method has one. "
     about += f"The best {SCORES[MAIN].label} comes first."
-    alone = "What a method's shared adapter knows by itself, without any patient adapter."
+    by_itself = "What a method's shared adapter knows by itself, without any patient adapter."
     strangers = "Hospitals that never took part and get the shared adapter of the same round."
     return [
-        tables.scores(members, about, own, Result.members, tests[first]),
+        tables.scores(members, about, results, Result.members, tests[first]),
         *(tables.difference_table(against, labels, name) for name, against in tests.items() if against),
-        tables.scores(generic, alone, own, Result.generic),
-        tables.scores(outside, strangers, own, Result.outside),
+        tables.scores(generic, by_itself, results, Result.generic),
+        tables.scores(outside, strangers, results, Result.outside),
     ]
 
 
@@ -119,7 +125,7 @@ def _every_score(results: Sequence[Result]) -> list[Table]:
                     rows.append([tables.WARM_START, *(score(n, fmean(v) if v else None) for n, v in start.items())])
                 rows.append([runs[0].label, *(_with_spread(name, values) for name, values in means.items())])
         if rows:
-            out.append(Table(title, "", tables.head(names), rows))
+            out.append(Table(title, "", ["method", *map(heading, names)], rows))
     return out
 
 
@@ -145,12 +151,6 @@ def arm_means(results: Sequence[Result], name: str) -> dict[str, float]:
         if sums and math.isfinite(mean := fmean(of_run.value() for of_run in sums)):
             means[arm] = mean
     return dict(sorted(means.items(), key=lambda pair: -pair[1]))
-
-
-def ranked(results: Sequence[Result]) -> list[Result]:
-    """The results, those of the arm with the best main score first."""
-    rank = {arm: i for i, arm in enumerate(arm_means(results, MAIN))}
-    return sorted(results, key=lambda result: rank.get(result.arm, len(rank)))
 
 
 def arm_verdict(

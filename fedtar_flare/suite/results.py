@@ -1,4 +1,6 @@
-"""The finished runs of a suite, read for its page."""
+"""The finished runs of a suite: what was scored in each, with intervals, and each arm against the reference."""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -6,20 +8,30 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from fedtar_flare.core.files import read_json
+from fedtar_flare.metrics import significance
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.metrics.significance import (
+    Interval,
+    PatientSums,
+    SumsOf,
+    Units,
+    compare,
+    finding_f1,
+    holm,
+    over_seeds,
+)
 from fedtar_flare.suite.plan import Experiment
+from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, NEW_FINDINGS
 
 T = TypeVar("T")
 Row = dict[str, Any]
-"""Scores of one report, as :func:`fedtar_flare.learning.evaluation.report_rows` gives them, with its ``site`` and
-``when``: ``start`` before training, ``end`` at the scored round. Of a method that classifies, scores of one test image
-in a task (:mod:`fedtar_flare.suite.collect`)."""
-
-RESULTS = "results"
-"""Folder of a comparison's results."""
-
+"""Scores of a report or test image, with its ``site`` and ``when``: ``start``, or ``end`` (the scored round)."""
+RESULTS = "results"  # folder of a comparison's results
 WHERE = {
     "members": "At the hospitals that took part",
     "generic": "The shared adapter alone, at the hospitals that took part",
@@ -48,12 +60,10 @@ class Result:
 
     @property
     def arm(self) -> str:
-        """Name of the arm."""
         return self.experiment.name
 
     @property
     def label(self) -> str:
-        """The arm's name for people."""
         return str(self.content["label"])
 
     @cached_property
@@ -78,7 +88,7 @@ class Result:
         return [row for row in self.rows if row["site"] in sites and row["when"] == when]
 
     def hospital_mean(self, where: str, score: str, when: str = "end") -> float | None:
-        """Mean of a score over the hospitals of a place in :data:`WHERE`, from the run's evaluations."""
+        """Mean of a score over the hospitals of an entry of :data:`WHERE`, from the run's evaluations."""
         if where == "outside":
             sites = {site: scores[when] for site, scores in self.content["outside"].items()}
         else:
@@ -94,7 +104,7 @@ class Result:
 def read_results(folder: Path, experiments: Sequence[Experiment]) -> list[Result]:
     """The experiments that have a result, in the suite's order."""
     files = [(experiment, result_file(folder, experiment)) for experiment in experiments]
-    return [Result(one, read_json(file), rows_file(folder, one)) for one, file in files if file.is_file()]
+    return [Result(run, read_json(file), rows_file(folder, run)) for run, file in files if file.is_file()]
 
 
 def by_arm(results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -119,3 +129,79 @@ def grouped(values: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
 def at_sites(rows: Iterable[Row], sites: Collection[str]) -> list[Row]:
     """The rows of these hospitals."""
     return [row for row in rows if row["site"] in sites]
+
+
+Pair = tuple[list[Row], list[Row]]  # reports of two runs with the same seed
+SUMS: dict[str, SumsOf] = {
+    **significance.SUMS,
+    "finding_f1_known": finding_f1("findings", "findings_in_text", KNOWN_FINDINGS),
+    "finding_f1_new": finding_f1("findings", "findings_in_text", NEW_FINDINGS),
+}
+"""By a score's name in the registry what each patient adds to it, for scores with an interval."""
+
+VALUE_REPLICATES = 1_000  # of a value; differences, on which a decision may rest, have five times as many
+COMPARED = ("bleu_4", "cider", "finding_f1_known", "finding_f1_new", "finding_change_micro_f1")
+
+
+class Difference(NamedTuple):
+    """An arm's score minus the reference's (see :class:`.Comparison`), with p corrected after Holm."""
+
+    arm: str
+    score: str
+    difference: Interval
+    p: float
+    win_rate: float
+    replicates_won: float
+
+
+def differences(results: Sequence[Result], reference: str) -> list[Difference]:
+    """All arms against the reference in :data:`COMPARED`, on the seeds that both have; Holm over the arms.
+
+    Reports are of the hospitals that took part; patients of all hospitals are drawn together.
+    """
+    arms = [name for name in dict.fromkeys(result.arm for result in results) if name != reference]
+    pairs = {arm: paired_runs(results, arm, reference) for arm in arms}
+    out = []
+    for score in COMPARED:
+        out += corrected([test for arm in arms if (test := difference(arm, score, pairs[arm]))])
+    return out
+
+
+def compare_scores(arm: str, runs: Sequence[Pair], units: Units) -> list[Difference]:
+    """Compare an arm with another in every score of :data:`SUMS` (FedTAR, Table 5)."""
+    return corrected([test for score in SUMS if (test := difference(arm, score, runs, units))])
+
+
+def paired_runs(results: Sequence[Result], arm: str, reference: str) -> list[Pair]:
+    """Report rows of an arm's runs and the reference's, on the seeds that both have."""
+    runs = {(result.arm, result.experiment.seed): result for result in results if result.arm in (arm, reference)}
+    seeds = [seed for name, seed in runs if name == arm and (reference, seed) in runs]
+    return [(runs[arm, seed].members(), runs[reference, seed].members()) for seed in seeds]
+
+
+def difference(arm: str, score: str, runs: Sequence[Pair], units: Units = "patients") -> Difference | None:
+    """The difference in a score, over seeds and patients or studies; None where no pair of runs has it."""
+    a, b = paired_sums(score, runs, units)
+    higher = SCORES[score].higher_is_better is not False
+    return Difference(arm, score, *compare(a, b, higher_is_better=higher)) if a else None
+
+
+def corrected(tests: Sequence[Difference]) -> list[Difference]:
+    """The same tests with p corrected after Holm for their number."""
+    p = holm({i: test.p for i, test in enumerate(tests) if np.isfinite(test.p)})
+    return [test._replace(p=p.get(i, test.p)) for i, test in enumerate(tests)]
+
+
+def paired_sums(
+    score: str, runs: Iterable[Pair], units: Units = "patients"
+) -> tuple[list[PatientSums], list[PatientSums]]:
+    """Sums of both systems, seed by seed, where both have the score."""
+    sums = [(SUMS[score](a, units), SUMS[score](b, units)) for a, b in runs]
+    pairs = [(a, b) for a, b in sums if a is not None and b is not None]
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def interval_of(score: str, runs: Iterable[list[Row]]) -> Interval | None:
+    """A score's mean over seeds with its interval over patients and seeds; None where no run has it."""
+    sums = [of_run for rows in runs if (of_run := SUMS[score](rows)) is not None]
+    return over_seeds(sums, replicates=VALUE_REPLICATES) if sums else None

@@ -7,30 +7,26 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+from loky import cpu_count
+
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.core.files import write_text
-from fedtar_flare.suite.plan import Experiment
+from fedtar_flare.suite.plan import Experiment, site_files
 from fedtar_flare.suite.results import result_file, rows_file
-from fedtar_flare.suite.variants import site_files
 
 logger = logging.getLogger(__name__)
-
-
-def pending(folder: Path, experiments: Iterable[Experiment]) -> list[Experiment]:
-    """Experiments without a result."""
-    return [experiment for experiment in experiments if not result_file(folder, experiment).is_file()]
 
 
 def run_suite(
     folder: Path, experiments: Sequence[Experiment], *, processes: int = 1, say: Callable[[str], None] = print
 ) -> list[str]:
     """Run the experiments that have no result in the folder yet. One that fails does not stop the others."""
-    todo = pending(folder, experiments)
+    todo = [experiment for experiment in experiments if not result_file(folder, experiment).is_file()]
     before, started = len(experiments) - len(todo), time.monotonic()
     say(f"{len(experiments)} runs, {before} of them done before")
     failed: list[str] = []
@@ -45,7 +41,7 @@ def run_suite(
 
 def _attempts(folder: Path, todo: Sequence[Experiment], processes: int) -> Iterator[tuple[Experiment, str]]:
     """Each experiment once it has ended, with the reason if it failed."""
-    threads = max(1, cores() // processes)
+    threads = max(1, cpu_count() // processes)
     if processes == 1:
         for run in todo:
             yield run, attempt(folder, run, threads)
@@ -60,7 +56,7 @@ def _attempts(folder: Path, todo: Sequence[Experiment], processes: int) -> Itera
 
 
 def attempt_in_process(folder: Path, experiment: Experiment, threads: int) -> str:
-    """:func:`attempt` in a process of its own, whose death is a reason too."""
+    """:func:`attempt` in another process, whose death is a reason too."""
     try:
         with single_worker() as worker:
             return worker.submit(attempt, folder, experiment, threads).result()
@@ -95,11 +91,6 @@ def attempt(folder: Path, experiment: Experiment, threads: int) -> str:
         logger.exception("%s", experiment.title)
         return f"unexpected {type(error).__name__}: {error}"
     return ""
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_experiment(folder: Path, experiment: Experiment, threads: int = 1) -> None:

@@ -1,7 +1,7 @@
 """Tables of the comparison, with a 95 % interval of each score, and its verdict in a sentence."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,9 +10,8 @@ from markupsafe import Markup
 from fedtar_flare.metrics.registry import EFFICACY, SCORES
 from fedtar_flare.metrics.significance import Interval
 from fedtar_flare.reporting.format import NOTHING, heading, number, score, shown
-from fedtar_flare.suite.compare import COMPARED, SUMS, Difference, interval_of
-from fedtar_flare.suite.joining import Gain, point_title
-from fedtar_flare.suite.results import Result, Row, by_arm, grouped
+from fedtar_flare.suite.charts import Gain, point_title
+from fedtar_flare.suite.results import COMPARED, SUMS, Difference, Result, Row, by_arm, grouped, interval_of
 
 WARM_START = "warm start"
 COLUMNS = [n for n in SUMS if n not in EFFICACY or ("uncertain_positive" not in n and "_micro_" not in n)]
@@ -27,11 +26,6 @@ class Table:
     about: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-
-
-def head(names: Iterable[str]) -> list[str]:
-    """Column heads of a table of scores, with direction and unit."""
-    return ["method", *map(heading, names)]
 
 
 def scores(
@@ -59,7 +53,7 @@ def scores(
         [label, *(score_cell(name, values.get(name), stars.get((arm, name), "")) for name in columns)]
         for arm, label, values in lines
     ]
-    return Table(title, about, head(columns), rows)
+    return Table(title, about, ["method", *map(heading, columns)], rows)
 
 
 def gain_table(gains: Sequence[Gain], reference: str) -> Table:
@@ -98,7 +92,7 @@ def difference_table(tests: Sequence[Difference], labels: Mapping[str, str], ref
 
 
 def metric_table(tests: Sequence[Difference], labels: Mapping[str, str], reference: str, units: str) -> Table:
-    """Make the table of one arm minus another in every score (FedTAR, Table 5)."""
+    """One arm minus another in every score (FedTAR, Table 5)."""
     rows = [
         [
             heading(test.score),

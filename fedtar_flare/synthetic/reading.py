@@ -5,9 +5,8 @@ The report may be in any site's style, the generic one, or a mixture; an unreada
 
 from functools import cache
 
-from fedtar_flare.metrics.grades import Statement, statements
+from fedtar_flare.metrics.grades import FindingChange, Statement, statements
 from fedtar_flare.metrics.labeler import Direction, Observation, RuleLabeler
-from fedtar_flare.metrics.qualifiers import FindingChange
 from fedtar_flare.metrics.sentences import sentences
 from fedtar_flare.synthetic.course import PlannedVisit
 from fedtar_flare.synthetic.reports import GENERIC, STYLES, Change

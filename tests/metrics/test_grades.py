@@ -1,13 +1,14 @@
 """Grades against texts whose findings, sides, degrees and changes are known, written or planted."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_registry import reports
 
-from fedtar_flare.metrics.grades import DEGREES, PARTS, grade, statements
+from fedtar_flare.metrics.grades import DEGREES, PARTS, claims, finding_changes, grade, statements
 from fedtar_flare.metrics.labeler import rule_labeler
 from fedtar_flare.metrics.registry import scores_of
 from fedtar_flare.synthetic.reading import kind_labeler
@@ -15,36 +16,26 @@ from fedtar_flare.synthetic.reports import GENERIC, STYLES, State, write_report
 from fedtar_flare.synthetic.vocabulary import FINDINGS, kind_of, side_of
 
 KINDS = kind_labeler()
+
+
+def data(name):
+    """The lines of a file beside this one."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
+
+
 WORDINGS = [*(wording for style in STYLES for wording in style), GENERIC]
 CHANGES = {"new": "new", "larger": "increased", "smaller": "decreased"}
 STATES = st.builds(State, st.integers(1, 3), st.sampled_from(["first", "stable", *CHANGES]))
-READ = """
-Small bilateral pleural effusions, left greater than right. => Pl both small
-Small left pleural effusion and moderate right basilar atelectasis. => Pl left small; At right moderate
-Small right and small to moderate left pleural effusions. => Pl both moderate small
-The heart is mildly enlarged. No pneumothorax, small left effusion, unchanged. => Ca mildly; Pl left small unchanged
-The pneumothorax has resolved, but there is a small effusion. => Pn resolved; Pl small
-Slightly increased moderate right effusion. => Pl right moderate increased
-Cardiomegaly and new left effusion. => Ca; Pl left new
-Possible small effusion. Small bowel gas at the left base; no large effusion. =>
-There is a left effusion, and in the right lung there is a large consolidation. => Pl left; Co right large
-Pleural effusion of 2 cm on the right and 1 cm on the left was observed. => Pl both
-Consolidation and effusion in the left lower lobe, decreased. => Co left decreased; Pl left decreased
-CT: Millimetric nonspecific nodules are observed in both lungs. => Lu both millimetric
-CT: Minimal emphysematous changes in the right upper and left lower lobes. => Em both minimal
-CT: Calcific plaques in the left anterior descending coronary artery. => Co
-CT: In the left atrium, no thrombus. Pericardial effusion, minimal, on the left. => Pe minimal
-"""
 
 
-@pytest.mark.parametrize("line", READ.strip().splitlines())
+@pytest.mark.parametrize("line", data("graded_sentences.txt")[1:])
 def test_what_reports_say_of_their_findings(line):
     text, expected = line.split(" =>")
-    said = []
+    stated = []
     for one in statements(text, rule_labeler("ctrate-rules" if text.startswith("CT") else "chexpert-rules")):
         side = ["both"] if len(one.side) == 2 else one.side
-        said.append(" ".join([one.finding[:2], *side, *sorted(one.degree), *one.change]))
-    assert "; ".join(said) == expected.strip()
+        stated.append(" ".join([one.finding[:2], *side, *sorted(one.degree), *one.change]))
+    assert "; ".join(stated) == expected.strip()
 
 
 @st.composite
@@ -117,3 +108,43 @@ def test_scores_are_shares_of_what_is_graded_and_rest_on_enough_patients():
     names = ("presence_f1", "side_accuracy", "degree_accuracy", "change_accuracy")
     assert [found[1][name] for name in names] == [pytest.approx(4 / 5), 1.0, 0.5, 1.0]
     assert [found[2][name] for name in names] == [1.0, None, 0.5, None]  # shares of two patients' reports are halves
+
+
+CHEXPERT = rule_labeler("chexpert-rules")
+SHORT = {"E": "Pleural Effusion", "A": "Atelectasis", "C": "Cardiomegaly", "P": "Pneumothorax", "D": "Support Devices"}
+
+
+@pytest.mark.parametrize("line", data("changed_findings.txt")[1:])
+def test_which_finding_changed(line):
+    text, words = line.split(" =>")[0], line.split(" =>")[1].split()
+    expected = {(SHORT[f], d) for f, d in zip(words[::2], words[1::2], strict=True)}
+    assert finding_changes(text, CHEXPERT) == expected
+
+
+def reports_of(*texts, patient="p"):
+    return [(patient, i, text) for i, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "contradicted"),
+    [
+        ("No effusion.", "Unchanged effusion.", [True]),
+        ("Clear lungs.", "The effusion has resolved.", [True]),
+        ("Small effusion.", "New effusion.", [True]),
+        ("Small effusion.", "Unchanged effusion.", [False]),
+        ("No effusion.", "New effusion.", [False]),
+        ("Possible effusion.", "New effusion.", [False]),
+        ("Possible effusion.", "Stable effusion.", [False]),
+        ("No effusion.", "No new effusion.", []),
+    ],
+)
+def test_contradictions_between_reports_of(first, second, contradicted):
+    found = [("p", one) for one in contradicted]
+    assert claims(reports_of(first, second), CHEXPERT) == claims(reports_of(first, second)[::-1], CHEXPERT) == found
+
+
+def test_only_the_same_patients_next_visit_is_compared():
+    several = reports_of("No effusion.", "Small effusion.", "Stable effusion.") + reports_of(
+        "New effusion.", patient="q"
+    )
+    assert claims(several, CHEXPERT) == [("p", False)]

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
+from sklearn.metrics import roc_auc_score
 
 from fedtar_flare.metrics.agreement import (
     CERTAIN_OR_NOT,
@@ -14,6 +15,7 @@ from fedtar_flare.metrics.agreement import (
     label_code,
     label_counts,
 )
+from fedtar_flare.metrics.classification import auc, auc_of_draws, best_epoch, epochs_to, lca, welch
 from fedtar_flare.metrics.labeler import report_labels
 from fedtar_flare.metrics.significance import label_score
 
@@ -83,3 +85,43 @@ def test_known_and_new_findings_are_scored_apart():
 )
 def test_stated_labels_are_sure_and_doubted_ones_are_not(rules, text, sure, unsure):
     assert report_labels(f"{rules}-rules")(text) == (sure, unsure)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(-4, 4)), max_size=60))
+def test_auc_is_scikit_learns_also_with_ties(pairs):
+    labels, scores = [label for label, _ in pairs], [score / 3 for _, score in pairs]
+    if len(set(labels)) < 2:
+        assert auc(labels, scores) is None
+    else:
+        assert auc(labels, scores) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+        assert auc(labels, [-s for s in scores]) == pytest.approx(1 - auc(labels, scores), abs=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000))
+def test_a_drawn_patient_counts_as_often_as_it_was_drawn(seed):
+    draw = np.random.default_rng(seed)
+    many, patients = int(draw.integers(2, 14)), int(draw.integers(1, 6))
+    labels, places = draw.integers(0, 2, many), draw.integers(0, patients, many)
+    scores = draw.integers(0, 4, (many, 3)) / 4
+    draws = draw.multinomial(patients, [1 / patients] * patients, 5).astype(float)
+    found = auc_of_draws(labels.tolist(), scores, places.tolist(), draws)
+    for r, counts in enumerate(draws):
+        repeated = np.repeat(np.arange(many), counts[places].astype(int))
+        for column in range(3):
+            wanted = auc(labels[repeated], scores[repeated, column])
+            assert np.isnan(found[r, column]) if wanted is None else np.isclose(found[r, column], wanted)
+
+
+def test_areas_under_curves_and_epochs():
+    curve = (0.5, 0.6, 0.8, 0.8)
+    assert lca(curve) == pytest.approx(2.2 / 3)
+    assert lca((0.5, None, 0.7)) is None and lca((None, 0.7)) == pytest.approx(0.7)
+    assert lca((0.7, None)) is None and lca((0.5,)) is None and lca(()) is None
+    assert epochs_to(curve, 0.8) == 2 and epochs_to(curve, 0.9) is None and epochs_to((None, 0.9), 0.5) == 1
+    assert best_epoch(curve) == 2 and best_epoch((None, None)) is None
+
+
+def test_welch_without_variance():
+    assert welch([0.5, 0.5], [0.5, 0.5]) == 1 and welch([0.6, 0.6], [0.5, 0.5]) == 0

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtar_flare.metrics.language import bleu_of_sums, clean, language_scores, language_statistics
+from fedtar_flare.metrics.language import (
+    MOST_REFERENCES,
+    clean,
+    identical_share,
+    language_scores,
+    language_statistics,
+    length_ratio,
+    mismatched_share,
+)
 
 WORDS = ["lung", "clear", "no", "effusion", ".", "nodule", "1.5", "cm"]
 TOKENS = st.lists(st.sampled_from(WORDS), max_size=9)
@@ -68,24 +76,10 @@ def test_any_text_gives_finite_scores_within_their_range(pairs):
         assert math.isfinite(value) and 0 <= value <= (10 if name == "cider" else 1) + 1e-9
 
 
-def test_the_bleu_of_several_parts_follows_from_their_sums():
-    generator = np.random.default_rng(0)
-    draw = lambda: [[WORDS[i] for i in generator.integers(len(WORDS), size=7)] for _ in range(12)]  # noqa: E731
-    references, hypotheses = draw(), draw()
-    whole, *parts = (language_statistics([[r] for r in references[of]], hypotheses[of])
-                     for of in (slice(12), slice(6), slice(6, 12)))  # fmt: skip
-    columns = ("matches", "guesses", "hypothesis_length", "reference_length")
-    sums = [sum(getattr(part, name).sum(axis=0) for part in parts) for name in columns]
-    assert bleu_of_sums(*sums).tolist() == pytest.approx([whole.scores()[f"bleu_{n}"] for n in range(1, 5)])
-
-
 @pytest.mark.parametrize(
     ("text", "cleaned"),
     [
-        (
-            "1. No   effusion.\n2. Nodule (1.5 cm), well-defined; follow-up!",
-            "no effusion . nodule 1.5 cm well-defined follow-up",
-        ),
+        ("1. No   effusion.\n2. Nodule (1.5 cm), well-defined!", "no effusion . nodule 1.5 cm well-defined"),
         ("FINDINGS: The lungs are clear.", "findings the lungs are clear ."),
         ("Knoten von 1,5 cm, glatt begrenzt.", "knoten von 1,5 cm glatt begrenzt ."),
         ("compared to ___, unchanged...", "compared to unchanged ."),
@@ -109,3 +103,44 @@ def test_a_cleaned_text_is_clean(text):
     once = clean(text)
     assert clean(once) == once
     assert "  " not in once and once == once.strip()
+
+
+VOCABULARY = ["lung", "heart", "effusion", "nodule", "clear", "small", "left", "right", "edema", "no", "mild", "stable"]
+
+
+def reports(n, seed=0):
+    generator = np.random.default_rng(seed)
+    return [" ".join(generator.choice(VOCABULARY, size=8)) for _ in range(n)]
+
+
+def test_shares_at_their_ends():
+    texts, patients = reports(60), [str(i) for i in range(60)]
+    assert mismatched_share(patients, texts, texts) < 0.01
+    assert mismatched_share(patients, texts, ["no effusion"] * 60) == pytest.approx(0.5)
+    assert identical_share(["No effusion.", "no  effusion .", "Nodule"]) == pytest.approx(2 / 3)
+    assert identical_share(["a", "b"]) == 0.0 and length_ratio(["a b", "c d"], ["a", "b"]) == 0.5
+
+
+def test_other_reports_of_the_same_patient_do_not_count():
+    assert mismatched_share(["p", "p"], ["a b", "c d"], ["c d", "a b"]) is None
+    assert mismatched_share(["p", "p", "q"], ["a b", "c d", "e f"], ["c d", "a b", "e f"]) == pytest.approx(0.5 * 2 / 3)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.text(alphabet="ab ", max_size=8), min_size=2, max_size=6), st.data())
+def test_share_by_its_definition(references, data):
+    generated = [data.draw(st.text(alphabet="ab ", max_size=8)) for _ in references]
+    grams = lambda text: {*text.split(), *zip(text.split(), text.split()[1:], strict=False)}  # noqa: E731
+    fit = lambda g, r: 2 * len(grams(g) & grams(r)) / max(1, len(grams(g)) + len(grams(r)))  # noqa: E731
+    shares = []
+    for i, text in enumerate(generated):
+        others = [fit(text, r) - fit(text, references[i]) for j, r in enumerate(references) if j != i]
+        shares.append(np.mean([(d > 1e-6) + 0.5 * (abs(d) <= 1e-6) for d in others]))
+    got = mismatched_share([str(i) for i in range(len(references))], references, generated)
+    assert got == pytest.approx(np.mean(shares))
+
+
+def test_large_sites_are_sampled_evenly():
+    n = 2 * MOST_REFERENCES
+    texts = [f"w{i} v{i}" for i in range(n)]
+    assert mismatched_share([str(i) for i in range(n)], texts, texts) == 0.0

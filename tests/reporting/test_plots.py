@@ -1,6 +1,5 @@
 import math
 import re
-from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
 
@@ -8,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtar_flare.reporting.plots import SMALL, Bar, Chart, Figure, Guide, Series, sharing_y, ticks
+from fedtar_flare.reporting.plots import SMALL, Bar, Chart, Figure, Series, sharing_y, ticks
 
 NUMBERS = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -37,16 +36,6 @@ def paths(figure, kind):
     return [path.get("d") for path in figure.iter("path") if path.get("class") == kind]
 
 
-def test_a_band_is_shaded_behind_its_line_and_within_the_frame():
-    series = Series("mean", [(0, 1.0, ""), (1, 2.0, "")], band=[(0, 0.5, 1.5), (1, -4.0, 9.0)])
-    (band,) = paths(drawn(series, size=(300, 200)), "band")
-    corners = [tuple(map(float, pair)) for pair in re.findall(r"([-\d.]+) ([-\d.]+)", band)]
-    assert len(corners) == 4 and all(0 <= x <= 300 and 0 <= y <= 200 for x, y in corners)
-    heights = [y for _, y in corners]
-    assert heights[1] == min(heights) and heights[2] == max(heights), "up is smaller"
-    assert not paths(drawn(replace(series, band=())), "band")
-
-
 @given(st.lists(st.tuples(st.integers(0, 50), st.none() | NUMBERS), max_size=12))
 def test_any_series_gives_well_formed_svg_inside_its_frame(points):
     figure = chart(*points)
@@ -62,12 +51,6 @@ def test_any_series_gives_well_formed_svg_inside_its_frame(points):
     assert "nan" not in ElementTree.tostring(figure, encoding="unicode").lower()
 
 
-def test_guides_and_crosses_say_what_they_are():
-    figure = chart((1, 0.5), guides=[Guide(1.0, "upper bound")], crosses=[(2, "skipped")], y_range=(0, 1))
-    assert {"upper bound", "loss", "1.0"} <= {e.text for e in figure.iter("text")}
-    assert "skipped" in [e.text for e in figure.iter("title")]
-
-
 RANGES = [(0.0071, 0.0184), (3.0, 3.00002), (1e-9, 5e-9), (0, 9e5), (0, 3e8), (1e6, 1e6 + 1), (-2e-4, 1e-4)]
 
 
@@ -77,7 +60,10 @@ def test_tick_labels_differ(low, high):
     assert len(words) >= 2 and len(set(words)) == len(words)
 
 
-def test_a_point_without_neighbours_shows_its_interval_too():
+def test_a_band_is_shaded_within_the_frame_and_a_point_without_neighbours_shows_its_interval():
+    (band,) = paths(drawn(Series("a", [(0, 1.0, ""), (1, 2.0, "")], band=[(0, 0.5, 1.5), (1, -4.0, 9.0)])), "band")
+    corners = [tuple(map(float, pair)) for pair in re.findall(r"([-\d.]+) ([-\d.]+)", band)]
+    assert len(corners) == 4 and all(0 <= x <= 420 and 0 <= y <= 240 for x, y in corners)
     ends = Series("a", [(0, 1.0, ""), (1, None, ""), (2, 3.0, "")], band=[(0, 0.5, 2.0), (2, 2.0, 4.0)])
     figure = drawn(ends)
     (whiskers,) = paths(figure, "whisker")
@@ -86,15 +72,13 @@ def test_a_point_without_neighbours_shows_its_interval_too():
     assert line.count("M") == 1 and line.count("L") == 1, "a gap breaks the line"
 
 
-def test_bars_have_names_words_and_intervals_and_fit_in():
-    bars = [Bar(f"an arm with a rather long name, the {i}th of all", 10.0 * i, f"{i} min", (9.0 * i, 11.0 * i))
-            for i in range(4)]  # fmt: skip
+def test_bars_have_names_and_words_and_fit_in():
+    bars = [Bar(f"an arm with a rather long name, the {i}th of all", 10.0 * i, f"{i} min") for i in range(4)]
     drawn = ElementTree.fromstring(Chart("Cost", bars=bars).figure())
     words = [text.text for text in drawn.iter("text")]
     assert words == [word for bar in bars for word in (bar.name, bar.words)]
     width = float(drawn.find("svg").get("viewBox").split()[2])
-    ends = paths(drawn, "ends")
-    assert len(ends) == 4 and all(float(re.split("[MH ]", end)[-1]) < width for end in ends)
+    assert len(paths(drawn, "bar")) == 4 and all(float(text.get("x")) < width for text in drawn.iter("text"))
 
 
 def test_a_logarithmic_axis_is_marked_at_the_points():
@@ -103,15 +87,12 @@ def test_a_logarithmic_axis_is_marked_at_the_points():
     assert places[2] - places[1] > 2 * (places[1] - places[0]), "24 is a doubling, 120 five times that"
 
 
-def test_a_figure_has_one_legend_one_scale_and_a_file_without_variables(tmp_path):
+def test_a_figure_has_one_legend_and_one_scale():
     lines = [Series("a <b>", [(0, 1.0, "")]), Series("others", [(0, 2.0, "")], "faded")]
     charts = sharing_y([Chart(f"{k}", lines[k:], (), "x", "y", size=SMALL) for k in (0, 1)])
     assert len({chart.y_range for chart in charts}) == 1 and charts[0].y_range[0] == 0, "axes are not cut"
     assert sharing_y(charts, 0.5)[0].y_range[0] == 0.5 and sharing_y(charts, 1.5)[0].y_range[0] == 0
-    figure = Figure("f", "F", "about it", [charts[1], charts[0]], last="others")
+    figure = Figure("F", "about it", [charts[1], charts[0]], last="others")
     assert [one.name for one in figure.legend] == ["a <b>", "others"]
     page = ElementTree.fromstring(f"<main>{figure.html()}</main>")
     assert len(list(page.iter("figure"))) == 2 and len(list(page.iter("li"))) == 2
-    text = figure.write(tmp_path).read_text()
-    drawn = ElementTree.fromstring(text)
-    assert "var(" not in text and len([e for e in drawn if e.tag.endswith("svg")]) == 2

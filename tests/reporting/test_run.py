@@ -39,17 +39,6 @@ def test_cells_under_min_cell_and_the_cider_of_one_report_are_blank(tmp_path):
         assert sites[NORTH].steps[1] == {"n": 1, "bleu_4": 0.5} and sites[NORTH].all == {"n": 9, "cider": 1.0}
 
 
-@pytest.mark.parametrize(("until", "steps"), [("start", 0), ("warm-start", 0), ("step", 7), ("rounds", 9)])
-def test_an_unfinished_run_with_its_last_line_cut_off(tmp_path, until, steps):
-    write_run(tmp_path, until=until)
-    with (tmp_path / "rounds.jsonl").open("a") as file:
-        file.write('{"event": "step", "round": 3, "st')
-    run = read_run(tmp_path)
-    assert (run.status, run.end, len(run.steps)) == ("unfinished", None, steps)
-    assert (run.warm_start is None) == (until == "start")
-    assert run.shown is None or run.shown.round >= 1
-
-
 def test_a_resumed_record_goes_on_and_a_repeated_event_counts_once(tmp_path):
     write_run(tmp_path, rounds=2, until="rounds")
     before = read_run(tmp_path).validations[1].loss

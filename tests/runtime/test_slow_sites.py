@@ -9,7 +9,7 @@ from fedtar_flare.learning.config import TrainingConfig
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.reporting.participation import participation
+from fedtar_flare.reporting.page import participation
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.testing import QuadraticSite, same_bits
 from fedtar_flare.testing import last_checkpoint as last

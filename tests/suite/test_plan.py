@@ -6,8 +6,7 @@ import yaml
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.registry import method, own_names
 from fedtar_flare.suite.file import Suite, read_suite, shipped
-from fedtar_flare.suite.plan import experiments
-from fedtar_flare.suite.variants import require_hospitals, site_config, site_files, variants
+from fedtar_flare.suite.plan import experiments, require_hospitals, site_config, site_files, variants
 
 SUITES = sorted(shipped().values())
 REPORTS = {name for name in own_names() if method(name).reports}

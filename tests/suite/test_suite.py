@@ -10,16 +10,16 @@ import pytest
 import yaml
 from command import fedtar_here
 from labelers import published
+from loky import cpu_count
 from made_up_results import keep, parsed
 
 from fedtar_flare.learning.report_labeler import import_labeler
 from fedtar_flare.record.events import Evaluation, SiteScores
 from fedtar_flare.record.log import scored_round
-from fedtar_flare.suite.compare import differences, interval_of
 from fedtar_flare.suite.file import Suite, read_suite
 from fedtar_flare.suite.plan import Experiment, experiments
-from fedtar_flare.suite.results import read_results, result_file, seed_means
-from fedtar_flare.suite.run import cores, pending, run_suite
+from fedtar_flare.suite.results import differences, interval_of, read_results, result_file, seed_means
+from fedtar_flare.suite.run import run_suite
 
 TINY = {
     "name": "try",
@@ -59,7 +59,6 @@ def ran(tmp_path_factory):
 def test_every_cell_has_a_result_that_says_how_it_was_made(ran):
     file, folder, _, state = ran
     planned = experiments(read_suite(file))
-    assert not pending(folder, planned)
     for experiment in planned:
         result = json.loads(result_file(folder, experiment).read_text())
         assert result["settings"] == experiment.recipe and result["seed"] == 0 and result["versions"]["torch"]
@@ -76,13 +75,11 @@ def test_every_cell_has_a_result_that_says_how_it_was_made(ran):
 def test_a_runs_reports_are_kept_and_can_be_scored_by_any_labeler(ran, tmp_path):
     file, folder, *_ = ran
     fedavg, alone = (folder / "runs" / one.file_name for one in experiments(read_suite(file)))
-    kept = [one for one in (folder / "runs").rglob("*") if one.is_file()]
-    assert {one.relative_to(fedavg).parent.as_posix() for one in kept if fedavg in one.parents} == {
-        *TINY["sites"],
-        "outside/site-3",
-    }
-    assert {one.name for one in kept} == {f"report-scores-000{number}.jsonl" for number in (0, 1)}
-    assert {one.stat().st_mode & 0o777 for one in kept} == {0o600}
+    files = [file for file in (folder / "runs").rglob("*") if file.is_file()]
+    folders = {file.relative_to(fedavg).parent.as_posix() for file in files if fedavg in file.parents}
+    assert folders == {*TINY["sites"], "outside/site-3"}
+    assert {file.name for file in files} == {f"report-scores-000{number}.jsonl" for number in (0, 1)}
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     lines = [(fedavg / site / "report-scores-0001.jsonl").read_text().splitlines() for site in TINY["sites"]]
     rows = [json.loads(line) for of_site in lines for line in of_site]
     assert all(row["text"] and row["reference"] and row["patient_id"] and row["visit_id"] for row in rows)
@@ -98,11 +95,11 @@ def test_a_runs_reports_are_kept_and_can_be_scored_by_any_labeler(ran, tmp_path)
 @pytest.mark.slow
 def test_nothing_is_run_twice_and_a_changed_setting_is_a_new_run(ran, tmp_path):
     file, folder, _, _ = ran
-    said: list[str] = []
-    assert run_suite(folder, experiments(read_suite(file)), say=said.append) == []
-    assert said == ["2 runs, 2 of them done before"]
+    lines: list[str] = []
+    assert run_suite(folder, experiments(read_suite(file)), say=lines.append) == []
+    assert lines == ["2 runs, 2 of them done before"]
     longer = read_suite(suite_file(tmp_path, settings=TINY["settings"] | {"num_rounds": 2}))
-    assert len(pending(folder, experiments(longer))) == 2
+    assert read_results(folder, experiments(longer)) == []
 
 
 @pytest.mark.slow
@@ -125,43 +122,23 @@ def test_the_page_compares_the_arms_where_they_were_scored(ran):
             assert interval_of("token_loss", [rows]).value == pytest.approx(event["sites"][site]["all"]["token_loss"])
 
 
-@pytest.mark.slow
-def test_what_a_hospital_learns_alone_does_not_depend_on_the_others(ran, tmp_path):
-    """So a suite that asks when joining pays runs it for its own numbers alone."""
-    _, folder, _, _ = ran
-    file = suite_file(tmp_path, sites=["site-1"], outside=[], arms={"alone": TINY["arms"]["alone"]})
-    code, _, errors = fedtar_here("compare", file, "-o", tmp_path / "out", FEDTAR_HOME=str(tmp_path / "home"))
-    assert code == 0, errors
-    (by_itself,) = read_results(tmp_path / "out", experiments(read_suite(file)))
-    beside = next(one for one in read_results(folder, experiments(Suite(**TINY))) if one.arm == "alone")
-    assert by_itself.members() == [row for row in beside.members() if row["site"] == "site-1"]
-
-
 def test_a_difference_is_what_the_rows_say_and_the_same_results_differ_by_nothing(tmp_path):
     planned = experiments(Suite(**TINY | {"seeds": [0, 1]}))
+    finding = "pneumothorax_left"
+    true = {"personal": True, "when": "end", "findings": [finding], "changes": [[finding, "new"]], **NO_WORDS}
     for experiment in planned:
         better = experiment.name == "alone"
+        drafted = {"findings_in_text": [finding] * better, "changes_in_text": [[finding, ["resolved", "new"][better]]]}
         rows = [
-            {
-                "site": site,
-                "patient_id": str(patient),
-                "personal": True,
-                "when": "end",
-                "cider": patient / 10 + (0.5 if better else 0.0),
-                "findings": ["pneumothorax_left"],
-                "findings_in_text": ["pneumothorax_left"] if better else [],
-                "changes": [["pneumothorax_left", "new"]],
-                "changes_in_text": [["pneumothorax_left", "new" if better else "resolved"]],
-                **NO_WORDS,
-            }
+            true | drafted | {"site": site, "patient_id": str(patient), "cider": patient / 10 + better / 2}
             for site in TINY["sites"]
             for patient in range(8)
         ]
         keep(tmp_path, experiment, {}, rows)
-    found = {one.score: one for one in differences(read_results(tmp_path, planned), "fedavg")}
+    tests = {test.score: test for test in differences(read_results(tmp_path, planned), "fedavg")}
     for score, more in (("cider", 0.5), ("finding_f1_new", 1.0), ("finding_change_micro_f1", 1.0)):
-        assert found[score].difference == pytest.approx((more, more, more)) and found[score].p < 0.001
-    assert found["bleu_4"].difference.value == 0 and found["bleu_4"].p == 1
+        assert tests[score].difference == pytest.approx((more, more, more)) and tests[score].p < 0.001
+    assert tests["bleu_4"].difference.value == 0 and tests["bleu_4"].p == 1
 
 
 class Dying(Experiment):
@@ -213,13 +190,13 @@ def test_two_processes_run_what_can_be_run(tmp_path, monkeypatch):
     settings = {name: value for name, value in TINY["settings"].items() if name != "torch_threads"} | {"num_rounds": 2}
     good = experiments(Suite(**TINY | late | {"arms": arms, "settings": settings}))
     bad = [kind(**vars(replace(good[0], name=name))) for name, kind in (("dies", Dying), ("raises", Raising))]
-    said: list[str] = []
-    failed = run_suite(tmp_path, [*bad, *good], processes=2, say=said.append)
+    lines: list[str] = []
+    failed = run_suite(tmp_path, [*bad, *good], processes=2, say=lines.append)
     assert sorted(line.split(":")[0] for line in failed) == ["dies, late, seed 0", "raises, late, seed 0"]
     assert any("process died" in line for line in failed) and any("CannotBeSent: out of" in line for line in failed)
-    assert len(said) == 4 and not pending(tmp_path, good)
+    assert len(lines) == 4 and len(read_results(tmp_path, good)) == len(good)
     for one in read_results(tmp_path, good):
-        assert one.content["torch_threads"] == max(1, cores() // 2)
+        assert one.content["torch_threads"] == max(1, cpu_count() // 2)
         evaluations = {event["round"]: set(event["sites"]) for event in one.content["evaluations"]}
         assert evaluations == {0: {"site-1"}, 1: {"site-1"}, 2: {"site-1", "site-2"}}
         assert one.content["scored_round"] == 2 and set(one.content["counts"]) == {"site-1", "site-2"}
@@ -228,11 +205,11 @@ def test_two_processes_run_what_can_be_run(tmp_path, monkeypatch):
     assert [row[0] for row in fedtar.content["curves"]["alpha"]] == [0, 1, 2]
 
 
-def test_a_run_that_fails_is_said_and_the_others_go_on(tmp_path, monkeypatch):
+def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "nowhere"))
-    said: list[str] = []
-    failed = run_suite(tmp_path, experiments(Suite(**TINY)), say=said.append)
-    assert [line.split(",")[0] for line in failed] == ["fedavg", "alone"] and len(said) == 3
+    lines: list[str] = []
+    failed = run_suite(tmp_path, experiments(Suite(**TINY)), say=lines.append)
+    assert [line.split(",")[0] for line in failed] == ["fedavg", "alone"] and len(lines) == 3
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.plan import experiments
 from fedtar_flare.suite.results import by_arm, read_results
 from fedtar_flare.suite.run import run_suite
-from fedtar_flare.suite.task_scores import Run, differences, values
+from fedtar_flare.suite.task_page import Run, differences, values
 
 SITES = ["site-1", "site-2"]
 SETTINGS = {
@@ -57,19 +57,16 @@ def runs_by_arm(results):
     return {name: [Run(one) for one in several] for name, several in by_arm(results).items()}
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"outside": ["site-3"]}, "outside"),
-        ({"scenarios": {"a": {"sites": [1]}}}, "scenarios"),
-        (
-            {"settings": {}, "arms": {**ARMS, "fedavg": {"method": "fedavg"}}},
-            "fedkei classifies images and fedavg writes reports",
-        ),
-    ],
-)
-def test_what_only_reports_answer_is_refused_and_so_are_both_kinds_in_one_table(change, said):
-    with pytest.raises(ConfigError, match=said):
+REFUSED = [
+    ({"outside": ["site-3"]}, "outside"),
+    ({"scenarios": {"a": {"sites": [1]}}}, "scenarios"),
+    ({"settings": {}, "arms": {**ARMS, "fedavg": {"method": "fedavg"}}}, "arms"),
+]
+
+
+@pytest.mark.parametrize(("change", "setting"), REFUSED)
+def test_what_only_reports_answer_is_refused_and_so_are_both_kinds_in_one_table(change, setting):
+    with pytest.raises(ConfigError, match=setting):
         experiments(Suite(**{**SUITE, **change}))
 
 
@@ -115,8 +112,7 @@ def test_the_page_has_its_tables_and_its_curves(tmp_path):
         "What it costs, the start included",
         "Figures",
     ]
-    assert "FedKEI &lt;b&gt;" in text and "CIDEr" not in text
-    assert {file.stem for file in (tmp_path / "figures").glob("*.svg")} == {"learning_curves"}
+    assert "FedKEI &lt;b&gt;" in text and "CIDEr" not in text and "Learning curves" in text
 
 
 def test_a_disease_without_positive_test_images_has_no_chart(tmp_path):

@@ -14,7 +14,7 @@ from fedtar_flare.methods.fedkei import mixing
 from fedtar_flare.methods.fedkei.config import FedKEIConfig, Plan
 from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL
 from fedtar_flare.methods.fedkei.mixing import KINDS, Kind, Layout
-from fedtar_flare.reporting.tsne import FEWEST, tsne
+from fedtar_flare.reporting.plots import FEWEST, tsne
 
 
 # ---------------------------------------------------------------------- the pool

@@ -9,9 +9,8 @@ from fedtar_flare.core.files import PRIVATE, write_text
 from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask
 from fedtar_flare.methods.fedkei.mixing import KINDS
 from fedtar_flare.metrics.classification import best_epoch, epochs_to, lca
-from fedtar_flare.reporting import tsne
 from fedtar_flare.reporting.format import NOTHING, duration, number, size
-from fedtar_flare.reporting.plots import Chart, Guide, Series
+from fedtar_flare.reporting.plots import Chart, Guide, Series, scatter
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, charts, table
@@ -163,7 +162,7 @@ def plane(run: Run) -> Section | None:
             tip = f"{module['site']}, {diseases.get((module['task'], module['site']), module['task'])}"
             _, points = centres.setdefault(f"centre {module['cluster'] + 1}", (module["cluster"], []))
             points.append((module["x"], module["y"], tip))
-        drawn.append(tsne.scatter(f"Modules: {kind}s", centres))
+        drawn.append(scatter(f"Modules: {kind}s", centres))
     lead = (
         f"All modules in the pool before task {events[-1].round}, a point each, in the colour of its centre. Near "
         "points are modules with near weights; distances between groups and the axes themselves mean nothing."

@@ -13,11 +13,10 @@ from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
 from fedtar_flare.methods.fedtar.policy import FIXED
 from fedtar_flare.reporting.format import number, significant
 from fedtar_flare.reporting.groups import AGES, age_of, sex_of
-from fedtar_flare.reporting.plots import Chart, Guide, Series
+from fedtar_flare.reporting.plots import Chart, Guide, Series, scatter, tsne
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, charts, left_out, norms, over_steps, table
-from fedtar_flare.reporting.tsne import scatter, tsne
 
 MOST_POINTS = 500
 """Most patients on the page of phi: t-SNE of more takes longer than a second or two."""

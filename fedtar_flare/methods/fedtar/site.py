@@ -20,7 +20,7 @@ from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.release import MOST_SHARE, released_t_numbers, require_spread
 from fedtar_flare.methods.fedtar.section import MOST_POINTS, write_phi_page
 from fedtar_flare.protocol.contract import HEAD_NAMES
-from fedtar_flare.reporting.tsne import FEWEST
+from fedtar_flare.reporting.plots import FEWEST
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.task import Task

@@ -17,8 +17,8 @@ from fedtar_flare.protocol.messages import ERROR, LEFT, Reply, abstain, ok
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.record.events import SHARED, End, Joined, Step
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.reporting.console import closing_box
 from fedtar_flare.reporting.run import read_run
+from fedtar_flare.reporting.verdict import closing_box
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.version import __version__
 
