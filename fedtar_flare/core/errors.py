@@ -5,18 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = [
-    "ConfigError",
-    "DISK_FULL",
-    "DISK_FULL_ERRNOS",
-    "DataError",
-    "ExchangeError",
-    "FedTARError",
-    "collecting",
-    "decoding",
-    "plain",
-    "within",
-]
+__all__ = ["ConfigError", "DataError", "ExchangeError", "FedTARError"]
 
 DISK_FULL = "the site's disk is full"
 """Public text where a site cannot write what it must keep."""
@@ -25,18 +14,7 @@ DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def plain(value: Any) -> str:
-    """Write any value as one printable line.
-
-    Parameters
-    ----------
-    value : object
-        Of any type; ``str(value)`` is taken.
-
-    Returns
-    -------
-    str
-        White space becomes a space; control characters and lone surrogates become U+FFFD.
-    """
+    """Write any value as one printable line; control characters and lone surrogates become U+FFFD."""
     text = str(value)
     if text.isprintable():
         return text
@@ -105,22 +83,7 @@ class ExchangeError(FedTARError):
 
 @contextmanager
 def within(where: str) -> Iterator[None]:
-    """Put a place before the message of a :class:`DataError` that is raised in this block.
-
-    Parameters
-    ----------
-    where : str
-        Such as a file and a row.
-
-    Yields
-    ------
-    None
-
-    Raises
-    ------
-    DataError
-        The block's own, with the longer message and the same reason.
-    """
+    """Put a place, such as a file and a row, before the message of a :class:`DataError` of this block."""
     try:
         yield
     except DataError as error:
@@ -129,22 +92,7 @@ def within(where: str) -> Iterator[None]:
 
 @contextmanager
 def decoding(failed: str, reason: str = "unreadable") -> Iterator[None]:
-    """Turn whatever a library raises on broken bytes in this block into a :class:`DataError`.
-
-    Parameters
-    ----------
-    failed, reason : str
-        The beginning of the message, before the library's own words, and the error's reason.
-
-    Yields
-    ------
-    None
-
-    Raises
-    ------
-    DataError
-        For any exception but ``DataError`` and ``MemoryError``, which pass unchanged.
-    """
+    """Turn whatever a library raises on broken bytes in this block into a :class:`DataError`."""
     try:
         yield
     except (DataError, MemoryError):
@@ -155,17 +103,7 @@ def decoding(failed: str, reason: str = "unreadable") -> Iterator[None]:
 
 @contextmanager
 def collecting(problems: list[DataError]) -> Iterator[None]:
-    """Collect a :class:`DataError` of this block instead of raising it.
-
-    Parameters
-    ----------
-    problems : list of DataError
-        The error is appended to it.
-
-    Yields
-    ------
-    None
-    """
+    """Append a :class:`DataError` of this block to a list instead of raising it."""
     try:
         yield
     except DataError as error:

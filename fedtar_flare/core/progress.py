@@ -8,29 +8,7 @@ EVERY_SECONDS = 15.0
 
 
 class Progress:
-    """Reports how far work is, how fast, and how much longer it takes; work shorter than ``every`` is never reported.
-
-    Parameters
-    ----------
-    what : str
-        The work and its unit, such as ``round 1, step 2: update``.
-    total : int
-        Units of the work.
-    say : callable
-        Takes each line.
-    every : float
-        Seconds between two lines, at least.
-    clock : callable
-        Gives the time in seconds.
-
-    Examples
-    --------
-    >>> ticks = iter([0.0, 10.0, 20.0])
-    >>> progress = Progress("image", 4, print, every=15, clock=lambda: next(ticks))
-    >>> progress(1)
-    >>> progress(2)
-    image 2 of 4, 0.1/s, 20 s left
-    """
+    """Reports how far work is, how fast, and how much longer it takes, at most every ``every`` seconds."""
 
     def __init__(
         self,
@@ -44,7 +22,7 @@ class Progress:
         self._start = self._last = clock()
 
     def __call__(self, done: int) -> None:
-        """Report that ``done`` units are finished."""
+        """Report that ``done`` of all units are finished."""
         now = self._clock()
         if now - self._last < self._every:
             return

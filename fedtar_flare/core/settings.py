@@ -6,14 +6,21 @@ A settings class derives from :class:`Settings`; :func:`build` makes one from a 
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedtar_flare.core.errors import ConfigError
 
-__all__ = ["RunSettings", "Settings", "build", "check_names", "digest", "suggestion"]
+__all__ = ["RunSettings", "Settings", "build"]
+
+MAX_GLOBS, MAX_LENGTH = 200, 300
+"""Globs in a list, and characters of a glob."""
+_PART = r"(?:[A-Za-z0-9_?*-]|\[!?[A-Za-z0-9_-]++\])++"
+_GLOB = re.compile(rf"!?{_PART}(?:\.{_PART})*+")
 _Settings = TypeVar("_Settings", bound="Settings")
 
 _ALLOWED = {
@@ -79,7 +86,6 @@ class Settings(BaseModel):
         Returns
         -------
         Settings
-            Of the same class.
         """
         return type(self)(**{**self.to_dict(), **changes})
 
@@ -199,9 +205,9 @@ class RunSettings(dict[str, Any]):
         """
         if self._resolve is None:
             return self
-        found = self._resolve(self._given, source)
-        found._resolve, found._given = self._resolve, self._given
-        return found
+        resolved = self._resolve(self._given, source)
+        resolved._resolve, resolved._given = self._resolve, self._given
+        return resolved
 
     def replace(self, **groups: Settings) -> "RunSettings":
         """Change some groups.
@@ -224,7 +230,7 @@ class RunSettings(dict[str, Any]):
         Returns
         -------
         str
-            As :func:`digest`; equal where all sites have the same settings.
+            16 hexadecimal digits, equal where all sites have the same settings.
         """
         return digest(*self.values())
 
@@ -240,20 +246,7 @@ class RunSettings(dict[str, Any]):
 
 
 def check_names(names: Collection[Any], known: Collection[str], where: str, what: str = "setting") -> None:
-    """Refuse unknown names.
-
-    Parameters
-    ----------
-    names, known : collection of str
-        The names to check, and those allowed.
-    where, what : str
-        The beginning of the error, and the word for what is named.
-
-    Raises
-    ------
-    ConfigError
-        For the first unknown name; it gives the most similar known name, and all known names.
-    """
+    """Refuse the first unknown name, with the most similar known name and all known names."""
     for name in names:
         if name not in known:
             hint = f"{suggestion(str(name), known)} (known: {', '.join(known)})"
@@ -261,37 +254,13 @@ def check_names(names: Collection[Any], known: Collection[str], where: str, what
 
 
 def suggestion(word: str, known: Collection[str]) -> str:
-    """Suggest a known word in place of an unknown one.
-
-    Parameters
-    ----------
-    word : str
-        The unknown word.
-    known : collection of str
-        Those that may be suggested.
-
-    Returns
-    -------
-    str
-        ``; did you mean 'X'?`` with the most similar word, to end an error with; empty where none is similar.
-    """
+    """The most similar known word as ``; did you mean 'X'?``, to end an error with; empty where none is similar."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def digest(*settings: Settings) -> str:
-    """Hash settings that all sites must share.
-
-    Parameters
-    ----------
-    *settings : Settings
-        In a fixed order.
-
-    Returns
-    -------
-    str
-        16 hexadecimal digits.
-    """
+    """Hash settings that all sites must share, in a fixed order, to 16 hexadecimal digits."""
     text = json.dumps([group.to_dict() for group in settings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -300,3 +269,30 @@ def _as_tuple(value: Any) -> Any:
     if isinstance(value, dict):
         return dict(zip(value, map(_as_tuple, value.values()), strict=True))
     return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
+
+
+def matches(name: str, globs: Sequence[str]) -> bool:
+    """Tell whether some glob matches a name and no glob excludes it.
+
+    ``*`` is any text, ``?`` a character, ``[ab]`` one of these; ``!`` before a glob excludes what it matches. Unlike a
+    regular expression, a job's glob cannot keep a site busy for ever: the time is bounded by the product of the lengths.
+    """
+    matched = False
+    for glob in globs:
+        if glob[:1] != "!":
+            matched = matched or fnmatchcase(name, glob)
+        elif fnmatchcase(name, glob[1:]):
+            return False
+    return matched
+
+
+def problem_of(globs: Sequence[str], most: int = MAX_GLOBS) -> str | None:
+    """Say what a list of globs must be, or None where it is that."""
+    if isinstance(globs, str) or len(globs) > most:
+        return f"a list of at most {most} names"
+    for glob in globs:
+        if len(glob) > MAX_LENGTH or not _GLOB.fullmatch(glob):
+            plain = re.sub(r"\\d\+|\.[*+]", "*", glob[:MAX_LENGTH]).replace("\\", "")
+            how = f"'{plain}'" if _GLOB.fullmatch(plain) else "one name for each alternative, such as 'decoder.*.c_fc'"
+            return f"a list of names with '*' for any text, not of regular expressions: write {how}"
+    return None

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedtar_flare.core.tensor_file import checksum
+from fedtar_flare.core.files import checksum
 from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.imaging import cache
 from fedtar_flare.imaging.batch import ImageBatch

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from fedtar_flare.core.errors import FedTARError
-from fedtar_flare.core.tensor_file import checksum
+from fedtar_flare.core.files import checksum
 
 _Item = TypeVar("_Item")
 PATIENCE = timedelta(minutes=30)

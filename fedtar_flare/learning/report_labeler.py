@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import PRIVATE, read_json, write_json
-from fedtar_flare.core.tensor_file import checksum
+from fedtar_flare.core.files import PRIVATE, checksum, read_json, write_json
 from fedtar_flare.learning.labels import CLASSES
 from fedtar_flare.learning.training import retry_smaller_batch
 from fedtar_flare.metrics.labeler import NEURAL, classes_of

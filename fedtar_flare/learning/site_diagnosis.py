@@ -18,9 +18,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.globs import matches
-from fedtar_flare.core.settings import Settings
-from fedtar_flare.core.tensor_file import without_prefix
+from fedtar_flare.core.files import without_prefix
+from fedtar_flare.core.settings import Settings, matches
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.data.minimum_cell import enough
 from fedtar_flare.imaging.batch import PriorBatch

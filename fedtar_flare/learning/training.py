@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.core.errors import DataError
-from fedtar_flare.core.tensor_file import without_prefix
+from fedtar_flare.core.files import without_prefix
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.transform_list import Spec

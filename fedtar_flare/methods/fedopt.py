@@ -15,8 +15,8 @@ v at 0. The mean is weighted by ``weighting`` (the paper's is uniform); the loca
 import torch
 from pydantic import Field
 
+from fedtar_flare.core.files import without_prefix
 from fedtar_flare.core.settings import Settings
-from fedtar_flare.core.tensor_file import without_prefix
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer
 from fedtar_flare.protocol.exchange import Tensors

@@ -33,8 +33,8 @@ from pydantic import Field
 from torch import nn
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import without_prefix
 from fedtar_flare.core.settings import Settings
-from fedtar_flare.core.tensor_file import without_prefix
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import Trained
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtar_flare.core.globs import problem_of
+from fedtar_flare.core.settings import problem_of
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.adapters.kinds import add_ia3
 from fedtar_flare.models.adapters.lora import add_lora

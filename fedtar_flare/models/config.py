@@ -15,8 +15,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.globs import problem_of
-from fedtar_flare.core.settings import Settings, build, suggestion
+from fedtar_flare.core.settings import Settings, build, problem_of, suggestion
 from fedtar_flare.presets import papers
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"

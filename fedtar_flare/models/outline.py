@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedtar_flare.core.globs import matches
+from fedtar_flare.core.settings import matches
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.build import make_model
 from fedtar_flare.models.config import ModelConfig

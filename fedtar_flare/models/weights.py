@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import write_bytes
-from fedtar_flare.core.tensor_file import checksum
+from fedtar_flare.core.files import checksum, write_bytes
 
 Named = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.core.globs import matches
+from fedtar_flare.core.settings import matches
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, check_tensor_names, check_unit_rows
 from fedtar_flare.protocol.fields import NUMBER_KINDS, Field, check_error, check_texts
 from fedtar_flare.protocol.messages import ERROR, OK, Reply
@@ -47,7 +47,7 @@ class Group:
     form : ``averaged``: names and shapes are those agreed on; ``collected``: rows of a fixed width, kept apart by site
         at the server; ``pooled``: stacked along a leading axis at the server, so a site answers with the shape that
         came down or with one item of it, without the leading axis
-    names : globs (:mod:`fedtar_flare.core.globs`) of the tensors' names
+    names : globs (:mod:`fedtar_flare.core.settings`) of the tensors' names
     about : a description for ``--describe`` and the audit
     personal : whether one row can stem from one patient
     max_rows, width : bounds of a ``collected`` group, which must have them

@@ -34,7 +34,7 @@ class KitBuilder(Builder):
     extra_classes : sequence of str
         Full class paths that jobs may use besides those of this package.
     extra_names : sequence of str
-        Globs (:mod:`fedtar_flare.core.globs`): the base-model parameters that may leave a site whole.
+        Globs (:mod:`fedtar_flare.core.settings`): the base-model parameters that may leave a site whole.
     filters : sequence of Mapping
         Result filters of every site, such as differential privacy, that run before the guard, in FLARE's form
         (``path``, ``args``).

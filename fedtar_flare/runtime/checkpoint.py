@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
-from fedtar_flare.core.files import PRIVATE, read_json, write_json
-from fedtar_flare.core.tensor_file import StateError, checksum, read_tensors, write_tensors
+from fedtar_flare.core.files import PRIVATE, StateError, checksum, read_json, read_tensors, write_json, write_tensors
 from fedtar_flare.protocol.exchange import Tensors
 
 FORMAT = 2

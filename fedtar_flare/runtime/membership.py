@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedtar_flare.core.errors import ExchangeError, FedTARError, plain
-from fedtar_flare.core.tensor_file import coarse_checksums, coarsely_equal
+from fedtar_flare.core.files import coarse_checksums, coarsely_equal
 from fedtar_flare.protocol.exchange import MASTER_DTYPE, ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import Reply, compatible, version
 from fedtar_flare.protocol.tasks import HANDSHAKE

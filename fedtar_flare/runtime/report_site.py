@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import checksum
 from fedtar_flare.core.settings import Settings, build
-from fedtar_flare.core.tensor_file import checksum
 from fedtar_flare.data.minimum_cell import round_loss
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner

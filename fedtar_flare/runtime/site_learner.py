@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.tensor_file import checksum
+from fedtar_flare.core.files import checksum
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.tasks import CLOSE_ROUND
 from fedtar_flare.runtime.requirements import AdaptedModel, require_memory

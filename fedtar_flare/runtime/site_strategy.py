@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.core.globs import matches
-from fedtar_flare.core.settings import RunSettings, Settings, build
-from fedtar_flare.core.tensor_file import coarse_checksums
+from fedtar_flare.core.files import coarse_checksums
+from fedtar_flare.core.settings import RunSettings, Settings, build, matches
 from fedtar_flare.data.minimum_cell import shown_count
 from fedtar_flare.imaging.transform_list import names_of
 from fedtar_flare.learning.config import LoRAConfig

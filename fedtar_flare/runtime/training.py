@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.core.globs import matches
+from fedtar_flare.core.settings import matches
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors, check_update_size, euclidean_norm
 from fedtar_flare.protocol.lora_ranks import factor, lowered, padded, pairs, sent_shapes
 from fedtar_flare.protocol.messages import Reply

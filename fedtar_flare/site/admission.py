@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from fedtar_flare.core.errors import FedTARError
-from fedtar_flare.core.globs import matches
+from fedtar_flare.core.settings import matches
 from fedtar_flare.models.sources import stay_offline
 from fedtar_flare.protocol.fields import MAX_TEXT
 from fedtar_flare.site.bounds import Bounds

@@ -27,7 +27,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
-from fedtar_flare.core.globs import matches
+from fedtar_flare.core.settings import matches
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.messages import HEADER, TaskHeader
 from fedtar_flare.registry import contract_of

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedtar_flare.core.globs import problem_of
-from fedtar_flare.core.settings import Settings, suggestion
+from fedtar_flare.core.settings import Settings, problem_of, suggestion
 from fedtar_flare.imaging.transform_list import LISTED, SAFE
 
 

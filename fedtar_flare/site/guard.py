@@ -21,7 +21,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.core.globs import problem_of
+from fedtar_flare.core.settings import problem_of
 from fedtar_flare.protocol.contract import Contract, Sends
 from fedtar_flare.protocol.exchange import ExchangeSchema, register_tensors
 from fedtar_flare.protocol.fields import MAX_TEXT, check_error
@@ -77,7 +77,7 @@ class OutboundGuard(Filter):
         installed and the guard of a job names it; without a list none is allowed. One that is not installed is no
         error: none of its tasks is done.
     extra_names : sequence of str
-        Globs (:mod:`fedtar_flare.core.globs`): the base-model parameters that may travel whole.
+        Globs (:mod:`fedtar_flare.core.settings`): the base-model parameters that may travel whole.
     max_values : int, default 50,000,000
         Largest number of values in one message.
     """

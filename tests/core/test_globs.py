@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.globs import MAX_GLOBS, MAX_LENGTH, matches, problem_of
+from fedtar_flare.core.settings import MAX_GLOBS, MAX_LENGTH, matches, problem_of
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.models.config import preset

@@ -1,14 +1,7 @@
-import doctest
-
-from fedtar_flare.core import progress
 from fedtar_flare.core.progress import Progress
 
 
-def test_the_example_in_the_docstring():
-    assert doctest.testmod(progress).failed == 0
-
-
-def test_lines_come_no_faster_than_asked_and_tell_the_time_left():
+def test_lines_come_no_faster_than_asked_with_the_time_left():
     now, lines = [0.0], []
     say = Progress("round 1, step 2: update", 100, lines.append, every=10, clock=lambda: now[0])
     for done in range(1, 101):

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.core.globs import matches
+from fedtar_flare.core.settings import matches
 from fedtar_flare.models.adapters.lora import (
     active_adapters,
     adapter_config,

@@ -21,7 +21,7 @@ from killing import (
     steps,
 )
 
-from fedtar_flare.core.tensor_file import read_tensors
+from fedtar_flare.core.files import read_tensors
 from fedtar_flare.record.events import Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder

@@ -12,7 +12,7 @@ from made_up import ROWS
 
 from fedtar_flare import registry
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.core.globs import matches
+from fedtar_flare.core.settings import matches
 from fedtar_flare.protocol.contract import LORA_NAMES, Contract, Group, Task
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.fields import NUMBER_KINDS, Field

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fedtar_flare.core.errors import FedTARError
-from fedtar_flare.core.tensor_file import StateError
+from fedtar_flare.core.files import StateError
 from fedtar_flare.runtime.checkpoint import Checkpoint, CheckpointFolder, load
 
 

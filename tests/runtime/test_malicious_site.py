@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_controller_faults import federation, run
 
 from fedtar_flare.core.errors import ExchangeError
-from fedtar_flare.core.tensor_file import coarse_checksums, coarsely_equal
+from fedtar_flare.core.files import coarse_checksums, coarsely_equal
 from fedtar_flare.protocol import exchange as wire
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import Alarm, End, Start, Step, Validation

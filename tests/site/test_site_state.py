@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.tensor_file import StateError, read_tensors, write_tensors
+from fedtar_flare.core.files import StateError, read_tensors, write_tensors
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.site.state import SiteState
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.core.tensor_file import without_prefix
+from fedtar_flare.core.files import without_prefix
 from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
 from fedtar_flare.methods.fedtar.policy import (
     ALPHA_FLOOR,

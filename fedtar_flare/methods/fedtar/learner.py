@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.globs import matches
-from fedtar_flare.core.tensor_file import without_prefix
+from fedtar_flare.core.files import without_prefix
+from fedtar_flare.core.settings import matches
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import TrainingConfig

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedtar_flare.core.tensor_file import read_tensors, write_tensors
+from fedtar_flare.core.files import read_tensors, write_tensors
 from fedtar_flare.methods.fedkei import section
 from fedtar_flare.methods.fedkei.config import PLANS, FedKEIConfig
 from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask

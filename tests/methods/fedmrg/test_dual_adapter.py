@@ -5,7 +5,7 @@ import torch
 from adapted_models import GPT2_TARGETS, gpt2_case, shake
 from torch import nn
 
-from fedtar_flare.core.globs import matches
+from fedtar_flare.core.settings import matches
 from fedtar_flare.methods.fedmrg.dual_adapter import (
     BROADCAST,
     GENERIC,

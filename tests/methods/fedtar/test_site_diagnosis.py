@@ -8,7 +8,7 @@ import torch
 from learners import MODEL
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.core.globs import matches
+from fedtar_flare.core.settings import matches
 from fedtar_flare.learning.diagnosis import FIXED_RMS, DiagnosisBranch, fix_prompts
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.site_diagnosis import OWN_RATE, SHARED_RATE, DiagnosisConfig
