@@ -275,7 +275,7 @@ def matches(name: str, globs: Sequence[str]) -> bool:
     """Tell whether some glob matches a name and no glob excludes it.
 
     ``*`` is any text, ``?`` a character, ``[ab]`` one of these; ``!`` before a glob excludes what it matches. Unlike a
-    regular expression, a job's glob cannot keep a site busy for ever: the time is bounded by the product of the lengths.
+    regular expression, a job's glob cannot keep a site busy for ever: its time is bounded by both lengths.
     """
     matched = False
     for glob in globs:

@@ -3,10 +3,10 @@ import json
 import os
 
 import pytest
+import safetensors.torch
 import torch
 from three_sites import T, federation, run, sites
 
-from fedtar_flare.core import tensor_file
 from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.methods.fedtar.controller import TemporalResidualServer
 from fedtar_flare.methods.fedtar.policy import ALPHA_FLOOR, AlphaPolicy, OuterOptimizer
@@ -144,7 +144,7 @@ DEATHS = {
     "before the outer step": (TemporalResidualServer, "_outer_step", 2, False),
     "during the outer step": (OuterOptimizer, "step", 2, True),
     "before a checkpoint": (CheckpointFolder, "save", 2, False),
-    "while a checkpoint is written": (tensor_file, "save_file", 2, True),
+    "while a checkpoint is written": (safetensors.torch, "save_file", 2, True),
     "after a checkpoint": (CheckpointFolder, "save", 2, True),
 }
 
@@ -161,7 +161,7 @@ def test_a_run_whose_server_dies_anywhere_is_resumed_to_the_same_end(tmp_path, d
 
 def test_a_full_disk_stops_the_run_with_the_reason_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     controller = federation(tmp_path, num_rounds=3)
-    original, calls = tensor_file.save_file, []
+    original, calls = safetensors.torch.save_file, []
 
     def full(*args, **kwargs):
         calls.append(1)
@@ -169,7 +169,7 @@ def test_a_full_disk_stops_the_run_with_the_reason_and_keeps_the_last_checkpoint
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(tensor_file, "save_file", full)
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
     end = run(controller)["end"][0]
     assert end.status == "failed" and "No space left" in end.reason and "resume" in end.reason
     assert "No space left" in controller.panics[0]
