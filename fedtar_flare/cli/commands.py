@@ -30,19 +30,15 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = list(action.choices)
-            raise argparse.ArgumentError(
-                action, f"'{value}' is unknown{_nearest(str(value), known)} (known: {', '.join(known)})"
-            )
+            hint = f"{_nearest(str(value), known)} (known: {', '.join(known)})"
+            raise argparse.ArgumentError(action, f"'{value}' is unknown{hint}")
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see '{self.prog} --help')\n")
 
 
-PRESETS = (
-    "small (default), tiny, timm, vlm-tiny, medgemma, or a paper's: paper and paper-ct (FedTAR), fedmrg-paper, r2gen, "
-    "fedkei-paper"
-)
-"""Help on ``--preset``."""
+PRESETS = "small (default), tiny, timm, vlm-tiny, medgemma, paper, paper-ct, fedmrg-paper, r2gen or fedkei-paper"
+WORKERS = "processes (default: one per processor that has 4 GB)"
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

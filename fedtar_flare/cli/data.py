@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedtar_flare.cli import intake, simulated_data
 from fedtar_flare.cli.commands import (
     PRESETS,
+    WORKERS,
     Commands,
     ProgressLine,
     add_command,
@@ -36,8 +37,7 @@ def add_commands(commands: Commands) -> None:
     group = add_group(commands, "data", "bring, index, check, prepare, invent or divide data")
     intake.add_commands(group)
     codes = "Exit codes: 0 a manifest was written, 1 none could be, 2 wrong use. Then: fedtar data check MANIFEST."
-    what = "make a manifest of a DICOM export folder and a table of reports"
-    command = add_command(group, index, what, epilog=codes)
+    command = add_command(group, index, "make a manifest of a DICOM export folder and a table of reports", codes)
     command.add_argument("folder", type=Path, help="the export: CT series, or CR and DX radiographs")
     which = (
         "CSV table with the column 'report' and one of 'study_instance_uid', 'accession_number' (best with 'issuer'), "
@@ -46,32 +46,29 @@ def add_commands(commands: Commands) -> None:
     )
     command.add_argument("--reports", type=Path, help=which)
     command.add_argument("-o", "--out", type=Path, default=Path("manifest.csv"), help="default manifest.csv")
-    only = "take only these (default: what most studies are)"
-    command.add_argument("--modality", choices=("ct", "radiograph"), help=only)
-    links = "where several studies lie in one folder, give each a folder of symbolic links in DIR (else left out)"
+    command.add_argument("--modality", choices=("ct", "radiograph"), help="default: what most studies are")
+    links = "make a folder of links in DIR for each study that shares its folder with others (default: leave it out)"
     command.add_argument("--links", type=Path, metavar="DIR", help=links)
-    command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor that has 4 GB)")
+    command.add_argument("-j", "--workers", type=int, help=WORKERS)
 
     codes = "Exit codes: 0 everything can be used, 1 something was rejected or patients share a picture, 2 wrong use."
     what = "open everything that a manifest or site file names, and say what cannot be used and why"
-    command = add_command(group, check, what, epilog=codes)
+    command = add_command(group, check, what, codes)
     command.add_argument("target", type=Path, help="manifest.csv, its folder, or a site file such as fedtar.yaml")
     command.add_argument("-o", "--out", type=Path, default=Path("data-check.html"), help="default data-check.html")
-    command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor that has 4 GB)")
+    command.add_argument("-j", "--workers", type=int, help=WORKERS)
     command.add_argument("--thumbnails", type=int, default=24, help="studies that are shown (default 24; 0: none)")
 
     codes = "Exit codes: 0 something can be used, 1 nothing can, 2 wrong use."
-    what = "prepare a site's images before a run, so that the run begins at once"
-    command = add_command(group, prepare, what, epilog=codes)
+    command = add_command(group, prepare, "prepare a site's images, so that a run begins at once", codes)
     command.add_argument("--site", help="name of the site (default: of the kit's folder, or of the site file)")
     _add_job(command, GROUPS, needs_place=True)
     command.add_argument("--time-steps", type=int, default=3, help="of the job; for synthetic data (default 3)")
     command.add_argument("--seed", type=int, default=0, help="of the job; for synthetic data (default 0)")
-    command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor that has 4 GB)")
+    command.add_argument("-j", "--workers", type=int, help=WORKERS)
 
     codes = "Exit codes: 0 shown, 1 the site declines a transform or the study is refused, 2 wrong use."
-    what = "show how images become model input, transform by transform"
-    command = add_command(group, transforms, what, epilog=codes)
+    command = add_command(group, transforms, "show how images become model input, transform by transform", codes)
     _add_job(command, (*GROUPS, "training"), needs_place=False)
 
     command = add_command(group, unpack, "write packed, labelled pictures (MedMNIST's .npz) as pictures and a manifest")
@@ -84,7 +81,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("folder", type=Path, help="images at any depth")
     command.add_argument("-o", "--out", type=Path, default=Path("manifest.csv"), help="default manifest.csv")
     add_repeated(command, "--table", "FILE", "CSV table with a row for each image; several are joined by image")
-    what = "column that holds a field: image (needed), patient_id, study_datetime, order, age, sex, split, institution"
+    what = "column of image (needed), patient_id, study_datetime, order, age, sex, split or institution"
     add_repeated(command, "--column", "FIELD=COLUMN", what)
     add_repeated(command, "--labels", "COLUMN", "of label names, or of 0, 1 and -1 (repeat it, or '*': all such)")
     which = "instead of tables: regular expression whose groups are fields or labels, found in each image's path"
@@ -113,9 +110,7 @@ def unpack(arguments: argparse.Namespace) -> None:
     unpacked = unpack(arguments.file, arguments.out, names, arguments.most)
     lines, option = [f"{unpacked.manifest}: {unpacked.pictures} pictures"], ""
     if unpacked.colour:
-        lines.append(
-            "  in colour: say so in the site file (options: {modality: photograph}), else they are read as grey"
-        )
+        lines.append("  in colour: the site file has to say so (options: {modality: photograph})")
         option = " --option modality=photograph"
     lines += [f"  {name}: {n}" for name, n in unpacked.labels.items()]
     lines.append(f"Divide: fedtar data partition manifest {unpacked.manifest} --by random -n 3{option} --out parts")
@@ -127,10 +122,8 @@ def label(arguments: argparse.Namespace) -> None:
     from fedtar_flare.curation.labelled import tabulate
 
     columns = {field: column for field, _, column in (pair.partition("=") for pair in arguments.column)}
-    tables = [Path(table) for table in arguments.table]
-    table = tabulate(
-        arguments.folder, arguments.out, tables=tables, columns=columns, **given(arguments, "labels", "name")
-    )
+    how = given(arguments, "labels", "name") | {"tables": [Path(table) for table in arguments.table]}
+    table = tabulate(arguments.folder, arguments.out, columns=columns, **how)
     lines = [f"{table.manifest}: {table.images} images of {table.patients} patients"]
     lines += [f"  {name}: {n}" for name, n in table.labels.items()]
     if table.without_row or table.without_image:
@@ -154,20 +147,13 @@ def index(arguments: argparse.Namespace) -> None:
     spare = join_reports(index, arguments.reports)
     rows = write_manifest(index, arguments.out)
     patients = len({study.patient_id for study in index.studies})
-    counts = {
-        "manifest": arguments.out,
-        "files": index.files,
-        "dicom_files": index.dicom,
-        "studies": rows,
-        "patients": patients,
-        "left_out": index.rejected(),
-        "passed_over": dict(sorted(index.notes.items())),
-        "reports_without_study": spare,
-    }
+    notes = dict(sorted(index.notes.items()))
+    counts = {"manifest": arguments.out, "files": index.files, "dicom_files": index.dicom, "studies": rows}
+    counts |= {"patients": patients, "left_out": index.rejected(), "passed_over": notes, "reports_without_study": spare}
     lines = [f"{arguments.out}: {rows} studies of {patients} patients ({index.dicom} DICOM files of {index.files})"]
     for reason, n in index.rejected().items():
         lines.append(f"  left out, {reason}: {n}, such as: {next(p for p in index.problems if p.reason == reason)}")
-    lines += [f"  passed over within studies, {reason}: {n}" for reason, n in sorted(index.notes.items())]
+    lines += [f"  passed over within studies, {reason}: {n}" for reason, n in notes.items()]
     lines += [f"  reports that belong to no study: {spare}"] if spare else []
     show(arguments, counts, *lines, f"Look at it all: fedtar data check {arguments.out}")
 
@@ -224,9 +210,7 @@ def _lines(findings: Check, summary: dict[str, Any]) -> list[str]:
 
 
 def _spread(values: dict[str, Any]) -> str:
-    if not values["n"]:
-        return "-"
-    return f"median {values['median']:g} ({values['min']:g} to {values['max']:g})"
+    return f"median {values['median']:g} ({values['min']:g} to {values['max']:g})" if values["n"] else "-"
 
 
 def prepare(arguments: argparse.Namespace) -> None:

@@ -20,17 +20,13 @@ def add_commands(group: Commands) -> None:
     command.add_argument("--verify", action="store_true", help="compare the checksums of all files that are there")
     add_login(command)
 
-    text = (
-        "Exit codes: 0 the table was written, 1 no report counts, 2 wrong use. Then: fedtar data index --reports OUT."
-    )
+    text = "Exit codes: 0 the table was written, 1 no report counts, 2 wrong use. Then: data index --reports OUT."
     command = add_command(group, reports, "make a table of reports from FHIR, HL7 v2, DICOM SR or OMOP", epilog=text)
     command.add_argument("source", type=Path, help="a file, or a folder of .json, .ndjson, .csv, HL7 and DICOM files")
     command.add_argument("-o", "--out", type=Path, default=Path("reports.csv"), help="default reports.csv")
     where = "HL7 field (default IPC-1, else OBR-18, else OBR-3) or OMOP column (default none: patient and day)"
     command.add_argument("--accession", default="", help=f"where the accession number is: {where}")
-    command.add_argument(
-        "--charset", default="ASCII", help="of HL7 messages without MSH-18, such as 8859/1 (default ASCII)"
-    )
+    command.add_argument("--charset", default="ASCII", help="of HL7 without MSH-18, such as 8859/1 (default ASCII)")
 
 
 def add_login(command: argparse.ArgumentParser) -> None:

@@ -31,15 +31,10 @@ def run_job(recipe: MethodRecipe, argv: Sequence[str] | None = None) -> NoReturn
     argv : sequence of str, optional
         Command line without the program's name; default ``sys.argv[1:]``.
     """
-    parser = Parser(
-        description=f"Run the job '{recipe.name}'. With FLARE's own --export --export-dir FOLDER, write it instead."
-    )
-    parser.add_argument(
-        "--env",
-        choices=("sim", "prod"),
-        default="sim",
-        help="sim: FLARE's simulator (default); prod: submit it to a running federation",
-    )
+    about = f"Run the job '{recipe.name}'. With FLARE's own --export --export-dir FOLDER, write it instead."
+    parser = Parser(description=about)
+    where = "sim: FLARE's simulator (default); prod: submit it to a running federation"
+    parser.add_argument("--env", choices=("sim", "prod"), default="sim", help=where)
     add_sites(parser)
     parser.add_argument("-w", "--workspace", default="simulator_workspace", help="sim: folder of the run, made anew")
     parser.add_argument("--kit", type=Path, help="prod: startup kit of the lead or an administrator")

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 GROUPS = ("server", "model", "lora", "training", "data")
 _OF_RECIPE = {"rounds": "num_rounds"} | {name: name for name in ("time_steps", "preset", "min_sites", "seed")}
 _OF_GROUPS = {"local_steps": ("training", "local_steps"), "patients": ("data", "synthetic_patients")}
-"""Where the options of a job belong: option to argument of the recipe, or to group and setting."""
-FILES = ("weights", "encoder_weights", "tokenizer", "encoder_name", "decoder_name")
-"""Settings of a model that may name a file or folder."""
+FILES = ("weights", "encoder_weights", "tokenizer", "encoder_name", "decoder_name")  # a model's files or folders
 
 
 def add_commands(commands: Commands) -> None:
@@ -37,9 +35,8 @@ def add_commands(commands: Commands) -> None:
     command = add_command(commands, simulate, "simulate a federation on this machine, all sites side by side")
     add_sites(command)
     command.add_argument("-t", "--threads", type=int, help="sites that run at the same time (default: all)")
-    command.add_argument(
-        "-w", "--workspace", type=Path, default=Path("simulator_workspace"), help="made anew for the run"
-    )
+    workspace = Path("simulator_workspace")
+    command.add_argument("-w", "--workspace", type=Path, default=workspace, help="folder, made anew for the run")
     loud = command.add_mutually_exclusive_group()
     loud.add_argument("-q", "--quiet", action="store_true", help="print warnings and the page's place alone")
     loud.add_argument("-v", "--verbose", action="store_true", help="print FLARE's log instead of the progress")
@@ -49,11 +46,8 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("-o", "--out", type=Path, default=Path("jobs"), help="folder of jobs (default jobs)")
     command.add_argument("--name", default="", help="name of the job and its folder (default: the method's)")
     command.add_argument("--no-byoc", action="store_true", help="without the custom folder: for production")
-    command.add_argument(
-        "--describe",
-        action="store_true",
-        help="write no job; print which data, model and computer a site needs to join, and what will leave it",
-    )
+    what = "write no job; print which data, model and computer a site needs to join, and what will leave it"
+    command.add_argument("--describe", action="store_true", help=what)
     _add_job_options(command)
 
     command = add_command(commands, compare, "run methods on the same hospitals and compare them", with_json=False)
@@ -93,13 +87,9 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("-r", "--rounds", type=int, help="more rounds than the run had")
     fewer = "fewest sites from now on, such as after a hospital has left for good (default: the run's)"
     command.add_argument("--min-sites", type=int, help=fewer)
-    command.add_argument(
-        "--force", action="store_true", help="although FLARE says that it runs (its server was killed)"
-    )
+    command.add_argument("--force", action="store_true", help="although FLARE says it runs (its server was killed)")
 
-    command = add_command(
-        commands, continue_, "go on with a run: rounds on the next period's visits, as a job of its own"
-    )
+    command = add_command(commands, continue_, "go on with a run: rounds on the next period's visits, as a new job")
     command.add_argument("run_to_continue", metavar="RUN", help="id of an ended job, or results of a simulation")
     place = command.add_mutually_exclusive_group(required=True)
     place.add_argument("--kit", type=Path, help="of a real federation: kit of an admin user who may submit jobs")
@@ -293,15 +283,10 @@ def _add_job_options(command: argparse.ArgumentParser) -> None:
     job.add_argument("--time-steps", type=int, help="time steps T (default 3)")
     job.add_argument("--preset", help=f"the whole setting: {PRESETS}")
     job.add_argument("--local-steps", type=int, help="optimiser updates per site and time step")
-    job.add_argument(
-        "--patients", type=int, help="patients of a synthetic site (default: as the preset has it, 96 with small)"
-    )
+    job.add_argument("--patients", type=int, help="patients of a synthetic site (default: the preset's; small: 96)")
     job.add_argument("--min-sites", type=int, help="fewer sites taking part stop the job (default 1)")
     job.add_argument("--seed", type=int, help="random seed (default 0)")
-    any_setting = (
-        f"any setting of {', '.join(GROUPS)} or of a group of the method's own, such as model.slices=1 or "
-        "training.lr=5e-4; may be repeated"
-    )
+    any_setting = f"any setting of {', '.join(GROUPS)} or the method's own groups, such as training.lr=5e-4; repeatable"
     add_repeated(job, "--set", "GROUP.NAME=VALUE", any_setting)
     job.add_argument("--settings", type=Path, help="YAML file with arguments of the recipe; the options above win")
 

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from fedtar_flare.cli import data, jobs, reference, reports, site
 from fedtar_flare.cli.commands import Parser
@@ -40,9 +41,8 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"fedtar_flare {__version__}")
-    commands = top.add_subparsers(
-        dest="command", prog="fedtar", metavar="COMMAND", required=True, help=argparse.SUPPRESS
-    )
+    shown: dict[str, Any] = {"metavar": "COMMAND", "help": argparse.SUPPRESS}
+    commands = top.add_subparsers(dest="command", prog="fedtar", required=True, **shown)
     for part in (jobs, reference, reports, data, site):
         part.add_commands(commands)
     listed = {action.dest: action for action in commands._choices_actions}

@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
 
@@ -18,10 +18,8 @@ from fedtar_flare.registry import DEFAULT, names
 if TYPE_CHECKING:
     from fedtar_flare.core.settings import Settings
 
-OF_RECIPE = ("num_rounds", "time_steps", "seed", "min_sites")
-"""Settings of the server that are options of their own."""
-REQUIRED = "required"
-"""Stands for a default where there is none."""
+OF_RECIPE = ("num_rounds", "time_steps", "seed", "min_sites")  # settings of the server that have options
+REQUIRED = "required"  # in place of a default
 ABOUT = """\
 # Site file of fedtar_flare: where this hospital's data lies, how it computes, and what a job may ask.
 # Every key is here with its default: take the '#' before a key away to change it. 'fedtar doctor' checks the result.
@@ -57,37 +55,34 @@ def settings(arguments: argparse.Namespace) -> None:
     from fedtar_flare.runtime.recipe import MethodRecipe
 
     recipe = MethodRecipe(arguments.method, preset=arguments.preset)
-    own = recipe.definition.server_settings
-    at_server = [(row, getattr(recipe.controller.config, row.name)) for row in server_rows()]
-    if own is not None:
-        at_server += [(row, getattr(recipe.controller.strategy.settings.server, row.name)) for row in rows(own)]
-    known = {*recipe.definition.site.shared_groups, *recipe.definition.settings}
-    groups = {
-        group: [(row, value.to_dict()[row.name]) for row in rows(type(value))]
-        for group, value in recipe.executor.strategy.settings.given.items()
-        if group in known
-    }
-    config = recipe.controller.config
-    found = [
+    definition, config = recipe.definition, recipe.controller.config
+    of_recipe = {"num_rounds": "rounds R (--rounds)", "time_steps": "time steps T (--time-steps)"}
+    entries = [
         {"name": name, "kind": "int", "default": "3", "meaning": meaning, "value": getattr(config, name)}
-        for name, meaning in (("num_rounds", "rounds R (--rounds)"), ("time_steps", "time steps T (--time-steps)"))
+        for name, meaning in of_recipe.items()
     ]
-    found += [
-        row._asdict() | {"name": f"{group}.{row.name}", "value": value}
-        for group, pairs in (groups | {"server": at_server}).items()
-        for row, value in pairs
-    ]
+
+    def add(group: str, described: Iterable[Row], values: dict[str, Any]) -> None:
+        for row in described:
+            entries.append(row._asdict() | {"name": f"{group}.{row.name}", "value": values[row.name]})
+
+    for group, value in recipe.executor.strategy.settings.given.items():
+        if group in {*definition.site.shared_groups, *definition.settings}:
+            add(group, rows(type(value)), value.to_dict())
+    add("server", server_rows(), dict(config))
+    if definition.server_settings is not None:
+        add("server", rows(definition.server_settings), dict(recipe.controller.strategy.settings.server))
     paper, lines = papers().get(arguments.preset, PaperPreset()), []
-    for one in found:
-        name, value = one["name"], shown(one["value"])
-        notes = [f"default {one['default']}"] if one["default"] not in (value, REQUIRED) else []
+    for entry in entries:
+        name, value = entry["name"], shown(entry["value"])
+        notes = [f"default {entry['default']}"] if entry["default"] not in (value, REQUIRED) else []
         if paper.settings:
-            its_own = name in paper.settings and shown(paper.settings[name]) == value
-            one["source"] = paper.sources[name] if its_own else OURS
-            notes.append(f"source: {one['source']}")
+            of_paper = name in paper.settings and shown(paper.settings[name]) == value
+            entry["source"] = paper.sources[name] if of_paper else OURS
+            notes.append(f"source: {entry['source']}")
         lines.append(f"{name} = {value}" + (f"  ({'; '.join(notes)})" if notes else ""))
-        lines += textwrap.wrap(one["meaning"], 100, initial_indent="    ", subsequent_indent="    ")
-    show(arguments, clean(found), *lines)
+        lines += textwrap.wrap(entry["meaning"], 100, initial_indent="    ", subsequent_indent="    ")
+    show(arguments, clean(entries), *lines)
 
 
 def init(arguments: argparse.Namespace) -> None:
@@ -111,11 +106,10 @@ def site_file_text() -> str:
         kind = SiteConfig.model_fields[row.name].annotation
         line = f"{row.name}: {given[row.name]}" if row.name in given else f"#{row.name}: {row.default}"
         if isinstance(kind, type) and issubclass(kind, Settings):
-            own = [f"{_comment(one, '  ')}#  {one.name}: {one.default}" for one in rows(kind)]
-            head = f"#{row.name}:"
-            if row.name == "policy":  # it must be there
-                head, own[0] = "policy:", own[0].replace("#  approval", "  approval")
-            line = "\n".join([head, *own])
+            inner = [f"{_comment(key, '  ')}#  {key.name}: {key.default}" for key in rows(kind)]
+            line = "\n".join([f"#{row.name}:", *inner])
+        if row.name == "policy":  # it must be there
+            line = line.removeprefix("#").replace("#  approval", "  approval")
         if row.name not in NO_KEYS:
             parts.append(f"{_comment(row)}{line}\n")
     return "\n".join([*parts, "..."]) + "\n"
@@ -127,12 +121,14 @@ def _comment(row: Row, indent: str = "") -> str:
 
 def rows(kind: type[Settings]) -> Iterator[Row]:
     """The settings of one group."""
-    for name, one in kind.model_fields.items():
-        default = REQUIRED if one.is_required() else shown(one.get_default(call_default_factory=True))
-        limits = ", ".join(filter(None, map(_limit, one.metadata)))
-        yield Row(
-            name, type_words(one.annotation), default, (one.description or "") + (f" ({limits})" if limits else "")
-        )
+    signs = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    for name, field in kind.model_fields.items():
+        default = REQUIRED if field.is_required() else shown(field.get_default(call_default_factory=True))
+        limits = []
+        for metadata in field.metadata:
+            limits += [f"{word} {getattr(metadata, key)}" for key, word in signs.items() if hasattr(metadata, key)]
+        meaning = (field.description or "") + (f" ({', '.join(limits)})" if limits else "")
+        yield Row(name, type_words(field.annotation), default, meaning)
 
 
 def server_rows() -> Iterator[Row]:
@@ -144,8 +140,7 @@ def server_rows() -> Iterator[Row]:
 
 def shown(value: Any) -> str:
     """A value as ``--set`` and a site file take it."""
-    if hasattr(value, "to_dict"):
-        value = value.to_dict()
+    value = value.to_dict() if hasattr(value, "to_dict") else value
     if isinstance(value, str):
         return value or "''"
     text = json.dumps(clean(value), default=str)
@@ -158,15 +153,9 @@ def type_words(annotation: Any) -> str:
         return "none"
     if isinstance(annotation, type) and not get_args(annotation):
         return str(annotation.__name__)
-    inner = [
-        type_words(one) if isinstance(one, type) or get_origin(one) else f"`{one}`" for one in get_args(annotation)
-    ]
+    parts = [part for part in get_args(annotation) if part is not Ellipsis]
+    inner = [type_words(part) if isinstance(part, type) or get_origin(part) else f"`{part}`" for part in parts]
     origin = getattr(get_origin(annotation), "__name__", "")
     if origin in ("tuple", "list", "dict"):
-        return f"{origin} of {', '.join(dict.fromkeys(one for one in inner if one != '`Ellipsis`'))}"
+        return f"{origin} of {', '.join(dict.fromkeys(inner))}"
     return " or ".join(inner) or "mapping"
-
-
-def _limit(metadata: Any) -> str:
-    signs = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    return ", ".join(f"{word} {getattr(metadata, key)}" for key, word in signs.items() if hasattr(metadata, key))

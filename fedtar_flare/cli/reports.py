@@ -14,9 +14,8 @@ from fedtar_flare.core.files import clean
 
 def add_commands(commands: Commands) -> None:
     """Add the commands."""
-    command = add_command(
-        commands, generate, "draft a report of a study from a trained adapter (not for clinical use)", with_json=False
-    )
+    what = "draft a report of a study from a trained adapter (not for clinical use)"
+    command = add_command(commands, generate, what, with_json=False)
     command.add_argument("study", type=Path, help="DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph")
     command.add_argument("--adapter", type=Path, required=True, help="the adapter folder that a run left")
     command.add_argument("--state", type=Path, help="the site's state of that run: <state folder>/<run id>/<site>")
@@ -37,14 +36,11 @@ def add_commands(commands: Commands) -> None:
     form = "sr: a DICOM SR, fhir: a DiagnosticReport of FHIR R4 (default text)"
     command.add_argument("--format", choices=("text", "json", "sr", "fhir"), default="text", help=form)
     command.add_argument("-o", "--out", type=Path, help="file to write (default: standard output; needed for sr)")
-    command.add_argument(
-        "--stow", metavar="URL", help="DICOMweb service of the PACS that has the study, to store the SR"
-    )
+    command.add_argument("--stow", metavar="URL", help="DICOMweb service of the study's PACS, to store the SR there")
     add_login(command)
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<i> (default auto)")
     command.add_argument("--online", action="store_true", help="parts of the model may be fetched from the hub")
-    of_model = "a setting of the base model to override, such as model.weights=PATH; may be repeated"
-    add_repeated(command, "--set", "GROUP.NAME=VALUE", of_model)
+    add_repeated(command, "--set", "GROUP.NAME=VALUE", "a setting of the base model, such as model.weights=PATH")
 
     command = add_command(commands, score, "label a run's reports again, and say precision, recall and F1 of classes")
     of_run = "the site's state of that run, <state folder>/<run id>/<site>, or a comparison's run, <folder>/runs/<run>"
@@ -75,23 +71,17 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--tokenizer", type=Path, metavar="FOLDER", help=of_encoder)
 
     command = add_command(commands, warmstart, "pre-train a report generator on studies, or on reports alone")
-    for option, what in (
-        ("--manifest", "table of studies (see 'fedtar data check')"),
-        ("--site-file", "site file; one in a startup kit brings the site's key along"),
-    ):
-        command.add_argument(option, type=Path, action="append", default=[], help=f"{what}; may be repeated")
+    several: dict[str, Any] = {"type": Path, "action": "append", "default": []}
+    command.add_argument("--manifest", **several, help="table of studies (see 'fedtar data check'); may be repeated")
+    command.add_argument("--site-file", **several, help="site file, with the key where it is in a kit; may be repeated")
     split = command.add_mutually_exclusive_group()
-    split.add_argument(
-        "--job-seed",
-        type=int,
-        help="the sites are simulated; --seed of their jobs (there: 0), which decides who a synthetic cohort is",
-    )
+    seed = "the sites are simulated; --seed of their jobs (there: 0), which decides who a synthetic cohort is"
+    split.add_argument("--job-seed", type=int, help=seed)
     split.add_argument("--key", type=Path, help="the real site's key file, fedtar.key, where it is not beside the data")
     split.add_argument("--no-site", action="store_true", help="the manifests belong to no site of any run")
     command.add_argument("--texts", type=Path, help="CSV with a column 'report', or text with empty lines between")
     command.add_argument("--preset", default="small", help=f"of the model: {PRESETS}")
-    of_model = "a setting of model or data, such as model.slices=1 or model.decoder_name=FOLDER; may be repeated"
-    add_repeated(command, "--set", "GROUP.NAME=VALUE", of_model)
+    add_repeated(command, "--set", "GROUP.NAME=VALUE", "a setting of model or data, such as model.slices=1; repeatable")
     command.add_argument("--train", choices=("all", "new"), default="all", help="all weights, or only untrained ones")
     command.add_argument("--vocabulary", type=int, help="learn a tokenizer of this size (default: the model's own)")
     command.add_argument("--steps", type=int, default=1500, help="optimiser updates (default 1500)")
@@ -124,17 +114,16 @@ def generate(arguments: argparse.Namespace) -> None:
     priors |= {"prior_report": [_text_of(path) for path in arguments.prior_report]}
     if len({len(values) for values in priors.values() if values}) > 1:
         raise ConfigError("--prior-image, --prior-report and the like: each as often as the others, or not at all")
-    own: dict[str, Any] = {}
+    prior: dict[str, Any] = {}
     for i in reversed(range(max(map(len, priors.values())))):
-        own |= {name: values[i] for name, values in priors.items() if values}
+        prior |= {name: values[i] for name, values in priors.items() if values}
         if i:  # the visit so many before the present one
-            own = {"before": study_of([*arguments.prior_image, *[arguments.study] * i][i - 1], None, **own)}
-    about = given(arguments, "patient_id", "age", "sex", "time_step", "lateral") | own
+            prior = {"before": study_of([*arguments.prior_image, *[arguments.study] * i][i - 1], None, **prior)}
+    about = given(arguments, "patient_id", "age", "sex", "time_step", "lateral") | prior
     study = study_of(arguments.study, arguments.modality, **about)
     model = grouped(arguments.set, ("model",)).get("model", {})
-    draft = load_generator(
-        arguments.adapter, model=model, **given(arguments, "state", "key", "device", "online")
-    ).draft(study)
+    how = given(arguments, "state", "key", "device", "online")
+    draft = load_generator(arguments.adapter, model=model, **how).draft(study)
     if arguments.format == "sr":
         report = structured_report(draft, arguments.study)
         report.save_as(arguments.out)
@@ -176,10 +165,9 @@ def score(arguments: argparse.Namespace) -> None:
     kinds = CERTAIN_OR_NOT if arguments.doubts else CERTAIN
     counts = label_counts(classes_of(name), [row["labels"][name] for row in rows], kinds)
     averages, classes = counts.averages(), counts.of_classes()
-    every: list[tuple[str, Any]] = [*averages.items(), *classes.items()]
     lines = [f"{len(rows)} reports, {name}, positive: {positive}"]
     lines += [f"{'':<34}{'precision':>10}{'recall':>8}{'F1':>8}{'n':>7}"]
-    for title, scores in every:
+    for title, scores in [*averages.items(), *classes.items()]:
         values = ["-" if (value := scores[key]) is None else f"{value:.3f}" for key in ("precision", "recall", "f1")]
         lines.append(f"{title:<34}{values[0]:>10}{values[1]:>8}{values[2]:>8}{scores.get('n', ''):>7}")
     data = {"reports": len(rows), "positive": positive, "averages": averages, "classes": classes}
@@ -229,11 +217,11 @@ def read(arguments: argparse.Namespace) -> None:
     counts = ", ".join(f"{name} {count}" for name, count in results["answers"].items())
     head = f"{'':<21}{'draft':<22}{'reference':<22}{'difference':<24}p"
     lines = [f"{results['cases']} cases of {results['patients']} patients; answers: {counts}", head]
-    for name, one in results["scores"].items():
-        cells = [f"{cell(*value):<22}" for value in one.values()]
+    for name, sides in results["scores"].items():
+        cells = [f"{cell(*value):<22}" for value in sides.values()]
         lines.append(f"{name:<21}{''.join(cells)}  {results['p'][name]:.3g}")
     whose = f"{'Cohen' if len(results['answers']) == 2 else 'Fleiss'}'s kappa of {results['read_by_all']} cases"
-    lines += [f"agreement, {name}: {cell(*one)}, {whose}" for name, one in results["agreement"].items()]
+    lines += [f"agreement, {name}: {cell(*kappa)}, {whose}" for name, kappa in results["agreement"].items()]
     show(arguments, clean(results), *lines)
 
 
@@ -277,12 +265,10 @@ def warmstart(arguments: argparse.Namespace) -> None:
     sites += [patients_of_site_file(path, **key) for path in arguments.site_file]
     settings = grouped(arguments.set, ("model", "data"))
     data = build(DataConfig, settings.get("data"), "--set data")
+    images = tuple((cohort, cache_folder(config) / "prepared") for cohort, config in sites)
     about = warm_start(
         preset(arguments.preset, **{"seed": arguments.seed, **settings.get("model", {})}),
-        Corpus(
-            tuple((cohort, cache_folder(config) / "prepared") for cohort, config in sites),
-            read_texts(arguments.texts) if arguments.texts else (),
-        ),
+        Corpus(images, read_texts(arguments.texts) if arguments.texts else ()),
         PretrainingConfig(**given(arguments, "steps", "batch_size", "lr", "seed")),
         arguments.out,
         transforms=data.transforms,

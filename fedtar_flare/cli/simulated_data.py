@@ -12,32 +12,29 @@ def add_commands(commands: Commands) -> None:
     """Add the commands."""
     command = add_command(commands, synth, "write a synthetic longitudinal CT cohort with a planted truth")
     add_sites(command)
-    where = "folder; a site there is refused (default hospitals)"
-    command.add_argument("-o", "--out", type=Path, default=Path("hospitals"), help=where)
+    command.add_argument("-o", "--out", type=Path, default=Path("hospitals"), help="folder (default hospitals)")
     command.add_argument("--patients", type=int, default=48, help="patients of each site (default 48)")
     command.add_argument("--time-steps", type=int, default=3, help="time steps (default 3)")
     command.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
-    option = "an option of the cohort, such as change, effects, untidy or own_words, as under 'cohort' in a suite "
-    option += "(repeatable): --option change=early"
+    option = "an option of the cohort, as under 'cohort' in a suite (repeatable): --option change=early"
     add_repeated(command, "--option", "NAME=VALUE", option)
 
     examples = (
         "Examples: fedtar data partition covid_chestxray covid --by institution --out parts; "
         "fedtar data partition mimic_cxr mimic-cxr-jpg --option reports=../mimic-cxr --by random -n 4 --out parts"
     )
-    what = "divide one collection into the sites of a simulated federation"
-    command = add_command(commands, partition, what, epilog=examples)
+    command = add_command(commands, partition, "divide a collection into the sites of a simulated federation", examples)
     command.add_argument("source", help="manifest, mimic_cxr, ct_rate, iu_xray, chexpert_plus or covid_chestxray")
     command.add_argument("path", type=Path, help="the table or folder of the source")
-    how = "institution: as the source tells it; random: equal sizes; clusters: like reports together; dirichlet: "
-    how += "every class of patients spread unevenly"
+    how = "random: equal sizes; clusters: like reports together; dirichlet: classes of patients spread unevenly"
     command.add_argument("--by", required=True, choices=("institution", "random", "clusters", "dirichlet"), help=how)
-    command.add_argument("-o", "--out", type=Path, required=True, help="folder to write into; a site there is refused")
+    command.add_argument("-o", "--out", type=Path, required=True, help="folder to write into")
     command.add_argument("-n", "--sites", type=int, help="number of sites (not for institution)")
     command.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     command.add_argument("--time-steps", type=int, default=3, help="time steps of the printed counts (default 3)")
-    unlike = "of dirichlet; less is more unlike (default 0.5)"
-    command.add_argument("--concentration", type=float, default=0.5, help=unlike)
+    command.add_argument(
+        "--concentration", type=float, default=0.5, help="of dirichlet: small for unlike sites (default 0.5)"
+    )
     command.add_argument("--classes", type=int, default=10, help="of dirichlet: clusters of reports (default 10)")
     command.add_argument("--labels", type=Path, help="of dirichlet: CSV of patient_id and label, not clusters")
     option = "an option of the source, as under 'options' in a site file (repeatable): --option same_day=merge"
@@ -59,10 +56,8 @@ def synth(arguments: argparse.Namespace) -> None:
     names, timeline = site_names(arguments.sites), Timeline(arguments.time_steps)
     size = given(arguments, "patients", "seed")
     written = write_sites(arguments.out, names, timeline=timeline, options=options, **size)
-    lines = [
-        f"{site.site}: {site.patients} patients, {site.visits} visits: {site.manifest} (truth: {site.truth.name})"
-        for site in written
-    ]
+    line = "{0.site}: {0.patients} patients, {0.visits} visits: {0.manifest} (truth: {0.truth.name})"
+    lines = [line.format(site) for site in written]
     show(arguments, [vars(site) for site in written], *lines, _how_to_train(arguments.out, written))
 
 
@@ -72,11 +67,9 @@ def partition(arguments: argparse.Namespace) -> None:
     """
     from fedtar_flare.curation.partition import partition_source
 
-    how = ("by", "sites", "seed", "time_steps", "concentration", "classes", "labels", "relative")
-    options = pairs(arguments.option, "--option")
-    sites, left_out = partition_source(
-        arguments.source, arguments.path, arguments.out, options=options, **given(arguments, *how)
-    )
+    where = given(arguments, "source", "path", "out", "by", "sites", "seed", "time_steps", "relative")
+    how = given(arguments, "concentration", "classes", "labels") | {"options": pairs(arguments.option, "--option")}
+    sites, left_out = partition_source(**where, **how)
     lines, width = [], max(len(site.site) for site in sites)
     for site in sites:
         steps = ", ".join(f"t={t}: {n}" for t, n in enumerate(site.visits_per_step, start=1))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedtar_flare.site.context import Site
 
 JOB = "folder of the job, as the study lead has it, or the id of a job that this site was sent"
-DECISIONS = {
+DECISIONS = {  # summary, description, and what is printed
     "pause": (
         "answer no task until 'fedtar site join'",
         "The site abstains at every task from now on, also in a job that runs: what it is computing is thrown away and "
@@ -45,7 +45,6 @@ DECISIONS = {
         "taking part",
     ),
 }
-"""Summary, description, and what is printed."""
 COLOURS = {"OK": "\033[32m", "WARN": "\033[33m", "FAIL": "\033[31m"}
 HEAD = ("time", "site", "method", "task", "round", "step", "outcome", "tensors", "bytes", "norm", "header")
 
@@ -80,12 +79,8 @@ def add_commands(commands: Commands) -> None:
     what.add_argument("--patient", metavar="ID", help="one patient's prepared images, and all example pages")
     what.add_argument("--older-than", metavar="DAYS", type=float, help="what nobody wrote to since, audit too")
     what.add_argument("--retention", action="store_true", help="what is older than the site file's retention_days")
-    what.add_argument(
-        "--all",
-        action="store_true",
-        dest="everything",
-        help="state of all runs, all folders of jobs, all prepared images, the audit",
-    )
+    everything = "state of all runs, all folders of jobs, all prepared images, the audit"
+    what.add_argument("--all", action="store_true", dest="everything", help=everything)
     what.add_argument("--cache", action="store_true", help="all prepared images; they are made anew when needed")
     command.add_argument("--yes", action="store_true", help="delete; without it nothing is touched")
     add_site_choice(command)
@@ -100,21 +95,14 @@ def add_commands(commands: Commands) -> None:
     add_site_choice(command)
 
     command = add_command(commands, audit, "what left a site: totals of each job, or every message with its tensors")
-    command.add_argument(
-        "folder",
-        type=Path,
-        nargs="?",
-        help="a site's startup kit, its fedtar_state, or one audit file (default: the simulator's sites)",
-    )
+    where = "a site's startup kit, its fedtar_state, or one audit file (default: the simulator's sites)"
+    command.add_argument("folder", type=Path, nargs="?", help=where)
     command.add_argument("--messages", action="store_true", help="list every message that left, before the totals")
     command.add_argument("--tensors", action="store_true", help="list every message with each of its tensors")
     command.add_argument("--verify", action="store_true", help="follow each file's chain: has a line been changed?")
 
-    command = add_command(
-        commands,
-        doctor,
-        "check everything that a site needs: packages, disk, data, policy, certificates, the way to the server",
-    )
+    what = "check everything that a site needs: packages, disk, data, policy, certificates, the way to the server"
+    command = add_command(commands, doctor, what)
     command.add_argument("--kit", type=Path, help="the site's startup kit; without it, the environment alone")
     command.add_argument("--site-file", type=Path, help="another site file than the kit's local/fedtar.yaml")
     command.add_argument("--time-steps", type=int, default=3, help="time steps of the job (default 3)")
@@ -307,37 +295,28 @@ def audit(arguments: argparse.Namespace) -> int:
     left out or put in.
     """
     from fedtar_flare.site.audit import audit_files, read_audit, totals
+    from fedtar_flare.site.audit_file import verify
     from fedtar_flare.site.context import home
 
     files = audit_files(arguments.folder or home())
     if arguments.verify:
-        return _verify(arguments, files)
+        chains, lines = [verify(file) for file in files], []
+        for chain in chains:
+            state = "BROKEN" if chain.problem else "whole "
+            lines.append(f"{state}  {chain.file}: {chain.lines} lines; last {chain.digest}")
+            lines += [f"        {chain.problem}"] if chain.problem else []
+        show(arguments, [vars(chain) for chain in chains], *lines)
+        return int(any(chain.problem for chain in chains))
     entries = read_audit(files)
     sums = totals(entries)
     listed = arguments.messages or arguments.tensors
     lines = [*_audit_lines(entries, arguments.tensors), ""] if listed else []
-    lines += [
-        f"{total['site']}, job {total['job']}, run {total['run']}: {total['messages']} messages "
-        f"({total['refused']} refused, {total['errors']} errors), {total['tensors']} tensors, "
-        f"{total['bytes'] / 1e6:.3f} MB; {total['streamed']} scalars streamed; last {total['last']}"
-        for total in sums
-    ]
+    for total in sums:
+        left = f"{total['messages']} messages ({total['refused']} refused, {total['errors']} errors)"
+        size = f"{total['tensors']} tensors, {total['bytes'] / 1e6:.3f} MB; {total['streamed']} scalars streamed"
+        lines.append(f"{total['site']}, job {total['job']}, run {total['run']}: {left}, {size}; last {total['last']}")
     show(arguments, {"entries": entries, "totals": sums}, *lines)
     return 0
-
-
-def _verify(arguments: argparse.Namespace, files: list[Path]) -> int:
-    """Print what the chain of each file says; 1 where one is broken."""
-    from fedtar_flare.site.audit_file import verify
-
-    chains = [verify(file) for file in files]
-    lines = []
-    for chain in chains:
-        state = "BROKEN" if chain.problem else "whole "
-        lines.append(f"{state}  {chain.file}: {chain.lines} lines; last {chain.digest}")
-        lines += [f"        {chain.problem}"] if chain.problem else []
-    show(arguments, [vars(chain) for chain in chains], *lines)
-    return int(any(chain.problem for chain in chains))
 
 
 def _audit_lines(entries: list[dict[str, Any]], with_tensors: bool) -> list[str]:
@@ -349,28 +328,25 @@ def _audit_lines(entries: list[dict[str, Any]], with_tensors: bool) -> list[str]
         lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         for t in entry.get("tensors") or [] if with_tensors else []:
             shape = "x".join(map(str, t["shape"])) or "1"
-            lines.append(
-                f"    {plain(t['name'])}  {shape}  {t['dtype'].removeprefix('torch.')}  "
-                f"{t['bytes']} bytes  norm {t['norm']:.4g}  {t.get('group') or 'no group of the contract'}"
-                + ("  PERSONAL DATA" if t.get("personal") else "")
-            )
+            size = f"{t['dtype'].removeprefix('torch.')}  {t['bytes']} bytes  norm {t['norm']:.4g}"
+            group = t.get("group") or "no group of the contract"
+            personal = "  PERSONAL DATA" if t.get("personal") else ""
+            lines.append(f"    {plain(t['name'])}  {shape}  {size}  {group}{personal}")
     return lines
 
 
 def _audit_row(entry: dict[str, Any]) -> tuple[str, ...]:
     known = {name: value for name, value in entry.items() if value is not None}
     status = known.get("status", "ok")
-    header = [
-        *known.get("numbers", ()),
-        *known.get("fields", ()),
-        *(f"OTHER: {name}" for name in known.get("other", ())),
-    ]
+    header = [*known.get("numbers", ()), *known.get("fields", ())]
+    header += [f"OTHER: {name}" for name in known.get("other", ())]
+    header += [f"({known['reason']})"] if known.get("reason") else []
     cells = known | {
         "outcome": known.get("outcome", "") + (f", {status}" if status != "ok" else ""),
         "tensors": len(known.get("tensors", ())) or "",
         "bytes": known.get("bytes") or "",
         "norm": f"{entry['norm']:.4g}" if known.get("norm") else "",
-        "header": ", ".join([*header, *([f"({known['reason']})"] if known.get("reason") else [])]),
+        "header": ", ".join(header),
     }
     return tuple(plain(cells.get(name, "")) for name in HEAD)
 

@@ -21,8 +21,7 @@ from fedtar_flare.data.sources.fields import age_at, age_of, date_of
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.reading import by_reason, counts_text
 
-FRONTAL = {"PA": 0, "AP": 1}
-"""Rank of a view among a study's radiographs; all others follow."""
+FRONTAL = {"PA": 0, "AP": 1}  # rank of a view among a study's radiographs; all others follow
 Holders = dict[Path, set[str]]
 """UIDs of the studies that have images in a folder, zip or file, or below."""
 
@@ -45,10 +44,6 @@ class Study:
     exclusive: bool
     report: str = ""
     report_file: Path | None = None
-
-    def order(self) -> tuple[datetime, str]:
-        """Sort key: the date, then a hash of the UID."""
-        return self.acquired, hashlib.sha256(self.uid.encode()).hexdigest()
 
 
 @dataclass
@@ -100,9 +95,15 @@ def index_folder(
         with collecting(index.problems):
             cut = [Path(file.path) for file in group if file.kind == "no-pixel-data" and not file.in_zip]
             index.studies.append(_study(uid, group, folder, holders, links, lost.get(uid, []) + cut, index.notes))
-    _keep_modality(index, modality)
+    counts = Counter(study.modality for study in index.studies)
+    wanted = modality or ("radiograph" if counts["radiograph"] > counts["ct"] else "ct")
+    for study in index.studies:
+        if study.modality != wanted:
+            text = f"study {study.uid}: {study.modality}, and this manifest is of {wanted}"
+            index.problems.append(DataError(text, reason="other-modality"))
+    index.studies = [study for study in index.studies if study.modality == wanted]
     _drop_mixed_identities(index, files)
-    index.studies.sort(key=Study.order)
+    index.studies.sort(key=lambda study: (study.acquired, _hash(study.uid)))
     return index
 
 
@@ -158,6 +159,14 @@ def _study(
     if len(sexes) > 1:
         raise DataError(f"{where}: F in one file and M in another", reason="conflicting-sex")
     acquired = _acquired(used, where, notes)
+    try:
+        age = age_of(used[0].age)
+        age = age_at(used[0].birth_date, acquired) if age is None else age
+    except DataError as error:
+        if error.reason == "age-out-of-range":
+            raise
+        age = None
+        notes["bad-age"] += 1
     image = _image_path(uid, slices, holders, links, lost, where) if slices else _frontal(radiographs, where, notes)
     issuers = {file.issuer for file in files} - {""}
     top = Path(used[0].path).parent
@@ -171,7 +180,7 @@ def _study(
         acquired=acquired,
         image=image,
         modality="ct" if slices else "radiograph",
-        age=_age(used, acquired, notes),
+        age=age,
         sex="".join(sexes),
         files=sorted({Path(file.path) for file in files}),
         top=top,
@@ -186,7 +195,7 @@ def _frontal(radiographs: Sequence[File], where: str, notes: Counter[str]) -> Pa
         raise DataError(f"{where}: no frontal radiograph ({reason})", reason=reason)
     if len(frontal) > 1:
         notes["further-radiographs"] += len(frontal) - 1
-    best = min(frontal, key=lambda f: (FRONTAL.get(f.view, 2), hashlib.sha256(f.sop.encode()).hexdigest()))
+    best = min(frontal, key=lambda f: (FRONTAL.get(f.view, 2), _hash(f.sop)))
     if best.in_zip:
         raise DataError(f"{where}: a radiograph in a zip archive; unpack it", reason="radiograph-in-zip")
     return Path(best.path)
@@ -209,22 +218,10 @@ def _acquired(files: Sequence[File], where: str, notes: Counter[str]) -> datetim
     return min(moments)
 
 
-def _age(files: Sequence[File], acquired: datetime, notes: Counter[str]) -> float | None:
-    """PatientAge, else from the birth date; None, and counted, when neither can be read. An impossible one raises."""
-    try:
-        years = age_of(files[0].age)
-        return age_at(files[0].birth_date, acquired) if years is None else years
-    except DataError as error:
-        if error.reason == "age-out-of-range":
-            raise
-        notes["bad-age"] += 1
-        return None
-
-
 def _image_path(
     uid: str, slices: list[File], holders: Holders, links: Path | None, lost: list[Path], where: str
 ) -> Path:
-    """The path that holds this study and no other."""
+    """The path that holds this study and no other, made of symbolic links where there is none."""
     paths = sorted({Path(file.path) for file in slices})
     if any(file.in_zip for file in slices):
         if len(paths) > 1 or holders[paths[0]] != {uid}:
@@ -236,31 +233,15 @@ def _image_path(
     if links is None:
         text = f"{where}: {common} holds {len(holders[common])} studies; a folder must hold one (--links makes such)"
         raise DataError(text, reason="shared-folder")
-    return _linked(uid, [*paths, *lost], links)
-
-
-def _linked(uid: str, paths: Sequence[Path], links: Path) -> Path:
-    """A folder of symbolic links to the files, made whole or not at all."""
-    folder = links / f"study-{hashlib.sha256(uid.encode()).hexdigest()[:16]}"
-    temporary = folder.with_name(f".{folder.name}.part")
+    folder = links / f"study-{_hash(uid)[:16]}"
+    temporary = folder.with_name(f".{folder.name}.part")  # made whole or not at all
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    for i, path in enumerate(paths):
+    for i, path in enumerate([*paths, *lost]):
         (temporary / f"{i:05d}.dcm").symlink_to(path.absolute())
-    if folder.exists():
-        shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
     return folder
-
-
-def _keep_modality(index: Index, modality: Modality | None) -> None:
-    counts = Counter(study.modality for study in index.studies)
-    wanted = modality or ("radiograph" if counts["radiograph"] > counts["ct"] else "ct")
-    for study in index.studies:
-        if study.modality != wanted:
-            text = f"study {study.uid}: {study.modality}, and this manifest is of {wanted}"
-            index.problems.append(DataError(text, reason="other-modality"))
-    index.studies = [study for study in index.studies if study.modality == wanted]
 
 
 def _drop_mixed_identities(index: Index, files: Sequence[File]) -> None:
@@ -274,12 +255,16 @@ def _drop_mixed_identities(index: Index, files: Sequence[File]) -> None:
             births[file.patient_id] |= {file.birth_date} - {""}
             sexes[file.patient_id] |= {file.sex} - {""}
     for study in studies:
-        seen = {"conflicting-birth-date": births[study.patient_id], "conflicting-sex": sexes[study.patient_id]}
-        if reason := next((reason for reason, values in seen.items() if len(values) > 1), ""):
-            text = f"study {study.uid}: two people under the one PatientID {study.patient_id}?"
-            index.problems.append(DataError(text, reason=reason))
-        else:
+        with collecting(index.problems):
+            for reason, values in (("conflicting-birth-date", births), ("conflicting-sex", sexes)):
+                if len(values[study.patient_id]) > 1:
+                    text = f"study {study.uid}: two people under the one PatientID {study.patient_id}?"
+                    raise DataError(text, reason=reason)
             index.studies.append(study)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _relative(path: Path, folder: Path) -> str:

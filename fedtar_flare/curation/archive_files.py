@@ -14,8 +14,7 @@ KEYWORDS = """
     SOPClassUID SOPInstanceUID StudyInstanceUID SeriesInstanceUID PatientID PatientBirthDate PatientAge PatientSex
     AccessionNumber StudyDate StudyTime AcquisitionDate AcquisitionTime SeriesDate SeriesTime Modality ImageType
     Rows SamplesPerPixel IssuerOfAccessionNumberSequence"""
-CHUNK = 200
-"""Files that a worker reads at a time."""
+CHUNK = 200  # files that a worker reads at a time
 
 
 class File(NamedTuple):
@@ -83,15 +82,13 @@ def all_headers(
 
     chunks = [{"paths": [str(path) for path in paths[i : i + CHUNK]]} for i in range(0, len(paths), CHUNK)]
     progress = Progress("header", len(paths), say or (lambda line: None), every)
-    got: dict[int, Headers] = {}
-    count = 0
+    headers: dict[int, Headers] = {}
     for i, outcome in each(read_headers, chunks, workers):
         if isinstance(outcome, DataError):
             raise outcome
-        got[i] = outcome
-        count += len(chunks[i]["paths"])
-        progress(count)
-    in_order = [got[i] for i in sorted(got)]
+        headers[i] = outcome
+        progress(sum(len(chunks[j]["paths"]) for j in headers))
+    in_order = [headers[i] for i in sorted(headers)]
     files = [file for batch in in_order for file in batch.files]
     problems = [problem for batch in in_order for problem in batch.problems]
     owners: dict[Path, set[str]] = defaultdict(set)
@@ -123,16 +120,6 @@ def studies_below(files: Sequence[File]) -> dict[Path, set[str]]:
     return holders
 
 
-def _view(dataset: Any) -> str:
-    from fedtar_flare.imaging.readers.dicom_tags import first
-    from fedtar_flare.imaging.readers.pictures import view_of
-
-    try:
-        return "lateral-view" if view_of(dataset, "").side == "lateral" else first(dataset, "ViewPosition").upper()
-    except DataError as error:
-        return error.reason
-
-
 def issuer_of(dataset: Any) -> str:
     """Who issued the accession number: the local name, the universal one, both as ``LOCAL|UNIVERSAL``, or nothing."""
     item = (dataset.get("IssuerOfAccessionNumberSequence") or [{}])[0]
@@ -143,6 +130,7 @@ def issuer_of(dataset: Any) -> str:
 def _file(header: Any) -> File:
     from fedtar_flare.imaging.readers.dicom_slices import CAPTURES, LOCALIZERS, SECONDARY_CAPTURE
     from fedtar_flare.imaging.readers.dicom_tags import first, words
+    from fedtar_flare.imaging.readers.pictures import view_of
 
     dataset = header.dataset
     with decoding(f"{header.source.name}: who issued its accession number cannot be read", "bad-header"):
@@ -158,6 +146,13 @@ def _file(header: Any) -> File:
         kind = "secondary-capture"
     else:
         kind = "not-ct-or-radiograph" if modality != "CT" else "localizer" if LOCALIZERS & image_type else "ct"
+    view = ""
+    if kind == "radiograph":
+        try:
+            lateral = view_of(dataset, "").side == "lateral"
+            view = "lateral-view" if lateral else first(dataset, "ViewPosition").upper()
+        except DataError as error:
+            view = error.reason
     date, time = "", ""
     for name in ("Study", "Acquisition", "Series"):
         date = date or first(dataset, f"{name}Date")
@@ -180,6 +175,6 @@ def _file(header: Any) -> File:
         birth_date=first(dataset, "PatientBirthDate").replace(".", ""),
         age=first(dataset, "PatientAge"),
         sex=sex_of(first(dataset, "PatientSex")) or "",
-        view=_view(dataset) if kind == "radiograph" else "",
+        view=view,
         sop=first(dataset, "SOPInstanceUID"),
     )

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ class Report(NamedTuple):
     issuer: str = ""
 
 
-Found = dict[tuple[str, ...], list[Report]]
+ByKey = dict[tuple[str, ...], list[Report]]
 """Reports by ("uid", StudyInstanceUID), ("accession", AccessionNumber) or ("day", PatientID, date)."""
 
 
@@ -38,9 +38,13 @@ def join_reports(index: Index, reports: Path | None) -> int:
     """
     if reports is not None and not reports.exists():
         raise ConfigError(f"{reports}: there is no such table or folder of reports")
-    by_key: Found = {}
-    if reports is not None:
-        by_key = _from_folder(reports) if reports.is_dir() else _from_table(reports, index.problems)
+    by_key: ByKey = defaultdict(list)
+    if reports is not None and reports.is_dir():
+        for file in sorted(reports.rglob("*.txt")):
+            for kind in ("uid", "accession"):
+                by_key[kind, file.stem].append(Report(str(file), file))
+    elif reports is not None:
+        by_key = reports_of_table(reports, index.problems)
     studies, index.studies = index.studies, []
     used: set[str] = set()
     for study in studies:
@@ -50,7 +54,13 @@ def join_reports(index: Index, reports: Path | None) -> int:
                 if study.report_file is not None and study.report_file.stem == study.accession:
                     _by_number(study, [Report(str(study.report_file), "")], index.owners[study.accession])
             if matching := _matching(study, by_key, index.owners[study.accession]):
-                study.report, study.report_file = _single(matching, study)
+                contents = {report.content for report in matching}
+                if len(contents) > 1:
+                    origins = ", ".join(sorted(report.origin for report in matching)[:4])
+                    text = f"study {study.uid}: {len(contents)} different reports ({origins})"
+                    raise DataError(text, reason="ambiguous-report")
+                content = contents.pop()
+                study.report, study.report_file = (content, None) if isinstance(content, str) else ("", content)
             used |= {report.origin for report in matching}
             index.studies.append(study)
     return len({report.origin for some in by_key.values() for report in some} - used)
@@ -70,9 +80,7 @@ def _by_number(study: Study, reports: list[Report], owners: set[tuple[str, str]]
     mine = [report for report in reports if not (study.issuer and report.issuer) or _same(study.issuer, report.issuer)]
     where = f"study {study.uid}: {reports[0].origin}"
     if not mine:
-        text = (
-            f"{where} is of issuer '{reports[0].issuer}', not '{study.issuer}'; if these are one, both have to say it"
-        )
+        text = f"{where} is of issuer '{reports[0].issuer}', not '{study.issuer}'; if they are one, both must say it"
         raise DataError(text, reason="report-of-another-issuer")
     mine = [report for report in mine if report.patient_id in ("", study.patient_id)] or mine
     for report in mine:
@@ -85,7 +93,7 @@ def _by_number(study: Study, reports: list[Report], owners: set[tuple[str, str]]
     return mine
 
 
-def _matching(study: Study, by_key: Found, owners: set[tuple[str, str]]) -> list[Report]:
+def _matching(study: Study, by_key: ByKey, owners: set[tuple[str, str]]) -> list[Report]:
     """The reports under the first key that has any."""
     day = study.acquired.date().isoformat()
     for key in (("uid", study.uid), ("accession", study.accession), ("day", study.patient_id, day)):
@@ -100,16 +108,6 @@ def _matching(study: Study, by_key: Found, owners: set[tuple[str, str]]) -> list
     return []
 
 
-def _single(reports: Sequence[Report], study: Study) -> tuple[str, Path | None]:
-    contents = {report.content for report in reports}
-    if len(contents) > 1:
-        origins = ", ".join(sorted(report.origin for report in reports)[:4])
-        text = f"study {study.uid}: {len(contents)} different reports ({origins})"
-        raise DataError(text, reason="ambiguous-report")
-    content = contents.pop()
-    return (content, None) if isinstance(content, str) else ("", content)
-
-
 def _beside(study: Study) -> Path | None:
     names = [f"{name}.txt" for name in (study.accession, study.uid) if FILE_NAME.fullmatch(name)]
     folders = {path.parent for path in study.files}
@@ -120,16 +118,9 @@ def _beside(study: Study) -> Path | None:
     return next((file for file in (*named, *general) if file.is_file()), None)
 
 
-def _from_folder(folder: Path) -> Found:
-    by_key: Found = defaultdict(list)
-    for file in sorted(folder.rglob("*.txt")):
-        for kind in ("uid", "accession"):
-            by_key[kind, file.stem].append(Report(str(file), file))
-    return by_key
-
-
-def _from_table(table: Path, problems: list[DataError]) -> Found:
-    by_key: Found = defaultdict(list)
+def reports_of_table(table: Path, problems: list[DataError]) -> ByKey:
+    """Reports of a table's rows, under the first of the three keys that a row states."""
+    by_key: ByKey = defaultdict(list)
     for number, row in _rows(table, problems):
         if not row.get("report"):
             continue

@@ -25,13 +25,11 @@ if TYPE_CHECKING:
 
 THUMBNAIL_SIZE = 160
 THUMBNAIL_SLICES = 3
-EXAMPLES = 3
-"""Rejected studies listed for each reason."""
+EXAMPLES = 3  # rejected studies that are listed for each reason
 SHARED_HELP = (
     "If they are one person, give all rows one patient_id; if a picture was filed under the wrong patient, remove that "
     "row. Until then they are in one split of every run"
 )
-"""Advice to a site whose patients share a picture."""
 
 
 class Thumbnail(NamedTuple):
@@ -44,34 +42,21 @@ class Thumbnail(NamedTuple):
 
 @dataclass
 class Check:
-    """Result of :func:`check`."""
+    """What :func:`check` found at the site ``source``."""
 
     source: str
-    """The target as given."""
-    modality: str = ""
-    """Modality of the usable visits; empty when nothing can be used."""
-    patients: list[Patient] = field(default_factory=list)
-    """Patients with at least one usable visit, and these visits only."""
-    rejected: dict[str, list[str]] = field(default_factory=dict)
-    """A text for each study that cannot be used, by reason."""
-    excluded: int = 0
-    """Number of visits of patients on the site's exclusion list; their images are not opened."""
-    notes: dict[str, list[str]] = field(default_factory=dict)
-    """Notes of the readers about usable images, by reason."""
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
-    """(slices, rows, columns) of each usable image; a picture has one slice."""
-    spacings: list[tuple[float, ...]] = field(default_factory=list)
-    """Distances between slices, rows and columns of each CT, mm."""
-    identifiers: dict[str, list[str]] = field(default_factory=dict)
-    """Ids of visits whose report seems to hold an identifier, by kind of identifier."""
-    shared: list[tuple[Visit, Visit]] = field(default_factory=list)
-    """Pairs of visits of different patients with the same picture."""
+    modality: str = ""  # of the usable visits; empty when nothing can be used
+    patients: list[Patient] = field(default_factory=list)  # with their usable visits only
+    rejected: dict[str, list[str]] = field(default_factory=dict)  # a text for each unusable study, by reason
+    excluded: int = 0  # visits of patients on the site's exclusion list; their images are not opened
+    notes: dict[str, list[str]] = field(default_factory=dict)  # of the readers about usable images, by reason
+    shapes: list[tuple[int, ...]] = field(default_factory=list)  # (slices, rows, columns); a picture has one slice
+    spacings: list[tuple[float, ...]] = field(default_factory=list)  # mm between slices, rows and columns of each CT
+    identifiers: dict[str, list[str]] = field(default_factory=dict)  # ids of visits, by kind of likely identifier
+    shared: list[tuple[Visit, Visit]] = field(default_factory=list)  # of different patients with the same picture
     thumbnails: list[Thumbnail] = field(default_factory=list)
-    """Small pictures of some visits."""
-    seconds: float = 0.0
-    """Time that reading images took."""
-    images: int = 0
-    """Number of images opened."""
+    seconds: float = 0.0  # that reading the images took
+    images: int = 0  # that were opened
 
     @property
     def visits(self) -> list[Visit]:
@@ -92,8 +77,8 @@ class Check:
     @property
     def sexes(self) -> dict[str, int]:
         """Patients by sex."""
-        seen = Counter(patient.sex or "unknown" for patient in self.patients)
-        return {sex: seen[sex] for sex in ("F", "M", "unknown")}
+        counts = Counter(patient.sex or "unknown" for patient in self.patients)
+        return {sex: counts[sex] for sex in ("F", "M", "unknown")}
 
     @property
     def ages(self) -> list[float]:
@@ -175,10 +160,9 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
     patients = [patient for patient in patients if patient.patient_id not in excluded]
     visits = sorted((v for p in patients for v in p.visits), key=lambda v: (v.acquired, v.visit_id))
     shown = {round(i) for i in np.linspace(0, len(visits) - 1, max(0, min(thumbnails, len(visits))))}
-    items = [
-        {"image": str(v.image), "modality": v.modality, "thumbnail": i in shown, "limits": limits}
-        for i, v in enumerate(visits)
-    ]
+    items = []
+    for i, v in enumerate(visits):
+        items.append({"image": str(v.image), "modality": v.modality, "thumbnail": i in shown, "limits": limits})
     progress = Progress("image", len(items), say or (lambda line: None), every)
     start, outcomes = time.monotonic(), dict[int, Any]()
     for i, outcome in each(check_task, items, workers, limits.seconds_per_study):
@@ -215,9 +199,7 @@ def read_target(target: Path) -> tuple[Reading, frozenset[str], Limits]:
         assert config.path is not None  # a SiteConfig of these sources has one
         return read_source(config.source, config.path, config.options), excluded_patients(config), config.limits
     if target.is_dir() and not (target / "manifest.csv").is_file():
-        raise ConfigError(
-            f"{target} holds no manifest.csv. Make one of a DICOM export: fedtar data index {target} -o manifest.csv"
-        )
+        raise ConfigError(f"{target} holds no manifest.csv: make one by 'fedtar data index {target} -o manifest.csv'")
     return read_manifest(target), frozenset(), Limits()
 
 

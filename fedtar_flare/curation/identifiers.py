@@ -18,14 +18,13 @@ _MON = r"(?:0?[1-9]|1[0-2])"
 _YEAR = r"(?:1[89]|2[01])\d\d"
 _WORD = r"[A-ZÀ-ÖØ-Þ][\w'’-]*[^\W\d_]"
 _PARTICLES = r"(?:(?:van|von|der|den|de|del|della|di|da|dos|la|le|el|al|bin|ibn|ter|zu)\s+)*"
+_TITLE = r"\b(?:(?:Drs?|Doctor|Prof|Professor|Mr|Mrs|Ms|Miss|Mister)\b\.?|(?:DR|MR|MRS|MS|PROF)\.)\s+"
+_PHONES = "tel(?:ephone)?|phone|pager|fax|beeper"
+_NUMBERS = "mrn|medical record|patient id|patient no|accession|protocol no|case no|file no|ssn|nhs|social security"
 _PATTERNS: tuple[tuple[str, str], ...] = (
     ("email", r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+"),
     # a title and a capitalised word; in capitals it needs the point: MR angiography, MS plaques and DR are no people
-    (
-        "name",
-        r"\b(?:(?:Drs?|Doctor|Prof|Professor|Mr|Mrs|Ms|Miss|Mister)\b\.?|(?:DR|MR|MRS|MS|PROF)\.)\s+"
-        rf"(?!X{{2,}}\b)(?:[A-Z]\.\s*)*{_PARTICLES}{_WORD}(?:\s+(?:[A-Z]\.\s*)?{_PARTICLES}{_WORD})?",
-    ),
+    ("name", rf"{_TITLE}(?!X{{2,}}\b)(?:[A-Z]\.\s*)*{_PARTICLES}{_WORD}(?:\s+(?:[A-Z]\.\s*)?{_PARTICLES}{_WORD})?"),
     ("name", rf"(?i:\bpatient(?:'s)? name\s*:\s*)(?!X{{2,}}\b){_WORD}(?:[ ,]+{_WORD})*"),
     ("name", rf"(?i:\b(?:dictated|signed|reported|interpreted|approved) by\s*:?\s*)(?!X{{2,}}\b){_WORD}\s+{_WORD}"),
     # calendar days: the same separator twice, a plausible day and month
@@ -37,15 +36,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("date", rf"\b(?i:{_MONTH})\.?,?\s+(?:of\s+)?{_YEAR}\b"),
     ("phone", r"(?<![\w+])\+\d{1,3}[ .()-]*(?:\d[ .()-]*){7,12}(?!\d)"),
     ("phone", r"(?<![\w.])(?:\(\d{3}\)\s*|\d{3}[-.])\d{3}[-.]\d{4}(?![\w-])"),
-    (
-        "phone",
-        r"(?i:\b(?:tel(?:ephone)?|phone|pager|fax|beeper)\b[ .:#]*(?:(?:no|number)\b[ .:]*)?)\(?\+?\d[\d ()./-]{3,}\d",
-    ),
-    (
-        "id",
-        r"(?i:\b(?:mrn|medical record|patient id|patient no|accession|protocol no|case no|file no|ssn|nhs|"
-        r"social security)\b(?:\s*(?:number|no|id|#))?[ .:#]*)(?=[\w-]*\d)[A-Za-z0-9][\w-]{3,}",
-    ),
+    ("phone", rf"(?i:\b(?:{_PHONES})\b[ .:#]*(?:(?:no|number)\b[ .:]*)?)\(?\+?\d[\d ()./-]{{3,}}\d"),
+    ("id", rf"(?i:\b(?:{_NUMBERS})\b(?:\s*(?:number|no|id|#))?[ .:#]*)(?=[\w-]*\d)[A-Za-z0-9][\w-]{{3,}}"),
 )
 _RULES = tuple((kind, re.compile(pattern)) for kind, pattern in _PATTERNS)
 

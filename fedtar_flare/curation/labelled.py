@@ -56,22 +56,20 @@ def tabulate(
         images, without_image = _from_tables(files, tables, columns, labels)
     if not images:
         raise ConfigError(f"{folder}: none of {len(files)} images has labels")
-    rows = [_row(file, fields, out.parent) for file, fields in images.items()]
+    rows = []
+    for file, fields in images.items():
+        order = fields.pop("order", "").removesuffix(".0")
+        if not order.isdecimal() and order:
+            raise ConfigError(f"{file.name}: order '{order}' is no number")
+        split = fields.get("split", "").lower()
+        defaults = {"patient_id": file.stem, "study_datetime": str(DAY_ZERO.date() + timedelta(days=int(order or 0)))}
+        stated = {field: value for field, value in fields.items() if value or field not in defaults}
+        image = os.path.relpath(file.absolute(), out.parent.absolute())
+        rows.append(defaults | stated | {"image": image, "split": SPLIT_WORDS.get(split, split)})
     write_rows(out, rows)
     counts = Counter(label for fields in images.values() for label in labels_of(fields["labels"])[0])
     patients = len({row["patient_id"] for row in rows})
     return Tabulated(out, len(rows), patients, dict(sorted(counts.items())), len(files) - len(rows), without_image)
-
-
-def _row(file: Path, fields: Row, folder: Path) -> Row:
-    order = fields.pop("order", "").removesuffix(".0")
-    if not order.isdecimal() and order:
-        raise ConfigError(f"{file.name}: order '{order}' is no number")
-    split = fields.get("split", "").lower()
-    defaults = {"patient_id": file.stem, "study_datetime": str(DAY_ZERO.date() + timedelta(days=int(order or 0)))}
-    stated = {field: value for field, value in fields.items() if value or field not in defaults}
-    image = os.path.relpath(file.absolute(), folder.absolute())
-    return defaults | stated | {"image": image, "split": SPLIT_WORDS.get(split, split)}
 
 
 def _from_names(folder: Path, files: Iterable[Path], name: str) -> dict[Path, Row]:
@@ -113,7 +111,11 @@ def _from_tables(
         of_image = by_name.get(_stem(file), [])
         if voters := [row for row in of_image if labels[0] in row]:
             stated = {field: next((row[c] for row in of_image if row.get(c)), "") for field, c in columns.items()}
-            images[file] = stated | {"labels": _voted([_labels(row, labels) for row in voters])}
+            votes = [_labels(row, labels) for row in voters]
+            counts = Counter(label for sure, _ in votes for label in sure)
+            sure = frozenset(label for label, n in counts.items() if 2 * n > len(votes))
+            unsure = frozenset(counts).union(*(doubted for _, doubted in votes)) - sure
+            images[file] = stated | {"labels": labels_text(sure, unsure)}
     return images, len(set(by_name) - set(stems))
 
 
@@ -132,9 +134,3 @@ def _labels(row: Row, labels: Sequence[str]) -> tuple[frozenset[str], frozenset[
         flags[label.replace(";", ",").replace("|", ",")] = FLAGS[flag]
     sure, unsure = (frozenset(label for label, flag in flags.items() if flag == wanted) for wanted in ("1", "-1"))
     return sure, unsure
-
-
-def _voted(votes: Sequence[tuple[frozenset[str], frozenset[str]]]) -> str:
-    seen = Counter(label for sure, _ in votes for label in sure)
-    sure = frozenset(label for label, n in seen.items() if 2 * n > len(votes))
-    return labels_text(sure, frozenset(seen).union(*(unsure for _, unsure in votes)) - sure)

@@ -18,12 +18,10 @@ from urllib3 import Retry
 from fedtar_flare.core.errors import ConfigError, DataError, FedTARError
 from fedtar_flare.imaging.limits import current
 
-ANSWER_BYTES, CHUNK, PAGE, REQUEST, VALUE = 64 << 20, 1 << 18, 200, 1 << 16, 1024
-"""Bytes of an answer, bytes read at a time, records of a page, bytes that a request counts as, letters of a value."""
-BUSY, REFUSED, MOST = (429, 502, 503, 504), (401, 403), 100_000
-"""Codes of HTTP, and how many studies, or instances of a study, an answer may have."""
-Record = dict[str, str]
-"""Values by keyword; several are separated by backslashes."""
+ANSWER_BYTES, CHUNK, REQUEST = 64 << 20, 1 << 18, 1 << 16  # of an answer, read at a time, that a request counts as
+PAGE, MOST, VALUE = 200, 100_000, 1024  # records of a page, studies or instances of an answer, letters of a value
+BUSY, REFUSED = (429, 502, 503, 504), (401, 403)
+Record = dict[str, str]  # values by keyword; several are separated by backslashes
 
 
 def is_uid(text: str) -> bool:
@@ -32,24 +30,11 @@ def is_uid(text: str) -> bool:
 
 
 class Pacs:
-    """A client of one DICOMweb service, of bounded speed, that follows no redirect.
+    """A client of one DICOMweb service, of at most ``rate`` megabytes a second, that follows no redirect.
 
-    Methods raise DataError for a bad answer, and FedTARError when it makes no sense to go on.
-
-    Parameters
-    ----------
-    url : str
-        ``http(s)://HOST[:PORT]/PATH``.
-    token, cert, ca : Path or None
-        Files with a bearer token (or ``Basic ...``), with the client's certificate and key (PEM; only their owner may
-        read these two), and with certificates to trust in place of the public ones.
-    rate : float, default 20
-        Most megabytes a second.
-
-    Raises
-    ------
-    ConfigError
-        For settings that do not fit, or without dicomweb-client.
+    ``token``, ``cert`` and ``ca`` are files: a bearer token (or ``Basic ...``), the client's certificate and key (PEM;
+    only their owner may read these two), and certificates to trust in place of the public ones. A bad answer is a
+    DataError; a FedTARError says that it makes no sense to go on.
     """
 
     def __init__(self, url: str, token: Path | None, cert: Path | None, ca: Path | None, rate: float = 20.0):
@@ -69,10 +54,9 @@ class Pacs:
         for name in ("dicomweb_client", "urllib3", "pydicom"):  # their messages quote queries and values
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         session, get = Session(), ["GET"]
-        again = Retry(
-            4, allowed_methods=get, status_forcelist=BUSY, backoff_factor=0.5, respect_retry_after_header=False
-        )
-        session.mount(f"{where.scheme}://", HTTPAdapter(max_retries=again))
+        retry: dict[str, Any] = {"allowed_methods": get, "status_forcelist": BUSY, "backoff_factor": 0.5}
+        again = HTTPAdapter(max_retries=Retry(4, respect_retry_after_header=False, **retry))
+        session.mount(f"{where.scheme}://", again)
         session.trust_env = False  # no .netrc, no proxy, no certificates of the environment
         session.headers["Accept-Encoding"], session.auth = "identity", self._prepared
         session.cert, session.verify = _private(cert) if cert else None, _private(ca, 0) if ca else True

@@ -1,14 +1,15 @@
 """``data-check.html``: one self-contained page of a site's data, with small pictures. It stays at the site."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 from markupsafe import Markup
 
-from fedtar_flare.curation.check import EXAMPLES, SHARED_HELP, Check, spread
+from fedtar_flare.curation.check import EXAMPLES, SHARED_HELP, Check
 from fedtar_flare.metrics.labeler import report_labels, rules_for
 from fedtar_flare.reporting.format import NOTHING, duration, whole
 from fedtar_flare.reporting.plots import SITE_COLOURS, Bar, Chart, Series, ticks
@@ -20,8 +21,6 @@ MOST_BARS = 12
 
 def data_page(check: Check) -> str:
     """Render the page of a check: one file that needs nothing else."""
-    notes = {reason: (len(texts), texts) for reason, texts in sorted(check.notes.items())}
-    identifiers = {kind: (len(visits), [", ".join(visits[:12])]) for kind, visits in sorted(check.identifiers.items())}
     days = [round(gap) for gap in check.gaps]
     return render(
         "data.html",
@@ -30,8 +29,8 @@ def data_page(check: Check) -> str:
         stays=STAYS,
         tiles=_tiles(check),
         rejected={reason: (n, check.rejected[reason]) for reason, n in check.rejections.items()},
-        notes=notes,
-        identifiers=identifiers,
+        notes={reason: (len(texts), texts) for reason, texts in sorted(check.notes.items())},
+        identifiers={kind: (len(ids), [", ".join(ids[:12])]) for kind, ids in sorted(check.identifiers.items())},
         most=EXAMPLES,
         shared=check.shared_texts,
         shared_help=SHARED_HELP,
@@ -47,31 +46,22 @@ def data_page(check: Check) -> str:
 
 
 def _tiles(check: Check) -> list[Tile]:
-    sexes, gaps, ages = check.sexes, spread(check.gaps), spread(check.ages)
+    kinds = {"ct": "CT", "radiograph": "radiographs", "photograph": "photographs"}
     more = sum(n > 1 for n in check.visits_per_patient)
-    rejected = whole(sum(check.rejections.values()))
-    rate = f"{duration(check.seconds)}, {check.images / check.seconds:.1f}/s" if check.seconds > 0 else ""
-    return [
+    tiles = [
         Tile("Patients", whole(len(check.patients)), f"{whole(more)} with several visits"),
-        Tile(
-            "Visits",
-            whole(len(check.visits)),
-            {"ct": "CT", "radiograph": "radiographs", "photograph": "photographs"}.get(check.modality, ""),
-        ),
-        Tile("Sex", f"{sexes['F']} F, {sexes['M']} M", f"{sexes['unknown']} unknown"),
-        Tile("Age, median", _median(ages), _range(ages, "years")),
-        Tile("Days between visits, median", _median(gaps), _range(gaps, "days")),
-        Tile("Rejected studies", rejected, f"{len(check.rejected)} reason(s)" if check.rejected else ""),
-        Tile("Images opened", whole(check.images), rate),
+        Tile("Visits", whole(len(check.visits)), kinds.get(check.modality, "")),
+        Tile("Sex", f"{check.sexes['F']} F, {check.sexes['M']} M", f"{check.sexes['unknown']} unknown"),
     ]
-
-
-def _median(values: Mapping[str, float]) -> str:
-    return f"{values['median']:.0f}" if values["n"] else NOTHING
-
-
-def _range(values: Mapping[str, float], unit: str) -> str:
-    return f"{values['min']:.0f} to {values['max']:.0f} {unit}" if values["n"] else ""
+    for title, values, unit in (("Age", check.ages, "years"), ("Days between visits", check.gaps, "days")):
+        middle, extent = NOTHING, ""
+        if values:
+            middle, extent = f"{median(values):.0f}", f"{min(values):.0f} to {max(values):.0f} {unit}"
+        tiles.append(Tile(f"{title}, median", middle, extent))
+    rate = f"{duration(check.seconds)}, {check.images / check.seconds:.1f}/s" if check.seconds > 0 else ""
+    rejected = whole(sum(check.rejections.values()))
+    tiles.append(Tile("Rejected studies", rejected, f"{len(check.rejected)} reason(s)" if check.rejected else ""))
+    return [*tiles, Tile("Images opened", whole(check.images), rate)]
 
 
 def _by_year(check: Check) -> list[Markup]:

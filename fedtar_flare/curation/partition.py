@@ -24,8 +24,7 @@ from fedtar_flare.data.sources.tables import rows_of
 
 WAYS = ("institution", "random", "clusters", "dirichlet")
 DRAWS = 1000
-Assignment = dict[str, str]
-"""Patient id to site name."""
+Assignment = dict[str, str]  # patient id to site name
 
 
 def shuffled(ids: Iterable[str], seed: int, use: str = "partition") -> list[str]:
@@ -34,7 +33,7 @@ def shuffled(ids: Iterable[str], seed: int, use: str = "partition") -> list[str]
 
 
 def by_institution(patients: Sequence[Patient], institutions: Mapping[str, str]) -> Assignment:
-    """One site for every institution, named after it; raises ConfigError without institutions, or for a name twice."""
+    """One site for every institution, named after it."""
     if not any(patient.patient_id in institutions for patient in patients):
         raise ConfigError("this source states no institutions; divide it by random, clusters or dirichlet")
     names: dict[str, str] = {}
@@ -47,25 +46,15 @@ def by_institution(patients: Sequence[Patient], institutions: Mapping[str, str])
 
 
 def by_random(patients: Sequence[Patient], sites: int, seed: int) -> Assignment:
-    """Sites whose sizes differ by one patient at most. Raises ConfigError for fewer patients than sites."""
-    _enough(patients, sites)
+    """Sites whose sizes differ by one patient at most."""
     ids = shuffled((patient.patient_id for patient in patients), seed)
     return {patient_id: f"site-{i % sites + 1}" for i, patient_id in enumerate(ids)}
-
-
-def by_clusters(patients: Sequence[Patient], sites: int, seed: int) -> Assignment:
-    """One cluster of reports a site, the largest first; raises as :func:`report_clusters`."""
-    _enough(patients, sites)
-    return {patient_id: f"site-{cluster + 1}" for patient_id, cluster in report_clusters(patients, sites, seed).items()}
 
 
 def by_dirichlet(classes: Mapping[str, object], sites: int, concentration: float, seed: int) -> Assignment:
     """Spread every class of patients (``classes``: patient id to class) over the sites by draws from a Dirichlet
     distribution (Hsu et al. 2019): a ``concentration`` of 0.1 gives very unlike sites, 100 nearly equal mixtures.
-
-    Raises ConfigError for settings that do not fit, or if 1,000 draws all leave a site empty.
     """
-    _enough(classes, sites)
     if not (np.isfinite(concentration) and concentration > 0):
         raise ConfigError(f"concentration must be a positive number, not {concentration}")
     rng = np.random.default_rng(seed)
@@ -75,22 +64,21 @@ def by_dirichlet(classes: Mapping[str, object], sites: int, concentration: float
     for _ in range(DRAWS):
         site_of: Assignment = {}
         for label in sorted(members):
-            counts = _whole(rng.dirichlet(np.full(sites, concentration)), len(members[label]))
+            shares, total = rng.dirichlet(np.full(sites, concentration)), len(members[label])
+            exact = shares / shares.sum() * total if shares.sum() > 0 else np.full(sites, total / sites)
+            counts = np.floor(exact).astype(int)  # and the rest by largest remainders
+            counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
             drawn = np.repeat(np.arange(sites), counts)
             site_of.update({i: f"site-{k + 1}" for i, k in zip(members[label], drawn, strict=True)})
         if len(set(site_of.values())) == sites:
             return site_of
     raise ConfigError(
-        f"{DRAWS} draws with concentration {concentration} left a site without patients; take fewer sites or a larger "
-        f"concentration ({len(classes)} patients, {len(members)} classes, {sites} sites)"
+        f"{DRAWS} draws left a site without patients; take fewer of the {sites} sites or a larger concentration"
     )
 
 
 def report_clusters(patients: Sequence[Patient], clusters: int, seed: int) -> dict[str, int]:
-    """Patient to cluster of reports, numbered from the largest: k-means on TF-IDF of all of a patient's reports.
-
-    Raises DataError (``too-few-texts``) if there are fewer different texts than clusters, or no words.
-    """
+    """Patient to cluster of reports, numbered from the largest: k-means on TF-IDF of all of a patient's reports."""
     from sklearn.cluster import KMeans
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -114,21 +102,6 @@ def site_name(text: str) -> str:
     """A name that FLARE and file systems take: small letters, digits and hyphens."""
     plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in text.strip().lower())
     return "-".join(part for part in plain.split("-") if part) or "unknown"
-
-
-def _whole(shares: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers that sum to ``total``, nearest to the shares (largest remainders)."""
-    exact = shares / shares.sum() * total if shares.sum() > 0 else np.full(len(shares), total / len(shares))
-    counts = np.floor(exact).astype(int)
-    counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
-    return counts
-
-
-def _enough(patients: Sequence[Patient] | Mapping[str, object], sites: int) -> None:
-    if sites < 1:
-        raise ConfigError(f"the number of sites must be at least 1, not {sites}")
-    if len(patients) < sites:
-        raise ConfigError(f"{len(patients)} patient(s) cannot fill {sites} sites")
 
 
 @dataclass(frozen=True)
@@ -170,16 +143,20 @@ def partition_source(
         raise ConfigError("the synthetic cohort is made by site: fedtar data synth")
     reading = read_source(source, path, options)
     patients = reading.patients()
-    if by == "institution":
+    if sites is None:
         site_of = by_institution(patients, reading.institutions)
+    elif sites < 1:
+        raise ConfigError(f"the number of sites must be at least 1, not {sites}")
+    elif len(patients) < sites:
+        raise ConfigError(f"{len(patients)} patient(s) cannot fill {sites} sites")
     elif by == "random":
-        site_of = by_random(patients, sites or 0, seed)
-    elif by == "clusters":
-        site_of = by_clusters(patients, sites or 0, seed)
+        site_of = by_random(patients, sites, seed)
+    elif by == "clusters":  # the largest first
+        site_of = {patient_id: f"site-{n + 1}" for patient_id, n in report_clusters(patients, sites, seed).items()}
     else:
         kinds: Mapping[str, object]
         kinds = _labels(labels, patients) if labels else report_clusters(patients, classes, seed)
-        site_of = by_dirichlet(kinds, sites or 0, concentration, seed)
+        site_of = by_dirichlet(kinds, sites, concentration, seed)
     names = sorted(set(site_of.values()), key=lambda name: (len(name), name) if by != "institution" else (0, name))
     taken = [target for name in names for target in (out / name, out / "sites" / f"{name}.yaml") if target.exists()]
     if taken:

@@ -46,7 +46,15 @@ def pull(
     problems: list[DataError] = []
     with locked(folder / "finished"):
         shutil.rmtree(folder / "parts", ignore_errors=True)
-        wanted = _wanted(pacs, query, problems)
+        wanted: dict[str, tuple[Record, list[Record]]] = {}  # each study by UID, with the rows that name it
+        for row in query:
+            asked = {name: row[name] for name in STUDY if name in row}
+            for study in pacs.search("studies", STUDY[-1], STUDY[:-1], MOST - len(wanted), search_filters=asked):
+                uid = study["StudyInstanceUID"]
+                if _fits(row, study, STUDY):  # a PACS may ignore keywords
+                    wanted.setdefault(uid, (study, []))[1].append(row)
+                else:
+                    problems.append(DataError(f"study {uid}: not what the query names", reason="not-asked-for"))
         gone = {file.stem for file in (folder / "finished").glob("*.json")} - wanted.keys()
         done = Counter(asked=len(wanted), there=0, pulled=0, again=0, files=0, bytes=0, gone=len(gone))
         progress = Progress("study", len(wanted), say, every)
@@ -67,20 +75,6 @@ def pull(
             progress(number)
         shutil.rmtree(folder / "parts", ignore_errors=True)
     return done, problems
-
-
-def _wanted(pacs: Pacs, query: Sequence[Record], problems: list[DataError]) -> dict[str, tuple[Record, list[Record]]]:
-    """Each study by UID, with the rows that name it; checked here, since a PACS may ignore keywords."""
-    studies: dict[str, tuple[Record, list[Record]]] = {}
-    for row in query:
-        asked = {name: row[name] for name in STUDY if name in row}
-        for study in pacs.search("studies", STUDY[-1], STUDY[:-1], MOST - len(studies), search_filters=asked):
-            uid = study["StudyInstanceUID"]
-            if _fits(row, study, STUDY):
-                studies.setdefault(uid, (study, []))[1].append(row)
-            else:
-                problems.append(DataError(f"study {uid}: not what the query names", reason="not-asked-for"))
-    return studies
 
 
 def _fits(asked: Mapping[str, str], record: Record, names: Sequence[str]) -> bool:

@@ -25,12 +25,8 @@ from fedtar_flare.data.sources.fields import DAY_ZERO
 from fedtar_flare.data.sources.manifest import write_rows
 
 PARTS: dict[str, Split] = {"train": "train", "val": "validation", "test": "test"}
-"""Parts of the file, and the splits of a manifest."""
-MOST = 1_000_000
-"""Pictures that are written at most; the largest set of MedMNIST has a quarter of it."""
-
-_UNFIT = re.compile(r"[;|]|^[?]")
-"""Characters that a label in a manifest cannot hold."""
+MOST = 1_000_000  # pictures that are written; the largest set of MedMNIST has a quarter of it
+_UNFIT = re.compile(r"[;|]|^[?]")  # characters that a label in a manifest cannot hold
 
 
 @dataclass(frozen=True)
@@ -111,17 +107,12 @@ def _part(file: Path, folder: Path, part: str, names: Sequence[str]) -> tuple[np
     labels = labels[:, None] if labels.ndim == 1 else labels
     shape, dtype = images.shape, images.dtype
     if dtype == np.uint8 and (len(shape) == 5 or (len(shape) == 4 and shape[3] != 3)):
-        raise ConfigError(
-            f"{file}: {part}_images of shape {shape} are volumes: their greys are no Hounsfield units, and their "
-            "voxels have no size in millimetres. Of MedMNIST, the sets of pictures are read, not those named 3D"
-        )
+        raise ConfigError(f"{file}: {part}_images of shape {shape} are volumes, not pictures; take no set named 3D")
     picture = dtype == np.uint8 and len(shape) in (3, 4) and min(shape[1:]) > 0
     classes = labels.ndim == 2 and labels.shape[1] > 0 and (labels.dtype == bool or labels.dtype.kind in "iu")
     if not picture or not classes or shape[0] != len(labels):
-        raise ConfigError(
-            f"{file}: {part}_images of shape {shape} ({dtype}) with {part}_labels of shape {labels.shape} "
-            f"({labels.dtype}) are no pictures (n, H, W) or (n, H, W, 3) of uint8 with their classes"
-        )
+        are = f"{part}_images {shape} ({dtype}) with {part}_labels {labels.shape} ({labels.dtype}) are"
+        raise ConfigError(f"{file}: {are} no pictures (n, H, W) or (n, H, W, 3) of uint8 with their classes")
     if (width := labels.shape[1]) > 1 and not np.isin(labels, (0, 1)).all():
         raise ConfigError(f"{file}: {part}_labels has rows of {width} labels that are not 0 or 1")
     if names and width not in (1, len(names)):

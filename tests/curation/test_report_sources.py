@@ -14,7 +14,7 @@ from make_dicom import put
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian
 
-from fedtar_flare.curation.archive_reports import _from_table
+from fedtar_flare.curation.archive_reports import reports_of_table
 
 pytest.importorskip("hl7", reason="of the extra 'pacs'")
 TEXT = "Größere Ergüsse bds.\n- Neu: Knoten 3 mm."
@@ -194,7 +194,7 @@ def test_dicom_sr_and_omop(read, tmp_path):
     assert [(r["patient_id"], r["study_instance_uid"], r["study_date"]) for r in rows] == [
         ("P1", "1.2.1", ""), ("P2", "", "2024-01-31")]  # fmt: skip
     table = tmp_path / "reports.csv"
-    assert [report.content for report in _from_table(table, [])["day", "P2", "2024-01-31"]] == ["- Klar."]
+    assert [report.content for report in reports_of_table(table, [])["day", "P2", "2024-01-31"]] == ["- Klar."]
     assert rows[0]["report"] == f"Findings\nLung: {TEXT}"
     assert left_out == {f"status-{draft}": 1, "other-sr": 1}
 
