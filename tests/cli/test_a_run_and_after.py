@@ -66,24 +66,11 @@ def site_state(place, results):
     return place / "home" / "state" / read_adapter_info(results / "adapter")["run_id"] / "north"
 
 
-def test_synth_writes_hospitals_that_are_used_like_real_ones(hospitals, results):
-    north = hospitals["north"]
-    truth = json.loads(Path(north["truth"]).read_text())
-    assert len(truth["patients"]) == north["patients"]
-    assert sum(len(patient["visits"]) for patient in truth["patients"]) == north["visits"]
-    counts = of_kind(read_events(results), Start)[0].counts["north"]
-    assert sum(map(sum, counts.values())) == north["visits"]
-
-
 def test_a_site_that_names_a_labeler_has_clinical_efficacy_by_it(results):
     scores = json.loads((results / "metrics.json").read_text())["final"]
     named = {site: [name for name in cells["all"] if name.startswith("radbert")] for site, cells in scores.items()}
     assert len(named["north"]) == 9 and not named["south"]
     assert "clinical efficacy by radbert" in (results / "report.html").read_text()
-
-
-def test_synth_overwrites_nothing(place, hospitals):
-    assert "there already" in failing("data", "synth", "-o", place / "hospitals", "-n", "north", "--patients", 2)
 
 
 def test_report_makes_the_page_again_from_any_folder_around_the_run(results, place):
@@ -92,12 +79,6 @@ def test_report_makes_the_page_again_from_any_folder_around_the_run(results, pla
     assert found["status"] == "completed" and (results / "report.html").is_file()
     out = passing("report", results)
     assert "BLEU-4" in out and str(results / "report.html") in out
-
-
-def test_report_of_no_run_or_an_old_one_is_one_readable_line(tmp_path):
-    assert "rounds.jsonl" in failing("report", tmp_path, code=1)
-    (tmp_path / "rounds.jsonl").write_text('{"event": "begin", "version": 0}\n')
-    assert "rounds.jsonl" in failing("report", tmp_path, code=1)
 
 
 def test_generate_with_the_shared_adapter_alone(results, a_study, tmp_path):

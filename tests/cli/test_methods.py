@@ -45,14 +45,6 @@ def test_a_simulation_leaves_what_every_method_s_does(tmp_path, name):
     assert sent == {(name, task) for task in (("handshake",) if name == "local" else ("handshake", "train"))}
 
 
-@pytest.mark.parametrize("name", RIVALS)
-def test_the_description_says_what_leaves(name):
-    described = passing("export", "--method", name, "--describe", "--preset", "tiny")
-    assert contract_of(name).title in described and "t_numbers" not in described
-    assert ("control variates" in described) is (name == "scaffold")
-    assert ("at each exchange" in described) is (name not in ("local", "local_patient")), "these send no weights"
-
-
 def test_centralised_training_has_no_job_for_hospitals(tmp_path):
     assert "simulation only" in failing("export", "--method", "centralised", "--no-byoc", "-o", tmp_path)
     assert not (tmp_path / "centralised").exists()

@@ -7,10 +7,6 @@ from tiny_vlms import write_gemma
 PAGE = "docs/tutorial/own-dicom.md"
 
 
-def test_the_tour_has_ten_commands(repository):
-    assert len(console_commands(repository / PAGE)) == 10
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_command_of_the_tour_works_in_its_order(repository, tmp_path):

@@ -63,7 +63,7 @@ def test_a_key_that_occurs_twice_is_refused_by_name(tmp_path):
         with pytest.raises(ConfigError, match=r"the file: .*line \d: '(approval|policy|exclude|b)' occurs twice"):
             parse_yaml(text, "the file")
     (tmp_path / "a.json").write_text('{"scopes": [{"methods": [], "methods": ["fedavg"]}]}')
-    with pytest.raises(ConfigError, match="'methods' occurs twice"):
+    with pytest.raises(ConfigError, match="'methods'"):
         read_json(tmp_path / "a.json")
 
 

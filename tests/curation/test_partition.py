@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command import failing, passing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -66,8 +67,6 @@ def test_a_small_concentration_makes_unlike_sites():
         return np.mean(tables)
 
     assert distance(100.0) < 0.1 < distance(1.0) < distance(0.1)
-    assert by_dirichlet(kinds, 4, 1.0, 0) != by_dirichlet(kinds, 4, 1.0, 1)
-    assert by_random(cohort(40), 4, 0) != by_random(cohort(40), 4, 1)
 
 
 def test_clusters_put_like_reports_together():
@@ -114,6 +113,17 @@ def manifest(tmp_path):
             lines.append(f"p{i};2020-{t + 1:02d}-01 12:30;f.png;{report};{40 + i}.25;F")
     (tmp_path / "m.csv").write_text("\n".join(lines))
     return tmp_path / "m.csv"
+
+
+def test_the_command_counts_what_it_writes_and_what_is_left_out(manifest, tmp_path):
+    with manifest.open("a") as file:
+        file.write("\np99;;f.png;Clear.;50;F")
+    divide = ("data", "partition", "manifest", manifest, "--by", "random", "-n", 3)
+    options = ("--time-steps", 2, "--option", "cleaning=r2gen-v1", "--out", tmp_path / "out")
+    out = passing(*divide, *options)
+    assert "Left out: no-date 1" in out and "-n site-1,site-2,site-3" in out and " visits (t=1: 4, t=2: " in out
+    assert "second line 0 ." in (tmp_path / "out" / "site-1" / "manifest.csv").read_text()
+    assert failing(*divide, "--option", "same_dy=merge", "--out", tmp_path / "other")
 
 
 DIRICHLET = {"classes": 3, "concentration": 5.0}

@@ -1,38 +1,16 @@
 """Real images through the real path: a CT series to a text, and radiographs through the FedTAR job at two sites."""
 
 import math
-from datetime import datetime
 
 import pytest
 from command import run_simulator
 
-from fedtar_flare.data.cohort import Visit
 from fedtar_flare.methods.fedtar.events import EVENTS
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.record.events import SHARED, Evaluation, Start, Validation
 from fedtar_flare.record.log import of_kind, read_events
 
 pytestmark = pytest.mark.shared_data
-
-
-@pytest.mark.slow
-def test_a_real_ct_series_becomes_a_text(shared_data, tmp_path):
-    import torch
-
-    from fedtar_flare.imaging.batch import collate
-    from fedtar_flare.imaging.pipeline import prepare
-    from fedtar_flare.models.build import build_model, build_tokenizer
-    from fedtar_flare.models.config import preset
-
-    folder = shared_data / "lung_pet_ct_dx" / "A0001_3.000000-5mm-41315"
-    config = preset("small")
-    visit = Visit("p", "v", datetime(2020, 1, 1), folder, "unknown", "ct")
-    image = prepare(visit, config, tmp_path)
-    assert image.image.shape == (16, 3, 64, 64)
-    assert 100 < image.position_mm[-1] - image.position_mm[0] < 320  # the lungs of an adult, in millimetres
-    with torch.no_grad():
-        ids = build_model(config).generate(collate([image]))
-    assert len(build_tokenizer(config).decode(ids[0].tolist()).split()) > 3
 
 
 @pytest.mark.slow

@@ -18,10 +18,6 @@ RUN_ELSEWHERE = ("fedtar", "fedmrg", "fedkei", "fedavg", "local")
 """In ``test_fedtar_job.py``, ``test_fedmrg_run.py``, ``test_fedkei_run.py`` and ``test_methods.py``."""
 
 
-def test_every_method_has_its_job(repository):
-    assert sorted(folder.name for folder in (repository / "jobs").iterdir()) == sorted(names())
-
-
 def export_of(script, folder):
     """The job that a ``job.py`` makes."""
     made = runpy.run_path(str(script))["recipe"]

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from tools.bench.__main__ import main
-from tools.bench.cpu import Comparison, alternated
 
 
 def test_the_command_saves_each_result(tmp_path, capsys):
@@ -17,26 +16,6 @@ def test_the_command_saves_each_result(tmp_path, capsys):
     assert printed.count("\n") == 2 + len(names) and "WeightedAggregationHelper" in printed
     with pytest.raises(SystemExit):
         main(["--only", "nothing of this name"])
-
-
-@pytest.mark.parametrize(
-    ("goal", "theirs", "cells"),
-    [
-        (1.5, [1.0] * 3, ["at most 1.5x", "3x (2 to 4) **missed**"]),
-        (-1.5, [4.0, 6.0, 8.0], ["at least 1.5x", "2x (2 to 2)"]),
-        (-3, [4.0, 6.0, 8.0], ["at least 3x", "2x (2 to 2) **missed**"]),
-    ],
-)
-def test_ratios_point_the_way_of_their_goal(goal, theirs, cells):
-    row = Comparison("a", "b", goal, print).row({"ours": [2.0, 3.0, 4.0], "theirs": theirs})
-    assert [cell.strip() for cell in row.split("|")][3:5] == cells
-
-
-def test_cases_take_turns():
-    order, ticks = [], iter(range(100))
-    cases = {name: lambda name=name: order.append(name) for name in "ab"}
-    found = alternated(cases, 2, clock=lambda: float(next(ticks)))
-    assert order == ["a", "b"] * 3 and found == {"a": [1.0, 1.0], "b": [1.0, 1.0]}
 
 
 @pytest.mark.slow

@@ -12,7 +12,3 @@ def test_a_page_is_what_the_code_says(name):
     if name == "cli.md" and sys.version_info[:2] != (3, 11):
         pytest.skip("argparse words its help differently in other versions of Python")
     assert PAGES[name]() == (REFERENCE / name).read_text(encoding="utf-8"), "run python -m tools.make_reference"
-
-
-def test_the_server_s_settings_are_among_them():
-    assert "| `aggregation` | " in (REFERENCE / "settings.md").read_text(encoding="utf-8")

@@ -13,16 +13,12 @@ from fedtar_flare.metrics.agreement import finding_f1
 from fedtar_flare.metrics.language import language_scores
 from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
 from fedtar_flare.models.config import ASSETS, preset
-from fedtar_flare.models.tokenizer import ReportTokenizer
-from fedtar_flare.models.weights import model_tensors
 from fedtar_flare.synthetic.reading import findings_in
 from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, KNOWN_KINDS, NEW_FINDINGS, NEW_KINDS
 from tools.make_small_model import (
     HELD_OUT_SEED_STEP,
     main,
     phantom_pairs,
-    spelled_by,
-    take_over,
     volume_preparation,
 )
 from tools.phantom_pairs import generic_pairs
@@ -92,19 +88,6 @@ def test_the_small_model_has_seen_no_new_finding_and_its_card_says_so(small):
     knows, _, unseen = card.partition("It has seen no image of")
     assert all(kind in knows for kind in KNOWN_KINDS)
     assert all(kind.replace("_", " ") in unseen for kind in NEW_KINDS)
-
-
-def test_earlier_weights_with_another_tokenizer_say_the_same_at_first(small):
-    tokenizer = build_tokenizer(SMALL)
-    other = ReportTokenizer.train(["There is a small right pleural effusion."] * 3, 270, SMALL.max_length)
-    assert [other.decode(ids) for ids in spelled_by(tokenizer, other)[3:]] == [
-        tokenizer.decode([i]) for i in range(3, tokenizer.vocab_size)
-    ]
-    again = build_model(SMALL.replace(weights="random"))
-    take_over(again, tokenizer, ASSETS / "small")
-    assert all(
-        torch.equal(a, b) for a, b in zip(model_tensors(small).values(), model_tensors(again).values(), strict=True)
-    )
 
 
 def test_no_report_of_a_site_is_longer_than_the_model_writes():
