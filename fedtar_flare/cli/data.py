@@ -179,27 +179,21 @@ def check(arguments: argparse.Namespace) -> int:
 def _lines(findings: Check, summary: dict[str, Any]) -> list[str]:
     from fedtar_flare.curation.check import SHARED_HELP
 
-    sexes = ", ".join(f"{sex} {n}" for sex, n in findings.sexes.items() if n)
     per_patient = ", ".join(f"{n}: {count}" for n, count in summary["visits_per_patient"].items())
-    lines = [
-        f"{findings.source}: {summary['patients']} patients, {summary['visits']} visits that can be used",
-        f"  visits per patient   {per_patient or '-'}",
-        f"  days between visits  {_spread(summary['gap_days'])}",
-        f"  sex                  {sexes or '-'}",
-        f"  age in years         {_spread(summary['age'])}, unknown at {summary['age']['unknown']} visits",
-        f"  words per report     {_spread(summary['report_words'])}",
-    ]
+    spreads = {"days between visits": "gap_days", "age in years": "age", "words per report": "report_words"}
     if findings.modality == "ct":
-        lines.append(f"  slices per CT        {_spread(summary['slices'])}")
-        lines.append(f"  slice spacing in mm  {_spread(summary['slice_spacing_mm'])}")
+        spreads |= {"slices per CT": "slices", "slice spacing in mm": "slice_spacing_mm"}
+    lines = [f"{findings.source}: {summary['patients']} patients, {summary['visits']} visits that can be used"]
+    lines.append(f"  visits per patient   {per_patient or '-'}")
+    for name, key in spreads.items():
+        if (values := summary[key])["n"]:
+            lines.append(f"  {name:<21}median {values['median']:g} ({values['min']:g} to {values['max']:g})")
     lines += [f"  noted, {reason}: {n}" for reason, n in summary["notes"].items()]
     for kind, visits in sorted(findings.identifiers.items()):
         lines.append(f"  likely identifier in the report, {kind}: {len(visits)}, such as in {', '.join(visits[:3])}")
-    if findings.excluded:
-        lines.append(f"  excluded by the site: {findings.excluded} visits")
+    lines += [f"  excluded by the site: {findings.excluded} visits"] if findings.excluded else []
     for reason, n in findings.rejections.items():
-        lines.append(f"  REJECTED, {reason}: {n}")
-        lines += [f"    {text}" for text in summary["examples"][reason]]
+        lines += [f"  REJECTED, {reason}: {n}", *(f"    {text}" for text in summary["examples"][reason])]
     if findings.shared:
         shared = summary["shared_pictures"]
         lines.append(f"  SAME PICTURE under different patients: {shared['pairs']} pairs, {shared['patients']} patients")
@@ -207,10 +201,6 @@ def _lines(findings: Check, summary: dict[str, Any]) -> list[str]:
     rate = f", {findings.images / findings.seconds:.1f} a second" if findings.seconds > 0 else ""
     lines.append(f"  {findings.images} images opened{rate}")
     return [*lines, f"Page (patients' images: it stays at this site): {summary['page']}"]
-
-
-def _spread(values: dict[str, Any]) -> str:
-    return f"median {values['median']:g} ({values['min']:g} to {values['max']:g})" if values["n"] else "-"
 
 
 def prepare(arguments: argparse.Namespace) -> None:

@@ -167,7 +167,8 @@ def score(arguments: argparse.Namespace) -> None:
     averages, classes = counts.averages(), counts.of_classes()
     lines = [f"{len(rows)} reports, {name}, positive: {positive}"]
     lines += [f"{'':<34}{'precision':>10}{'recall':>8}{'F1':>8}{'n':>7}"]
-    for title, scores in [*averages.items(), *classes.items()]:
+    every: list[tuple[str, Any]] = [*averages.items(), *classes.items()]
+    for title, scores in every:
         values = ["-" if (value := scores[key]) is None else f"{value:.3f}" for key in ("precision", "recall", "f1")]
         lines.append(f"{title:<34}{values[0]:>10}{values[1]:>8}{values[2]:>8}{scores.get('n', ''):>7}")
     data = {"reports": len(rows), "positive": positive, "averages": averages, "classes": classes}

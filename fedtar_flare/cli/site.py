@@ -101,8 +101,8 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--tensors", action="store_true", help="list every message with each of its tensors")
     command.add_argument("--verify", action="store_true", help="follow each file's chain: has a line been changed?")
 
-    what = "check everything that a site needs: packages, disk, data, policy, certificates, the way to the server"
-    command = add_command(commands, doctor, what)
+    text = "check everything that a site needs: packages, disk, data, policy, certificates, the way to the server"
+    command = add_command(commands, doctor, text)
     command.add_argument("--kit", type=Path, help="the site's startup kit; without it, the environment alone")
     command.add_argument("--site-file", type=Path, help="another site file than the kit's local/fedtar.yaml")
     command.add_argument("--time-steps", type=int, default=3, help="time steps of the job (default 3)")

@@ -173,33 +173,28 @@ def _write(
     folder.mkdir(parents=True)
     steps = [0] * time_steps
     visits = [visit for patient in patients for visit in patient.visits]
-    all_labeled = all(visit.labels is not None for visit in visits)
-    some_lateral = any(visit.lateral for visit in visits)
-    rows: list[dict[str, object]] = []
+    all_labeled, some_lateral = all(v.labels is not None for v in visits), any(v.lateral for v in visits)
 
-    def image_path(image: Path) -> str | Path:
+    def image_path(image: Path | None) -> str | Path:
+        if image is None:
+            return ""
         return os.path.relpath(image.absolute(), folder.absolute()) if relative else image.absolute()
 
+    rows: list[dict[str, object]] = []
     for patient in patients:
         for i, visit in enumerate(patient.visits):
             steps[min(i, time_steps - 1)] += 1
-            rows.append(
-                {
-                    "patient_id": patient.patient_id,
-                    "study_datetime": visit.acquired.isoformat(" "),
-                    "image": image_path(visit.image),
-                    "report": visit.report,
-                    "age": "" if visit.age is None else f"{visit.age:.4f}".rstrip("0").rstrip("."),
-                    "sex": patient.sex or "",
-                    "institution": reading.institutions.get(patient.patient_id, ""),
-                }
-            )
+            row: dict[str, object] = {"patient_id": patient.patient_id, "study_datetime": visit.acquired.isoformat(" ")}
+            row |= {"image": image_path(visit.image), "report": visit.report, "sex": patient.sex or ""}
+            row["age"] = "" if visit.age is None else f"{visit.age:.4f}".rstrip("0").rstrip(".")
+            row["institution"] = reading.institutions.get(patient.patient_id, "")
             if reading.splits:
-                rows[-1]["split"] = reading.splits.get(patient.patient_id, "")
+                row["split"] = reading.splits.get(patient.patient_id, "")
             if some_lateral:
-                rows[-1]["lateral"] = image_path(visit.lateral) if visit.lateral else ""
+                row["lateral"] = image_path(visit.lateral)
             if all_labeled:
-                rows[-1]["labels"] = labels_text(visit.labels or frozenset(), visit.uncertain)
+                row["labels"] = labels_text(visit.labels or frozenset(), visit.uncertain)
+            rows.append(row)
     write_rows(folder / "manifest.csv", rows)
     options = {"modality": patients[0].visits[0].modality}
     content = {"source": "manifest", "path": f"../{name}/manifest.csv", "options": options}
