@@ -73,12 +73,13 @@ def test_a_site_that_names_a_labeler_has_clinical_efficacy_by_it(results):
     assert "clinical efficacy by radbert" in (results / "report.html").read_text()
 
 
-def test_report_makes_the_page_again_from_any_folder_around_the_run(results, place):
+def test_report_makes_the_page_again_from_any_folder_around_the_run(results, place, tmp_path):
     (results / "report.html").unlink()
-    found = json.loads(passing("report", place / "ws", "--json"))
-    assert found["status"] == "completed" and (results / "report.html").is_file()
-    out = passing("report", results)
-    assert "BLEU-4" in out and str(results / "report.html") in out
+    assert json.loads(passing("report", place / "ws", "--json"))["status"] == "completed"
+    assert (results / "report.html").is_file() and "BLEU-4" in passing("report", results)
+    for text in ("", '{"event": "begin", "version": 0}\n'):
+        (tmp_path / "rounds.jsonl").write_text(text)
+        failing("report", tmp_path, code=1)
 
 
 def test_generate_with_the_shared_adapter_alone(results, a_study, tmp_path):
@@ -162,15 +163,18 @@ def test_a_site_audits_what_the_adapter_remembers_and_tells_rounded_numbers_alon
 ):
     home = {"FEDTAR_HOME": str(place / "home"), "FEDTAR_SITES": str(place / "hospitals" / "sites")}
     audit = ("site", "audit-model", results, "--simulated", "north", "--summary", results)
-    found = json.loads(passing(*audit, "--json", **home))
-    assert found["patients"]["training"]["all"] + found["patients"]["held_out"]["all"] == hospitals["north"]["patients"]
-    assert [*found["parts"]][:3] == ["warm start", "shared adapter", "with patient adapter"]
-    assert all(0 <= part["membership_auc"] <= 1 for part in found["parts"].values())
-    assert json.loads((site_state / "model-audit.json").read_text())["parts"] == found["parts"]
-    told = json.loads((results / "model-audit-north.json").read_text())
-    values = [value for part in told["parts"].values() for value in part.values() if value is not None]
+    audited = json.loads(passing(*audit, "--json", **home))
+    assert (
+        audited["patients"]["training"]["all"] + audited["patients"]["held_out"]["all"]
+        == hospitals["north"]["patients"]
+    )
+    assert [*audited["parts"]][:3] == ["warm start", "shared adapter", "with patient adapter"]
+    assert all(0 <= part["membership_auc"] <= 1 for part in audited["parts"].values())
+    assert json.loads((site_state / "model-audit.json").read_text())["parts"] == audited["parts"]
+    summary = json.loads((results / "model-audit-north.json").read_text())
+    values = [value for part in summary["parts"].values() for value in part.values() if value is not None]
     assert values and all(value == round(round(value * 20) / 20, 2) for value in values)
-    assert "longest" not in json.dumps(told) and not told["held"]
+    assert "longest" not in json.dumps(summary) and not summary["held"]
     assert "it takes 10 of each" in failing(*audit, "--shadows", 2, code=1, **home)
     file = place / "hospitals" / "sites" / "north.yaml"
     before = file.read_text()
@@ -227,19 +231,11 @@ def test_warmstart_on_a_manifest_gives_weights_that_a_job_takes(hospitals, place
     assert about["training_studies"] > about["validation_studies"] and "step 3/3" in err
     settings = [f"model.weights={out / 'model.safetensors'}", f"model.tokenizer={out / 'tokenizer.json'}"]
     passing("export", "--describe", "--preset", "tiny", "--set", settings[0], "--set", settings[1])
-    again = ("--manifest", hospitals["south"]["manifest"], "--no-site", "--preset", "tiny", "-o", out)
-    assert "there already" in failing("warmstart", *again)
-
-
-def test_warmstart_on_reports_alone(tmp_path):
-    (tmp_path / "reports.csv").write_text("report\nNo effusion.\nSmall nodule on the right.\n")
-    arguments = ["warmstart", "--preset", "tiny", "--steps", 2, "--torch-threads", 1, "-o", tmp_path / "start"]
-    code, _, err = here(*arguments, "--texts", tmp_path / "reports.csv")
-    assert code == 0 and "2 further texts" in err
-    assert "--manifest" in failing("warmstart", "-o", tmp_path / "other")
-    (tmp_path / "bad.csv").write_text("text\nNo effusion.\n")
-    bad = ("--preset", "tiny", "-o", tmp_path / "other", "--texts", tmp_path / "bad.csv")
-    assert "column(s) report missing" in failing("warmstart", *bad)
+    (texts := tmp_path / "reports.csv").write_text("report\nNo effusion.\nSmall nodule on the right.\n")
+    alone = ("--preset", "tiny", "--steps", 2, "--texts", texts, "-o")
+    assert "2 further texts" in here("warmstart", *alone, tmp_path / "texts")[2]
+    for wrong in ((*alone, out), ("-o", tmp_path / "other")):  # a folder in use, and nothing to learn from
+        failing("warmstart", *wrong)
 
 
 def test_settings_from_a_file_and_their_mistakes(tmp_path):

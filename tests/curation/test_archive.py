@@ -328,10 +328,11 @@ def test_wrong_use(tmp_path):
     for reports in (tmp_path / "nowhere", table(tmp_path / "r.csv", "accession,text", "A1,x")):
         with pytest.raises(ConfigError):
             join_reports(index, reports)
-    assert fedtar_here("data", "index", tmp_path / "nowhere", "-o", tmp_path / "m.csv")[0] == 2
     (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError):
+        index_folder(tmp_path / "nowhere")
     with refused("no-dicom"):
         index_folder(tmp_path / "empty")
-    with refused("no-patient", "no-report: 1"):
+    with refused("no-patient"):
         write_manifest(index, tmp_path / "m.csv")
     assert not (tmp_path / "m.csv").exists()

@@ -227,10 +227,3 @@ def test_a_query_that_reveals_a_secret_or_asks_for_everything_is_refused(liar, t
     liar.login["token"].chmod(mode)
     code, _, err = pulled([*arguments(tmp_path, url, column, "P7"), "--token", liar.login["token"]])
     assert code == 2 and word in err and "passw0rd" not in err
-
-
-def test_a_folder_that_cannot_be_written_is_one_sentence(liar, tmp_path):
-    (tmp_path / "out").write_text("a file")
-    login = ["--ca", liar.login["ca"], "--cert", liar.login["cert"]]
-    code, _, err = pulled([*arguments(tmp_path, liar.url, "PatientID", "P7"), *login])
-    assert code == 1 and "cannot be written" in err and len(err.splitlines()) == 1

@@ -35,16 +35,13 @@ def sentences(texts):
 
 
 def test_pairs_are_repeatable_and_show_what_they_say():
-    first, again, longer = list(generic_pairs(3, 1)), list(generic_pairs(3, 1)), list(generic_pairs(4, 1))
-    for a, b, c in zip(first, again, longer, strict=False):
-        np.testing.assert_array_equal(a[0], b[0])
-        np.testing.assert_array_equal(a[0], c[0])
-        assert a[1:] == b[1:] == c[1:]
-        hu, spacing, report, styled, findings = a
+    for first, again in zip(generic_pairs(3, 1), generic_pairs(4, 1), strict=False):
+        np.testing.assert_array_equal(first[0], again[0])
+        assert first[1:] == again[1:]
+        hu, spacing, report, styled, findings = first
         assert hu.dtype == np.int16 and hu.ndim == 3 and len(spacing) == 3
         assert findings_in(report) == findings_in(styled) == findings <= set(KNOWN_FINDINGS)
-    other = next(generic_pairs(1, 2))
-    assert other[0].shape != first[0][0].shape or (other[0] != first[0][0]).any()
+    assert next(generic_pairs(1, 2))[2:] != next(generic_pairs(1, 1))[2:]
 
 
 def test_generic_reports_show_every_finding_and_share_no_sentence_with_a_site():
