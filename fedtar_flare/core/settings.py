@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedtar_flare.core.errors import ConfigError
 
-__all__ = ["RunSettings", "Settings", "build"]
+__all__ = ["Settings"]
 
 MAX_GLOBS, MAX_LENGTH = 200, 300
 """Globs in a list, and characters of a glob."""
@@ -126,27 +126,7 @@ class Settings(BaseModel):
 
 
 def build(cls: type[_Settings], values: Mapping[str, Any] | None, where: str) -> _Settings:
-    """Build settings from a dictionary.
-
-    Parameters
-    ----------
-    cls : type of Settings
-        The class to build.
-    values : mapping or None
-        Values by name; None stands for the defaults.
-    where : str
-        The argument's name or the file, with which errors begin.
-
-    Returns
-    -------
-    Settings
-        Of this class.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown name, a wrong value, or ``values`` that are no mapping.
-    """
+    """Build settings from a dictionary, or the defaults of None; errors begin with ``where``, an argument or a file."""
     if not isinstance(values, Mapping | None):
         raise ConfigError(f"{where}: must hold settings by name, not {values!r}")
     settings = cls.__new__(cls)
@@ -157,20 +137,8 @@ def build(cls: type[_Settings], values: Mapping[str, Any] | None, where: str) ->
 class RunSettings(dict[str, Any]):
     """The settings of one run by group, one object from the recipe down to the learner: ``settings.lora.rank``.
 
-    Parameters
-    ----------
-    resolve : callable, optional
-        ``resolve(settings, source)`` gives the settings in full where a site's data has that source, for values such
-        as ``auto``; None: they are the same everywhere.
-    **groups : Settings
-        The groups by name.
-
-    Examples
-    --------
-    >>> class Lora(Settings):
-    ...     rank: int = 4
-    >>> RunSettings(lora=Lora()).lora.rank
-    4
+    ``resolve(settings, source)`` gives them in full where a site's data has that source, for values such as ``auto``;
+    None: they are the same everywhere.
     """
 
     def __init__(
@@ -191,18 +159,7 @@ class RunSettings(dict[str, Any]):
         return self._given
 
     def at(self, source: str) -> "RunSettings":
-        """The settings in full at a site.
-
-        Parameters
-        ----------
-        source : str
-            Where the site's data comes from, as its site file says.
-
-        Returns
-        -------
-        RunSettings
-            Of which :meth:`at` gives those of another source.
-        """
+        """The settings in full at a site whose data has this source; from these, too, :meth:`at` gives others."""
         if self._resolve is None:
             return self
         resolved = self._resolve(self._given, source)
@@ -210,38 +167,15 @@ class RunSettings(dict[str, Any]):
         return resolved
 
     def replace(self, **groups: Settings) -> "RunSettings":
-        """Change some groups.
-
-        Parameters
-        ----------
-        **groups : Settings
-            The groups that are replaced, by name.
-
-        Returns
-        -------
-        RunSettings
-            A copy, which no source changes.
-        """
+        """Copy with some groups changed, which no source changes."""
         return RunSettings(**(self | groups))
 
     def digest(self) -> str:
-        """Hash the settings.
-
-        Returns
-        -------
-        str
-            16 hexadecimal digits, equal where all sites have the same settings.
-        """
+        """Hash the settings (:func:`digest`)."""
         return digest(*self.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the values by group and name.
-
-        Returns
-        -------
-        dict of dict
-            As JSON holds them.
-        """
+        """Give the values by group and name."""
         return {name: group.to_dict() for name, group in self.items()}
 
 
