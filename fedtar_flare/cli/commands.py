@@ -84,9 +84,9 @@ def add_sites(command: argparse.ArgumentParser) -> None:
 
 def add_site_choice(command: argparse.ArgumentParser) -> None:
     """Add the options that say which site is meant."""
-    place = command.add_mutually_exclusive_group()
-    place.add_argument("--kit", type=Path, default=Path(), help="the site's startup kit (default: this folder)")
-    place.add_argument("--simulated", metavar="SITE", help="a site of the simulator instead, by name")
+    choice = command.add_mutually_exclusive_group()
+    choice.add_argument("--kit", type=Path, default=Path(), help="the site's startup kit (default: this folder)")
+    choice.add_argument("--simulated", metavar="SITE", help="a site of the simulator instead, by name")
 
 
 def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:

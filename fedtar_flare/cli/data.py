@@ -62,14 +62,14 @@ def add_commands(commands: Commands) -> None:
     codes = "Exit codes: 0 something can be used, 1 nothing can, 2 wrong use."
     command = add_command(group, prepare, "prepare a site's images, so that a run begins at once", codes)
     command.add_argument("--site", help="name of the site (default: of the kit's folder, or of the site file)")
-    _add_job(command, GROUPS, needs_place=True)
+    _add_job(command, GROUPS, needs_site=True)
     command.add_argument("--time-steps", type=int, default=3, help="of the job; for synthetic data (default 3)")
     command.add_argument("--seed", type=int, default=0, help="of the job; for synthetic data (default 0)")
     command.add_argument("-j", "--workers", type=int, help=WORKERS)
 
     codes = "Exit codes: 0 shown, 1 the site declines a transform or the study is refused, 2 wrong use."
     command = add_command(group, transforms, "show how images become model input, transform by transform", codes)
-    _add_job(command, (*GROUPS, "training"), needs_place=False)
+    _add_job(command, (*GROUPS, "training"), needs_site=False)
 
     command = add_command(group, unpack, "write packed, labelled pictures (MedMNIST's .npz) as pictures and a manifest")
     command.add_argument("file", type=Path, help="the .npz file")
@@ -90,11 +90,11 @@ def add_commands(commands: Commands) -> None:
     simulated_data.add_commands(group)
 
 
-def _add_job(command: argparse.ArgumentParser, groups: Sequence[str], *, needs_place: bool) -> None:
+def _add_job(command: argparse.ArgumentParser, groups: Sequence[str], *, needs_site: bool) -> None:
     """Options of a command that prepares images as a job would."""
-    place = command.add_mutually_exclusive_group(required=needs_place)
-    place.add_argument("--kit", type=Path, help="the site's startup kit, whose local/fedtar.yaml is read")
-    place.add_argument("--site-file", type=Path, help="a site file, such as one in the folder of FEDTAR_SITES")
+    choice = command.add_mutually_exclusive_group(required=needs_site)
+    choice.add_argument("--kit", type=Path, help="the site's startup kit, whose local/fedtar.yaml is read")
+    choice.add_argument("--site-file", type=Path, help="a site file, such as one in the folder of FEDTAR_SITES")
     command.add_argument("--preset", default="small", help=f"of the job: {PRESETS}")
     which = f"a setting of the job's {' or '.join(groups)} that differs from the preset, such as model.slices=1"
     add_repeated(command, "--set", "GROUP.NAME=VALUE", f"{which}; may be repeated")

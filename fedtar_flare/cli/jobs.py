@@ -91,9 +91,9 @@ def add_commands(commands: Commands) -> None:
 
     command = add_command(commands, continue_, "go on with a run: rounds on the next period's visits, as a new job")
     command.add_argument("run_to_continue", metavar="RUN", help="id of an ended job, or results of a simulation")
-    place = command.add_mutually_exclusive_group(required=True)
-    place.add_argument("--kit", type=Path, help="of a real federation: kit of an admin user who may submit jobs")
-    place.add_argument("-w", "--workspace", type=Path, help="of a simulation: another workspace than the run's")
+    choice = command.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--kit", type=Path, help="of a real federation: kit of an admin user who may submit jobs")
+    choice.add_argument("-w", "--workspace", type=Path, help="of a simulation: another workspace than the run's")
     command.add_argument("-r", "--rounds", type=int, required=True, help="rounds of the new period")
     from_help = "day on which it begins (with --kit: by default the day after RUN ended; else no new time step)"
     command.add_argument("--from", dest="begins", metavar="DATE", help=from_help)

@@ -39,7 +39,6 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--labels", type=Path, help="of dirichlet: CSV of patient_id and label, not clusters")
     option = "an option of the source, as under 'options' in a site file (repeatable): --option same_day=merge"
     add_repeated(command, "--option", "NAME=VALUE", option)
-    command.add_argument("--relative", action="store_true", help="image paths relative to the manifests")
 
 
 def synth(arguments: argparse.Namespace) -> None:
@@ -67,7 +66,7 @@ def partition(arguments: argparse.Namespace) -> None:
     """
     from fedtar_flare.curation.partition import partition_source
 
-    where = given(arguments, "source", "path", "out", "by", "sites", "seed", "time_steps", "relative")
+    where = given(arguments, "source", "path", "out", "by", "sites", "seed", "time_steps")
     how = given(arguments, "concentration", "classes", "labels") | {"options": pairs(arguments.option, "--option")}
     sites, left_out = partition_source(**where, **how)
     lines, width = [], max(len(site.site) for site in sites)

@@ -77,20 +77,21 @@ def _by_number(study: Study, reports: list[Report], owners: set[tuple[str, str]]
 
     ``owners`` has the patients and issuers of all studies with this number.
     """
-    mine = [report for report in reports if not (study.issuer and report.issuer) or _same(study.issuer, report.issuer)]
+    issuer = study.issuer
+    candidates = [r for r in reports if not (issuer and r.issuer) or _same(issuer, r.issuer)]
     where = f"study {study.uid}: {reports[0].origin}"
-    if not mine:
-        text = f"{where} is of issuer '{reports[0].issuer}', not '{study.issuer}'; if they are one, both must say it"
+    if not candidates:
+        text = f"{where} is of issuer '{reports[0].issuer}', not '{issuer}'; if they are one, both must say it"
         raise DataError(text, reason="report-of-another-issuer")
-    mine = [report for report in mine if report.patient_id in ("", study.patient_id)] or mine
-    for report in mine:
-        sure = study.issuer and report.issuer
-        fits = [(p, i) for p, i in owners if report.patient_id in ("", p) and (not sure or _same(i, study.issuer))]
-        issuers = ({i for _, i in fits} | {r.issuer for r in reports if not sure}) - {""}
+    candidates = [report for report in candidates if report.patient_id in ("", study.patient_id)] or candidates
+    for report in candidates:
+        named = issuer and report.issuer
+        fits = [(p, i) for p, i in owners if report.patient_id in ("", p) and (not named or _same(i, issuer))]
+        issuers = ({i for _, i in fits} | {r.issuer for r in reports if not named}) - {""}
         if len({p for p, _ in fits}) > 1 or not all(_same(a, b) for a in issuers for b in issuers):
             text = f"{where} has an accession number of several patients or issuers; columns of these have to tell"
             raise DataError(text, reason="ambiguous-accession-number")
-    return mine
+    return candidates
 
 
 def _matching(study: Study, by_key: ByKey, owners: set[tuple[str, str]]) -> list[Report]:

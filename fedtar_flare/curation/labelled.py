@@ -109,13 +109,13 @@ def _from_tables(
     images = {}
     for file in files:
         of_image = by_name.get(_stem(file), [])
-        if voters := [row for row in of_image if labels[0] in row]:
+        if readings := [row for row in of_image if labels[0] in row]:
             stated = {field: next((row[c] for row in of_image if row.get(c)), "") for field, c in columns.items()}
-            votes = [_labels(row, labels) for row in voters]
-            counts = Counter(label for sure, _ in votes for label in sure)
-            sure = frozenset(label for label, n in counts.items() if 2 * n > len(votes))
-            unsure = frozenset(counts).union(*(doubted for _, doubted in votes)) - sure
-            images[file] = stated | {"labels": labels_text(sure, unsure)}
+            votes = [_labels(row, labels) for row in readings]
+            counts = Counter(label for certain, _ in votes for label in certain)
+            certain = frozenset(label for label, n in counts.items() if 2 * n > len(votes))
+            uncertain = frozenset(counts).union(*(doubtful for _, doubtful in votes)) - certain
+            images[file] = stated | {"labels": labels_text(certain, uncertain)}
     return images, len(set(by_name) - set(stems))
 
 
@@ -132,5 +132,5 @@ def _labels(row: Row, labels: Sequence[str]) -> tuple[frozenset[str], frozenset[
         if (flag := row.get(label, "")) not in FLAGS:
             raise ConfigError(f"column '{label}' holds '{flag}', which is none of 0, 1 and -1")
         flags[label.replace(";", ",").replace("|", ",")] = FLAGS[flag]
-    sure, unsure = (frozenset(label for label, flag in flags.items() if flag == wanted) for wanted in ("1", "-1"))
-    return sure, unsure
+    certain, uncertain = (frozenset(label for label, flag in flags.items() if flag == wanted) for wanted in ("1", "-1"))
+    return certain, uncertain

@@ -4,7 +4,6 @@ The same patients and seed give the same sites, in whatever order the patients c
 """
 
 import hashlib
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +128,6 @@ def partition_source(
     classes: int = 10,
     labels: Path | None = None,
     options: Mapping[str, Any] | None = None,
-    relative: bool = False,
 ) -> tuple[list[PartitionedSite], dict[str, int]]:
     """Divide a source into sites and write ``out/<site>/manifest.csv`` and ``out/sites/<site>.yaml``."""
     if by not in WAYS:
@@ -162,36 +160,29 @@ def partition_source(
     if taken:
         raise ConfigError(f"{taken[0]} is there already; name another folder, or delete it first")
     members = {name: [p for p in patients if site_of[p.patient_id] == name] for name in names}
-    written = [_write(name, out, members[name], reading, time_steps, relative) for name in names]
+    written = [_write(name, out, members[name], reading, time_steps) for name in names]
     return written, reading.rejected()
 
 
-def _write(
-    name: str, out: Path, patients: Sequence[Patient], reading: Reading, time_steps: int, relative: bool
-) -> PartitionedSite:
+def _write(name: str, out: Path, patients: Sequence[Patient], reading: Reading, time_steps: int) -> PartitionedSite:
     folder, site_file = out / name, out / "sites" / f"{name}.yaml"
     folder.mkdir(parents=True)
     steps = [0] * time_steps
     visits = [visit for patient in patients for visit in patient.visits]
     all_labeled, some_lateral = all(v.labels is not None for v in visits), any(v.lateral for v in visits)
 
-    def image_path(image: Path | None) -> str | Path:
-        if image is None:
-            return ""
-        return os.path.relpath(image.absolute(), folder.absolute()) if relative else image.absolute()
-
     rows: list[dict[str, object]] = []
     for patient in patients:
         for i, visit in enumerate(patient.visits):
             steps[min(i, time_steps - 1)] += 1
             row: dict[str, object] = {"patient_id": patient.patient_id, "study_datetime": visit.acquired.isoformat(" ")}
-            row |= {"image": image_path(visit.image), "report": visit.report, "sex": patient.sex or ""}
+            row |= {"image": visit.image.absolute(), "report": visit.report, "sex": patient.sex or ""}
             row["age"] = "" if visit.age is None else f"{visit.age:.4f}".rstrip("0").rstrip(".")
             row["institution"] = reading.institutions.get(patient.patient_id, "")
             if reading.splits:
                 row["split"] = reading.splits.get(patient.patient_id, "")
             if some_lateral:
-                row["lateral"] = image_path(visit.lateral)
+                row["lateral"] = visit.lateral.absolute() if visit.lateral else ""
             if all_labeled:
                 row["labels"] = labels_text(visit.labels or frozenset(), visit.uncertain)
             rows.append(row)

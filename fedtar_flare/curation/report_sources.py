@@ -21,7 +21,7 @@ from fedtar_flare.core.errors import DataError, collecting, decoding, within
 from fedtar_flare.curation.archive_files import issuer_of
 from fedtar_flare.data.sources.tables import open_table
 
-KEPT = ("final", "amended", "corrected", "appended", "F", "C", "COMPLETE VERIFIED FINAL")
+COUNTED = ("final", "amended", "corrected", "appended", "F", "C", "COMPLETE VERIFIED FINAL")
 """Status that counts: of FHIR's DiagnosticReport, HL7's table 0123, DICOM's completion, verification, preliminary."""
 WITHDRAWN = ("cancelled", "entered-in-error", "X")
 IMAGING = {"", "RAD", "CT", "CUS", "NMR", "NMS", "OUS", "RUS", "RX", "VUS", "XRC", "LP29684-5"}
@@ -85,7 +85,7 @@ def _newest(reports: Iterable[Report]) -> tuple[list[Report], Counter[str]]:
         study = r.get("accession_number") or r.get("study_instance_uid") or (r.get("study_date") and str(i))
         if r.get("section", "") not in IMAGING:
             counts["other-section"] += 1
-        elif r["status"] not in KEPT + WITHDRAWN:
+        elif r["status"] not in COUNTED + WITHDRAWN:
             counts[f"status-{r['status']}"] += 1
         elif not study or not r["patient_id"]:
             counts["no-patient-id" if study else "no-accession-number"] += 1
