@@ -169,11 +169,23 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
         outcomes[i] = outcome
         progress(len(outcomes))
     result.seconds, result.images = time.monotonic() - start, len(items)
-    opened = {id(visit): outcomes[i].small for i, visit in enumerate(visits) if _noted(result, visit, outcomes[i])}
+    opened: dict[int, np.ndarray] = {}  # miniatures by the identity of the visit
+    for i, visit in enumerate(visits):
+        outcome, day = outcomes[i], f"{visit.acquired:%Y-%m-%d}"
+        if isinstance(outcome, DataError):
+            result.rejected.setdefault(outcome.reason, []).append(f"{visit.visit_id} ({day}): {outcome}")
+            continue
+        opened[id(visit)] = outcome.small
+        result.shapes.append(outcome.shape)
+        result.spacings += [outcome.spacing_mm] if outcome.spacing_mm else []
+        for reason, text in outcome.notes:
+            result.notes.setdefault(reason, []).append(f"{visit.visit_id} ({day}): {text}")
+        if outcome.pictures:
+            result.thumbnails.append(Thumbnail(visit.visit_id, day, tuple(outcome.pictures)))
     for patient in patients:
-        good = tuple(visit for visit in patient.visits if id(visit) in opened)
-        if good:
-            result.patients.append(Patient(patient.patient_id, patient.sex, good))
+        usable_visits = tuple(visit for visit in patient.visits if id(visit) in opened)
+        if usable_visits:
+            result.patients.append(Patient(patient.patient_id, patient.sex, usable_visits))
     kinds = Counter(visit.modality for visit in result.visits)
     result.modality = kinds.most_common(1)[0][0] if kinds else ""
     usable = result.visits
@@ -229,22 +241,6 @@ def check_task(image: str, modality: str, thumbnail: bool, limits: Limits) -> Op
         plane = pixels if pixels.ndim == 2 else pixels[..., 0]
         pictures = [png_address(pixels, THUMBNAIL_SIZE)] if thumbnail else []
         return Opened((1, *plane.shape), (), (), pictures, miniature([plane]))
-
-
-def _noted(result: Check, visit: Visit, outcome: Opened | DataError) -> bool:
-    """Whether an image can be used; notes its properties, or the reason why not."""
-    where = f"{visit.visit_id} ({visit.acquired:%Y-%m-%d})"
-    if isinstance(outcome, DataError):
-        result.rejected.setdefault(outcome.reason, []).append(f"{where}: {outcome}")
-        return False
-    result.shapes.append(outcome.shape)
-    if outcome.spacing_mm:
-        result.spacings.append(outcome.spacing_mm)
-    for reason, text in outcome.notes:
-        result.notes.setdefault(reason, []).append(f"{where}: {text}")
-    if outcome.pictures:
-        result.thumbnails.append(Thumbnail(visit.visit_id, f"{visit.acquired:%Y-%m-%d}", tuple(outcome.pictures)))
-    return True
 
 
 def _slices(volume: CTVolume) -> list[np.ndarray]:

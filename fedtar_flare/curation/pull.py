@@ -65,7 +65,7 @@ def pull(
                 now = [sorted(study.items()), sorted((i["SeriesInstanceUID"], i["SOPInstanceUID"]) for i in listed)]
                 mark, record = _digest(json.dumps(now).encode()), folder / "finished" / f"{uid}.json"
                 before = read_json(record) if record.exists() else {}
-                if before.get("mark") == mark and _whole(folder / "studies" / uid, before["files"], verify):
+                if before.get("mark") == mark and _complete(folder / "studies" / uid, before["files"], verify):
                     done["there"] += 1
                 else:
                     files = _fetch(pacs, study, listed, folder)
@@ -125,7 +125,7 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _whole(folder: Path, files: Mapping[str, Sequence[Any]], verify: bool) -> bool:
+def _complete(folder: Path, files: Mapping[str, Sequence[Any]], verify: bool) -> bool:
     return all(
         (file := folder / name).is_file()
         and file.stat().st_size == size
