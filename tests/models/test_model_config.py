@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.globs import matches
+from fedtar_flare.core.settings import matches
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import PRESETS, ModelConfig, preset
 from fedtar_flare.models.weights import load_weights, model_tensors, save_weights

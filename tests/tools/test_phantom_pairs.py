@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.synthetic.build import report_of
 from fedtar_flare.synthetic.course import CohortOptions, plan_patient, stream
-from fedtar_flare.synthetic.phantom import site_scanner
 from fedtar_flare.synthetic.reading import findings_in
 from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, NEW_FINDINGS
 from tools.corpus import corpus_report, text_corpus

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.core.globs import MAX_GLOBS, matches, problem_of
+from fedtar_flare.core.settings import MAX_GLOBS, matches, problem_of
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, KNOWN_SETTINGS, OTHER_KINDS, wire_name
 
 if TYPE_CHECKING:
