@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedtar_flare.core.globs import problem_of
-from fedtar_flare.core.settings import Settings
+from fedtar_flare.core.settings import Settings, problem_of
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.transform_list import problem_of as problem_of_transforms
 

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from fedtar_flare.core.errors import DISK_FULL, ConfigError, DataError, ExchangeError
-from fedtar_flare.core.files import PRIVATE, locked, read_json, write_json
-from fedtar_flare.core.tensor_file import StateError, read_tensors, write_tensors
+from fedtar_flare.core.files import PRIVATE, StateError, locked, read_json, read_tensors, write_json, write_tensors
 from fedtar_flare.data.cells import extends
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import RUN_ID, TaskHeader, version

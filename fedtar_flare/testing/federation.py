@@ -10,7 +10,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare import registry
-from fedtar_flare.core.tensor_file import coarse_checksums
+from fedtar_flare.core.files import coarse_checksums
 from fedtar_flare.methods.fedtar.release import t_numbers
 from fedtar_flare.protocol.exchange import ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok

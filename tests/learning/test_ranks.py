@@ -7,7 +7,7 @@ import torch
 from ranked import in_ranks
 
 from fedtar_flare.core.errors import FedTARError
-from fedtar_flare.core.tensor_file import checksum
+from fedtar_flare.core.files import checksum
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.learner import ReportLearner

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtar_flare.core.errors import ExchangeError
-from fedtar_flare.core.tensor_file import without_prefix
+from fedtar_flare.core.files import without_prefix
 from fedtar_flare.methods.fedkei import mixing
 from fedtar_flare.methods.fedkei.config import FedKEIConfig, Plan
 from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import checksum
 from fedtar_flare.core.settings import RunSettings
-from fedtar_flare.core.tensor_file import checksum
 from fedtar_flare.data.cells import key_check
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.labels import require_labeler

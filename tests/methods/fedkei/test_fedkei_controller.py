@@ -7,7 +7,7 @@ import pytest
 import torch
 from federation import federation_of
 
-from fedtar_flare.core.tensor_file import checksum
+from fedtar_flare.core.files import checksum
 from fedtar_flare.methods.fedkei.config import PLANS
 from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed

@@ -10,7 +10,7 @@ from learners import fedmrg_learner
 from ranked import in_ranks
 from torch.nn import functional as F
 
-from fedtar_flare.core.tensor_file import checksum
+from fedtar_flare.core.files import checksum
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.augment import change_of
 from fedtar_flare.imaging.batch import collate
