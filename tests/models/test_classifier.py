@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from adapted_models import shake
-from batches import noise, padded, rows
+from batches import noise, padded
 from monai.data import MetaTensor
 from peft import PeftModel
 from refused import refused
@@ -156,11 +156,6 @@ def test_axes_are_those_of_monai_s_ras():
 def test_an_image_of_one_position_is_no_volume(slices):
     with refused("no-volume", "CT volumes"):
         volumes(noise(1, slices, 4, gap_mm=0.0), "lung")
-
-
-def test_every_volume_stands_for_itself():
-    model, batch = build_classifier(VOLUMES), noise(2, 32)
-    torch.testing.assert_close(model(rows(batch, 1)), model(batch)[1:], rtol=1e-4, atol=1e-5)
 
 
 def test_the_size_that_a_site_announces_holds():
