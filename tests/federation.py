@@ -4,7 +4,7 @@ from functools import partialmethod
 
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedtar_flare.protocol.tasks import TRAIN
+from fedtar_flare.protocol.contract import TRAIN
 from fedtar_flare.testing import FunctionFederation, QuadraticSite
 from fedtar_flare.testing import random_pair as pair
 

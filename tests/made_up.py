@@ -1,8 +1,6 @@
 """A method that does not exist: every form of group and every kind of field, for tests of what reads a contract."""
 
-from fedtar_flare.protocol.contract import Contract, Group, Task
-from fedtar_flare.protocol.fields import SECONDS, Field
-from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, PRIVACY
+from fedtar_flare.protocol.contract import ADAPTER, PARAMETERS, PRIVACY, SECONDS, Contract, Field, Group, Task
 from fedtar_flare.registry import Method
 
 ROWS = Group("rows", "collected", ("bank.features",), "one row a patient", personal=True, max_rows=4, width=3)

@@ -102,9 +102,9 @@ def generate(arguments: argparse.Namespace) -> None:
     from fedtar_flare.models.sources import garbage_collection_paused
 
     with garbage_collection_paused():
-        from fedtar_flare.learning.dicom_sr import structured_report
-        from fedtar_flare.learning.drafting import DISCLAIMER, load_generator, study_of
-        from fedtar_flare.learning.fhir_report import diagnostic_report
+        from fedtar_flare.learning.draft_documents import diagnostic_report, structured_report
+        from fedtar_flare.learning.drafting import DISCLAIMER, load_generator
+        from fedtar_flare.learning.study import study_of
 
     if arguments.format == "sr" and arguments.out is None:
         raise ConfigError("a DICOM SR is a file: name it with --out")

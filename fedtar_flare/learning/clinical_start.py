@@ -41,19 +41,17 @@ class Corpus:
         if len({cohort.modality for cohort, _ in self.pairs}) > 1:
             raise ConfigError("the sites mix CT and radiographs: one model learns from one of them")
 
-    def prepared(self, config: ModelConfig, transforms: Sequence[Spec]) -> "Corpus":
-        """Prepare every image."""
-        pairs = ((prepare_cohort(one, config, cache, transforms), cache) for one, cache in self.pairs)
-        return Corpus(tuple(pairs), self.texts)
-
     def samples(self, split: Split) -> list[Sample]:
         """Return the samples of one split of all sites.
 
         A patient in several splits keeps the one furthest from training: what any site tests on is not learned.
         """
-        later = SPLITS[SPLITS.index(split) + 1 :]
-        kept_out = {s.visit.patient_id for one, _ in self.pairs for other in later for s in one.samples(other)}
-        return [s for one, _ in self.pairs for s in one.samples(split) if s.visit.patient_id not in kept_out]
+        later, samples = set[str](), list[Sample]()
+        for cohort, _ in self.pairs:
+            for other in SPLITS[SPLITS.index(split) + 1 :]:
+                later |= {sample.visit.patient_id for sample in cohort.samples(other)}
+            samples += cohort.samples(split)
+        return [sample for sample in samples if sample.visit.patient_id not in later]
 
 
 class PreparedImages(Sequence[Prepared]):
@@ -90,7 +88,8 @@ def warm_start(
     """
     if (out / WEIGHTS).exists():
         raise ConfigError(f"{out / WEIGHTS} is there already; name another folder, or delete it first")
-    corpus = corpus.prepared(config, transforms)
+    pairs = ((prepare_cohort(cohort, config, cache, transforms), cache) for cohort, cache in corpus.pairs)
+    corpus = Corpus(tuple(pairs), corpus.texts)
     samples, held_out = corpus.samples("train"), corpus.samples("validation")
     reports = [sample.visit.report for sample in samples]
     texts = list(corpus.texts)
@@ -102,21 +101,12 @@ def warm_start(
     new = list(model.untrained)
     if train == "new" and not new:
         raise ConfigError("every weight of this model is pre-trained: there is nothing new to train; choose all")
-    say(
-        f"{len(samples)} training studies, {len(held_out)} validation studies, {len(texts)} further texts; "
-        f"{len(new) if train == 'new' else sum(1 for _ in model.parameters())} tensors are trained"
-    )
-    pretrain(
-        model,
-        tokenizer,
-        PreparedImages(samples),
-        reports,
-        texts,
-        settings,
-        on_progress=lambda progress: say(str(progress)),
-        only=new if train == "new" else None,
-        batch_norm=any(name.startswith("encoder.") for name in new),
-    )
+    only = new if train == "new" else None
+    say(f"{len(samples)} training studies, {len(held_out)} validation studies, {len(texts)} further texts")
+    say(f"{len(only or list(model.parameters()))} tensors are trained")
+    how: dict[str, Any] = {"only": only, "batch_norm": any(name.startswith("encoder.") for name in new)}
+    how |= {"on_progress": lambda progress: say(str(progress))}
+    pretrain(model, tokenizer, PreparedImages(samples), reports, texts, settings, **how)
     learnt, keys = {sample.visit.patient_id for sample in samples}, {cohort.key for cohort, _ in corpus.pairs}
     digests = [patient_digest(patient_id, key) for patient_id in learnt for key in keys]  # whichever site tests on them
     save_weights(model, out / WEIGHTS, patients=digests)
@@ -171,7 +161,6 @@ def _scores(model: Any, tokenizer: ReportTokenizer, samples: Sequence[Sample]) -
 
     if not samples:
         return {}
-    found = language_scores(
-        [sample.visit.report for sample in samples], write_reports(model, tokenizer, PreparedImages(samples))
-    )
-    return {name: round(found[name], 4) for name in ("bleu_4", "rouge_l", "cider")}
+    drafts = write_reports(model, tokenizer, PreparedImages(samples))
+    scores = language_scores([sample.visit.report for sample in samples], drafts)
+    return {name: round(scores[name], 4) for name in ("bleu_4", "rouge_l", "cider")}

@@ -29,31 +29,15 @@ CHANGE_RMS = (0.6, 1.5)
 
 
 def changes_of(now: Tensor, before: Tensor) -> Tensor:
-    """Find the changes of findings.
-
-    Parameters
-    ----------
-    now, before : Tensor of shape (B, D)
-        Classes of D findings at a visit and at the one before.
-
-    Returns
-    -------
-    Tensor of shape (B, D), int64
-        Number of the change among :data:`CHANGES`, or 0.
-    """
+    """Find the changes (B, D), int64, among :data:`CHANGES` or 0, from a visit's classes (B, D) and those before."""
     present, was = now == POSITIVE, before == POSITIVE
     return (NEW * (present & ~was) + RESOLVED * (~present & was)) * (before != UNKNOWN)
 
 
 class Comparison(nn.Module):
-    """Classes of D findings at the visits before, and prompts of their change.
+    """Classes of the labeler's D findings at the visits before, and prompts of their change.
 
-    Parameters
-    ----------
-    labeler, width : Labeler, int
-        Its findings are compared; ``width`` is E, that of a prompt.
-    seed : int
-        Fixes the directions that stand for the changes.
+    ``width`` is E, that of a prompt; ``seed`` fixes the directions that stand for the changes.
     """
 
     embeddings: Tensor
@@ -66,21 +50,10 @@ class Comparison(nn.Module):
         self.register_buffer("embeddings", sizes * drawn / rms, persistent=False)
 
     def prompts(self, embeddings: Tensor, now: Tensor, before: Tensor) -> Tensor:
-        """Make a prompt for each finding.
+        """Make prompts (B, D, E) of the findings' classes (B, D) now and before, from those (D, K, E) of each class.
 
         A finding that is gone has the prompt of its presence where that of its class is zero, so that the decoder knows
         which finding it is.
-
-        Parameters
-        ----------
-        embeddings : Tensor of shape (D, K, E)
-            Prompts of each finding's K classes.
-        now, before : Tensor of shape (B, D)
-            The findings' classes.
-
-        Returns
-        -------
-        Tensor of shape (B, D, E)
         """
         change = changes_of(now, before)
         prompts = embeddings[torch.arange(now.shape[1], device=now.device), now]
@@ -90,17 +63,9 @@ class Comparison(nn.Module):
         return torch.where((change > 0)[..., None], changed, prompts)
 
     def before(self, prior: PriorBatch, seen: Tensor | None) -> Tensor:
-        """Find the classes of the findings at the visits before.
+        """Find the classes (B, D) at the visits before; UNKNOWN in rows where nothing of the visit is shown.
 
-        Parameters
-        ----------
-        seen : Tensor of shape (B, D), optional
-            The head's predictions for the images before.
-
-        Returns
-        -------
-        Tensor of shape (B, D)
-            UNKNOWN in rows where nothing of the visit before is shown.
+        ``seen`` (B, D) is what the head predicts for the images before; a report before goes first.
         """
         shape = (len(prior.days), len(self._labeler.findings))
         classes = torch.full(shape, UNKNOWN, device=self.embeddings.device)
@@ -120,12 +85,7 @@ class Comparison(nn.Module):
 
 
 def is_shown(prior: PriorBatch) -> Tensor:
-    """Find the rows that show anything of the visit before.
-
-    Returns
-    -------
-    Tensor of shape (B,), bool
-    """
+    """Find the rows (B,) that show anything of the visit before."""
     shown = torch.zeros(len(prior.days), dtype=torch.bool, device=prior.days.device)
     if prior.images is not None:
         shown = shown | prior.images.slice_mask.any(1)

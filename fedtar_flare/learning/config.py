@@ -96,6 +96,10 @@ class TrainingConfig(Settings):
             return self.local_steps
         return max(least, math.ceil(self.local_epochs * visits / self.batch_size))
 
+    def draw_rate(self, visits: int) -> float:
+        """Compute each patient's probability of being in an update of per-patient DP-SGD."""
+        return min(1.0, self.batch_size / visits)
+
     def rate_of(self, round_: int, rounds: int) -> float:
         """Compute the factor of the learning rates in a round."""
         return 1.0 if self.schedule == "constant" else (1 + math.cos(math.pi * (round_ - 1) / rounds)) / 2

@@ -20,8 +20,8 @@ def device_of_each(device: str, processes: int) -> str:
     kind, _ = choose_device(device)
     if kind == "cuda" and torch.cuda.device_count() < processes:
         raise ConfigError(
-            f"processes: {processes} in the site file: this machine shows {torch.cuda.device_count()} GPU(s), one for "
-            "each process; lower it, check the driver (nvidia-smi), or write device: cpu",
+            f"processes: {processes} in the site file: this machine shows {torch.cuda.device_count()} GPU(s), and each "
+            "process needs one; lower it, check the driver (nvidia-smi), or write device: cpu",
             public="the site file asks for more processes than the site has GPUs",
         )
     return kind

@@ -8,9 +8,11 @@ trained without any. In the position ``memory`` T is (D, K, E), where a decoder 
 begins near zero.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,33 +21,19 @@ from torch.nn import functional as F
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.comparison import FIXED_RMS, NEW, RESOLVED, UNKNOWN, Comparison, changes_of
 from fedtar_flare.learning.labels import POSITIVE, labeler
-from fedtar_flare.learning.plain_words import add_plain_sentence, means_no_finding
 from fedtar_flare.models.config import ASSETS
 from fedtar_flare.models.report_generator import Encoded, PromptPosition, ReportGenerator
-
-HeadKind = Literal["mean", "attention"]
 
 NOISE = 0.01
 """Standard deviation of T around its start; that of a word is ten times as large."""
 PROMPTS = "prompts"
 """Name of T in the file of a shipped head."""
+_SIDES = {"right", "left"}
+_SENTENCE_ENDS = re.compile(r"(?<=[.;!])\s+|\n+")
 
 
 def slice_means(tokens: Tensor, slice_mask: Tensor) -> Tensor:
-    """Mean of each slice's tokens.
-
-    Parameters
-    ----------
-    tokens : Tensor
-        (B, S, N, C).
-    slice_mask : Tensor
-        (B, S), False at padding.
-
-    Returns
-    -------
-    Tensor
-        (B, S, C), float32; zero at padding.
-    """
+    """Mean (B, S, C) of each slice's tokens (B, S, N, C), float32; zero where the mask (B, S) is False, at padding."""
     return tokens.float().mean(2) * slice_mask[..., None]
 
 
@@ -58,18 +46,18 @@ class MeanHead(nn.Module):
     def __init__(self, findings: int, classes: int, channels: int, slices: int, generator: torch.Generator):
         super().__init__()
         self.shape, self.slices = (findings, classes), slices
-        read = channels * (2 if slices > 1 else 1)
-        self.weight = nn.Parameter((torch.rand(findings * classes, read, generator=generator) * 2 - 1) / read**0.5)
+        inputs = channels * (2 if slices > 1 else 1)
+        self.weight = nn.Parameter((torch.rand(findings * classes, inputs, generator=generator) * 2 - 1) / inputs**0.5)
         self.bias = nn.Parameter(torch.zeros(findings * classes))
 
     def forward(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
         """Logits (B, D, K), float32, of tokens (B, S, N, C) and mask (B, S)."""
         means = slice_means(tokens, slice_mask)
-        read = means.sum(1) / slice_mask.sum(1, keepdim=True).clamp(min=1)
+        features = means.sum(1) / slice_mask.sum(1, keepdim=True).clamp(min=1)
         if self.slices > 1:
             largest = means.masked_fill(~slice_mask[..., None], -torch.inf).amax(1)
-            read = torch.cat([read, largest], dim=1)
-        return F.linear(read, self.weight.float(), self.bias.float()).view(-1, *self.shape)
+            features = torch.cat([features, largest], dim=1)
+        return F.linear(features, self.weight.float(), self.bias.float()).view(-1, *self.shape)
 
 
 class AttentionHead(nn.Module):
@@ -86,25 +74,17 @@ class AttentionHead(nn.Module):
         x = F.layer_norm(tokens.float(), tokens.shape[-1:])
         scores = torch.einsum("dc,bsnc->bdsn", self.queries.float(), x) * x.shape[-1] ** -0.5
         scores = scores.masked_fill(~slice_mask[:, None, :, None], -torch.inf).flatten(2)
-        found = scores.softmax(-1) @ x.flatten(1, 2)
-        return torch.einsum("bdc,dkc->bdk", found, self.weight.float()) + self.bias.float()
+        attended = scores.softmax(-1) @ x.flatten(1, 2)
+        return torch.einsum("bdc,dkc->bdk", attended, self.weight.float()) + self.bias.float()
 
 
 class DiagnosisBranch(nn.Module):
     """A head on the encoder's tokens, and the prompts' embeddings T.
 
-    With a ``comparison`` the prompts also say what became of a finding, where a visit before is shown.
-
-    Parameters
-    ----------
-    findings, classes, channels, slices : int
-        D, K, C of the encoder, and S.
-    words : Tensor
-        The decoder's embeddings (V, E); T begins around their mean in the position ``last``.
-    seed : int
-        Of all initial values.
-    head : {"mean", "attention"}
-    position : PromptPosition
+    With a ``comparison`` the prompts also say what became of a finding, where a visit before is shown. There are D
+    findings and K classes; the encoder has C channels and S slices. T begins around the mean of ``words``, the
+    decoder's embeddings (V, E), in the position ``last``. ``seed`` is of all initial values; the head is ``mean`` or
+    ``attention``.
     """
 
     def __init__(
@@ -115,7 +95,7 @@ class DiagnosisBranch(nn.Module):
         slices: int,
         words: Tensor,
         seed: int,
-        head: HeadKind = "mean",
+        head: str = "mean",
         position: PromptPosition = "last",
     ):
         super().__init__()
@@ -123,51 +103,23 @@ class DiagnosisBranch(nn.Module):
         self.comparison: Comparison | None = None
         self.names: tuple[str, ...] = ()
         generator = torch.Generator().manual_seed(seed)
-        self.head: nn.Module
-        if head == "mean":
-            self.head = MeanHead(findings, classes, channels, slices, generator)
-        else:
-            self.head = AttentionHead(findings, classes, channels, generator)
-        if position in ("memory", "text"):
-            start = NOISE * torch.randn(findings, classes, words.shape[1], generator=generator).to(words.device)
-        else:
-            noise = torch.randn(classes, words.shape[1], generator=generator)
-            start = words.mean(0) + NOISE * noise.to(words.device)
-        self.embeddings = nn.Parameter(start.detach().clone())
+        kind = partial(MeanHead, slices=slices) if head == "mean" else AttentionHead
+        self.head: nn.Module = kind(findings, classes, channels, generator=generator)
+        around_words = position not in ("memory", "text")
+        shape = (classes, words.shape[1]) if around_words else (findings, classes, words.shape[1])
+        start = NOISE * torch.randn(shape, generator=generator).to(words.device)
+        self.embeddings = nn.Parameter(words.detach().mean(0) + start if around_words else start)
 
     def forward(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
-        """Predict the findings.
-
-        Parameters
-        ----------
-        tokens, slice_mask : Tensor
-            (B, S, N, C) and (B, S).
-
-        Returns
-        -------
-        Tensor
-            Logits (B, D, K), float32.
-        """
+        """Logits (B, D, K), float32, of tokens (B, S, N, C) and mask (B, S)."""
         return self.head(tokens, slice_mask)
 
     def prompts(self, seen: Encoded) -> Tensor:
-        """Prompt the decoder with the predicted findings.
-
-        Returns
-        -------
-        Tensor
-            (B, D, E).
-        """
+        """Prompts (B, D, E) of the predicted findings."""
         return self.embed(*self.predict(seen))
 
     def predict(self, seen: Encoded) -> tuple[Tensor, Tensor | None]:
-        """Predict the classes of the findings, now and before.
-
-        Returns
-        -------
-        classes, before : Tensor
-            (B, D); the latter is None without a comparison.
-        """
+        """Predict the classes (B, D) of the findings, now and before; the latter are None without a comparison."""
         classes = self(seen.tokens, seen.slice_mask).argmax(-1)
         if self.comparison is None or seen.prior is None:
             return classes, None
@@ -176,17 +128,9 @@ class DiagnosisBranch(nn.Module):
         return classes, self.comparison.before(seen.prior, before)
 
     def embed(self, classes: Tensor, before: Tensor | None = None) -> Tensor:
-        """Embed classes as prompts.
+        """Embed classes (B, D), compared with those before, as prompts (B, D, E).
 
-        Parameters
-        ----------
-        classes, before : Tensor
-            (B, D) now and, to be compared with, before.
-
-        Returns
-        -------
-        Tensor
-            (B, D, E); in the position ``text`` (B, D, 2), for :meth:`to_words`.
+        In the position ``text`` these are (B, D, 2), for :meth:`to_words`.
         """
         if self.position == "text":
             nothing = torch.full_like(classes, UNKNOWN)
@@ -198,20 +142,14 @@ class DiagnosisBranch(nn.Module):
         return self.embeddings[torch.arange(self.findings, device=classes.device), classes]
 
     def to_words(self, prompts: Tensor) -> list[str]:
-        """Say prompts of the place ``text`` in words: findings that are present, new or gone.
-
-        Parameters
-        ----------
-        prompts : Tensor
-            (B, D, 2).
-        """
-        said = []
+        """Say prompts (B, D, 2) of the position ``text`` in words: findings that are present, new or gone."""
+        texts = []
         for now, change in zip(prompts[..., 0].tolist(), changes_of(*prompts.unbind(-1)).tolist(), strict=True):
             rows = list(zip((name.replace("_", " ") for name in self.names), now, change, strict=True))
-            there = [name + " (new)" * (new == NEW) for name, own, new in rows if own == POSITIVE]
+            present = [name + " (new)" * (new == NEW) for name, class_, new in rows if class_ == POSITIVE]
             gone = [name for name, _, new in rows if new == RESOLVED]
-            said.append(f"Findings: {', '.join(there) or 'none'}." + f" Gone: {', '.join(gone)}." * bool(gone))
-        return said
+            texts.append(f"Findings: {', '.join(present) or 'none'}." + f" Gone: {', '.join(gone)}." * bool(gone))
+        return texts
 
 
 class PromptedFindings(NamedTuple):
@@ -246,38 +184,52 @@ class FindingsChoice:
 
     def count_differences(self, text: str, prompted: PromptedFindings) -> int:
         """Findings whose class differs in the text; ties are broken by the statements of change that differ."""
-        found = sum(said != wanted for said, wanted in zip(self.label(text), prompted.classes, strict=True))
+        different = sum(said != wanted for said, wanted in zip(self.label(text), prompted.classes, strict=True))
         comparison = self.branch.comparison
         if comparison is None or prompted.changes is None:
-            return found
-        return found * (1 + len(prompted.changes)) + comparison.count_differences(text, prompted.changes)
+            return different
+        return different * (1 + len(prompted.changes)) + comparison.count_differences(text, prompted.changes)
 
     def complete(self, text: str, prompted: PromptedFindings) -> str:
-        """The text, with a plain sentence for each prompted finding that it does not state."""
+        """The text, with a plain sentence for each prompted finding that it does not state.
+
+        Sentences that name such a finding without stating any are left out. A sentence is added only where the text
+        then states that finding and what it stated before, and nothing else.
+        """
         for number, name in enumerate(self.names):
-            if prompted.classes[number] == POSITIVE and not means_no_finding(name) and number not in self._stated(text):
-                text = add_plain_sentence(text, name, number, self._stated)
+            stated = self._stated(text)
+            if prompted.classes[number] != POSITIVE or _means_no_finding(name) or number in stated:
+                continue
+            words = _words(name)
+            left = []
+            for sentence in filter(None, map(str.strip, _SENTENCE_ENDS.split(text))):
+                if self._stated(sentence) or not set(words) - _SIDES <= set(_words(sentence)):
+                    left.append(sentence)
+            side_first = [words[-1], *words[:-1]] if words[-1] in _SIDES else words
+            longer = " ".join([*left, f"There is {' '.join(side_first)}."])
+            if self._stated(longer) == stated | {number}:
+                text = longer
         return text
 
     def _stated(self, text: str) -> frozenset[int]:
         """Numbers of the findings that a text states, without "no finding"."""
         pairs = zip(self.label(text), self.names, strict=True)
-        return frozenset(i for i, (label, name) in enumerate(pairs) if label == POSITIVE and not means_no_finding(name))
+        return frozenset(
+            i for i, (label, name) in enumerate(pairs) if label == POSITIVE and not _means_no_finding(name)
+        )
+
+
+def _means_no_finding(name: str) -> bool:
+    return name.lower().replace("_", " ") == "no finding"
+
+
+def _words(text: str) -> list[str]:
+    """Words of a text or of a finding's name, in which underscores may separate them; a side is the last."""
+    return re.findall(r"[a-z0-9]+", text.lower().replace("_", " "))
 
 
 def diagnosis_losses(logits: Tensor, classes: Tensor) -> Tensor:
-    """Cross-entropy of each report's findings.
-
-    Parameters
-    ----------
-    logits, classes : Tensor
-        (B, D, K) and (B, D).
-
-    Returns
-    -------
-    Tensor
-        (B,), mean over the D findings.
-    """
+    """Cross-entropy (B,) of logits (B, D, K) and classes (B, D), mean over the D findings."""
     return F.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="none").view(classes.shape).mean(1)
 
 
@@ -286,15 +238,15 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
 
     ConfigError where the decoder has too few positions for prompts and report, or the head's weights do not fit.
     """
-    found = labeler(settings["labeler"], settings.get("prompt_classes", "all"))
-    if not found.findings:
+    reader = labeler(settings["labeler"], settings.get("prompt_classes", "all"))
+    if not reader.findings:
         return
     position = settings.get("prompt_place", "last")
     if position == "last":
-        require_positions(len(found.findings), generator.max_length, generator.decoder.config.max_position_embeddings)
+        require_positions(len(reader.findings), generator.max_length, generator.decoder.config.max_position_embeddings)
     branch = DiagnosisBranch(
-        len(found.findings),
-        len(found.classes),
+        len(reader.findings),
+        len(reader.classes),
         generator.channels,
         settings["slices"],
         generator.decoder.get_input_embeddings().weight.detach(),
@@ -307,12 +259,12 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     if settings.get("fixed_prompts"):
         fix_prompts(branch, settings["seed"])
     if settings.get("changes"):
-        comparison = Comparison(found, branch.embeddings.shape[2], settings["seed"])
+        comparison = Comparison(reader, branch.embeddings.shape[2], settings["seed"])
         branch.comparison = comparison.to(branch.embeddings.device)
-    branch.names, generator.diagnosis = found.findings, branch
+    branch.names, generator.diagnosis = reader.findings, branch
     candidates, complete = settings.get("candidates", 1), settings.get("complete", False)
     if candidates > 1 or complete:
-        generator.choice = FindingsChoice(branch, found.label, candidates, found.findings if complete else ())
+        generator.choice = FindingsChoice(branch, reader.label, candidates, reader.findings if complete else ())
 
 
 @torch.no_grad()
@@ -338,21 +290,16 @@ def load_shipped_head(branch: DiagnosisBranch, name: str) -> None:
     state = {key: value.float() for key, value in load_file(head_file(name)).items()}
     prompts = state.pop(PROMPTS)
     shapes = {key: tuple(value.shape) for key, value in branch.head.state_dict().items()}
+    cure = "set fedmrg.head_weights to none"
     if {key: tuple(value.shape) for key, value in state.items()} != shapes:
-        raise ConfigError(
-            f"the warm-started head '{name}' does not fit this model, which wants one of {shapes}: set "
-            "fedmrg.head_weights to none"
-        )
+        raise ConfigError(f"the warm-started head '{name}' does not fit this model, which wants {shapes}: {cure}")
     branch.head.load_state_dict(state)
-    if branch.position != "memory":
-        return
-    if prompts.shape != branch.embeddings.shape:
-        raise ConfigError(
-            f"the warm-started prompts '{name}' have the shape {tuple(prompts.shape)}, the model wants "
-            f"{tuple(branch.embeddings.shape)}: set fedmrg.head_weights to none"
-        )
-    with torch.no_grad():
-        branch.embeddings.copy_(prompts)
+    if branch.position == "memory":
+        sent, wanted = tuple(prompts.shape), tuple(branch.embeddings.shape)
+        if sent != wanted:
+            raise ConfigError(f"the prompts '{name}' have the shape {sent}, the model wants {wanted}: {cure}")
+        with torch.no_grad():
+            branch.embeddings.copy_(prompts)
 
 
 def head_file(name: str) -> str:
@@ -364,7 +311,6 @@ def require_positions(findings: int, max_length: int, positions: int) -> None:
     """Refuse prompts and reports that are longer than the decoder's positions."""
     if findings + max_length > positions:
         raise ConfigError(
-            f"{findings} diagnosis prompts and reports of {max_length} tokens (model.max_length) do not fit in the "
-            f"decoder's {positions} positions: set model.max_length to {positions - findings} or less, "
-            "fedmrg.prompts to memory, or fedmrg.labeler to none"
+            f"{findings} diagnosis prompts and reports of {max_length} tokens do not fit in the decoder's {positions} "
+            f"positions: set model.max_length to {positions - findings} or less, or fedmrg.prompts to memory"
         )

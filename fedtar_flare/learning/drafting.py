@@ -5,7 +5,7 @@ A base model other than the adapter's own is refused, since it would write fluen
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from fedtar_flare import registry
-from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cells import Timeline, read_key
-from fedtar_flare.data.cohort import Cohort, Modality, Patient, Sample, Sex, Visit
+from fedtar_flare.data.cohort import Cohort, Patient, Sample
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.pipeline import prepare
-from fedtar_flare.imaging.readers.dicom_tags import first, headers
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
-from fedtar_flare.learning.prior import IMAGE, REPORT, show_reports
+from fedtar_flare.learning.inputs import show_reports
 from fedtar_flare.learning.site_model import SiteModel
+from fedtar_flare.learning.study import UNKNOWN, Study, study_of, visit_of
 from fedtar_flare.models.adapters.kinds import add_like
 from fedtar_flare.models.adapters.lora import load_shared_state
 from fedtar_flare.models.adapters.peft_file import (
@@ -42,76 +42,31 @@ from fedtar_flare.models.sources import hub_access
 from fedtar_flare.models.weights import fingerprint, with_fingerprint
 from fedtar_flare.version import __version__
 
-__all__ = [
-    "DISCLAIMER",
-    "Draft",
-    "Drafter",
-    "SavedLearner",
-    "Study",
-    "base_config",
-    "load_base_model",
-    "load_generator",
-    "study_of",
-]
+__all__ = ["DISCLAIMER", "Draft", "Drafter", "SavedLearner", "Study", "load_base_model", "load_generator"]
 
 DISCLAIMER = "DRAFT, not for clinical use"
-_UNWRITTEN, _UNKNOWN = "(to be written)", "-"
-
-
-@dataclass(frozen=True)
-class Study:
-    """The study to draft a report for; what is known of the patient serves the patient adapter."""
-
-    image: Path
-    """DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph."""
-    modality: Modality
-    """``ct``, ``radiograph`` or ``photograph``."""
-    patient_id: str | None = None
-    """As the site knows the patient."""
-    age: float | None = None
-    """Years at this study."""
-    sex: Sex | None = None
-    """As in the cohort."""
-    time_step: int | None = None
-    """Number of this visit among the patient's, from 1."""
-    prior_image: Path | None = None
-    """Image of the previous visit, for an adapter that was trained with it."""
-    prior_report: str | None = None
-    """Report of the previous visit."""
-    prior_days: float | None = None
-    """Days between the two visits, above 0; needed with either."""
-    lateral: Path | None = None
-    """Lateral view of a radiograph, for a model with ``ModelConfig.lateral``."""
-    prior_lateral: Path | None = None
-    """The same of the previous visit."""
-    before: "Study | None" = None
-    """The previous visit, with the visit before it."""
-
-    @property
-    def prior(self) -> tuple[str, ...]:
-        """What is given of the previous visit: ``image``, ``report``."""
-        given = {IMAGE: self.prior_image, REPORT: self.prior_report}
-        return tuple(kind for kind, value in given.items() if value is not None)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A generated text and its origin. Never a finding by itself: see :data:`DISCLAIMER`."""
+    """A generated text and its origin. Never a finding by itself: see :data:`DISCLAIMER`.
+
+    Attributes
+    ----------
+    text, model : without the disclaimer; name of the base model
+    run_id, round : of the adapter
+    personal : whether the site's own adapters acted
+    created : UTC, as ISO 8601
+    prior : what was shown of the previous visit
+    """
 
     text: str
-    """Without disclaimer."""
     run_id: str
-    """Run of the adapter."""
     round: int
-    """Round of the adapter."""
     model: str
-    """Name of the base model."""
     personal: bool
-    """Whether the site's own adapters acted."""
     created: str
-    """UTC, as ISO 8601."""
     prior: tuple[str, ...] = ()
-    """What was shown of the previous visit."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the draft as JSON primitives.
@@ -153,20 +108,22 @@ class SavedLearner:
 
     That function takes the state's folder, the site's hash key (None for a simulated site), and run id and round of the
     adapter; it raises ConfigError for a state that does not belong to them, and StateError for a damaged one.
+
+    Attributes
+    ----------
+    learner, settings : class that drafts, and its arguments besides those of every site model
+    private : weights for its ``load_for_writing``
+    time_steps : T of the run
+    key : the site's key, where the model knows patients
+    precision : in which the site computed
     """
 
     learner: type[SiteModel] = SiteModel
-    """Class that drafts."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Its arguments besides those of every site model."""
     private: Mapping[str, Tensor] = field(default_factory=dict)
-    """Weights for its ``load_for_writing``."""
     time_steps: int = 1
-    """T of the run."""
     key: bytes = bytes(16)
-    """The site's key, where the model knows patients."""
     precision: str = "auto"
-    """In which the site computed."""
 
 
 class Drafter:
@@ -212,29 +169,30 @@ class Drafter:
         self._config = base_config(self.info, model)
         self._method = self.info.get("method", registry.DEFAULT)
         self.personal = state is not None
-        kept = SavedLearner() if state is None else self._kept(Path(state), key)
-        self.time_steps = kept.time_steps
-        timeline = Timeline(kept.time_steps, prior=self.info.get("prior", "none"))
-        nobody = Patient(_UNKNOWN, None, (visit_of(Study(self._adapter, "ct")),))
-        self._rank = kept.settings["lora"].rank if "lora" in kept.settings else None
-        arguments: dict[str, Any] = {"lora": LoRAConfig(), "training": TrainingConfig(), "seed": 0, **kept.settings}
+        saved = SavedLearner()
+        if state is not None:
+            read_state = registry.method(self._method).saved_learner
+            if read_state is None:
+                raise ConfigError(
+                    f"a run of method '{self._method}' keeps no adapters at a site; draft without --state"
+                )
+            saved = read_state(Path(state), key, str(self.info["run_id"]), int(self.info["round"]))
+        self.time_steps = saved.time_steps
+        timeline = Timeline(saved.time_steps, prior=self.info.get("prior", "none"))
+        nobody = Patient(UNKNOWN, None, (visit_of(Study(self._adapter, "ct")),))
+        self._rank = saved.settings["lora"].rank if "lora" in saved.settings else None
+        arguments: dict[str, Any] = {"lora": LoRAConfig(), "training": TrainingConfig(), "seed": 0, **saved.settings}
         with hub_access(online):
-            self.site_model: SiteModel = kept.learner(
+            self.site_model: SiteModel = saved.learner(
                 model=self._config,
-                cohort=Cohort("draft", [nobody], key=kept.key, timeline=timeline),
+                cohort=Cohort("draft", [nobody], key=saved.key, timeline=timeline),
                 device=device,
-                precision=kept.precision,
+                precision=saved.precision,
                 restored=self._restored,
                 **arguments,
             )
         if self.personal:
-            self.site_model.load_for_writing(kept.private)
-
-    def _kept(self, state: Path, key: bytes | None) -> SavedLearner:
-        read: Callable[..., SavedLearner] | None = registry.method(self._method).saved_learner
-        if read is None:
-            raise ConfigError(f"a run of method '{self._method}' keeps no adapters at a site; draft without --state")
-        return read(state, key, str(self.info["run_id"]), int(self.info["round"]))
+            self.site_model.load_for_writing(saved.private)
 
     def _restored(self, base: ReportGenerator) -> Any:
         """The base model with what the method adds to it, and the adapter; ConfigError where it is another base."""
@@ -281,13 +239,15 @@ class Drafter:
                 raise ConfigError("the patient part needs the patient's id as the site knows it (--patient-id)")
             if study.time_step is None or study.time_step < 1:
                 raise ConfigError(
-                    "the patient part needs to know which of the patient's visits this is (--time-step, 1 to "
-                    f"{self.time_steps}; a later one counts as {self.time_steps})"
+                    f"the patient part needs the number of this visit among the patient's (--time-step, from 1; one "
+                    f"above {self.time_steps} counts as {self.time_steps})"
                 )
         step = min(study.time_step or 1, self.time_steps)
         sample = Sample(visit_of(study), None, study.sex, step, "test")
+        images = self._image(study)
+        images.prior = self._prior(study)
         return Draft(
-            text=self.site_model.write(sample, self._images(study)),
+            text=self.site_model.write(sample, images.to(self.site_model.device)),
             run_id=str(self.info["run_id"]),
             round=int(self.info["round"]),
             model=f"fedtar_flare preset '{self._config.preset}'",
@@ -302,10 +262,8 @@ class Drafter:
             raise ConfigError(f"this adapter's run had data.priors={most}: no more previous visits can be shown")
         for kind in study.prior:
             if kind not in Timeline(1, prior=trained).prior_kinds:
-                raise ConfigError(
-                    f"this adapter's run had data.prior={trained}, so its model cannot read the {kind} of a previous "
-                    f"visit; draft without --prior-{kind}"
-                )
+                problem = f"this adapter's run had data.prior={trained}, so its model cannot read the {kind} of before"
+                raise ConfigError(f"{problem}: draft without --prior-{kind}")
         days = study.prior_days
         if study.prior and days is None:
             raise ConfigError("a previous visit needs the days between the two visits (--prior-days)")
@@ -315,20 +273,15 @@ class Drafter:
         if study.before is not None:
             self._check_prior(study.before, shown + 1)
 
-    def _images(self, study: Study) -> ImageBatch:
-        batch = self._image(study)
-        batch.prior = self._prior(study)
-        return batch.to(self.site_model.device)
-
     def _prior(self, study: Study | None) -> PriorBatch | None:
         if study is None or not study.prior:
             return None
-        found = PriorBatch(torch.tensor([study.prior_days], dtype=torch.float32), earlier=self._prior(study.before))
+        batch = PriorBatch(torch.tensor([study.prior_days], dtype=torch.float32), earlier=self._prior(study.before))
         if study.prior_image is not None:
-            found.images = self._image(replace(study, image=study.prior_image, lateral=study.prior_lateral))
+            batch.images = self._image(replace(study, image=study.prior_image, lateral=study.prior_lateral))
         if study.prior_report is not None:
-            show_reports(found, [study.prior_report], self.site_model.tokenizer)
-        return found
+            show_reports(batch, [study.prior_report], self.site_model.tokenizer)
+        return batch
 
     def _image(self, study: Study) -> ImageBatch:
         with tempfile.TemporaryDirectory() as cache:
@@ -362,19 +315,7 @@ def load_base_model(adapter: Path | str, *, model: Mapping[str, Any] | None = No
 
 
 def base_config(info: Mapping[str, Any], changes: Mapping[str, Any] | None) -> ModelConfig:
-    """Return the settings of the base model that ``fedtar.json`` names.
-
-    Parameters
-    ----------
-    info : mapping
-        As :func:`.read_adapter_info` gives it.
-    changes : mapping or None
-        Settings that the user overrides.
-
-    Returns
-    -------
-    ModelConfig
-    """
+    """The settings of the base model that ``fedtar.json`` names, with those that the user overrides."""
     settings = {**info["model"], **(changes or {})}
     return model_preset(settings.pop("preset"), **settings)
 
@@ -384,77 +325,7 @@ def _check_base(base: ReportGenerator, info: Mapping[str, Any], adapter: Path | 
     mine = with_fingerprint(about, read_adapter_config(adapter))["fingerprint"]
     if mine != info["fingerprint"]:
         raise ConfigError(
-            f"{adapter} was trained on another base model, or with other settings than its files say: its fingerprint "
-            f"is {info['fingerprint']}, that of preset '{info['model']['preset']}' here {mine}. Name the weights that "
-            "the run used (--set model.weights=PATH)"
+            f"{adapter} was trained on another base model or with other settings: its fingerprint is "
+            f"{info['fingerprint']}, that of preset '{info['model']['preset']}' here {mine}. Name the weights of the "
+            "run (--set model.weights=PATH)"
         )
-
-
-def visit_of(study: Study) -> Visit:
-    """The study as a visit whose report is yet to be written."""
-    return Visit(
-        patient_id=study.patient_id or _UNKNOWN,
-        visit_id=_UNKNOWN,
-        acquired=datetime(1900, 1, 1),
-        image=study.image,
-        report=_UNWRITTEN,
-        modality=study.modality,
-        age=study.age,
-        lateral=study.lateral,
-    )
-
-
-def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> Study:
-    """Describe a study on disk; fields that are not given are taken from its DICOM header.
-
-    The days since the previous visit follow from both headers' dates. Without a header, the modality follows from the
-    file's suffix.
-
-    Parameters
-    ----------
-    image : Path
-    modality : str, optional
-    **patient
-        Fields of :class:`Study`.
-
-    Returns
-    -------
-    Study
-
-    Raises
-    ------
-    DataError
-        A file does not exist.
-    """
-    from fedtar_flare.data.sources.fields import PICTURES, age_of, moment_of, sex_of
-
-    given = {name: value for name, value in patient.items() if value is not None}
-    before: Path | None = given.get("prior_image")
-    for path in (image, before):
-        if path is not None and not path.exists():
-            raise DataError(f"{path} is not there", reason="no-image")
-    header = next(headers(image), None)
-    if header is not None:
-        read: dict[str, Any] = {
-            "patient_id": first(header, "PatientID"),
-            "sex": sex_of(first(header, "PatientSex")),
-            "age": _if_readable(age_of, first(header, "PatientAge")),
-        }
-        given = {**{name: value for name, value in read.items() if value}, **given}
-        modality = modality or ("radiograph" if first(header, "Modality") in ("CR", "DX") else "ct")
-    if modality is None:
-        modality = "radiograph" if image.suffix.lower() in PICTURES else "ct"
-    if before is not None and "prior_days" not in given:
-        both = [one for one in (next(headers(before), None), header) if one is not None]
-        dates = [_if_readable(moment_of, first(one, "StudyDate"), first(one, "StudyTime")) for one in both]
-        if len(dates) == 2 and None not in dates:
-            given["prior_days"] = (dates[1] - dates[0]).total_seconds() / 86_400
-    return Study(image, modality, **given)
-
-
-def _if_readable(read: Callable[..., Any], *texts: str) -> Any:
-    """A header's values as ``read`` parses them; None where it refuses them."""
-    try:
-        return read(*texts)
-    except DataError:
-        return None

@@ -26,18 +26,10 @@ TEXTS = ("text", "reference")
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The result of an evaluation; rows, samples and drafts stay at the site.
+    """The result of an evaluation; rows, samples and drafts (``texts``) stay at the site.
 
-    Attributes
-    ----------
-    scores : dict
-        As :func:`site_scores` gives them, with the patient adapter, as are the drafts.
-    scores_generic : dict, optional
-        The same without the patient adapter; None for a method that has none.
-    rows : list of dict
-        As :func:`report_rows` gives them: one per report, and one more without the patient adapter.
-    samples, texts : list of Sample, list of str
-        The visits, and the draft of each.
+    ``scores`` (:func:`site_scores`) and drafts are with the patient adapter, ``scores_generic`` without it, None for a
+    method that has none. There is a row (:func:`report_rows`) per report, and one more without the patient adapter.
     """
 
     scores: dict[str, Any]
@@ -61,19 +53,15 @@ def site_scores(
     its reports do not count in ``all`` either: otherwise subtraction would reveal its scores. Every n is rounded down
     to a multiple of ``min_cell``, scores accordingly.
     """
-    cells = full_cells([(sample.time_step, sample.visit.patient_id) for sample in samples], min_cell)
-    steps: dict[str, dict[str, Any]] = {}
-    counted: list[int] = []
-    n = 0
-    for t in range(1, time_steps + 1):
-        steps[str(t)] = {"n": 0}
-        if t in cells:
-            chosen = [i for i, sample in enumerate(samples) if sample.time_step == t]
-            here = round_to_cell(len(chosen), min_cell)
-            reports = reports_of(samples, drafts, losses, chosen, min_cell)
-            steps[str(t)] = {"n": here, **scores_of(reports, by_step=True, n=here)}
-            counted += chosen
-            n += here
+    steps: dict[str, dict[str, Any]] = {str(t): {"n": 0} for t in range(1, time_steps + 1)}
+    counted, n = list[int](), 0
+    for t in sorted(full_cells([(sample.time_step, sample.visit.patient_id) for sample in samples], min_cell)):
+        chosen = [i for i, sample in enumerate(samples) if sample.time_step == t]
+        rounded = round_to_cell(len(chosen), min_cell)
+        reports = reports_of(samples, drafts, losses, chosen, min_cell)
+        steps[str(t)] = {"n": rounded, **scores_of(reports, by_step=True, n=rounded)}
+        counted += chosen
+        n += rounded
     if not counted:
         return {"steps": steps, "all": {"n": n}}
     reports = replace(reports_of(samples, drafts, losses, counted, min_cell), text_labeler=text_labeler)
@@ -130,14 +118,14 @@ def finding_scores(reports: Reports) -> dict[str, dict[str, dict[str, float]]]:
     for name, (actual, named, hits) in finding_counts(reports.findings, reports.draft_findings).items():
         # the precision of a finding that too few patients have would reveal how many of them have it
         if name in having or (min_cell == 1 and name in naming):
-            one: dict[str, float] = {"n": round_to_cell(actual, min_cell)}
+            finding: dict[str, float] = {"n": round_to_cell(actual, min_cell)}
             if actual:
-                one["recall"] = round_share(hits / actual, actual, min_cell)
+                finding["recall"] = round_share(hits / actual, actual, min_cell)
             if name in naming:
-                one["named"] = round_to_cell(named, min_cell)
-                one["precision"] = round_share(hits / named, named, min_cell)
+                finding["named"] = round_to_cell(named, min_cell)
+                finding["precision"] = round_share(hits / named, named, min_cell)
             kind = "stated" if known is None else "known" if name in known else "new"
-            scores[kind][name.replace(" ", "_")] = one
+            scores[kind][name.replace(" ", "_")] = finding
     return scores
 
 
@@ -177,7 +165,7 @@ def report_rows(
                 "findings_in_text": None if visit.findings is None else sorted(reader.stated(text)),
                 "changes": None if visit.changes is None else sorted(map(list, visit.changes)),
                 "changes_in_text": None if visit.changes is None else sorted(map(list, reader.changes(text))),
-                "labels": {one.labeler: [one.code(visit.report), one.code(text)] for one in labelers},
+                "labels": {kind: [code(visit.report), code(text)] for kind, code in labelers},
             }
         )
     return rows
@@ -186,21 +174,18 @@ def report_rows(
 def report_texts(folder: Path, round_: int | None = None, *, personal: bool = True) -> list[dict[str, Any]]:
     """Read the rows that :func:`write_report_scores` wrote."""
     name = f"{REPORT_SCORES}{'*' if round_ is None else f'{round_:04d}'}.jsonl"
-    places = [folder] if any(folder.glob(name)) else sorted({file.parent for file in folder.glob(f"*/{name}")})
+    sites = [folder] if any(folder.glob(name)) else sorted({file.parent for file in folder.glob(f"*/{name}")})
+    rows = []
     try:
-        rows = [
-            ({"site": place.name} if place != folder else {}) | json.loads(line)
-            for place in places
-            for line in max(place.glob(name)).read_text(encoding="utf-8").splitlines()
-        ]
+        for site in sites:
+            for line in max(site.glob(name)).read_text(encoding="utf-8").splitlines():
+                rows.append(({"site": site.name} if site != folder else {}) | json.loads(line))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{folder}: {name} was changed or cut short ({error}); score the round again") from error
     if not rows or not all(isinstance(row.get(key), str) for row in rows for key in TEXTS):
         of = "" if round_ is None else f" of round {round_}"
-        raise ConfigError(
-            f"{folder} holds no reports{of}: name a site's state of a run, <state>/<run id>/<site>, or a run of a "
-            "comparison, <folder>/runs/<run>"
-        )
+        where = "a site's state of a run, <state>/<run id>/<site>, or a run of a comparison, <folder>/runs/<run>"
+        raise ConfigError(f"{folder} holds no reports{of}: name {where}")
     kinds = {row["personal"] for row in rows}
     return [row for row in rows if row["personal"] == personal or len(kinds) == 1]
 

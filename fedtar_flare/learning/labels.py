@@ -24,22 +24,20 @@ LabelerName = Literal["synthetic", "chexpert-rules", "ctrate-rules", "none"]
 
 @dataclass(frozen=True)
 class Labeler:
-    """Labels the findings of a report."""
+    """Labels the D ``findings`` of a report.
+
+    ``label`` gives the numbers of their classes among ``classes``, and ``changes`` the changes since the visit before
+    that a text states, as pairs of a finding and a direction. ``known`` are the findings in the images that the shipped
+    model learned from, of a source that knows the truth; ``rules`` grade a report's findings (:func:`.grade`).
+    """
 
     findings: tuple[str, ...]
-    """Names of the D findings."""
     label: Callable[[str], tuple[int, ...]]
-    """Gives the D numbers of a text's classes among ``classes``."""
     changes: Callable[[str], AbstractSet[tuple[str, str]]]
-    """Gives the changes since the visit before that a text states: pairs of a finding and a direction."""
     classes: tuple[str, ...] = CLASSES
-    """Names of the classes."""
     known: frozenset[str] | None = None
-    """Findings in the images that the shipped model learned from, of a source that knows the truth."""
     no_finding: str = ""
-    """Name of the "no finding" class; "" where there is none."""
     rules: RuleLabeler | None = None
-    """Rules that grade a report's findings (:func:`.grade`); None where there are none."""
 
     def stated(self, text: str) -> frozenset[str]:
         """Return the findings that a report states as present."""
@@ -47,8 +45,8 @@ class Labeler:
         return frozenset(name for name, label in labels if label == POSITIVE and name != self.no_finding)
 
 
-KEPT = 2**16
-"""Labelled reports that a process keeps: the rules label a training report once, not in every update."""
+CACHED = 2**16
+"""Labelled reports that a process caches: the rules label a training report once, not in every update."""
 
 
 @cache
@@ -67,9 +65,9 @@ def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
         return _synthetic()
     rules = rule_labeler(name)
 
-    @lru_cache(maxsize=KEPT)
+    @lru_cache(maxsize=CACHED)
     def label(text: str) -> tuple[int, ...]:
-        return tuple(CLASSES.index(found) for found in rules(text).values())
+        return tuple(map(CLASSES.index, rules(text).values()))
 
     return Labeler(
         rules.names, label, partial(finding_changes, labeler=rules), no_finding=rules.no_finding, rules=rules
@@ -98,7 +96,7 @@ def _synthetic() -> Labeler:
     from fedtar_flare.synthetic.reading import changes_in, denied_in, findings_in, kind_labeler
     from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
 
-    @lru_cache(maxsize=KEPT)
+    @lru_cache(maxsize=CACHED)
     def label(text: str) -> tuple[int, ...]:
         stated, denied = findings_in(text), denied_in(text)
         return tuple(

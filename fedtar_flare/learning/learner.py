@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, ClassVar, Self
 
 import torch
@@ -21,8 +22,10 @@ from fedtar_flare.learning.config import TrainingConfig
 from fedtar_flare.learning.patient_privacy import add_private_gradients, generator_of, poisson_batches
 from fedtar_flare.learning.site_model import SiteModel
 from fedtar_flare.learning.training import Trained, Validated, adamw, batches, parts, retry_smaller_batch
-from fedtar_flare.models.adapters.lora import shared_parameters
-from fedtar_flare.protocol.lora_ranks import factor
+from fedtar_flare.models.adapters.lora import shared_parameters, swapped_weights
+from fedtar_flare.models.report_generator import report_loss
+from fedtar_flare.models.tokenizer import IGNORED
+from fedtar_flare.protocol.exchange import factor
 
 __all__ = ["ReportLearner", "Trained"]
 
@@ -38,19 +41,19 @@ class ReportLearner(SiteModel):
 
     Parameters
     ----------
-    training : TrainingConfig
-        Local training.
+    training, **others
+        Arguments of :class:`SiteModel`.
     fresh_noise : bool
         Whether what per-patient DP-SGD draws is new in every task, as at a site with patients; else it is the seed's.
-    **others
-        Arguments of :class:`SiteModel`.
     """
 
     personal_optimizer: torch.optim.Optimizer | None = None
-    rate: float = 1.0
+    rate = 1.0
     """By what a task multiplies its learning rates (:meth:`TrainingConfig.rate_of`)."""
     batch_losses: list[tuple[list[str], Tensor]]
-    """Patients and losses (B,) of the reports of the last batch, micro-batch by micro-batch."""
+    """Patients and losses (B,) of the last batch, micro-batch by micro-batch."""
+    shares_batches: ClassVar[bool] = False
+    """Whether several processes may share a batch though the class sums it in its own way."""
     loss_updates: ClassVar[int | None] = None
     """How many local updates, from the first one, are behind the loss of :class:`Trained`; None: all."""
 
@@ -64,47 +67,9 @@ class ReportLearner(SiteModel):
             self.generator.recompute_layers()
 
     def with_task(self, cohort: Cohort, *, rate: float = 1.0, **others: Any) -> Self:
-        """As :meth:`SiteModel.with_task`, with the factor ``rate`` of the task's learning rates."""
+        """As of the base, with the factor ``rate`` of the task's learning rates."""
         self.rate = rate
         return super().with_task(cohort, **others)
-
-    @classmethod
-    def shares_batches(cls) -> bool:
-        """Tell whether several processes may share a batch.
-
-        Returns
-        -------
-        bool
-            False where the class sums a batch in its own way, unless it says otherwise.
-        """
-        return cls._accumulate is ReportLearner._accumulate
-
-    @classmethod
-    def may_be_private(cls) -> bool:
-        """Tell whether per-patient DP-SGD covers the updates.
-
-        Returns
-        -------
-        bool
-            False where the class makes updates in its own way.
-        """
-        own = ("_accumulate", "local_update", "after_backward")
-        return all(getattr(cls, name) is getattr(ReportLearner, name) for name in own)
-
-    def draw_rate(self, visits: int) -> float:
-        """Compute each patient's probability of being in an update of per-patient DP-SGD.
-
-        Parameters
-        ----------
-        visits : int
-            Training visits of the task.
-
-        Returns
-        -------
-        float
-            ``batch_size / visits``, at most 1.
-        """
-        return min(1.0, self.training.batch_size / visits)
 
     # ------------------------------------------------------------------ hooks
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
@@ -112,10 +77,8 @@ class ReportLearner(SiteModel):
 
         Parameters
         ----------
-        samples : sequence of Sample
-            B samples.
-        images : ImageBatch
-            Their images.
+        samples, images : sequence of Sample and ImageBatch
+            B samples and their images.
         seed : str
             Of this update, for what is random in it.
 
@@ -133,14 +96,10 @@ class ReportLearner(SiteModel):
 
         Parameters
         ----------
-        samples : sequence of Sample
-            The batch.
-        seed : str
-            Of this update.
-        optimizer : torch.optim.Optimizer
-            Of the shared part.
-        start : dict of str to Tensor
-            ``w_{t-1}``, as :meth:`shared` gave it before the first update.
+        samples, seed : sequence of Sample and str
+            The batch, and the seed of this update.
+        optimizer, start : torch.optim.Optimizer and dict of str to Tensor
+            Of the shared part; and ``w_{t-1}``, as :meth:`shared` gave it before the first update.
 
         Returns
         -------
@@ -149,9 +108,9 @@ class ReportLearner(SiteModel):
         """
         loss = self._accumulate(samples, seed)
         self.after_backward(start)
-        parts = (list(self.shared_parameters.values()), list(self.personal_parameters()))
         limit = self.training.max_grad_norm or math.inf
-        norms = [nn.utils.clip_grad_norm_(parameters, limit) for parameters in parts]
+        learnt = (list(self.shared_parameters.values()), list(self.personal_parameters()))
+        norms = [nn.utils.clip_grad_norm_(parameters, limit) for parameters in learnt]
         # the only time in an update that the processor waits for a GPU
         numbers: list[float] = torch.stack([value.to(loss) for value in (loss, *norms)]).tolist()
         if not all(map(math.isfinite, numbers)):
@@ -166,8 +125,7 @@ class ReportLearner(SiteModel):
 
         Parameters
         ----------
-        start : dict of str to Tensor
-            ``w_{t-1}``, as :meth:`shared` gave it.
+        start : dict of str to Tensor, ``w_{t-1}``
         """
 
     def shared_optimizer(self, parameters: Sequence[nn.Parameter], epochs: float) -> torch.optim.Optimizer:
@@ -176,25 +134,21 @@ class ReportLearner(SiteModel):
         Parameters
         ----------
         parameters : sequence of nn.Parameter
-            The shared part.
         epochs : float
             How often the task goes through its visits: reports read / visits.
 
         Returns
         -------
-        torch.optim.Optimizer
-            By default AdamW.
+        torch.optim.Optimizer, by default AdamW
         """
-        rate = self.rate * self.training.lr
-        return adamw(parameters, lr=rate, weight_decay=self.training.weight_decay)
+        return adamw(parameters, lr=self.rate * self.training.lr, weight_decay=self.training.weight_decay)
 
     def personal_parameters(self) -> Sequence[nn.Parameter]:
         """List what is trained besides the adapter and stays at the site.
 
         Returns
         -------
-        sequence of nn.Parameter
-            By default none.
+        sequence of nn.Parameter, by default none
         """
         return ()
 
@@ -203,10 +157,36 @@ class ReportLearner(SiteModel):
 
         Returns
         -------
-        dict of str to Tensor
-            By default nothing.
+        dict of str to Tensor, by default nothing
         """
         return {}
+
+    def losses_and_states(
+        self, samples: Sequence[Sample], images: ImageBatch, weights: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the report losses and the decoder's last hidden states, for a loss on representations.
+
+        Parameters
+        ----------
+        samples, images : sequence of Sample and ImageBatch
+            B samples and their images.
+        weights : dict of str to Tensor, optional
+            Shared weights to compute them with, as :meth:`shared` gives them, without a gradient and before the pass
+            that has one. None: the model as it is.
+
+        Returns
+        -------
+        losses, states, written : Tensor
+            (B,), (B, L, E), and (B, L), bool, which is True at the tokens of the reports.
+        """
+        if weights is not None:
+            with torch.no_grad(), swapped_weights(self.model, weights, self.adapter):
+                return self.losses_and_states(samples, images)
+        self.generator.require_parts("a loss on the decoder's states")
+        ids, labels = (part.to(self.device) for part in self.tokenizer.batch([s.visit.report for s in samples]))
+        with self._autocasting(), self.context(samples, True):
+            logits, states = self.generator.predict(images, ids, tokens=self.tokens(samples, images))
+        return report_loss(logits, labels), states, labels != IGNORED
 
     # ------------------------------------------------------------------ training
     def train(
@@ -229,10 +209,8 @@ class ReportLearner(SiteModel):
             Of the order of the samples.
         on_update : callable
             Called after each update that was made with its number (from 1, skipped ones counted) and loss.
-        updates : int, optional
-            How many; None: as ``training`` says.
-        least : int
-            How many are made even if ``training.seconds`` is up.
+        updates, least : int
+            How many updates to make (None: as ``training`` says), and how many even if ``training.seconds`` is up.
 
         Returns
         -------
@@ -259,7 +237,8 @@ class ReportLearner(SiteModel):
         if self.training.noise_multiplier is not None:
             self._random = generator_of(seed, self.fresh_noise)
             names = [sample.visit.patient_id for sample in samples]
-            planned, batches_ = [], poisson_batches(names, self.draw_rate(len(samples)), count, self._random)
+            rate = self.training.draw_rate(len(samples))
+            planned, batches_ = [], poisson_batches(names, rate, count, self._random)
         # 2. The updates; the next one's images are read while one is made.
         losses: list[float] = []
         report_losses: list[tuple[list[str], Tensor]] = []
@@ -273,8 +252,11 @@ class ReportLearner(SiteModel):
                     break
                 tried = number
                 self.checkpoint()
-                for following in planned[number : number + 1]:
-                    self._read_ahead(reader, [samples[i] for i in following], f"{seed}/{number}")
+                for following in planned[number : number + 1]:  # its first part
+                    share = self.ranks.share([samples[i] for i in following])[: self._micro_batch]
+                    if share:
+                        ahead = reader.submit(self.images, share, f"{seed}/{number}")
+                        self._ahead[f"{seed}/{number}", tuple(map(id, share))] = ahead
                 loss = self.local_update([samples[i] for i in batch], f"{seed}/{number - 1}", optimizer, start)
                 if loss is None:
                     logger.warning("local update %d of %d skipped: its loss or gradient is not finite", number, count)
@@ -289,11 +271,8 @@ class ReportLearner(SiteModel):
         self._ahead = {}
         self._clear_gradients()
         if not losses:
-            raise DataError(
-                f"none of the {tried} local updates had a finite loss and gradient; the learning rate is too high or "
-                "the weights that came down are damaged",
-                reason="non-finite-gradient",
-            )
+            problem = f"none of the {tried} local updates had a finite loss and gradient: too high a learning rate, or "
+            raise DataError(f"{problem}damaged weights that came down", reason="non-finite-gradient")
         # 3. The update w_k - w_{t-1}, and whose visits are behind it and its loss; planted ones are nobody's.
         end = self.shared()
         self.ranks.require_equal(end | self.private())
@@ -309,26 +288,8 @@ class ReportLearner(SiteModel):
             loss_visits=len(real & visits_of_loss),
         )
 
-    def _read_ahead(self, reader: ThreadPoolExecutor, samples: Sequence[Sample], seed: str) -> None:
-        """Let ``reader`` read the images of the next update's first part while this update is made."""
-        for first in [*parts(self.ranks.share(samples), self._micro_batch)][:1]:
-            self._ahead[seed, tuple(map(id, first))] = reader.submit(self.images, first, seed)
-
-    def training_images(self, samples: Sequence[Sample], seed: str) -> ImageBatch:
-        """Collate the images of a part of an update, which may have been read during the update before.
-
-        Parameters
-        ----------
-        samples : sequence of Sample
-            B samples.
-        seed : str
-            Of the update.
-
-        Returns
-        -------
-        ImageBatch
-            As :meth:`images` gives it.
-        """
+    def _training_images(self, samples: Sequence[Sample], seed: str) -> ImageBatch:
+        """Images of a part of an update, which may have been read during the update before."""
         ahead = self._ahead.pop((seed, tuple(map(id, samples))), None)
         return self.images(samples, seed) if ahead is None else ahead.result()
 
@@ -340,30 +301,25 @@ class ReportLearner(SiteModel):
         return not limit or bool(self.ranks.gather(spent * number <= limit * (number - 1))[0])
 
     def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> Tensor:
-        """Loss (float64) and gradient of a batch's mean report loss over all ranks, in parts that fit in memory."""
-        if training_seed is not None and self.training.noise_multiplier is not None:
-            return self._accumulate_private(samples, training_seed, self.training.noise_multiplier)
-        return self._accumulate_plain(samples, training_seed, len(samples))
+        """Loss (float64) and gradient of a batch's mean report loss over all ranks, in parts that fit in memory.
 
-    def _accumulate_private(self, samples: Sequence[Sample], seed: str, noise_multiplier: float) -> Tensor:
-        """As :meth:`_accumulate`, with each patient's gradient clipped and noise on their sum."""
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        of_patient: dict[str, list[Sample]] = {}
+        In per-patient DP-SGD each patient's gradient is clipped, and noise is added to their sum.
+        """
+        noise_multiplier = self.training.noise_multiplier
+        if training_seed is None or noise_multiplier is None:
+            return self._accumulate_plain(samples, training_seed, len(samples))
+        patients: dict[str, list[Sample]] = {}
         for sample in samples:
-            of_patient.setdefault(sample.visit.patient_id, []).append(sample)
-
-        def backward(visits: Sequence[Sample]) -> None:
-            total.add_(self._accumulate_plain(visits, seed, 1))
-
-        add_private_gradients(
+            patients.setdefault(sample.visit.patient_id, []).append(sample)
+        total = add_private_gradients(
             [*self.shared_parameters.values(), *self.personal_parameters()],
-            [partial(backward, visits) for visits in of_patient.values()],
+            [partial(self._accumulate_plain, visits, training_seed, 1) for visits in patients.values()],
             clip=self.training.max_grad_norm,
             noise_multiplier=noise_multiplier,
             reports=self.training.batch_size,
             generator=self._random,
         )
-        return total / max(1, len(samples))
+        return total.to(self.device) / max(1, len(samples))
 
     def _accumulate_plain(self, samples: Sequence[Sample], training_seed: str | None, count: int) -> Tensor:
         """Sum of report losses over ``count``, and its gradient."""
@@ -378,7 +334,7 @@ class ReportLearner(SiteModel):
                 if training_seed is None:
                     losses = self.report_losses(part, self.images(part))
                 else:
-                    losses = self.training_losses(part, self.training_images(part, training_seed), training_seed)
+                    losses = self.training_losses(part, self._training_images(part, training_seed), training_seed)
                 self.batch_losses.append(([sample.visit.patient_id for sample in part], losses.detach()))
                 loss = losses.sum() / count
                 loss.backward()
@@ -400,16 +356,15 @@ class ReportLearner(SiteModel):
     @cached_property
     def shared_parameters(self) -> dict[str, nn.Parameter]:
         """What is trained and travels, by the name under which it does; with ``lora.mean`` 'ffa' without A."""
-        found = shared_parameters(self.model, self.adapter)
-        return {name: p for name, p in found.items() if factor(name) != "A"} if self.lora.mean == "ffa" else found
+        shared = shared_parameters(self.model, self.adapter)
+        return {name: p for name, p in shared.items() if factor(name) != "A"} if self.lora.mean == "ffa" else shared
 
     def validate(self) -> Validated | None:
         """Compute loss and gradient in w over the validation patients' visits, with the personal part.
 
         Returns
         -------
-        Validated or None
-            None without a validation patient.
+        Validated, or None without a validation patient
         """
         samples = self.cohort.samples("validation", least=self.min_cell)
         if not samples:
@@ -426,6 +381,19 @@ class ReportLearner(SiteModel):
         """The mean loss of the reports of all ranks, winsorised so that no report by itself shows in it."""
         if self.min_cell == 1:
             return mean
-        own = [pair for patients, losses in report_losses for pair in zip(patients, losses.tolist(), strict=True)]
-        pairs = [pair for pairs in self.ranks.gather(own) for pair in pairs]
+        pairs: list[tuple[str, float]] = []
+        for patients, losses in report_losses:
+            pairs += zip(patients, losses.tolist(), strict=True)
+        pairs = list(chain.from_iterable(self.ranks.gather(pairs)))
         return winsorised_mean(pairs, self.min_cell) if pairs else mean  # DP-SGD may draw nobody
+
+
+def may_share_batches(kind: type[ReportLearner]) -> bool:
+    """Whether several processes may share a batch: not where the class sums it in its own way, unless it says so."""
+    return kind.shares_batches or kind._accumulate is ReportLearner._accumulate
+
+
+def may_be_private(kind: type[ReportLearner]) -> bool:
+    """Whether per-patient DP-SGD covers the updates: not where the class makes them in its own way."""
+    changed = ("_accumulate", "local_update", "after_backward")
+    return all(getattr(kind, name) is getattr(ReportLearner, name) for name in changed)

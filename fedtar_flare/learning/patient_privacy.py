@@ -33,17 +33,21 @@ def poisson_batches(
 
 def add_private_gradients(
     parameters: Sequence[nn.Parameter],
-    patients: Sequence[Callable[[], None]],
+    patients: Sequence[Callable[[], Tensor]],
     *,
     clip: float,
     noise_multiplier: float,
     reports: int,
     generator: torch.Generator,
-) -> None:
-    """Set the gradients to the noisy sum over patients of clipped gradients, divided by ``reports``."""
+) -> Tensor:
+    """Set the gradients to the noisy sum over patients of clipped gradients, divided by ``reports``.
+
+    Each of ``patients`` sets a patient's gradients and gives the loss; the sum of the losses is returned, float64.
+    """
+    loss = torch.zeros((), dtype=torch.float64)
     sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
     for backward in patients:
-        backward()
+        loss = loss + backward().to(loss)
         gradients = [parameter.grad for parameter in parameters]
         norm = nn.utils.get_total_norm([g.float() for g in gradients if g is not None])
         if torch.isfinite(norm):
@@ -54,3 +58,4 @@ def add_private_gradients(
     for parameter, total in zip(parameters, sums, strict=True):
         noise: Tensor = torch.randn(total.shape, generator=generator).to(total.device)
         parameter.grad = ((total + noise_multiplier * clip * noise) / reports).to(parameter.dtype)
+    return loss

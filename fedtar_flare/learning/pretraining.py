@@ -7,6 +7,8 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -16,6 +18,7 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import Settings
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.cache import Prepared
+from fedtar_flare.learning.training import parts
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 from fedtar_flare.models.tokenizer import ReportTokenizer
 
@@ -38,7 +41,7 @@ class PretrainingConfig(Settings):
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a warm start: means of the losses since the last report, and ``rate`` in updates per second."""
+    """Means of the losses since the last report, and ``rate`` in updates per second."""
 
     step: int
     steps: int
@@ -49,10 +52,8 @@ class Progress:
 
     def __str__(self) -> str:
         left = (self.steps - self.step) / self.rate
-        return (
-            f"step {self.step}/{self.steps}  paired loss {self.paired_loss:.3f}  text loss {self.text_loss:.3f}  "
-            f"finding loss {self.finding_loss:.3f}  {self.rate:.2f} steps/s  {left / 60:.1f} min left"
-        )
+        losses = f"paired {self.paired_loss:.3f}, texts {self.text_loss:.3f}, findings {self.finding_loss:.3f}"
+        return f"step {self.step}/{self.steps}  losses: {losses}  {self.rate:.2f} steps/s  {left / 60:.1f} min left"
 
 
 def pretrain(
@@ -90,9 +91,18 @@ def pretrain(
     frozen = [p for n, p in model.named_parameters() if p.requires_grad and only is not None and n not in only]
     for parameter in frozen:
         parameter.requires_grad_(False)
-    optimizer = torch.optim.AdamW(_groups(trained), lr=config.lr, betas=(0.9, 0.98))
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": decay} for decay in (WEIGHT_DECAY, 0.0)]
+    for parameter in filter(attrgetter("requires_grad"), trained.parameters()):
+        groups[0 if parameter.dim() > 1 else 1]["params"].append(parameter)
+    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.98))
     warm = min(100, config.steps // 10) if warmup is None else warmup
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share_of_lr(step, config.steps, warm))
+
+    def share_of_lr(step: int) -> float:
+        if step < warm:
+            return (step + 1) / (warm + 1)
+        return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, config.steps - warm)))
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_lr)
     pairs = _endless(len(reports), config.batch_size, config.seed) if reports else None
     alone = _endless(len(texts), TEXT_BATCH, config.seed + 1) if texts else None
     losses: list[tuple[float, float, float]] = []
@@ -135,11 +145,10 @@ def pretrain(
 def write_reports(model: ReportGenerator, tokenizer: ReportTokenizer, images: Sequence[Prepared]) -> list[str]:
     """Reports that the model generates for these images, in their order."""
     device = next(model.parameters()).device
-    written = []
-    for start in range(0, len(images), GENERATION_BATCH):
-        batch = collate(images[start : start + GENERATION_BATCH]).to(device)
-        written += [tokenizer.decode(row) for row in model.generate(batch).tolist()]
-    return written
+    drafts = []
+    for part in parts(images, GENERATION_BATCH):
+        drafts += [tokenizer.decode(row) for row in model.generate(collate(part).to(device)).tolist()]
+    return drafts
 
 
 def _mean_loss(model: ReportGenerator, tokenizer: ReportTokenizer, reports: Sequence[str], **memory: Tensor) -> Tensor:
@@ -155,21 +164,6 @@ def _statistics(model: ReportGenerator, learn: bool) -> None:
     for module in model.encoder.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             module.train(learn)
-
-
-def _groups(model: torch.nn.Module) -> list[dict[str, object]]:
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": WEIGHT_DECAY},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-
-
-def _share_of_lr(step: int, steps: int, warmup: int) -> float:
-    if step < warmup:
-        return (step + 1) / (warmup + 1)
-    done = (step - warmup) / max(1, steps - warmup)
-    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def _endless(number: int, size: int, seed: int) -> Iterator[list[int]]:

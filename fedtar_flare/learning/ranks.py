@@ -36,12 +36,10 @@ class LostRank(FedTARError):
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process, 0 .. size - 1, among those that train together, whose group is torch's default one; or alone."""
+    """The number of this process, and how many train together, whose group is torch's default one; by default one."""
 
     rank: int = 0
-    """This process's number, from 0."""
     size: int = 1
-    """How many processes there are."""
 
     def share(self, items: Sequence[_Item]) -> Sequence[_Item]:
         """Choose the items of this rank."""
@@ -57,11 +55,11 @@ class Ranks:
         learnt = [parameter for parameter in dict.fromkeys(parameters) if parameter.requires_grad]
         has = [float(loss), *(p.grad is not None for p in learnt)]
         sums = self._sum(torch.tensor(has, dtype=torch.float64, device=_device()))
-        _, *many = sums.tolist()
-        moved = [parameter for parameter, count in zip(learnt, many, strict=True) if count]
+        moved = [parameter for parameter, count in zip(learnt, sums[1:].tolist(), strict=True) if count]
         if moved:
-            flat = torch.cat([_gradient(parameter) for parameter in moved])
-            gradients = self._sum(flat).split([parameter.numel() for parameter in moved])
+            flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in moved]
+            total = self._sum(torch.cat([gradient.detach().float().flatten() for gradient in flat]))
+            gradients = total.split([parameter.numel() for parameter in moved])
             for parameter, gradient in zip(moved, gradients, strict=True):
                 # as the parameter lies in memory, which a fused optimiser asks for
                 parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient.view_as(parameter))
@@ -99,10 +97,10 @@ class Ranks:
     def _all(self, values: Tensor) -> list[Tensor]:
         """The ranks' tensors of one shape, on the CPU."""
         mine = values.to(_device())
-        found = [torch.empty_like(mine) for _ in range(self.size)]
+        tensors = [torch.empty_like(mine) for _ in range(self.size)]
         with self._together():
-            distributed.all_gather(found, mine)
-            return [one.cpu() for one in found]
+            distributed.all_gather(tensors, mine)
+            return [tensor.cpu() for tensor in tensors]
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -133,9 +131,3 @@ def join(ranks: Ranks, device: str, folder: Path) -> None:
 
 def _device() -> str:
     return "cuda" if distributed.get_backend() == "nccl" else "cpu"
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    """Of one parameter, (numel,), float32; zeros where there is none."""
-    found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-    return found.detach().float().flatten()

@@ -23,10 +23,8 @@ from fedtar_flare.metrics.labeler import NEURAL, classes_of
 from fedtar_flare.metrics.reports import TextLabeler
 from fedtar_flare.models.weights import load_weights, model_tensors, save_weights
 
-LONGEST, BATCH = 512, 32
-"""Tokens of a report, and reports of a batch."""
-MOST_LAYERS, MOST_VALUES = 64, 1e9
-"""Of an encoder; BERT large has 24 layers and 0.34e9 values."""
+LONGEST, BATCH = 512, 32  # tokens of a report, and reports of a batch
+MOST_LAYERS, MOST_VALUES = 64, 1e9  # of an encoder; BERT large has 24 layers and 0.34e9 values
 ABOUT = "labeler.json"
 
 
@@ -62,8 +60,8 @@ def import_labeler(file: Path, out: Path, kind: str | None = None, tokenizer: Pa
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        said = "; ".join(line.strip()[:200] for line in str(error).splitlines()[1:3])
-        raise ConfigError(f"{file} does not fit {kind} with the encoder of {folder}: {said}") from error
+        why = "; ".join(line.strip()[:200] for line in str(error).splitlines()[1:3])
+        raise ConfigError(f"{file} does not fit {kind} with the encoder of {folder}: {why}") from error
     save_weights(model, out / "model.safetensors", torch.float32)
     words.chat_template = None  # a labeler has no use for one, and templates are saved under names of their own
     words.save_pretrained(out)
@@ -79,7 +77,7 @@ def _read(file: Path) -> dict[str, Tensor]:
         state = torch.load(file, map_location="cpu", weights_only=True)
         state = state.get("model_state_dict", state)
         # older versions of transformers kept position ids as a weight; they are no parameter
-        state = {name.removeprefix("module."): one for name, one in state.items() if not name.endswith("position_ids")}
+        state = {name.removeprefix("module."): v for name, v in state.items() if not name.endswith("position_ids")}
     except Exception as error:  # torch.load raises what the file makes it raise
         why = f"cannot be read as torch's file of a state dict; was it cut short? ({str(error)[:120]})"
         if code := re.search(r"GLOBAL (\S+)", str(error)):
@@ -116,14 +114,14 @@ def _built(kind: str, folder: Path) -> tuple[LabelerModel, Any]:
 
 @dataclass(frozen=True)
 class ReportLabeler:
-    """The labeler in a folder, loaded when there is something to label; ConfigError where there is none."""
+    """The labeler that :func:`import_labeler` wrote to ``folder``, loaded when there is something to label.
+
+    ``cache`` is a folder for labels of references, by a digest of the text.
+    """
 
     folder: Path
-    """As :func:`import_labeler` wrote it."""
     device: str = "cpu"
-    """Device of torch."""
     cache: Path | None = None
-    """Folder for labels of references, by a digest of the text."""
 
     def __post_init__(self) -> None:
         if not (self.folder / ABOUT).is_file() or read_json(self.folder / ABOUT).get("kind") not in NEURAL:
@@ -142,9 +140,9 @@ class ReportLabeler:
             known = read_json(file)
         digests = {text: hashlib.sha256(text.encode()).hexdigest()[:32] for text in references}
         codes = {text: known[digest] for text, digest in digests.items() if digest in known}
-        left = [text for text in dict.fromkeys([*digests, *drafts]) if text not in codes]
-        codes |= self._labels(about["kind"], left, checkpoint) if left else {}
-        if file and not digests.keys().isdisjoint(left):
+        new = [text for text in dict.fromkeys([*digests, *drafts]) if text not in codes]
+        codes |= self._labels(about["kind"], new, checkpoint) if new else {}
+        if file and not digests.keys().isdisjoint(new):
             write_json(file, known | {digest: codes[text] for text, digest in digests.items()}, PRIVATE)
         return TextLabeler(about["kind"], codes.__getitem__)
 
@@ -152,17 +150,17 @@ class ReportLabeler:
     def _labels(self, kind: str, texts: Sequence[str], checkpoint: Callable[[], None]) -> dict[str, str]:
         model, tokenizer = _built(kind, self.folder)
         load_weights(model.to(self.device), self.folder)
-        texts, size, found = sorted(texts, key=len), BATCH, dict[str, str]()
+        texts, size, codes = sorted(texts, key=len), BATCH, dict[str, str]()
 
-        def read(size: int) -> int:
-            chosen = texts[len(found) :][:size]
+        def label(size: int) -> int:
+            chosen = texts[len(codes) :][:size]
             words = [" ".join(text.split()) for text in chosen] if kind == "chexbert" else chosen
             tokens = tokenizer(words, padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
             numbers = model(tokens.to(self.device)).tolist()
-            found.update(zip(chosen, ("".join(CLASSES[i][0] for i in row) for row in numbers), strict=True))
+            codes.update(zip(chosen, ("".join(CLASSES[i][0] for i in row) for row in numbers), strict=True))
             return size
 
-        while len(found) < len(texts):
+        while len(codes) < len(texts):
             checkpoint()
-            size = retry_smaller_batch(size, read)
-        return found
+            size = retry_smaller_batch(size, label)
+        return codes

@@ -81,14 +81,12 @@ class DiagnosisConfig(Settings):
 
     def of(self, source: str) -> "DiagnosisConfig":
         """Decide ``auto`` and the learning rate at a site."""
-        synthetic = source == "synthetic"
-        tells = self.labeler
-        if tells == "auto":
-            tells = "synthetic" if synthetic else "none"
-        shared = self.shared
+        synthetic, labeler, shared = source == "synthetic", self.labeler, self.shared
+        if labeler == "auto":
+            labeler = "synthetic" if synthetic else "none"
         if shared == "auto":
-            shared = synthetic and tells != "none"
-        decided = self.replace(labeler=tells, shared=shared)
+            shared = synthetic and labeler != "none"
+        decided = self.replace(labeler=labeler, shared=shared)
         return decided.replace(lr=decided.rate)
 
     @property
@@ -127,14 +125,7 @@ class DiagnosisConfig(Settings):
 
 
 class SiteDiagnosis:
-    """The head of one site, and the initial head.
-
-    Parameters
-    ----------
-    config : DiagnosisConfig
-    generator : ReportGenerator
-        With a diagnosis branch, whose head is trained from now on.
-    """
+    """The head of one site, which is trained from now on, and the initial head."""
 
     def __init__(self, config: DiagnosisConfig, generator: ReportGenerator):
         self._label = labeler(config.labeler, "positive").label
@@ -154,25 +145,20 @@ class SiteDiagnosis:
         return any(not torch.equal(now[name], start[name].to(now[name])) for name in now)
 
     def classes(self, samples: Sequence[Sample]) -> Tensor:
-        """Label the reports of samples.
-
-        Returns
-        -------
-        Tensor
-            (B, D), int64.
-        """
-        found = [self._label(sample.visit.report) for sample in samples]
-        return torch.tensor(found, dtype=torch.long, device=self._branch.embeddings.device)
+        """Label the reports of samples: classes (B, D), int64."""
+        return self._tensor([self._label(sample.visit.report) for sample in samples])
 
     def prompts(self, samples: Sequence[Sample], prior: PriorBatch | None = None) -> Tensor:
-        """Embed the findings of the reports, compared with those before where ``prior`` shows a visit.
+        """Embed the findings of the reports (B, D, E), compared with those before where ``prior`` shows a visit."""
+        before = None
+        if prior is not None:
+            nothing = [UNKNOWN] * self._branch.findings
+            rows = zip(samples, is_shown(prior).tolist(), strict=True)
+            before = self._tensor([self._label(s.prior.report) if shown and s.prior else nothing for s, shown in rows])
+        return self._branch.embed(self.classes(samples), before)
 
-        Returns
-        -------
-        Tensor
-            (B, D, E).
-        """
-        return self._branch.embed(self.classes(samples), None if prior is None else self._before(samples, prior))
+    def _tensor(self, classes: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(classes, dtype=torch.long, device=self._branch.embeddings.device)
 
     def mask_rare_findings(
         self, update: Mapping[str, Tensor], samples: Sequence[Sample], least: int
@@ -182,33 +168,14 @@ class SiteDiagnosis:
         classes = self.classes(samples).bool().cpu()
         having = ([p for p, has in zip(patients, column, strict=True) if has] for column in classes.T.tolist())
         rare = torch.tensor([not enough(ids, max(least, FEWEST)) for ids in having])
-        return {
-            name: value.masked_fill(rare.view(-1, *[1] * (value.dim() - 1)), 0)
-            if matches(name, [HEAD_NAMES])
-            else value
-            for name, value in update.items()
-        }
-
-    def _before(self, samples: Sequence[Sample], prior: PriorBatch) -> Tensor:
-        """Classes (B, D) of the findings in the reports before, UNKNOWN where nothing is shown of the visit."""
-        rows = zip(samples, is_shown(prior).tolist(), strict=True)
-        nothing = [UNKNOWN] * self._branch.findings
-        found = [self._label(s.prior.report) if shown and s.prior is not None else nothing for s, shown in rows]
-        return torch.tensor(found, dtype=torch.long, device=self._branch.embeddings.device)
+        masked = dict(update)
+        for name, value in update.items():
+            if matches(name, [HEAD_NAMES]):
+                masked[name] = value.masked_fill(rare.view(-1, *[1] * (value.dim() - 1)), 0)
+        return masked
 
     def losses(self, samples: Sequence[Sample], tokens: Tensor, slice_mask: Tensor) -> Tensor:
-        """Cross-entropy of the head; no gradient flows back to the encoder.
-
-        Parameters
-        ----------
-        tokens, slice_mask : Tensor
-            (B, S, N, C) and (B, S).
-
-        Returns
-        -------
-        Tensor
-            (B,).
-        """
+        """Cross-entropy (B,) of the head on tokens (B, S, N, C); no gradient flows back to the encoder."""
         return diagnosis_losses(self._branch(tokens.detach(), slice_mask), self.classes(samples))
 
     @contextmanager
@@ -228,6 +195,6 @@ class SiteDiagnosis:
 @torch.no_grad()
 def load_head(generator: ReportGenerator, state: Mapping[str, Tensor]) -> None:
     """Load the head of a :meth:`SiteDiagnosis.state` into a model that has the branch."""
-    found = without_prefix(state, _PREFIX)
-    if found and generator.diagnosis is not None:
-        generator.diagnosis.head.load_state_dict(found)
+    head = without_prefix(state, _PREFIX)
+    if head and generator.diagnosis is not None:
+        generator.diagnosis.head.load_state_dict(head)

@@ -23,10 +23,17 @@ from fedtar_flare.imaging.transform_list import Spec, deterministic, random_for_
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.evaluation import Evaluated, report_rows, site_scores
-from fedtar_flare.learning.frozen import KEPT_BYTES, FrozenStages
-from fedtar_flare.learning.prior import PRIOR_DROPOUT, prior_batch, shown_kinds, writing_order
+from fedtar_flare.learning.inputs import (
+    PRIOR_DROPOUT,
+    STORED_BYTES,
+    FrozenStages,
+    augmented,
+    prior_batch,
+    shown_kinds,
+    writing_order,
+)
 from fedtar_flare.learning.ranks import ALONE, Ranks
-from fedtar_flare.learning.training import augmented, retry_smaller_batch
+from fedtar_flare.learning.training import retry_smaller_batch
 from fedtar_flare.models.adapters.lora import (
     adapter_config,
     add_lora,
@@ -40,7 +47,7 @@ from fedtar_flare.models.build import build_model, build_tokenizer, require_trai
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.weights import fingerprint
-from fedtar_flare.protocol.lora_ranks import lowered
+from fedtar_flare.protocol.exchange import lowered
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -57,41 +64,13 @@ class SiteModel:
     Learners are site models that train; ``fedtar generate`` builds the same class again from what a run left. The hooks
     are what a method overrides; all have a default. :attr:`adapter` names the set of factors that travels.
 
-    Parameters
-    ----------
-    model : ModelConfig
-        The base model.
-    lora : LoRAConfig
-        The adapter that travels.
-    training : TrainingConfig
-        Local training.
-    cohort : Cohort
-        The patients, prepared by ``prepare_cohort``; :meth:`with_task` may replace them.
-    seed : int
-        Of the adapter's initial values, the same at every site.
-    device, precision : str
-        As in a site file (:func:`~fedtar_flare.learning.device.choose_device`).
-    checkpoint : callable
-        Called between batches; raises to stop an aborted job.
-    local_paths : dict of str to Path, optional
-        Where the parts lie that ``model`` names (``with_local_paths``).
-    restored : callable, optional
-        Makes of the base model one with an adapter that a run left, instead of a new one.
-    lora_rank : int, optional
-        The site's own rank, at most ``lora.rank``: :meth:`shared` then has the first so many ranks.
-    ranks : Ranks
-        The processes that share a batch, or the reports to write.
-    transforms : sequence of dict
-        ``data.transforms`` of the job.
-    image_change : callable, optional
-        Makes the images of a simulated site its own; those of earlier visits stay as they are.
-    report_labeler : ReportLabeler, optional
-        The site's own, for clinical efficacy.
-
-    Raises
-    ------
-    ConfigError
-        The model cannot be built, or parts of it would stay at random values.
+    The patients of ``cohort`` are prepared by ``prepare_cohort``; :meth:`with_task` may replace them. ``seed`` is of
+    the adapter's initial values, the same at every site. ``checkpoint`` is called between batches, to stop an aborted
+    job. ``local_paths`` say where the parts lie that ``model`` names. ``restored`` makes of the base model one
+    with an adapter that a run left, instead of a new one. ``lora_rank`` is the site's own, at most ``lora.rank``.
+    ``ranks`` are the processes that share a batch, or the reports to write. ``transforms`` are the job's
+    ``data.transforms``; ``image_change`` makes the images of a simulated site its own, not those of earlier visits.
+    ``report_labeler`` is the site's own, for clinical efficacy.
     """
 
     adapter: ClassVar[str] = DEFAULT_ADAPTER
@@ -147,7 +126,7 @@ class SiteModel:
         else:
             self.model = restored(generator).to(self.device)
         self.generator = generator
-        self._frozen = FrozenStages(generator, KEPT_BYTES if restored is None else 0)
+        self._frozen = FrozenStages(generator, STORED_BYTES if restored is None else 0)
 
     def with_task(
         self,
@@ -208,18 +187,7 @@ class SiteModel:
         personal: bool = True,
         prompts: Tensor | None = None,
     ) -> Tensor:
-        """Compute the loss of each report.
-
-        Parameters
-        ----------
-        prompts : Tensor, optional
-            In training, prompts (B, D, E) in place of those that the diagnosis head gives.
-
-        Returns
-        -------
-        Tensor
-            Mean token loss of each report, shape (B,), float32.
-        """
+        """Mean token loss of each report, (B,), float32; ``prompts`` (B, D, E) take the place of the head's."""
         input_ids, labels = self.tokenizer.batch([sample.visit.report for sample in samples])
         with self._autocasting(), self.context(samples, personal):
             ids, labels = input_ids.to(self.device), labels.to(self.device)
@@ -237,8 +205,8 @@ class SiteModel:
             "parameters": sum(p.numel() for n, p in self.model.named_parameters() if ".lora_" not in n),
             "fingerprint": self.fingerprint,
             "prior": self.cohort.timeline.prior,
-            **({"priors": many} if (many := self.cohort.timeline.priors) > 1 else {}),
-            **({"transforms": [dict(spec) for spec in kept]} if (kept := deterministic(self.transforms)) else {}),
+            **({"priors": priors} if (priors := self.cohort.timeline.priors) > 1 else {}),
+            **({"transforms": list(map(dict, fixed))} if (fixed := deterministic(self.transforms)) else {}),
             "config": self._config.to_dict(),
         }
 
@@ -249,8 +217,8 @@ class SiteModel:
 
     def load_shared(self, weights: Mapping[str, Tensor]) -> None:
         """Load the shared part."""
-        here = weights if self.lora_rank == self.lora.rank else lowered(weights, self.lora_rank)
-        load_shared_state(self.model, here, self.adapter)
+        at_rank = weights if self.lora_rank == self.lora.rank else lowered(weights, self.lora_rank)
+        load_shared_state(self.model, at_rank, self.adapter)
 
     def exchanged(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Give the shared part at the job's rank, which may be above the site's own."""
@@ -284,8 +252,8 @@ class SiteModel:
 
     def prepared(self, samples: Sequence[Sample]) -> list[Prepared]:
         """Read the samples' images from the cache, as this site's machine shows them."""
-        found = images_of(samples)
-        return found if self.image_change is None else [self.image_change(one) for one in found]
+        prepared = images_of(samples)
+        return prepared if self.image_change is None else list(map(self.image_change, prepared))
 
     def prior(
         self,
@@ -307,21 +275,17 @@ class SiteModel:
         return None if batch is None else batch.to(self.device)
 
     def tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
-        """Encode images; what the encoder's frozen stages give is computed once for each study, unless images change.
+        """Encode images as tokens (B, S, N, C): S slices, N tokens a slice, C channels.
 
-        Returns
-        -------
-        Tensor
-            Tokens (B, S, N, C): S slices, N tokens a slice, C channels.
+        What the encoder's frozen stages give is computed once for each study, unless images change.
         """
-        kept = self._reading
-        if kept is not None and "tokens" in kept:
-            return kept["tokens"]
+        if self._reading:
+            return self._reading["tokens"]
         as_prepared = not self.random_transforms() and self.image_change is None
-        found = self._frozen.tokens(samples, images) if as_prepared else self.generator.tokens(images)
-        if kept is not None:
-            kept["tokens"] = found
-        return found
+        tokens = self._frozen.tokens(samples, images) if as_prepared else self.generator.tokens(images)
+        if self._reading is not None:
+            self._reading["tokens"] = tokens
+        return tokens
 
     @contextmanager
     def _reading_once(self) -> Iterator[None]:
@@ -363,16 +327,13 @@ class SiteModel:
         steps: int | Collection[int] | None = None,
         generic: bool = True,
     ) -> Evaluated:
-        """Write drafts and score them against the reports.
+        """Write drafts and score them against the reports, with and, where ``generic``, without the personal part.
 
         Each pass reuses the loaded images. Of several processes each writes its share, and all end with every draft.
         """
-        with torch.no_grad(), self._writing():
-            return self._evaluate(min_cell, self.cohort.samples(split, steps), generic and self.has_personal_part)
-
-    def _evaluate(self, min_cell: int, samples: list[Sample], generic: bool) -> Evaluated:
-        apart = generic and self.personal_part_acts
-        kinds = (True, False) if apart else (True,)
+        samples, generic = self.cohort.samples(split, steps), generic and self.has_personal_part
+        twice = generic and self.personal_part_acts
+        kinds = (True, False) if twice else (True,)
         loss_of: dict[bool, dict[int, float]] = {True: {}, False: {}}
         text_of: dict[bool, dict[Visit, str]] = {True: {}, False: {}}
         generated = self.cohort.timeline.prior_generated
@@ -388,23 +349,26 @@ class SiteModel:
                     images.prior = self.prior(part, texts=text_of[personal])
                 with self._reading_once():
                     loss_of[personal] |= zip(chosen, self.report_losses(part, images, personal).tolist(), strict=True)
-                    written = self.generate(part, images, personal)
-                text_of[personal] |= zip((sample.visit for sample in part), written, strict=True)
+                    drafts = self.generate(part, images, personal)
+                text_of[personal] |= zip((sample.visit for sample in part), drafts, strict=True)
             progress(len(text_of[True]))
 
+        # 1. Losses and drafts of this process's share, in parts that fit in memory; then all processes' together.
         for turn in writing_order(samples) if generated else [range(len(samples))]:
             # reports of a length end together
             left = mine = self.ranks.share(sorted(turn, key=lambda i: len(samples[i].visit.report)))
-            while left:
-                retry_smaller_batch(self._evaluation_batch, partial(score, left))
-                left = left[self._evaluation_batch :]
-            own = [[(i, loss_of[p][i], text_of[p][samples[i].visit]) for i in mine] for p in kinds]
-            for found in self.ranks.gather(own):
-                for p, scored in zip(kinds, found, strict=True):
+            with torch.no_grad(), self._writing():
+                while left:
+                    retry_smaller_batch(self._evaluation_batch, partial(score, left))
+                    left = left[self._evaluation_batch :]
+            written = [[(i, loss_of[p][i], text_of[p][samples[i].visit]) for i in mine] for p in kinds]
+            for of_rank in self.ranks.gather(written):
+                for p, scored in zip(kinds, of_rank, strict=True):
                     loss_of[p] |= {i: loss for i, loss, _ in scored}
                     text_of[p] |= {samples[i].visit: text for i, _, text in scored}
+        # 2. Scores; a personal part that does not act scores as none.
         passes = (True, False) if generic else (True,)
-        if not apart:
+        if not twice:
             loss_of[False], text_of[False] = loss_of[True], text_of[True]
         losses = {p: [loss_of[p][i] for i in range(len(samples))] for p in passes}
         texts = {p: [text_of[p][sample.visit] for sample in samples] for p in passes}

@@ -1,8 +1,8 @@
-"""Pieces of local training: what it gives, batches, gradient norms, augmented images, the optimiser's state."""
+"""Pieces of local training: what it gives, batches, and the optimiser with its state."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -11,20 +11,6 @@ from torch import Tensor, nn
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.core.files import without_prefix
-from fedtar_flare.data.cohort import Sample
-from fedtar_flare.imaging.cache import Prepared
-from fedtar_flare.imaging.transform_list import Spec
-
-__all__ = [
-    "Trained",
-    "Validated",
-    "adamw",
-    "augmented",
-    "load_optimizer_state",
-    "optimizer_state",
-    "parts",
-    "require_finite",
-]
 
 logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
@@ -58,35 +44,15 @@ class Trained:
 
 @dataclass(frozen=True)
 class Validated:
-    """What validation gave."""
+    """What validation gave: the mean loss of the reports (of their tokens), its gradient in w by name, their number."""
 
     loss: float
-    """Mean over reports of each report's mean token loss."""
     gradient: dict[str, Tensor]
-    """Of the loss in w, by name."""
     reports: int
-    """How many there were."""
 
 
 def batches(samples: int, size: int, count: int, seed: int) -> Iterator[list[int]]:
-    """Draw batches of indices, running through shuffled epochs; the last batch of an epoch may be smaller.
-
-    Parameters
-    ----------
-    samples : int
-        Number of samples.
-    size : int
-        Of a batch.
-    count : int
-        How many batches.
-    seed : int
-        Of the order.
-
-    Yields
-    ------
-    list of int
-        The batch's indices.
-    """
+    """Draw batches of indices, running through shuffled epochs; the last batch of an epoch may be smaller."""
     generator = torch.Generator().manual_seed(seed)
     order: list[int] = []
     for _ in range(count):
@@ -97,20 +63,7 @@ def batches(samples: int, size: int, count: int, seed: int) -> Iterator[list[int
 
 
 def parts(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
-    """Cut a sequence into parts of a size.
-
-    Parameters
-    ----------
-    items : sequence
-        Kept in their order.
-    size : int
-        Of a part; the last may be smaller.
-
-    Yields
-    ------
-    sequence
-        The next part.
-    """
+    """Cut a sequence into parts of a size; the last may be smaller."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
@@ -137,68 +90,15 @@ def retry_smaller_batch(size: int, run: Callable[[int], _Result]) -> _Result:
 
 
 def adamw(parameters: Sequence[Any], **settings: Any) -> torch.optim.AdamW:
-    """Make AdamW; one kernel for all parameters where they are on a GPU.
-
-    Parameters
-    ----------
-    parameters : sequence
-        Parameters, or groups of them.
-    **settings
-        Of :class:`torch.optim.AdamW`.
-
-    Returns
-    -------
-    torch.optim.AdamW
-        The optimiser.
-    """
+    """Make AdamW of parameters or of groups of them; one kernel for all where they are on a GPU."""
     tensors: list[Tensor] = []
     for item in parameters:
         tensors += item["params"] if isinstance(item, dict) else [item]
     return torch.optim.AdamW(parameters, fused=any(map(attrgetter("is_cuda"), tensors)) or None, **settings)
 
 
-def augmented(
-    prepared: Sequence[Prepared], samples: Sequence[Sample], seed: str, transforms: Sequence[Spec]
-) -> list[Prepared]:
-    """Change images at random; the change depends on the visit and the seed alone.
-
-    Parameters
-    ----------
-    prepared : sequence of Prepared
-        The images.
-    samples : sequence of Sample
-        Whose images they are.
-    seed : str
-        Of the update.
-    transforms : sequence of dict
-        Random transforms, as ``data.transforms`` names them.
-
-    Returns
-    -------
-    list of Prepared
-        Changed copies.
-    """
-    from fedtar_flare.imaging.augment import augment, sample_seed
-
-    seeds = [sample_seed(0, seed, sample.visit.patient_id, sample.visit.visit_id) for sample in samples]
-    return [replace(one, image=augment(one.image, own, transforms)) for one, own in zip(prepared, seeds, strict=True)]
-
-
 def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Copy the optimiser's state of some parameters.
-
-    Parameters
-    ----------
-    optimizer : torch.optim.Optimizer
-        AdamW.
-    parameters : dict of str to nn.Parameter
-        By name.
-
-    Returns
-    -------
-    dict of str to Tensor
-        As ``adamw/<field>/<parameter>``; empty before the first step.
-    """
+    """AdamW's state of these parameters, as ``adamw/<field>/<parameter>``; empty before the first step."""
     return {
         f"{_PREFIX}{key}/{name}": value
         for name, parameter in parameters.items()
@@ -209,17 +109,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, n
 def load_optimizer_state(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]
 ) -> None:
-    """Load what :func:`optimizer_state` gave.
-
-    Parameters
-    ----------
-    optimizer : torch.optim.Optimizer
-        AdamW; its state is replaced.
-    parameters : dict of str to nn.Parameter
-        By name.
-    state : dict of str to Tensor
-        Other names than ``adamw/...`` are ignored.
-    """
+    """Replace AdamW's state by what :func:`optimizer_state` gave; other names in ``state`` are ignored."""
     optimizer.state.clear()
     for key, value in without_prefix(state, _PREFIX).items():
         field, name = key.split("/", 1)
@@ -230,18 +120,7 @@ def load_optimizer_state(
 
 
 def require_finite(state: Mapping[str, Tensor]) -> None:
-    """Refuse a state with NaN or infinity: saved, it would spoil every later task.
-
-    Parameters
-    ----------
-    state : dict of str to Tensor
-        The private state.
-
-    Raises
-    ------
-    DataError
-        ``non-finite-state``.
-    """
+    """Refuse a private state with NaN or infinity: saved, it would spoil every later task."""
     for name, value in state.items():
         if not torch.isfinite(value).all():
             raise DataError(

@@ -14,7 +14,7 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer, PooledSite
-from fedtar_flare.protocol.tasks import close_round, handshake, train
+from fedtar_flare.protocol.contract import close_round, handshake, train
 from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.state import SiteState
 

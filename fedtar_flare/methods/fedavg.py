@@ -7,9 +7,8 @@ cost as many exchanges and local updates as FedTAR's.
 
 from collections.abc import Collection, Sequence
 
-from fedtar_flare.protocol.contract import Contract
+from fedtar_flare.protocol.contract import ADAPTER, PARAMETERS, Contract, close_round, handshake, train
 from fedtar_flare.protocol.exchange import Tensors
-from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, close_round, handshake, train
 from fedtar_flare.registry import Method
 from fedtar_flare.runtime.exchange import Answers
 from fedtar_flare.runtime.recipe import PRESETS

@@ -24,7 +24,7 @@ from fedtar_flare.learning.training import Trained, Validated
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import PooledSite
 from fedtar_flare.models.adapters.lora import swapped_weights
-from fedtar_flare.protocol.lora_ranks import pairs
+from fedtar_flare.protocol.exchange import pairs
 from fedtar_flare.runtime.site_learner import charge
 from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.state import state_of_run
@@ -78,7 +78,7 @@ class FineTuneSite(PooledSite):
         if task.header.round < task.header.rounds or not visits:
             return
         updates = learner.updates or self.settings.training.updates_of(visits)
-        if not charge(task, learner.draw_rate(visits), updates):
+        if not charge(task, learner.training.draw_rate(visits), updates):
             task.logger.warning("not fine-tuned: the privacy budget of per-patient DP-SGD is spent")
             return
         start = learner.shared()

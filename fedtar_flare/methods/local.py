@@ -12,7 +12,7 @@ import torch
 
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
-from fedtar_flare.protocol.tasks import close_round, handshake, train
+from fedtar_flare.protocol.contract import close_round, handshake, train
 
 
 class LocalLearner(ReportLearner):

@@ -39,9 +39,8 @@ from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import Trained
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer, PooledSite
-from fedtar_flare.protocol.contract import LORA_NAMES, Group
+from fedtar_flare.protocol.contract import LORA_NAMES, Group, close_round, handshake, train
 from fedtar_flare.protocol.exchange import Tensors
-from fedtar_flare.protocol.tasks import close_round, handshake, train
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.exchange import Answers
 from fedtar_flare.runtime.task import Task

@@ -181,12 +181,17 @@ class ReportGenerator(nn.Module):
         ``input_ids`` and ``labels`` (B, L) are those of :meth:`ReportTokenizer.batch`; ``prompts`` (B, D, E) take the
         place of those that :attr:`diagnosis` predicts.
         """
+        return report_loss(self.predict(batch, input_ids, tokens, prompts)[0], labels)
+
+    def predict(
+        self, batch: ImageBatch, input_ids: Tensor, tokens: Tensor | None = None, prompts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Encode the images and predict the next token at each position, as :meth:`decode`."""
         tokens = self.tokens(batch) if tokens is None else tokens
         before = self.prior_tokens(batch)
         memory, mask = self.memory(batch, tokens, before)
         prompts = self.prompts(batch, tokens, before) if prompts is None else prompts
-        logits, _ = self.decode(memory, mask, input_ids, prompts)
-        return report_loss(logits, labels)
+        return self.decode(memory, mask, input_ids, prompts)
 
     def prompts(self, batch: ImageBatch, tokens: Tensor, prior_tokens: Tensor | None = None) -> Tensor | None:
         """Return the decoder's prompts (B, D, E) as :attr:`diagnosis` predicts them, None without it."""

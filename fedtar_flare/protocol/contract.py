@@ -1,24 +1,22 @@
 """The contract of a method: what travels between server and sites, declared once, as plain data.
 
 Guard, privacy filter, audit, controller, kit and ``fedtar export --describe`` read it; none knows a method by name. A
-site reads the contract installed with its own package, so no job can widen it. The checks of replies and tensors run at
-both ends: the guard applies them to what leaves, the controller to what arrives.
+site reads the contract installed with its own package, so no job can widen it. Tensors are checked against it by
+:mod:`~fedtar_flare.protocol.exchange`, headers by :mod:`~fedtar_flare.protocol.messages`, both at either end: by the
+guard when they leave, by the controller when they arrive.
 """
 
-import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import torch
-
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.settings import matches
-from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, check_tensor_names, check_unit_rows
-from fedtar_flare.protocol.fields import NUMBER_KINDS, Field, check_error, check_texts
-from fedtar_flare.protocol.messages import ERROR, OK, Reply
 
-__all__ = ["Contract", "Group", "HEAD_NAMES", "LORA_NAMES", "Sends", "Task", "WHOLE_PARAMETERS"]
+__all__ = [
+    "ADAPTER", "CLOSE_ROUND", "Contract", "Field", "Group", "HANDSHAKE", "HEAD_NAMES", "LORA_NAMES", "PARAMETERS",
+    "PRIVACY", "SCORES", "SECONDS", "TRAIN", "Task", "close_round", "handshake", "loss_field", "train",
+]  # fmt: skip
 
 LORA_NAMES = "base_model.model.*.lora_[AB].weight"
 """PEFT's names of low-rank factors, as they travel."""
@@ -26,15 +24,63 @@ LORA_NAMES = "base_model.model.*.lora_[AB].weight"
 HEAD_NAMES = "diagnosis.head.*"
 """Names of the tensors of a diagnosis head, a row for each finding."""
 
-WHOLE_PARAMETERS = "parameters"
-"""The group of base-model parameters that travel whole; each site's guard names those it lets pass."""
+MOST = 1e9
+"""No number of a header is larger, unless its field says so."""
 
-MAX_HEADER = 300_000
-"""Largest header, in characters of JSON; the exchange schema of the paper's model needs a fifth of it."""
+Kind = Literal["number", "count", "numbers", "tree", "word", "words", "schema", "settings"]
+NUMBER_KINDS = ("number", "count")
+"""Kinds of field that travel in ``Reply.numbers``; the others travel in ``Reply.payload``."""
 
 Sends = Literal["nothing", "initial", "difference"]
 """What an answer carries: no tensors, full weights, or the change from the weights that came down in the task."""
-_SENDS = {"nothing": "no tensors", "initial": "full weights", "difference": "a difference"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a reply's header. No free text passes.
+
+    Attributes
+    ----------
+    name : short word
+    kind : ``number``: finite; ``count``: a whole number from 0; ``numbers``: None or a list of numbers; ``tree``:
+        numbers and lists of numbers under short words; ``word``; ``words``: short words under short words; ``schema``:
+        names and shapes of the tensors that travel; ``settings``: nested primitives that the job itself determines
+    about : a description for ``--describe`` and the audit
+    length : most values (``numbers``, ``words``), or characters of JSON (``tree``, ``settings``)
+    least, most : bounds of every number in it
+    public : whether a privacy filter lets it pass as it is: no patient data beyond numbers of visits
+    noisy : whether a privacy filter adds noise to it: a ``number`` or ``numbers`` that is not public, else
+        ConfigError; a field that is neither does not pass the filter
+    required : whether an ``ok`` reply without it is refused
+    """
+
+    name: str
+    kind: Kind
+    about: str
+    length: int = 100
+    least: float = -MOST
+    most: float = MOST
+    public: bool = False
+    noisy: bool = False
+    required: bool = False
+
+    def __post_init__(self) -> None:
+        if self.noisy and (self.public or self.kind not in ("number", "numbers")):
+            raise ConfigError(f"field '{self.name}': noise is for a 'number' or 'numbers' that is not public")
+
+
+def loss_field(name: str, about: str, noisy: bool = False) -> Field:
+    """Declare a loss from 0 to 10,000 nats per token; a uniform guess among 50,000 words has 11.
+
+    Parameters
+    ----------
+    name, about, noisy : as of :class:`Field`
+
+    Returns
+    -------
+    Field
+    """
+    return Field(name, "number", about, least=0, most=1e4, noisy=noisy)
 
 
 @dataclass(frozen=True)
@@ -81,7 +127,8 @@ class Task:
     fields : all that its reply's header may hold
     at : ``start``: once, before round 1 (round 0); ``round``: in every round
     down, up : names of the groups that the server sends, and that a site answers with
-    sends : what the answer carries (:data:`Sends`); ``initial`` comes from the one site that was asked for it
+    sends : what the answer carries: ``nothing``, ``difference`` (from what came down), or ``initial``, full weights of
+        the one site that was asked for them
     follows : tasks of which one must have come before in the run; empty: it may come first
     """
 
@@ -139,11 +186,9 @@ class Contract:
             parts.append((f"field of task '{task.name}'", task.fields))
         names: dict[str, set[str]] = {}
         for kind, declared in parts:
-            names[kind] = set()
-            for item in declared:
-                if item.name in names[kind]:
-                    raise ConfigError(f"contract of '{self.method}': a {kind} is declared twice")
-                names[kind].add(item.name)
+            names[kind] = {item.name for item in declared}
+            if len(names[kind]) < len(declared):
+                raise ConfigError(f"contract of '{self.method}': a {kind} is declared twice")
         for task in self.tasks:
             if not {*task.down, *task.up} <= names["group"] or not set(task.follows) <= names["task"]:
                 raise ConfigError(f"contract of '{self.method}': task '{task.name}' names a group or task unknown")
@@ -182,12 +227,11 @@ class Contract:
         raise ExchangeError(f"task '{name:.80}' is not one of method '{self.method}' ({', '.join(self.task_names)})")
 
     def group_of(self, task: Task, tensor: str) -> Group | None:
-        """Look up the group of a tensor that leaves.
+        """Look up the group of a tensor by its name.
 
         Parameters
         ----------
-        task : Task, in which it leaves
-        tensor : str, its name
+        task, tensor : Task and str
 
         Returns
         -------
@@ -197,23 +241,10 @@ class Contract:
         for name in task.up:
             for group in self.groups:
                 if group.name == name and matches(tensor, group.names):
-                    if name != WHOLE_PARAMETERS:
+                    if name != PARAMETERS.name:
                         return group
                     whole = group  # any other group comes first: a site may allow any name in this one
         return whole
-
-    def is_collected(self, tensor: str) -> bool:
-        """Tell whether a tensor is rows that the server keeps apart by site, instead of averaging them.
-
-        Parameters
-        ----------
-        tensor : str, its name
-
-        Returns
-        -------
-        bool
-        """
-        return any(group.form == "collected" and matches(tensor, group.names) for group in self.groups)
 
     def allowing(self, extra_names: Sequence[str]) -> "Contract":
         """Widen a copy's group of whole parameters.
@@ -226,145 +257,84 @@ class Contract:
         -------
         Contract
         """
-        groups = list(self.groups)
-        for i, group in enumerate(groups):
-            if group.name == WHOLE_PARAMETERS:
-                groups[i] = replace(group, names=(*group.names, *extra_names))
+        widened = {PARAMETERS.name: tuple(extra_names)}
+        groups = (replace(group, names=group.names + widened.get(group.name, ())) for group in self.groups)
         return replace(self, groups=tuple(groups))
 
-    def check_names(self, task: Task, tensors: Mapping[str, Any]) -> None:
-        """Refuse a name that is in none of the task's ``up`` groups.
 
-        Parameters
-        ----------
-        task : Task, in which the tensors leave
-        tensors : mapping from their names
+# ---------------------------------------------------------------------- what most methods share
+HANDSHAKE = "handshake"
+TRAIN = "train"
+CLOSE_ROUND = "close_round"
 
-        Raises
-        ------
-        ExchangeError
-            It names the tensor.
-        """
-        check_tensor_names(tensors)
-        for name in sorted(tensors):
-            if self.group_of(task, name) is None:
-                hint = " unless the site's guard names it (extra_names)" if WHOLE_PARAMETERS in task.up else ""
-                raise ExchangeError(f"tensor '{name}' is not allowed to leave in task '{task.name}'{hint}")
+ADAPTER = Group("adapter", "averaged", (LORA_NAMES,), "the shared low-rank factors A and B")
+PARAMETERS = Group("parameters", "averaged", (), "parameters of the base model that the run exchanges whole")
+"""Which parameters may travel whole is the site's decision: ``extra_names`` of its guard."""
 
-    def check_order(self, task_name: str, round_: int, done: Collection[str]) -> None:
-        """Refuse a task that may not come now.
+SECONDS = Field("seconds", "number", "how long the task took", least=0)
+"""The one number that every reply may carry."""
+PRIVACY = Field("privacy", "tree", "epsilon, delta and budget of a site's privacy filter", length=1_000, public=True)
+SCORES = (
+    Field("scores", "tree", "scores of test reports by step, finding and labeler, with the personal part", 40_000),
+    Field("scores_generic", "tree", "the same without the personal part", 40_000),
+)
+_COUNTS = "visits per split and time step, in multiples of min_cell"
+_RANK = "rank of the shared adapter at the site, where it is below the job's"
 
-        Parameters
-        ----------
-        task_name : str
-        round_ : int, the round in which it is asked for
-        done : collection of str, tasks that the site has answered in this run
+# A round is any number of `train` tasks and one `close_round`: few tasks, as each starts a process in the simulator.
+handshake = Task(
+    HANDSHAKE,
+    "read the site's data, agree on the exchange, score the start",
+    at="start",
+    down=(ADAPTER.name, PARAMETERS.name),
+    up=(ADAPTER.name, PARAMETERS.name),
+    sends="initial",
+    fields=(
+        Field("schema", "schema", "names and shapes of the tensors that travel", public=True),
+        Field("versions", "words", "of packages", length=20, public=True),
+        Field("start", "word", "checksum of the initial weights, which follow from the seed", public=True),
+        Field("settings", "word", "digest of the settings that must agree", public=True, required=True),
+        Field("counts", "tree", _COUNTS, length=10_000, least=0, public=True, required=True),
+        Field("min_cell", "count", "fewest distinct patients of a reported cell", least=1, most=1_000, public=True),
+        Field("rank", "count", _RANK, least=1, public=True),
+        Field("lora_mean", "word", "which mean of the adapters the job asks for, if not of the factors", public=True),
+        Field("skipped_studies", "tree", "studies that could not be read, by reason", length=5_000, least=0),
+        Field("adapter_config", "settings", "PEFT's own configuration of the adapter", length=8_000, public=True),
+        Field("model", "settings", "sizes and settings of the base model", length=8_000, public=True),
+        PRIVACY,
+        SECONDS,
+        *SCORES,
+    ),
+)
 
-        Raises
-        ------
-        ExchangeError
-            It is of another round, or a task that must come first was not done.
-        """
-        task = self.task(task_name)
-        if (task.at == "start") is not (round_ == 0):
-            raise ExchangeError(f"task '{task_name}' may not be asked for in round {round_}")
-        if task.follows and not set(task.follows) & set(done):
-            raise ExchangeError(f"task '{task_name}' may only follow {' or '.join(task.follows)}, and none was done")
+train = Task(
+    TRAIN,
+    "train on the site's own visits",
+    down=(ADAPTER.name, PARAMETERS.name),
+    up=(ADAPTER.name, PARAMETERS.name),
+    sends="difference",
+    follows=(HANDSHAKE,),
+    fields=(
+        Field("samples", "count", "visits that were trained on", least=1, public=True, required=True),
+        loss_field("train_loss", "mean token loss over the local updates, to about its standard error"),
+        Field("updates", "count", "local updates made, in a job with training.seconds", least=1, public=True),
+        Field("planned_updates", "count", "training.local_steps, likewise", least=1, public=True),
+        Field("skipped_updates", "count", "local updates left out because their gradient was not finite"),
+        PRIVACY,
+        SECONDS,
+    ),
+)
 
-    def check_reply(self, task_name: str, reply: Reply) -> None:
-        """Refuse a header that this contract does not describe.
-
-        Parameters
-        ----------
-        task_name : str
-        reply : Reply
-
-        Raises
-        ------
-        ExchangeError
-            It names the field, never its value.
-        """
-        task = self.task(task_name)
-        if reply.status == ERROR:
-            check_error(reply)
-            return
-        if reply.method != self.method:
-            raise ExchangeError(f"the reply is of method '{reply.method}', not of '{self.method}'")
-        check_texts(reply)
-        declared: dict[Any, Field] = {}
-        for field in task.fields:
-            declared[field.name] = field
-        for part, values, are_numbers in (("numbers", reply.numbers, True), ("payload", reply.payload, False)):
-            for name, value in values.items():
-                known = declared.get(name)
-                if known is None or (known.kind in NUMBER_KINDS) is not are_numbers:
-                    raise ExchangeError(f"the reply carries the unknown field '{name!s:.80}' in its {part}")
-                known.check(value)
-        if reply.status == OK:
-            for field in task.fields:
-                if field.required and field.name not in reply.numbers and field.name not in reply.payload:
-                    raise ExchangeError(f"the reply lacks the field '{field.name}'")
-        if (length := len(json.dumps([reply.numbers, reply.payload]))) > MAX_HEADER:
-            raise ExchangeError(f"the header has {length} characters; the limit is {MAX_HEADER}")
-
-    def check_tensors(
-        self,
-        task_name: str,
-        tensors: Any,
-        agreed: Mapping[str, tuple[int, ...]],
-        *,
-        sends: Sends,
-        dtypes: Mapping[str, torch.dtype] = WIRE_DTYPES,
-    ) -> None:
-        """Refuse tensors that may not pass.
-
-        Parameters
-        ----------
-        task_name : str
-        tensors : the message's content, of any type
-        agreed : mapping of names to shapes: those that came down in this task (``difference``), or those of the schema
-            in the same reply (``initial``)
-        sends : what the message claims to be
-        dtypes : mapping, number formats that are allowed, by name
-
-        Raises
-        ------
-        ExchangeError
-            It names the tensor, never its values.
-        """
-        task = self.task(task_name)
-        if not isinstance(tensors, Mapping):
-            raise ExchangeError("the tensors of the message are not a dictionary")
-        if task.sends == "nothing":
-            raise ExchangeError(f"no tensors may leave in task '{task_name}'")
-        if sends != task.sends:
-            raise ExchangeError(f"only {_SENDS[task.sends]} may leave in task '{task_name}', not {_SENDS[sends]}")
-        self.check_names(task, tensors)
-        for name in sorted(tensors):
-            check_tensor(name, tensors[name], None, dtypes)
-            group = self.group_of(task, name)
-            assert group is not None  # by check_names
-            _check_shape(group, name, tuple(tensors[name].shape), agreed.get(name))
-            if group.unit_rows:
-                check_unit_rows(name, tensors[name])
-        for name in sorted(set(agreed) - set(tensors)):
-            group = self.group_of(task, name)
-            if group is not None and group.form == "averaged":
-                raise ExchangeError(f"tensor '{name}' was agreed on but is missing")
-
-
-def _check_shape(group: Group, tensor: str, shape: tuple[int, ...], agreed: tuple[int, ...] | None) -> None:
-    """Refuse a shape that the group's form does not allow; ``agreed``: the shape that came down."""
-    if group.form == "collected":
-        wide = len(shape) == 2 and (shape[1] <= group.width if group.narrower else shape[1] == group.width)
-        if not wide or shape[0] > group.max_rows:
-            raise ExchangeError(
-                f"tensor '{tensor}' has shape {shape}; allowed: at most {group.max_rows} rows of "
-                f"{'at most ' if group.narrower else ''}{group.width}"
-            )
-        return
-    if agreed is None:
-        raise ExchangeError(f"tensor '{tensor}' was not agreed on: it did not come down in this task")
-    allowed = (agreed, agreed[1:]) if group.form == "pooled" else (agreed,)
-    if shape not in allowed:
-        raise ExchangeError(f"tensor '{tensor}' has shape {shape}; agreed: {' or '.join(map(str, allowed))}")
+close_round = Task(
+    CLOSE_ROUND,
+    "validation loss, and scores when due",
+    down=(ADAPTER.name, PARAMETERS.name),
+    follows=(HANDSHAKE,),
+    fields=(
+        loss_field("validation_loss", "mean loss of the validation patients' reports, rounded alike", noisy=True),
+        Field("reports", "count", "validation reports", least=1, public=True),
+        PRIVACY,
+        SECONDS,
+        *SCORES,
+    ),
+)

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from fedtar_flare.core.errors import ExchangeError
+from fedtar_flare.protocol.contract import PARAMETERS, Contract, Group, Sends, Task
 
-__all__ = [
-    "ExchangeSchema", "MASTER_DTYPE", "Tensors", "WIRE_DTYPES", "check_inbound", "check_tensor", "check_unit_rows",
-    "check_update_size", "euclidean_norm", "expect_at_most", "register_tensors",
-]  # fmt: skip
+__all__ = ["Tensors", "euclidean_norm"]
 
 Tensors = Mapping[str, torch.Tensor]
+Shapes = Mapping[str, tuple[int, ...]]
 
 WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """Number formats an update may travel in; the server's master copy is always float32."""
@@ -39,17 +38,13 @@ _most_bytes = 4 * MAX_VALUES
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,300}")
 """The form of every tensor's name: no sentence, no path."""
+_FACTOR = re.compile(r"base_model\.model\..+\.lora_([AB])\.weight")
+_SENDS = {"nothing": "no tensors", "initial": "full weights", "difference": "a difference"}
 
 
 @dataclass(frozen=True)
 class ExchangeSchema:
-    """Names and shapes of the tensors that travel, and the number format of updates.
-
-    Attributes
-    ----------
-    shapes : pairs of name and shape, sorted by name
-    dtype_up : a name of :data:`WIRE_DTYPES`
-    """
+    """Pairs of name and shape of the tensors that travel, sorted by name, and the number format of updates."""
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     dtype_up: str = "float32"
@@ -64,53 +59,21 @@ class ExchangeSchema:
 
     @classmethod
     def of(cls, state: Tensors, dtype_up: str = "float32") -> "ExchangeSchema":
-        """Describe a state dictionary.
-
-        Parameters
-        ----------
-        state : mapping of str to Tensor
-        dtype_up : str
-
-        Returns
-        -------
-        ExchangeSchema
-        """
+        """Describe a state dictionary."""
         return cls(tuple(sorted((name, tuple(value.shape)) for name, value in state.items())), dtype_up)
 
     @property
     def parameters(self) -> int:
         """Number of values that travel one way."""
-        count = 0
-        for _, shape in self.shapes:
-            count += math.prod(shape)
-        return count
+        return sum(math.prod(shape) for _, shape in self.shapes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to primitives, for the handshake.
-
-        Returns
-        -------
-        dict of ``shapes`` by name and ``dtype_up``
-        """
+        """Convert to primitives, for the handshake."""
         return {"shapes": {name: list(shape) for name, shape in self.shapes}, "dtype_up": self.dtype_up}
 
     @classmethod
     def from_dict(cls, data: Any) -> "ExchangeSchema":
-        """Read what :meth:`to_dict` wrote on another machine.
-
-        Parameters
-        ----------
-        data : anything
-
-        Returns
-        -------
-        ExchangeSchema
-
-        Raises
-        ------
-        ExchangeError
-            It is malformed, or holds more than names, sizes and number format.
-        """
+        """Read what :meth:`to_dict` wrote on another machine, which must hold no more than names, sizes and format."""
         if not isinstance(data, Mapping) or set(data) != {"shapes", "dtype_up"}:
             raise ExchangeError("the exchange schema is not a dictionary of 'shapes' and 'dtype_up' alone")
         shapes, dtype_up = data["shapes"], data["dtype_up"]
@@ -120,26 +83,13 @@ class ExchangeSchema:
         pairs = []
         for name, shape in shapes.items():
             short = isinstance(shape, list | tuple) and len(shape) <= 8
-            for size in shape if short else (None,):
-                if type(size) is not int or not 0 <= size <= 2**31:
-                    raise ExchangeError(
-                        "the exchange schema is malformed: a shape is not a short list of whole numbers"
-                    )
+            if not short or not all(type(size) is int and 0 <= size <= 2**31 for size in shape):
+                raise ExchangeError("the exchange schema is malformed: a shape is not a short list of whole numbers")
             pairs.append((name, tuple(shape)))
         return cls(tuple(sorted(pairs)), dtype_up)
 
     def check(self, state: Tensors) -> None:
-        """Refuse weights that are not exactly this exchange, finite and in float32.
-
-        Parameters
-        ----------
-        state : mapping of str to Tensor
-
-        Raises
-        ------
-        ExchangeError
-            It names the tensor.
-        """
+        """Refuse weights that are not exactly this exchange, finite and in float32."""
         shapes = dict(self.shapes)
         for name in sorted(set(state) - set(shapes)):
             raise ExchangeError(f"tensor '{name}' is not part of the agreed exchange")
@@ -149,21 +99,9 @@ class ExchangeSchema:
             check_tensor(name, state[name], shape, MASTER_DTYPE)
 
 
+# ---------------------------------------------------------------------- checks; they name a tensor, never its values
 def check_tensor(name: str, value: Any, shape: tuple[int, ...] | None, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Refuse all but a finite dense tensor.
-
-    Parameters
-    ----------
-    name : str, for the error
-    value : anything
-    shape : tuple of int, or None for any
-    dtypes : mapping, number formats that are allowed, by name
-
-    Raises
-    ------
-    ExchangeError
-        It names the tensor, never its values.
-    """
+    """Refuse all but a finite dense tensor of this shape (None: any) and of one of these number formats."""
     if not isinstance(value, torch.Tensor):
         raise ExchangeError(f"tensor '{name}' is a {type(value).__name__}, not a torch tensor")
     if value.layout != torch.strided:
@@ -177,18 +115,7 @@ def check_tensor(name: str, value: Any, shape: tuple[int, ...] | None, dtypes: M
 
 
 def check_unit_rows(name: str, rows: torch.Tensor) -> None:
-    """Refuse rows whose norm is not 1, within :data:`UNIT_TOLERANCE`.
-
-    Parameters
-    ----------
-    name : str, for the error
-    rows : Tensor (M, C)
-
-    Raises
-    ------
-    ExchangeError
-        It names the tensor.
-    """
+    """Refuse rows (M, C) whose norm is not 1, within :data:`UNIT_TOLERANCE`."""
     if not ((rows.double().norm(dim=1) - 1).abs() < UNIT_TOLERANCE).all():
         raise ExchangeError(f"tensor '{name}' has rows whose norm is not 1")
 
@@ -203,25 +130,16 @@ def check_tensor_names(names: Collection[Any]) -> None:
 
 
 def check_inbound(tensors: Any) -> None:
-    """Refuse content that no server of this package sends; names and shapes are the method's to check.
+    """Refuse what no server of this package sends: all but None and few finite dense float32 tensors by name.
 
-    Parameters
-    ----------
-    tensors : anything; None and {} pass
-
-    Raises
-    ------
-    ExchangeError
-        It is no dictionary of finite dense float32 tensors, or too large.
+    Whether names and shapes are right is the method's to check.
     """
     if tensors is None:
         return
     if not isinstance(tensors, Mapping):
         raise ExchangeError(f"the server sent a {type(tensors).__name__} where tensors by name are expected")
     check_tensor_names(tensors)
-    values = 0
-    for value in tensors.values():
-        values += value.numel() if torch.is_tensor(value) else 0
+    values = sum(value.numel() for value in tensors.values() if torch.is_tensor(value))
     if values > MAX_VALUES:
         raise ExchangeError(f"the server sent {values} values in one message; the limit is {MAX_VALUES}")
     for name in sorted(tensors):
@@ -229,18 +147,7 @@ def check_inbound(tensors: Any) -> None:
 
 
 def check_update_size(update: Tensors, reference: Tensors, limit: float) -> None:
-    """Refuse an update that is too large beside the weights it is added to.
-
-    Parameters
-    ----------
-    update, reference : mapping of str to Tensor, the update and the weights
-    limit : float, largest ratio of their Euclidean norms
-
-    Raises
-    ------
-    ExchangeError
-        The ratio is above ``limit``.
-    """
+    """Refuse an update whose norm is more than ``limit`` times that of the weights that it is added to."""
     norm, base = euclidean_norm(update), euclidean_norm(reference)
     if norm > limit * base:
         raise ExchangeError(
@@ -262,6 +169,128 @@ def euclidean_norm(state: Tensors) -> float:
     return sum(float(state[name].double().square().sum()) for name in sorted(state)) ** 0.5
 
 
+def check_names(contract: Contract, task: Task, names: Collection[str]) -> None:
+    """Refuse a tensor that is in none of the groups that may leave in the task."""
+    check_tensor_names(names)
+    for name in sorted(names):
+        if contract.group_of(task, name) is None:
+            hint = " unless the site's guard names it (extra_names)" if PARAMETERS.name in task.up else ""
+            raise ExchangeError(f"tensor '{name}' is not allowed to leave in task '{task.name}'{hint}")
+
+
+def check_tensors(
+    contract: Contract,
+    task_name: str,
+    tensors: Any,
+    agreed: Shapes,
+    *,
+    sends: Sends,
+    dtypes: Mapping[str, torch.dtype] = WIRE_DTYPES,
+) -> None:
+    """Refuse the tensors of a message, which claims to send ``sends``, unless the contract lets them pass.
+
+    ``agreed`` are the shapes that came down in this task (``difference``) or of the schema in the same reply
+    (``initial``).
+    """
+    task = contract.task(task_name)
+    if not isinstance(tensors, Mapping):
+        raise ExchangeError("the tensors of the message are not a dictionary")
+    if task.sends == "nothing":
+        raise ExchangeError(f"no tensors may leave in task '{task_name}'")
+    if sends != task.sends:
+        raise ExchangeError(f"only {_SENDS[task.sends]} may leave in task '{task_name}', not {_SENDS[sends]}")
+    check_names(contract, task, tensors)
+    for name in sorted(tensors):
+        check_tensor(name, tensors[name], None, dtypes)
+        group = contract.group_of(task, name)
+        assert group is not None  # by check_names
+        _check_shape(group, name, tuple(tensors[name].shape), agreed.get(name))
+        if group.unit_rows:
+            check_unit_rows(name, tensors[name])
+    for name in sorted(set(agreed) - set(tensors)):
+        group = contract.group_of(task, name)
+        if group is not None and group.form == "averaged":
+            raise ExchangeError(f"tensor '{name}' was agreed on but is missing")
+
+
+def _check_shape(group: Group, tensor: str, shape: tuple[int, ...], agreed: tuple[int, ...] | None) -> None:
+    """Refuse a shape that the group's form does not allow; ``agreed``: the shape that came down."""
+    if group.form == "collected":
+        wide = len(shape) == 2 and (shape[1] <= group.width if group.narrower else shape[1] == group.width)
+        if not wide or shape[0] > group.max_rows:
+            raise ExchangeError(
+                f"tensor '{tensor}' has shape {shape}; allowed: at most {group.max_rows} rows of "
+                f"{'at most ' if group.narrower else ''}{group.width}"
+            )
+        return
+    if agreed is None:
+        raise ExchangeError(f"tensor '{tensor}' was not agreed on: it did not come down in this task")
+    allowed = (agreed, agreed[1:]) if group.form == "pooled" else (agreed,)
+    if shape not in allowed:
+        raise ExchangeError(f"tensor '{tensor}' has shape {shape}; agreed: {' or '.join(map(str, allowed))}")
+
+
+# ---------------------------------------------------------------------- LoRA factors of sites of a lower rank
+# Of A they have the first rows, of B the first columns. So what comes down is the same for all, and the product B A of
+# a lower rank is a part of the whole one. A site sends its own rank; where A is frozen, without A.
+def factor(name: str) -> str:
+    """Tell which factor of the default adapter a tensor is: A, B or, of any other tensor, ''."""
+    match = _FACTOR.fullmatch(name)
+    return match[1] if match else ""
+
+
+def pairs(tensors: Tensors) -> list[tuple[str, str]]:
+    """Find the layers that have both factors, as names of A and B."""
+    layers = []
+    for a in sorted(tensors):
+        b = a.removesuffix("A.weight") + "B.weight"
+        if factor(a) == "A" and b in tensors and tensors[a].shape[:1] == tensors[b].shape[1:]:
+            layers.append((a, b))
+    return layers
+
+
+def lowered(tensors: Tensors, rank: int) -> dict[str, torch.Tensor]:
+    """Cut factors to a lower rank."""
+    cut = {"A": lambda value: value[:rank], "B": lambda value: value[:, :rank], "": lambda value: value}
+    return {name: cut[factor(name)](value) for name, value in tensors.items()}
+
+
+def sent_shapes(shapes: Shapes, rank: int, frozen_a: bool) -> dict[str, tuple[int, ...]]:
+    """Compute the shapes that a site of this rank sends; 0: the job's own rank."""
+    sent = {}
+    for name, shape in shapes.items():
+        kind = factor(name)
+        if frozen_a and kind == "A":
+            continue
+        if rank and kind and len(shape) == 2:
+            shape = (min(rank, shape[0]), shape[1]) if kind == "A" else (shape[0], min(rank, shape[1]))
+        sent[name] = shape
+    return sent
+
+
+def shapes_as_sent(shapes: Shapes, tensors: object) -> dict[str, tuple[int, ...]]:
+    """Compute the shapes that a site may send, whose rank follows from what it is about to send."""
+    ranks, kinds = list[int](), set[str]()
+    for name, value in tensors.items() if isinstance(tensors, Mapping) else ():
+        kind, shape = factor(str(name)), tuple(getattr(value, "shape", ()))
+        kinds.add(kind)
+        if kind and shape != shapes.get(str(name)):
+            ranks += shape[:1] if kind == "A" else shape[1:2]
+    return sent_shapes(shapes, min(ranks, default=0), frozen_a="B" in kinds and "A" not in kinds)
+
+
+def padded(update: Tensors, weights: Tensors) -> dict[str, torch.Tensor]:
+    """Give a site's difference the shapes of the weights.
+
+    The parts of A and B that the site lacks are zero there, so their difference is minus the weights. A tensor that is
+    not sent, A where it is frozen, has not changed.
+    """
+    whole = {name: -value if name in update else torch.zeros_like(value) for name, value in weights.items()}
+    for name, part in update.items():
+        whole[name][tuple(map(slice, part.shape))] = part
+    return whole
+
+
 # ---------------------------------------------------------------------- fetching
 def register_tensors() -> None:
     """Let FLARE send ``torch.Tensor`` as it is (float32 and bfloat16, no numpy in between), within the limits."""
@@ -274,12 +303,7 @@ def register_tensors() -> None:
 
 
 def expect_at_most(values: int) -> None:
-    """Fetch no larger messages from now on, in this process.
-
-    Parameters
-    ----------
-    values : int, most float32 values of one message
-    """
+    """Fetch no messages of more float32 values from now on, in this process."""
     global _most_bytes
     _most_bytes = 4 * values
 

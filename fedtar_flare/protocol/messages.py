@@ -1,14 +1,19 @@
-"""Headers of tasks and replies.
+"""Headers of tasks and replies, and what a reply may say.
 
 A header is a flat dictionary of primitives under one key of the ``FLModel`` meta, so that a data steward can read every
 field that leaves (see :mod:`fedtar_flare.site.guard`, which lets nothing else pass).
 """
 
+import json
+import math
 import re
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 from fedtar_flare.core.errors import ExchangeError, plain
+from fedtar_flare.protocol.contract import NUMBER_KINDS, SECONDS, Contract, Field
+from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.version import __version__
 
 HEADER = "fedtar_flare"
@@ -27,11 +32,23 @@ MAX_ROUNDS, MAX_STEPS = 9999, 99
 RESERVED_RUNS = ("approvals", "audit", "sites")
 """Folders of a site's state that belong to no run."""
 
+MAX_TEXT = 512
+"""Longest text of one value, in characters."""
+MAX_WHOLE = 2**53
+"""Largest whole number; one without a bound could spell a text."""
+MAX_DEPTH = 6
+"""Deepest nesting of a ``tree`` or of ``settings``."""
+MAX_HEADER = 300_000
+"""Largest header, in characters of JSON; the exchange schema of the paper's model needs a fifth of it."""
+
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 """A short name, never free text."""
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 """A run id such as a controller makes (``20260101-120000-0a1b2c3d``): never the name of a file in a site's state."""
 _VERSION = re.compile(r"\d{4}-\d{2}")
+_NAME = re.compile(rf"{WORD.pattern}|\d{{1,4}}")
+_PLUGIN = re.compile(r"[0-9A-Za-z.+-]{0,40}")
+_VALUE = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 _RELEASE = re.compile(r"\d{1,6}\.\d{1,6}(?!\d)")
 
 
@@ -46,10 +63,9 @@ class _Header:
 
     @classmethod
     def from_meta(cls, meta: dict[str, Any] | None) -> Self:
-        """Read a header.
+        """Read a header, without fields that a later release of the same minor version added.
 
-        Fields that a later release of the same minor version added are ignored. An error reply is read whatever the
-        sender's version, because its reason has to be shown.
+        An error reply is read whatever the sender's version, because its reason has to be shown.
         """
         carrier, sender, receiver = cls._carrier
         header = (meta or {}).get(HEADER)
@@ -61,13 +77,10 @@ class _Header:
         if not readable and not compatible(plugin):
             release = plugin[:40] if isinstance(plugin, str) and plugin else "of an earlier release"
             raise ExchangeError(
-                f"the {sender}'s fedtar_flare is {release}, the {receiver}'s is {__version__}: they do not understand "
-                "each other. Install the same major.minor version everywhere"
+                f"the {sender}'s fedtar_flare is {release}, the {receiver}'s is {__version__}; install the same "
+                "major.minor version everywhere"
             )
-        values = {}
-        for known in fields(cls):
-            if known.name in header:
-                values[known.name] = header[known.name]
+        values = {known.name: header[known.name] for known in fields(cls) if known.name in header}
         try:
             return cls(**values)
         except TypeError as error:
@@ -82,11 +95,9 @@ class TaskHeader(_Header):
 
     Attributes
     ----------
-    method : name of an installed method
     run_id : made by the server once per run; names the site's state
-    round : r in 1..R; 0 is the handshake
-    step : time step t in 1..T; T in ``close_round``
-    rounds, time_steps : R and T
+    round, rounds : r in 1..R, and R; round 0 is the handshake
+    step, time_steps : t in 1..T, and T, which is the step of ``close_round``
     after : state version (see :func:`version`) after which the task comes. The site starts from its newest version that
         is not later, so that a repeated or resumed task gives the same result
     evaluate : whether test patients are scored within this task
@@ -95,7 +106,6 @@ class TaskHeader(_Header):
     keep : state version of the best round so far, which the site does not prune; empty: none
     score : whose reports are scored: ``test`` patients', or ``all`` of a site that never trains
     rounds_per_period : rounds for each period, in a simulation whose visits arrive by periods; 0: all are there at once
-    plugin : version of the sender
     """
 
     _carrier = ("task", "server", "site")
@@ -164,12 +174,10 @@ class Reply(_Header):
     Attributes
     ----------
     status : ``ok``, ``abstain`` (no update from this site at this step) or ``error``
-    round, step : those of the task header, so that a late answer is never taken for another step's
+    round, step, method : those of the task header, so that a late answer is never taken for another step's; ``method``
+        is empty in an error whose task header could not be read
     reason : why a site abstains or fails; public text, free of identity
-    numbers : numbers by name (samples, train_loss, seconds, ...)
-    payload : further fields of the task (schema, counts, scores, ...)
-    method : that of the task header; empty only in an error whose task header could not be read
-    plugin : version of the sender
+    numbers, payload : fields of the task that are single numbers, and the others
     """
 
     _carrier = ("reply", "site", "server")
@@ -223,3 +231,153 @@ def compatible(other: Any) -> bool:
 def version(round_: int, step: int) -> str:
     """Name a state version; names sort in the order of time."""
     return f"{round_:04d}-{step:02d}"
+
+
+# ---------------------------------------------------------------------- checks; they name a field, never its value
+def check_order(contract: Contract, task_name: str, round_: int, done: Collection[str]) -> None:
+    """Refuse a task of another round, or before any of those that it follows was done by the site in this run."""
+    task = contract.task(task_name)
+    if (task.at == "start") is not (round_ == 0):
+        raise ExchangeError(f"task '{task_name}' may not be asked for in round {round_}")
+    if task.follows and not set(task.follows) & set(done):
+        raise ExchangeError(f"task '{task_name}' may only follow {' or '.join(task.follows)}, and none was done")
+
+
+def check_reply(contract: Contract, task_name: str, reply: Reply) -> None:
+    """Refuse a reply's header that the contract does not describe."""
+    task = contract.task(task_name)
+    if reply.status == ERROR:
+        check_error(reply)
+        return
+    if reply.method != contract.method:
+        raise ExchangeError(f"the reply is of method '{reply.method}', not of '{contract.method}'")
+    _check_texts(reply)
+    declared: dict[Any, Field] = {field.name: field for field in task.fields}
+    for part, values, are_numbers in (("numbers", reply.numbers, True), ("payload", reply.payload, False)):
+        for name, value in values.items():
+            known = declared.get(name)
+            if known is None or (known.kind in NUMBER_KINDS) is not are_numbers:
+                raise ExchangeError(f"the reply carries the unknown field '{name!s:.80}' in its {part}")
+            check_field(known, value)
+    if reply.status == OK:
+        for field in task.fields:
+            if field.required and field.name not in reply.numbers and field.name not in reply.payload:
+                raise ExchangeError(f"the reply lacks the field '{field.name}'")
+    if (length := len(json.dumps([reply.numbers, reply.payload]))) > MAX_HEADER:
+        raise ExchangeError(f"the header has {length} characters; the limit is {MAX_HEADER}")
+
+
+def check_error(reply: Reply) -> None:
+    """Refuse an error reply that carries more than its reason and how long the task took."""
+    _check_texts(reply)
+    if reply.payload or set(reply.numbers) - {SECONDS.name}:
+        raise ExchangeError("an error reply carries more than its reason")
+    for value in reply.numbers.values():
+        check_field(SECONDS, value)
+
+
+def _check_texts(reply: Reply) -> None:
+    if len(reply.reason) > MAX_TEXT:
+        raise ExchangeError(f"the field 'reason' is longer than {MAX_TEXT} characters")
+    if not isinstance(reply.plugin, str) or not _PLUGIN.fullmatch(reply.plugin):
+        raise ExchangeError("the field 'plugin' is not a version")
+
+
+def check_field(field: Field, value: Any) -> None:
+    """Refuse a value that is not of the field's kind, or beyond its bounds."""
+    _CHECKS[field.kind](field, value)
+
+
+def _require(field: Field, holds: bool, problem: str) -> None:
+    if not holds:
+        raise ExchangeError(f"the field '{field.name}' {problem}")
+
+
+def _number(field: Field, value: Any) -> None:
+    if type(value) is int:
+        _require(field, abs(value) <= MAX_WHOLE, "holds a number beyond 2^53")
+    else:
+        _require(field, isinstance(value, float) and math.isfinite(value), "is not a finite number")
+    _require(field, field.least <= value <= field.most, f"is not within {field.least:g} to {field.most:g}")
+
+
+def _count(field: Field, value: Any) -> None:
+    _number(field, value)
+    _require(field, value == int(value) and value >= 0, "is not a whole number from 0")
+
+
+def _numbers(field: Field, value: Any) -> None:
+    if value is None:
+        return
+    short = isinstance(value, list | tuple) and len(value) <= field.length
+    _require(field, short, f"is not a list of at most {field.length} numbers")
+    for item in value:
+        _number(field, item)
+
+
+def _tree(field: Field, value: Any) -> None:
+    _branch(field, replace(field, length=100), value, 0)
+    _size(field, value)
+
+
+def _branch(field: Field, leaf: Field, value: Any, depth: int) -> None:
+    _require(field, isinstance(value, Mapping) and depth <= MAX_DEPTH, "is not a dictionary of bounded depth")
+    for key, item in value.items():
+        _require(field, isinstance(key, str) and bool(_NAME.fullmatch(key)), "has a name that is not a short word")
+        if isinstance(item, Mapping):
+            _branch(field, leaf, item, depth + 1)
+        elif isinstance(item, list | tuple):
+            _numbers(leaf, item)
+        elif item is not None:
+            _number(field, item)
+
+
+def _word(field: Field, value: Any) -> None:
+    _require(field, isinstance(value, str) and bool(_VALUE.fullmatch(value)), "is not a short word")
+
+
+def _words(field: Field, value: Any) -> None:
+    short = isinstance(value, Mapping) and len(value) <= field.length
+    _require(field, short, f"is not a dictionary of at most {field.length} words")
+    for key, item in value.items():
+        _word(field, key)
+        _word(field, item)
+
+
+def _settings(field: Field, value: Any) -> None:
+    _require(field, isinstance(value, Mapping), "is not a dictionary")
+    _primitives(replace(field, least=-MAX_WHOLE, most=MAX_WHOLE), value, 0)
+    _size(field, value)
+
+
+def _primitives(field: Field, value: Any, depth: int) -> None:
+    _require(field, depth <= MAX_DEPTH, "is nested too deeply")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _require(field, isinstance(key, str), "has a name that is not a text")
+            _primitives(field, key, depth + 1)
+            _primitives(field, item, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _primitives(field, item, depth + 1)
+    elif isinstance(value, str):
+        _require(field, len(value) <= MAX_TEXT, f"has a text longer than {MAX_TEXT} characters")
+    elif value is not None and not isinstance(value, bool):
+        _number(field, value)
+
+
+def _size(field: Field, value: Any) -> None:
+    length = len(json.dumps(value))
+    _require(field, length <= field.length, f"has {length} characters; the limit is {field.length}")
+
+
+_CHECKS: dict[str, Callable[[Field, Any], object]] = {
+    "number": _number,
+    "count": _count,
+    "numbers": _numbers,
+    "tree": _tree,
+    "word": _word,
+    "words": _words,
+    "schema": lambda field, value: ExchangeSchema.from_dict(value),
+    "settings": _settings,
+}

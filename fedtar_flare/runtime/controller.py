@@ -19,9 +19,9 @@ from fedtar_flare import registry
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.core.files import read_json
 from fedtar_flare.core.settings import build
+from fedtar_flare.protocol.contract import CLOSE_ROUND, TRAIN
 from fedtar_flare.protocol.exchange import Tensors, expect_at_most
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
-from fedtar_flare.protocol.tasks import CLOSE_ROUND, TRAIN
 from fedtar_flare.record.events import End
 from fedtar_flare.record.log import STATS_GROUP, RunRecord, utc_now
 from fedtar_flare.runtime.aggregation import MAJORITY, limited_shares

@@ -20,9 +20,9 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from fedtar_flare.core.errors import ExchangeError, FedTARError
+from fedtar_flare.protocol.contract import TRAIN
 from fedtar_flare.protocol.exchange import Tensors, register_tensors
-from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Reply, TaskHeader
-from fedtar_flare.protocol.tasks import TRAIN
+from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Reply, TaskHeader, check_reply
 from fedtar_flare.record.events import Late
 from fedtar_flare.record.log import utc_now
 
@@ -284,7 +284,7 @@ class Exchange:
                 raise ExchangeError(f"it answers round {reply.round}, step {reply.step}, not the open task")
             if answers.has(site):
                 raise ExchangeError("the site had answered already")
-            self.run.contract.check_reply(task, reply)
+            check_reply(self.run.contract, task, reply)
             self.run.strategy.check_content(reply)
             if reply.status == ERROR:
                 answers.absent[site] = reply.reason

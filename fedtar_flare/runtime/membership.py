@@ -10,9 +10,9 @@ from typing import Any
 
 from fedtar_flare.core.errors import ExchangeError, FedTARError, plain
 from fedtar_flare.core.files import coarse_checksums, coarsely_equal
-from fedtar_flare.protocol.exchange import MASTER_DTYPE, ExchangeSchema, Tensors
+from fedtar_flare.protocol.contract import HANDSHAKE
+from fedtar_flare.protocol.exchange import MASTER_DTYPE, ExchangeSchema, Tensors, check_tensors
 from fedtar_flare.protocol.messages import Reply, compatible, version
-from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.runtime.aggregation import PLAUSIBLE, plausible_counts
 from fedtar_flare.runtime.exchange import Answers
 from fedtar_flare.runtime.training import check_form
@@ -123,7 +123,7 @@ class Membership:
                 raise ExchangeError("it sent weights that nobody had asked it for")
             if site == source:
                 agreed = dict(schema.shapes)
-                contract.check_tensors(HANDSHAKE, tensors, agreed, sends="initial", dtypes=MASTER_DTYPE)
+                check_tensors(contract, HANDSHAKE, tensors, agreed, sends="initial", dtypes=MASTER_DTYPE)
                 initial[site] = {name: tensors[name].clone() for name in sorted(tensors)}
 
         first = before or run.first_round

@@ -13,12 +13,12 @@ from fedtar_flare.core.files import checksum
 from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.data.minimum_cell import round_loss
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
-from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.learning.learner import ReportLearner, may_be_private, may_share_batches
 from fedtar_flare.models.config import preset as model_preset
 from fedtar_flare.models.weights import with_fingerprint
+from fedtar_flare.protocol.contract import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.protocol.exchange import WIRE_DTYPES
 from fedtar_flare.protocol.messages import abstain, ok, version
-from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.registry import Method
 from fedtar_flare.runtime.requirements import AdaptedModel, report_request
 from fedtar_flare.runtime.site_learner import build_learner, charge, may_score, score_drafts
@@ -59,7 +59,7 @@ class ReportSite(SiteStrategy):
 
     def __init__(self, method: Method, preset: str, groups: Mapping[str, Any] | None = None, seed: int = 0):
         super().__init__(method, preset, groups, seed)
-        if self.settings.training.noise_multiplier is not None and not self.learner_class.may_be_private():
+        if self.settings.training.noise_multiplier is not None and not may_be_private(self.learner_class):
             text = f"training.noise_multiplier: method '{method.name}' makes updates that DP-SGD does not cover"
             raise ConfigError(text, public=text)
 
@@ -80,7 +80,7 @@ class ReportSite(SiteStrategy):
 
     def shares_batches(self) -> bool:
         """A learner whose batches can be shared can share all else."""
-        return self.learner_class.shares_batches() and self.settings.training.noise_multiplier is None
+        return may_share_batches(self.learner_class) and self.settings.training.noise_multiplier is None
 
     def learner_settings(self, task: Task) -> dict[str, Any]:
         """Choose further arguments of :attr:`learner_class`.
@@ -296,7 +296,7 @@ class ReportSite(SiteStrategy):
         further = self.before_training(task, learner)
         seed = task.seed(TRAIN, cohort)
         private = settings.noise_multiplier is not None
-        if private and not charge(task, learner.draw_rate(visits), updates):
+        if private and not charge(task, settings.draw_rate(visits), updates):
             return abstain(header, "the privacy budget of per-patient DP-SGD is spent"), None
         # 3. Local updates.
         if planted := task.config.canaries:

@@ -17,8 +17,8 @@ from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.core.files import write_json
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, adapter_of, write_adapter
+from fedtar_flare.protocol.contract import MOST
 from fedtar_flare.protocol.exchange import ExchangeSchema, Tensors
-from fedtar_flare.protocol.fields import MOST
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.record.events import (
     Ahead,

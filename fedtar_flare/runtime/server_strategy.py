@@ -11,9 +11,9 @@ import torch
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.settings import RunSettings, build
 from fedtar_flare.data.cells import SPLITS
+from fedtar_flare.protocol.contract import TRAIN
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply
-from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.runtime.aggregation import SpilledUpdates, site_weights
 from fedtar_flare.runtime.results import check_scores
 

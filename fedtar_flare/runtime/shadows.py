@@ -12,8 +12,8 @@ from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.learning.site_model import SiteModel
 from fedtar_flare.models.sources import hub_access
+from fedtar_flare.protocol.contract import ADAPTER, HANDSHAKE, PARAMETERS, TRAIN
 from fedtar_flare.protocol.messages import OK, TaskHeader, version
-from fedtar_flare.protocol.tasks import ADAPTER, HANDSHAKE, PARAMETERS, TRAIN
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.context import Site

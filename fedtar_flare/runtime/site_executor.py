@@ -19,10 +19,9 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedtar_flare import registry
 from fedtar_flare.core.errors import DISK_FULL, DISK_FULL_ERRNOS, ConfigError, ExchangeError, FedTARError
 from fedtar_flare.learning.ranks import ALONE, Ranks
-from fedtar_flare.protocol.contract import Contract
+from fedtar_flare.protocol.contract import HANDSHAKE, Contract
 from fedtar_flare.protocol.exchange import Tensors, check_inbound, register_tensors
-from fedtar_flare.protocol.messages import ABSTAIN, LEFT, Reply, TaskHeader, abstain, failure, version
-from fedtar_flare.protocol.tasks import HANDSHAKE
+from fedtar_flare.protocol.messages import ABSTAIN, LEFT, Reply, TaskHeader, abstain, check_order, failure, version
 from fedtar_flare.runtime.process_group import ProcessGroup
 from fedtar_flare.runtime.server_config import ServerConfig
 from fedtar_flare.runtime.task import Answer, Task, missing_state, send_scalar
@@ -224,7 +223,7 @@ class SiteExecutor(Executor):
             state.require_capacity()
         if name != HANDSHAKE and not state.versions():
             raise missing_state(state, header.after)
-        self.contract.check_order(name, header.round, state.answered())
+        check_order(self.contract, name, header.round, state.answered())
         state.check_quota(name, header)
         state.check_run(header, strategy.timeline_text(header.time_steps))
         # 3. The patients, and the site's one layout of their visits.

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import checksum
+from fedtar_flare.protocol.contract import CLOSE_ROUND
 from fedtar_flare.protocol.exchange import Tensors
-from fedtar_flare.protocol.tasks import CLOSE_ROUND
 from fedtar_flare.runtime.requirements import AdaptedModel, require_memory
 from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.cohort import labeler_of_site

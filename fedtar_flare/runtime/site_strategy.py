@@ -16,9 +16,9 @@ from fedtar_flare.core.settings import RunSettings, Settings, build, matches
 from fedtar_flare.data.minimum_cell import shown_count
 from fedtar_flare.imaging.transform_list import names_of
 from fedtar_flare.learning.config import LoRAConfig
+from fedtar_flare.protocol.contract import ADAPTER, HANDSHAKE, PARAMETERS
 from fedtar_flare.protocol.exchange import ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import MAX_ROUNDS, MAX_STEPS, Reply, ok, version
-from fedtar_flare.protocol.tasks import ADAPTER, HANDSHAKE, PARAMETERS
 from fedtar_flare.runtime.task import Answer, Task
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.job_records import fix_cells

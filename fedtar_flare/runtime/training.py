@@ -29,10 +29,20 @@ import torch
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.settings import matches
-from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors, check_update_size, euclidean_norm
-from fedtar_flare.protocol.lora_ranks import factor, lowered, padded, pairs, sent_shapes
+from fedtar_flare.protocol.contract import TRAIN
+from fedtar_flare.protocol.exchange import (
+    WIRE_DTYPES,
+    Tensors,
+    check_tensors,
+    check_update_size,
+    euclidean_norm,
+    factor,
+    lowered,
+    padded,
+    pairs,
+    sent_shapes,
+)
 from fedtar_flare.protocol.messages import Reply
-from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.runtime.aggregation import SpilledUpdates
 
 FORMS = ("factors", "product", "ffa")
@@ -52,9 +62,10 @@ class TrainingStep:
         self.run, self.weights, self.down, self.r = run, weights, down, r
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._averaged, by_rows = set[str](), []
+        collected = [names for group in run.contract.groups if group.form == "collected" for names in group.names]
         for name, value in down.items():
             self.shapes[name] = tuple(value.shape)
-            if not run.contract.is_collected(name):
+            if not matches(name, collected):
                 self._averaged.add(name)
                 if value.dim() and matches(name, run.contract.by_rows):
                     by_rows.append(name)
@@ -80,7 +91,8 @@ class TrainingStep:
         # 1. It has the names and shapes that were agreed on, at the site's own rank.
         agreed = sent_shapes(self.shapes, membership.lora_ranks[site], frozen_a=membership.lora_mean == "ffa")
         dtype = membership.schema.dtype_up
-        run.wire_contract.check_tensors(TRAIN, update, agreed, sends="difference", dtypes={dtype: WIRE_DTYPES[dtype]})
+        dtypes = {dtype: WIRE_DTYPES[dtype]}
+        check_tensors(run.wire_contract, TRAIN, update, agreed, sends="difference", dtypes=dtypes)
 
         # 2. Rows that the contract keeps apart by site go to the method.
         averaged, rows = dict[str, torch.Tensor](), dict[str, torch.Tensor]()

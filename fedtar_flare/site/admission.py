@@ -12,7 +12,7 @@ from pathlib import Path
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.core.settings import matches
 from fedtar_flare.models.sources import stay_offline
-from fedtar_flare.protocol.fields import MAX_TEXT
+from fedtar_flare.protocol.messages import MAX_TEXT
 from fedtar_flare.site.bounds import Bounds
 
 _TEXT = 48

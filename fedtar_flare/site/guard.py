@@ -23,10 +23,18 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.settings import problem_of
 from fedtar_flare.protocol.contract import Contract, Sends
-from fedtar_flare.protocol.exchange import ExchangeSchema, register_tensors
-from fedtar_flare.protocol.fields import MAX_TEXT, check_error
-from fedtar_flare.protocol.lora_ranks import shapes_as_sent
-from fedtar_flare.protocol.messages import ERROR, HEADER, MAX_ROUNDS, WORD, Reply, TaskHeader
+from fedtar_flare.protocol.exchange import ExchangeSchema, check_names, check_tensors, register_tensors, shapes_as_sent
+from fedtar_flare.protocol.messages import (
+    ERROR,
+    HEADER,
+    MAX_ROUNDS,
+    MAX_TEXT,
+    WORD,
+    Reply,
+    TaskHeader,
+    check_error,
+    check_reply,
+)
 from fedtar_flare.registry import caution_of, contract_of
 from fedtar_flare.site.audit import REFUSED_PROP
 
@@ -147,12 +155,12 @@ class OutboundGuard(Filter):
             raise ExchangeError("what the server sent down is not known (is the guard a filter of task data too?)")
         if reply.method != inbound.header.method:
             raise ExchangeError(f"the reply is of method '{reply.method}', the task of '{inbound.header.method}'")
-        contract.check_reply(task, reply)
+        check_reply(contract, task, reply)
         schema: dict[str, tuple[int, ...]] = {}  # shapes of the tensors that may leave in this task
         for field in contract.task(task).fields:
             if field.kind == "schema" and field.name in reply.payload:
                 schema |= dict(ExchangeSchema.from_dict(reply.payload[field.name]).shapes)
-        contract.check_names(contract.task(task), schema)
+        check_names(contract, contract.task(task), schema)
         if dxo.data_kind == DataKind.METRICS:
             if dxo.data:
                 raise ExchangeError("the message carries metrics besides its header")
@@ -161,7 +169,7 @@ class OutboundGuard(Filter):
         if sends == "initial" and inbound.header.initial_site != site:
             raise ExchangeError("initial weights were not asked of this site")
         agreed = schema if sends == "initial" else shapes_as_sent(inbound.shapes, dxo.data)
-        contract.check_tensors(task, dxo.data, agreed, sends=sends)
+        check_tensors(contract, task, dxo.data, agreed, sends=sends)
         values = 0
         for value in dxo.data.values():
             values += value.numel()

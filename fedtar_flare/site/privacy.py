@@ -36,10 +36,9 @@ from pydantic import Field as Setting
 from fedtar_flare.core.errors import ExchangeError, FedTARError
 from fedtar_flare.core.files import locked
 from fedtar_flare.core.settings import Settings, build
-from fedtar_flare.protocol.contract import Contract, Task
+from fedtar_flare.protocol.contract import Contract, Field, Task
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, euclidean_norm, register_tensors
-from fedtar_flare.protocol.fields import Field
-from fedtar_flare.protocol.messages import ABSTAIN, HEADER, OK, Reply, TaskHeader
+from fedtar_flare.protocol.messages import ABSTAIN, HEADER, OK, Reply, TaskHeader, check_field
 from fedtar_flare.registry import contract_of
 from fedtar_flare.site.accountant import FILE, Ledger, Spent
 from fedtar_flare.site.audit import HEADER_PROP, REFUSED_PROP
@@ -159,7 +158,7 @@ class GaussianPrivacy(Filter):
         noisy = [field for field in task.fields if field.noisy]
         values = {field: sent[field.name] for field in noisy if sent.get(field.name) is not None}
         for field, value in values.items():  # what cannot be released costs no budget
-            field.check(value)
+            check_field(field, value)
         releasing = bool(values) and settings.closing_noise_multiplier > 0
         updating = bool(tensors) and task.sends == "difference"
         multipliers = [settings.noise_multiplier] * updating + [settings.closing_noise_multiplier] * releasing

@@ -12,9 +12,9 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedtar_flare import registry
 from fedtar_flare.core.files import coarse_checksums
 from fedtar_flare.methods.fedtar.release import t_numbers
+from fedtar_flare.protocol.contract import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.protocol.exchange import ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok
-from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.runtime.checkpoint import Checkpoint, CheckpointFolder
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.in_process import InThisProcess

@@ -22,9 +22,8 @@ from refused import refused
 
 from fedtar_flare.curation.pacs import Pacs
 from fedtar_flare.imaging.limits import Limits, applied
-from fedtar_flare.learning.dicom_sr import structured_report
+from fedtar_flare.learning.draft_documents import diagnostic_report, structured_report
 from fedtar_flare.learning.drafting import Draft
-from fedtar_flare.learning.fhir_report import diagnostic_report
 
 NAME = "Geheimnis^Erika"
 

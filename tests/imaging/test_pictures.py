@@ -27,7 +27,7 @@ from fedtar_flare.imaging.cache import file_identity, files_of
 from fedtar_flare.imaging.pipeline import Size, entry_of, prepare, prepare_visits
 from fedtar_flare.imaging.readers import dicom_files
 from fedtar_flare.imaging.readers.pictures import read_photograph, read_radiograph
-from fedtar_flare.learning.drafting import study_of
+from fedtar_flare.learning.study import study_of
 from fedtar_flare.models.config import preset
 
 GREY = mk.GREY

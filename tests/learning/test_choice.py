@@ -1,4 +1,4 @@
-"""A report that does not say what the decoder was told is searched for once more."""
+"""A report that does not state the prompted findings is searched for once more, and completed."""
 
 from contextlib import contextmanager
 
@@ -15,22 +15,22 @@ from fedtar_flare.learning.labels import Labeler, labeler
 from fedtar_flare.models.build import build_tokenizer
 from fedtar_flare.models.config import preset
 
-WORDS = ("nodule", "effusion", "cavity")
-BEAMS = 5
+FINDINGS = ("nodule", "effusion", "cavity")
+PRESENT = ("", "+new", "+persistent")
 LABELER = Labeler(
-    WORDS,
-    lambda text: tuple(
-        int(any(f"{word}{end}" in text.split() for end in ("", "+new", "+persistent"))) for word in WORDS
-    ),
+    FINDINGS,
+    lambda text: tuple(int(any(f"{finding}{end}" in text.split() for end in PRESENT)) for finding in FINDINGS),
     lambda text: {tuple(part.split("+")) for part in text.split() if "+" in part},
 )
 """Reads texts such as ``nodule+new cavity+resolved effusion``."""
+PRESENT_NOW = ("new", "persistent")
+BEAMS = 5
 PROMPTS = {"prompt_classes": "positive", "prompt_place": "memory"}
 decode = build_tokenizer(preset("tiny", max_length=20)).decode
 
 
-class Sees:
-    """A reader that finds in the images what ``now`` says, and of the visits before what ``before`` says."""
+class Predicts:
+    """A branch that predicts these findings, and these of the visits before."""
 
     def __init__(self, now, before=None, comparison=None):
         self.now, self.before, self.comparison = torch.tensor(now), before, comparison
@@ -39,32 +39,27 @@ class Sees:
         return self.now, None if self.before is None else torch.tensor(self.before)
 
 
-@given(st.sets(st.sampled_from(WORDS)), st.sets(st.sampled_from(WORDS)))
-def test_a_text_differs_by_the_findings_of_which_it_says_something_else(said, told):
-    choice = FindingsChoice(Sees([[int(word in told) for word in WORDS]]), LABELER.label, 3)
-    [classes] = choice.prompted_findings(None)
-    assert choice.count_differences(" ".join(said), classes) == len(said ^ told)
+courses = st.lists(st.sampled_from(("absent", "new", "resolved", "persistent")), min_size=3, max_size=3)
 
 
-@given(*[st.lists(st.sampled_from(("absent", "new", "resolved", "persistent")), min_size=3, max_size=3)] * 2)
-def test_of_texts_with_the_same_findings_the_one_that_tells_their_changes_differs_less(said, true):
-    """A text has no word for what is still there, nor for what was never there."""
-    there, was = ("new", "persistent"), ("resolved", "persistent")
-    now, before = ([[int(one in kinds) for one in true]] for kinds in (there, was))
-    text = " ".join(f"{word}+{one}" for word, one in zip(WORDS, said, strict=True) if one != "absent")
+@given(stated=courses, true=courses)
+def test_texts_are_compared_by_their_findings_and_then_by_the_changes_that_they_state(stated, true):
+    """A text has no word for what is still present, nor for what was never present."""
+    now, before = ([[int(course in kinds) for course in true]] for kinds in (PRESENT_NOW, ("resolved", "persistent")))
+    text = " ".join(f"{name}+{c}" for name, c in zip(FINDINGS, stated, strict=True) if c != "absent")
     comparison = Comparison(LABELER, 4, 0)
-    choice = FindingsChoice(Sees(now, before, comparison), LABELER.label, 3)
-    missed = sum((a in there) != (b in there) for a, b in zip(said, true, strict=True))
-    told = {one: one if one in ("new", "resolved") else "" for one in ("absent", "new", "resolved", "persistent")}
-    misled = sum(told[a] != told[b] for a, b in zip(said, true, strict=True))
-    [known] = choice.prompted_findings(None)
-    assert choice.count_differences(text, known) == 4 * missed + misled
-    [unknown] = FindingsChoice(Sees(now, [[UNKNOWN] * 3], comparison), LABELER.label, 3).prompted_findings(None)
-    assert choice.count_differences(text, unknown) == missed and unknown.changes is None
+    missed = sum((a in PRESENT_NOW) != (b in PRESENT_NOW) for a, b in zip(stated, true, strict=True))
+    word = {"new": "new", "resolved": "resolved"}
+    misled = sum(word.get(a) != word.get(b) for a, b in zip(stated, true, strict=True))
+    for earlier, expected in ((before, 4 * missed + misled), ([[UNKNOWN] * 3], missed), (None, missed)):
+        choice = FindingsChoice(Predicts(now, earlier, comparison), LABELER.label, 3)
+        [prompted] = choice.prompted_findings(None)
+        assert choice.count_differences(text, prompted) == expected
+        assert (prompted.changes is None) is (earlier != before)
 
 
 class Wanted:
-    """A choice by the length of the text, in characters, of which each report is told one."""
+    """A choice by the length of the text, in characters."""
 
     candidates = BEAMS
 
@@ -74,12 +69,12 @@ class Wanted:
     def prompted_findings(self, seen):
         return self.lengths
 
-    def complete(self, text, told):
+    def complete(self, text, wanted):
         return text
 
-    def count_differences(self, text, told):
+    def count_differences(self, text, wanted):
         self.seen.append(text)
-        return abs(len(text) - told)
+        return abs(len(text) - wanted)
 
 
 def texts_of(model, b, choice=None, **options):
@@ -90,6 +85,11 @@ def texts_of(model, b, choice=None, **options):
 @pytest.fixture(scope="module")
 def model():
     return extended(**PROMPTS)
+
+
+@pytest.fixture
+def plain(model):
+    return texts_of(model, batch())
 
 
 @pytest.fixture(scope="module")
@@ -103,38 +103,27 @@ def beams(model):
     return first, second
 
 
-def test_without_a_second_search_nothing_is_chosen():
-    assert extended(**PROMPTS).choice is None
+def test_a_report_that_states_its_findings_is_not_searched_for_again(model, plain):
     assert extended(candidates=1, **PROMPTS).choice is None
     assert extended(candidates=BEAMS, **PROMPTS).choice.candidates == BEAMS
-
-
-def test_a_report_that_says_what_it_was_told_is_not_searched_for_again(model):
-    plain = texts_of(model, batch())
     choice = Wanted(*map(len, plain))
     assert texts_of(model, batch(), choice) == plain == choice.seen
 
 
-def test_of_a_second_search_the_beam_that_agrees_best_is_taken_whatever_else_is_in_the_batch(model, beams):
-    plain, b = texts_of(model, batch()), batch()
-    lengths = [len(beams[0][3]), len(beams[1][1])]
-    best = [min(own, key=lambda text, n=n: abs(len(text) - n)) for own, n in zip(beams, lengths, strict=True)]
+def test_of_a_second_search_the_beam_that_agrees_best_is_taken_whatever_else_is_in_the_batch(model, plain, beams):
+    b, lengths = batch(), [len(beams[0][3]), len(beams[1][1])]
+    best = [min(row, key=lambda text, n=n: abs(len(text) - n)) for row, n in zip(beams, lengths, strict=True)]
     assert best != plain, "otherwise nothing is shown"
     assert texts_of(model, b, Wanted(*lengths)) == best
     assert [texts_of(model, rows(b, i), Wanted(lengths[i]))[0] for i in range(2)] == best
-    # one report alone is searched for again
-    assert texts_of(model, b, Wanted(len(plain[0]), lengths[1])) == [plain[0], best[1]]
+    assert texts_of(model, b, Wanted(len(plain[0]), lengths[1])) == [plain[0], best[1]], "one is searched for again"
+    no_better = Wanted(0, 0)
+    no_better.count_differences = lambda text, wanted: 1
+    assert texts_of(model, b, no_better) == plain
 
 
-def test_a_report_stays_where_no_beam_agrees_better(model):
-    plain = texts_of(model, batch())
-    unhappy = Wanted(0, 0)
-    unhappy.count_differences = lambda text, told: 1
-    assert texts_of(model, batch(), unhappy) == plain
-
-
-def test_the_second_search_runs_in_the_context_of_its_rows_alone(model):
-    plain, entered = texts_of(model, batch()), []
+def test_the_second_search_runs_in_the_context_of_its_rows(model, plain):
+    entered = []
 
     @contextmanager
     def context(rows):
@@ -146,17 +135,17 @@ def test_the_second_search_runs_in_the_context_of_its_rows_alone(model):
     assert entered == [[1], "left"]
 
 
-NAMES = ("right_effusion", "cavity", "nodule_left")
+NAMES = ("effusion_right", "cavity", "nodule_left")
 
 
 def stated(text):
-    words = {"right_effusion": "right effusion", "cavity": "cavity", "nodule_left": "left nodule"}
-    found = [part for part in text.lower().split(". ") if not part.startswith("no ")]
-    return tuple(int(any(words[name] in part for part in found)) for name in NAMES)
+    words = ("right effusion", "cavity", "left nodule")
+    parts = [part for part in text.lower().split(". ") if not part.startswith("no ")]
+    return tuple(int(any(name in part for part in parts)) for name in words)
 
 
 @pytest.mark.parametrize(
-    ("text", "told", "completed"),
+    ("text", "prompted", "completed"),
     [
         ("The heart is normal.", [0, 0, 0], "The heart is normal."),
         ("The heart is normal.", [0, 1, 0], "The heart is normal. There is cavity."),
@@ -166,48 +155,44 @@ def stated(text):
         ("There is a large cavity.", [0, 0, 1], "There is a large cavity. There is left nodule."),
     ],
 )  # fmt: skip
-def test_a_report_is_completed_by_what_it_was_told_and_loses_nothing_that_it_stated(text, told, completed):
-    names = ("effusion_right", "cavity", "nodule_left")
-    choice = FindingsChoice(Sees([told]), stated, 1, names)
-    [was_told] = choice.prompted_findings(None)
-    assert choice.complete(text, was_told) == completed
-    assert FindingsChoice(Sees([told]), stated, 1).complete(text, was_told) == text
+def test_a_report_is_completed_by_its_prompted_findings_and_loses_nothing_that_it_stated(text, prompted, completed):
+    choice = FindingsChoice(Predicts([prompted]), stated, 1, NAMES)
+    [findings] = choice.prompted_findings(None)
+    assert choice.complete(text, findings) == completed
+    assert FindingsChoice(Predicts([prompted]), stated, 1).complete(text, findings) == text
 
 
 def test_a_normal_report_is_completed_and_no_longer_normal():
     rules = labeler("chexpert-rules", "positive")
-    told = [[int(name in ("No Finding", "Pneumothorax")) for name in rules.findings]]
-    choice = FindingsChoice(Sees(told), rules.label, 1, rules.findings)
-    [was_told] = choice.prompted_findings(None)
-    text = choice.complete("No pneumothorax. The heart is normal.", was_told)
-    assert text == "The heart is normal. There is pneumothorax."
-    assert choice.complete(text, was_told) == text
-    nothing = choice.prompted_findings(None)[0]._replace(classes=[int(name == "No Finding") for name in rules.findings])
-    assert choice.complete("", nothing) == "" and choice.complete("A large effusion.", nothing) == "A large effusion."
+
+    def completed(text, *names):
+        prompted = [[int(name in names) for name in rules.findings]]
+        choice = FindingsChoice(Predicts(prompted), rules.label, 1, rules.findings)
+        return choice.complete(text, choice.prompted_findings(None)[0])
+
+    text = completed("No pneumothorax. The heart is normal.", "No Finding", "Pneumothorax")
+    assert text == "The heart is normal. There is pneumothorax." == completed(text, "No Finding", "Pneumothorax")
+    assert completed("", "No Finding") == "" and completed("A large effusion.", "No Finding") == "A large effusion."
 
 
 class Longer(Wanted):
-    """Adds as many words to a text as it was told."""
+    """Adds as many words to a text as it is given."""
 
     candidates = 1
 
-    def complete(self, text, told):
-        return text + " nodule" * told
+    def complete(self, text, wanted):
+        return text + " nodule" * wanted
 
 
-def test_a_completed_report_fits_in_the_length_or_stays_as_it_was(model):
-    b = batch()
-    short = 8
-    plain = texts_of(model, b, max_length=short)
-    assert texts_of(model, b, Longer(0, 500)) == texts_of(model, b)
+def test_a_completed_report_is_written_if_it_fits_in_the_length(model, plain, monkeypatch):
+    b, short = batch(), 8
+    first, second = texts_of(model, b, max_length=short)
+    assert texts_of(model, b, Longer(0, 500)) == plain
     model.choice = Longer(1, 0)
     ids = model.generate(b, max_length=short)
-    assert ids.shape[1] <= short and decode(ids[0].tolist()) in (plain[0], plain[0] + " nodule")
-    assert decode(ids[1].tolist()) == plain[1]
-
-
-def test_what_is_added_is_written(model, monkeypatch):
+    assert ids.shape[1] <= short and decode(ids[0].tolist()) in (first, first + " nodule")
+    assert decode(ids[1].tolist()) == second
     ends = torch.tensor([[model.bos_id, 40, 41, model.eos_id, model.pad_id]] * 2)
     monkeypatch.setattr(model, "_search", lambda *given: lambda *asked: ends[:, None])
-    plain = texts_of(model, batch())
-    assert texts_of(model, batch(), Longer(3, 0)) == [plain[0] + " nodule nodule nodule", plain[1]]
+    first, second = texts_of(model, b)
+    assert texts_of(model, b, Longer(3, 0)) == [first + " nodule nodule nodule", second]

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.batch import PriorBatch
-from fedtar_flare.learning import comparison
-from fedtar_flare.learning.comparison import CHANGE_RMS, UNKNOWN, Comparison, changes_of, is_shown
+from fedtar_flare.learning.comparison import CHANGE_RMS, CHANGES, UNKNOWN, Comparison, changes_of, is_shown
 from fedtar_flare.learning.diagnosis import extend
+from fedtar_flare.learning.inputs import show_reports
 from fedtar_flare.learning.labels import labeler
-from fedtar_flare.learning.prior import show_reports
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.learner import PatientLearner
@@ -43,28 +42,22 @@ def classes_of(*names):
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(-1, 1)), min_size=1, max_size=8))
-def test_what_became_of_a_finding_follows_from_now_and_before(pairs):
+def test_the_change_of_a_finding_follows_from_now_and_before(pairs):
     now, before = (torch.tensor([column]) for column in zip(*pairs, strict=True))
-    expected = {(1, 0): "new", (0, 1): "resolved"}
-    found = changes_of(now, before)[0].tolist()
-    assert [None if n == 0 else comparison.CHANGES[n - 1] for n in found] == [expected.get(pair) for pair in pairs]
+    expected = [{(1, 0): 1, (0, 1): 2}.get(pair, 0) for pair in pairs]
+    assert changes_of(now, before)[0].tolist() == expected and CHANGES == ("new", "resolved")
 
 
 def test_the_rule_gives_what_was_planted_in_every_style(tmp_path):
     """New and resolved findings of the synthetic cohort, from the labels of two reports that follow each other."""
-    checked = 0
+    checked, timeline = 0, Timeline(3, prior="report")
     for style in range(1, 7):
-        cohort = synthetic_cohort(
-            f"site-{style}", folder=tmp_path, patients=2, timeline=Timeline(3, prior="report"), seed=0
-        )
+        cohort = synthetic_cohort(f"site-{style}", folder=tmp_path, patients=2, timeline=timeline, seed=0)
         for sample in (s for s in cohort.samples(None) if s.prior is not None):
             now, before = (torch.tensor([LABEL(visit.report)]) for visit in (sample.visit, sample.prior))
-            found = {
-                (name, comparison.CHANGES[number - 1])
-                for name, number in zip(FINDINGS, changes_of(now, before)[0].tolist(), strict=True)
-                if number
-            }
-            assert found == {pair for pair in sample.visit.changes if pair[1] in ("new", "resolved")}
+            numbered = zip(FINDINGS, changes_of(now, before)[0].tolist(), strict=True)
+            planted = {pair for pair in sample.visit.changes if pair[1] in CHANGES}
+            assert {(name, CHANGES[number - 1]) for name, number in numbered if number} == planted
             checked += 1
     assert checked > 12
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.learning.evaluation import finding_scores, reports_of, site_scores
 from fedtar_flare.metrics.registry import SCORES, scores_of
-from fedtar_flare.protocol.tasks import SCORES as FIELDS
+from fedtar_flare.protocol.contract import SCORES as FIELDS
+from fedtar_flare.protocol.messages import check_field
 from fedtar_flare.record.events import SiteScores
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
 
@@ -53,15 +54,14 @@ def test_change_is_against_what_was_planted_where_that_is_known():
 def test_changes_of_fewer_patients_than_a_cell_are_not_scored_apart(known):
     """Three patients of whom two have a change, one in the reference alone and one in the generated text alone."""
     findings, nothing = (("effusion_left",), ()) if known else (None, None)
-    there = [("effusion_left", "decreased")] if known else None
-    samples = [
-        sample(1, EFFUSION, findings, there),
-        sample(2, "Clear.", findings, nothing),
-        sample(3, "Clear.", findings, nothing),
-    ]
-    said = ["Clear.", EFFUSION, "Clear."]
-    scores = {cell: content_scores(samples, said, cell)["finding_change_micro_f1"] for cell in (1, 2, 3)}
+    change = [("effusion_left", "decreased")] if known else None
+    samples = [sample(1, EFFUSION, findings, change), *(sample(i, "Clear.", findings, nothing) for i in (2, 3))]
+    drafts = ["Clear.", EFFUSION, "Clear."]
+    scores = {cell: content_scores(samples, drafts, cell)["finding_change_micro_f1"] for cell in (1, 2, 3)}
     assert scores == {1: 0.0, 2: None, 3: None}
+
+
+def test_real_reports_are_scored_by_the_rules_of_their_modality():
     real = [sample(i, EFFUSION, findings=None, changes=None) for i in (1, 2)]
     scores = content_scores(real, [EFFUSION, EFFUSION])
     assert scores["finding_change_micro_f1"] == scores["change_accuracy"] == scores["ctrate_rules_f1"] == 1.0
@@ -112,7 +112,7 @@ def test_what_leaves_the_site_fits_its_field_and_the_record(findings):
     samples = [sample(i, findings=findings, changes=None, patient=f"p{i // 2}") for i in range(6)]
     scores = site_scores(samples, [EFFUSION] * 6, [1.0] * 6, 1, 1)
     for field in FIELDS:
-        field.check(scores)
+        check_field(field, scores)
     read = SiteScores.model_validate(json.loads(json.dumps(scores)))
     assert read.findings == scores["findings"] and read.references == {"identical_share": 1.0, "contradictions": 0.0}
     assert set(read.all) - {"n"} <= set(SCORES)

@@ -62,9 +62,8 @@ def by_hand(cohort, prepared, *, personal):
             q = mixture.memberships(chosen, cohort.key)
             adapt = patient.adapt(q, torch.tensor([s.time_step for s in chosen]))
         with adapt:
-            loss = model.get_base_model()(images, *tokenizer.batch([s.visit.report for s in chosen])).sum() / len(
-                chosen
-            )
+            losses_of = model.get_base_model()(images, *tokenizer.batch([s.visit.report for s in chosen]))
+        loss = losses_of.sum() / len(chosen)
         loss.backward()
         losses.append(loss.item())
         for group in groups:
@@ -111,6 +110,20 @@ def test_a_report_whose_loss_the_sent_weights_make_huge_shows_in_no_told_loss(co
     assert told[0] == told[1] and told[0][0] < 100
 
 
+def test_losses_and_states_are_the_plain_ones_and_those_of_other_weights_change_nothing(learner_of, cohort):
+    learner, samples = learner_of(), cohort.samples("train", 1)[:3]
+    images, start = learner.images(samples), learner.shared()
+    other = {name: value + 0.1 for name, value in start.items()}
+    losses, states, written = learner.losses_and_states(samples, images)
+    assert torch.equal(losses, learner.report_losses(samples, images)) and states.requires_grad
+    labels = learner.tokenizer.batch([sample.visit.report for sample in samples])[1]
+    assert states.shape[:2] == written.shape and torch.equal(written, labels >= 0)
+    found = learner.losses_and_states(samples, images, other)
+    assert not found[1].requires_grad and all(torch.equal(start[n], value) for n, value in learner.shared().items())
+    learner.load_shared(other)
+    assert all(map(torch.equal, found, learner.losses_and_states(samples, images)))
+
+
 def test_drfa_tells_the_loss_of_the_first_update_alone_and_of_whom_it_is(learner_of):
     losses = {}
     trained = learner_of(DRFALearner).train(1, 11, losses.__setitem__)
@@ -133,12 +146,11 @@ def test_a_tasks_rate_multiplies_the_learning_rates_of_both_parts(learner_of, ki
 
 
 def test_bfloat16_learns_nearly_the_same_and_keeps_float32(learner_of):
-    full, half = (
-        learner_of(PatientLearner, precision=kind, local_steps=2).train(1, 11) for kind in ("float32", "bfloat16")
-    )
+    kinds = ("float32", "bfloat16")
+    full, half = (learner_of(PatientLearner, precision=kind, local_steps=2).train(1, 11) for kind in kinds)
     assert half.loss == pytest.approx(full.loss, rel=0.01) and half.loss != full.loss
     assert half.skipped_updates == 0 and {value.dtype for value in half.update.values()} == {torch.float32}
-    both = [torch.cat([value.flatten() for value in one.update.values()]) for one in (full, half)]
+    both = [torch.cat([value.flatten() for value in trained.update.values()]) for trained in (full, half)]
     assert torch.cosine_similarity(*both, dim=0) > 0.9
 
 
@@ -168,24 +180,22 @@ def test_updates_with_gradients_that_are_not_finite_are_skipped_and_counted(lear
     assert steps == {2.0}, "the optimiser of the personal part did not step either"
 
 
-def test_a_gradient_that_is_not_finite_counts_though_the_loss_is(learner_of):
-    class Overflow(ReportLearner):
-        def after_backward(self, start):
-            next(iter(shared_parameters(self.model).values())).grad[0, 0] = float("inf")
+class Overflow(ReportLearner):
+    """Has an infinite gradient, though its loss is finite."""
 
-    with pytest.raises(DataError) as caught:
-        learner_of(Overflow).train(1, 11)
-    assert caught.value.reason == "non-finite-gradient"
+    def after_backward(self, start):
+        next(iter(self.shared_parameters.values())).grad[0, 0] = float("inf")
 
 
-def test_a_task_whose_every_update_is_skipped_fails_and_changes_nothing(learner_of):
-    learner = learner_of(spoiled(PatientLearner, {1, 2, 3}))
-    before = learner.shared(), {name: value.clone() for name, value in learner.private().items()}
+@pytest.mark.parametrize("kind", [Overflow, spoiled(PatientLearner, {1, 2, 3})])
+def test_a_task_whose_every_update_is_skipped_fails_and_changes_nothing(learner_of, kind):
+    learner = learner_of(kind)
+    before = learner.shared() | {name: value.clone() for name, value in learner.private().items()}
     with pytest.raises(DataError, match="none of the 3 local updates") as caught:
         learner.train(1, 11)
     assert caught.value.reason == "non-finite-gradient"
-    for was, now in zip(before, (learner.shared(), learner.private()), strict=True):
-        assert was.keys() == now.keys() and all(torch.equal(was[name], now[name]) for name in was)
+    after = learner.shared() | learner.private()
+    assert before.keys() == after.keys() and all(torch.equal(value, after[name]) for name, value in before.items())
 
 
 def test_a_state_that_is_not_finite_is_refused_by_name():
@@ -195,59 +205,66 @@ def test_a_state_that_is_not_finite_is_refused_by_name():
     assert caught.value.reason == "non-finite-state" and "patient/b" not in caught.value.public
 
 
-def test_evaluation_with_and_without_the_personal_part(learner_of, cohort, tmp_path):
+@pytest.fixture
+def evaluated(learner_of):
+    """A learner whose personal part acts, and its evaluation."""
     learner = learner_of(PatientLearner)
     with torch.no_grad():
         for parameter in learner.personal_parameters():
             parameter += 0.05
-    evaluated = learner.evaluate(1)
-    plain = learner_of().evaluate(1)
-    assert plain.scores_generic is None and len(plain.rows) == len(plain.samples)
-    assert evaluated.scores_generic == plain.scores != evaluated.scores
-    tests = cohort.samples("test")
-    assert evaluated.samples == tests and len(evaluated.texts) == len(tests)
-    assert [row["personal"] for row in evaluated.rows] == [True] * len(tests) + [False] * len(tests)
-    for row, sample in zip(evaluated.rows, tests, strict=False):
-        assert (row["patient_id"], row["visit_id"]) == (sample.visit.patient_id, sample.visit.visit_id)
-        assert row["split"] == "test" and row["findings"] == sorted(sample.visit.findings)
+    return learner, learner.evaluate(1)
 
-    path = write_report_scores(tmp_path / "state", 3, evaluated.rows)
+
+def test_evaluation_with_and_without_the_personal_part(evaluated, learner_of, cohort, tmp_path):
+    (_, result), plain, tests = evaluated, learner_of().evaluate(1), cohort.samples("test")
+    assert plain.scores_generic is None and len(plain.rows) == len(plain.samples)
+    assert result.scores_generic == plain.scores != result.scores
+    assert result.samples == tests and len(result.texts) == len(tests)
+    for i, row in enumerate(result.rows):
+        visit = tests[i % len(tests)].visit
+        assert (row["patient_id"], row["visit_id"], row["split"]) == (visit.patient_id, visit.visit_id, "test")
+        assert row["findings"] == sorted(visit.findings) and row["personal"] is (i < len(tests))
+
+    path = write_report_scores(tmp_path, 3, result.rows)
     assert path.name == "report-scores-0003.jsonl" and path.stat().st_mode & 0o777 == 0o600
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert rows == evaluated.rows, "a number survives the file to the bit"
-    state, shared = tmp_path / "state", report_texts(tmp_path / "state", personal=False)
-    assert [row["text"] for row in shared] == [row["text"] for row in rows if not row["personal"]]
-    code, out, err = fedtar_here("score", state, "--labeler", "ctrate-rules", "--json")
-    assert code == 0 and json.loads(out)["reports"] == len(tests), err
-    code, out, _ = fedtar_here("score", state, "--labeler", "chexpert-rules", "--doubts", "--shared", "--round", 3)
-    assert code == 0 and "stated or doubted" in out and "Pleural Effusion" in out
-    folder = tmp_path / "labeler"
-    import_labeler(published(tmp_path / "hub", "radbert")[0], folder)
-    learner.report_labeler = ReportLabeler(folder)
-    named = learner.evaluate(1)
-    ce = {name: value for name, value in named.scores["all"].items() if name.startswith("radbert")}
-    assert len(ce) == 9 and {**named.scores["all"]} == {**evaluated.scores["all"], **ce}, "nothing else has changed"
-    write_report_scores(tmp_path / "other", 0, named.rows)
-    for labeler in (folder, "radbert"):  # by the model, and by what the run has kept
-        code, out, err = fedtar_here("score", tmp_path / "other", "--labeler", labeler, "--json")
-        means = json.loads(out)["averages"]
-        assert code == 0 and {f"radbert_{a}_{m}": v for a, of in means.items() for m, v in of.items()} == ce, err
-    code, out, err = fedtar_here(
-        "score", state, "--labeler", folder, "--against", tmp_path / "other", "--drawn", "studies"
-    )
-    assert code == 0 and "studies won" in out and "RadBERT macro F1" in out and "BLEU-2" in out, err
-    code, _, err = fedtar_here("score", state, "--labeler", "radbert")
-    assert code == 2 and "kept no labels by radbert" in err
-    code, _, err = fedtar_here("score", tmp_path / "hub", "--labeler", "ctrate-rules")
-    assert code == 2 and "holds no reports" in err
-    for scores, personal in ((evaluated.scores, True), (evaluated.scores_generic, False)):
+    assert rows == result.rows, "a number survives the file to the bit"
+    assert report_texts(tmp_path, personal=False) == rows[len(tests) :]
+    for scores, personal in ((result.scores, True), (result.scores_generic, False)):
         chosen = [row for row in rows if row["personal"] is personal]
-        again = LanguageStatistics(
-            *(np.array([row[name] for row in chosen]) for name in LanguageStatistics.__dataclass_fields__)
-        ).scores()
-        for name, value in again.items():
+        sums = (np.array([row[name] for row in chosen]) for name in LanguageStatistics.__dataclass_fields__)
+        for name, value in LanguageStatistics(*sums).scores().items():
             assert value == pytest.approx(scores["all"][name], rel=1e-12, abs=1e-12), name
         assert np.mean([row["token_loss"] for row in chosen]) == pytest.approx(scores["all"]["token_loss"])
+
+
+def test_reports_are_scored_again_by_any_labeler(evaluated, cohort, tmp_path):
+    learner, result = evaluated
+    folder, plain, named = tmp_path / "labeler", tmp_path / "plain", tmp_path / "named"
+    import_labeler(published(tmp_path / "hub", "radbert")[0], folder)
+    learner.report_labeler = ReportLabeler(folder)
+    labelled = learner.evaluate(1)
+    ce = {name: value for name, value in labelled.scores["all"].items() if name.startswith("radbert")}
+    assert len(ce) == 9 and labelled.scores["all"] == result.scores["all"] | ce, "nothing else has changed"
+    write_report_scores(plain, 3, result.rows)
+    write_report_scores(named, 0, labelled.rows)
+    for labeler in (folder, "radbert"):  # by the model, and by what the run has stored
+        code, out, err = fedtar_here("score", named, "--labeler", labeler, "--json")
+        means = json.loads(out)["averages"]
+        assert code == 0 and {f"radbert_{a}_{m}": v for a, of in means.items() for m, v in of.items()} == ce, err
+    for command, expected, words in (
+        ((plain, "--labeler", "ctrate-rules", "--json"), 0, [f'"reports": {len(cohort.samples("test"))}']),
+        ((plain, "--labeler", "chexpert-rules", "--doubts", "--shared", "--round", 3), 0, ["stated or doubted"]),
+        (
+            (plain, "--labeler", folder, "--against", named, "--drawn", "studies"),
+            0,
+            ["studies won"],
+        ),
+        ((plain, "--labeler", "radbert"), 2, ["kept no labels by radbert"]),
+        ((tmp_path / "hub", "--labeler", "ctrate-rules"), 2, ["holds no reports"]),
+    ):
+        code, out, err = fedtar_here("score", *command)
+        assert code == expected and all(word in out + err for word in words), err
 
 
 def test_an_untrained_personal_part_is_scored_once_and_scores_as_if_it_were_twice(learner_of, monkeypatch):
@@ -278,21 +295,21 @@ def test_a_task_makes_as_many_updates_as_fit_and_they_are_those_of_a_shorter_tas
     assert (told.patients, told.loss) == (whole.patients, whole.loss)
 
 
-def test_the_images_of_the_next_update_are_read_while_one_is_made(learner_of, monkeypatch):
-    learner, read = learner_of(ReportLearner, local_steps=3), {}
+def test_the_images_of_the_next_update_are_read_while_this_one_is_made(learner_of, monkeypatch):
+    learner, in_main_thread = learner_of(ReportLearner, local_steps=3), {}
     images, losses, begun = learner.images, learner.training_losses, {f"11/{n}": Event() for n in range(3)}
 
-    def reading(part, seed=None, prior=True):
-        read[seed] = current_thread() is main_thread()
+    def images_(part, seed=None, prior=True):
+        in_main_thread[seed] = current_thread() is main_thread()
         begun[seed].set()
         return images(part, seed, prior)
 
-    def making(part, seen, seed):
+    def losses_(part, seen, seed):
         following = begun.get(f"11/{int(seed[-1]) + 1}")
         assert following is None or following.wait(60), "the next images are not read before this update ends"
         return losses(part, seen, seed)
 
-    monkeypatch.setattr(learner, "images", reading)
-    monkeypatch.setattr(learner, "training_losses", making)
+    monkeypatch.setattr(learner, "images", images_)
+    monkeypatch.setattr(learner, "training_losses", losses_)
     learner.train(1, 11)
-    assert read == {"11/0": True, "11/1": False, "11/2": False}
+    assert in_main_thread == {"11/0": True, "11/1": False, "11/2": False}

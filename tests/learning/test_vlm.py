@@ -275,21 +275,16 @@ def test_layers_computed_again_and_private_updates_give_the_gradient_and_a_resum
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-def run_settings(folder, **others):
-    model = {"decoder_name": str(folder), "weights": None, "max_length": 12, "num_beams": 2}
-    return {
-        "preset": "vlm-tiny", "num_rounds": 1, "time_steps": 2, "model": model,
-        "training": {"local_steps": 4, "batch_size": 4, "lr": 0.01}, "data": {"synthetic_patients": 10}, **others,
-    }  # fmt: skip
-
-
 def test_a_draft_is_the_text_of_the_run_with_the_site_s_own_adapters(tmp_path, monkeypatch, folder):
     """Shown the same two visits before; of films, both views."""
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path))
-    data = {"synthetic_patients": 10, "prior": "report+image", "priors": 2}
-    settings = run_settings(folder, time_steps=3, server={"evaluate_every": 1}, patient={"lr": 0.1}, data=data)
-    settings["model"] |= {"slices": 1, "lateral": True}
-    adapter = run_in_process(MethodRecipe("fedtar", **settings), 1, tmp_path / "run") / "adapter"
+    model = {"decoder_name": str(folder), "weights": None, "max_length": 12, "num_beams": 2}
+    recipe = MethodRecipe(
+        "fedtar", preset="vlm-tiny", num_rounds=1, time_steps=3, server={"evaluate_every": 1}, patient={"lr": 0.1},
+        model=model | {"slices": 1, "lateral": True}, training={"local_steps": 4, "batch_size": 4, "lr": 0.01},
+        data={"synthetic_patients": 10, "prior": "report+image", "priors": 2},
+    )  # fmt: skip
+    adapter = run_in_process(recipe, 1, tmp_path / "run") / "adapter"
     (examples,) = (tmp_path / "state").rglob(EXAMPLES_FILE)
     timeline = Timeline(3, prior="report+image", priors=2)
     made = synthetic_cohort("site-1", folder=tmp_path / "synthetic", patients=10, timeline=timeline, seed=0)
@@ -323,17 +318,3 @@ def test_a_draft_is_the_text_of_the_run_with_the_site_s_own_adapters(tmp_path, m
     assert drafted(*shown, "--prior-report", report) and [t.count("frontal:+lateral:+") for t in turns[2]] == [1, 0, 1]
     assert "each as often" in drafted(*shown, *shown[2:4])
     assert "data.priors=2" in drafted(*before, *before[:6]) and "as often" in drafted(*before, *before[:2])
-
-
-@pytest.mark.slow
-def test_a_suite_of_both_families_with_and_without_the_patient_adapters(tmp_path):
-    settings, arms = run_settings(tmp_path), {}
-    for name, write in FAMILIES.items():
-        model = settings["model"] | {"decoder_name": str(write(tmp_path / name))}
-        for method in ("fedtar", "fedavg_patient", "local"):
-            arms[f"{method}_{name}"] = {"method": method, "settings": {"model": model}}
-    file = tmp_path / "suite.yaml"
-    file.write_text(json.dumps({"name": "vlms", "sites": ["site-1", "site-2"], "settings": settings, "arms": arms}))
-    code, _, errors = here("compare", file, "-o", tmp_path / "out", FEDTAR_HOME=str(tmp_path / "home"))
-    assert code == 0, errors
-    assert all(name in next((tmp_path / "out").rglob("*.html")).read_text() for name in arms)

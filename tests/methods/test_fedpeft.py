@@ -9,6 +9,7 @@ from fedtar_flare.models.adapters.kinds import add_adapter
 from fedtar_flare.models.adapters.lora import extra_parameters, shared_parameters
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import preset
+from fedtar_flare.protocol.exchange import check_names
 from fedtar_flare.runtime.recipe import MethodRecipe
 
 KINDS = ("adalora", "vera", "loha", "prompt", "prefix", "none")
@@ -37,7 +38,7 @@ def test_each_kind_trains_what_it_sends_and_nothing_else(site_of, kind):
         assert id(parameter) in shared or torch.equal(parameter, before[name]), name
     maps = [n for n in update if n.startswith(("encoder.", "pooling.", "projection."))]
     assert bool(maps) is (kind == "none") and len(maps) in (0, len(update))
-    METHOD.contract.check_names(METHOD.contract.task("train"), {n: v for n, v in update.items() if n not in maps})
+    check_names(METHOD.contract, METHOD.contract.task("train"), {n: v for n, v in update.items() if n not in maps})
     assert bool(reply.payload["adapter_config"]) is (kind in ("adalora", "vera", "loha"))
     closing, _ = site.close({n: w[n] + update[n] for n in w}, 1, evaluate=True)
     assert closing.numbers["validation_loss"] > 0 and closing.payload["scores"]

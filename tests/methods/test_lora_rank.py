@@ -5,7 +5,7 @@ import torch
 from federation import federation_of
 from hospital_site import T, loss_differences, state_of
 
-from fedtar_flare.protocol.lora_ranks import factor, padded, sent_shapes
+from fedtar_flare.protocol.exchange import factor, padded, sent_shapes
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events

@@ -10,8 +10,8 @@ from federation import Spoilt, federation_of
 from scipy.optimize import minimize
 
 from fedtar_flare.methods.drfa import onto_simplex
+from fedtar_flare.protocol.contract import TRAIN
 from fedtar_flare.protocol.messages import abstain, ok
-from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.record.events import End, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.testing import QuadraticSite

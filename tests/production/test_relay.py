@@ -13,7 +13,7 @@ from killing import in_step, last
 from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.methods.fedtar.events import EVENTS, Alphas, Outer
 from fedtar_flare.methods.fedtar.policy import AlphaPolicy, OuterOptimizer, hypergradient, pool_t_numbers
-from fedtar_flare.protocol.lora_ranks import pairs
+from fedtar_flare.protocol.exchange import pairs
 from fedtar_flare.record.events import SHARED, End, Late, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 

@@ -5,7 +5,7 @@ import os
 
 from federation import Spoilt
 
-from fedtar_flare.protocol.tasks import HANDSHAKE
+from fedtar_flare.protocol.contract import HANDSHAKE
 from fedtar_flare.record.events import End, Joined, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.aggregation import SpilledUpdates

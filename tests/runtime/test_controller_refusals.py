@@ -5,8 +5,8 @@ import torch
 from federation import Spoilt
 from three_sites import T, federation, run, sites
 
+from fedtar_flare.protocol.contract import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.protocol.messages import ERROR, Reply
-from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.testing import FunctionFederation, QuadraticSite
 from fedtar_flare.testing import last_checkpoint as last
 from fedtar_flare.testing import random_pair as pair

@@ -10,9 +10,9 @@ from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.methods.fedtar.events import EVENTS
 from fedtar_flare.methods.fedtar.policy import AlphaPolicy, hypergradient
 from fedtar_flare.methods.fedtar.release import t_numbers
-from fedtar_flare.protocol.lora_ranks import lowered, padded, pairs, sent_shapes, shapes_as_sent
+from fedtar_flare.protocol.contract import HANDSHAKE, TRAIN
+from fedtar_flare.protocol.exchange import lowered, padded, pairs, sent_shapes, shapes_as_sent
 from fedtar_flare.protocol.messages import ok
-from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
 from fedtar_flare.record.events import SHARED
 from fedtar_flare.record.log import read_events
 from fedtar_flare.runtime.aggregation import site_weights

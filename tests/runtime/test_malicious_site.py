@@ -13,7 +13,7 @@ from test_controller_faults import federation, run
 from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.core.files import coarse_checksums, coarsely_equal
 from fedtar_flare.protocol import exchange as wire
-from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.protocol.contract import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import Alarm, End, Start, Step, Validation
 from fedtar_flare.record.log import of_kind
 from fedtar_flare.runtime.aggregation import FEWEST_SITES

@@ -6,7 +6,8 @@ from hospital_site import SETTINGS, write_site_files
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.transforms import preparation
-from fedtar_flare.learning.drafting import Drafter, study_of
+from fedtar_flare.learning.drafting import Drafter
+from fedtar_flare.learning.study import study_of
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
 from fedtar_flare.runtime.in_process import run_in_process

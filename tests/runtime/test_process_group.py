@@ -19,8 +19,8 @@ from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.protocol.contract import HANDSHAKE
 from fedtar_flare.protocol.messages import TaskHeader, version
-from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.registry import names
 from fedtar_flare.runtime.process_group import ProcessGroup
 from fedtar_flare.site.context import sites_at_once

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from fedtar_flare.protocol.contract import HANDSHAKE, TRAIN
 from fedtar_flare.protocol.messages import ok
-from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import read_events
 from fedtar_flare.runtime import aggregation

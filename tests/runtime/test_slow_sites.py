@@ -6,7 +6,7 @@ from federation import Spoilt, federation_of, slowed
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.config import TrainingConfig
-from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.protocol.contract import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.reporting.page import participation

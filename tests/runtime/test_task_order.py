@@ -7,8 +7,8 @@ from hospital_site import T, write_site_files
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.methods.fedavg import METHOD
+from fedtar_flare.protocol.contract import TRAIN, close_round, handshake, train
 from fedtar_flare.protocol.messages import version
-from fedtar_flare.protocol.tasks import TRAIN, close_round, handshake, train
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.testing import Hospital
 

@@ -16,7 +16,7 @@ from fedtar_flare.models.adapters.lora import add_lora, shared_state
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import TIMM_TARGETS, ModelConfig, asset, preset
 from fedtar_flare.models.outline import outline
-from fedtar_flare.protocol.fields import MAX_TEXT
+from fedtar_flare.protocol.messages import MAX_TEXT
 from fedtar_flare.registry import names
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.requirements import AdaptedModel

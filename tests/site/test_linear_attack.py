@@ -14,8 +14,8 @@ from PIL import Image
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.training import batches
 from fedtar_flare.methods.scaffold import PREFIX
+from fedtar_flare.protocol.contract import HANDSHAKE, TRAIN
 from fedtar_flare.protocol.messages import TaskHeader, version
-from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
 from fedtar_flare.runtime.task import seed_of
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.site_file import load_site_config

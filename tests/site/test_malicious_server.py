@@ -10,8 +10,8 @@ import pytest
 import torch
 from hospital_site import T, write_site_files
 
+from fedtar_flare.protocol.contract import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.protocol.messages import HEADER, TaskHeader, version
-from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.site import state as site_state
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.testing import Hospital

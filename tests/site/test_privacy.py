@@ -11,9 +11,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from scipy import stats
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.protocol.exchange import euclidean_norm
-from fedtar_flare.protocol.fields import Field
-from fedtar_flare.protocol.lora_ranks import lowered, padded, sent_shapes
+from fedtar_flare.protocol.contract import Field
+from fedtar_flare.protocol.exchange import euclidean_norm, lowered, padded, sent_shapes
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events

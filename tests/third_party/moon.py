@@ -41,34 +41,18 @@ class ContrastiveLearner(ReportLearner):
         """Adds nothing; the model must have a decoder that gives its hidden states."""
         generator.require_parts("MOON")
 
-    def represented(self, samples: Sequence[Sample], images: ImageBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Report losses (B,) and z (B, E) of one forward pass."""
-        decode, kept = self.generator.decode, []
-        self.generator.decode = lambda *given, **named: kept.append(decode(*given, **named)) or kept[-1]
-        try:
-            losses = self.report_losses(samples, images)
-        finally:
-            del self.generator.decode  # the class's own is there again
-        written = self.tokenizer.batch([sample.visit.report for sample in samples])[1].to(self.device)[..., None] >= 0
-        return losses, (kept[-1][1].float() * written).sum(1) / written.sum(1)
-
-    @torch.no_grad()
-    def represented_by(self, weights: Mapping[str, torch.Tensor], samples: Any, images: ImageBatch) -> torch.Tensor:
-        """z (B, E) of the model with other shared weights."""
-        local = [(name, parameter, parameter.clone()) for name, parameter in self.shared_parameters.items()]
-        try:
-            for name, parameter, _ in local:
-                parameter.copy_(weights[name])
-            return self.represented(samples, images)[1]
-        finally:
-            for _, parameter, value in local:
-                parameter.copy_(value)
+    def represented(
+        self, samples: Sequence[Sample], images: ImageBatch, weights: Mapping[str, torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Report losses (B,) and z (B, E), of the model or, without a gradient, with other shared weights."""
+        losses, states, written = self.losses_and_states(samples, images, weights)
+        return losses, (states.float() * written[..., None]).sum(1) / written.sum(1, keepdim=True)
 
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> torch.Tensor:
         """``l_sup + mu l_con`` (Eq. 4), ``l_con = -log(e^{s_g / tau} / (e^{s_g / tau} + e^{s_p / tau}))`` (Eq. 3)."""
         if not self.previous:
             return super().training_losses(samples, images, seed)
-        others = [self.represented_by(weights, samples, images) for weights in (self.received, self.previous)]
+        others = [self.represented(samples, images, weights)[1] for weights in (self.received, self.previous)]
         losses, z = self.represented(samples, images)
         s_g, s_p = (cosine_similarity(z, other) for other in others)
         return losses + self.mu * softplus((s_p - s_g) / self.tau)

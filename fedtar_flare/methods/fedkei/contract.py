@@ -11,9 +11,19 @@ its columns add up to nearly v. Both are declared as modules, which privacy filt
 
 from dataclasses import replace
 
-from fedtar_flare.protocol.contract import LORA_NAMES, Contract, Group, Task
-from fedtar_flare.protocol.fields import SECONDS, Field, loss_field
-from fedtar_flare.protocol.tasks import HANDSHAKE, PRIVACY, SCORES, handshake
+from fedtar_flare.protocol.contract import (
+    HANDSHAKE,
+    LORA_NAMES,
+    PRIVACY,
+    SCORES,
+    SECONDS,
+    Contract,
+    Field,
+    Group,
+    Task,
+    handshake,
+    loss_field,
+)
 
 PROBE, ADAPT = "probe", "adapt"
 

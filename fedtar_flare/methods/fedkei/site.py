@@ -26,9 +26,9 @@ from fedtar_flare.models.classifier import ClassifierConfig, bare_classifier, bu
 from fedtar_flare.models.outline import EMBEDDING
 from fedtar_flare.models.volume_encoder import check_volumes
 from fedtar_flare.models.weights import with_fingerprint
+from fedtar_flare.protocol.contract import HANDSHAKE
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply, abstain, ok, version
-from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.registry import Method
 from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_start
 from fedtar_flare.runtime.task import Answer, Task, missing_state

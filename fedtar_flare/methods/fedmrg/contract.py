@@ -7,9 +7,7 @@ bank. No group holds the specialised adapter: its tensors have other names.
 from dataclasses import replace
 
 from fedtar_flare.methods.fedmrg.bank import MOST_ROWS, WIDEST
-from fedtar_flare.protocol.contract import HEAD_NAMES, Contract, Group
-from fedtar_flare.protocol.fields import Field
-from fedtar_flare.protocol.tasks import PARAMETERS, close_round, handshake, train
+from fedtar_flare.protocol.contract import HEAD_NAMES, PARAMETERS, Contract, Field, Group, close_round, handshake, train
 
 ADAPTER = Group("adapter", "averaged", ("base_model.model.*.lora_[AB].generic.weight",), "the generic low-rank factors")
 BRANCH = Group(

@@ -25,18 +25,11 @@ from fedtar_flare.data.minimum_cell import round_loss, winsorised_mean
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.transform_list import built_in
 from fedtar_flare.learning.diagnosis import diagnosis_losses, extend
+from fedtar_flare.learning.inputs import augmented
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_model import EVALUATION_BATCH
-from fedtar_flare.learning.training import (
-    Trained,
-    Validated,
-    adamw,
-    augmented,
-    load_optimizer_state,
-    optimizer_state,
-    parts,
-)
+from fedtar_flare.learning.training import Trained, Validated, adamw, load_optimizer_state, optimizer_state, parts
 from fedtar_flare.methods.fedmrg.bank import FEATURES, SiteBank, membership_auc
 from fedtar_flare.methods.fedmrg.config import PROMPTS, FedMRGConfig
 from fedtar_flare.methods.fedmrg.dual_adapter import (
@@ -62,6 +55,7 @@ class FedMRGLearner(ReportLearner):
     """Trains the generic and the specialised adapter against each other (Che et al., Algorithm 1)."""
 
     adapter = GENERIC
+    shares_batches = True  # each rank contrasts its share of a batch with the whole of it
 
     def __init__(self, *, fedmrg: FedMRGConfig, model: ModelConfig, seed: int, **others: Any):
         self._fedmrg, self._seed = fedmrg, seed
@@ -76,10 +70,6 @@ class FedMRGLearner(ReportLearner):
         self._half = HALVES[0]
         self._parts: dict[str, dict[Visit, float]] = {}
         self._pairs: dict[str, list[tuple[str, float]]] = {}
-
-    @classmethod
-    def shares_batches(cls) -> bool:
-        return True  # each rank contrasts its share of a batch with the whole of it
 
     # ------------------------------------------------------------------ the model
     @property
@@ -213,7 +203,7 @@ class FedMRGLearner(ReportLearner):
             changes = built_in(self._config.image_size)
             images = collate(augmented(self.prepared(samples), samples, f"{seed}/view", changes)).to(self.device)
         else:
-            images = self.training_images(samples, seed)
+            images = self._training_images(samples, seed)
         return self._features(images)
 
     def _features(self, images: ImageBatch) -> Tensor:

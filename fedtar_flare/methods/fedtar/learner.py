@@ -177,7 +177,8 @@ class PatientLearner(ReportLearner):
         if self.patient is not None:
             self.patient.load_state_dict(without_prefix(self._with_new_steps(state), _PREFIX))
         self.local = without_prefix(state, _LOCAL) or None
-        load_head(self.generator, state)
+        if self.generator.diagnosis is not None:
+            load_head(self.generator, state)
 
     def _with_new_steps(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The state with an untrained e_t, 0, for each time step that was added to the run since."""

@@ -18,9 +18,16 @@ from fedtar_flare.methods.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.section import SECTIONS
 from fedtar_flare.methods.fedtar.site import FedTARSite, read_mixture
-from fedtar_flare.protocol.contract import HEAD_NAMES, Contract
-from fedtar_flare.protocol.fields import Field
-from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, close_round, handshake, train
+from fedtar_flare.protocol.contract import (
+    ADAPTER,
+    HEAD_NAMES,
+    PARAMETERS,
+    Contract,
+    Field,
+    close_round,
+    handshake,
+    train,
+)
 from fedtar_flare.registry import Method
 from fedtar_flare.runtime.recipe import SMALL
 from fedtar_flare.site.cohort import derived_key

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.files import write_bytes, write_text
 from fedtar_flare.core.settings import matches
-from fedtar_flare.protocol.lora_ranks import lowered
+from fedtar_flare.protocol.exchange import lowered
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"

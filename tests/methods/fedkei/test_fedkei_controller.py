@@ -12,9 +12,9 @@ from fedtar_flare.methods.fedkei.config import PLANS
 from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
 from fedtar_flare.methods.fedkei.mixing import Layout
+from fedtar_flare.protocol.contract import HANDSHAKE
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import ERROR, LEFT, Reply, abstain, ok
-from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.record.events import SHARED, End, Joined, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.reporting.run import read_run

@@ -11,6 +11,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.methods.fedkei.contract import ADAPT, CONTRACT, IMPORTANCE, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
+from fedtar_flare.protocol.exchange import check_tensors
 from fedtar_flare.protocol.messages import OK, Reply, TaskHeader, version
 from fedtar_flare.record.events import SHARED, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
@@ -146,15 +147,15 @@ def test_fisher_information_leaves_only_where_the_server_sent_its_sum():
     name = "head.bias"
     sent = {name: torch.zeros(2), IMPORTANCE + name: torch.zeros(2)}
     down = {name: (1, 2), IMPORTANCE + name: (1, 2), PULL + name: (1, 2)}
-    CONTRACT.check_tensors(ADAPT, sent, down, sends="difference")
+    check_tensors(CONTRACT, ADAPT, sent, down, sends="difference")
     for tensors, agreed, words in (
         (sent, {name: (1, 2)}, "was not agreed on"),
         ({**sent, PULL + name: torch.zeros(2)}, down, "not allowed to leave"),
     ):
         with pytest.raises(ExchangeError, match=words):
-            CONTRACT.check_tensors(ADAPT, tensors, agreed, sends="difference")
+            check_tensors(CONTRACT, ADAPT, tensors, agreed, sends="difference")
     with pytest.raises(ExchangeError, match="not allowed to leave"):
-        CONTRACT.check_tensors(PROBE, sent, down, sends="difference")
+        check_tensors(CONTRACT, PROBE, sent, down, sends="difference")
 
 
 @pytest.mark.slow

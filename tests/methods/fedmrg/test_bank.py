@@ -14,6 +14,7 @@ from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.methods.fedmrg.bank import MOST_ROWS, ROUNDS, FeatureBank, SiteBank, membership_auc, rows_of_round
 from fedtar_flare.methods.fedmrg.contract import CONTRACT
+from fedtar_flare.protocol.exchange import check_tensors
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER
 from fedtar_flare.site.site_file import SiteConfig
@@ -166,15 +167,16 @@ def test_rows_are_made_only_where_somebody_learns_from_them(setting):
 )  # fmt: skip
 def test_rows_of_another_form_are_refused_by_name(rows, problem):
     with pytest.raises(ExchangeError, match=rf"'bank.features'.*{problem}"):
-        CONTRACT.check_tensors("train", {"bank.features": rows}, {}, sends="difference")
+        check_tensors(CONTRACT, "train", {"bank.features": rows}, {}, sends="difference")
 
 
 def test_rows_leave_in_training_alone_and_are_declared_personal():
-    CONTRACT.check_tensors("train", {"bank.features": normal(3, 8)}, {}, sends="difference")
-    CONTRACT.check_tensors("train", {"bank.features": normal(3, 8).bfloat16()}, {}, sends="difference")
-    assert CONTRACT.is_collected("bank.features") and next(g for g in CONTRACT.groups if g.name == "bank").personal
+    check_tensors(CONTRACT, "train", {"bank.features": normal(3, 8)}, {}, sends="difference")
+    check_tensors(CONTRACT, "train", {"bank.features": normal(3, 8).bfloat16()}, {}, sends="difference")
+    bank = next(group for group in CONTRACT.groups if group.name == "bank")
+    assert bank.form == "collected" and bank.personal
     with pytest.raises(ExchangeError, match="not allowed to leave"):
-        CONTRACT.check_tensors("handshake", {"bank.features": normal(3, 8)}, {}, sends="initial")
+        check_tensors(CONTRACT, "handshake", {"bank.features": normal(3, 8)}, {}, sends="initial")
 
 
 def test_the_server_keeps_the_last_rows_of_each_site_for_three_rounds():

@@ -16,9 +16,9 @@ from fedtar_flare.imaging.augment import change_of
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import images_of, prepare_cohort
 from fedtar_flare.imaging.transform_list import built_in
+from fedtar_flare.learning.inputs import augmented
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.ranks import ALONE
-from fedtar_flare.learning.training import augmented
 from fedtar_flare.methods.fedmrg.dual_adapter import BROADCAST, GENERIC, SPECIALISED, copy_broadcast
 from fedtar_flare.methods.fedmrg.learner import HALVES
 from fedtar_flare.methods.fedmrg.section import PARTS

@@ -18,6 +18,7 @@ from fedtar_flare.methods.fedtar.method import CONTRACT
 from fedtar_flare.models.config import CVT_TARGETS, preset
 from fedtar_flare.models.report_generator import Encoded, report_loss
 from fedtar_flare.protocol.contract import HEAD_NAMES
+from fedtar_flare.protocol.exchange import check_names
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.testing import executor_of, task_of
 
@@ -302,5 +303,5 @@ def test_the_small_preset_shares_the_head_of_synthetic_data_where_anything_is_sh
 def test_the_head_leaves_only_where_the_site_s_guard_names_it():
     train, tensors = CONTRACT.task("train"), {"diagnosis.head.bias": torch.zeros(2, 2)}
     with pytest.raises(ExchangeError, match=r"diagnosis\.head\.bias.*not allowed to leave.*extra_names"):
-        CONTRACT.check_names(train, tensors)
-    CONTRACT.allowing(["diagnosis.head.*"]).check_names(train, tensors)
+        check_names(CONTRACT, train, tensors)
+    check_names(CONTRACT.allowing(["diagnosis.head.*"]), train, tensors)

@@ -1,0 +1,178 @@
+"""What the model reads of a batch: changed images, the visits before, and what the encoder's frozen stages give."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedtar_flare.core.files import checksum
+from fedtar_flare.data.cohort import Sample, Visit
+from fedtar_flare.imaging import cache
+from fedtar_flare.imaging.augment import augment, sample_seed
+from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
+from fedtar_flare.imaging.cache import Prepared
+from fedtar_flare.imaging.pipeline import images_of
+from fedtar_flare.imaging.transform_list import Spec
+from fedtar_flare.models.report_generator import ReportGenerator
+from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
+
+REPORT, IMAGE = "report", "image"
+PRIOR_DROPOUT = 0.25
+"""Chance that a training sample is shown nothing of its previous visit, and the same for report and image each."""
+STORED_BYTES = 256 << 20
+"""Most memory for outputs of frozen stages."""
+
+
+def augmented(
+    prepared: Sequence[Prepared], samples: Sequence[Sample], seed: str, transforms: Sequence[Spec]
+) -> list[Prepared]:
+    """Change the samples' images at random, as ``data.transforms`` says, by the visit and the seed alone."""
+    changed = []
+    for image, sample in zip(prepared, samples, strict=True):
+        number = sample_seed(0, seed, sample.visit.patient_id, sample.visit.visit_id)
+        changed.append(replace(image, image=augment(image.image, number, transforms)))
+    return changed
+
+
+# ---------------------------------------------------------------------- the visit before
+def shown_kinds(
+    samples: Sequence[Sample], kinds: Collection[str], chance: float = 0.0, seed: str = ""
+) -> list[frozenset[str]]:
+    """What each sample shows of the visit before: ``kinds``, none where there was no such visit.
+
+    Each kind is dropped with this chance, and all together with the same, by the visit and ``seed`` alone.
+    """
+    rows = []
+    for sample in samples:
+        shown = frozenset(kinds if sample.prior is not None else ())
+        if shown and chance:
+            number = sample_seed(0, "prior", seed, sample.visit.patient_id, sample.visit.visit_id)
+            everything, *each = np.random.default_rng(number).random(1 + len(shown))
+            if len(shown) > 1:  # a kind without others is dropped with everything alone
+                shown = frozenset([kind for kind, draw in zip(sorted(shown), each, strict=True) if draw >= chance])
+            shown = shown if everything >= chance else frozenset()
+        rows.append(shown)
+    return rows
+
+
+def prior_batch(
+    samples: Sequence[Sample],
+    kinds: Sequence[frozenset[str]],
+    tokenizer: ReportTokenizer,
+    *,
+    texts: Mapping[Visit, str] | None = None,
+    training_seed: str | None = None,
+    transforms: Sequence[Spec] = (),
+) -> PriorBatch | None:
+    """What each sample shows of the visit before, by its ``kinds``; None where no sample shows anything.
+
+    ``texts`` replace the references of the visits before. Random ``transforms`` change the images by ``training_seed``.
+    """
+    if not any(kinds):
+        return None
+    images: list[Sample | None] = []
+    reports: list[str | None] = []
+    for sample, shown in zip(samples, kinds, strict=True):
+        visit, image, report = sample.prior, None, None
+        if visit is not None and IMAGE in shown:
+            image = replace(sample, visit=visit, prepared=sample.prior_prepared, prior=None, prior_prepared=None)
+        if visit is not None and REPORT in shown:
+            report = visit.report if texts is None else texts[visit]
+        images.append(image)
+        reports.append(report)
+    batch = PriorBatch(torch.tensor([sample.days_since_prior or 0.0 for sample in samples]))
+    if with_image := [image for image in images if image is not None]:
+        prepared = images_of(with_image)
+        if training_seed is not None and transforms:
+            prepared = augmented(prepared, with_image, training_seed, transforms)
+        # a row without an image is empty and masked
+        rows, shown_first = iter(prepared), prepared[0]
+        empty = Prepared(np.zeros_like(shown_first.image[:1]), np.zeros_like(shown_first.position_mm[:1]))
+        batch.images = collate([empty if image is None else next(rows) for image in images])
+        batch.images.slice_mask &= torch.tensor([image is not None for image in images])[:, None]
+    if any(report is not None for report in reports):
+        show_reports(batch, reports, tokenizer)
+    return batch
+
+
+def show_reports(batch: PriorBatch, texts: Sequence[str | None], tokenizer: ReportTokenizer) -> None:
+    """Put the reports before into the batch, as texts and as tokens; a row without a report is masked."""
+    ids, labels = tokenizer.batch([text or "" for text in texts])
+    shown = torch.tensor([text is not None for text in texts])
+    batch.reports = tuple(texts)
+    batch.input_ids, batch.text_mask = ids, (labels != IGNORED) & shown[:, None]
+
+
+def writing_order(samples: Sequence[Sample]) -> list[list[int]]:
+    """Indices of the samples in groups to be written one after the other: a visit comes after the visit before it."""
+    index = {sample.visit: i for i, sample in enumerate(samples)}
+    turn: dict[int, int] = {}
+    for i in sorted(index.values(), key=lambda i: samples[i].visit.acquired):
+        before = samples[i].prior
+        turn[i] = 0 if before is None or before not in index else turn[index[before]] + 1
+    return [[i for i in range(len(samples)) if turn[i] == n] for n in range(max(turn.values(), default=-1) + 1)]
+
+
+# ---------------------------------------------------------------------- frozen stages
+class FrozenStages:
+    """The encoder's first stages without any parameter that learns (``requires_grad``); each image passes through once.
+
+    Their outputs are held in memory, at most ``limit`` bytes, and for the next process on disk. A study passes through
+    them by itself, so that the result does not depend on its batch, bit for bit.
+    """
+
+    def __init__(self, generator: ReportGenerator, limit: int = STORED_BYTES):
+        stages = generator.stage_modules()
+        frozen = takewhile(lambda stage: not any(p.requires_grad for p in stage.parameters()), stages)
+        self.depth = len(list(frozen))
+        """How many stages are frozen; the last ones learn."""
+        self._generator, self._limit = generator, limit
+        self._stored: dict[tuple[Visit, Path | None], Tensor] = {}  # a changed image has another prepared file
+        self._bytes = 0
+
+    def tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
+        """Tokens (B, S, N, C) of the samples' prepared images; padded slices are zero after the frozen stages."""
+        if not self.depth:
+            return self._generator.tokens(images)
+        encoder = self._generator.encoder
+        below = [self._below(sample, images, i) for i, sample in enumerate(samples)]
+        rows = torch.nn.utils.rnn.pad_sequence(below, batch_first=True)
+        tokens: Tensor = encoder.run(rows.flatten(0, 1), first=self.depth)
+        return tokens.unflatten(0, rows.shape[:2])
+
+    @torch.no_grad()
+    def _below(self, sample: Sample, images: ImageBatch, row: int) -> Tensor:
+        """Output of the frozen stages for one study, (S, ...), without padding."""
+        key = sample.visit, sample.prepared
+        if (stored := self._stored.get(key)) is not None:
+            return stored
+        output = self._from_disk(sample, images, row)
+        if self._bytes + output.nbytes <= self._limit:
+            self._stored[key] = output
+            self._bytes += output.nbytes
+        return output
+
+    def _from_disk(self, sample: Sample, images: ImageBatch, row: int) -> Tensor:
+        slices = images.images[row][images.slice_mask[row]]
+        encoder, on_cpu = self._generator.encoder, slices.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        file = cache.computed_path(sample.prepared, self._kind) if sample.prepared is not None and on_cpu else None
+        stored = cache.load_computed(file) if file is not None else None
+        if stored is not None and stored.dtype == "float32" and len(stored) == len(slices):
+            return torch.from_numpy(stored)
+        output: Tensor = encoder.run(encoder.normalised(slices), last=self.depth)
+        if file is not None:
+            cache.store_computed(file, output.numpy())
+        return output
+
+    @cached_property
+    def _kind(self) -> str:
+        """Digest of what the output depends on besides the image: weights, scaling, torch's version and threads."""
+        encoder = self._generator.encoder
+        state = nn.ModuleList(encoder.stage_modules()[: self.depth]).state_dict()
+        scaled = {"scale": encoder.pixel_scale, "shift": encoder.pixel_shift}
+        return f"{checksum({**state, **scaled})[:16]}-{torch.__version__.split('+')[0]}-{torch.get_num_threads()}"
