@@ -26,8 +26,7 @@ from fedtar_flare.registry import contract_of, names
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.requirements import leaving
 from fedtar_flare.runtime.server_strategy import ServerStrategy
-from fedtar_flare.site.bounds import Bounds
-from fedtar_flare.site.site_file import SiteConfig
+from fedtar_flare.site.site_file import Bounds, SiteConfig
 from fedtar_flare.suite.file import Suite, shipped
 
 BASES = {base.__name__: base for base in (ServerStrategy, ReportSite, ReportLearner)}

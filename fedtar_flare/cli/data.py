@@ -257,9 +257,8 @@ def transforms(arguments: argparse.Namespace) -> int:
     from fedtar_flare.imaging.transform_list import names_of, random_for_training
     from fedtar_flare.learning.config import DataConfig, TrainingConfig
     from fedtar_flare.models.config import preset
-    from fedtar_flare.site.bounds import Bounds
     from fedtar_flare.site.cohort import load_cohort
-    from fedtar_flare.site.site_file import SiteConfig, read_site_file
+    from fedtar_flare.site.site_file import Bounds, SiteConfig, read_site_file
 
     settings = grouped(arguments.set, (*GROUPS, "training"))
     model = preset(arguments.preset, **settings.get("model", {}))

@@ -111,7 +111,7 @@ def add_commands(commands: Commands) -> None:
 
 def decide(arguments: argparse.Namespace) -> None:
     """Write the site's own decision to pause, leave or join."""
-    from fedtar_flare.site.approval import Participation, decide
+    from fedtar_flare.site.context import Participation, decide
 
     name = arguments.subcommand
     status = {"pause": Participation.PAUSED, "leave": Participation.LEFT, "join": Participation.TAKING_PART}
@@ -294,8 +294,7 @@ def audit(arguments: argparse.Namespace) -> int:
     audit holds names, shapes and norms, never a value of the data. With --verify, exit code 1 where a line was changed,
     left out or put in.
     """
-    from fedtar_flare.site.audit import audit_files, read_audit, totals
-    from fedtar_flare.site.audit_file import verify
+    from fedtar_flare.site.audit import audit_files, read_audit, totals, verify
     from fedtar_flare.site.context import home
 
     files = audit_files(arguments.folder or home())

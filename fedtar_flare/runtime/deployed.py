@@ -15,8 +15,8 @@ from fedtar_flare.runtime.requirements import describe, requirements
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.admission import breaches
 from fedtar_flare.site.approval import CLIENT_CONFIG, SERVER_CONFIG, digest_of, executor_entry, mappings, only
-from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.policy import SERVER_CLASSES, SITE_CLASSES
+from fedtar_flare.site.site_file import Bounds
 
 META = "meta.json"
 _CLASS = ("path", "class_path", "name")

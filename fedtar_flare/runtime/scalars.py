@@ -1,7 +1,7 @@
 """TensorBoard scalars (a tag and a number) through FLARE's analytics: the components of a job that carry them.
 
 What a site streams this way passes no result filter. So a real site sends nothing unless its own site file says
-``shares: [losses]``, and nothing where its policy may have a privacy filter (``site.policy.streaming_allowed``).
+``shares: [losses]``, and nothing where its policy may have a privacy filter (``site.context.streaming_allowed``).
 """
 
 from importlib.util import find_spec

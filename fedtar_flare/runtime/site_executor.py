@@ -27,8 +27,8 @@ from fedtar_flare.runtime.server_config import ServerConfig
 from fedtar_flare.runtime.task import Answer, Task, missing_state, send_scalar
 from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
-from fedtar_flare.site.approval import SERVER_CONFIG, Participation, only, participation, require_approval
-from fedtar_flare.site.context import Site, TaskAborted, hush_simulator, sites_at_once
+from fedtar_flare.site.approval import SERVER_CONFIG, only, require_approval
+from fedtar_flare.site.context import Participation, Site, TaskAborted, hush_simulator, participation, sites_at_once
 from fedtar_flare.site.guard import NOT_ALLOWED_PROP
 from fedtar_flare.site.job_records import bind_run
 from fedtar_flare.site.site_file import SiteConfig, load_site_config

@@ -23,8 +23,7 @@ from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
-from fedtar_flare.site.context import Site
-from fedtar_flare.site.policy import streaming_allowed
+from fedtar_flare.site.context import Site, streaming_allowed
 from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.state import SiteState
 

@@ -13,7 +13,7 @@ from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.core.settings import matches
 from fedtar_flare.models.sources import stay_offline
 from fedtar_flare.protocol.messages import MAX_TEXT
-from fedtar_flare.site.bounds import Bounds
+from fedtar_flare.site.site_file import Bounds
 
 _TEXT = 48
 """Most characters of a single name in a reason."""

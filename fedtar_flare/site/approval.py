@@ -1,28 +1,22 @@
-"""A site's own decisions: approval of a job, and whether it takes part at all.
+"""A site's approval of a job.
 
 An approval is for one run of the app that FLARE puts at a site (``<job id>/app_<site>``), file by file and without
 FLARE's signatures: a changed job needs another approval, and so does one that is to run again.
-
-The executor reads ``participation.json`` before and after each task. A paused site abstains and the job goes on without
-it; after 'join' it is asked again, or joins at the next round if it missed the handshake. A site that left declines
-every task.
 """
 
 import getpass
 import hashlib
-import json
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import PRIVATE, locked, read_json, write_json
 
-FOLDER, PARTICIPATION = "approvals", "participation.json"
+FOLDER = "approvals"
 CLIENT_CONFIG, SERVER_CONFIG = Path("config", "config_fed_client.json"), Path("config", "config_fed_server.json")
 SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 """Files that FLARE adds when a job is submitted: they differ from one submission to the next."""
@@ -137,32 +131,3 @@ def _read(file: Path) -> Approval:
         return Approval(**read_json(file))
     except TypeError as error:
         raise ConfigError(f"{file}: not an approval ({error}); delete it, and approve the job again") from error
-
-
-class Participation(Enum):
-    """A site's decision."""
-
-    TAKING_PART = "taking part"
-    PAUSED = "paused"
-    LEFT = "left"
-
-
-def participation(records: Path) -> Participation:
-    """Read the site's decision; without one it takes part."""
-    file = records / PARTICIPATION
-    try:
-        return Participation(json.loads(file.read_text(encoding="utf-8"))["status"])
-    except FileNotFoundError:
-        return Participation.TAKING_PART
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedTARError(
-            f"{file} cannot be read ({error}). Run 'fedtar site pause', 'leave' or 'join' to write it anew",
-            public="the site's participation file cannot be read",
-        ) from error
-
-
-def decide(records: Path, status: Participation) -> Path:
-    """Write the site's decision atomically."""
-    records.mkdir(parents=True, exist_ok=True, mode=0o700)
-    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return write_json(records / PARTICIPATION, {"status": status.value, "since": since})

@@ -1,17 +1,21 @@
-"""Where a task runs: the site's name, its FLARE workspace, its folders, and the abort signal."""
+"""Where a task runs: the site's name, its FLARE workspace, its folders, whether it takes part, and the abort signal."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
 import re
 import sys
 import time
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.files import read_json, write_json
+from fedtar_flare.site.policy import GUARD, PRIVACY, RESULT_FILTERS
 
 if TYPE_CHECKING:
     from nvflare.apis.fl_context import FLContext
@@ -162,3 +166,55 @@ def end_unfit_simulator(job: str) -> None:
     except ConfigError as error:
         logging.getLogger(__name__).error(str(error))
         raise SystemExit(2) from None  # it ends the server's thread; anything else would be three long tracebacks
+
+
+class Participation(Enum):
+    """A site's decision."""
+
+    TAKING_PART = "taking part"
+    PAUSED = "paused"
+    LEFT = "left"
+
+
+def participation(records: Path) -> Participation:
+    """Read the site's decision; without one it takes part."""
+    file = records / "participation.json"
+    try:
+        return Participation(json.loads(file.read_text(encoding="utf-8"))["status"])
+    except FileNotFoundError:
+        return Participation.TAKING_PART
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedTARError(
+            f"{file} cannot be read ({error}). Run 'fedtar site pause', 'leave' or 'join' to write it anew",
+            public="the site's participation file cannot be read",
+        ) from error
+
+
+def decide(records: Path, status: Participation) -> Path:
+    """Write the site's decision atomically."""
+    records.mkdir(parents=True, exist_ok=True, mode=0o700)
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return write_json(records / "participation.json", {"status": status.value, "since": since})
+
+
+def streaming_allowed(workspace: Path) -> bool:
+    """Tell whether scalars may be streamed to the server although they pass no result filter.
+
+    They may only where the site's policy has no result filter but the guard: any other may be a privacy filter that
+    streamed scalars would bypass. A policy that cannot be read allows nothing; a missing one (simulator) has no filter.
+    """
+    file = workspace / "local" / PRIVACY
+    try:
+        if not file.exists():
+            return True
+        scopes = _list(read_json(file)["scopes"])
+        filters = [entry["path"] for scope in scopes for entry in _list(scope.get(RESULT_FILTERS, []))]
+    except (OSError, ConfigError, KeyError, TypeError, AttributeError):
+        return False
+    return all(path == GUARD for path in filters)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError("not a list")
+    return value

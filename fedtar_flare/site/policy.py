@@ -1,4 +1,4 @@
-"""A site's own policy: its files, classes, methods, whether scalars may be streamed, and administrators' rights.
+"""A site's own policy: its files, classes, methods, and administrators' rights.
 
 FLARE's own policy gives the project admin every right and each organisation's staff the shell of its sites: ``cat`` and
 ``grep`` over the files of a kit, and jobs that bring code. Here nobody has either; what the documentation promises
@@ -78,35 +78,12 @@ def class_of(entry: Mapping[str, Any]) -> str:
     return str(entry.get("path") or entry.get("name"))
 
 
-def streaming_allowed(workspace: Path) -> bool:
-    """Tell whether scalars may be streamed to the server although they pass no result filter.
-
-    They may only where the site's policy has no result filter but the guard: any other may be a privacy filter that
-    streamed scalars would bypass. A policy that cannot be read allows nothing; a missing one (simulator) has no filter.
-    """
-    file = workspace / "local" / PRIVACY
-    try:
-        if not file.exists():
-            return True
-        scopes = _list(read_json(file)["scopes"])
-        filters = [entry["path"] for scope in scopes for entry in _list(scope.get(RESULT_FILTERS, []))]
-    except (OSError, ConfigError, KeyError, TypeError, AttributeError):
-        return False
-    return all(path == GUARD for path in filters)
-
-
 def _listed(scope: Mapping[str, Any], kind: str) -> list[str]:
     """What all guards among a scope's filters of this kind allow."""
     lists = [
         (entry.get("args") or {}).get("methods") or [] for entry in filters_of(scope, kind) if class_of(entry) == GUARD
     ]
     return [str(name) for name in lists[0] if all(name in other for other in lists)] if lists else []
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError("not a list")
-    return value
 
 
 SHELL = ("shell_commands", "cat", "grep", "head", "ls", "pwd", "tail")

@@ -69,6 +69,7 @@ class SiteState:
                 raise ConfigError(f"{kind} '{name}' cannot name a folder: it must be of the form {form.pattern}")
         self.root = Path(root)
         self.folder = self.root / run_id / site
+        self._read_run: dict[str, Any] | None = None
 
     # ------------------------------------------------------------------ versions and other files
     def save(self, version: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any], keep: str = "") -> None:
@@ -169,13 +170,13 @@ class SiteState:
             if self.schema() not in (None, schema):
                 raise ExchangeError("the tensors that travel are others than at the run's first handshake")
             fixed: dict[str, Any] = {"time_steps": header.time_steps, "timeline": timeline, "score": header.score}
-            if (before := self._record(RUN).get("time_steps", header.time_steps)) < header.time_steps:
+            if (before := self._run.get("time_steps", header.time_steps)) < header.time_steps:
                 fixed["begun"] = [int(header.after[:4]), before + 1]
             self._write_run({**fixed, "schema": schema.to_dict(), **about})
 
     def check_run(self, header: TaskHeader, timeline: str) -> None:
         """Refuse other time steps, or reports to score, than the run's first ones; a handshake may add periods."""
-        run = self._record(RUN)
+        run = self._run
         steps, bounds = run.get("time_steps", header.time_steps), run.get("timeline", timeline)
         grown = header.round == 0 and steps + len(extends(bounds, timeline)) == header.time_steps > steps
         if not grown and (steps, bounds) != (header.time_steps, timeline):
@@ -185,12 +186,12 @@ class SiteState:
 
     def ahead(self, header: TaskHeader) -> range:
         """Find periods of which nothing was learnt yet, in the handshake of a job that adds some."""
-        after, first = self._record(RUN).get("begun", (-1, 0))
+        after, first = self._run.get("begun", (-1, 0))
         return range(first, header.time_steps + 1 if header.round == 0 and after == int(header.after[:4]) else first)
 
     def about_run(self) -> dict[str, Any]:
         """Read what :meth:`fix_run` recorded."""
-        about = self._record(RUN)
+        about = self._run
         if missing := {"time_steps", "data", "seed"} - set(about):
             raise ConfigError(
                 f"{self.folder} does not say the run's {', '.join(sorted(missing))}: this site took no part in run "
@@ -206,11 +207,11 @@ class SiteState:
     @property
     def precision(self) -> str:
         """The precision that the site computed in last; ``auto`` before the first time."""
-        return str(self._record(RUN).get("precision", "auto"))
+        return str(self._run.get("precision", "auto"))
 
     def schema(self) -> ExchangeSchema | None:
         """Read the run's exchange."""
-        schema = self._record(RUN).get("schema")
+        schema = self._run.get("schema")
         return None if schema is None else ExchangeSchema.from_dict(schema)
 
     def may_answer(self, question: str, *digests: str) -> bool:
@@ -221,7 +222,7 @@ class SiteState:
         """
         digest = hashlib.sha256("/".join(digests).encode()).hexdigest()
         with self._exclusive():
-            answered: dict[str, str] = self._record(RUN).get("asked", {})
+            answered: dict[str, str] = self._run.get("asked", {})
             if question not in answered:
                 self._write_run({"asked": answered | {question: digest}})
             return answered.get(question, digest) == digest
@@ -240,6 +241,7 @@ class SiteState:
 
     def _exclusive(self) -> AbstractContextManager[None]:
         """Lock the run's record for other processes, between reading and writing it."""
+        self._read_run = None
         return locked(self.folder / RUN)
 
     def _record(self, name: str) -> dict[str, Any]:
@@ -251,8 +253,16 @@ class SiteState:
         except ConfigError as error:
             raise StateError(str(error)) from error
 
+    @property
+    def _run(self) -> dict[str, Any]:
+        """The run's record, read once; again after :meth:`_exclusive`, as another process may have written it."""
+        if self._read_run is None:
+            self._read_run = self._record(RUN)
+        return self._read_run
+
     def _write_run(self, changes: Mapping[str, Any]) -> None:
-        write_json(self.folder / RUN, self._record(RUN) | dict(changes), PRIVATE)
+        self._read_run = self._run | dict(changes)
+        write_json(self.folder / RUN, self._read_run, PRIVATE)
 
 
 class ReadOnlyState(SiteState):
@@ -273,6 +283,7 @@ class ReadOnlyState(SiteState):
         pass
 
     def _exclusive(self) -> AbstractContextManager[None]:
+        self._read_run = None
         return nullcontext()
 
     def _write_run(self, changes: Mapping[str, Any]) -> None:

@@ -9,8 +9,8 @@ from fedtar_flare.core.settings import MAX_GLOBS, MAX_LENGTH, matches, problem_o
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.models.config import preset
-from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.guard import OutboundGuard
+from fedtar_flare.site.site_file import Bounds
 
 PLACES = {
     "model.lora_targets": lambda globs: preset("tiny", lora_targets=globs),

@@ -28,7 +28,7 @@ from fedtar_flare.imaging.transform_list import (
 )
 from fedtar_flare.imaging.transforms import VoxelLimitd, composed, preparation
 from fedtar_flare.learning.config import DataConfig
-from fedtar_flare.site.bounds import Bounds
+from fedtar_flare.site.site_file import Bounds
 
 SPACING = {"name": "Spacingd", "pixdim": [1, 1, 2.5]}
 NOISE = {"name": "RandGaussianNoised", "prob": 1.0, "std": 0.1}

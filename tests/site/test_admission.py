@@ -33,8 +33,8 @@ from fedtar_flare.record.events import Joined, Start
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
-from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.context import Site
+from fedtar_flare.site.site_file import Bounds
 from fedtar_flare.testing import FunctionFederation, Hospital, QuadraticSite, executor_of
 from fedtar_flare.testing import random_pair as pair
 

@@ -19,8 +19,7 @@ from nvflare.apis.shareable import make_reply
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.protocol.messages import HEADER
 from fedtar_flare.site import audit
-from fedtar_flare.site.audit import AuditTrail, audit_files, read_audit, require_writable, totals
-from fedtar_flare.site.audit_file import append, verify
+from fedtar_flare.site.audit import AuditTrail, append, audit_files, read_audit, require_writable, totals, verify
 from fedtar_flare.site.context import Site, state_of
 from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.site_file import load_site_config
@@ -166,7 +165,7 @@ def test_on_a_disk_that_is_full_nothing_is_half_written(tmp_path):
     script = tmp_path.with_suffix(".py")  # beside the folder that the file system covers
     script.write_text(f"""
 from pathlib import Path
-from fedtar_flare.site.audit_file import append, try_to_write, verify
+from fedtar_flare.site.audit import append, try_to_write, verify
 file, written = Path({str(tmp_path)!r}) / "audit" / "a.jsonl", 0
 try_to_write(file)
 try:

@@ -22,7 +22,7 @@ from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.site import admission
 from fedtar_flare.site.admission import Declined, admit, breaches
-from fedtar_flare.site.bounds import Bounds, default_bounds
+from fedtar_flare.site.site_file import Bounds, default_bounds
 from fedtar_flare.testing import executor_of
 
 HUB = "some-lab/some-model"

@@ -17,8 +17,7 @@ from fedtar_flare.methods.scaffold import PREFIX
 from fedtar_flare.protocol.contract import HANDSHAKE, TRAIN
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.runtime.task import seed_of
-from fedtar_flare.site.bounds import Bounds
-from fedtar_flare.site.site_file import load_site_config
+from fedtar_flare.site.site_file import Bounds, load_site_config
 from fedtar_flare.testing import Hospital, task_of
 
 STEPS, SIZE, ROUNDS = 4, 4, 26

@@ -10,9 +10,7 @@ from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.site_executor import SiteExecutor
-from fedtar_flare.site.approval import PARTICIPATION as FILE
-from fedtar_flare.site.approval import Participation, decide, participation
-from fedtar_flare.site.context import state_of
+from fedtar_flare.site.context import Participation, decide, participation, state_of
 from fedtar_flare.testing import FunctionFederation, QuadraticSite
 from fedtar_flare.testing import random_pair as pair
 
@@ -96,7 +94,7 @@ def test_sites_that_are_paused_at_the_handshake(tmp_path):
 def test_an_unreadable_decision_is_no_consent(tmp_path):
     assert participation(tmp_path) is Participation.TAKING_PART
     for text in ("", "[]", '{"status": "maybe"}'):
-        (tmp_path / FILE).write_text(text)
+        (tmp_path / "participation.json").write_text(text)
         with pytest.raises(FedTARError, match="cannot be read"):
             participation(tmp_path)
 

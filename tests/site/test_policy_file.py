@@ -15,8 +15,9 @@ from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.provision.kit import site_policy
 from fedtar_flare.registry import default_names, own_names
 from fedtar_flare.runtime.site_executor import SiteExecutor
+from fedtar_flare.site.context import streaming_allowed
 from fedtar_flare.site.guard import OutboundGuard
-from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER, allowed_methods, streaming_allowed
+from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER, allowed_methods
 
 
 def write(tmp_path, content):

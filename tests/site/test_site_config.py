@@ -13,9 +13,8 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
 from fedtar_flare.imaging.limits import Limits
-from fedtar_flare.site.bounds import Bounds, default_bounds
 from fedtar_flare.site.cohort import load_cohort, site_key
-from fedtar_flare.site.site_file import SOURCES, SiteConfig, load_site_config, read_site_file
+from fedtar_flare.site.site_file import SOURCES, Bounds, SiteConfig, default_bounds, load_site_config, read_site_file
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from fedtar_flare.protocol.exchange import WIRE_DTYPES
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.task import PRODUCTION_MIN_CELL, Task
 from fedtar_flare.site.admission import JobRequest
-from fedtar_flare.site.policy import streaming_allowed
+from fedtar_flare.site.context import streaming_allowed
 
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Sample

@@ -9,9 +9,9 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import read_json
 from fedtar_flare.registry import contract_of
-from fedtar_flare.site.approval import Participation, approvals
-from fedtar_flare.site.approval import participation as read_participation
-from fedtar_flare.site.context import UNFIT, state_of
+from fedtar_flare.site.approval import approvals
+from fedtar_flare.site.context import UNFIT, Participation, state_of
+from fedtar_flare.site.context import participation as read_participation
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 from fedtar_flare.site.policy import (
     AUDIT,

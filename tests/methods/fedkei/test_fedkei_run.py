@@ -20,8 +20,8 @@ from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.requirements import describe, requirements
 from fedtar_flare.site.admission import breaches
-from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.context import home as cache_home
+from fedtar_flare.site.site_file import Bounds
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.testing import Hospital, executor_of, same_bits
 

@@ -15,9 +15,8 @@ from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.methods.fedmrg.bank import MOST_ROWS, ROUNDS, FeatureBank, SiteBank, membership_auc, rows_of_round
 from fedtar_flare.methods.fedmrg.contract import CONTRACT
 from fedtar_flare.protocol.exchange import check_tensors
-from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER
-from fedtar_flare.site.site_file import SiteConfig
+from fedtar_flare.site.site_file import Bounds, SiteConfig
 from fedtar_flare.testing import executor_of, task_of
 
 
