@@ -104,14 +104,8 @@ class KitBuilder(Builder):
                 write_json(local / PRIVACY, site_policy(self.methods, self.extra_names, self.filters))
 
     def finalize(self, project: Project, ctx: ProvisionContext) -> None:
-        """Make the kits and the project's root key, which FLARE writes for everybody to read, private to their owner.
-
-        Parameters
-        ----------
-        project : Project
-            FLARE's description of the federation.
-        ctx : ProvisionContext
-            Where FLARE has written the kits.
+        """Make the kits and the project's root key, which FLARE writes for everybody to read, private to their
+        owner.
         """
         for folder in (*Path(ctx.get_wip_dir()).iterdir(), Path(ctx.get_state_dir())):
             folder.chmod(0o700)

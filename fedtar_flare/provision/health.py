@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import read_json, write_json
+from fedtar_flare.site.context import is_server
 
 if TYPE_CHECKING:  # a probe waits for no import of FLARE's
     from nvflare.apis.fl_context import FLContext
@@ -58,13 +58,11 @@ class Pulse:
 
 def kit_health(kit: Path, live: bool = False) -> tuple[bool, str]:
     """Find out whether the server or site of a kit is ready."""
-    if (kit / "startup" / "fed_server.json").is_file():
+    if is_server(kit):
         from fedtar_flare.site.doctor.connection import server
 
         finding = server(kit)
         return finding.status == "OK", finding.text
-    if not (kit / "startup" / "fed_client.json").is_file():
-        raise ConfigError(f"{kit} is no kit of a FLARE server or site: startup/fed_client.json is not there")
     if not (kit / FILE).is_file():
         return False, "the site has not started"
     pulse = read_json(kit / FILE)

@@ -16,6 +16,7 @@ from nvflare.tool.deploy.deploy_common import LAUNCHER_IDS, PROCESS_CLIENT_LAUNC
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import read_json, replacing, write_json
 from fedtar_flare.registry import contract_of, default_names
+from fedtar_flare.site.context import is_server
 from fedtar_flare.site.policy import (
     AUDIT,
     AUTHORIZATION,
@@ -142,9 +143,7 @@ def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: An
     Raises ConfigError if it is no kit of a server or site, or a method is not installed.
     """
     local, startup = kit / "local", kit / "startup"
-    server = (startup / "fed_server.json").is_file()
-    if not server and not (startup / "fed_client.json").is_file():
-        raise ConfigError(f"{kit} is no kit of a FLARE server or site: startup/fed_client.json is not there")
+    server = is_server(kit)
     for name in methods or ():
         contract_of(name)
     resources = complete(local_file(kit, RESOURCES), server=server, **settings)

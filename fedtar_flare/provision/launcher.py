@@ -26,7 +26,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.provision.health import Pulse
 from fedtar_flare.provision.retention import Retention
-from fedtar_flare.provision.site_requests import restrict_requests
+from fedtar_flare.provision.site_requests import RequestFilter
 
 
 class SupervisedHandle(JobHandleSpec):
@@ -120,7 +120,8 @@ class SupervisedProcessLauncher(ClientProcessJobLauncher):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             os.umask(0o077)  # logs name files and rows
-            restrict_requests(ClientRequestProcessors.request_processors)
+            processors = ClientRequestProcessors.request_processors
+            processors[:] = [p if isinstance(p, RequestFilter) else RequestFilter(p) for p in processors]
             self._pulse.start(fl_ctx)
         if event_type == EventType.BEFORE_CLIENT_HEARTBEAT:
             self._pulse.beat()

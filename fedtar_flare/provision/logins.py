@@ -9,7 +9,6 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 
 from nvflare.apis.event_type import EventType
@@ -41,11 +40,23 @@ class LoginAlarm(FLComponent):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_BOOTSTRAP:
-            watch_connections(self.taken_over)
+            self._watch_connections()
         elif event_type == EventType.CLIENT_HEARTBEAT_PROCESSED:
             match = _EVICTED.match(str(fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR, "")))
             if match:
                 self._raise(match.group(1)[:100])
+
+    def _watch_connections(self) -> None:
+        """See to it that :meth:`taken_over` is called where a new connection replaces a peer's; FLARE has no event."""
+        add = SfmEndpoint.add_connection
+
+        def adding(endpoint: SfmEndpoint, connection: SfmConnection) -> None:
+            before = bool(endpoint.connections)
+            add(endpoint, connection)
+            if before:
+                self.taken_over(str(endpoint.endpoint.name))
+
+        SfmEndpoint.add_connection = adding
 
     def taken_over(self, name: str) -> None:
         """The connection of this name was taken over by another one."""
@@ -71,16 +82,3 @@ class LoginAlarm(FLComponent):
         )
         raise_alarm(Path.cwd(), text)  # the server works in its kit
         AuditService.add_event(user=site, action="fedtar.second_login", msg="two processes use one kit")
-
-
-def watch_connections(taken_over: Callable[[str], object]) -> None:
-    """Call ``taken_over`` with the name of a peer whose connection a new one takes over; FLARE has no event for it."""
-    add = SfmEndpoint.add_connection
-
-    def adding(self: SfmEndpoint, connection: SfmConnection) -> None:
-        before = bool(self.connections)
-        add(self, connection)
-        if before:
-            taken_over(str(self.endpoint.name))
-
-    SfmEndpoint.add_connection = adding

@@ -50,23 +50,13 @@ class RequestFilter(RequestProcessor):
         return list(self.processor.get_topics())
 
     def process(self, req: Message, app_ctx: object) -> Message:
-        reason = refusal(req.topic, req.get_header(RequestHeader.JOB_ID))
-        if reason:
-            user = str(req.get_header(RequestHeader.USER_NAME, ""))[:100]
-            logger.warning("a request of the server was refused (%s), in the name of %r", reason, user)
-            return error_reply(f"refused by the site: {reason}")
-        return self.processor.process(req, app_ctx)
-
-
-def refusal(topic: str, job_id: object) -> str:
-    """Why the site does not answer a request; empty if it does."""
-    if topic not in ANSWERED:
-        return f"no site answers '{topic}'"
-    if job_id not in (None, "") and not JOB_ID.fullmatch(str(job_id)):
-        return "this is no job's id"
-    return ""
-
-
-def restrict_requests(processors: list[RequestProcessor]) -> None:
-    """Put each of FLARE's processors behind a :class:`RequestFilter`; a second call changes nothing."""
-    processors[:] = [p if isinstance(p, RequestFilter) else RequestFilter(p) for p in processors]
+        job_id = req.get_header(RequestHeader.JOB_ID)
+        if req.topic not in ANSWERED:
+            reason = f"no site answers '{req.topic}'"
+        elif job_id not in (None, "") and not JOB_ID.fullmatch(str(job_id)):
+            reason = "this is no job's id"
+        else:
+            return self.processor.process(req, app_ctx)
+        user = str(req.get_header(RequestHeader.USER_NAME, ""))[:100]
+        logger.warning("a request of the server was refused (%s), in the name of %r", reason, user)
+        return error_reply(f"refused by the site: {reason}")

@@ -21,7 +21,6 @@ from fedtar_flare.core.files import write_json
 FILE = "privacy_ledger.json"
 PATIENT_FILE = "patient_privacy_ledger.json"
 PATIENT_DELTA = 1e-5
-"""delta of per-patient DP-SGD."""
 
 _Multiplier = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _PATIENT_RUNS = TypeAdapter(dict[str, list[tuple[_Multiplier, _Multiplier, Annotated[int, Field(ge=1)]]]])
@@ -98,18 +97,12 @@ class Ledger:
         counts = self._runs.setdefault(run, {})
         counts[multiplier] = counts.get(multiplier, 0) + 1
         runs = {name: {repr(z): count for z, count in sorted(of_run.items())} for name, of_run in self._runs.items()}
-        _write(self.file, {"format": 1, "runs": runs}, "released")
+        _write(self.file, {"format": 1, "runs": runs})
 
 
 class PatientLedger:
-    """Updates of per-patient DP-SGD of one site by run, in a file like a :class:`Ledger`'s.
-
-    Its unit is the single patient, and its budget another one.
-
-    Parameters
-    ----------
-    file : Path
-    scope : str, optional; the run that counts, at a simulated site; None: all
+    """Updates of per-patient DP-SGD of one site by run, in a file like a :class:`Ledger`'s; the unit is the single
+    patient.
     """
 
     def __init__(self, file: Path, scope: str | None = None):
@@ -134,7 +127,7 @@ class PatientLedger:
     def add(self, run: str, multiplier: float, rate: float, updates: int) -> None:
         """Count updates and write the file before returning."""
         self._runs.setdefault(run, []).append((multiplier, rate, updates))
-        _write(self.file, self._runs, "trained")
+        _write(self.file, self._runs)
 
 
 def _read(file: Path, form: TypeAdapter[Any]) -> Any:
@@ -150,11 +143,11 @@ def _read(file: Path, form: TypeAdapter[Any]) -> Any:
         ) from error
 
 
-def _write(file: Path, content: Mapping[str, Any], prevented: str) -> None:
+def _write(file: Path, content: Mapping[str, Any]) -> None:
     try:
         write_json(file, content)
     except OSError as error:
         raise FedTARError(
-            f"{file}: the privacy ledger cannot be written ({error}); nothing is {prevented}",
+            f"{file}: the privacy ledger cannot be written ({error}), so nothing leaves",
             public="the site's privacy ledger cannot be written",
         ) from error

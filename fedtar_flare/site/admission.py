@@ -15,20 +15,12 @@ from fedtar_flare.models.sources import stay_offline
 from fedtar_flare.protocol.messages import MAX_TEXT
 from fedtar_flare.site.site_file import Bounds
 
-_TEXT = 48
-"""Most characters of a single name in a reason."""
-
-Amounts = Mapping[str, float]
-"""Requested amounts, by the setting that requests them."""
+_TEXT = 48  # most characters of a single name in a reason
+Amounts = Mapping[str, float]  # by the setting that requests them
 
 
 class Declined(FedTARError):
-    """The site declines a job.
-
-    Parameters
-    ----------
-    message : str, which may leave: it holds the job's values and the site's bounds
-    """
+    """The site declines a job. The message may leave: it holds the job's values and the site's bounds."""
 
     def __init__(self, message: str):
         super().__init__(message, public=message)
@@ -36,13 +28,10 @@ class Declined(FedTARError):
 
 @dataclass(frozen=True)
 class Reach:
-    """The parts of a model that a job changes.
-
-    Attributes
-    ----------
-    adapted, whole : names of layers that an adapter reaches, and of parameters that travel whole, by setting
-    barred : names that no job may pick, whatever a site allows: the output layer and embeddings
-    parameters : number of values of the model, its adapters and what the method trains besides; 0: not known
+    """The parts of a model that a job changes: names of layers that an adapter reaches (``adapted``) and of
+    parameters that travel whole, by setting; ``barred`` ones (the output layer, embeddings), which no job may pick
+    whatever a site allows; and the number of values of the model, its adapters and what the method trains besides
+    (0: not known).
     """
 
     adapted: Mapping[str, Sequence[str]]
@@ -55,26 +44,10 @@ class Reach:
 class JobRequest:
     """A job's request to a site. Each amount is compared with the bound ``min_`` or ``max_`` of its name.
 
-    Parameters
-    ----------
-    patients : Amounts
-        Most different patients that can be behind an update.
-    local_steps, batch_size : Amounts
-        Updates in one task, and studies in one update.
-    gradient_scale : Amounts
-        What gradients are clipped to or multiplied with before the optimiser sees them.
-    learning_rate, decay : Amounts
-        Rates of all that is trained, and the share that one update takes off a weight, which has the rates' bound.
-    rank, pixels, tokens, beams, rounds, time_steps : Amounts
-        Of an adapter, of a study, of a report or a study, of a report's search, and of the run.
-    models : Mapping[str, str]
-        Models, paths or hub names from outside this package, by setting.
-    reach : Callable
-        Gives what the job changes of the model, from the files of the models that it names (None: not to be read).
-    transforms : Sequence[str]
-        Transforms that the job adds to the preparation of images, by name.
-    noise_multiplier : Amounts
-        Of per-patient DP-SGD; 0: none.
+    ``patients`` is the most different patients that can be behind an update; ``gradient_scale`` what gradients are
+    clipped to or multiplied with; ``decay`` the share that one update takes off a weight, which has the rates' bound.
+    ``models`` come from outside this package; ``reach`` gives what the job changes of the model, from the files of the
+    models that it names (None: not to be read); a ``noise_multiplier`` of 0 is no per-patient DP-SGD.
     """
 
     patients: Amounts
@@ -121,14 +94,10 @@ def breaches(request: JobRequest, bounds: Bounds) -> list[str]:
             reasons.append(f"{setting} {_short(name)} (not among this site's models)")
     reach = request.reach(None if reasons else bounds.models)
     for setting, names in (*reach.adapted.items(), *reach.whole.items()):
-        if barred := list(filter(reach.barred.__contains__, names)):
+        if barred := [name for name in names if name in reach.barred]:
             reasons.append(f"{setting} reaches {_several(barred)} (never the output layer or an embedding)")
     for setting, names in reach.adapted.items():
-        outside = []
-        for name in names:
-            if not matches(name, bounds.lora_targets):
-                outside.append(name)
-        if outside:
+        if outside := [name for name in names if not matches(name, bounds.lora_targets)]:
             reasons.append(f"{setting} reaches {_several(outside)} (only {_short(', '.join(bounds.lora_targets))})")
     for name in request.transforms:
         if name not in bounds.transforms:

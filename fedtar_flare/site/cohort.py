@@ -160,7 +160,17 @@ def patients_of_manifest(
     if sum((job_seed is not None, key is not None, no_site)) > 1:
         raise ConfigError(f"{manifest}: only one of --job-seed, --key and --no-site decides about the split")
     if job_seed is not None:
-        return patients_of_site_file(_site_file_of(manifest), job_seed=job_seed)
+        sites = manifest.resolve().parent.parent / "sites"
+        files = []
+        for file in sorted(sites.glob("*.yaml")):
+            path = read_yaml(file, "'key: value' lines").get("path")
+            if path and (file.parent / str(path)).resolve() == manifest.resolve():
+                files.append(file)
+        if len(files) != 1:
+            raise ConfigError(
+                f"{manifest}: {len(files)} files in {sites} name this manifest; give one with --site-file"
+            )
+        return patients_of_site_file(files[0], job_seed=job_seed)
     if key is None and not no_site:
         raise ConfigError(
             f"{manifest} does not say which patients its site tests on: {_NAME_IT}; a collection that belongs to no "
@@ -171,23 +181,9 @@ def patients_of_manifest(
     return load_cohort(config, manifest.stem, timeline=Timeline(1), key=secret), config
 
 
-def _site_file_of(manifest: Path) -> Path:
-    """The simulated site's file beside this manifest's folder."""
-    sites = manifest.resolve().parent.parent / "sites"
-    paths = {file: read_yaml(file, "'key: value' lines").get("path") for file in sorted(sites.glob("*.yaml"))}
-    files = [f for f, path in paths.items() if path and (f.parent / str(path)).resolve() == manifest.resolve()]
-    if len(files) != 1:
-        raise ConfigError(
-            f"{manifest}: {len(files)} files in {sites} name this manifest, so its site's name is not known; give the "
-            "site file itself with --site-file"
-        )
-    return files[0]
-
-
 def key_folder(config: SiteConfig | None, kit: Path | None) -> Path:
     """Folder of a real site's key: that of its state, else the site file's."""
-    beside = config.origin.parent if config is not None and config.origin is not None else home()
-    return state_folder(kit, config) or beside
+    return state_folder(kit, config) or (config.origin.parent if config and config.origin else home())
 
 
 def site_key(folder: Path) -> bytes:

@@ -41,13 +41,7 @@ class TaskAborted(Exception):
 
 
 class Site:
-    """The site of a task, as FLARE describes it, and the task's time.
-
-    Parameters
-    ----------
-    fl_ctx : FLContext, of the task
-    abort_signal : Signal, optional; None where no long work is done
-    """
+    """The site of a task, as FLARE describes it, and the task's time; no abort signal where no long work is done."""
 
     def __init__(self, fl_ctx: FLContext, abort_signal: Signal | None = None):
         from nvflare.apis.fl_constant import FLContextKey  # commands that only ask for a folder need no FLARE
@@ -141,6 +135,15 @@ def state_of(kit: Path) -> Path:
     kit = kit.resolve()
     named = os.environ.get("FEDTAR_STATE")  # for containers
     return Path(named) / kit.name if named else kit.with_name(f"{kit.name}.{STATE}")
+
+
+def is_server(kit: Path) -> bool:
+    """Tell a server's kit from a site's; ConfigError for any other folder."""
+    if (kit / "startup" / "fed_server.json").is_file():
+        return True
+    if (kit / "startup" / "fed_client.json").is_file():
+        return False
+    raise ConfigError(f"{kit} is no kit of a FLARE server or site: startup/fed_client.json is not there")
 
 
 def kit_of(folder: Path) -> Path:

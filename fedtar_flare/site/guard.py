@@ -38,8 +38,6 @@ from fedtar_flare.protocol.messages import (
 from fedtar_flare.registry import caution_of, contract_of
 from fedtar_flare.site.audit import REFUSED_PROP
 
-__all__ = ["NOT_ALLOWED_PROP", "OutboundGuard"]
-
 register_tensors()
 
 INBOUND_PROP = "fedtar_flare.inbound"
@@ -78,16 +76,9 @@ class OutboundGuard(Filter):
     where this site was asked for the initial weights, those of the schema in the same header. Anything else in the
     message (other keys, other FLARE headers) is refused. An error reply of FLARE passes as its bare code.
 
-    Parameters
-    ----------
-    methods : sequence of str
-        Names of the methods that this site takes part in. A method that is not listed is refused even if it is
-        installed and the guard of a job names it; without a list none is allowed. One that is not installed is no
-        error: none of its tasks is done.
-    extra_names : sequence of str
-        Globs (:mod:`fedtar_flare.core.settings`): the base-model parameters that may travel whole.
-    max_values : int, default 50,000,000
-        Largest number of values in one message.
+    ``methods`` names the methods that this site takes part in: any other is refused, even if it is installed and the
+    guard of a job names it; without a list none is allowed. ``extra_names`` (:mod:`fedtar_flare.core.settings`) picks the
+    base-model parameters that may travel whole; ``max_values`` is the largest number of values in one message.
     """
 
     def __init__(
@@ -104,19 +95,11 @@ class OutboundGuard(Filter):
         self.methods, self.extra_names, self.max_values = list(methods), list(extra_names), max_values
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Filter a message.
+        """Filter a message: give it back unchanged, or an error reply in its place.
 
         As a filter of task data the guard remembers the task, because FLARE forgets it before it filters the result,
         and marks a task of a method that is not allowed, so that the executor refuses it.
 
-        Parameters
-        ----------
-        shareable : Shareable, a task or a result
-        fl_ctx : FLContext
-
-        Returns
-        -------
-        Shareable, the message unchanged, or an error reply in its place
         """
         if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
             inbound = _read_task(shareable)
@@ -170,9 +153,7 @@ class OutboundGuard(Filter):
             raise ExchangeError("initial weights were not asked of this site")
         agreed = schema if sends == "initial" else shapes_as_sent(inbound.shapes, dxo.data)
         check_tensors(contract, task, dxo.data, agreed, sends=sends)
-        values = 0
-        for value in dxo.data.values():
-            values += value.numel()
+        values = sum(value.numel() for value in dxo.data.values())
         if values > self.max_values:
             raise ExchangeError(f"{values} values in one message; the limit is {self.max_values}")
 
@@ -238,10 +219,8 @@ def _read_task(task: Shareable) -> InboundTask:
         dxo = from_shareable(task)
     except ValueError:
         return InboundTask(None, {})
-    shapes = {}
-    for name, value in dxo.data.items() if isinstance(dxo.data, Mapping) else ():
-        if hasattr(value, "shape"):
-            shapes[str(name)] = tuple(value.shape)
+    data = dxo.data if isinstance(dxo.data, Mapping) else {}
+    shapes = {str(name): tuple(value.shape) for name, value in data.items() if hasattr(value, "shape")}
     try:
         return InboundTask(TaskHeader.from_meta(dxo.meta), shapes)
     except ExchangeError:

@@ -73,15 +73,10 @@ class GaussianPrivacy(Filter):
 
     The method's contract says which fields are public or noisy and which tensors an update holds. All tensors of a
     difference together are clipped to the L2 norm ``clip_norm`` = C and get Gaussian noise of standard deviation
-    ``noise_multiplier * 2 C``, since two clipped updates can lie 2 C apart. Of the noisy fields, a number is clipped to
-    [0, ``loss_clip``] and a list of numbers to the L2 norm ``vector_clip``; scaled to [-1, 1] and to the unit ball, the
-    m noisy fields that a task declares are one vector of sensitivity ``2 sqrt(m)`` and one release, with
-    ``closing_noise_multiplier``. Noise is added in float32 or better, before the cast to the wire's number format.
-
-    References
-    ----------
-    Dwork and Roth, *The Algorithmic Foundations of Differential Privacy*, 2014, A.1 (the Gaussian mechanism); the
-    account is that of :mod:`.accountant`.
+    ``noise_multiplier * 2 C``, since two clipped updates can lie 2 C apart (Dwork and Roth 2014, A.1). Of the noisy
+    fields, a number is clipped to [0, ``loss_clip``] and a list of numbers to the L2 norm ``vector_clip``; scaled to
+    [-1, 1] and to the unit ball, the m noisy fields that a task declares are one vector of sensitivity ``2 sqrt(m)``
+    and one release, with ``closing_noise_multiplier``. Noise is added before the cast to the wire's number format.
     """
 
     def __init__(self, **settings: Any):
@@ -126,10 +121,8 @@ class GaussianPrivacy(Filter):
         }
 
     def noisy_fields(self, declared: int, values: Mapping[Field, Any]) -> dict[str, Any]:
-        """Noisy fields of one message by name, clipped and with noise, as one release.
-
-        ``declared`` is how many noisy fields the task declares; the sensitivity is ``2 sqrt(declared)``. A list of
-        numbers may be None and stays so.
+        """Give the noisy fields of one message by name, as one release: ``declared`` is how many the task declares.
+        A list of numbers may be None and stays so.
         """
         settings, unit = self.settings, dict[Field, np.ndarray]()
         for field, value in values.items():

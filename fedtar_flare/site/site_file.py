@@ -246,9 +246,8 @@ def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool)
         policy = Bounds(**default_bounds(simulated=True, synthetic=True))
         return SiteConfig(source="synthetic", simulated=True, policy=policy)
     raise ConfigError(
-        f"site {site_name} has no site file, and synthetic data is used only in the simulator or where a site file "
-        f"asks for it. 'fedtar init -o {files[-1] if files else SITE_FILE}' writes one with 'source: manifest'; "
-        "write 'source: synthetic' for a trial",
+        f"site {site_name} has no site file: 'fedtar init -o {files[-1] if files else SITE_FILE}' writes one with "
+        "'source: manifest' ('source: synthetic' is for trials)",
         public="the site has no site file (local/fedtar.yaml)",
     )
 

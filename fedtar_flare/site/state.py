@@ -11,7 +11,6 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +23,16 @@ from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import RUN_ID, TaskHeader, version
 from fedtar_flare.site.context import SITE_NAME
 
-ANSWERED = "tasks.json"
+ANSWERED, _TIMES = "tasks.json", "how often"
 """Which tasks the site has answered in the run, and how often."""
-_TIMES = "how often"
 RUN = "run.json"
 """What the first handshake fixed for the run, and what may be asked only once."""
-
 TASK_SCORES = "scores-"
-"""Prefix of the files that hold scores of single images."""
-
-MAX_RUNS = 500
-"""Most runs whose state one site stores."""
+MAX_RUNS = 500  # whose state one site stores
 SPARE_TASKS = 10
 """Tasks of a kind beyond twice its rounds times its time steps that a run may ask for: it may be resumed."""
-RESERVE = 20_000_000
-"""Bytes that a state leaves free on its disk."""
-
-KEEP_ROUNDS = 3
-"""Rounds before the running one of which the last version stays: a run may resume from the checkpoint before the last.
-"""
+RESERVE = 20_000_000  # bytes that a state leaves free on its disk
+KEEP_ROUNDS = 3  # before the running one: a run may resume from the checkpoint before the last
 
 _VERSION = re.compile(r"\d{4}-\d{2}")
 logger = logging.getLogger(__name__)
@@ -56,11 +46,8 @@ def task_scores(step: int) -> str:
 class SiteState:
     """Versions of one site's state in one run: ``<root>/<run_id>/<site>/<round>-<step>.safetensors``.
 
-    Parameters
-    ----------
-    root : Path or str, outside of FLARE's run folder
-    run_id : str, which the server makes and its checkpoints carry
-    site : str, the site's name; :class:`ConfigError` where this or ``run_id`` cannot name a folder
+    The server makes the run id, and its checkpoints carry it; the root lies outside of FLARE's run folder.
+
     """
 
     def __init__(self, root: Path | str, run_id: str, site: str):
@@ -93,25 +80,16 @@ class SiteState:
 
     def latest(self, not_after: str) -> str | None:
         """Find the newest version."""
-        newest = None
-        for name in self.versions():
-            newest = name if name <= not_after else newest
-        return newest
+        return max((name for name in self.versions() if name <= not_after), default=None)
 
     def versions(self) -> list[str]:
         """List all versions on disk."""
-        versions = []
-        for path in self.folder.glob("*.safetensors"):
-            if _VERSION.fullmatch(path.stem):
-                versions.append(path.stem)
-        return sorted(versions)
+        return [name for name in self.names("") if _VERSION.fullmatch(name)]
 
     def write(self, name: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
         """Write ``<name>.safetensors`` atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        size, free = RESERVE, shutil.disk_usage(self.folder).free
-        for value in tensors.values():
-            size += value.numel() * value.element_size()
+        size, free = sum(value.nbytes for value in tensors.values()) + RESERVE, shutil.disk_usage(self.folder).free
         if free < size:
             raise DataError(
                 f"{self.folder}: {free / 1e6:.0f} MB are free; {size / 1e6:.0f} MB are needed (state, and "
@@ -132,7 +110,7 @@ class SiteState:
 
     def names(self, prefix: str) -> list[str]:
         """List files by the beginning of their names."""
-        return sorted(map(attrgetter("stem"), self.folder.glob(f"{prefix}*.safetensors")))
+        return sorted(file.stem for file in self.folder.glob(f"{prefix}*.safetensors"))
 
     def remove(self, name: str) -> None:
         """Delete a file, if it is there."""
@@ -141,9 +119,7 @@ class SiteState:
     # ------------------------------------------------------------------ tasks of the run
     def answered(self) -> dict[str, str]:
         """List the tasks that the site has answered in this run."""
-        record = self._record(ANSWERED)
-        record.pop(_TIMES, None)
-        return record
+        return {task: version for task, version in self._record(ANSWERED).items() if task != _TIMES}
 
     def add_answered(self, task: str, version: str) -> None:
         """Record an answer, and how often the task was answered."""
@@ -266,12 +242,7 @@ class SiteState:
 
 
 class ReadOnlyState(SiteState):
-    """The same state for a process that shares a task with the one that owns it, and alone writes it.
-
-    Parameters
-    ----------
-    root, run_id, site : as of :class:`SiteState`
-    """
+    """The same state for a process that shares a task with the one that owns it, and alone writes it."""
 
     def write(self, name: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
         pass

@@ -1,18 +1,15 @@
-"""Runs of FedMRG and FedKEI, and a run's next period, that are killed and resumed: real processes, over mTLS."""
+"""Runs of FedMRG and FedKEI that are killed and resumed: real processes, over mTLS."""
 
 from functools import partial
 
 import pytest
 import torch
-from command import fedtar
 from federation_process import SITES, wait_for
 from killing import (
-    LEAD,
     LIMIT,
     LONG,
     check_same,
     has_step,
-    in_step,
     kill_server_process,
     last,
     resume,
@@ -78,24 +75,3 @@ def test_a_run_of_fedkei_killed_at_probe_and_at_adapt_and_a_site_s_process_too_e
     assert end.info["method"] == quiet.info["method"] and len(end.info["method"]["modules"]) == 4
     assert end.method.keys() == quiet.method.keys() and end.method
     assert all(torch.equal(end.method[name], quiet.method[name]) for name in end.method)
-
-
-def test_the_next_period_of_a_run_killed_within_it_is_resumed_with_the_same_weights(federation, exported):
-    settings = {"data": {"alignment": "period", "periods": ["2019-04-01"], "synthetic_patients": 12}}
-    settings |= {"server": {"step_time_limit": LIMIT}} | LONG
-    first = [federation.submit(exported(name, **settings)) for name in ("years_quiet", "years_killed")]
-
-    def next_period(identity):
-        federation.completed(identity)
-        kit = ("--kit", federation.kits / LEAD)
-        code, out, err = fedtar("continue", identity, *kit, "-r", 1, "--from", "2019-07-01")
-        assert code == 0, err
-        return out.strip()
-
-    whole, killed = map(next_period, first)
-    in_step(federation, killed, "hospital-a", 2, 3)
-    events = kill_server_process(federation, killed)
-    assert [(event.round, event.step) for event in steps(events)] == [(2, 1), (2, 2)], "killed in the new period"
-    results = federation.completed(resume(federation, killed), 400)
-    assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1), (2, 2), (2, 3)]
-    check_same(last(results), last(federation.completed(whole)))

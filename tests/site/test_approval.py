@@ -186,15 +186,6 @@ def test_what_a_lead_wrote_does_not_steer_the_terminal(kit, job):
     assert "within the bounds of this site" not in out.splitlines()
 
 
-def test_a_simulated_site_asks_for_approval_as_well(job, tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path))
-    (tmp_path / "site-1.yaml").write_text("source: synthetic\npolicy: {approval: required}\n")
-    assert "not approved here" in passing("site", "describe", job, "--simulated", "site-1")
-    passing("site", "approve", job, "--simulated", "site-1")
-    assert described(job, "--simulated", "site-1")["approved"] is True
-
-
 def test_staff_sees_what_a_site_would_decline_and_code_that_comes_along(kit, job):
     (kit / "local" / "fedtar.yaml").write_text("source: synthetic\npolicy: {min_local_steps: 9}\n")
     (job / "app" / "custom").mkdir()

@@ -16,7 +16,6 @@ from fedtar_flare.protocol.exchange import euclidean_norm, lowered, padded, sent
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.site import privacy as privacy_module
 from fedtar_flare.site.accountant import epsilon_of
 from fedtar_flare.site.context import state_of
 from fedtar_flare.site.guard import OutboundGuard
@@ -275,14 +274,3 @@ def test_what_cannot_be_released_stays_and_costs_no_budget(tmp_path, madeup):
     reply, left = learnt(tmp_path, {**update(), A: torch.full((2,), float("nan"))}, privacy)
     assert reply.status == ERROR and not left
     assert not (state_of(tmp_path) / "privacy_ledger.json").exists()
-
-
-def test_a_seeded_draw_stays_what_it_was(monkeypatch):
-    """One draw for all noisy fields, in the order in which they are declared: loss first, then the vector."""
-    drawn = np.random.default_rng(4)
-    monkeypatch.setattr(privacy_module, "standard_normals", lambda n: torch.from_numpy(drawn.standard_normal(n)))
-    privacy = GaussianPrivacy(closing_noise_multiplier=1.0)
-    noise = np.random.default_rng(4).standard_normal(3) * 2 * np.sqrt(2)
-    loss, vector = closing(privacy, 2.0, [0.03, -0.01])
-    assert loss == pytest.approx((2 * 2.0 / 10.0 - 1 + noise[0] + 1) / 2 * 10.0, rel=1e-12)
-    assert vector == pytest.approx([0.03 + noise[1], -0.01 + noise[2]], rel=1e-12)

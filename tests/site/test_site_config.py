@@ -159,19 +159,6 @@ def test_the_synthetic_cohort_gets_the_sites_options(monkeypatch, tmp_path):
         cohort(SiteConfig(source="synthetic", options={"chang": "none"}), tmp_path)
 
 
-def test_periods_reach_the_synthetic_cohort(tmp_path):
-    bounds = (datetime(2030, 1, 10), datetime(2030, 4, 1))
-    config = SiteConfig(source="synthetic", simulated=True, options={"full_course": 1.0})
-    made = cohort(config, tmp_path, timeline=Timeline(3, "period", bounds), synthetic_patients=3)
-    samples = [s for split in ("train", "validation", "test") for s in made.samples(split)]
-    assert [sum(c) for c in zip(*made.counts().values(), strict=True)] == [3, 3, 3]
-    assert all(s.time_step == 1 + sum(s.visit.acquired >= b for b in bounds) for s in samples)
-    default = cohort(config, tmp_path, timeline=Timeline(3), synthetic_patients=3)
-    assert {v.acquired for p in default.patients for v in p.visits}.isdisjoint(s.visit.acquired for s in samples)
-    with pytest.raises(ConfigError, match="2 rising dates"):
-        cohort(config, tmp_path, timeline=Timeline(3, "period", bounds[:1]))
-
-
 def test_the_key_is_secret_kept_and_checked(tmp_path):
     key = site_key(tmp_path)
     assert len(key) == 32 and site_key(tmp_path) == key and site_key(tmp_path / "other") != key
