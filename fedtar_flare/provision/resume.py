@@ -6,7 +6,6 @@ job that names the old one continues after its last whole round, with the same r
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tempfile
@@ -52,7 +51,13 @@ def resume(
                 f"job {job_id} is {status}: abort it first (nvflare job abort), or, when its server was killed and it "
                 "surely runs no more, use --force with --job"
             )
-        source = job_folder or _downloaded(session, job_id, Path(folder) / "download")
+        source = job_folder
+        if source is None:
+            (download := Path(folder) / "download").mkdir()
+            copies = sorted(Path(str(session.download_job_result(job_id, str(download)))).glob("job/*/meta.json"))
+            if not copies:
+                raise FedTARError(f"the server's copy of job {job_id} has no definition; give the job's folder (--job)")
+            source = copies[0].parent
         job = Path(folder) / "job" / source.name
         shutil.copytree(source, job, ignore=shutil.ignore_patterns(*SIGNATURES))
         if period:
@@ -160,13 +165,3 @@ def _default(name: str) -> Any:
     from fedtar_flare.runtime.server_config import ServerConfig
 
     return ServerConfig.model_fields[name].default
-
-
-def _downloaded(session: Any, job_id: str, folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    root = Path(str(session.download_job_result(job_id, str(folder))))
-    metas = sorted(root.glob("job/*/meta.json"))
-    if not metas:
-        names = json.dumps(sorted(p.name for p in root.iterdir())) if root.is_dir() else "nothing"
-        raise FedTARError(f"the server's copy of job {job_id} has no definition ({names}); give the job folder instead")
-    return metas[0].parent

@@ -9,8 +9,10 @@ import logging
 import os
 import re
 import shutil
+from bisect import bisect_right
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +82,18 @@ class SiteState:
 
     def latest(self, not_after: str) -> str | None:
         """Find the newest version."""
-        return max((name for name in self.versions() if name <= not_after), default=None)
+        versions = self.versions()
+        count = bisect_right(versions, not_after)
+        return versions[count - 1] if count else None
 
     def versions(self) -> list[str]:
         """List all versions on disk."""
-        return [name for name in self.names("") if _VERSION.fullmatch(name)]
+        return list(filter(_VERSION.fullmatch, self.names("")))
 
     def write(self, name: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
         """Write ``<name>.safetensors`` atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        size, free = sum(value.nbytes for value in tensors.values()) + RESERVE, shutil.disk_usage(self.folder).free
+        size, free = sum(map(attrgetter("nbytes"), tensors.values())) + RESERVE, shutil.disk_usage(self.folder).free
         if free < size:
             raise DataError(
                 f"{self.folder}: {free / 1e6:.0f} MB are free; {size / 1e6:.0f} MB are needed (state, and "
@@ -110,7 +114,7 @@ class SiteState:
 
     def names(self, prefix: str) -> list[str]:
         """List files by the beginning of their names."""
-        return sorted(file.stem for file in self.folder.glob(f"{prefix}*.safetensors"))
+        return sorted(map(attrgetter("stem"), self.folder.glob(f"{prefix}*.safetensors")))
 
     def remove(self, name: str) -> None:
         """Delete a file, if it is there."""
@@ -119,7 +123,9 @@ class SiteState:
     # ------------------------------------------------------------------ tasks of the run
     def answered(self) -> dict[str, str]:
         """List the tasks that the site has answered in this run."""
-        return {task: version for task, version in self._record(ANSWERED).items() if task != _TIMES}
+        record = self._record(ANSWERED)
+        record.pop(_TIMES, None)
+        return record
 
     def add_answered(self, task: str, version: str) -> None:
         """Record an answer, and how often the task was answered."""

@@ -73,17 +73,6 @@ def test_from_the_job_s_script_to_a_hospital_that_has_approved_its_production_fo
         check_results(federation, out.split("fedtar watch ")[1].split()[0])
 
 
-def test_a_job_with_code_of_its_own_is_refused(federation, exported):
-    """The lead of our policy may submit, and may not bring code (FLARE's default policy lets a lead do both)."""
-    job = exported("with_code")
-    (job / "app" / "custom").mkdir()
-    (job / "app" / "custom" / "mine.py").write_text("print('mine')\n")
-    identity = federation.submit(job)
-    assert federation.finished(identity) == "FINISHED:FAILED_TO_RUN"
-    wait_for("the reason is told", lambda: "BYOC not permitted" in federation.detail(identity))
-    assert not federation.run_folder(identity).exists()
-
-
 @pytest.mark.parametrize(("side", "where"), [("server", "localhost"), ("client", "hospital-a")])
 def test_a_class_that_is_not_on_the_allow_list_is_refused(federation, exported, side, where):
     job = exported(f"foreign_{side}")
