@@ -15,8 +15,6 @@ from fedtar_flare.provision.kit import complete, prepare_start, site_policy
 from fedtar_flare.registry import contract_of, default_names
 from fedtar_flare.site.policy import PRIVACY, rights
 
-__all__ = ["KitBuilder"]
-
 
 class KitBuilder(Builder):
     """Listed in ``project.yml`` after ``StaticFileBuilder`` and before ``SignatureBuilder``.

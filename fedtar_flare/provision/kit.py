@@ -69,8 +69,8 @@ def complete(
             raise ConfigError(f"'{path}' is not the full path of one class (package.module.Class); allow no packages")
     wanted = [*(SERVER_CLASSES if server else SITE_CLASSES), *extra_classes]
     result["class_list_enforcement_mode"] = "enforce"
-    kept = [path for path in result["class_allow_list"] if flare_classes or path not in DEFAULT_CLASS_ALLOW_LIST]
-    result["class_allow_list"] = list(dict.fromkeys([*kept, *wanted]))
+    others = [path for path in result["class_allow_list"] if flare_classes or path not in DEFAULT_CLASS_ALLOW_LIST]
+    result["class_allow_list"] = list(dict.fromkeys([*others, *wanted]))
     if server:
         result["snapshot_persistor"]["args"]["storage"] = {"path": STORAGE, "args": {"folder": "storage/snapshots"}}
         _set(components, "login_alarm", path=LOGINS, args={})
