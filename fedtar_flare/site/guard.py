@@ -77,8 +77,8 @@ class OutboundGuard(Filter):
     message (other keys, other FLARE headers) is refused. An error reply of FLARE passes as its bare code.
 
     ``methods`` names the methods that this site takes part in: any other is refused, even if it is installed and the
-    guard of a job names it; without a list none is allowed. ``extra_names`` (:mod:`fedtar_flare.core.settings`) picks the
-    base-model parameters that may travel whole; ``max_values`` is the largest number of values in one message.
+    guard of a job names it; without a list none is allowed. ``extra_names`` (:mod:`fedtar_flare.core.settings`) picks
+    the base-model parameters that may travel whole; ``max_values`` is the largest number of values in one message.
     """
 
     def __init__(
