@@ -27,6 +27,7 @@ from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.provision.health import Pulse
 from fedtar_flare.provision.retention import Retention
 from fedtar_flare.provision.site_requests import RequestFilter
+from fedtar_flare.provision.wire import guard_cells
 
 
 class SupervisedHandle(JobHandleSpec):
@@ -116,6 +117,7 @@ class SupervisedProcessLauncher(ClientProcessJobLauncher):
             raise ConfigError(f"launcher must be a job launcher, as {{path: ..., args: ...}}, not {launcher!r}")
         self.max_restarts, self.window, self.byoc, self.launcher = max_restarts, window, byoc, launcher
         self._retention, self._pulse = Retention(), Pulse()
+        guard_cells()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_BOOTSTRAP:

@@ -19,6 +19,7 @@ from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 from nvflare.private.fed.utils.fed_utils import extract_participants
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.provision.wire import guard_cells
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class KitJobManager(SimpleJobDefManager):
         sites: Sequence[str] | None = None,
     ):
         self.folder, self.sites = folder, list(sites or ())
+        guard_cells()
         super().__init__(uri_root=str(_in_kit(folder)), job_store_id=job_store_id)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:

@@ -1,0 +1,110 @@
+"""Which cell of a federation may ask which: a site asks the server, the server asks sites, no site asks another.
+
+FLARE's processes are cells, named after their place: ``server``, ``server.JOB``, ``hospital-a``, ``hospital-a.JOB``,
+behind a relay ``relay.hospital-a.JOB``. FLARE 2.9 authenticates who sent a message and forwards it to any cell; most
+receivers ask nothing more. So one hospital, or a member's console, could end another hospital's site, delete the folder
+of its running job or start one (channel ``admin``), abort its job's process (``client_command``), or read its paths and
+memory (``_net_manager``); and a hospital could command the server's processes (``server_command``).
+
+Here every cell of a kit's processes looks at who asks, for whom, and about what. A request between two sites is neither
+forwarded nor answered, whatever its channel; one from a site or a console reaches the server on the channels below.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey, MessagePropKey, ReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.endpoint import Endpoint
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderKey
+
+from fedtar_flare.site.context import JOB_ID
+
+TO_SERVER: dict[str, frozenset[str] | None] = {
+    CellChannel.SERVER_MAIN: frozenset(
+        {
+            CellChannelTopic.Challenge,
+            CellChannelTopic.Register,
+            CellChannelTopic.Quit,
+            CellChannelTopic.HEART_BEAT,
+            CellChannelTopic.REPORT_JOB_FAILURE,
+        }
+    ),
+    CellChannel.SERVER_COMMAND: frozenset({ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE}),
+    CellChannel.AUX_COMMUNICATION: None,  # events, scalars and synchronisation of runners, by topics of their own
+    CellChannel.HCI: None,  # the console, which logs in; FLARE checks its rights command by command
+    CellChannel.RETURN_ONLY: None,  # the streamed answer to a request of the server
+    CellChannel.CELLNET: frozenset({CellChannelTopic.Bye, "bulk"}),  # what is in a bulk is looked at piece by piece
+    "credential_manager": frozenset({"key_exchange"}),
+    "download_service__": None,  # tensors too large for a message, by identifiers that the sender hands out
+}
+"""Topics by channel on which the server answers a site or a console; None: all."""
+
+logger = logging.getLogger(__name__)
+
+
+def site_of(cell: str) -> str:
+    """Name the participant whose process a cell is: its name up to the job's id."""
+    path = FQCN.split(cell)
+    end = next((i for i, part in enumerate(path) if i and JOB_ID.fullmatch(part)), len(path))
+    return FQCN.join(path[:end])
+
+
+def refusal(origin: str, destination: str, channel: str, topic: str) -> str:
+    """Say why a request is neither answered nor forwarded; empty if it is."""
+    sender, receiver = site_of(origin), site_of(destination)
+    if sender in (receiver, FQCN.ROOT_SERVER):
+        return ""
+    if receiver != FQCN.ROOT_SERVER:
+        return "no participant but the server asks another"
+    topics = TO_SERVER.get(channel, frozenset())
+    return "" if topics is None or topic in topics else "only the server's own processes ask this"
+
+
+def _refused(message: Message, cell: CoreCell) -> Message | None:
+    """Answer a request that is not allowed; None lets FLARE go on with it."""
+    headers = (MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION, MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC)
+    origin, destination, channel, topic = (str(message.get_header(key, "")) for key in headers)
+    if channel == STREAM_CHANNEL and (streamed := message.get_header(StreamHeaderKey.CHANNEL)):
+        channel, topic = str(streamed), str(message.get_header(StreamHeaderKey.TOPIC, ""))
+    reason = refusal(origin, destination, channel, topic) or _detour(message, origin, cell.my_info.fqcn)
+    if not reason:
+        return None
+    logger.warning("refused %.100r on %.100r from %.100r to %.100r: %s", topic, channel, origin, destination, reason)
+    return make_reply(ReturnCode.UNAUTHENTICATED, error=f"refused: {reason}")
+
+
+def _detour(message: Message, origin: str, here: str) -> str:
+    """Say why a request cannot come from its sender by this neighbour, whose name FLARE holds to its certificate."""
+    endpoint = message.get_prop(MessagePropKey.ENDPOINT)
+    if not isinstance(endpoint, Endpoint):
+        return ""
+    neighbour, ends = site_of(endpoint.name), (site_of(here), site_of(origin))
+    if neighbour in (*ends, FQCN.ROOT_SERVER) or any(FQCN.is_ancestor(neighbour, end) for end in ends):
+        return ""  # either end's own process, the server, or a relay on the way
+    return "it came by another participant than its sender"
+
+
+def guard_cells() -> None:
+    """Let every cell that this process makes look at its requests; a second call changes nothing.
+
+    FLARE makes its cells itself, after the kit's components and before any job's, and tells of them too late: so the
+    check is set where a cell is made.
+    """
+    if hasattr(CoreCell.__init__, "__wrapped__"):
+        return
+    make: Callable[..., None] = CoreCell.__init__
+
+    @wraps(make)
+    def guarded(self: CoreCell, *arguments: Any, **named: Any) -> None:
+        make(self, *arguments, **named)
+        self.add_incoming_request_filter("*", "*", _refused, cell=self)  # for this cell, alone or in a bulk
+        self.set_message_interceptor(_refused, cell=self)  # for others, through this cell
+
+    CoreCell.__init__ = guarded  # type: ignore[method-assign]

@@ -1,0 +1,154 @@
+"""Who may ask whom between the cells of a federation, and that every channel of FLARE's was decided on."""
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessagePropKey
+from nvflare.fuel.f3.endpoint import Endpoint
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderKey
+
+from fedtar_flare.provision import wire
+
+JOB, OTHER = "0a1b2c3d-0000-4000-8000-000000000001", "0a1b2c3d-0000-4000-8000-000000000002"
+SERVER, SERVER_JOB, SITE, SITE_JOB = "server", f"server.{JOB}", "hospital-a", f"hospital-a.{JOB}"
+BEHIND, BEHIND_JOB = "relay.hospital-b", f"relay.hospital-b.{JOB}.R1"
+CHANNELS = ["admin", "client_command", "_net_manager", "aux_communication", "download_service__", "of a later FLARE"]
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+@pytest.mark.parametrize(
+    ("origin", "destination"),
+    [
+        (SITE, BEHIND),
+        (SITE_JOB, BEHIND_JOB),
+        (BEHIND, SITE_JOB),
+        ("console", SITE),
+        ("relay", BEHIND),
+        (BEHIND, "relay"),
+    ],
+)
+def test_no_participant_but_the_server_asks_another(origin, destination, channel):
+    assert wire.refusal(origin, destination, channel, "any")
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+@pytest.mark.parametrize(
+    ("origin", "destination"),
+    [
+        (SERVER, SITE),
+        (SERVER_JOB, BEHIND_JOB),
+        (SITE, SITE_JOB),
+        (SITE_JOB, SITE),
+        (SERVER_JOB, SERVER),
+        (SERVER, SERVER_JOB),
+    ],
+)
+def test_the_server_and_a_site_s_own_processes_are_answered(origin, destination, channel):
+    assert not wire.refusal(origin, destination, channel, "any")
+
+
+@pytest.mark.parametrize(
+    ("channel", "topic", "answered"),
+    [
+        ("task", "register", True),
+        ("task", "of a later FLARE", False),
+        ("server_command", "get_task", True),
+        ("server_command", "submit_update", True),
+        ("server_command", "show_stats", False),
+        ("server_command", "app_command", False),
+        ("server_parent_listener", "update_run_status", False),
+        ("hci_channel", "command", True),
+        ("_net_manager", "process_info", False),
+        ("of a later FLARE", "any", False),
+    ],
+)
+@pytest.mark.parametrize("origin", [SITE, SITE_JOB, BEHIND_JOB, "console"])
+def test_what_the_server_answers(origin, channel, topic, answered):
+    for destination in (SERVER, SERVER_JOB):
+        assert bool(wire.refusal(origin, destination, channel, topic)) != answered
+
+
+def request(origin, destination, neighbour, channel="task", topic="register", **headers):
+    names = {"ORIGIN": origin, "DESTINATION": destination, "CHANNEL": channel, "TOPIC": topic}
+    message = Message({getattr(MessageHeaderKey, key): value for key, value in names.items()} | headers)
+    message.set_prop(MessagePropKey.ENDPOINT, Endpoint(neighbour))
+    return message
+
+
+class Here:
+    def __init__(self, name):
+        self.my_info = self
+        self.fqcn = name
+
+
+@pytest.mark.parametrize(
+    ("here", "origin", "destination", "neighbour", "answered"),
+    [
+        (SERVER, SITE, SERVER, SITE, True),
+        (SERVER, SITE_JOB, SERVER_JOB, SITE, True),
+        (SERVER, BEHIND, SERVER, "relay", True),
+        (SERVER, SERVER_JOB, SITE, SERVER_JOB, True),
+        (SERVER, SERVER, SITE, "console", False),
+        (SERVER, SERVER_JOB, SITE, BEHIND, False),
+        (SERVER, SITE, SERVER, "relay", False),
+        (BEHIND, SERVER, BEHIND, "relay", True),
+        (BEHIND_JOB, SERVER, BEHIND_JOB, BEHIND, True),
+        (SITE, SERVER, SITE, "hospital-c", False),
+        (SITE, SITE_JOB, SITE, "hospital-c", False),
+    ],
+)
+def test_a_sender_s_name_is_worth_what_brought_it(here, origin, destination, neighbour, answered):
+    reply = wire._refused(request(origin, destination, neighbour), Here(here))
+    assert (reply is None) == answered
+
+
+def test_a_stream_counts_as_what_it_brings():
+    streamed = {StreamHeaderKey.CHANNEL: "server_command", StreamHeaderKey.TOPIC: "app_command"}
+    message = request(SITE_JOB, SERVER_JOB, SITE, STREAM_CHANNEL, "DATA", **streamed)
+    assert wire._refused(message, Here(SERVER_JOB)) is not None
+
+
+def test_every_cell_is_guarded_and_once(monkeypatch):
+    monkeypatch.setattr(CoreCell, "__init__", lambda self, name: None)
+    monkeypatch.setattr(CoreCell, "add_incoming_request_filter", lambda self, *_, **named: made.append("own"))
+    monkeypatch.setattr(CoreCell, "set_message_interceptor", lambda self, *_, **named: made.append("forwarded"))
+    made = []
+    wire.guard_cells()
+    wire.guard_cells()
+    CoreCell("server")
+    assert sorted(made) == ["forwarded", "own"]
+
+
+DECIDED = {
+    # at a site: from the server and its own processes alone, as is all that follows
+    "CellChannel.CLIENT_MAIN", "CellChannel.CLIENT_COMMAND", "CellChannel.CLIENT_SUB_WORKER_COMMAND",
+    "CellChannel.MULTI_PROCESS_EXECUTOR", "CellChannel.EDGE_REQUEST", "WORKSPACE_TRANSFER_CHANNEL", "CHANNEL",
+    "defs.CHANNEL",
+    # at the server: from its own processes alone
+    "CellChannel.SERVER_PARENT_LISTENER", "_CHANNEL", "CC_CHANNEL",
+    # from sites and consoles: wire.TO_SERVER
+    "CellChannel.SERVER_MAIN", "CellChannel.SERVER_COMMAND", "CellChannel.AUX_COMMUNICATION", "CellChannel.HCI",
+    "CellChannel.RETURN_ONLY", "CellChannel.CELLNET", "_SM_CHANNEL", "OBJ_DOWNLOADER_CHANNEL",
+    # a stream is judged by the channel it brings; its acknowledgements name it too
+    "STREAM_CHANNEL",
+    # only passes on, and FLARE's own test
+    "channel", "MSG_CHANNEL", "TEST_CHANNEL",
+}  # fmt: skip
+"""Channels by the names that FLARE 2.9's modules register them under."""
+
+
+def test_flare_registers_no_channel_that_was_not_decided_on():
+    registered = set()
+    for file in Path(find_spec("nvflare").origin).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            name = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+            if name in ("register_request_cb", "register_blob_cb", "register_stream_cb"):
+                named = {keyword.arg: keyword.value for keyword in node.keywords}
+                registered.add(ast.unparse(named["channel"] if "channel" in named else node.args[0]))
+    assert registered == DECIDED
+    values = {value for key, value in vars(CellChannel).items() if key.isupper()}
+    assert {*wire.TO_SERVER} - values == {"credential_manager", "download_service__"}
