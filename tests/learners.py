@@ -4,7 +4,6 @@ import torch
 
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
-from fedtar_flare.learning.patient_privacy import generator_of
 from fedtar_flare.methods.fedmrg.config import FedMRGConfig
 from fedtar_flare.methods.fedmrg.dual_adapter import decoder_targets
 from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
@@ -33,7 +32,7 @@ def learner_of(cohort, kind=ReportLearner, *, model=MODEL, exchange=(), **others
 
 def gradients(learner, samples):
     """Loss of a batch and its gradient, of all that is trained, in one vector; what is drawn at random is fixed."""
-    learner._random = generator_of(0, False)
+    learner._random = torch.Generator().manual_seed(0)
     loss = learner._accumulate(samples, "seed")
     trained = [*learner.shared_parameters.values(), *learner.personal_parameters()]
     return loss, torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in trained])

@@ -19,7 +19,7 @@ from fedtar_flare.data.cohort import Cohort, Sample
 from fedtar_flare.data.minimum_cell import winsorised_mean
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import TrainingConfig
-from fedtar_flare.learning.patient_privacy import add_private_gradients, generator_of, poisson_batches
+from fedtar_flare.learning.patient_privacy import add_private_gradients, poisson_batches
 from fedtar_flare.learning.site_model import SiteModel
 from fedtar_flare.learning.training import Trained, Validated, adamw, batches, parts, retry_smaller_batch
 from fedtar_flare.models.adapters.lora import shared_parameters, swapped_weights
@@ -235,7 +235,7 @@ class ReportLearner(SiteModel):
         planned = list(batches(len(samples), self.training.batch_size, count, seed))
         batches_: Iterable[list[int]] = planned
         if self.training.noise_multiplier is not None:
-            self._random = generator_of(seed, self.fresh_noise)
+            self._random = None if self.fresh_noise else torch.Generator().manual_seed(seed)
             names = [sample.visit.patient_id for sample in samples]
             rate = self.training.draw_rate(len(samples))
             planned, batches_ = [], poisson_batches(names, rate, count, self._random)

@@ -5,28 +5,24 @@ Abadi et al. 2016 (*Deep learning with differential privacy*), with a patient in
 patient more. All that is trained, shared or the site's own, is clipped and noised as one vector.
 """
 
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-
-def generator_of(seed: int, fresh: bool) -> torch.Generator:
-    """What draws patients and noise: by ``seed``, or ``fresh``, since noise drawn twice would cancel out."""
-    return torch.Generator().manual_seed(secrets.randbits(63) if fresh else seed % 2**63)
+from fedtar_flare.core.draws import standard_normals, uniforms
 
 
 def poisson_batches(
-    patients: Sequence[str], rate: float, count: int, generator: torch.Generator
+    patients: Sequence[str], rate: float, count: int, generator: torch.Generator | None = None
 ) -> Iterator[list[int]]:
     """``count`` lists of the indices of all visits of the patients drawn, each with probability ``rate``; some are
-    empty. ``patients`` names each visit's.
+    empty. ``patients`` names each visit's; ``generator`` is a simulation's (None: the operating system's).
     """
     names = list(dict.fromkeys(patients))
     for _ in range(count):
         drawn = {
-            name for name, value in zip(names, torch.rand(len(names), generator=generator), strict=True) if value < rate
+            name for name, value in zip(names, uniforms(len(names), generator).tolist(), strict=True) if value < rate
         }
         yield [i for i, patient in enumerate(patients) if patient in drawn]
 
@@ -38,11 +34,12 @@ def add_private_gradients(
     clip: float,
     noise_multiplier: float,
     reports: int,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Set the gradients to the noisy sum over patients of clipped gradients, divided by ``reports``.
 
     Each of ``patients`` sets a patient's gradients and gives the loss; the sum of the losses is returned, float64.
+    Noise is added in float64 and rounded with the sum. ``generator`` is as for :func:`poisson_batches`.
     """
     loss = torch.zeros((), dtype=torch.float64)
     sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
@@ -56,6 +53,6 @@ def add_private_gradients(
                 if gradient is not None:
                     total += factor * gradient
     for parameter, total in zip(parameters, sums, strict=True):
-        noise: Tensor = torch.randn(total.shape, generator=generator).to(total.device)
+        noise = standard_normals(total.numel(), generator).reshape(total.shape).to(total.device)
         parameter.grad = ((total + noise_multiplier * clip * noise) / reports).to(parameter.dtype)
     return loss

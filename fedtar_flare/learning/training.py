@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fedtar_flare.core.draws import orders
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.core.files import without_prefix
 
@@ -53,11 +54,9 @@ class Validated:
 
 def batches(samples: int, size: int, count: int, seed: int) -> Iterator[list[int]]:
     """Draw batches of indices, running through shuffled epochs; the last batch of an epoch may be smaller."""
-    generator = torch.Generator().manual_seed(seed)
-    order: list[int] = []
+    epochs, order = orders(samples, seed), list[int]()
     for _ in range(count):
-        if not order:
-            order = torch.randperm(samples, generator=generator).tolist()
+        order = order or next(epochs)
         yield order[:size]
         order = order[size:]
 

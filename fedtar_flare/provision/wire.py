@@ -107,4 +107,4 @@ def guard_cells() -> None:
         self.add_incoming_request_filter("*", "*", _refused, cell=self)  # for this cell, alone or in a bulk
         self.set_message_interceptor(_refused, cell=self)  # for others, through this cell
 
-    CoreCell.__init__ = guarded  # type: ignore[method-assign]
+    CoreCell.__init__ = guarded

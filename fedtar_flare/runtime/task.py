@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import logging
 import math
@@ -15,6 +14,7 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
 
+from fedtar_flare.core.draws import SECRET, derived_seed
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.core.progress import Progress
 from fedtar_flare.core.settings import RunSettings
@@ -95,17 +95,18 @@ class Task:
         Returns
         -------
         int
-            Below 2 ** 56; the same in every process, whatever ran before.
+            The same in every process, whatever ran before: of 256 bits where it is secret, else below 2 ** 56
+            (:mod:`fedtar_flare.core.draws`).
         """
         round_, step = (0, 0) if of_run else (self.header.round, self.header.step)
-        return seed_of(self._secret(cohort or self.cohort), self.site.name, round_, step, purpose)
+        return derived_seed(self._base_seed(cohort or self.cohort), self.site.name, round_, step, purpose)
 
-    def _secret(self, cohort: Cohort) -> str:
+    def _base_seed(self, cohort: Cohort) -> int:
         """What seeds follow from: an HMAC by the site's key, or the job's seed where nobody is a patient."""
         if self.config.without_patients:
-            return str(self.job_seed)
+            return self.job_seed
         given = f"chance:{self.contract.method}/{self.settings.digest()}-{self.job_seed}/{cohort.digest()}"
-        return hmac.digest(cohort.key, given.encode(), "sha256").hex()
+        return int.from_bytes(hmac.digest(cohort.key, given.encode(), "sha256"), "big") | SECRET
 
     def on_update(self, count: int) -> Callable[[int, float], None]:
         """Make what runs after each of the task's updates: a progress line, and the loss to TensorBoard where allowed.
@@ -161,12 +162,6 @@ class Task:
         require_finite(private)
         name = name or version(header.round, header.step)
         self.state.save(name, private, {"round": header.round, "step": header.step}, keep=header.keep)
-
-
-def seed_of(base: int | str, site: str, round_: int, step: int, purpose: str) -> int:
-    """Derive a seed below 2 ** 56 from the job's seed or a site's secret, the same in every process."""
-    text = f"{base}/{site}/{round_}/{step}/{purpose}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
 def send_scalar(sender: FLComponent, fl_ctx: FLContext, tag: str, value: float | None, step: int) -> None:

@@ -19,7 +19,6 @@ itself and account for nothing.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -33,6 +32,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from pydantic import Field as Setting
 
+from fedtar_flare.core.draws import standard_normals
 from fedtar_flare.core.errors import ExchangeError, FedTARError
 from fedtar_flare.core.files import locked
 from fedtar_flare.core.settings import Settings, build
@@ -181,20 +181,6 @@ class GaussianPrivacy(Filter):
 
     def _account(self, spent: Spent) -> dict[str, Any]:
         return {"privacy": asdict(spent) | {"max_epsilon": self.settings.max_epsilon}}
-
-
-def standard_normals(count: int) -> torch.Tensor:
-    """Standard normal values (count,) from the operating system's cryptographic generator, float64.
-
-    Each is half the sum of four independent ones: this fills the gaps of a single floating-point sample, which would
-    let the noise be removed (Holohan and Braghin 2021).
-    """
-    pairs = -(-4 * count // 2)
-    bits = np.frombuffer(os.urandom(16 * pairs), np.uint64).reshape(2, pairs) >> np.uint64(11)
-    uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1), never 0
-    radius, angle = np.sqrt(-2 * np.log(uniform[0])), 2 * np.pi * uniform[1]  # Box and Muller
-    values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[: 4 * count]
-    return torch.from_numpy(values.reshape(4, count).sum(axis=0) / 2)
 
 
 def _covered(contract: Contract, task: Task, dxo: DXO) -> Mapping[str, torch.Tensor]:

@@ -38,7 +38,7 @@ from nvflare.fuel.f3.cellnet.utils import new_cell_message
 from nvflare.private.admin_defs import Message as Request
 
 def send(cell, target, channel, topic, headers):
-    """The return code of one request from a cell, as FLARE's own code would send it; headers make it an administrator's."""
+    """The return code of one request from a cell, as FLARE's own code would send it."""
     body = {}
     if channel == "admin":
         body = Request(topic, "")
@@ -49,7 +49,7 @@ def send(cell, target, channel, topic, headers):
 
 
 class Attacked(Federation):
-    """Two hospitals, of which the second runs an attacker's code beside FLARE's, in the process that its kit started."""
+    """Two hospitals; the second runs an attacker's code beside FLARE's, in the process that its kit started."""
 
     def start(self, *names, **named):
         folder = self.folder / "attacker"

@@ -11,12 +11,12 @@ import torch
 from flare_context import write_workflow
 from PIL import Image
 
+from fedtar_flare.core.draws import derived_seed
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.training import batches
 from fedtar_flare.methods.scaffold import PREFIX
 from fedtar_flare.protocol.contract import HANDSHAKE, TRAIN
 from fedtar_flare.protocol.messages import TaskHeader, version
-from fedtar_flare.runtime.task import seed_of
 from fedtar_flare.site.site_file import Bounds, load_site_config
 from fedtar_flare.testing import Hospital, task_of
 
@@ -61,7 +61,7 @@ def solved(count, means, seed):
     """What each of ``count`` visits has, given means (ROUNDS, ...) over the batches that ``seed`` gives; residual."""
     rows = np.zeros((ROUNDS, count))
     for r in range(1, ROUNDS + 1):
-        for chosen in batches(count, SIZE, STEPS, seed_of(seed, "site-1", r, 1, TRAIN)):
+        for chosen in batches(count, SIZE, STEPS, derived_seed(seed, "site-1", r, 1, TRAIN)):
             rows[r - 1, chosen] += 1 / len(chosen) / STEPS
     values = np.linalg.lstsq(rows, means, rcond=None)[0]
     return values, float(np.linalg.norm(rows @ values - means))
@@ -102,7 +102,7 @@ def test_a_lead_solves_for_no_visit_s_loss_or_gradient_and_not_for_their_number(
     assert np.array_equal(np.round(losses / step) * step, losses), "finer digits would tell of single visits"
     config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
     task = task_of(site.executor, config.source, config=config)
-    chance = task._secret(learner.cohort)
+    chance = task._base_seed(learner.cohort)
     assert own_share(solved(count, controls, chance)[0], gradients) > 0.8, "who had the site's key would succeed"
 
     again = ask(hospital(), TRAIN, ROUNDS, sent)[1]  # of a new process, as after a resume
@@ -110,9 +110,9 @@ def test_a_lead_solves_for_no_visit_s_loss_or_gradient_and_not_for_their_number(
     reply, _ = ask(hospital(lr=1e-12), TRAIN, ROUNDS, sent)
     assert reply.status == "error" and "training.lr 1e-12 (at least 1e-05)" in reply.reason
     less = learner.cohort.leaving_out({samples[0].visit: "gone"}.get)
-    assert task._secret(less) != chance, "else an answer before and one after it could differ in one visit"
+    assert task._base_seed(less) != chance, "else an answer before and one after it could differ in one visit"
     other = hospital(max_grad_norm=0.0).executor
     task = task_of(other, config.source, config=config)
-    assert task._secret(learner.cohort) != chance, "else two jobs could be told means that differ in one visit"
+    assert task._base_seed(learner.cohort) != chance, "else two jobs could be told means that differ in one visit"
     with pytest.raises(ConfigError, match="clipped gradients"):
         other.strategy.before_training(task, learner)

@@ -10,6 +10,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from scipy import stats
 
+from fedtar_flare.core.draws import standard_normals
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.protocol.contract import Field
 from fedtar_flare.protocol.exchange import euclidean_norm, lowered, padded, sent_shapes
@@ -19,7 +20,7 @@ from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.site.accountant import epsilon_of
 from fedtar_flare.site.context import state_of
 from fedtar_flare.site.guard import OutboundGuard
-from fedtar_flare.site.privacy import GaussianPrivacy, standard_normals
+from fedtar_flare.site.privacy import GaussianPrivacy
 from fedtar_flare.testing import FunctionFederation, QuadraticSite
 from fedtar_flare.testing import random_pair as pair
 

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedtar_flare.core.draws import derived_seed, orders
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cells import SPLITS
 from fedtar_flare.data.cohort import Cohort, Sample, Visit
@@ -199,13 +200,7 @@ class LocalTask(TaskData):
         return {split: examples.counts(self.least) for split, examples in splits.items()}
 
 
-def keyed(*parts: object) -> torch.Generator:
-    """A random generator seeded by these parts."""
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-
-
-def shuffled(indices: Sequence[int], size: int, *key: object) -> list[list[int]]:
-    """The batches of one epoch, in an order drawn by the key; the last may be smaller."""
-    order = torch.randperm(len(indices), generator=keyed(*key)).tolist()
+def shuffled(indices: Sequence[int], size: int, seed: int, *key: object) -> list[list[int]]:
+    """The batches of one epoch, in an order drawn by the seed and the key; the last may be smaller."""
+    order = next(orders(len(indices), derived_seed(seed, *key)))
     return [[indices[i] for i in order[at : at + size]] for at in range(0, len(order), size)]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedtar_flare.core.draws import orders
 from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.metrics.classification import auc
@@ -43,7 +44,7 @@ def rows_of_round(samples: Sequence[Sample], round_: int, rows: int, group: int,
     if not count:
         return []
     cycle, part = divmod(round_ - 1, len(groups) // count)
-    order = torch.randperm(len(groups), generator=torch.Generator().manual_seed((seed + cycle) % 2**63)).tolist()
+    order = next(orders(len(groups), seed + cycle))
     chosen = order[part * count : (part + 1) * count]
     return [[visits[cycle % len(visits)] for visits in groups[i]] for i in chosen]
 
