@@ -17,8 +17,8 @@ PUBLIC_SEEDS = {
     "learning/learner.py",  # of a simulation's DP-SGD, which protects nobody
     "learning/pretraining.py", "learning/diagnosis.py", "learning/comparison.py", "learning/canaries.py",
     "methods/fedmrg/bank.py", "methods/fedtar/patient_lora.py", "methods/fedtar/policy.py",
-    "models/adapters/kinds.py", "models/adapters/lora.py", "models/encoders.py", "models/classifier.py", "models/learned_prompts.py",
-    "models/report_generator.py", "models/vlm.py",
+    "models/adapters/kinds.py", "models/adapters/lora.py", "models/encoders.py", "models/classifier.py",
+    "models/learned_prompts.py", "models/report_generator.py", "models/vlm.py",
     "testing/federation.py",
 }  # fmt: skip
 """Files that seed torch, by a number that everybody knows: of initial weights, above all, which sites must share."""
