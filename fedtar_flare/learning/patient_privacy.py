@@ -8,7 +8,7 @@ patient more. All that is trained, shared or the site's own, is clipped and nois
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedtar_flare.core.draws import standard_normals, uniforms
 
