@@ -115,7 +115,7 @@ def test_generate_writes_a_structured_report_that_says_draft(results, a_study, t
     [
         (["--set", "model.seed=5"], "another base model"),
         (["--set", "model.sede=5"], "seed"),
-        (["--adapter", "nowhere"], "adapter_model.safetensors"),
+        (["--adapter", "nowhere"], "nowhere is no adapter folder"),
         (["--format", "sr"], "--out"),
         (["--stow", "http://127.0.0.1"], "--format sr"),
     ],

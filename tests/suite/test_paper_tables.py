@@ -109,7 +109,13 @@ def typed(line: str, place: Path, *more: str) -> str:
     return out
 
 
-@pytest.mark.parametrize("suite", SUITES)
+QUICK = ("fedtar_table1", "fedmrg_table1", "fedkei_oct")
+"""A table of each method; the others take some minutes together."""
+
+
+@pytest.mark.parametrize(
+    "suite", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SUITES]
+)
 def test_the_commands_of_a_header_give_the_table(suite, places, least):
     place, printed = places[commands(suite)[0]]
     if not printed:

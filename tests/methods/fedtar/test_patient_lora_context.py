@@ -170,8 +170,8 @@ def test_models_that_the_pass_cannot_adapt_are_refused_by_layer():
 
     for layer, changes, message in (
         (nn.Linear(4, 4), {"lora_dropout": 0.1}, "layer 0 has LoRA with dropout"),
-        (nn.Linear(4, 4), {"use_dora": True}, "layer 0 has LoRA with dropout, a bias or a variant"),
-        (nn.Linear(4, 4), {"lora_bias": True}, "layer 0 has LoRA with dropout, a bias or a variant"),
+        (nn.Linear(4, 4), {"use_dora": True}, "layer 0 has LoRA with dropout, bias or a variant"),
+        (nn.Linear(4, 4), {"lora_bias": True}, "layer 0 has LoRA with dropout, bias or a variant"),
         (nn.Conv2d(4, 4, 1), {}, "layer 0 is .*Conv2d"),
     ):
         peft_model = get_peft_model(nn.Sequential(layer), LoraConfig(target_modules=["0"], **changes))

@@ -158,7 +158,9 @@ def test_the_key_must_be_the_site_s(run):
         Drafter(run.adapter, state=run.state.folder, key=b"another key of 16", device="cpu")
 
 
-@pytest.mark.parametrize(("change", "word"), [({"patient_id": None}, "--patient-id"), ({"time_step": None}, "1 to 2")])
+@pytest.mark.parametrize(
+    ("change", "word"), [({"patient_id": None}, "--patient-id"), ({"time_step": None}, "--time-step")]
+)
 def test_what_the_personal_part_must_know_is_named(run, change, word):
     drafter = Drafter(run.adapter, state=Path(run.state.folder), device="cpu")
     with pytest.raises(ConfigError, match=word):
