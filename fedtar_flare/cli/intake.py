@@ -20,7 +20,9 @@ def add_commands(group: Commands) -> None:
     command.add_argument("--verify", action="store_true", help="compare the checksums of all files that are there")
     add_login(command)
 
-    text = "Exit codes: 0 the table was written, 1 no report counts, 2 wrong use. Then: data index --reports OUT."
+    text = (
+        "Exit codes: 0 the table was written, 1 no report counts, 2 wrong use. Then: fedtar data index --reports OUT."
+    )
     command = add_command(group, reports, "make a table of reports from FHIR, HL7 v2, DICOM SR or OMOP", epilog=text)
     command.add_argument("source", type=Path, help="a file, or a folder of .json, .ndjson, .csv, HL7 and DICOM files")
     command.add_argument("-o", "--out", type=Path, default=Path("reports.csv"), help="default reports.csv")

@@ -56,7 +56,10 @@ def standard_normals(count: int, generator: torch.Generator | None = None) -> Te
     """
     if generator is not None:
         return torch.randn(count, generator=generator)
-    radius, angle = uniforms(4 * count).reshape(2, -1).numpy()  # in (0, 1), never 0
-    radius, angle = np.sqrt(-2 * np.log(radius)), 2 * math.pi * angle
-    values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-    return torch.from_numpy(values.reshape(4, count).sum(axis=0) / 2)
+    values = torch.empty(count, dtype=torch.float64)
+    for block in values.split(2**20):  # four draws of eight bytes a value, and their copies, take room
+        radius, angle = uniforms(4 * len(block)).reshape(2, -1)  # in (0, 1), never 0
+        radius = torch.sqrt(-2 * torch.log(radius))
+        pair = torch.cat([radius * torch.cos(2 * math.pi * angle), radius * torch.sin(2 * math.pi * angle)])
+        block.copy_(pair.reshape(4, -1).sum(0) / 2)
+    return values

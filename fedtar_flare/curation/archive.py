@@ -159,6 +159,7 @@ def _study(
     if len(sexes) > 1:
         raise DataError(f"{where}: F in one file and M in another", reason="conflicting-sex")
     acquired = _acquired(used, where, notes)
+    image = _image_path(uid, slices, holders, links, lost, where) if slices else _frontal(radiographs, where, notes)
     try:
         age = age_of(used[0].age)
         age = age_at(used[0].birth_date, acquired) if age is None else age
@@ -167,7 +168,6 @@ def _study(
             raise
         age = None
         notes["bad-age"] += 1
-    image = _image_path(uid, slices, holders, links, lost, where) if slices else _frontal(radiographs, where, notes)
     issuers = {file.issuer for file in files} - {""}
     top = Path(used[0].path).parent
     while top != root and holders[top.parent] == {uid}:

@@ -99,9 +99,9 @@ def unseen_phrases(texts: Sequence[str], periods: Sequence[int]) -> list[float]:
     for of_text, t in zip(phrases, periods, strict=True):
         for phrase in of_text:
             holders.setdefault(phrase, set()).add(t)
-    shares = []
+    shares, newest = [], max(periods, default=0)
     for of_text, t in zip(phrases, periods, strict=True):
-        unseen = sum(holders[phrase] <= {t, max(periods)} for phrase in of_text)
+        unseen = sum(holders[phrase] <= {t, newest} for phrase in of_text)
         shares.append(100 * unseen / max(1, len(of_text)))
     return shares
 

@@ -124,7 +124,7 @@ class Reports:
 
     @cached_property
     def claims(self) -> list[tuple[str, bool]]:
-        """Claims of change in drafts that follow a draft of the same patient (:func:`.qualifiers.claims`)."""
+        """Claims of change in drafts that follow a draft of the same patient (:func:`.grades.claims`)."""
         return claims(zip(self.patients, self.times, self.drafts, strict=True), self.reader)
 
     @cached_property

@@ -16,7 +16,7 @@ PUBLIC_SEEDS = {
     "core/draws.py",  # a simulation's; orders() decides
     "learning/learner.py",  # of a simulation's DP-SGD, which protects nobody
     "learning/pretraining.py", "learning/diagnosis.py", "learning/comparison.py", "learning/canaries.py",
-    "methods/fedmrg/bank.py", "methods/fedtar/patient_lora.py", "methods/fedtar/policy.py",
+    "methods/fedtar/patient_lora.py", "methods/fedtar/policy.py",
     "models/adapters/kinds.py", "models/adapters/lora.py", "models/encoders.py", "models/classifier.py",
     "models/learned_prompts.py", "models/report_generator.py", "models/vlm.py",
     "testing/federation.py",

@@ -27,7 +27,7 @@ class FedMRGServer(FedAvgServer):
 
     def __init__(self, run: FederatedController):
         super().__init__(run)
-        self.bank = FeatureBank(run.config.seed)
+        self.bank = FeatureBank()
         self._round = 0
         self._rows: torch.Tensor | None = None
 
