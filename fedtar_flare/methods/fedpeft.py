@@ -99,9 +99,7 @@ class PEFTSite(PooledSite):
         if peft.kind == "none" and not lora.exchange:
             raise ConfigError("peft.kind is none: lora.exchange must name the parameters that are trained and travel")
         if peft.kind == "adalora" and not (peft.target_rank or 1) < lora.rank:
-            raise ConfigError(
-                f"peft.target_rank {peft.target_rank or 1} is not below lora.rank, lora.rank is {lora.rank}"
-            )
+            raise ConfigError(f"peft.target_rank {peft.target_rank or 1} is not below lora.rank {lora.rank}")
 
     def extend(self, model: ReportGenerator) -> None:
         extend(model, self.settings.peft.extension(self.settings.model.lora_targets, self.seed))

@@ -275,7 +275,7 @@ class FederatedController(ModelController):
         w, answers = self.membership.gather(w)
         expect_at_most(self.strategy.largest_message())
         settings = self._fixed_settings() | {"min_sites": config.min_sites}
-        for file in Path(self.get_run_dir()).glob("app*/config/config_fed_client.json"):  # where the server has it
+        for file in sorted(Path(self.get_run_dir()).glob("app*/config/config_fed_client.json"))[:1]:
             executor = read_json(file)["executors"][0]["executor"]
             settings["sites"] = executor.get("args", {}).get("settings") or {}
         self.results.start(
@@ -350,12 +350,10 @@ class FederatedController(ModelController):
             status, reason = "failed", str(error)
             for line in reason.splitlines():
                 self.error(line)
-            self.panic(reason)
         except OSError as error:
             status, reason = "failed", f"the server could not write its results ({error.strerror or error}). The last "
             reason += "whole checkpoint stays; make room or mend the disk, then resume the job"
             self.error(f"{reason}: {error}")
-            self.panic(reason)
         except Exception as error:
             status, reason = "failed", f"unexpected {type(error).__name__}"
             raise
@@ -364,6 +362,8 @@ class FederatedController(ModelController):
             with suppress(OSError):  # on a full disk the log still has the reason
                 if status:  # a process that is killed has no say
                     self.record.write(End(time=utc_now(), seconds=seconds, status=status, reason=reason))
+        if status == "failed":  # the record has the reason before FLARE ends the job
+            self.panic(reason)
 
     # ------------------------------------------------------------------ what FLARE calls
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:  # `fedtar status`, `nvflare job stats`: how far it is

@@ -120,7 +120,7 @@ def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tens
     gradient = torch.zeros_like(alphas)
     rest = 1.0
     for t in range(len(alphas), 0, -1):
-        if taken[t - 1] and alphas[t - 1] >= ALPHA_FLOOR:
+        if taken[t - 1] and not alphas[t - 1] < ALPHA_FLOOR:  # a NaN stays seen
             gradient[t - 1] = rest * numbers[t - 1] / alphas[t - 1]
             rest *= 1.0 - float(alphas[t - 1])
     return gradient
