@@ -22,7 +22,13 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
-from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_const import (
+    STREAM_ACK_TOPIC,
+    STREAM_CHANNEL,
+    STREAM_DATA_TOPIC,
+    STREAM_ERROR_TOPIC,
+    StreamHeaderKey,
+)
 
 from fedtar_flare.site.context import JOB_ID
 
@@ -42,6 +48,7 @@ TO_SERVER: dict[str, frozenset[str] | None] = {
     CellChannel.RETURN_ONLY: None,  # the streamed answer to a request of the server
     CellChannel.CELLNET: frozenset({CellChannelTopic.Bye, "bulk"}),  # what is in a bulk is looked at piece by piece
     "credential_manager": frozenset({"key_exchange"}),
+    STREAM_CHANNEL: frozenset({STREAM_DATA_TOPIC, STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC}),  # data: by what it brings
     "download_service__": None,  # tensors too large for a message, by identifiers that the sender hands out
 }
 """Topics by channel on which the server answers a site or a console; None: all."""
@@ -71,8 +78,11 @@ def _refused(message: Message, cell: CoreCell) -> Message | None:
     """Answer a request that is not allowed; None lets FLARE go on with it."""
     headers = (MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION, MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC)
     origin, destination, channel, topic = (str(message.get_header(key, "")) for key in headers)
-    if channel == STREAM_CHANNEL and (streamed := message.get_header(StreamHeaderKey.CHANNEL)):
-        channel, topic = str(streamed), str(message.get_header(StreamHeaderKey.TOPIC, ""))
+    # A sender that gives up says so without a channel, and an acknowledgement never names one.
+    if (channel, topic) == (STREAM_CHANNEL, STREAM_DATA_TOPIC) and not message.get_header(StreamHeaderKey.ERROR_MSG):
+        channel, topic = (
+            str(message.get_header(key) or "") for key in (StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC)
+        )
     reason = refusal(origin, destination, channel, topic) or _detour(message, origin, cell.my_info.fqcn)
     if not reason:
         return None

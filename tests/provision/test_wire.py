@@ -1,6 +1,7 @@
 """Who may ask whom between the cells of a federation, and that every channel of FLARE's was decided on."""
 
 import ast
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,7 +10,13 @@ from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessagePropKey
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
-from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_const import (
+    STREAM_ACK_TOPIC,
+    STREAM_CHANNEL,
+    STREAM_DATA_TOPIC,
+    STREAM_ERROR_TOPIC,
+    StreamHeaderKey,
+)
 
 from fedtar_flare.provision import wire
 
@@ -108,8 +115,19 @@ def test_a_sender_s_name_is_worth_what_brought_it(here, origin, destination, nei
 
 def test_a_stream_counts_as_what_it_brings():
     streamed = {StreamHeaderKey.CHANNEL: "server_command", StreamHeaderKey.TOPIC: "app_command"}
-    message = request(SITE_JOB, SERVER_JOB, SITE, STREAM_CHANNEL, "DATA", **streamed)
-    assert wire._refused(message, Here(SERVER_JOB)) is not None
+    data, here = partial(request, SITE_JOB, SERVER_JOB, SITE, STREAM_CHANNEL, STREAM_DATA_TOPIC), Here(SERVER_JOB)
+    assert wire._refused(data(**streamed), here) is not None
+    assert wire._refused(data(), here) is not None
+    assert wire._refused(data(**streamed | {StreamHeaderKey.TOPIC: "get_task"}), here) is None
+    assert wire._refused(data(**{StreamHeaderKey.ERROR_MSG: "given up"}), here) is None
+
+
+def test_a_stream_of_the_server_is_acknowledged_and_no_other_site_s_is():
+    headers = {StreamHeaderKey.STREAM_ID: "1", StreamHeaderKey.OFFSET: 7, StreamHeaderKey.SEQUENCE: 0}  # all it has
+    for topic in (STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC):
+        acknowledged = partial(request, SITE_JOB, channel=STREAM_CHANNEL, topic=topic, **headers)
+        assert wire._refused(acknowledged(SERVER_JOB, SITE), Here(SERVER_JOB)) is None
+        assert wire._refused(acknowledged(BEHIND_JOB, SITE), Here(SERVER)) is not None
 
 
 def test_every_cell_is_guarded_and_once(monkeypatch):
@@ -133,7 +151,7 @@ DECIDED = {
     # from sites and consoles: wire.TO_SERVER
     "CellChannel.SERVER_MAIN", "CellChannel.SERVER_COMMAND", "CellChannel.AUX_COMMUNICATION", "CellChannel.HCI",
     "CellChannel.RETURN_ONLY", "CellChannel.CELLNET", "_SM_CHANNEL", "OBJ_DOWNLOADER_CHANNEL",
-    # a stream is judged by the channel it brings; its acknowledgements name it too
+    # a stream's data is judged by the channel it brings
     "STREAM_CHANNEL",
     # only passes on, and FLARE's own test
     "channel", "MSG_CHANNEL", "TEST_CHANNEL",
@@ -151,4 +169,4 @@ def test_flare_registers_no_channel_that_was_not_decided_on():
                 registered.add(ast.unparse(named["channel"] if "channel" in named else node.args[0]))
     assert registered == DECIDED
     values = {value for key, value in vars(CellChannel).items() if key.isupper()}
-    assert {*wire.TO_SERVER} - values == {"credential_manager", "download_service__"}
+    assert {*wire.TO_SERVER} - values == {"credential_manager", "download_service__", STREAM_CHANNEL}
