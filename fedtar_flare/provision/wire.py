@@ -8,6 +8,8 @@ memory (``_net_manager``); and a hospital could command the server's processes (
 
 Here every cell of a kit's processes looks at who asks, for whom, and about what. A request between two sites is neither
 forwarded nor answered, whatever its channel; one from a site or a console reaches the server on the channels below.
+
+FLARE's relay loads none of our components: behind one relay a hospital can still claim to be the server.
 """
 
 import logging
