@@ -76,12 +76,14 @@ def reports(arguments: argparse.Namespace) -> None:
     except ImportError as error:
         raise ConfigError("hl7 is not installed: pip install 'fedtar_flare[pacs]'") from error
     from fedtar_flare.data.sources.manifest import write_rows
+    from fedtar_flare.data.sources.reading import by_reason
 
     warnings.filterwarnings("ignore", module="pydicom")  # of texts that are counted below
-    rows, left_out, first = collect(arguments.source, **given(arguments, "accession", "charset"))
-    lines = [f"  left out, {reason}: {n}" for reason, n in sorted(left_out.items())] + [f"  {line}" for line in first]
+    rows, problems = collect(arguments.source, **given(arguments, "accession", "charset"))
+    left_out, first = by_reason(problems), {problem.reason: problem for problem in reversed(problems)}
+    lines = [f"  left out, {reason}: {n}, such as: {first[reason]}" for reason, n in left_out.items()]
     if not rows:
         raise DataError("\n".join(["no report counts", *lines]), reason="no-report")
     write_rows(arguments.out, rows)
-    data = {"reports": len(rows), "left_out": dict(left_out), "table": arguments.out}
+    data = {"reports": len(rows), "left_out": left_out, "table": arguments.out}
     show(arguments, data, f"{arguments.out}: {len(rows)} reports", *lines)

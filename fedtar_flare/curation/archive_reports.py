@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting
 from fedtar_flare.curation.archive import Index, Study
+from fedtar_flare.curation.documents import same_issuer
 from fedtar_flare.data.sources.fields import date_of
 from fedtar_flare.data.sources.manifest import without_mark
 from fedtar_flare.data.sources.tables import open_table
@@ -66,19 +67,13 @@ def join_reports(index: Index, reports: Path | None) -> int:
     return len({report.origin for some in by_key.values() for report in some} - used)
 
 
-def _same(issuer: str, other: str) -> bool:
-    """Whether two names mean one issuer: the universal name decides where both have two."""
-    names, others = (name.replace("urn:oid:", "").split("|") for name in (issuer, other))
-    return names[-1] == others[-1] if len(names) == len(others) else not set(names).isdisjoint(others)
-
-
 def _by_number(study: Study, reports: list[Report], owners: set[tuple[str, str]]) -> list[Report]:
     """Reports of the study's issuer and patient among those under its accession number; DataError where it is unclear.
 
     ``owners`` has the patients and issuers of all studies with this number.
     """
     issuer = study.issuer
-    candidates = [r for r in reports if not (issuer and r.issuer) or _same(issuer, r.issuer)]
+    candidates = [r for r in reports if not (issuer and r.issuer) or same_issuer(issuer, r.issuer)]
     where = f"study {study.uid}: {reports[0].origin}"
     if not candidates:
         text = f"{where} is of issuer '{reports[0].issuer}', not '{issuer}'; if they are one, both must say it"
@@ -86,9 +81,9 @@ def _by_number(study: Study, reports: list[Report], owners: set[tuple[str, str]]
     candidates = [report for report in candidates if report.patient_id in ("", study.patient_id)] or candidates
     for report in candidates:
         named = issuer and report.issuer
-        fits = [(p, i) for p, i in owners if report.patient_id in ("", p) and (not named or _same(i, issuer))]
+        fits = [(p, i) for p, i in owners if report.patient_id in ("", p) and (not named or same_issuer(i, issuer))]
         issuers = ({i for _, i in fits} | {r.issuer for r in reports if not named}) - {""}
-        if len({p for p, _ in fits}) > 1 or not all(_same(a, b) for a in issuers for b in issuers):
+        if len({p for p, _ in fits}) > 1 or not all(same_issuer(a, b) for a in issuers for b in issuers):
             text = f"{where} has an accession number of several patients or issuers; columns of these have to tell"
             raise DataError(text, reason="ambiguous-accession-number")
     return candidates

@@ -283,7 +283,7 @@ FIRST, SECOND, OTHER = ("NORTH", "1.2.1"), ("NORTH", "1.2.2"), ("SOUTH", "")
         ([FIRST, SECOND], ["NORTH^1.2.1", "NORTH^1.2.2"], {1: 1, 2: 2}, {}),
         ([FIRST, OTHER], ["SOUTH", "urn:oid:1.2.1"], {1: 2, 2: 1}, {}),
         ([FIRST, SECOND], ["^1.2.2"], {2: 1}, {"report-of-another-issuer": 1}),
-        ([FIRST, OTHER], ["", "SOUTH"], {}, {"ambiguous-accession-number": 2}),
+        ([FIRST, OTHER], ["", "SOUTH"], {}, {"no-report": 2}),
         ([FIRST, OTHER], [""], {}, {"ambiguous-accession-number": 2}),
         ([FIRST, None], ["NORTH", "SOUTH"], {1: 1}, {"ambiguous-accession-number": 1}),
         ([OTHER, None], ["NORTH"], {}, {"report-of-another-issuer": 1, "ambiguous-accession-number": 1}),
