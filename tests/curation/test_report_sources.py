@@ -75,7 +75,8 @@ def test_fhir_the_newest_final_state_counts_and_the_rest_by_reason(read):
         fhir("A10", "preliminary", march), fhir("A1", text="old"), fhir("A1", "amended", "2024-01-31T14:00:00+01:00"),
         fhir("A2"), fhir("A2", "entered-in-error", march), fhir("A3", text=""), fhir("A4", identifier=other),
         fhir("A5", issued="yesterday"), {"resourceType": "DiagnosticReport", "id": "none", "status": "final"},
-        fhir("A6", text="one"), fhir("A6", "corrected", text="two"), fhir("A1", issued=march, category=laboratory, id="lab"),
+        fhir("A6", text="one"), fhir("A6", "corrected", text="two"),
+        fhir("A1", issued=march, category=laboratory, id="lab"),
         fhir("A9", subject={"reference": "Patient/unknown"}),
     ]  # fmt: skip
     files = {"a.json": bundle(PATIENT, uid, order, linked, ordered), "b.ndjson": "\n".join(map(json.dumps, states))}
