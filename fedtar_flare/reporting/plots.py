@@ -105,7 +105,6 @@ class Chart:
     guides: Sequence[Guide] = ()
     crosses: Sequence[tuple[float, str]] = ()  # events marked on the x axis, (x, tooltip)
     whole: bool = True  # ticks of x at whole numbers only
-    log: bool = False  # a logarithmic x axis with ticks at the points
     size: tuple[int, int] = (420, 240)  # px; the drawing scales with the page
 
     @property
@@ -140,9 +139,9 @@ class Chart:
         left = 22 + _LETTER * max(map(len, labels.values()), default=0)
         right = _RIGHT + _LETTER * max((len(guide.name) for guide in self.guides if guide.y < y_high), default=0)
         high = x_high if x_high > x_low else x_low + 1
-        marks = sorted(set(xs)) if self.log else ticks(x_low, high, 5 if small else 8, whole=self.whole)
+        marks = ticks(x_low, high, 5 if small else 8, whole=self.whole)
         right = max(right, _LETTER * len(f"{marks[-1]:g}") / 2 + 1)  # half of the last label
-        frame = _Frame(x_low, high, y_low, y_high, *self.size, left, right, self.log)
+        frame = _Frame(x_low, high, y_low, y_high, *self.size, left, right)
         drawn = sorted(self.drawn, key=lambda line: line.palette not in ("ink", "faded"))
         return render("lines.svg", chart=self, drawn=drawn, frame=frame, x_ticks=marks, y_labels=labels)
 
@@ -204,11 +203,10 @@ class _Frame:
     height: int
     left: float
     right: float
-    log: bool
 
     def x(self, value: float) -> float:
-        low, high, at = (math.log(v) if self.log else v for v in (self.x_low, self.x_high, value))
-        return round(self.left + (self.width - self.left - self.right) * (at - low) / (high - low), 1)
+        share = (value - self.x_low) / (self.x_high - self.x_low)
+        return round(self.left + (self.width - self.left - self.right) * share, 1)
 
     def y(self, value: float) -> float:
         return round(_TOP + (self.height - _TOP - _BOTTOM) * (self.y_high - value) / (self.y_high - self.y_low), 1)

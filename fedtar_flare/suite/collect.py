@@ -21,7 +21,8 @@ from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.site.cohort import labeler_of_site, prepare_site
 from fedtar_flare.site.context import home
 from fedtar_flare.site.state import SiteState, task_scores
-from fedtar_flare.suite.plan import Experiment, Variant, site_config
+from fedtar_flare.suite.file import Suite
+from fedtar_flare.suite.plan import Experiment, cohorts, site_config
 from fedtar_flare.suite.results import grouped
 from fedtar_flare.version import __version__
 
@@ -39,12 +40,12 @@ def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Scor
     folders = {site: site_config(site).state_dir or home() / "state" for site in experiment.sites}
     states = {site: SiteState(folder, start.run_id, site) for site, folder in folders.items()}
     if experiment.writes_reports:
-        scores, rows = _report_scores(experiment.variant, recipe, results, events, states)
+        scores, rows = _report_scores(experiment.suite, recipe, results, events, states)
     else:
         scores, rows = _task_scores(events, states, start.rounds)
     for state in states.values():
         shutil.rmtree(state.folder, ignore_errors=True)
-    variant, packages = experiment.variant, {name: installed(name) for name in PACKAGES}
+    packages = {name: installed(name) for name in PACKAGES}
     result = {
         "arm": experiment.name,
         "label": experiment.arm.label or experiment.name,
@@ -52,9 +53,7 @@ def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Scor
         "seed": experiment.seed,
         "settings": experiment.recipe,
         "sites": list(experiment.sites),
-        "variant": {"scenario": variant.scenario} | variant.point,
-        "joins": variant.joins,
-        "cohort": variant.cohort,
+        "cohort": cohorts(experiment.suite),
         "versions": {"fedtar_flare": __version__, "python": platform.python_version(), **packages},
         "torch_threads": recipe.executor.torch_threads,
         "shares": recipe.contract.shares,
@@ -78,11 +77,11 @@ def _curves(events: Sequence[Event]) -> dict[str, list[list[float]]]:
 
 
 def _report_scores(
-    variant: Variant, recipe: MethodRecipe, results: Path, events: Sequence[Event], states: Mapping[str, SiteState]
+    suite: Suite, recipe: MethodRecipe, results: Path, events: Sequence[Event], states: Mapping[str, SiteState]
 ) -> Scored:
     evaluations, validations = of_kind(events, Evaluation), of_kind(events, Validation)
     chosen = scored_round(evaluations, best_round(validations))
-    outside, rows = score_outside(recipe, results, variant.outside, chosen, variant.outside_split)
+    outside, rows = score_outside(recipe, results, suite.outside, chosen, suite.outside_split)
     for site, state in states.items():
         for number, when in ((0, "start"), (chosen, "end")):
             file = state.folder / f"{REPORT_SCORES}{number:04d}.jsonl"

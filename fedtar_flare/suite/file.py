@@ -19,25 +19,6 @@ class Arm(Settings):
     settings: dict[str, Any] = Field({}, description="arguments of the method's recipe, over the suite's own")
 
 
-class Scenario(Settings):
-    """The suite's hospitals with something changed; an empty one changes nothing.
-
-    A list of numbers (``sites``) or of an option's values (``cohort``) stands for a run with each of them, and several
-    lists for every combination. Arms are compared at the hospitals that ``cohort`` or ``joins`` names, or at all.
-    """
-
-    cohort: dict[str, Any] = Field({}, description="options of synthetic cohorts, as a suite's, over the suite's own")
-
-    sites: tuple[int, ...] = Field((), description="how many of the suite's first hospitals take part; all by default")
-    joins: dict[str, int] = Field({}, description="by hospital: the round in which it begins")
-
-    def validation_errors(self) -> Iterator[tuple[str, str]]:
-        if not all(number >= 1 for number in self.sites):
-            yield "sites", "numbers from 1 on"
-        if not all(number >= 1 for number in self.joins.values()):
-            yield "joins", "rounds from 1 on"
-
-
 class Suite(Settings):
     """A suite file (YAML)."""
 
@@ -59,9 +40,6 @@ class Suite(Settings):
     drawn: Literal["patients", "studies"] = Field(
         "patients", description="what the bootstrap and the permutation of the tables of every metric draw"
     )
-    scenarios: dict[str, dict[str, Any]] = Field(
-        {}, description="by name: what differs (sites, cohort, joins); by default one in which nothing does"
-    )
     arms: dict[str, dict[str, Any]] = Field(min_length=1, description="by name: method, label and settings")
 
     @property
@@ -81,7 +59,7 @@ class Suite(Settings):
             yield "cohort", f"options, and those of single hospitals, of which '{min(odd)}' is none"
         if len(set(self.seeds)) < len(self.seeds):
             yield "seeds", "different numbers"
-        if self.needs_site_files and any(part.get("cohort") for part in (self.to_dict(), *self.scenarios.values())):
+        if self.needs_site_files and self.cohort:
             yield "needs_site_files", "false where the suite says what synthetic hospitals contain"
 
 

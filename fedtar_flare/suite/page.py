@@ -14,7 +14,7 @@ from fedtar_flare.metrics.significance import Units
 from fedtar_flare.reporting.format import NOTHING, duration, heading, score, size
 from fedtar_flare.reporting.render import render
 from fedtar_flare.suite import tables
-from fedtar_flare.suite.charts import Gain, figures, gains, joining_figures
+from fedtar_flare.suite.charts import figures
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.plan import Experiment
 from fedtar_flare.suite.results import (
@@ -49,32 +49,22 @@ def write_page(folder: Path, suite: Suite, experiments: Sequence[Experiment]) ->
 
 def page(suite: Suite, results: Sequence[Result]) -> str:
     """The page as well-formed HTML. Nothing is fetched when it is opened."""
-    plain = [result for result in results if not result.experiment.variant.scenario]
-    rank = {arm: i for i, arm in enumerate(arm_means(plain, MAIN))}
-    ranked = sorted(plain, key=lambda result: rank.get(result.arm, len(rank)))
+    rank = {arm: i for i, arm in enumerate(arm_means(results, MAIN))}
+    ranked = sorted(results, key=lambda result: rank.get(result.arm, len(rank)))
     first = suite.compared_with[0]
     labels = {result.arm: result.label for result in results}
-    reference = labels.get(first, first)
-    gained = gains(results, first)
-    main: list[Table] = []
-    sentences = [gain_verdict(gained, reference)]
-    if ranked:
-        tests = {name: differences(ranked, name) for name in suite.compared_with}
-        main = _main(ranked, tests, labels, first)
-        sentences = arm_verdict(ranked, tests[first], labels, first)
+    tests = {name: differences(ranked, name) for name in suite.compared_with}
     return render(
         "comparison.html",
         suite=suite,
         results=results,
         labels=labels,
-        joining=joining_figures(gained, reference),
-        gains=tables.gain_table(gained, reference),
-        verdict=sentences,
-        tables=[table for table in main if table.rows],
+        verdict=arm_verdict(ranked, tests[first], labels, first),
+        tables=[table for table in _main(ranked, tests, labels, first) if table.rows],
         metrics=_every_metric(ranked, suite.compared_with, labels, suite.drawn),
         figures=figures(ranked, first),
         every=_every_score(ranked),
-        reference=reference,
+        reference=labels.get(first, first),
         costs=_costs(ranked),
     )
 
@@ -166,13 +156,3 @@ def arm_verdict(
     text = verdict(SCORES[MAIN].label, order, interval, less, reference, labels, partial(score, MAIN), " points")
     others = [f"{SCORES[name].label}: {labels[next(iter(best[name]))]}" for name in best if name != MAIN]
     return [text, *([f"Best in other scores: {'; '.join(others)}."] if others else [])]
-
-
-def gain_verdict(gains: Sequence[Gain], reference: str) -> str:
-    """In how many scenarios and points the arms are better than the reference, by the interval of the main score."""
-    shown = [gain.gain for gain in gains if gain.score == MAIN]
-    if not shown:
-        return f"No arm can be compared with '{reference}' yet."
-    more, fewer = sum(gain.low > 0 for gain in shown), sum(gain.high < 0 for gain in shown)
-    text = f"Against '{reference}', {SCORES[MAIN].label} is better in {more} of {len(shown)} settings, worse in {fewer}"
-    return f"{text}, and not beyond chance in {len(shown) - more - fewer}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +41,7 @@ WHERE = {
 
 
 def result_file(folder: Path, experiment: Experiment) -> Path:
-    """``<folder>/results/<arm>[-<variant>]-<seed>-<digest>.json``."""
+    """``<folder>/results/<arm>-<seed>-<digest>.json``."""
     return folder / RESULTS / f"{experiment.file_name}.json"
 
 
@@ -84,7 +84,7 @@ class Result:
 
     def outside(self, when: str = "end") -> list[Row]:
         """Of the shared adapter alone at hospitals outside."""
-        sites = set(self.experiment.variant.outside)
+        sites = set(self.experiment.suite.outside)
         return [row for row in self.rows if row["site"] in sites and row["when"] == when]
 
     def hospital_mean(self, where: str, score: str, when: str = "end") -> float | None:
@@ -124,11 +124,6 @@ def grouped(values: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
     for value in values:
         groups.setdefault(key(value), []).append(value)
     return groups
-
-
-def at_sites(rows: Iterable[Row], sites: Collection[str]) -> list[Row]:
-    """The rows of these hospitals."""
-    return [row for row in rows if row["site"] in sites]
 
 
 Pair = tuple[list[Row], list[Row]]  # reports of two runs with the same seed

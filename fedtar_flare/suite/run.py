@@ -110,8 +110,8 @@ def run_experiment(folder: Path, experiment: Experiment, threads: int = 1) -> No
     work = folder / "runs" / experiment.file_name
     shutil.rmtree(work, ignore_errors=True)
     began = time.monotonic()
-    with site_files(experiment.variant, work / "hospitals"):
-        results = run_in_process(recipe, list(experiment.sites), work, experiment.variant.joins)
+    with site_files(experiment.suite, work / "hospitals"):
+        results = run_in_process(recipe, list(experiment.sites), work)
         result, rows = collect(experiment, recipe, results)
     result["seconds"] = round(time.monotonic() - began, 1)
     file = result_file(folder, experiment)

@@ -10,8 +10,7 @@ from markupsafe import Markup
 from fedtar_flare.metrics.registry import EFFICACY, SCORES
 from fedtar_flare.metrics.significance import Interval
 from fedtar_flare.reporting.format import NOTHING, heading, number, score, shown
-from fedtar_flare.suite.charts import Gain, point_title
-from fedtar_flare.suite.results import COMPARED, SUMS, Difference, Result, Row, by_arm, grouped, interval_of
+from fedtar_flare.suite.results import COMPARED, SUMS, Difference, Result, Row, by_arm, interval_of
 
 WARM_START = "warm start"
 COLUMNS = [n for n in SUMS if n not in EFFICACY or ("uncertain_positive" not in n and "_micro_" not in n)]
@@ -54,22 +53,6 @@ def scores(
         for arm, label, values in lines
     ]
     return Table(title, about, ["method", *map(heading, columns)], rows)
-
-
-def gain_table(gains: Sequence[Gain], reference: str) -> Table:
-    """Gains in each scenario, at each of its points: the numbers of the figures."""
-    about = (
-        "At the hospitals that a scenario names, or at those that are in all its points, with 95 % intervals over "
-        "patients and seeds. A hospital that joins late begins late in the reference too, so that both make the same "
-        "number of updates."
-    )
-    rows = []
-    for group in grouped(gains, lambda gain: (gain.scenario, *gain.point.items(), gain.label)).values():
-        first, by_score = group[0], {gain.score: gain.gain for gain in group}
-        scenario = ", ".join([first.scenario, *([point_title(first.point)] if first.point else [])])
-        seeds = str(max(gain.seeds for gain in group))
-        rows.append([f"{scenario}: {first.label}", seeds, *(score_cell(n, by_score.get(n)) for n in COMPARED)])
-    return Table(f"Gain over '{reference}'", about, ["scenario", "seeds", *(SCORES[n].label for n in COMPARED)], rows)
 
 
 def difference_table(tests: Sequence[Difference], labels: Mapping[str, str], reference: str) -> Table:

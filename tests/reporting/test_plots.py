@@ -81,12 +81,6 @@ def test_bars_have_names_and_words_and_fit_in():
     assert len(paths(drawn, "bar")) == 4 and all(float(text.get("x")) < width for text in drawn.iter("text"))
 
 
-def test_a_logarithmic_axis_is_marked_at_the_points():
-    line = Series("a", [(12, 0.5, ""), (24, 40.0, ""), (120, 3000.0, "")])
-    places = [float(e.get("x")) for e in drawn(line, log=True).iter("text") if e.text in ("12", "24", "120")]
-    assert places[2] - places[1] > 2 * (places[1] - places[0]), "24 is a doubling, 120 five times that"
-
-
 def test_a_figure_has_one_legend_and_one_scale():
     lines = [Series("a <b>", [(0, 1.0, "")]), Series("others", [(0, 2.0, "")], "faded")]
     charts = sharing_y([Chart(f"{k}", lines[k:], (), "x", "y", size=SMALL) for k in (0, 1)])

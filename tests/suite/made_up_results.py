@@ -22,10 +22,10 @@ def write_results(folder: Path, experiments: list[Experiment]) -> None:
         shares, fedtar = one.arm.method != "local", one.arm.method == "fedtar"
         good = 0.3 + 0.05 * names.index(one.name) + 0.1 * shares
         rows = [_row(draw, site, i, True, "start", 0.1) for site in one.sites for i in range(PATIENTS)]
-        for sites, personal in ((one.sites, True), (one.sites * fedtar, False), (one.variant.outside * shares, True)):
+        for sites, personal in ((one.sites, True), (one.sites * fedtar, False), (one.suite.outside * shares, True)):
             level = good if personal else good / 2
             rows += [_row(draw, site, i, personal, "end", level) for site in sites for i in range(PATIENTS)]
-        for site in one.variant.outside * shares:
+        for site in one.suite.outside * shares:
             rows += [_row(draw, site, i, True, "start", 0.1) for i in range(PATIENTS)]
         keep(folder, one, _result(one, good, shares, fedtar, draw), rows)
 
@@ -61,8 +61,7 @@ def _scores(good, r, draw):
 def _result(one: Experiment, good, shares, fedtar, draw):
     evaluations, validation = [], []
     for r in range(ROUNDS + 1):
-        there = [(i, site) for i, site in enumerate(one.sites) if r or site not in one.variant.joins]
-        sites = {site: _scores(good + 0.02 * i, r, draw) for i, site in there}
+        sites = {site: _scores(good + 0.02 * i, r, draw) for i, site in enumerate(one.sites)}
         evaluations.append({"round": r, "sites": sites, "generic": sites if fedtar else {}})
         losses = {site: 2 / math.sqrt(max(r, 1)) - good + 0.1 * i for i, site in enumerate(one.sites)}
         parts = {site: {"validation_loss": loss, "n": 9} for site, loss in losses.items()}
@@ -80,7 +79,6 @@ def _result(one: Experiment, good, shares, fedtar, draw):
         "evaluations": evaluations,
         "curves": {"alpha": [[r, 0.7, 0.6 + 0.02 * r, 0.5] for r in range(ROUNDS + 1)]} if fedtar else {},
         "outside": {
-            site: {"start": _scores(0.1, 1, draw), "end": _scores(good, 3, draw)}
-            for site in one.variant.outside * shares
+            site: {"start": _scores(0.1, 1, draw), "end": _scores(good, 3, draw)} for site in one.suite.outside * shares
         },
     }

@@ -183,23 +183,24 @@ def test_all_scores_are_of_the_best_round_that_can_be_compared(evaluations, best
 
 @pytest.mark.slow
 def test_two_processes_run_what_can_be_run(tmp_path, monkeypatch):
-    """A hospital that joins late, a killed process, and an error that cannot be sent."""
+    """A killed process, and an error that cannot be sent."""
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
-    late = {"scenarios": {"late": {"joins": {"site-2": 2}, "cohort": {"site-2": {"own_words": 0.5}}}}, "outside": []}
     arms = {"fedtar": {"method": "fedtar"}}
     settings = {name: value for name, value in TINY["settings"].items() if name != "torch_threads"} | {"num_rounds": 2}
-    good = experiments(Suite(**TINY | late | {"arms": arms, "settings": settings}))
+    good = experiments(
+        Suite(**TINY | {"cohort": {"site-2": {"own_words": 0.5}}, "outside": [], "arms": arms, "settings": settings})
+    )
     bad = [kind(**vars(replace(good[0], name=name))) for name, kind in (("dies", Dying), ("raises", Raising))]
     lines: list[str] = []
     failed = run_suite(tmp_path, [*bad, *good], processes=2, say=lines.append)
-    assert sorted(line.split(":")[0] for line in failed) == ["dies, late, seed 0", "raises, late, seed 0"]
+    assert sorted(line.split(":")[0] for line in failed) == ["dies, seed 0", "raises, seed 0"]
     assert any("process died" in line for line in failed) and any("CannotBeSent: out of" in line for line in failed)
     assert len(lines) == 4 and len(read_results(tmp_path, good)) == len(good)
     for one in read_results(tmp_path, good):
         assert one.content["torch_threads"] == max(1, cpu_count() // 2)
         evaluations = {event["round"]: set(event["sites"]) for event in one.content["evaluations"]}
-        assert evaluations == {0: {"site-1"}, 1: {"site-1"}, 2: {"site-1", "site-2"}}
-        assert one.content["scored_round"] == 2 and set(one.content["counts"]) == {"site-1", "site-2"}
+        assert evaluations == {r: {"site-1", "site-2"} for r in (0, 1, 2)}
+        assert set(one.content["counts"]) == {"site-1", "site-2"}
         assert {row["site"] for row in one.members()} == {"site-1", "site-2"}
     fedtar = read_results(tmp_path, good)[0]
     assert [row[0] for row in fedtar.content["curves"]["alpha"]] == [0, 1, 2]

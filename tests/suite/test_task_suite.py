@@ -59,7 +59,6 @@ def runs_by_arm(results):
 
 REFUSED = [
     ({"outside": ["site-3"]}, "outside"),
-    ({"scenarios": {"a": {"sites": [1]}}}, "scenarios"),
     ({"settings": {}, "arms": {**ARMS, "fedavg": {"method": "fedavg"}}}, "arms"),
 ]
 
