@@ -1,12 +1,24 @@
 """Site files of made-up hospitals, and a round at one of them."""
 
+import csv
 from itertools import pairwise
+
+import numpy as np
+from PIL import Image
 
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.testing.hospital import TIME_STEPS as T
 from fedtar_flare.testing.hospital import TINY as SETTINGS
 
-__all__ = ["SETTINGS", "T", "a_round", "loss_differences", "state_of", "write_site_files"]
+__all__ = [
+    "SETTINGS",
+    "T",
+    "a_round",
+    "loss_differences",
+    "state_of",
+    "write_manifest_site",
+    "write_site_files",
+]
 
 
 def write_site_files(folder, home, monkeypatch):
@@ -18,6 +30,21 @@ def write_site_files(folder, home, monkeypatch):
     for name in ("site-1", "hospital"):
         (sites / f"{name}.yaml").write_text(f"source: synthetic\nstate_dir: {folder / 'state'}\n")
     monkeypatch.setenv("FEDTAR_SITES", str(sites))
+
+
+def write_manifest_site(folder, home, monkeypatch, reports, policy="{}"):
+    """A real hospital, site-1, of patients with a radiograph of noise each."""
+    rows, rng = [("patient_id", "study_datetime", "image", "report", "age", "sex")], np.random.default_rng(0)
+    for n, report in enumerate(reports):
+        Image.fromarray(rng.integers(0, 255, (32, 32)).astype(np.uint8)).save(folder / f"{n}.png")
+        rows.append((f"p{n}", "2020-01-01", f"{n}.png", report, str(30 + n), "FM"[n % 2]))
+    with (folder / "manifest.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    text = f"source: manifest\npath: manifest.csv\nstate_dir: {folder}\ndevice: cpu\npolicy: {policy}\n...\n"
+    (folder / "site-1.yaml").write_text(text)
+    (folder / "fedtar.key").write_text("ab" * 32)
+    monkeypatch.setenv("FEDTAR_HOME", str(home))
+    monkeypatch.setenv("FEDTAR_SITES", str(folder))
 
 
 def a_round(site, w, r=1, run_id="run"):

@@ -359,6 +359,25 @@ class Cohort:
             counts[split] = [round_to_cell(visits[split, step], least) for step in range(1, self.time_steps + 1)]
         return counts
 
+    def shown_visits(self, steps: int | Collection[int] | None, least: int) -> int:
+        """Number of training visits as it may leave the site.
+
+        Parameters
+        ----------
+        steps : int, collection of int or None
+            Time step or steps; None: all.
+        least : int
+            The site's minimum cell.
+
+        Returns
+        -------
+        int
+            The sum of what :meth:`counts` says of them.
+        """
+        wanted = (steps,) if isinstance(steps, int) else steps
+        counts = enumerate(self.counts(least)["train"], start=1)
+        return sum(count for step, count in counts if wanted is None or step in wanted)
+
     def digest(self) -> str:
         """A keyed hash of the content.
 

@@ -226,13 +226,14 @@ class ReportLearner(SiteModel):
         if not samples:
             raise DataError("no training visit at the time steps of this task", reason="no-training-visit")
         start = self.shared()
-        count = updates or self.training.updates_of(len(samples))
-        epochs = count * self.training.batch_size / len(samples)
+        shown = max(1, self.cohort.shown_visits(steps, self.min_cell))  # what follows from it shows in the update
+        count = updates or self.training.updates_of(shown)
+        epochs = count * self.training.batch_size / shown
         optimizer = self.shared_optimizer(list(self.shared_parameters.values()), epochs)
         for group in self.personal_optimizer.param_groups if self.personal_optimizer else ():
             group["lr"] = self.rate * group.setdefault("initial_lr", group["lr"])
         # 1. The batches: shuffled epochs, or patients drawn at random for DP-SGD.
-        planned = list(batches(len(samples), self.training.batch_size, count, seed))
+        planned = list(batches(len(samples), self.training.batch_size, count, seed, self.min_cell))
         batches_: Iterable[list[int]] = planned
         if self.training.noise_multiplier is not None:
             self._random = None if self.fresh_noise else torch.Generator().manual_seed(seed)

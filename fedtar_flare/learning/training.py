@@ -52,13 +52,17 @@ class Validated:
     reports: int
 
 
-def batches(samples: int, size: int, count: int, seed: int) -> Iterator[list[int]]:
-    """Draw batches of indices, running through shuffled epochs; the last batch of an epoch may be smaller."""
+def batches(samples: int, size: int, count: int, seed: int, least: int = 1) -> Iterator[list[int]]:
+    """Draw batches of indices, running through shuffled epochs; the last batch of an epoch may be smaller.
+
+    Where it would have fewer than ``least``, the batch before takes it in: an update of one visit would show it.
+    """
     epochs, order = orders(samples, seed), list[int]()
     for _ in range(count):
         order = order or next(epochs)
-        yield order[:size]
-        order = order[size:]
+        end = size if len(order) - size >= least else len(order)
+        yield order[:end]
+        order = order[end:]
 
 
 def parts(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:

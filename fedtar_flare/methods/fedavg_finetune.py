@@ -77,12 +77,13 @@ class FineTuneSite(PooledSite):
         visits = len(learner.cohort.samples("train", least=learner.min_cell))
         if task.header.round < task.header.rounds or not visits:
             return
-        updates = learner.updates or self.settings.training.updates_of(visits)
+        shown = learner.cohort.shown_visits(None, learner.min_cell)
+        updates = learner.updates or self.settings.training.updates_of(shown)
         if not charge(task, learner.training.draw_rate(visits), updates):
             task.logger.warning("not fine-tuned: the privacy budget of per-patient DP-SGD is spent")
             return
         start = learner.shared()
-        learner.train(None, task.seed("finetune", learner.cohort), updates=learner.updates)
+        learner.train(None, task.seed("finetune", learner.cohort), updates=updates)
         learner.tuned = learner.shared()
         learner.load_shared(start)
         task.save_private(learner)

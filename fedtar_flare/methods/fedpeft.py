@@ -100,6 +100,8 @@ class PEFTSite(PooledSite):
             raise ConfigError("peft.kind is none: lora.exchange must name the parameters that are trained and travel")
         if peft.kind == "adalora" and not (peft.target_rank or 1) < lora.rank:
             raise ConfigError(f"peft.target_rank {peft.target_rank or 1} is not below lora.rank {lora.rank}")
+        if peft.kind == "adalora" and self.settings.training.local_epochs is not None:
+            raise ConfigError("training.local_epochs: give adalora local_steps, as all sites share its schedule")
 
     def extend(self, model: ReportGenerator) -> None:
         extend(model, self.settings.peft.extension(self.settings.model.lora_targets, self.seed))
@@ -137,7 +139,7 @@ class PEFTLearner(ReportLearner):
             seed=seed,
             extra=lora.exchange,
             target_rank=self._peft.target_rank,
-            updates=self.training.updates_of(len(self.cohort.samples("train"))),
+            updates=self.training.local_steps,
         )
 
     def describe(self) -> dict[str, Any]:

@@ -285,7 +285,8 @@ class ReportSite(SiteStrategy):
             few = "no training visit" if least == 1 else f"fewer than {least} patients with a training visit"
             return abstain(header, f"{few} {at}"), None
         fewest = task.config.policy.min_local_steps
-        updates = settings.updates_of(visits, fewest)
+        shown = cohort.shown_visits(steps, least)
+        updates = settings.updates_of(shown, fewest)  # weight decay tells how many were made
         if updates * settings.batch_size < least:
             return abstain(header, f"the task's updates would be made from fewer than {least} patients"), None
         # 2. The learner, as the weights that came down and the site's private state make it.
@@ -312,9 +313,7 @@ class ReportSite(SiteStrategy):
             return abstain(header, f"the updates were made from fewer than {least} patients"), None
         task.save_private(learner)
         # 4. What leaves: counts rounded, losses only of enough patients, the update in the wire's number format.
-        counts = cohort.counts(least)["train"]
-        chosen = range(1, len(counts) + 1) if steps is None else [steps] if isinstance(steps, int) else steps
-        numbers = {"samples": float(sum(counts[t - 1] for t in chosen))}
+        numbers = {"samples": float(shown)}
         if settings.seconds:
             numbers |= {"updates": float(result.updates), "planned_updates": float(updates)}
         if not private and result.loss_patients >= least:  # no noise covers it

@@ -3,13 +3,11 @@
 Karimireddy et al.'s control variates are plain means of gradients, and every loss is a mean over the same batches.
 """
 
-import csv
-
 import numpy as np
 import pytest
 import torch
 from flare_context import write_workflow
-from PIL import Image
+from hospital_site import write_manifest_site
 
 from fedtar_flare.core.draws import derived_seed
 from fedtar_flare.core.errors import ConfigError
@@ -29,18 +27,9 @@ WORDS = ("small", "large", "left", "effusion", "nodule", "none", "stable", "hear
 @pytest.fixture
 def hospital(tmp_path, home, monkeypatch):
     """A site of 27 patients with a radiograph each, and reports of many lengths; its policy is the default one."""
-    rows, rng = [("patient_id", "study_datetime", "image", "report")], np.random.default_rng(0)
-    for n in range(27):
-        Image.fromarray(rng.integers(0, 255, (32, 32)).astype(np.uint8)).save(tmp_path / f"{n}.png")
-        rows.append((f"p{n}", "2020-01-01", f"{n}.png", " ".join(rng.choice(WORDS, rng.integers(1, 9)))))
-    with (tmp_path / "manifest.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
-    (tmp_path / "site-1.yaml").write_text(
-        f"source: manifest\npath: manifest.csv\nstate_dir: {tmp_path}\npolicy: {{}}\n...\n"
-    )
-    (tmp_path / "fedtar.key").write_text("ab" * 32)
-    monkeypatch.setenv("FEDTAR_HOME", str(home))
-    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path))
+    rng = np.random.default_rng(0)
+    reports = [" ".join(rng.choice(WORDS, rng.integers(1, 9))) for _ in range(27)]
+    write_manifest_site(tmp_path, home, monkeypatch, reports)
 
     def build(**training):
         training = {"local_steps": STEPS, "batch_size": SIZE, "lr": RATE, **training}
@@ -61,7 +50,7 @@ def solved(count, means, seed):
     """What each of ``count`` visits has, given means (ROUNDS, ...) over the batches that ``seed`` gives; residual."""
     rows = np.zeros((ROUNDS, count))
     for r in range(1, ROUNDS + 1):
-        for chosen in batches(count, SIZE, STEPS, derived_seed(seed, "site-1", r, 1, TRAIN)):
+        for chosen in batches(count, SIZE, STEPS, derived_seed(seed, "site-1", r, 1, TRAIN), Bounds().min_patients):
             rows[r - 1, chosen] += 1 / len(chosen) / STEPS
     values = np.linalg.lstsq(rows, means, rcond=None)[0]
     return values, float(np.linalg.norm(rows @ values - means))
