@@ -21,8 +21,9 @@ class KitBuilder(Builder):
 
     The kits get the classes of this package's jobs on the allow-list (enforced), the server's storage inside its kit,
     the supervised process launcher, the site policy ``local/privacy.json`` with the guard, no log streaming from
-    sites, and a policy under which no administrator reads a site's files or brings code. :class:`ConfigError` for a
-    setting that is not allowed, a method that is not installed, or a site that is not the project's.
+    sites, and a policy under which no administrator reads a site's files or brings code; relays look at what they pass
+    on. :class:`ConfigError` for a setting that is not allowed, a method that is not installed, or a site that is not
+    the project's.
 
     Parameters
     ----------
@@ -100,6 +101,8 @@ class KitBuilder(Builder):
             prepare_start(Path(ctx.get_kit_dir(participant)), server=is_server)
             if not is_server:
                 write_json(local / PRIVACY, site_policy(self.methods, self.extra_names, self.filters))
+        for relay in project.get_relays():
+            prepare_start(Path(ctx.get_kit_dir(relay)))
 
     def finalize(self, project: Project, ctx: ProvisionContext) -> None:
         """Make the kits and the project's root key, which FLARE writes for everybody to read, private to their

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+from nvflare.lighter.constants import ProvFileName
 from nvflare.tool.deploy.deploy_common import LAUNCHER_IDS, PROCESS_CLIENT_LAUNCHER
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
@@ -35,6 +36,8 @@ LAUNCHER = "fedtar_flare.provision.launcher.SupervisedProcessLauncher"
 STORAGE = "fedtar_flare.provision.storage.KitStorage"
 JOBS = "fedtar_flare.provision.storage.KitJobManager"
 LOGINS = "fedtar_flare.provision.logins.LoginAlarm"
+FLARE_S_RELAY, RELAY = "nvflare.private.fed.app.relay.relay", "fedtar_flare.provision.relay"
+"""Modules that start a relay."""
 SCOPE = "hospital"
 OUTCOME_SECONDS = 60
 """How long the server waits for a site's last word after a job's end; see :func:`prepare_start`."""
@@ -110,39 +113,45 @@ def site_policy(
     }
 
 
-def prepare_start(startup: Path, *, server: bool) -> bool:
-    """Add our lines to a kit's start script, where it has one; returns whether anything changed.
+def prepare_start(startup: Path, *, server: bool = False) -> list[Path]:
+    """Change a kit's start script, where it has one, to what this plugin needs; returns the files that were written.
 
-    What the process writes is for its own account alone: logs name files and rows. And a server ends a job soon after
-    its run did, even if a site was lost: FLARE 2.9 keeps such a job at RUNNING until the lost site's heartbeat is 10
-    minutes old, and reads the limit only from the environment. An administrator's own value takes precedence.
+    What the process writes is for its own account alone: logs name files and rows. A server ends a job soon after its
+    run did, even if a site was lost: FLARE 2.9 keeps such a job at RUNNING until the lost site's heartbeat is 10
+    minutes old, and reads the limit only from the environment. An administrator's own value takes precedence. A relay
+    is started by our module, which looks at what it passes on.
     """
     script, name = startup / "sub_start.sh", "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT"
     if not script.is_file():  # ``nvflare deploy prepare`` for containers removes it
-        return False
+        return []
     lines = {"umask 077": "umask 077"} | ({name: f"export {name}=${{{name}:-{OUTCOME_SECONDS}}}"} if server else {})
-    first, _, rest = script.read_text(encoding="utf-8").partition("\n")
+    before = script.read_text(encoding="utf-8")
+    first, _, rest = before.partition("\n")
     missing = [line for mark, line in lines.items() if mark not in rest]
-    if missing:
-        mode = script.stat().st_mode
-        with replacing(script) as temporary:
-            temporary.write_text("\n".join([first, *missing, rest]), encoding="utf-8")
-            temporary.chmod(mode)
-    return bool(missing)
+    after = "\n".join([first, *missing, rest]).replace(FLARE_S_RELAY, RELAY)
+    if after == before:
+        return []
+    mode = script.stat().st_mode
+    with replacing(script) as temporary:
+        temporary.write_text(after, encoding="utf-8")
+        temporary.chmod(mode)
+    return [script]
 
 
 def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: Any) -> list[Path]:
     """Write what is missing into a kit that was provisioned without the builder; returns the files that were written.
 
-    FLARE reads them in place of its ``*.default`` files. An authorization policy that the site has written itself
-    stays, unless it lets an administrator read files or bring code: then ours takes its place, and the earlier one is
-    kept beside it. A site without a privacy policy gets one that lists ``methods`` (None: those that come with this
-    package and have no caution); to one that it has, the methods given are added. ``settings`` are further ones of
-    :func:`complete`.
+    FLARE reads them in place of its ``*.default`` files; a relay has its start script alone. An authorization policy
+    that the site has written itself stays, unless it lets an administrator read files or bring code: then ours takes
+    its place, and the earlier one is kept beside it. A site without a privacy policy gets one that lists ``methods``
+    (None: those that come with this package and have no caution); to one that it has, the methods given are added.
+    ``settings`` are further ones of :func:`complete`.
 
-    Raises ConfigError if it is no kit of a server or site, or a method is not installed.
+    Raises ConfigError if it is no kit, or a method is not installed.
     """
     local, startup = kit / "local", kit / "startup"
+    if (startup / ProvFileName.FED_RELAY_JSON).is_file():
+        return prepare_start(startup)
     server = is_server(kit)
     for name in methods or ():
         contract_of(name)
@@ -152,8 +161,7 @@ def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: An
         if (local / AUTHORIZATION).is_file():
             written.append(write_json(local / f"{AUTHORIZATION}.before", before))
         written.append(write_json(local / AUTHORIZATION, rights()))
-    if prepare_start(startup, server=server):
-        written.append(startup / "sub_start.sh")
+    written += prepare_start(startup, server=server)
     listed = (local / PRIVACY).is_file()
     if not server and (methods or not listed):
         policy = read_json(local / PRIVACY) if listed else site_policy(default_names() if methods is None else methods)

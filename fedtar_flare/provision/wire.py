@@ -6,10 +6,9 @@ receivers ask nothing more. So one hospital, or a member's console, could end an
 of its running job or start one (channel ``admin``), abort its job's process (``client_command``), or read its paths and
 memory (``_net_manager``); and a hospital could command the server's processes (``server_command``).
 
-Here every cell of a kit's processes looks at who asks, for whom, and about what. A request between two sites is neither
-forwarded nor answered, whatever its channel; one from a site or a console reaches the server on the channels below.
-
-FLARE's relay loads none of our components: behind one relay a hospital can still claim to be the server.
+Here every cell of a kit's processes, a relay's too, looks at who asks, for whom, and about what. A request between two
+sites is neither forwarded nor answered, whatever its channel, and no reply either; a request from a site or a console
+reaches the server on the channels below.
 """
 
 import logging
@@ -19,11 +18,19 @@ from typing import Any
 
 from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
-from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey, MessagePropKey, ReturnCode
+from nvflare.fuel.f3.cellnet.defs import (
+    CellChannel,
+    CellChannelTopic,
+    MessageHeaderKey,
+    MessagePropKey,
+    MessageType,
+    ReturnCode,
+)
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
 from nvflare.fuel.f3.streaming.stream_const import (
     STREAM_ACK_TOPIC,
     STREAM_CHANNEL,
@@ -55,6 +62,7 @@ TO_SERVER: dict[str, frozenset[str] | None] = {
 }
 """Topics by channel on which the server answers a site or a console; None: all."""
 
+_ROUTING = (MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION, MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC)
 logger = logging.getLogger(__name__)
 
 
@@ -78,22 +86,47 @@ def refusal(origin: str, destination: str, channel: str, topic: str) -> str:
 
 def _refused(message: Message, cell: CoreCell) -> Message | None:
     """Answer a request that is not allowed; None lets FLARE go on with it."""
-    headers = (MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION, MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC)
-    origin, destination, channel, topic = (str(message.get_header(key, "")) for key in headers)
-    # A sender that gives up says so without a channel, and an acknowledgement never names one.
-    if (channel, topic) == (STREAM_CHANNEL, STREAM_DATA_TOPIC) and not message.get_header(StreamHeaderKey.ERROR_MSG):
+    origin, destination, channel, topic = (str(message.get_header(key, "")) for key in _ROUTING)
+    here, reason = cell.my_info.fqcn, ""
+    if channel == STREAM_CHANNEL and topic != STREAM_DATA_TOPIC:  # an acknowledgement, which names no other channel
+        reason = _of_another_s_stream(message, origin) if destination == here else ""
+    elif channel == STREAM_CHANNEL and not message.get_header(StreamHeaderKey.ERROR_MSG):  # nor does who gives up
         channel, topic = (
             str(message.get_header(key) or "") for key in (StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC)
         )
-    reason = refusal(origin, destination, channel, topic) or _detour(message, origin, cell.my_info.fqcn)
+    reason = reason or refusal(origin, destination, channel, topic) or _detour(message, origin, here)
     if not reason:
         return None
     logger.warning("refused %.100r on %.100r from %.100r to %.100r: %s", topic, channel, origin, destination, reason)
     return make_reply(ReturnCode.UNAUTHENTICATED, error=f"refused: {reason}")
 
 
+def _dropped(message: Message, cell: CoreCell) -> Message | None:
+    """Stop a reply, or a request that comes back, before it is forwarded or its content is decoded."""
+    if message.get_header(MessageHeaderKey.MSG_TYPE) == MessageType.REQ:
+        return None
+    origin, destination, *_ = (str(message.get_header(key, "")) for key in _ROUTING)
+    sender, receiver = site_of(origin), site_of(destination)
+    reason = _detour(message, origin, cell.my_info.fqcn)
+    # A relay tells who is behind it that it could not forward a request.
+    if not (sender == receiver or FQCN.ROOT_SERVER in (sender, receiver) or FQCN.is_ancestor(sender, receiver)):
+        reason = "no participant answers another but the server"
+    if not reason:
+        return None
+    logger.warning("dropped a reply from %.100r to %.100r: %s", origin, destination, reason)
+    return make_reply(ReturnCode.UNAUTHENTICATED)
+
+
+def _of_another_s_stream(message: Message, origin: str) -> str:
+    """Say why a word on a stream that this process sends cannot be its receiver's: ids of streams can be guessed."""
+    stream = ByteStreamer.tx_task_map.get(message.get_header(StreamHeaderKey.STREAM_ID))
+    if stream is None or site_of(origin) in (site_of(stream.target), FQCN.ROOT_SERVER):
+        return ""
+    return "" if FQCN.is_ancestor(origin, stream.target) else "the stream goes to another"  # a relay may lose it
+
+
 def _detour(message: Message, origin: str, here: str) -> str:
-    """Say why a request cannot come from its sender by this neighbour, whose name FLARE holds to its certificate."""
+    """Say why a message cannot come from its sender by this neighbour, whose name FLARE holds to its certificate."""
     endpoint = message.get_prop(MessagePropKey.ENDPOINT)
     if not isinstance(endpoint, Endpoint):
         return ""
@@ -104,7 +137,7 @@ def _detour(message: Message, origin: str, here: str) -> str:
 
 
 def guard_cells() -> None:
-    """Let every cell that this process makes look at its requests; a second call changes nothing.
+    """Let every cell that this process makes look at its messages; a second call changes nothing.
 
     FLARE makes its cells itself, after the kit's components and before any job's, and tells of them too late: so the
     check is set where a cell is made.
@@ -118,5 +151,6 @@ def guard_cells() -> None:
         make(self, *arguments, **named)
         self.add_incoming_request_filter("*", "*", _refused, cell=self)  # for this cell, alone or in a bulk
         self.set_message_interceptor(_refused, cell=self)  # for others, through this cell
+        self.add_incoming_filter("*", "*", _dropped, cell=self)  # replies, for this cell and for others
 
     CoreCell.__init__ = guarded

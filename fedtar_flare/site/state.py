@@ -10,8 +10,8 @@ import os
 import re
 import shutil
 from bisect import bisect_right
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -221,10 +221,12 @@ class SiteState:
                 public=f"the site keeps the state of {runs} runs already; its staff must purge old ones",
             )
 
-    def _exclusive(self) -> AbstractContextManager[None]:
-        """Lock the run's record for other processes, between reading and writing it."""
-        self._read_run = None
-        return locked(self.folder / RUN)
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Lock the run's record for other processes, and read anew what they wrote before."""
+        with locked(self.folder / RUN):
+            self._read_run = None
+            yield
 
     def _record(self, name: str) -> dict[str, Any]:
         """A file of JSON, empty where it is missing. Raises StateError if it is damaged."""
@@ -259,9 +261,10 @@ class ReadOnlyState(SiteState):
     def add_answered(self, task: str, version: str) -> None:
         pass
 
-    def _exclusive(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
         self._read_run = None
-        return nullcontext()
+        yield
 
     def _write_run(self, changes: Mapping[str, Any]) -> None:
         pass

@@ -90,6 +90,10 @@ def test_every_kit_of_every_project_is_complete(provisioned, repository, project
             assert ("NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT:-60}" in script) == (kind == "server")
             assert "umask 077" in script
             assert (place / name).stat().st_mode & 0o077 == 0
+    for name in participants(repository, project, "relay"):
+        script = (place / name / "startup" / "sub_start.sh").read_text()
+        assert " -m fedtar_flare.provision.relay " in script and "umask 077" in script
+        assert kits.complete_kit(place / name) == []
     state = place.parent / "state"
     assert "root_pri_key" in (state / "cert.json").read_text()
     assert all(path.stat().st_mode & 0o077 == 0 for path in (state, *state.iterdir(), *place.glob("*/startup/*.key")))

@@ -1,14 +1,18 @@
 """The shipped relay project, its addresses put on this machine: hospitals of a region take part through their relay."""
 
 import json
+import re
 
 import psutil
 import pytest
 import torch
 import yaml
+from attacking import Attacked
 from command import passing
-from federation_process import Federation, free_port, recipe, wait_for
+from federation_process import free_port, recipe, wait_for
 from killing import in_step, last
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageType
+from nvflare.private.defs import TrainingTopic
 
 from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.methods.fedtar.events import EVENTS, Alphas, Outer
@@ -23,14 +27,10 @@ RANKS = {"hospital-1": 1, "hospital-2": 2, "hospital-3": 4}
 """Greatest that a site file allows; the job asks for the last."""
 
 
-class Relayed(Federation):
-    """A federation whose sites come up behind a relay.
+class Relayed(Attacked):
+    """The shipped relay project on this machine; of the two hospitals behind the relay, the second attacks."""
 
-    Args:
-        project: the relay project.
-        folder: everything is below it.
-        home: folder of caches.
-    """
+    attacker = "relay-north.hospital-2"
 
     def __init__(self, project, folder, home):
         content = yaml.safe_load(project.read_text())
@@ -66,9 +66,7 @@ def relayed(tmp_path_factory, repository, home):
     project = repository / "provisioning" / "project-relay.yml"
     running = Relayed(project, tmp_path_factory.mktemp("relay") / "federation", home)
     try:
-        running.start("localhost")
-        running.start("relay-north")
-        running.start(*BEHIND, STRAIGHT)
+        running.start("localhost", "relay-north", *BEHIND, STRAIGHT)
         yield running
     finally:
         running.close()
@@ -137,3 +135,12 @@ def test_who_is_behind_the_relay_has_no_connection_to_the_server(relayed):
     for name in BEHIND:
         assert relayed.relay_port in relayed.peers(name) and server not in relayed.peers(name)
     assert server in relayed.peers(STRAIGHT) and relayed.relay_port not in relayed.peers(STRAIGHT)
+
+
+def test_no_hospital_behind_the_relay_speaks_as_the_server_or_answers_its_neighbour(relayed):
+    neighbour, log = "relay-north.hospital-1", relayed.kits / "relay-north" / "log.txt"
+    pids = relayed.site_processes("hospital-1")
+    as_server = ["server", MessageType.REQ], ["server", MessageType.REPLY], [relayed.attacker, MessageType.REPLY]
+    relayed.attack(*((neighbour, CellChannel.CLIENT_MAIN, TrainingTopic.SHUTDOWN, {}, *false) for false in as_server))
+    stopped = wait_for("the relay stops them", lambda: re.findall("refused '|dropped a reply", log.read_text())[2:])
+    assert len(stopped) == 1 and relayed.site_processes("hospital-1") == pids

@@ -4,12 +4,14 @@ import ast
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
-from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessagePropKey
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessagePropKey, MessageType
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
 from nvflare.fuel.f3.streaming.stream_const import (
     STREAM_ACK_TOPIC,
     STREAM_CHANNEL,
@@ -86,10 +88,8 @@ def request(origin, destination, neighbour, channel="task", topic="register", **
     return message
 
 
-class Here:
-    def __init__(self, name):
-        self.my_info = self
-        self.fqcn = name
+def cell_named(name):
+    return SimpleNamespace(my_info=SimpleNamespace(fqcn=name))
 
 
 @pytest.mark.parametrize(
@@ -106,16 +106,18 @@ class Here:
         (BEHIND_JOB, SERVER, BEHIND_JOB, BEHIND, True),
         (SITE, SERVER, SITE, "hospital-c", False),
         (SITE, SITE_JOB, SITE, "hospital-c", False),
+        ("relay", SERVER, "relay.hospital-c", BEHIND, False),
+        ("relay", "relay.hospital-c", SERVER, BEHIND, False),
     ],
 )
 def test_a_sender_s_name_is_worth_what_brought_it(here, origin, destination, neighbour, answered):
-    reply = wire._refused(request(origin, destination, neighbour), Here(here))
+    reply = wire._refused(request(origin, destination, neighbour), cell_named(here))
     assert (reply is None) == answered
 
 
 def test_a_stream_counts_as_what_it_brings():
     streamed = {StreamHeaderKey.CHANNEL: "server_command", StreamHeaderKey.TOPIC: "app_command"}
-    data, here = partial(request, SITE_JOB, SERVER_JOB, SITE, STREAM_CHANNEL, STREAM_DATA_TOPIC), Here(SERVER_JOB)
+    data, here = partial(request, SITE_JOB, SERVER_JOB, SITE, STREAM_CHANNEL, STREAM_DATA_TOPIC), cell_named(SERVER_JOB)
     assert wire._refused(data(**streamed), here) is not None
     assert wire._refused(data(), here) is not None
     assert wire._refused(data(**streamed | {StreamHeaderKey.TOPIC: "get_task"}), here) is None
@@ -126,19 +128,57 @@ def test_a_stream_of_the_server_is_acknowledged_and_no_other_site_s_is():
     headers = {StreamHeaderKey.STREAM_ID: "1", StreamHeaderKey.OFFSET: 7, StreamHeaderKey.SEQUENCE: 0}  # all it has
     for topic in (STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC):
         acknowledged = partial(request, SITE_JOB, channel=STREAM_CHANNEL, topic=topic, **headers)
-        assert wire._refused(acknowledged(SERVER_JOB, SITE), Here(SERVER_JOB)) is None
-        assert wire._refused(acknowledged(BEHIND_JOB, SITE), Here(SERVER)) is not None
+        assert wire._refused(acknowledged(SERVER_JOB, SITE), cell_named(SERVER_JOB)) is None
+        assert wire._refused(acknowledged(BEHIND_JOB, SITE), cell_named(SERVER)) is not None
+
+
+@pytest.mark.parametrize(
+    ("here", "origin", "destination", "neighbour", "passed"),
+    [
+        (SERVER, SITE_JOB, SERVER, SITE, True),
+        (SITE, SERVER_JOB, SITE_JOB, SERVER, True),
+        (SITE, SITE_JOB, SITE, SITE_JOB, True),
+        (BEHIND, "relay", BEHIND_JOB, "relay", True),
+        (SERVER, SITE, BEHIND, SITE, False),
+        (SITE, BEHIND, SITE, SERVER, False),
+        (SITE, "relay", SITE, SERVER, False),
+        ("relay", BEHIND, "relay", BEHIND, False),
+        ("relay", SERVER, BEHIND, "relay.hospital-c", False),
+    ],
+)
+def test_no_reply_passes_between_hospitals_or_in_the_server_s_name(here, origin, destination, neighbour, passed):
+    for kind in (MessageType.REPLY, MessageType.RETURN):
+        message = request(origin, destination, neighbour, "", "", **{MessageHeaderKey.MSG_TYPE: kind})
+        assert (wire._dropped(message, cell_named(here)) is None) == passed
+    assert (
+        wire._dropped(request(SITE, BEHIND, SITE, **{MessageHeaderKey.MSG_TYPE: MessageType.REQ}), cell_named(SITE))
+        is None
+    )
+
+
+@pytest.mark.parametrize("topic", [STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC])
+@pytest.mark.parametrize(
+    ("origin", "neighbour", "answered"),
+    [(BEHIND_JOB, "relay", True), ("relay", "relay", True), (SERVER, SERVER, True), (SITE_JOB, SITE, False)],
+)
+def test_a_stream_is_acknowledged_or_given_up_by_its_receiver_alone(monkeypatch, topic, origin, neighbour, answered):
+    monkeypatch.setitem(ByteStreamer.tx_task_map, 7, SimpleNamespace(target=BEHIND_JOB))
+    word = partial(request, origin, SERVER_JOB, neighbour, STREAM_CHANNEL, topic)
+    assert (wire._refused(word(**{StreamHeaderKey.STREAM_ID: 7}), cell_named(SERVER_JOB)) is None) == answered
+    for stream, here in ((8, SERVER_JOB), (7, SERVER)):  # another process's stream
+        assert wire._refused(word(**{StreamHeaderKey.STREAM_ID: stream}), cell_named(here)) is None
 
 
 def test_every_cell_is_guarded_and_once(monkeypatch):
     monkeypatch.setattr(CoreCell, "__init__", lambda self, name: None)
     monkeypatch.setattr(CoreCell, "add_incoming_request_filter", lambda self, *_, **named: made.append("own"))
     monkeypatch.setattr(CoreCell, "set_message_interceptor", lambda self, *_, **named: made.append("forwarded"))
+    monkeypatch.setattr(CoreCell, "add_incoming_filter", lambda self, *_, **named: made.append("replies"))
     made = []
     wire.guard_cells()
     wire.guard_cells()
     CoreCell("server")
-    assert sorted(made) == ["forwarded", "own"]
+    assert sorted(made) == ["forwarded", "own", "replies"]
 
 
 DECIDED = {

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -115,6 +116,17 @@ def test_a_process_killed_while_it_writes_leaves_the_version_before(tmp_path):
     tensors, info = SiteState(tmp_path, "run", "site-1").read("0001-01")
     assert info["number"] >= 20
     assert bool((tensors["x"] == info["number"]).all())
+
+
+def test_what_another_process_wrote_while_its_lock_was_awaited_counts(state, monkeypatch):
+    def wait(file):
+        assert state.precision == "auto"  # which reads the record
+        file.parent.mkdir(parents=True)
+        file.write_text('{"asked": {"close 1": "of another process"}}')
+        return nullcontext()
+
+    monkeypatch.setattr("fedtar_flare.site.state.locked", wait)
+    assert not state.may_answer("close 1", "of this one")
 
 
 def answer_all(folder, which, barrier, granted):
