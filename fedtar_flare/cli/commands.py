@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.progress import EVERY_SECONDS
+from fedtar_flare.core.text import EVERY_SECONDS
 
 Commands = argparse._SubParsersAction
 

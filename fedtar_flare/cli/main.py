@@ -8,7 +8,8 @@ from typing import Any
 
 from fedtar_flare.cli import data, jobs, reference, reports, site
 from fedtar_flare.cli.commands import Parser
-from fedtar_flare.core.errors import ConfigError, FedTARError, plain
+from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.text import plain
 from fedtar_flare.version import __version__
 
 GROUPS = {

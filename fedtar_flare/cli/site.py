@@ -18,7 +18,8 @@ from fedtar_flare.cli.commands import (
     grouped,
     show,
 )
-from fedtar_flare.core.errors import ConfigError, FedTARError, plain
+from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.text import plain
 
 if TYPE_CHECKING:
     from fedtar_flare.runtime.deployed import DeployedJob

@@ -3,7 +3,8 @@
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+
+from fedtar_flare.core.text import plain
 
 __all__ = ["ConfigError", "DataError", "ExchangeError", "FedTARError"]
 
@@ -11,14 +12,6 @@ DISK_FULL = "the site's disk is full"
 """Public text where a site cannot write what it must keep."""
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The system's errors of a full disk, a used-up quota, and a file larger than the account may write."""
-
-
-def plain(value: Any) -> str:
-    """Write any value as one printable line; control characters and lone surrogates become U+FFFD."""
-    text = str(value)
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)
 
 
 class FedTARError(Exception):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtar_flare.core.errors import DataError, collecting, decoding
-from fedtar_flare.core.progress import Progress
+from fedtar_flare.core.text import Progress
 from fedtar_flare.data.sources.fields import sex_of
 
 IMAGES = ("ct", "radiograph")

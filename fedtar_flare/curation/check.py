@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedtar_flare.core.errors import ConfigError, DataError
-from fedtar_flare.core.progress import Progress
+from fedtar_flare.core.text import Progress
 from fedtar_flare.curation.identifiers import find_identifiers
 from fedtar_flare.data.cohort import Patient, Visit
 from fedtar_flare.data.sources.reading import Reading

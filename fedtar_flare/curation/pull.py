@@ -15,7 +15,7 @@ from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
 from fedtar_flare.core.files import PRIVATE, locked, read_json, write_bytes, write_json
-from fedtar_flare.core.progress import Progress
+from fedtar_flare.core.text import Progress
 from fedtar_flare.curation.pacs import MOST, Pacs, Record, is_uid
 from fedtar_flare.data.sources.tables import open_table
 from fedtar_flare.imaging.limits import current

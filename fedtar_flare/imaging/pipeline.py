@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedtar_flare.core.errors import DataError
-from fedtar_flare.core.progress import EVERY_SECONDS, Progress
+from fedtar_flare.core.text import EVERY_SECONDS, Progress
 from fedtar_flare.data.cohort import Cohort, Modality, Sample, Visit
 from fedtar_flare.data.sources.reading import log_left_out
 from fedtar_flare.imaging import cache

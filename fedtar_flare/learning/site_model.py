@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedtar_flare.core.progress import Progress
+from fedtar_flare.core.text import Progress
 from fedtar_flare.data.cohort import Cohort, Sample, Split, Visit
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.cache import Prepared

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
-from fedtar_flare.core.errors import ExchangeError, plain
+from fedtar_flare.core.errors import ExchangeError
+from fedtar_flare.core.text import plain
 from fedtar_flare.protocol.contract import NUMBER_KINDS, SECONDS, Contract, Field
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.version import __version__

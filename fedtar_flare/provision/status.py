@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.core.errors import ConfigError, FedTARError, plain
+from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import read_json
+from fedtar_flare.core.text import plain
 from fedtar_flare.record.log import STATS_GROUP
 
 FINISHED = ("FINISHED", "FAILED")

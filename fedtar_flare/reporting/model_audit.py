@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedtar_flare.core.errors import plain
 from fedtar_flare.core.files import read_json
 from fedtar_flare.core.settings import Settings, build
+from fedtar_flare.core.text import plain
 
 SUMMARY = "model-audit-{site}.json"  # a site's, in the folder of the run
 STEP = 0.05  # to a multiple of which every share of a summary is rounded

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from fedtar_flare.core.errors import plain
 from fedtar_flare.core.files import write_text
+from fedtar_flare.core.text import plain
 from fedtar_flare.reporting.alarms import alarm_section
 from fedtar_flare.reporting.format import flat, number, size, times, visits
 from fedtar_flare.reporting.model_audit import MEASURES, read_summaries

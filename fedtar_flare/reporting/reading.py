@@ -17,9 +17,10 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedtar_flare.core.errors import ConfigError, plain
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import PRIVATE, read_json, write_json, write_text
 from fedtar_flare.core.settings import Settings, build
+from fedtar_flare.core.text import plain
 from fedtar_flare.metrics.significance import compare, holm, kappa_score, mean_score, over_seeds
 from fedtar_flare.reporting.render import render
 

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedtar_flare.core.errors import plain
+from fedtar_flare.core.text import plain
 from fedtar_flare.reporting import format as shown
 from fedtar_flare.version import __version__
 

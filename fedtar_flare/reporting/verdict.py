@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedtar_flare.core.errors import plain
+from fedtar_flare.core.text import plain
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.reporting.format import decimals, duration, heading, number, score
 from fedtar_flare.reporting.render import Tile

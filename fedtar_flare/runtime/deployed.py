@@ -7,8 +7,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.core.errors import ConfigError, FedTARError, plain
+from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import read_json
+from fedtar_flare.core.text import plain
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.requirements import describe, requirements

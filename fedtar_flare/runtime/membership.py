@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedtar_flare.core.errors import ExchangeError, FedTARError, plain
+from fedtar_flare.core.errors import ExchangeError, FedTARError
 from fedtar_flare.core.files import coarse_checksums, coarsely_equal
+from fedtar_flare.core.text import plain
 from fedtar_flare.protocol.contract import HANDSHAKE
 from fedtar_flare.protocol.exchange import MASTER_DTYPE, ExchangeSchema, Tensors, check_tensors
 from fedtar_flare.protocol.messages import Reply, compatible, version

@@ -11,8 +11,8 @@ from nvflare.recipe.sim_env import SimEnv
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import write_json
-from fedtar_flare.core.progress import EVERY_SECONDS, Progress
 from fedtar_flare.core.settings import suggestion
+from fedtar_flare.core.text import EVERY_SECONDS, Progress
 from fedtar_flare.record.events import End, Start, Step, Validation
 from fedtar_flare.record.log import ROUNDS_FILE, of_kind, read_events
 from fedtar_flare.runtime.recipe import MethodRecipe

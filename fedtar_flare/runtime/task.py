@@ -16,8 +16,8 @@ from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic
 
 from fedtar_flare.core.draws import SECRET, derived_seed
 from fedtar_flare.core.errors import DataError
-from fedtar_flare.core.progress import Progress
 from fedtar_flare.core.settings import RunSettings
+from fedtar_flare.core.text import Progress
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.protocol.contract import Contract

@@ -12,8 +12,8 @@ from torch import nn
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.files import checksum
-from fedtar_flare.core.progress import Progress
 from fedtar_flare.core.settings import Settings, build, matches
+from fedtar_flare.core.text import Progress
 from fedtar_flare.data.minimum_cell import round_loss, round_share
 from fedtar_flare.imaging.transform_list import RANDOM
 from fedtar_flare.learning.config import DataConfig, LoRAConfig

@@ -92,9 +92,3 @@ class TemporalConfig(Settings):
         description="which visits a step trains on: 'none': its own (the paper), 'seen': those of every step that the "
         "run has come to, which from round 2 on are all, so that earlier ones are not forgotten",
     )
-
-    def steps(self, round_: int, t: int, time_steps: int) -> int | range:
-        """The time steps whose visits a step trains on."""
-        if self.replay == "none":
-            return t
-        return range(1, (time_steps if round_ > 1 else t) + 1)

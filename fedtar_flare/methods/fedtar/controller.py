@@ -91,9 +91,8 @@ class TemporalResidualServer(ServerStrategy):
         self.run.info(f"round {r}: alpha " + " ".join(f"{alpha:.3f}" for alpha in moved))
 
     def trained_visits(self, counts: Sequence[int], r: int, t: int) -> int:
-        """Those of step t, with those that are replayed."""
-        steps = self.settings.temporal.steps(r, t, self.run.config.time_steps)
-        return counts[steps - 1] if isinstance(steps, int) else sum(counts[: max(steps)])
+        """Those of step t; with replay, of every step that the run has come to."""
+        return counts[t - 1] if self.settings.temporal.replay == "none" else sum(counts[: None if r > 1 else t])
 
     def check_content(self, reply: Reply) -> None:
         """T numbers come with a validation loss, and there are T of them."""

@@ -140,8 +140,11 @@ class FedTARSite(PatientSite):
     """FedTAR at one site (Algorithm 1): trains at one time step at a time; T numbers close a round (Eq. 8)."""
 
     def steps_of(self, task: Task) -> int | Collection[int] | None:
-        """Step t, with the steps that are replayed."""
-        return self.settings.temporal.steps(task.header.round, task.header.step, task.header.time_steps)
+        """Step t; with replay, every step that the run has come to."""
+        header = task.header
+        if self.settings.temporal.replay == "none":
+            return header.step
+        return range(1, (header.time_steps if header.round > 1 else header.step) + 1)
 
     def on_weights(self, task: Task) -> None:
         """Store w_{t-1} for the T numbers, and remove those of other rounds (not earlier: a task may be repeated)."""

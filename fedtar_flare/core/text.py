@@ -1,10 +1,19 @@
-"""Lines that report the progress of long work."""
+"""Text for people: any value on one printable line, and lines that report the progress of long work."""
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 EVERY_SECONDS = 15.0
 """Least time between two lines."""
+
+
+def plain(value: Any) -> str:
+    """Write any value as one printable line; control characters and lone surrogates become U+FFFD."""
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)
 
 
 class Progress:

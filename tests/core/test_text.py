@@ -1,4 +1,4 @@
-from fedtar_flare.core.progress import Progress
+from fedtar_flare.core.text import Progress
 
 
 def test_lines_come_no_faster_than_asked_with_the_time_left():
