@@ -1,6 +1,7 @@
 """What is public has a reference docstring; what another module imports has a docstring.
 
-Public is what others build on: the names in ``__all__`` of the modules that docs/reference/python-api.md lists.
+Public is what others build on: the names in ``__all__`` of the modules that docs/reference/python-api.md lists. A
+parameter is described in its section or, as ``name``, in a sentence, unless it is named like its type.
 """
 
 import ast
@@ -79,6 +80,21 @@ def documented(text):
     return {name.lstrip("*") for line in lines for name in line.split(" : ")[0].split(", ")}
 
 
+def mentioned(node):
+    """Names that a docstring has in its sentences: ``name``."""
+    return set(re.findall(r"``(\w+)", ast.get_docstring(node) or ""))
+
+
+CONVENTION = {"w", "r", "t"}
+"""Weights, round and time step, as in the paper."""
+
+
+def self_evident(argument):
+    """Whether a parameter is named like its type: ``header: TaskHeader``."""
+    name = argument.annotation and re.findall(r"\w+", ast.unparse(argument.annotation))[-1]
+    return argument.arg in CONVENTION or bool(name and name.lower().endswith(argument.arg.replace("_", "")))
+
+
 def parameters(node, method):
     arguments = node.args
     names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
@@ -109,10 +125,14 @@ def function_problems(node, method=False):
         return ["no docstring"]
     if any("property" in ast.unparse(decorator) for decorator in node.decorator_list):
         return []
-    parts = sections(node)
-    problems = [f"parameter {n}" for n in parameters(node, method) if n not in documented(parts.get("Parameters"))]
-    returns = ast.unparse(node.returns) if node.returns else "None"
-    if returns not in ("None", "NoReturn") and not {"Returns", "Yields"} & parts.keys():
+    parts, every = (
+        sections(node),
+        {argument.arg: argument for argument in ast.walk(node.args) if isinstance(argument, ast.arg)},
+    )
+    described = documented(parts.get("Parameters")) | mentioned(node) | {n for n, a in every.items() if self_evident(a)}
+    problems = [f"parameter {name}" for name in parameters(node, method) if name not in described]
+    returns = ast.unparse(node.returns) if node.returns else ""
+    if ("tuple" in returns or "Iterator" in returns) and not {"Returns", "Yields"} & parts.keys():
         problems.append("what it returns")
     return problems + [f"that it raises {name}" for name in sorted(raised(node)) if name not in parts.get("Raises", "")]
 
@@ -127,7 +147,7 @@ def ancestors(node):
 
 def class_problems(node):
     text, parts, bases = ast.get_docstring(node) or "", sections(node), set(ancestors(node))
-    described = documented(parts.get("Parameters")) | documented(parts.get("Attributes"))
+    described = documented(parts.get("Parameters")) | documented(parts.get("Attributes")) | mentioned(node)
     if not text:
         yield "no docstring"
     init = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)

@@ -169,36 +169,17 @@ class TaskOutcome(Part):
 
 
 class TaskBegun(Event):
-    """Base of a method's event of what comes before a task of classification.
-
-    Attributes
-    ----------
-    round
-    """
+    """Base of a method's event of what comes before a task of classification, in a ``round``."""
 
     round: int
 
     def waited(self, site: str) -> float:
-        """Seconds that a site waited before its work on the task.
-
-        Parameters
-        ----------
-        site : str
-
-        Returns
-        -------
-        float
-        """
+        """Seconds that a ``site`` waited before its work on the task."""
         return 0.0
 
 
 class TaskLearnt(Event):
-    """Base of a method's event of what the sites learnt in a task of classification.
-
-    Attributes
-    ----------
-    round, sites
-    """
+    """Base of a method's event of what the ``sites`` learnt in a task of classification, in a ``round``."""
 
     round: int
     sites: Mapping[str, TaskOutcome] = {}

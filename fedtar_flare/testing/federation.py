@@ -104,13 +104,7 @@ class QuadraticSite:
         """Weights that came down, by round and step; those after the last step stand at T."""
 
     def start(self) -> dict[str, torch.Tensor]:
-        """Make the initial weights, the same at every site.
-
-        Returns
-        -------
-        dict of str to Tensor
-            By :data:`NAMES`.
-        """
+        """Make the initial weights, by :data:`NAMES`, the same at every site."""
         generator = torch.Generator().manual_seed(5)
         return {name: torch.randn(3, 2, generator=generator) for name in NAMES}
 

@@ -102,18 +102,12 @@ class Hospital:
             write_workflow(self.app, num_rounds=ROUNDS, time_steps=TIME_STEPS)
 
     def run(self, task: str, header: TaskHeader, weights: Tensors | None = None) -> tuple[Any, Tensors | None]:
-        """Do a task through ``execute`` and the outbound guard.
-
-        Parameters
-        ----------
-        task : str
-        header : TaskHeader
-        weights : dict of str to Tensor, optional
+        """Do a task, with ``weights`` that come down, through ``execute`` and the outbound guard.
 
         Returns
         -------
         tuple of (Reply or str, dict of str to Tensor or None)
-            What leaves, or FLARE's return code where the task gave no answer; the tensors that go up with it.
+            What leaves, or FLARE's return code where the ``task`` gave no answer; the tensors that go up with it.
         """
         if self.fresh:
             self.executor = executor_of(self.method, **self.settings)
@@ -128,29 +122,13 @@ class Hospital:
         return Reply.from_meta(model.meta), model.params
 
     def header(self, run_id: str, r: int, t: int, **more: Any) -> TaskHeader:
-        """Make the header of a task of a run of 9 rounds and 2 time steps.
-
-        Parameters
-        ----------
-        run_id : str
-        r, t : int
-        **more
-            Further fields of :class:`TaskHeader`.
-
-        Returns
-        -------
-        TaskHeader
+        """Make the header of a task of a run of 9 rounds and 2 time steps; ``more`` are further fields, ``run_id``
+        names the run.
         """
         return TaskHeader(self.method, run_id, r, t, ROUNDS, TIME_STEPS, **more)
 
     def handshake(self, run_id: str = "run", **more: Any) -> tuple[Any, Tensors | None]:
-        """Do the handshake, in which the hospital gives the run's initial weights.
-
-        Parameters
-        ----------
-        run_id : str
-        **more
-            Further fields of :class:`TaskHeader`.
+        """Do the handshake of a run ``run_id``, in which the hospital gives the initial weights; ``more``: further fields.
 
         Returns
         -------
@@ -161,15 +139,7 @@ class Hospital:
         return self.run(HANDSHAKE, self.header(run_id, 0, 0, **more))
 
     def train(self, w: Tensors, r: int, t: int, run_id: str = "run", **more: Any) -> tuple[Any, Tensors | None]:
-        """Train from the weights w at step t of round r.
-
-        Parameters
-        ----------
-        w : dict of str to Tensor
-        r, t : int
-        run_id : str
-        **more
-            Further fields of :class:`TaskHeader`.
+        """Train from the weights w at step t of round r of a run ``run_id``; ``more`` are further fields of the header.
 
         Returns
         -------
@@ -179,14 +149,7 @@ class Hospital:
         return self.run(TRAIN, self.header(run_id, r, t, after=version(r, t - 1), **more), w)
 
     def close(self, w: Tensors, r: int, evaluate: bool = False, run_id: str = "run") -> tuple[Any, Tensors | None]:
-        """Close round r at the weights w, with scores where ``evaluate`` says so.
-
-        Parameters
-        ----------
-        w : dict of str to Tensor
-        r : int
-        evaluate : bool
-        run_id : str
+        """Close round r of a run ``run_id`` at the weights w, with scores where ``evaluate`` says so.
 
         Returns
         -------
