@@ -205,8 +205,8 @@ class SpilledUpdates:
     def reduce(self, function: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
         """Combine the updates value by value, as by their coordinate-wise median, in float64.
 
-        ``function`` makes (values,) of a block of all updates, (sites, values) in float64, the sites sorted; NaN is where
-        a row of ``by_rows`` is zero.
+        ``function`` makes (values,) of a block of all updates, (sites, values) in float64, the sites sorted; NaN is
+        where a row of ``by_rows`` is zero.
         """
         sites = sorted({*self._in_memory, *self._files})
         blocks = zip(*(self._blocks(site, max(1, BLOCK // len(sites))) for site in sites), strict=True)

@@ -128,7 +128,7 @@ class Hospital:
         return TaskHeader(self.method, run_id, r, t, ROUNDS, TIME_STEPS, **more)
 
     def handshake(self, run_id: str = "run", **more: Any) -> tuple[Any, Tensors | None]:
-        """Do the handshake of a run ``run_id``, in which the hospital gives the initial weights; ``more``: further fields.
+        """Do the handshake of a run ``run_id``, for which it gives the initial weights; ``more``: of its header.
 
         Returns
         -------
