@@ -96,12 +96,21 @@ def self_evident(argument):
 
 
 def parameters(node, method):
+    """Names of parameters, less the self."""
     arguments = node.args
-    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    every = [*arguments.posonlyargs, *arguments.args]
     if method and "staticmethod" not in map(ast.unparse, node.decorator_list):
-        names = names[1:]
-    names += [argument.arg for argument in (*arguments.kwonlyargs, arguments.vararg, arguments.kwarg) if argument]
-    return [name for name in names if not name.startswith("_")]
+        every = every[1:]
+    every += filter(None, (*arguments.kwonlyargs, arguments.vararg, arguments.kwarg))
+    return [argument.arg for argument in every if not argument.arg.startswith("_")]
+
+
+def not_described(node, method, described):
+    """Parameters that neither a docstring nor their types describe."""
+    evident = {
+        argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg) and self_evident(argument)
+    }
+    return [name for name in parameters(node, method) if name not in described | evident]
 
 
 def raised(node):
@@ -125,12 +134,9 @@ def function_problems(node, method=False):
         return ["no docstring"]
     if any("property" in ast.unparse(decorator) for decorator in node.decorator_list):
         return []
-    parts, every = (
-        sections(node),
-        {argument.arg: argument for argument in ast.walk(node.args) if isinstance(argument, ast.arg)},
-    )
-    described = documented(parts.get("Parameters")) | mentioned(node) | {n for n, a in every.items() if self_evident(a)}
-    problems = [f"parameter {name}" for name in parameters(node, method) if name not in described]
+    parts = sections(node)
+    described = documented(parts.get("Parameters")) | mentioned(node)
+    problems = [f"parameter {name}" for name in not_described(node, method, described)]
     returns = ast.unparse(node.returns) if node.returns else ""
     if ("tuple" in returns or "Iterator" in returns) and not {"Returns", "Yields"} & parts.keys():
         problems.append("what it returns")
@@ -154,7 +160,7 @@ def class_problems(node):
     if init is not None:
         described |= documented(sections(init).get("Parameters"))
         if not re.search(r"as\s+:class:", text):  # a subclass may point to its base
-            yield from (f"parameter {name}" for name in parameters(init, True) if name not in described)
+            yield from (f"parameter {name}" for name in not_described(init, True, described))
     elif bases & RECORDS or any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
         for field, after in zip(node.body, [*node.body[1:], None], strict=True):
             if not isinstance(field, ast.AnnAssign) or "ClassVar" in ast.unparse(field.annotation):
