@@ -6,17 +6,23 @@ study. Where that has no certain answer, the document is left out under a reason
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import NamedTuple
+from itertools import chain, combinations
+from typing import Any, NamedTuple
 
-from fedtar_flare.core.errors import DataError
+from fedtar_flare.core.errors import DataError, decoding
+from fedtar_flare.data.sources.fields import is_stated, markup
 
 FINAL, WITHDRAWN = "final", "withdrawn"
 COLUMNS = (
     "patient_id", "patient_issuer", "accession_number", "issuer", "study_instance_uid", "study_date", "report",
 )  # fmt: skip
+UNPRINTED = re.compile(r"[\0-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffd]")
+"""Characters that no report prints: its bytes are of another character set."""
+_PARTS = r"(?:-?(\d\d)(?:-?(\d\d)(?:[T ]?(\d\d)(?::?(\d\d)(?::?(\d\d)([.,]\d+)?)?)?)?)?)?"
+_TIME = re.compile(rf"(\d{{4}}){_PARTS}(Z|[+-]\d\d:?\d\d)?", re.ASCII)
 
 
 class Identifier(NamedTuple):
@@ -33,27 +39,53 @@ NOBODY = Identifier()
 class Document:
     """One version of a report; what it does not state is empty.
 
-    Documents that share one of ``names`` are versions of one report. ``status`` is FINAL, WITHDRAWN or the source's own
-    word for what is neither. ``issued`` sorts by time (``moment``). ``patients`` are all identifiers that may be the
-    patient's: exactly one is wanted. ``unread`` is the reason why its text cannot be trusted; it still supersedes.
+    Documents that share one of ``names`` (source, value, and what else tells it apart) are versions of one report; a
+    name of no value counts for nothing. ``status`` is FINAL, WITHDRAWN or the source's own word for what is neither.
+    ``issued`` and ``clocks`` (by name) are times as ``moment`` has them, which grow from version to version.
+    ``patients`` are all identifiers that may be the patient's: exactly one is wanted. ``unread`` is the reason why its
+    text cannot be trusted, and ``detail`` says more; it still supersedes.
     """
 
     origin: str
     names: frozenset[tuple[str, ...]]
     status: str
     issued: str
+    clocks: tuple[tuple[str, str], ...] = ()
     patients: tuple[Identifier, ...] = ()
     order: Identifier = NOBODY  # the accession number
     study: str = ""  # the StudyInstanceUID
     day: str = ""
     text: str = ""
     unread: str = ""
+    detail: str = ""
+
+
+def understood(document: Document, read: Callable[[], Mapping[str, Any]]) -> Document:
+    """The document with the fields that ``read`` gives; else as before, and unread for the reason why that failed."""
+    try:
+        with decoding("cannot be read", "bad-document"):
+            return replace(document, **read())
+    except DataError as error:
+        return replace(document, unread=error.reason, detail=str(error))
 
 
 def moment(text: str) -> str:
-    """A date and time of any of the standards in a form that sorts: in UTC, where a zone is stated."""
-    when = datetime.fromisoformat(re.sub(r"^(\d{8})(?=\d)", r"\1T", text.strip()))
-    return when.replace(tzinfo=when.tzinfo or UTC).astimezone(UTC).isoformat(timespec="microseconds")
+    """A date and time of any of the standards, as precise as it is stated, in a form that sorts; empty for none.
+
+    Times with a zone are in UTC and say so. Of two times of which one begins like the other, neither is later.
+    """
+    if not text.strip():
+        return ""
+    parts = _TIME.fullmatch(text.strip())
+    if parts is None:
+        raise ValueError(f"'{text}' is no time")
+    *fields, fraction, zone = parts.groups()
+    stated = [int(field) for field in fields if field]
+    when = datetime(*[*stated, 1, 1][: max(3, len(stated))])  # type: ignore[arg-type]
+    if zone and len(stated) > 3:
+        when = when.replace(tzinfo=datetime.fromisoformat(f"2000-01-01T00:00{zone}").tzinfo).astimezone(UTC)
+    text = when.isoformat()[: (4, 7, 10, 13, 16, 19)[len(stated) - 1]] + (fraction or "").replace(",", ".")
+    return f"UTC {text}" if when.tzinfo else text
 
 
 def same_issuer(issuer: str, other: str) -> bool:
@@ -68,31 +100,46 @@ def may_be_same(identifier: Identifier, other: Identifier) -> bool:
     return identifier.value == other.value and (not stated or same_issuer(identifier.issuer, other.issuer))
 
 
+def one_identity(identifiers: Iterable[Identifier]) -> bool:
+    """Whether nothing tells these identifiers apart."""
+    return all(may_be_same(a, b) for a, b in combinations({*identifiers}, 2))
+
+
+def fullest(identifiers: Iterable[Identifier]) -> Identifier:
+    """Of identifiers that may be one the one that states most."""
+    return max(identifiers, key=lambda identifier: (bool(identifier.value), len(identifier.issuer), identifier))
+
+
 def decide(documents: Iterable[Document]) -> tuple[list[dict[str, str]], list[DataError]]:
     """The rows of the table of reports, and a problem for each document that is left out."""
     problems: list[DataError] = []
-    in_force = []
-    for versions in _by_report(documents):
-        newest = max(version.issued for version in versions)
-        last = [version for version in versions if version.issued == newest]
-        problems += [_left_out(version, "superseded") for version in versions if version.issued < newest]
-        if reason := _not_in_force(versions, last):
-            problems += [_left_out(version, reason) for version in last]
-        else:
-            in_force.append(last[0])
-    refused: dict[str, str] = {}  # reason by origin
-    for group in _by_study(in_force):
-        if len({document.patients[0].value for document in group}) > 1:
-            refused |= {document.origin: "several-patients" for document in group}
-        elif len({document.text.strip() for document in group}) > 1:
-            refused |= {document.origin: "several-reports" for document in group}
-    problems += [_left_out(d, refused[d.origin]) for d in in_force if d.origin in refused]
-    rows = {_row(document): None for document in in_force if document.origin not in refused}
+    candidates: list[Document] = []  # in force, or withdrawn from a known study
+    for versions in _by_report(list(documents)):
+        last = _newest(versions)
+        current = {id(version) for version in last}
+        problems += [_left_out(version, "superseded") for version in versions if id(version) not in current]
+        reason = _not_in_force(versions, last)
+        problems += [_left_out(version, reason) for version in last if reason]
+        if not reason or (reason == "withdrawn" and any(version.patients for version in last)):
+            candidates.append(replace(_joined(last), status=WITHDRAWN if reason else FINAL))
+    refused: dict[int, str] = {}
+    for group in _by_study(candidates):
+        in_force = [document for document in group if document.status == FINAL]
+        if not one_identity(document.patients[0] for document in in_force):
+            refused |= {id(document): "several-patients" for document in in_force}
+        elif len({document.text.strip() for document in in_force}) > 1:
+            refused |= {id(document): "several-reports" for document in in_force}
+        gone = [document for document in group if document.status == WITHDRAWN]
+        refused |= {id(d): "withdrawn-elsewhere" for d in in_force if any(_contradicts(other, d) for other in gone)}
+    reports = [document for document in candidates if document.status == FINAL]
+    problems += [_left_out(document, refused[id(document)]) for document in reports if id(document) in refused]
+    rows = dict.fromkeys(_row(document) for document in reports if id(document) not in refused)
     return [dict(zip(COLUMNS, row, strict=True)) for row in rows], problems
 
 
 def _left_out(document: Document, reason: str) -> DataError:
-    return DataError(document.origin, reason=reason)
+    detail = document.detail if reason == document.unread else ""
+    return DataError(": ".join(filter(None, (document.origin, detail))), reason=reason)
 
 
 def _row(document: Document) -> tuple[str, ...]:
@@ -100,21 +147,43 @@ def _row(document: Document) -> tuple[str, ...]:
     return *patient, *order, document.study, document.day, document.text
 
 
-def _by_report(documents: Iterable[Document]) -> list[list[Document]]:
+def _by_report(documents: Sequence[Document]) -> list[list[Document]]:
     """Versions of one report together: those that share a name, also by way of a third."""
-    reports: dict[tuple[str, ...], list[Document]] = {}
-    for document in documents:
-        names = document.names or {("origin", document.origin)}
-        merged = [document]
-        for known in {id(reports[name]): reports[name] for name in names if name in reports}.values():
-            merged = known + merged if len(known) >= len(merged) else merged + known
-        for name in {name for version in merged for name in version.names} | {*names}:
-            reports[name] = merged
-    return list({id(versions): versions for versions in reports.values()}.values())
+    parents = list(range(len(documents)))
+
+    def first(n: int) -> int:
+        while parents[n] != n:
+            parents[n] = parents[parents[n]]
+            n = parents[n]
+        return n
+
+    holders: dict[tuple[str, ...], int] = {}
+    for n, document in enumerate(documents):
+        for name in document.names:
+            if name[1]:
+                parents[first(n)] = first(holders.setdefault(name, n))
+    reports: dict[int, list[Document]] = defaultdict(list)
+    for n, document in enumerate(documents):
+        reports[first(n)].append(document)
+    return list(reports.values())
+
+
+def _times(document: Document) -> list[tuple[tuple[str, bool], str]]:
+    """Times by clock; one that tells its zone is another clock than one that does not."""
+    clocks = (("issued", document.issued), *document.clocks)
+    return [((name, time.startswith("UTC")), time) for name, time in clocks if time]
+
+
+def _newest(versions: Sequence[Document]) -> list[Document]:
+    """The versions that no clock calls older than another; all of them, where the clocks contradict each other."""
+    latest: dict[tuple[str, bool], str] = {}
+    for clock, time in chain.from_iterable(map(_times, versions)):
+        latest[clock] = max(time, latest.get(clock, ""))
+    return [v for v in versions if all(latest[clock] < f"{time}~" for clock, time in _times(v))] or [*versions]
 
 
 def _not_in_force(versions: Sequence[Document], last: Sequence[Document]) -> str:
-    """Why a report's newest version (several, where they are of one time) is no report, or nothing."""
+    """Why a report's newest version (several, where none is surely the newest) is no report, or nothing."""
     if any(version.status == WITHDRAWN for version in last):
         return "withdrawn"
     if others := sorted({version.status for version in last} - {FINAL}):
@@ -123,35 +192,75 @@ def _not_in_force(versions: Sequence[Document], last: Sequence[Document]) -> str
         return unread[0]
     if not all(version.patients for version in last):
         return "no-patient-id"
-    patients = [patient for version in versions for patient in version.patients]
-    if not all(may_be_same(patient, other) for patient in {*patients} for other in {*patients}):
+    if not one_identity(chain.from_iterable(version.patients for version in versions)):
         return "several-patients"
-    if not any((last[0].order.value, last[0].study, last[0].day)):
+    about = _joined(last)
+    if not any((about.order.value, about.study, about.day)):
         return "no-accession-number"
-    if len({(version.order, version.study, version.day) for version in last}) > 1:
+    orders = {version.order for version in versions if version.order.value}
+    stated = [{version.study for version in versions}, {version.day for version in versions}]
+    if not one_identity(orders) or any(len(values - {""}) > 1 for values in stated):
         return "several-studies"
-    if not last[0].text.strip():
-        return "no-text"
-    return "two-at-once" if len({version.text for version in last}) > 1 else ""
+    if len({version.text.strip() for version in last}) > 1:
+        return "two-at-once"
+    if UNPRINTED.search("".join(_row(about))):
+        return "bad-charset"
+    return markup(about.text) if is_stated(about.text) else "no-text"
+
+
+def _joined(last: Sequence[Document]) -> Document:
+    """One document for a report's newest versions, with what any of them states."""
+    patients = [patient for version in last for patient in version.patients]
+    return replace(
+        min(last, key=lambda version: version.origin),
+        patients=(fullest(patients),),
+        order=fullest(version.order for version in last),
+        study=max(version.study for version in last),
+        day=max(version.day for version in last),
+        text=min(version.text for version in last),
+    )
 
 
 def _by_study(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Documents that are, or may be, about one study."""
-    studies, orders, days = (defaultdict[tuple[str, ...], list[Document]](list) for _ in range(3))
+    studies: dict[str, list[Document]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[Document]] = defaultdict(list)
     for document in documents:
         patient = document.patients[0].value
         if document.study:
-            studies[document.study,].append(document)
+            studies[document.study].append(document)
         if document.order.value:
-            orders[patient, document.order.value].append(document)
-        elif not document.study:
-            days[patient, document.day].append(document)
+            groups["order", patient, document.order.value].append(document)
+        if document.day:
+            groups["day", patient, document.day].append(document)
     yield from studies.values()
-    yield from days.values()
-    for group in orders.values():
-        issuers = {document.order.issuer for document in group}
-        apart = all(a and b and not same_issuer(a, b) for a in issuers for b in issuers if a != b)
-        for issuer in issuers if apart else [""]:
-            members = [document for document in group if not apart or document.order.issuer == issuer]
-            if not all(document.study for document in members):  # else their studies tell them apart
+    for (kind, *_), group in groups.items():
+        for members in _clusters(group):
+            told = [document.study or (kind == "day" and document.order.value) for document in members]
+            if not all(told):  # else that tells them apart
                 yield members
+
+
+def _clusters(group: Sequence[Document]) -> list[list[Document]]:
+    """Documents of one patient's and order's number, apart where their issuers are."""
+    by_owner: dict[tuple[Identifier, Identifier], list[Document]] = defaultdict(list)
+    for document in group:
+        by_owner[document.patients[0], document.order].append(document)
+    clusters: list[list[tuple[Identifier, Identifier]]] = []
+    for owner in by_owner:
+        near = [cluster for cluster in clusters if any(map(_may_share, cluster, [owner] * len(cluster)))]
+        clusters = [cluster for cluster in clusters if cluster not in near] + [[owner, *chain.from_iterable(near)]]
+    return [[document for owner in cluster for document in by_owner[owner]] for cluster in clusters]
+
+
+def _may_share(owner: tuple[Identifier, Identifier], other: tuple[Identifier, Identifier]) -> bool:
+    """Whether two pairs of patient and order may be of one study; an order without a value may be any."""
+    orders = owner[1], other[1]
+    return may_be_same(owner[0], other[0]) and (not all(order.value for order in orders) or may_be_same(*orders))
+
+
+def _contradicts(gone: Document, report: Document) -> bool:
+    """Whether another source has withdrawn what may be this report, and this one is not surely the newer."""
+    sources = {name[0] for name in gone.names} & {name[0] for name in report.names}
+    newer = gone.issued[:3] == report.issued[:3] and report.issued > f"{gone.issued}~" > "~"
+    return not sources and not newer

@@ -91,7 +91,7 @@ def test_fhir_the_newest_final_state_counts_and_the_rest_by_reason(read):
 def test_hl7_by_character_set_patient_and_status(read):
     two = oru(pid="P2", number="A2^RIS") + oru(pid="P3", number="A3^RIS", text="Klar.").split("\r", 1)[1]
     files = {
-        "1.hl7": b"\x0b" + oru(text="alt", when="202401310900").encode() + b"\x1c\r",
+        "1.hl7": b"\x0b" + oru(text="alt", when="202401310900+0100").encode() + b"\x1c\r",
         "2.hl7": oru("C", charset="8859/1").encode("latin-1"),
         "3.hl7": oru("P", number="A9^RIS") + oru(number=""),
         "4.hl7": two.replace("\r", "\n"),

@@ -1,4 +1,4 @@
-"""Dates, ages and sex as people write them in tables. Each is either understood or refused, never guessed."""
+"""Dates, ages, sex and reports as people write them in tables. Each is either understood or refused, never guessed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ logger = logging.getLogger(__name__)
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")  # of images that are not DICOM
 YEAR_DAYS = 365.2425
 DAY_ZERO = datetime(2000, 1, 1)  # date of studies without one; also day 0 where a collection only counts days
-UNKNOWN = ("", "NAN", "NA", "N/A", "NONE", "NULL", "UNKNOWN", "-", "?")
+UNKNOWN = ("", "NAN", "NA", "N/A", "<NA>", "#N/A", "NONE", "NULL", "UNKNOWN", "-", "?")
 UNITS = {"Y": 1.0, "M": 1 / 12, "W": 7 / YEAR_DAYS, "D": 1 / YEAR_DAYS}
+_TAGS = "a|b|body|br|div|em|font|h[1-6]|head|hr|html|i|img|li|meta|ol|p|pre|script|span|strong|su[bp]|table|t[dhr]|ul?"
+MARKUP = {
+    "is-rtf": re.compile(r"\{\\rtf"),
+    "is-pdf": re.compile(r"%PDF-\d|JVBERi0"),
+    "is-xml": re.compile(r"<\?xml\b|\bxmlns(?::\w+)?\s*=|<(?:\w+:)?(?:ClinicalDocument|structuredBody|paragraph)\b"),
+    "is-html": re.compile(rf"(?i)</?(?:{_TAGS})(?:\s[^<>]*)?/?>|<!(?:--|doctype)|&(?:nbsp|lt|gt|amp|quot|#x?\w+);"),
+}
+"""Marks of what is no plain text, by the reason under which it is refused."""
+_ENCODED = re.compile(r"[A-Za-z0-9+/]{60,}")
 SEXES: dict[str, Sex] = {"F": "F", "FEMALE": "F", "M": "M", "MALE": "M"}
 
 
@@ -85,6 +94,19 @@ def checked_age(years: float) -> float:
 def sex_of(text: str) -> Sex | None:
     """Read a sex."""
     return SEXES.get(text.strip().upper())
+
+
+def is_stated(text: str) -> bool:
+    """Whether a cell is more than what programs write for an empty one."""
+    return text.strip().upper() not in UNKNOWN
+
+
+def markup(text: str) -> str:
+    """The reason why a text is no plain text (HTML, RTF, XML such as CDA, PDF, base64), or nothing."""
+    runs = _ENCODED.findall(text)
+    if any(re.search(r"[a-z]", run) and re.search(r"[A-Z]", run) and re.search(r"\d", run) for run in runs):
+        return "is-pdf" if MARKUP["is-pdf"].search(text) else "is-base64"
+    return next((reason for reason, mark in MARKUP.items() if mark.search(text)), "")
 
 
 def labels_of(text: str) -> tuple[frozenset[str], frozenset[str]]:

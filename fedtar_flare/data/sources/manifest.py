@@ -18,7 +18,7 @@ from fedtar_flare.core.errors import ConfigError, DataError, collecting, decodin
 from fedtar_flare.core.files import SHARED, replacing
 from fedtar_flare.data.cells import SPLITS
 from fedtar_flare.data.cohort import Modality, Visit
-from fedtar_flare.data.sources.fields import PICTURES, age_at, date_of, known_age, labels_of, sex_of
+from fedtar_flare.data.sources.fields import PICTURES, age_at, date_of, is_stated, known_age, labels_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import Row, open_table
 
@@ -77,7 +77,7 @@ def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path,
         with within(f"{where} 'birth_date'"):
             age = age_at(row.get("birth_date", ""), acquired)
     column, text = "report", row.get("report", "")
-    if not text and row.get("report_path"):
+    if not is_stated(text) and row.get("report_path"):
         column, text = "report_path", read_text(folder / row["report_path"], f"{where} 'report_path'")
     labels, uncertain = labels_of(row[LABELS]) if LABELS in row else (None, frozenset[str]())
     if not text.strip() and labels is None:

@@ -19,6 +19,7 @@ from fedtar_flare.core.settings import check_names, suggestion
 from fedtar_flare.data.cells import Split
 from fedtar_flare.data.cohort import Patient, Sex, Visit, order_in_time
 from fedtar_flare.data.report_text import CLEANINGS, check_sections, clean_report, select_sections
+from fedtar_flare.data.sources.fields import is_stated, markup
 
 logger = logging.getLogger(__name__)
 _LOGGED: set[int] = set()
@@ -69,6 +70,10 @@ class Reading:
         if self.views == "all":
             visit = replace(visit, visit_id=f"{visit.visit_id}-{visit.image.stem}")
         study = f"{self.where}: patient {visit.patient_id}, study {visit.visit_id}"
+        if not is_stated(visit.report):
+            visit = replace(visit, report="")
+        if reason := markup(visit.report):
+            raise DataError(f"{study}: the report is no plain text", reason=reason)
         if visit.report or visit.labels is None:
             with within(study):
                 report = clean_report(select_sections(visit.report, self.sections), self.cleaning).strip()
