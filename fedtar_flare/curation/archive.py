@@ -1,25 +1,29 @@
 """A hospital's DICOM export folder (any naming, any depth, zips, with or without DICOMDIR) to a manifest of studies.
 
-Headers alone tell the files apart: patients by PatientID, studies by StudyInstanceUID, dated by StudyDate, else
-AcquisitionDate, else SeriesDate. A study that a manifest cannot hold is left out and counted by reason.
+Headers alone tell the files apart: patients by PatientID and its issuer, studies by StudyInstanceUID, dated by
+StudyDate, else AcquisitionDate, else SeriesDate. A study that a manifest cannot hold is left out and counted by reason.
 """
 
 import hashlib
 import os
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
-from fedtar_flare.curation.archive_files import IMAGES, File, all_headers, studies_below
+from fedtar_flare.curation.archive_files import IMAGES, REJECTED, File, all_headers, rejected, studies_below
+from fedtar_flare.curation.documents import Identifier, may_be_same, same_issuer
 from fedtar_flare.data.cohort import Modality
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.reading import by_reason, counts_text
+from fedtar_flare.imaging.readers.dicom_tags import WRONG
 
 FRONTAL = {"PA": 0, "AP": 1}  # rank of a view among a study's radiographs; all others follow
 Holders = dict[Path, set[str]]
@@ -30,10 +34,10 @@ Holders = dict[Path, set[str]]
 class Study:
     """A future row of a manifest; ``top`` is the study's highest folder, ``exclusive`` if it holds no other study."""
 
-    patient_id: str
+    patient_id: str  # with its issuer, where several issuers have used it
+    patients: tuple[Identifier, ...]  # the patient's own identifier, and others of the same patient
     uid: str
-    accession: str
-    issuer: str  # of the accession number, where its files name one
+    orders: tuple[Identifier, ...]  # accession numbers of its images
     acquired: datetime
     image: Path
     modality: Modality
@@ -46,6 +50,15 @@ class Study:
     report_file: Path | None = None
 
 
+class Owner(NamedTuple):
+    """What a file says of an accession number: the patient, all identifiers of the patient, the number, the study."""
+
+    patient: Identifier
+    patients: frozenset[Identifier]
+    order: Identifier
+    study: str
+
+
 @dataclass
 class Index:
     """Content of an export folder."""
@@ -53,8 +66,9 @@ class Index:
     studies: list[Study] = field(default_factory=list)  # by date, those that a manifest can hold
     problems: list[DataError] = field(default_factory=list)  # one for each other study, and for stray files
     notes: Counter[str] = field(default_factory=Counter)  # by reason, files ignored within studies
-    # accession number to its patients, each with the number's issuer or an empty text
-    owners: dict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
+    owners: dict[str, set[Owner]] = field(default_factory=lambda: defaultdict(set))  # by accession number
+    people: dict[str, set[Identifier]] = field(default_factory=lambda: defaultdict(set))  # by PatientID
+    days: dict[tuple[Identifier, str], set[str]] = field(default_factory=lambda: defaultdict(set))  # studies by day
     files: int = 0  # number of all files
     dicom: int = 0  # and of DICOM files
 
@@ -80,13 +94,29 @@ def index_folder(
     paths = [path for path in files_below(folder) if links is None or not path.is_relative_to(links)]
     index = Index(files=len(paths))
     files, index.problems, lost = all_headers(paths, workers, say, every)
-    holders = studies_below(files)
     index.dicom = len(files)
     if not files:
         raise DataError(f"{folder}: no DICOM file among {len(paths)} file(s)", reason="no-dicom")
+    return index_files(index, files, folder, modality, links, lost)
+
+
+def index_files(
+    index: Index,
+    files: Iterable[File],
+    folder: Path,
+    modality: Modality | None = None,
+    links: Path | None = None,
+    lost: dict[str, list[Path]] | None = None,
+) -> Index:
+    """Group files to studies; ``lost`` are unreadable files of each. Their order changes nothing."""
+    files, lost = rejected(files), lost or {}
+    holders = studies_below(files)
     groups: dict[str, list[File]] = defaultdict(list)
     for file in files:
-        index.owners[file.accession].add((file.patient_id, file.issuer))
+        index.owners[file.order.value].add(Owner(file.patient, file.others | {file.patient}, file.order, file.study))
+        index.people[file.patient.value].add(file.patient)
+        with suppress(DataError):
+            index.days[file.patient, date_of(file.date).date().isoformat()].add(file.study)
         if file.study:
             groups[file.study].append(file)
         elif file.kind in IMAGES:
@@ -102,6 +132,7 @@ def index_folder(
             text = f"study {study.uid}: {study.modality}, and this manifest is of {wanted}"
             index.problems.append(DataError(text, reason="other-modality"))
     index.studies = [study for study in index.studies if study.modality == wanted]
+    _name_patients(index)
     _drop_mixed_identities(index, files)
     index.studies.sort(key=lambda study: (study.acquired, _hash(study.uid)))
     return index
@@ -113,7 +144,8 @@ def write_manifest(index: Index, manifest: Path) -> int:
     folder = manifest.absolute().parent
     for study in index.studies:
         if not study.report.strip() and study.report_file is None:
-            text = f"study {study.uid} (accession '{study.accession}') of {study.acquired:%Y-%m-%d}: no report"
+            numbers = ", ".join(order.value for order in study.orders)
+            text = f"study {study.uid} (accession '{numbers}') of {study.acquired:%Y-%m-%d}: no report"
             index.problems.append(DataError(text, reason="no-report"))
             continue
         written.append(study)
@@ -146,15 +178,22 @@ def _study(
     where = f"study {uid} ({files[0].path})"
     used = slices or radiographs
     if not used:
-        reason = Counter(file.kind for file in files).most_common(1)[0][0]
+        kinds = Counter(file.kind for file in files)
+        reason = REJECTED if kinds[REJECTED] else min(kinds, key=lambda kind: (-kinds[kind], kind))
         raise DataError(f"{where}: none of {len(files)} file(s) is a CT slice or a radiograph", reason=reason)
     if radiographs and slices:
         notes["radiograph-beside-ct"] += len(radiographs)
     notes.update(file.kind for file in files if file.kind not in IMAGES)
-    if len({file.patient_id for file in used}) > 1:
+    patients = {file.patient for file in used}
+    if not one_identity(patients):
         raise DataError(f"{where}: files of several patients", reason="mixed-patients")
-    if not used[0].patient_id:
+    patient = max(patients, key=lambda identifier: (len(identifier.issuer), identifier))
+    if not patient.value:
         raise DataError(f"{where}: no PatientID", reason="no-patient-id")
+    orders = _orders(used, files)
+    if any(WRONG.search(identifier.value) for identifier in (patient, *orders)):
+        text = f"{where}: PatientID or accession number in another character set than SpecificCharacterSet names"
+        raise DataError(text, reason="bad-charset")
     sexes = {file.sex for file in used} - {""}
     if len(sexes) > 1:
         raise DataError(f"{where}: F in one file and M in another", reason="conflicting-sex")
@@ -168,15 +207,14 @@ def _study(
             raise
         age = None
         notes["bad-age"] += 1
-    issuers = {file.issuer for file in files} - {""}
     top = Path(used[0].path).parent
-    while top != root and holders[top.parent] == {uid}:
+    while top != root and holders[top.parent] - {REJECTED} == {uid}:
         top = top.parent
     return Study(
-        patient_id=used[0].patient_id,
+        patient_id=patient.value,
+        patients=(patient, *sorted({other for file in used for other in file.others})),
         uid=uid,
-        accession=next((file.accession for file in files if file.accession), ""),
-        issuer=issuers.pop() if len(issuers) == 1 else "",
+        orders=orders,
         acquired=acquired,
         image=image,
         modality="ct" if slices else "radiograph",
@@ -184,8 +222,21 @@ def _study(
         sex="".join(sexes),
         files=sorted({Path(file.path) for file in files}),
         top=top,
-        exclusive=holders[top] == {uid},
+        exclusive=holders[top] - {REJECTED} == {uid},
     )
+
+
+def one_identity(identifiers: Iterable[Identifier]) -> bool:
+    """Whether nothing tells these identifiers apart."""
+    return all(may_be_same(a, b) for a, b in combinations(identifiers, 2))
+
+
+def _orders(used: Sequence[File], files: Sequence[File]) -> tuple[Identifier, ...]:
+    """The accession numbers of the images, else of all files, each with the issuers that any file names."""
+    numbers = {file.order.value for file in used} - {""} or {file.order.value for file in files} - {""}
+    stated = {file.order for file in files if file.order.value in numbers}
+    named = {order.value for order in stated if order.issuer}
+    return tuple(sorted(order for order in stated if order.issuer or order.value not in named))
 
 
 def _frontal(radiographs: Sequence[File], where: str, notes: Counter[str]) -> Path:
@@ -232,7 +283,9 @@ def _image_path(
         return common
     if links is None:
         text = f"{where}: {common} holds {len(holders[common])} studies; a folder must hold one (--links makes such)"
-        raise DataError(text, reason="shared-folder")
+        if REJECTED in holders[common]:
+            text = f"{where}: {common} holds instances that a key object rejects (--links makes a folder without them)"
+        raise DataError(text, reason=REJECTED if REJECTED in holders[common] else "shared-folder")
     folder = links / f"study-{_hash(uid)[:16]}"
     temporary = folder.with_name(f".{folder.name}.part")  # made whole or not at all
     shutil.rmtree(temporary, ignore_errors=True)
@@ -244,16 +297,32 @@ def _image_path(
     return folder
 
 
+def _name_patients(index: Index) -> None:
+    """One PatientID of several issuers is of several people: each is named with the issuer, or left out without one."""
+    studies, index.studies = index.studies, []
+    for study in studies:
+        own = study.patients[0]
+        with collecting(index.problems):
+            if not one_identity(index.people[own.value]):
+                alike = {other for other in index.people[own.value] if same_issuer(own.issuer, other.issuer)}
+                if not own.issuer or not one_identity(alike):
+                    text = f"study {study.uid}: several issuers have used the PatientID {own.value}; which one is it?"
+                    raise DataError(text, reason="ambiguous-patient-id")
+                issuer = max(alike, key=lambda other: (len(other.issuer), other)).issuer
+                study.patient_id = f"{own.value}^^^{issuer}"
+            index.studies.append(study)
+
+
 def _drop_mixed_identities(index: Index, files: Sequence[File]) -> None:
     """Studies under one PatientID with different birth dates or sex are of different people: none is used."""
     births: dict[str, set[str]] = defaultdict(set)
     sexes: dict[str, set[str]] = defaultdict(set)
     studies, index.studies = index.studies, []
-    used = {study.uid for study in studies}
+    patients = {study.uid: study.patient_id for study in studies}
     for file in files:
-        if file.study in used:
-            births[file.patient_id] |= {file.birth_date} - {""}
-            sexes[file.patient_id] |= {file.sex} - {""}
+        if file.study in patients:
+            births[patients[file.study]] |= {file.birth_date} - {""}
+            sexes[patients[file.study]] |= {file.sex} - {""}
     for study in studies:
         with collecting(index.problems):
             for reason, values in (("conflicting-birth-date", births), ("conflicting-sex", sexes)):

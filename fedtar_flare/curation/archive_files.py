@@ -1,19 +1,26 @@
 """Headers of an export folder's DICOM files, read in parallel."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtar_flare.core.errors import DataError, collecting, decoding
 from fedtar_flare.core.text import Progress
+from fedtar_flare.curation.documents import Identifier
 from fedtar_flare.data.sources.fields import sex_of
+from fedtar_flare.imaging.readers.dicom_tags import first, text_of, words
 
 IMAGES = ("ct", "radiograph")
 KEYWORDS = """
     SOPClassUID SOPInstanceUID StudyInstanceUID SeriesInstanceUID PatientID PatientBirthDate PatientAge PatientSex
     AccessionNumber StudyDate StudyTime AcquisitionDate AcquisitionTime SeriesDate SeriesTime Modality ImageType
-    Rows SamplesPerPixel IssuerOfAccessionNumberSequence"""
+    Rows SamplesPerPixel IssuerOfAccessionNumberSequence IssuerOfPatientID IssuerOfPatientIDQualifiersSequence
+    OtherPatientIDs OtherPatientIDsSequence ConceptNameCodeSequence CurrentRequestedProcedureEvidenceSequence
+    ContentSequence"""
+REJECTIONS = {"113001", "113037", "113038", "113039"}
+"""Titles of key objects (DCM): rejected for quality or patient safety, wrong worklist entry, retention expired."""
+REJECTED = "rejected-instance"
 CHUNK = 200  # files that a worker reads at a time
 
 
@@ -23,10 +30,10 @@ class File(NamedTuple):
     path: str
     in_zip: bool
     kind: str
-    patient_id: str
+    patient: Identifier
+    others: frozenset[Identifier]  # further identifiers of the patient
     study: str
-    accession: str
-    issuer: str  # of the accession number, as issuer_of has it
+    order: Identifier  # accession number
     date: str  # without dots
     time: str  # without colons
     birth_date: str  # without dots
@@ -34,6 +41,7 @@ class File(NamedTuple):
     sex: str  # F, M or empty
     view: str  # of a frontal radiograph PA, AP or empty; else the reason why it is not frontal
     sop: str
+    rejects: frozenset[str]  # instances that this key object rejects
 
 
 class Headers(NamedTuple):
@@ -108,11 +116,13 @@ def all_headers(
 
 
 def studies_below(files: Sequence[File]) -> dict[Path, set[str]]:
-    """For each folder (and zip, and file) the studies that have images in it or below."""
+    """For each folder (and zip, and file) the studies that have images in it or below; REJECTED for rejected ones."""
     direct: dict[Path, set[str]] = defaultdict(set)
     for file in files:
         if file.kind in IMAGES:
             direct[Path(file.path)].add(file.study)
+        elif file.kind == REJECTED:
+            direct[Path(file.path)].add(REJECTED)
     holders: dict[Path, set[str]] = defaultdict(set)
     for path, studies in direct.items():
         for folder in (path, *path.parents):
@@ -120,21 +130,47 @@ def studies_below(files: Sequence[File]) -> dict[Path, set[str]]:
     return holders
 
 
-def issuer_of(dataset: Any) -> str:
-    """Who issued the accession number: the local name, the universal one, both as ``LOCAL|UNIVERSAL``, or nothing."""
-    item = (dataset.get("IssuerOfAccessionNumberSequence") or [{}])[0]
-    names = item.get("LocalNamespaceEntityID"), item.get("UniversalEntityID")
-    return "|".join(str(name).strip(" \0") for name in names if name)
+def issuer_of(dataset: Any, of: str = "AccessionNumber") -> str:
+    """Who issued it (or the PatientID): the local name, the universal one, both as ``LOCAL|UNIVERSAL``, or nothing."""
+    patient = of == "PatientID"
+    item = (dataset.get("IssuerOfPatientIDQualifiersSequence" if patient else f"IssuerOf{of}Sequence") or [{}])[0]
+    local = dataset.get("IssuerOfPatientID") if patient else item.get("LocalNamespaceEntityID")
+    return "|".join(str(name).strip(" \0") for name in (local, item.get("UniversalEntityID")) if name)
+
+
+def rejected(files: Iterable[File]) -> list[File]:
+    """The files in an order that depends on what they hold alone; those that a key object rejects are no images."""
+    files = sorted(files, key=lambda file: (file.sop, file.path))
+    gone = frozenset().union(*(file.rejects for file in files))
+    return [file._replace(kind=REJECTED) if file.sop in gone and file.kind in IMAGES else file for file in files]
+
+
+def _others(dataset: Any) -> Iterator[Identifier]:
+    """The patient's other identifiers; the retired list of them names no issuers."""
+    names = dataset.get("OtherPatientIDs") or ()
+    yield from (Identifier(name) for name in ([names] if isinstance(names, str) else names))
+    for item in dataset.get("OtherPatientIDsSequence") or ():
+        yield Identifier(text_of(item, "PatientID"), issuer_of(item, "PatientID"))
+
+
+def _rejects(dataset: Any) -> Iterator[str]:
+    """UIDs of the instances that a key object rejects, by its evidence or its content."""
+    titles = dataset.get("ConceptNameCodeSequence") or ()
+    if first(dataset, "Modality") == "KO" and any(first(title, "CodeValue") in REJECTIONS for title in titles):
+        for item in dataset.iterall():
+            if item.keyword == "ReferencedSOPInstanceUID":
+                yield str(item.value)
 
 
 def _file(header: Any) -> File:
     from fedtar_flare.imaging.readers.dicom_slices import CAPTURES, LOCALIZERS, SECONDARY_CAPTURE
-    from fedtar_flare.imaging.readers.dicom_tags import first, words
     from fedtar_flare.imaging.readers.pictures import view_of
 
     dataset = header.dataset
-    with decoding(f"{header.source.name}: who issued its accession number cannot be read", "bad-header"):
-        issuer = issuer_of(dataset)
+    with decoding(f"{header.source.name}: its identifiers or references cannot be read", "bad-header"):
+        patient = Identifier(text_of(dataset, "PatientID"), issuer_of(dataset, "PatientID"))
+        order = Identifier(text_of(dataset, "AccessionNumber"), issuer_of(dataset))
+        others, rejects = frozenset(_others(dataset)), frozenset(_rejects(dataset))
     modality, image_type = first(dataset, "Modality"), set(words(dataset, "ImageType"))
     if not header.has_pixels:
         kind = "no-pixel-data"
@@ -158,18 +194,14 @@ def _file(header: Any) -> File:
         date = date or first(dataset, f"{name}Date")
         time = time or first(dataset, f"{name}Time")
 
-    def text_of(keyword: str) -> str:
-        value = dataset.get(keyword)  # decoded by the file's own character set
-        return "" if value is None else str(value).strip(" \0")
-
     return File(
         path=str(header.source.path),
         in_zip=header.source.archive is not None,
         kind=kind,
-        patient_id=text_of("PatientID"),
+        patient=patient,
+        others=others - {Identifier()},
         study=first(dataset, "StudyInstanceUID"),
-        accession=text_of("AccessionNumber"),
-        issuer=issuer,
+        order=order,
         date=date.replace(".", ""),
         time=time.replace(":", ""),
         birth_date=first(dataset, "PatientBirthDate").replace(".", ""),
@@ -177,4 +209,5 @@ def _file(header: Any) -> File:
         sex=sex_of(first(dataset, "PatientSex")) or "",
         view=view,
         sop=first(dataset, "SOPInstanceUID"),
+        rejects=rejects,
     )

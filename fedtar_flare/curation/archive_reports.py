@@ -2,28 +2,30 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting
-from fedtar_flare.curation.archive import Index, Study
-from fedtar_flare.curation.documents import same_issuer
+from fedtar_flare.curation.archive import Index, Owner, Study, one_identity
+from fedtar_flare.curation.documents import NOBODY, Identifier, may_be_same
 from fedtar_flare.data.sources.fields import date_of
 from fedtar_flare.data.sources.manifest import without_mark
 from fedtar_flare.data.sources.tables import open_table
 
 FILE_NAME = re.compile(r'(?!\.{1,2}\Z)[^/\\:*?"<>|\0]+')
-KEYS = ("study_instance_uid", "accession_number", "issuer", "patient_id", "study_date", "report")
+KEYS = (
+    "study_instance_uid", "accession_number", "issuer", "patient_id", "patient_issuer", "study_date", "report",
+)  # fmt: skip
 
 
 class Report(NamedTuple):
-    """The text or file of a report, its origin for messages, and the patient and issuer that the origin states."""
+    """The text or file of a report, its origin for messages, and the patient and accession number that it states."""
 
     origin: str
     content: str | Path
-    patient_id: str = ""
-    issuer: str = ""
+    patient: Identifier = NOBODY
+    order: Identifier = NOBODY
 
 
 ByKey = dict[tuple[str, ...], list[Report]]
@@ -31,87 +33,122 @@ ByKey = dict[tuple[str, ...], list[Report]]
 
 
 def join_reports(index: Index, reports: Path | None) -> int:
-    """Give each study of an index its report.
+    """Give each study of an index its report, and say how many reports belong to none.
 
-    Left out are studies of several different reports (``ambiguous-report``), and those whose report is under an
-    accession number of several patients or issuers (``ambiguous-accession-number``) unless study and report name the
-    issuer; where the issuer is another one: ``report-of-another-issuer``.
+    A study whose report is not certain is left out under a reason: ``docs/how-to/from-pacs.md`` has them.
     """
     if reports is not None and not reports.exists():
         raise ConfigError(f"{reports}: there is no such table or folder of reports")
     by_key: ByKey = defaultdict(list)
     if reports is not None and reports.is_dir():
         for file in sorted(reports.rglob("*.txt")):
-            for kind in ("uid", "accession"):
-                by_key[kind, file.stem].append(Report(str(file), file))
+            by_key["uid", file.stem].append(Report(str(file), file))
+            by_key["accession", file.stem].append(Report(str(file), file, order=Identifier(file.stem)))
     elif reports is not None:
         by_key = reports_of_table(reports, index.problems)
     studies, index.studies = index.studies, []
     used: set[str] = set()
     for study in studies:
         with collecting(index.problems):
-            if reports is None:
-                study.report_file = _beside(study)
-                if study.report_file is not None and study.report_file.stem == study.accession:
-                    _by_number(study, [Report(str(study.report_file), "")], index.owners[study.accession])
-            if matching := _matching(study, by_key, index.owners[study.accession]):
-                contents = {report.content for report in matching}
-                if len(contents) > 1:
-                    origins = ", ".join(sorted(report.origin for report in matching)[:4])
-                    text = f"study {study.uid}: {len(contents)} different reports ({origins})"
-                    raise DataError(text, reason="ambiguous-report")
-                content = contents.pop()
+            matching = _matching(study, by_key if reports else _beside(study), index)
+            if len(contents := {report.content for report in matching}) > 1:
+                origins = ", ".join(sorted(report.origin for report in matching)[:4])
+                text = f"study {study.uid}: {len(contents)} different reports ({origins})"
+                raise DataError(text, reason="ambiguous-report")
+            for content in contents:
                 study.report, study.report_file = (content, None) if isinstance(content, str) else ("", content)
             used |= {report.origin for report in matching}
             index.studies.append(study)
     return len({report.origin for some in by_key.values() for report in some} - used)
 
 
-def _by_number(study: Study, reports: list[Report], owners: set[tuple[str, str]]) -> list[Report]:
-    """Reports of the study's issuer and patient among those under its accession number; DataError where it is unclear.
+def _matching(study: Study, by_key: ByKey, index: Index) -> Sequence[Report]:
+    """The reports that name the study or one of its accession numbers, else the patient and the day."""
+    by_uid, by_number = by_key.get(("uid", study.uid), []), list[Report]()
+    for order in study.orders:
+        if reports := by_key.get(("accession", order.value), []):
+            try:
+                by_number += _by_number(study, order, reports, index.owners[order.value])
+            except DataError:
+                if not by_uid:
+                    raise
+    matching = by_uid + [report for report in by_number if not by_uid or _is_of(report, study.patients)]
+    if any(not _is_of(report, study.patients) for report in matching):
+        text = f"study {study.uid}: {matching[0].origin} is the report of another patient"
+        raise DataError(text, reason="report-of-another-patient")
+    named = {report.order.value for report in matching} - {""}
+    if named and (others := sorted({order.value for order in study.orders} - named)):
+        text = f"study {study.uid}: {matching[0].origin} is about one of its accession numbers, not about {others[0]}"
+        raise DataError(text, reason="several-accession-numbers")
+    return matching or _by_day(study, by_key, index)
 
-    ``owners`` has the patients and issuers of all studies with this number.
+
+def _is_of(report: Report, patients: Collection[Identifier]) -> bool:
+    """Whether a report may be of the patient with these identifiers."""
+    return not report.patient.value or any(may_be_same(report.patient, patient) for patient in patients)
+
+
+def _by_number(study: Study, order: Identifier, reports: list[Report], owners: set[Owner]) -> list[Report]:
+    """Those reports under an accession number that are the study's; DataError where that is unclear.
+
+    ``owners`` are all files with this number.
     """
-    issuer = study.issuer
-    candidates = [r for r in reports if not (issuer and r.issuer) or same_issuer(issuer, r.issuer)]
+    candidates = [report for report in reports if may_be_same(order, report.order)]
     where = f"study {study.uid}: {reports[0].origin}"
     if not candidates:
-        text = f"{where} is of issuer '{reports[0].issuer}', not '{issuer}'; if they are one, both must say it"
+        text = (
+            f"{where} is of issuer '{reports[0].order.issuer}', not '{order.issuer}'; if they are one, both must say it"
+        )
         raise DataError(text, reason="report-of-another-issuer")
-    candidates = [report for report in candidates if report.patient_id in ("", study.patient_id)] or candidates
+    candidates = [report for report in candidates if _is_of(report, study.patients)] or candidates
     for report in candidates:
-        named = issuer and report.issuer
-        fits = [(p, i) for p, i in owners if report.patient_id in ("", p) and (not named or same_issuer(i, issuer))]
-        issuers = ({i for _, i in fits} | {r.issuer for r in reports if not named}) - {""}
-        if len({p for p, _ in fits}) > 1 or not all(same_issuer(a, b) for a in issuers for b in issuers):
+        named = order.issuer and report.order.issuer
+        fits = [o for o in owners if _is_of(report, o.patients) and (not named or may_be_same(o.order, order))]
+        issuers = {o.order.issuer for o in fits} | {r.order.issuer for r in reports if not named}
+        if not (one_identity({o.patient for o in fits}) and one_identity({Identifier("", i) for i in issuers})):
             text = f"{where} has an accession number of several patients or issuers; columns of these have to tell"
             raise DataError(text, reason="ambiguous-accession-number")
+        if len({owner.study for owner in fits}) > 1:
+            text = (
+                f"{where} has an accession number of several studies; study_instance_uid has to tell which it is about"
+            )
+            raise DataError(text, reason="accession-number-of-several-studies")
     return candidates
 
 
-def _matching(study: Study, by_key: ByKey, owners: set[tuple[str, str]]) -> list[Report]:
-    """The reports under the first key that has any."""
-    day = study.acquired.date().isoformat()
-    for key in (("uid", study.uid), ("accession", study.accession), ("day", study.patient_id, day)):
-        reports = by_key.get(key, []) if key[1] else []
-        if reports and key[0] == "accession":
-            reports = _by_number(study, reports, owners)
-        if any(report.patient_id not in ("", study.patient_id) for report in reports):
-            text = f"study {study.uid}: {reports[0].origin} is the report of another patient"
-            raise DataError(text, reason="report-of-another-patient")
-        if reports:
-            return reports
-    return []
+def _by_day(study: Study, by_key: ByKey, index: Index) -> list[Report]:
+    """The patient's reports of the day; DataError where the patient or the study is unclear."""
+    own, day = study.patients[0], study.acquired.date().isoformat()
+    reports = [report for report in by_key.get(("day", own.value, day), []) if may_be_same(report.patient, own)]
+    for report in reports:
+        named = own.issuer and report.patient.issuer
+        people = {other for other in index.people[own.value] if not named or may_be_same(other, own)}
+        if not one_identity(people | {report.patient}):
+            text = f"study {study.uid}: {report.origin} has a patient_id of several issuers; patient_issuer has to tell"
+            raise DataError(text, reason="ambiguous-patient-id")
+        if len(set().union(*(index.days.get((person, day), ()) for person in people))) > 1:
+            text = (
+                f"study {study.uid}: {report.origin} names the patient and day alone, and that day has several studies"
+            )
+            raise DataError(text, reason="several-studies-that-day")
+    return reports
 
 
-def _beside(study: Study) -> Path | None:
-    names = [f"{name}.txt" for name in (study.accession, study.uid) if FILE_NAME.fullmatch(name)]
+def _beside(study: Study) -> ByKey:
+    """The first text file that lies with a study, under the key that its name is."""
+    numbers = {order.value for order in study.orders}
+    names = [f"{name}.txt" for name in (*sorted(numbers), study.uid) if FILE_NAME.fullmatch(name)]
     folders = {path.parent for path in study.files}
     inside = [study.top, *(f for f in sorted(folders) if f.is_relative_to(study.top) and f != study.top)]
     between = [p for f in inside for p in f.parents if p.is_relative_to(study.top) and p not in inside]
     general = [folder / "report.txt" for folder in (*inside, *between)] if study.exclusive else []
-    named = [folder / name for folder in (*inside, *between, *folders, study.top.parent) for name in names]
-    return next((file for file in (*named, *general) if file.is_file()), None)
+    named = [folder / name for folder in (*inside, *between, *sorted(folders), study.top.parent) for name in names]
+    file = next((file for file in (*named, *general) if file.is_file()), None)
+    if file is None:
+        return {}
+    if file.stem in numbers:
+        return {("accession", file.stem): [Report(str(file), file, order=Identifier(file.stem))]}
+    return {("uid", study.uid): [Report(str(file), file)]}
 
 
 def reports_of_table(table: Path, problems: list[DataError]) -> ByKey:
@@ -131,7 +168,9 @@ def reports_of_table(table: Path, problems: list[DataError]) -> ByKey:
                 key = "day", row["patient_id"], date_of(row["study_date"]).date().isoformat()
             except DataError as error:
                 raise ConfigError(f"{where}, column 'study_date': {error}") from error
-        by_key[key].append(Report(where, row["report"], row.get("patient_id", ""), row.get("issuer", "")))
+        patient = Identifier(row.get("patient_id", ""), row.get("patient_issuer", ""))
+        order = Identifier(row.get("accession_number", ""), row.get("issuer", ""))
+        by_key[key].append(Report(where, row["report"], patient, order))
     return by_key
 
 

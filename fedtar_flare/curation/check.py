@@ -147,6 +147,7 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
     """Read all that a site would train on: every row, and every image."""
     from fedtar_flare.imaging.duplicates import shared_pictures
     from fedtar_flare.imaging.workers import each
+    from fedtar_flare.site.cohort import ids_of
 
     reading, excluded, limits = read_target(target)
     result = Check(str(target))
@@ -156,8 +157,8 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
         patients = []
     for problem in reading.problems:
         result.rejected.setdefault(problem.reason, []).append(str(problem))
-    result.excluded = sum(len(patient.visits) for patient in patients if patient.patient_id in excluded)
-    patients = [patient for patient in patients if patient.patient_id not in excluded]
+    result.excluded = sum(len(patient.visits) for patient in patients if excluded & ids_of(patient.patient_id))
+    patients = [patient for patient in patients if not excluded & ids_of(patient.patient_id)]
     visits = sorted((v for p in patients for v in p.visits), key=lambda v: (v.acquired, v.visit_id))
     shown = {round(i) for i in np.linspace(0, len(visits) - 1, max(0, min(thumbnails, len(visits))))}
     items = []

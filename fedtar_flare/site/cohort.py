@@ -63,9 +63,9 @@ def load_cohort(
         )
     if not (excluded := excluded_patients(config)):
         return whole
-    if absent := len(excluded - {patient.patient_id for patient in whole.patients}):
+    if absent := len(excluded.difference(*(ids_of(patient.patient_id) for patient in whole.patients))):
         logger.warning("%d id(s) of the exclusion list %s are no patients of this site", absent, config.exclude)
-    return whole.leaving_out(lambda visit: EXCLUDED if visit.patient_id in excluded else None)
+    return whole.leaving_out(lambda visit: EXCLUDED if excluded & ids_of(visit.patient_id) else None)
 
 
 def prepare_site(
@@ -110,6 +110,11 @@ def labeler_of_site(config: SiteConfig) -> ReportLabeler | None:
     from fedtar_flare.learning.report_labeler import ReportLabeler
 
     return ReportLabeler(config.labeler, choose_device(config.device)[0], cache_folder(config) / "prepared")
+
+
+def ids_of(patient_id: str) -> frozenset[str]:
+    """What an exclusion list may call a patient: ``fedtar data index`` puts ``^^^`` and the issuer behind some ids."""
+    return frozenset((patient_id, patient_id.partition("^^^")[0]))
 
 
 def excluded_patients(config: SiteConfig) -> frozenset[str]:

@@ -274,6 +274,7 @@ def test_a_report_under_an_accession_number_of_two_patients_is_left_out(tmp_path
     assert {s.patient_id: s.report for s in index.studies} == {"P": "Yes.", "Q": "No."}
 
 
+OF_SEVERAL = "accession-number-of-several-studies"
 FIRST, SECOND, OTHER = ("NORTH", "1.2.1"), ("NORTH", "1.2.2"), ("SOUTH", "")
 
 
@@ -285,7 +286,7 @@ FIRST, SECOND, OTHER = ("NORTH", "1.2.1"), ("NORTH", "1.2.2"), ("SOUTH", "")
         ([FIRST, SECOND], ["^1.2.2"], {2: 1}, {"report-of-another-issuer": 1}),
         ([FIRST, OTHER], ["", "SOUTH"], {}, {"no-report": 2}),
         ([FIRST, OTHER], [""], {}, {"ambiguous-accession-number": 2}),
-        ([FIRST, None], ["NORTH", "SOUTH"], {1: 1}, {"ambiguous-accession-number": 1}),
+        ([FIRST, None], ["NORTH", "SOUTH"], {}, {OF_SEVERAL: 1, "ambiguous-accession-number": 1}),
         ([OTHER, None], ["NORTH"], {}, {"report-of-another-issuer": 1, "ambiguous-accession-number": 1}),
         ([None], ["NORTH"], {1: 1}, {}),
         ([OTHER], [""], {1: 1}, {}),

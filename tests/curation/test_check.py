@@ -105,6 +105,8 @@ def test_the_check_goes_on_after_an_unexpected_error(radiographs, monkeypatch):
 
 def test_site_files_and_exclusion(radiographs, tmp_path):
     (tmp_path / "gone.txt").write_text("A\n")
+    table = tmp_path / "manifest.csv"
+    table.write_text(table.read_text().replace("\nA,", "\nA^^^NORTH,"))
     (tmp_path / "site.yaml").write_text("source: manifest\npath: manifest.csv\nexclude: gone.txt\n")
     result = check(tmp_path / "site.yaml", thumbnails=0)
     assert result.excluded == 3 and [p.patient_id for p in result.patients] == ["B", "C"] and result.images == 3

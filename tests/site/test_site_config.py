@@ -138,8 +138,9 @@ def test_a_simulated_site_splits_by_its_name_whatever_the_seed(manifest, tmp_pat
 
 def test_excluded_patients_are_left_out_and_counted(manifest, tmp_path, caplog):
     (tmp_path / "withdrawn.txt").write_text("# since May\np3\n\n p7 \nnobody\n")
+    manifest.write_text(manifest.read_text().replace("p7,", "p7^^^NORTH,"))
     made = cohort(SiteConfig(source="manifest", path=manifest, exclude=tmp_path / "withdrawn.txt"), tmp_path)
-    assert {"p3", "p7"}.isdisjoint(p.patient_id for p in made.patients)
+    assert {"p3", "p7^^^NORTH"}.isdisjoint(p.patient_id for p in made.patients)
     assert made.rejected == {"excluded": 6} and "1 id(s)" in caplog.text
     with pytest.raises(ConfigError, match="exclusion list"):
         cohort(SiteConfig(source="manifest", path=manifest, exclude=tmp_path / "nowhere.txt"), tmp_path)

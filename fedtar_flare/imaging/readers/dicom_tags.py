@@ -1,6 +1,7 @@
 """Values of single DICOM tags, checked; they bypass pydicom's conversion where that is slow (decimal strings)."""
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -13,6 +14,8 @@ from pydicom.tag import BaseTag, Tag
 from fedtar_flare.core.errors import DataError
 
 Default = TypeVar("Default", int, None)
+WRONG = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]")
+"""Characters of no identifier: what is left of bytes that were read by another character set than their own."""
 
 
 @cache
@@ -37,6 +40,12 @@ def text(dataset: Dataset, keyword: str) -> str:
 def first(dataset: Dataset, keyword: str) -> str:
     """Read the first part of a value."""
     return text(dataset, keyword).split("\\")[0].strip(" \0")
+
+
+def text_of(dataset: Dataset, keyword: str) -> str:
+    """Read a value's letters by the file's own character set, as identifiers and names need it."""
+    value = dataset.get(keyword)
+    return "" if value is None else str(value).strip(" \0")
 
 
 def words(dataset: Dataset, keyword: str) -> tuple[str, ...]:

@@ -1,0 +1,211 @@
+"""No study of an archive gets another's report, in whatever order files and rows come; rejected images are none."""
+
+import csv
+import random
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_dicom import chest, put, then, write_series
+from pydicom.dataset import Dataset
+from pydicom.sequence import Sequence
+
+from fedtar_flare.curation.archive import Index, index_files, index_folder
+from fedtar_flare.curation.archive_files import File
+from fedtar_flare.curation.archive_reports import join_reports
+from fedtar_flare.curation.documents import NOBODY, Identifier, may_be_same
+from fedtar_flare.imaging.readers.ct import read_ct
+
+ROOT = Path("/archive")
+ISSUERS = st.sampled_from(["NORTH", "NORTH|1.2.1", "SOUTH|1.2.2"])
+
+
+def file(uid, n, patient, order, day="20200131", **more):
+    fields = {"path": f"{ROOT}/{uid}/{n}.dcm", "in_zip": False, "kind": "ct", "patient": patient, "study": uid,
+              "order": order, "date": day, "time": "", "birth_date": "", "age": "", "sex": "", "view": "",
+              "sop": f"{uid}.{n}", "others": frozenset(), "rejects": frozenset()}  # fmt: skip
+    return File(**fields | more)
+
+
+@st.composite
+def archives(draw):
+    """Files of a few studies, and rows about them: each row's text names its study, and the order that it is about."""
+    files, rows = [], []
+
+    def maybe(value):
+        return value if draw(st.booleans()) else ""
+
+    for n in range(draw(st.integers(1, 4))):
+        uid, day = f"1.2.{n}", draw(st.sampled_from(["20200131", "20200201"]))
+        patient = Identifier(draw(st.sampled_from("PQ")), draw(ISSUERS))
+        orders = [Identifier(number, draw(ISSUERS)) for number in draw(st.sampled_from(["1", "2", "12"]))]
+        for i in range(3):
+            order = orders[i % len(orders)]
+            stated = patient._replace(issuer=maybe(patient.issuer)), order._replace(issuer=maybe(order.issuer))
+            other = frozenset({Identifier(draw(st.sampled_from("PQ")), maybe("WEST"))} if draw(st.booleans()) else ())
+            files.append(file(uid, i, *stated, day, others=other))
+        for order in orders:
+            key = draw(st.sampled_from(["uid", "number", "day"]))
+            number = order if key == "number" or draw(st.booleans()) else NOBODY
+            about = f"{uid} {number.value}" if number.value and len(orders) > 1 else uid
+            rows.append({"study_instance_uid": uid if key == "uid" else "", "accession_number": number.value,
+                         "issuer": number.value and maybe(number.issuer), "study_date": day, "report": about,
+                         "patient_id": patient.value if key == "day" else maybe(patient.value)})  # fmt: skip
+            rows[-1]["patient_issuer"] = rows[-1]["patient_id"] and maybe(patient.issuer)
+    return files, rows
+
+
+def joined(files, rows, table):
+    with table.open("w", newline="") as opened:
+        writer = csv.DictWriter(opened, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    join_reports(index := index_files(Index(), files, ROOT), table)
+    return index
+
+
+@settings(max_examples=300, deadline=None)
+@given(archives(), st.integers(0, 1 << 32))
+def test_no_study_gets_another_report_and_no_order_of_files_or_rows_changes_one(tmp_path_factory, archive, seed):
+    files, rows = archive
+    table = tmp_path_factory.mktemp("reports") / "r.csv"
+    index = joined(files, rows, table)
+    assert all(study.report in ("", study.uid) for study in index.studies)
+    for one, other in combinations(index.studies, 2):
+        if not may_be_same(one.patients[0], other.patients[0]):
+            assert one.patient_id != other.patient_id
+    shuffle = random.Random(seed).shuffle
+    shuffle(files)
+    shuffle(rows)
+    again = joined(files, rows, table)
+    assert again.studies == index.studies and again.rejected() == index.rejected()
+
+
+def study(folder, **tags):
+    """A series of two slices; of patient P and accession number 1, unless tags say otherwise."""
+    usual = {
+        "PatientID": "P",
+        "AccessionNumber": "1",
+        "StudyDate": "20200131",
+        "StudyInstanceUID": f"1.2.{folder.name}",
+    }
+    series = f"1.3.{folder.name}"
+    edit = put(**usual | {"StudyInstanceUID": f"1.2.{folder.name}", "SeriesInstanceUID": series} | tags)
+    write_series(folder, chest(2), edit=then(edit, lambda ds, i: put(SOPInstanceUID=f"{series}.{i}")(ds)))
+
+
+def items(**values):
+    put(**values)(item := Dataset())
+    return Sequence([item])
+
+
+def issuer(name, universal=""):
+    local = {"IssuerOfPatientID": name} if name else {}
+    qualifiers = {"IssuerOfPatientIDQualifiersSequence": items(UniversalEntityID=universal)} if universal else {}
+    return local | qualifiers
+
+
+EXAMPLES = {
+    "one id of two issuers, by accession number": (
+        [issuer("NORTH"), issuer("SOUTH") | {"AccessionNumber": "2"}],
+        [{"accession_number": "1", "patient_id": "P", "patient_issuer": "SOUTH"}, {"accession_number": "2"}],
+        ["report-of-another-patient", "Row 1."],
+    ),
+    "one id of two issuers, by day": (
+        [issuer("NORTH"), issuer("", "1.2.2") | {"StudyDate": "20200201"}],
+        [
+            {"patient_id": "P", "study_date": "20200131"},
+            {"patient_id": "P", "study_date": "20200201", "patient_issuer": "1.2.2"},
+        ],
+        ["ambiguous-patient-id", "Row 1."],
+    ),
+    "another id of the patient": (
+        [{"OtherPatientIDsSequence": items(PatientID="X7", IssuerOfPatientID="SOUTH")}],
+        [{"accession_number": "1", "patient_id": "X7", "patient_issuer": "urn:oid:SOUTH"}],
+        ["Row 0."],
+    ),
+    "a series of another accession number": (
+        [{"StudyInstanceUID": "1.2.7"}, {"StudyInstanceUID": "1.2.7", "AccessionNumber": "2"}],
+        [{"accession_number": "1"}],
+        ["several-accession-numbers"],
+    ),
+    "the same report under each": (
+        [{"StudyInstanceUID": "1.2.7"}, {"StudyInstanceUID": "1.2.7", "AccessionNumber": "2"}],
+        [{"accession_number": "1", "report": "Both."}, {"accession_number": "2", "report": "Both."}],
+        ["Both."],
+    ),
+    "two studies of one accession number": (
+        [{}, {}],
+        [{"accession_number": "1"}],
+        ["accession-number-of-several-studies"] * 2,
+    ),
+    "two studies of one day": (
+        [{}, {"AccessionNumber": "2"}],
+        [{"patient_id": "P", "study_date": "2020-01-31"}],
+        ["several-studies-that-day"] * 2,
+    ),
+    "a study of another kind that day": (
+        [{}, {"AccessionNumber": "2", "Modality": "MR"}],
+        [{"patient_id": "P", "study_date": "2020-01-31"}],
+        ["several-studies-that-day", "not-ct-or-radiograph"],
+    ),
+    "an id in letters of another set": (
+        [{"PatientID": b"\xc3\x84".decode("latin-1"), "SpecificCharacterSet": "ISO_IR 100"}],
+        [{"accession_number": "1"}],
+        ["bad-charset"],
+    ),
+}  # fmt: skip
+"""Studies, rows that say whose and which they are, and of each study the row that it gets, or why it is left out."""
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_not_certain_is_left_out_under_a_reason(tmp_path, name, order):
+    studies, rows, expected = EXAMPLES[name]
+    for n, tags in enumerate(studies):
+        study(tmp_path / "d" / f"{n if order > 0 else 9 - n}", **tags)
+    keys = ("study_instance_uid", "accession_number", "patient_id", "patient_issuer", "study_date", "report")
+    with (tmp_path / "r.csv").open("w", newline="") as opened:
+        writer = csv.DictWriter(opened, keys)
+        writer.writeheader()
+        writer.writerows([{"report": f"Row {n}.", **row} for n, row in enumerate(rows)][::order])
+    join_reports(index := index_folder(tmp_path / "d"), tmp_path / "r.csv")
+    outcome = [s.report or "no-report" for s in index.studies] + [problem.reason for problem in index.problems]
+    assert sorted(outcome) == sorted(expected)
+
+
+def key_object(path, title, *sops):
+    ds = Dataset()
+    put(SOPClassUID="1.2.840.10008.5.1.4.1.1.88.59", SOPInstanceUID="1.9.1", Modality="KO", PatientID="P",
+        StudyInstanceUID="1.2.8", SeriesInstanceUID="1.9", ConceptNameCodeSequence=items(CodeValue=title),
+        CurrentRequestedProcedureEvidenceSequence=items(StudyInstanceUID="1.2.8", ReferencedSeriesSequence=items(
+            ReferencedSOPSequence=Sequence(items(ReferencedSOPInstanceUID=sop)[0] for sop in sops))))(ds)  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ds.save_as(path, implicit_vr=False, little_endian=True)
+
+
+REJECTING = ("113001", "113037", "113038", "113039")
+
+
+@pytest.mark.parametrize("title", [*REJECTING, "113000"])
+def test_instances_that_a_key_object_rejects_are_left_out_and_counted(tmp_path, title):
+    """A series that was repeated, and a study as a whole; 113000 (of interest) rejects nothing."""
+    folder, rejects = tmp_path / "d", title in REJECTING
+    for series, shift in (("1", 0), ("2", 500)):
+        edit = put(StudyInstanceUID="1.2.1", PatientID="Q", StudyDate="20200131", SeriesInstanceUID=series)
+        named = then(edit, lambda ds, i, series=series: put(SOPInstanceUID=f"{series}.{i}")(ds))
+        write_series(folder / "a", chest(9) + np.int16(shift), edit=named, prefix=series)
+    study(folder / "8", AccessionNumber="2")
+    key_object(folder / "kept" / "1.dcm", title, *(f"1.{i}" for i in range(9)), "1.3.8.0", "1.3.8.1")
+    index = index_folder(folder)
+    assert index.rejected() == ({"rejected-instance": 2} if rejects else {})
+    index = index_folder(folder, links=tmp_path / "links")
+    assert index.rejected() == ({"rejected-instance": 1} if rejects else {})
+    assert index.notes["rejected-instance"] == 9 * rejects
+    (image,) = [study.image for study in index.studies if study.uid == "1.2.1"]
+    assert len(list(image.rglob("*.dcm"))) == (9 if rejects else 18)
+    if rejects:
+        assert np.array_equal(read_ct(image).hu, chest(9) + np.int16(500))
