@@ -11,3 +11,13 @@ def write_table(path, rows, columns=None):
         writer.writeheader()
         writer.writerows(rows)
     return path
+
+
+def lay(root, tables, files=()):
+    """Write a collection: rows by the name of their table, and empty files."""
+    for name, rows in tables.items():
+        write_table(root / name, rows)
+    for name in files:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    return root

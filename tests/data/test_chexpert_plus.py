@@ -1,8 +1,7 @@
 """CheXpert Plus: one frontal radiograph a study, ordered by the table's numbers where that is asked for."""
 
 import pytest
-from kits import write_noise
-from tables import write_table
+from tables import lay
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.sources.chexpert_plus import COLUMNS, SECTIONS, read_chexpert_plus
@@ -21,12 +20,8 @@ def row(patient, study, view, order, **changes):
 @pytest.fixture
 def collection(tmp_path):
     def write(*rows, suffix=".jpg"):
-        write_table(tmp_path / "df_chexpert_plus_240401.csv", rows)
-        for i, one in enumerate(rows):
-            file = (tmp_path / one["path_to_image"]).with_suffix(suffix)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_noise(file, i)
-        return tmp_path
+        images = [row["path_to_image"].replace(".jpg", suffix) for row in rows]
+        return lay(tmp_path, {"df_chexpert_plus_240401.csv": rows}, images)
 
     return write
 

@@ -1,31 +1,24 @@
 from datetime import timedelta
 
-import numpy as np
 import pytest
-from PIL import Image
-from tables import write_table
+from tables import lay
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.data.sources.covid_chestxray import COLUMNS, read_covid_chestxray
+from fedtar_flare.data.sources.covid_chestxray import read_covid_chestxray
 from fedtar_flare.data.sources.fields import DAY_ZERO
 
 
 def row(pid, offset, name, **changes):
     fields = {"patientid": pid, "offset": offset, "sex": "F", "age": "54.0", "view": "PA", "modality": "X-ray"}
     fields |= {"location": "Valencia, Spain", "folder": "images", "filename": name, "clinical_notes": "Infiltrates."}
-    return fields | changes
+    return fields | {"doi": "", "finding": ""} | changes
 
 
 @pytest.fixture
 def collection(tmp_path):
-    (tmp_path / "images").mkdir()
-
     def write(*rows, absent=()):
-        write_table(tmp_path / "metadata.csv", rows, [*COLUMNS, "doi", "finding"])
-        for r in rows:
-            if r["filename"] not in absent:
-                Image.fromarray(np.eye(9, dtype=np.uint8) * 200).save(tmp_path / "images" / r["filename"])
-        return tmp_path
+        images = [f"images/{row['filename']}" for row in rows if row["filename"] not in absent]
+        return lay(tmp_path, {"metadata.csv": rows}, images)
 
     return write
 

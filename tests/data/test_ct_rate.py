@@ -1,7 +1,7 @@
 from datetime import datetime
 
 import pytest
-from tables import write_table
+from tables import lay
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.sources.ct_rate import read_ct_rate
@@ -19,21 +19,16 @@ METADATA = ("VolumeName", "PatientAge", "PatientSex", "StudyDate", "NumberofSlic
 @pytest.fixture
 def collection(tmp_path):
     def write(*volumes, absent=(), part="train", images=None, no_report=(), no_metadata=()):
-        root = tmp_path / "dataset"
-        table = "train" if part == "train" else "validation"
+        table, tables = "train" if part == "train" else "validation", {}
         for file, columns, without in (
             (f"radiology_text_reports/{table}_reports.csv", REPORTS, no_report),
             (f"metadata/{table}_metadata.csv", METADATA, no_metadata),
         ):
-            write_table(root / file, [v for v in volumes if v["VolumeName"] not in without], columns)
-        for v in volumes:
-            name = v["VolumeName"]
-            if name not in absent and name.endswith(".nii.gz"):
-                split, number, scan, _ = name.split("_")
-                place = root / (images or part) / f"{split}_{number}" / f"{split}_{number}_{scan}" / name
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.touch()
-        return tmp_path
+            tables[file] = [{name: v[name] for name in columns} for v in volumes if v["VolumeName"] not in without]
+        names = [v["VolumeName"] for v in volumes if v["VolumeName"].endswith(".nii.gz")]
+        places = {name: [name.rsplit("_", parts)[0] for parts in (2, 1)] for name in names}
+        files = ["/".join([images or part, *places[name], name]) for name in names if name not in absent]
+        return lay(tmp_path / "dataset", tables, files).parent
 
     return write
 

@@ -1,5 +1,5 @@
 import pytest
-from tables import write_table
+from tables import lay
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.sources.fields import DAY_ZERO
@@ -16,14 +16,9 @@ def report(uid, findings="The heart is normal.", impression="Normal chest."):
 @pytest.fixture
 def tables(tmp_path):
     def write(reports, projections, absent=()):
-        for name, rows in (("indiana_reports.csv", reports), ("indiana_projections.csv", projections)):
-            write_table(tmp_path / name, rows)
-        folder = tmp_path / "images" / "images_normalized"
-        folder.mkdir(parents=True, exist_ok=True)
-        for row in projections:
-            if row["filename"] not in absent:
-                (folder / row["filename"]).touch()
-        return tmp_path
+        names = {row["filename"] for row in projections} - {*absent}
+        images = [f"images/images_normalized/{name}" for name in names]
+        return lay(tmp_path, {"indiana_reports.csv": reports, "indiana_projections.csv": projections}, images)
 
     return write
 

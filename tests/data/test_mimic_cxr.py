@@ -1,15 +1,13 @@
 import gzip
 from datetime import datetime
+from pathlib import Path
 
 import pytest
-from tables import write_table
+from tables import lay
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.sources.mimic_cxr import read_mimic_cxr
 
-CODES = ("ProcedureCodeSequence", "ViewCodeSequence", "PatientOrientationCodeSequence")
-COLUMNS = ("dicom_id", "subject_id", "study_id", "PerformedProcedureStepDescription", "ViewPosition", "Rows", "Columns")
-COLUMNS += ("StudyDate", "StudyTime", *(f"{name}_CodeMeaning" for name in CODES))
 REPORT = """            FINAL REPORT
  INDICATION:  ___ with new onset ascites
  FINDINGS:\n
@@ -20,9 +18,8 @@ REPORT = """            FINAL REPORT
 
 
 def image_row(name, subject="10000032", study="50414267", view="PA", day="21800506", clock="213014.531", rows="3056"):
-    values = dict.fromkeys(COLUMNS, "")
-    values |= {"dicom_id": name, "subject_id": subject, "study_id": study, "ViewPosition": view}
-    return values | {"StudyDate": day, "StudyTime": clock, "Rows": rows, "Columns": "2544"}
+    values = {"dicom_id": name, "subject_id": subject, "study_id": study, "ViewPosition": view, "Rows": rows}
+    return values | {"StudyDate": day, "StudyTime": clock, "Columns": "2544", "ViewCodeSequence_CodeMeaning": ""}
 
 
 @pytest.fixture
@@ -30,21 +27,18 @@ def collection(tmp_path):
     """Writes the JPG folder and, beside it, the folder of the reports; returns the first."""
 
     def write(*radiographs, reports=None, absent=(), zipped=False):
-        root, texts = tmp_path / "jpg", tmp_path / "mimic-cxr"
-        name = write_table(root / "mimic-cxr-2.0.0-metadata.csv", radiographs, COLUMNS)
-        if zipped:
-            name.with_suffix(".csv.gz").write_bytes(gzip.compress(name.read_bytes()))
-            name.unlink()
+        table, studies = "mimic-cxr-2.0.0-metadata.csv", {}
         for f in radiographs:
-            folder = f"files/p{f['subject_id'][:2]}/p{f['subject_id']}"
-            image = root / folder / f"s{f['study_id']}" / f"{f['dicom_id']}.jpg"
-            image.parent.mkdir(parents=True, exist_ok=True)
-            if f["dicom_id"] not in absent:
-                image.touch()
-            (texts / folder).mkdir(parents=True, exist_ok=True)
-            text = (reports or {}).get(f["study_id"], REPORT)
+            study = f"files/p{f['subject_id'][:2]}/p{f['subject_id']}/s{f['study_id']}"
+            studies[f"{study}/{f['dicom_id']}.jpg"] = f"{study}.txt", (reports or {}).get(f["study_id"], REPORT)
+        images = [image for image in studies if Path(image).stem not in absent]
+        root = lay(tmp_path / "jpg", {table: radiographs}, images)
+        if zipped:
+            (root / f"{table}.gz").write_bytes(gzip.compress((root / table).read_bytes()))
+            (root / table).unlink()
+        for name, text in studies.values():
             if text is not None:
-                (texts / folder / f"s{f['study_id']}.txt").write_text(text)
+                lay(tmp_path / "mimic-cxr", {}, [name]).joinpath(name).write_text(text)
         return root
 
     return write
