@@ -1,6 +1,14 @@
-"""Tables as CSV files."""
+"""Tables of tests: hand-written cases in YAML files, and CSV files as hospitals and collections have them."""
 
 import csv
+from pathlib import Path
+
+import yaml
+
+
+def cases(test, name):
+    """The cases in a file beside a test."""
+    return yaml.safe_load(Path(test).with_name(name).read_text(encoding="utf-8"))
 
 
 def write_table(path, rows, columns=None):

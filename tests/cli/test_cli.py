@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 from command import failing, fedtar, passing
+from tables import cases
 
 from fedtar_flare.cli.main import GROUPS, parser
 from fedtar_flare.record.events import Start, Step
@@ -67,33 +68,7 @@ def no_process(monkeypatch):
         monkeypatch.setattr(f"os.{name}", started)
 
 
-@pytest.mark.parametrize(
-    ("command", "arguments", "words"),
-    [
-        ("", "", "COMMAND"),
-        ("", "simulat", "did you mean 'simulate'?"),
-        ("simulate", "--rouds 3", "did you mean '--rounds'?"),
-        ("simulate", "--time 3", "unknown argument '--time'"),
-        ("simulate", "--set lr=1", "GROUP.NAME=VALUE"),
-        ("simulate", "--set training.lrr=1", "did you mean 'lr'?"),
-        ("simulate", "--set server.unseen=[site-4]", "did you mean"),
-        ("simulate", "--preset smal", "did you mean 'small'?"),
-        ("simulate", "--set model.weights=no.safetensors", "no file no.safetensors"),
-        ("simulate", "-n a/b", "'a/b' cannot name a site"),
-        ("simulate", "-n a,server", "'server' cannot name a site"),
-        ("simulate", "--min-sites 4", "min_sites is 4"),
-        ("simulate", "-t 4", "number of sites, 3"),
-        ("simulate", "-w a\xa0b", "cannot start a site where the path has a space"),
-        ("compare", "arms.yaml", "arm 'one': training: unknown setting 'lrr'"),
-        ("compare", "quick --only nobody", "fedtar"),
-        ("compare", "quick -n 9", "-n 9: the suite has 3 hospitals"),
-        ("settings", "fedtarr", "did you mean 'fedtar'?"),
-        ("init", "-o arms.yaml", "arms.yaml is there already"),
-        ("data synth", "--option chnge=early", "did you mean 'change'"),
-        ("site pause", "--simulated nosuch", "no simulated site 'nosuch'"),
-        ("generate", "study --adapter nowhere --sex X", "(known: F, M)"),
-    ],
-)
+@pytest.mark.parametrize(("command", "arguments", "words"), cases(__file__, "wrong_use.yaml"))
 def test_wrong_use_is_one_readable_message_and_starts_nothing(command, arguments, words, tmp_path, no_process):
     (tmp_path / "arms.yaml").write_text(SUITE)
     before = sorted(tmp_path.rglob("*"))

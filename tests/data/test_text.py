@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refused import refused
+from tables import cases
 
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.curation.identifiers import find_identifiers
@@ -19,47 +20,18 @@ from fedtar_flare.data.report_text import (
     with_headings,
 )
 
-IDENTIFIERS = {
-    "name": [
-        "Discussed with [Dr. Smith] by phone.", "Discussed with [Dr J. van Dyke]", "[Mrs. O'Brien] has a nodule.",
-        "Seen by [Prof. Ana Müller-Lüdenscheidt] today.", "SEEN BY [DR. SMITH]", "[Patient name: JANE DOE]",
-        "Electronically [signed by John Doe].",
-    ],
-    "date": [
-        "CT dated [27.03.2019].", "CT of [2019-03-27] shows", "since [3/27/2019], stable", "since [3/27/19], stable",
-        "[January 25, 2020]", "on the [25th of Jan 2020] at night", "in [May 2016] the",
-    ],
-    "phone": [
-        "call [617-555-0123] now", "call [(617) 555-0123] now", "[pager 31234] at 5 pm", "[Tel: 030 / 450 50]",
-        "[+49 30 450 500 00]",
-    ],
-    "id": ["[MRN: 00123456]", "[Accession number 12-AB-3456] was", "[Patient ID #A12345]"],
-    "email": ["write to [jane.doe@hospital.example.org]."],
-}  # fmt: skip
+TEXTS = cases(__file__, "texts.yaml")
 
 
-@pytest.mark.parametrize("kind, marked", [(kind, text) for kind, texts in IDENTIFIERS.items() for text in texts])
+@pytest.mark.parametrize(
+    "kind, marked", [(kind, text) for kind, texts in TEXTS["identifiers"].items() for text in texts]
+)
 def test_identifiers(kind, marked):
     text = marked.replace("[", "").replace("]", "")
     assert find_identifiers(text) == [(kind, (marked.index("["), marked.index("]") - 1))]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "A 13x9.3 mm lymph node at T12/L1, 1.5 x 2.3 cm, 10/15 slices, HU -600/1500.",
-        "Grade 3/4 stenosis; ratio 12/25; C5-6-7; 1.2.3 cm",
-        "Discussed with Dr. ___ on ___ at ___.",
-        "Discussed with Dr. XXXX on XXXX.",
-        "The patient may 2 weeks later return; in march he walked.",
-        "MR angiography; MS plaques; MR Angiography; DR Chest; doctor was informed",
-        "Version 1.2.840.10008, BI-RADS 4, TNM T2N1M0",
-        "Accession to the request; patient identity confirmed; tel aviv",
-        "No 30.02. fracture, segments 2019 to 2020",
-        "32.13.2020 and 2020.45.67",
-        "",
-    ],
-)
+@pytest.mark.parametrize("text", TEXTS["harmless"])
 def test_harmless_passages(text):
     assert find_identifiers(text) == []
 
@@ -107,27 +79,7 @@ def test_a_report_with_headings():
     assert "no findings of edema" in found["findings"] and "prior study: no change" in found["findings"]
 
 
-@pytest.mark.parametrize(
-    "text, expected",
-    [
-        ("Findings: Clear.\nConclusion: Normal.", {"findings": "Clear.", "impression": "Normal."}),
-        ("PA and lateral.  FINDINGS: Clear.  IMPRESSION: Normal.", {"findings": "Clear.", "impression": "Normal."}),
-        ("The findings: were clear. My impression: fine.", {}),
-        ("WET READ\n Something.\n IMPRESSION: Normal.\n FINAL REPORT\n No more.", {"impression": "Normal."}),
-        ("FINDINGS AND IMPRESSION: Clear.", {"findings": "Clear."}),
-        ("Clinical   information: Cough.\nFinding: Clear.", {"findings": "Clear."}),
-        ("FINDINGS: A.\nADDENDUM: B.\nFINDINGS: C.", {"findings": "A.\nC.", "addendum": "B."}),
-        ("FINDINGS:\nIMPRESSION: Normal.", {"impression": "Normal."}),
-        ("CHEST, TWO VIEWS: Clear.\nIMPRESSION: Normal.", {"findings": "Clear.", "impression": "Normal."}),
-        ("PA and lateral views of the chest:\nClear.", {"findings": "Clear."}),
-        ("CHEST: Clear.", {}),
-        *((f"IMPRESSION: A.\n{end}: B.", {"impression": "A."}) for end in ("COMMENT", "DATE", "Comments")),
-        ("FINDINGS: A.\nCOMPARISON FILM: None.", {"findings": "A.", "comparison": "None."}),
-        ("IMPRESSION: A.\nRECOMMENDATION(S): B.", {"impression": "A.", "recommendation": "B."}),
-        ("IMPRESSION: A.\nFINAL ADDENDUM: B.", {"impression": "A.", "addendum": "B."}),
-        ("", {}),
-    ],
-)
+@pytest.mark.parametrize("text, expected", TEXTS["headings"])
 def test_headings_and_texts_without(text, expected):
     assert sections_of(text) == expected
 
@@ -159,25 +111,15 @@ def test_sections_are_read_back_from_headings(parts):
     assert sections_of(with_headings(list(texts.items()))) == texts
 
 
-TEXTS = st.text(st.sampled_from("aB1234 ._,;:-/\"'()[]@\n"), max_size=60)
+DRAWN = st.text(st.sampled_from("aB1234 ._,;:-/\"'()[]@\n"), max_size=60)
 
 
-@pytest.mark.parametrize(
-    "text, cleaned",
-    [
-        ("The heart is normal. No effusion.", "the heart is normal . no effusion ."),
-        ("1. Clear.\n2. No effusion.\n3. Old fracture.", "clear . no effusion . old fracture ."),
-        ("Compared to ____ ___, stable..", "compared to  stable ."),
-        ('Size 1.5 cm, well-defined: (right/left) "scar"', "size 15 cm well-defined rightleft scar ."),
-        ("A  nodule...  It's  new!", "a nodule . its new ."),
-        ("Seen in 11. ribs", "seen in 1ribs ."),  # R2Gen's own oddity
-    ],
-)
+@pytest.mark.parametrize("text, cleaned", TEXTS["r2gen"])
 def test_r2gen_by_hand(text, cleaned):
     assert clean_report(text, "r2gen-v1").split() == cleaned.split()
 
 
-@given(TEXTS)
+@given(DRAWN)
 def test_characters_after_cleaning(text):
     cleaned = clean_report(text, "r2gen-v1")
     assert clean_report(text) == text, "by default as stored"

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from monai.data import MetaTensor
 from refused import refused
+from tables import cases
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import build
@@ -44,24 +45,7 @@ def test_every_argument_is_monais_and_none_but_the_needed_lacks_a_default(name):
     assert not {"keys", "fn", "func", "device", "dtype", "meta_keys", "factor_key"} & {*listed.needed, *listed.other}
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ({"name": "Lambdad", "func": "print"}, "not 'Lambdad'"), ({"name": "LoadImaged"}, "not 'LoadImaged'"),
-        ({"name": "SaveImaged", "output_dir": "/tmp"}, "not 'SaveImaged'"), ({"pixdim": 1}, "not None"),
-        ({"name": "Spacing", "pixdim": 1}, "did you mean 'Spacingd'?"), ({"name": ["Spacingd"]}, "not ('Spacingd',)"),
-        ({"name": "Spacingd"}, "'Spacingd' with pixdim"), ({"name": "Spacingd", "pixdim": 0.001}, "from 0.2 to 20"),
-        ({"name": "Spacingd", "pixdim": [1, 1], "keys": "report"}, "not 'keys'"),
-        ({"name": "Spacingd", "pixdim": [1, 1, 1, 1]}, "1 to 3 numbers"),
-        ({"name": "Spacingd", "pixdim": True}, "not True"), ({"name": "Spacingd", "pixdim": float("nan")}, "not nan"),
-        ({"name": "Spacingd", "pixdim": 1, "mode": "/etc/passwd"}, "one of bilinear, nearest"),
-        ({"name": "Orientationd", "axcodes": "RASL"}, "one of RAS"),
-        ({"name": "ThresholdIntensityd", "threshold": 0, "above": "yes"}, "one of True, False"),
-        ({"name": "RandGaussianNoised", "prob": 2}, "1 number(s) from 0 to 1"),
-        ({"name": "RandFlipd", "spatial_axis": 0.5}, "whole 1 number(s)"),
-        ({"name": "RandGaussianSmoothd", "sigma_x": 1}, "2 number(s)"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("spec", "words"), cases(__file__, "refused_transforms.yaml"))
 def test_what_cannot_be_added_is_refused_when_settings_are_built_and_again_when_the_compose_is(spec, words):
     with pytest.raises(ConfigError) as caught:
         DataConfig(transforms=[spec])

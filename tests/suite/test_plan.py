@@ -2,6 +2,7 @@ import re
 
 import pytest
 import yaml
+from tables import cases
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.registry import method, own_names
@@ -54,26 +55,9 @@ def test_a_result_is_made_again_for_another_value_of_a_setting_and_for_a_default
     assert digest() != before
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"arms": {"a": {"method": "fedavgg"}}}, "did you mean 'fedavg'"),
-        ({"arms": {"a": {"method": "fedavg", "settings": {"trainng": {}}}}}, "arm 'a'"),
-        ({"arms": {"A b": {"method": "fedavg"}}}, "lower-case"),
-        ({"arms": {}}, "arms"),
-        ({"outside": ["site-1"]}, "outside"),
-        ({"seeds": [1, 1]}, "different"),
-        ({"references": ["b"]}, "some of the arms"),
-        ({"references": ["fedavg", "fedavg"]}, "each once"),
-        ({"sitess": ["a"]}, "did you mean 'sites'"),
-        ({"settings": {"preset": "tiny", "server": {"rounds_per_period": 1}}}, "rounds_per_period"),
-        ({"cohort": {"own_word": 1}}, "did you mean 'own_words'"),
-        ({"cohort": {"site-9": {"patients": 1}}}, "'site-9' is none"),
-        ({"needs_site_files": True, "cohort": {"patients": 3}}, "needs_site_files"),
-    ],
-)
-def test_what_cannot_be_run_is_refused_before_anything_runs(change, said):
-    with pytest.raises(ConfigError, match=said):
+@pytest.mark.parametrize(("change", "words"), cases(__file__, "refused.yaml"))
+def test_what_cannot_be_run_is_refused_before_anything_runs(change, words):
+    with pytest.raises(ConfigError, match=words):
         experiments(Suite(**{**SMALL, **change}))
 
 

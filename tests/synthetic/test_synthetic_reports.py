@@ -4,6 +4,7 @@ import re
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tables import cases
 
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.synthetic.build import report_of
@@ -101,31 +102,9 @@ def test_every_sentence_states_its_finding(wording, name):
             assert findings_in(sentence) == {name}, sentence
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", set()),
-        ("Small effusion and consolidation on the right.", {"effusion_right", "consolidation_right"}),
-        ("Effusion on the right and consolidation on the left.", {"effusion_right", "consolidation_left"}),
-        ("Bilateral pleural effusions, no nodule.", {"effusion_right", "effusion_left"}),
-        ("Nodules in the right and left lung.", {"nodule_right", "nodule_left"}),
-        ("Right lung: consolidation, nodule.", {"consolidation_right", "nodule_right"}),
-        ("No change of the small left effusion.", {"effusion_left"}),
-        ("The right effusion has resolved; left nodule.", {"nodule_left"}),
-        ("The right effusion is no longer seen.", set()),
-        ("Heart mildly enlarged but no enlarged nodes.", {"cardiomegaly"}),
-        ("Heart and lymph nodes are not enlarged.", set()),
-        ("Lungs free of infiltrate or nodule on the right.", set()),
-        ("Pericardial effusion, more on the left.", {"pericardial_effusion"}),
-        ("Small pericardial and left pleural effusions.", {"effusion_left"}),
-        ("Pneumothorax on the left, cavity in the right lung, no fibrotic change.", {"pneumothorax_left", "cavity"}),
-        ("The pleural cavities are free.", set()),
-        ("Pleural effusion.", set()),
-        ("effusion effusion right right right", {"effusion_right"}),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), cases(__file__, "sentences.yaml"))
 def test_plain_sentences(text, expected):
-    assert findings_in(text) == expected
+    assert findings_in(text) == {*expected}
 
 
 @given(st.text())
