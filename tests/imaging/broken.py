@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import re
 import struct
 import zipfile
@@ -62,7 +63,10 @@ def rle(ds, i=0):
     ds.compress(RLELossless, generate_instance_uid=False)
 
 
-def series(edit: Edit = lambda ds, i: None, hu=None, change: Callable[[Path], object] = lambda folder: None) -> Make:
+UNCHANGED: Edit = lambda ds, i: None  # noqa: E731
+
+
+def series(edit: Edit = UNCHANGED, hu=None, change: Callable[[Path], object] = lambda folder: None) -> Make:
     def make(folder):
         write_series(folder / "s", hu, edit=edit)
         change(folder / "s")
@@ -71,28 +75,16 @@ def series(edit: Edit = lambda ds, i: None, hu=None, change: Callable[[Path], ob
     return make
 
 
-def rewritten(change: Callable[[bytes], bytes], *slices: int, edit: Edit = lambda ds, i: None) -> Make:
+def rewritten(change: Callable[[bytes], bytes], *slices: int, edit: Edit = UNCHANGED) -> Make:
     """A series whose files (or those of some slices) are changed on disk."""
-
-    def make(folder):
-        write_series(folder / "s", edit=edit)
-        for i in slices or range(12):
-            changed = folder / "s" / name_of(i)
-            changed.write_bytes(change(changed.read_bytes()))
-        return folder / "s"
-
-    return make
+    names = [name_of(i) for i in slices or range(12)]
+    return series(edit, change=lambda s: [(s / name).write_bytes(change((s / name).read_bytes())) for name in names])
 
 
-def beside(edit: Edit, hu=None, first: Edit = lambda ds, i: None, prefix="x") -> Make:
+def beside(edit: Edit, hu=None, first: Edit = UNCHANGED, prefix="x") -> Make:
     """A good series and further files in its folder, of other values."""
-
-    def make(folder):
-        write_series(folder / "s", edit=first)
-        write_series(folder / "s", chest()[::-1] if hu is None else hu, edit=edit, prefix=prefix)
-        return folder / "s"
-
-    return make
+    other = chest()[::-1] if hu is None else hu
+    return series(first, change=lambda s: write_series(s, other, edit=edit, prefix=prefix))
 
 
 def file(name: str, content: bytes) -> Make:
@@ -128,24 +120,15 @@ def as_raw_pixels(content: bytes) -> bytes:
     return content.replace(old + b"\0" * (len(old) % 2), new.ljust(len(old) + len(old) % 2, b"\0"), 1)
 
 
-def packed(
-    added: dict[str, bytes] | None = None,
-    prefix="",
-    method=zipfile.ZIP_DEFLATED,
-    edit: Callable[[bytes], bytes] = bytes,
-    of: Make | None = None,
-) -> Make:
+def packed(added=(), prefix="", method=zipfile.ZIP_DEFLATED, edit: Callable[[bytes], bytes] = bytes, of=None) -> Make:
     """A zip of a series and of what is added to it; ``edit`` changes its bytes."""
 
     def make(folder):
-        written = (of or series())(folder)
+        files = {f"{prefix}{item.name}": item.read_bytes() for item in sorted((of or series())(folder).iterdir())}
         with zipfile.ZipFile(folder / "s.zip", "w", method) as archive:
-            for item in sorted(written.iterdir()):
-                archive.write(item, f"{prefix}{item.name}")
-            for name, content in (added or {}).items():
+            for name, content in (files | dict(added)).items():
                 archive.writestr(name, content)
-        (folder / "s.zip").write_bytes(edit((folder / "s.zip").read_bytes()))
-        return folder / "s.zip"
+        return file("s.zip", edit((folder / "s.zip").read_bytes()))(folder)
 
     return make
 
@@ -201,12 +184,8 @@ def naming_a_file_outside(folder):
     ds.save_as(folder / "DICOMDIR")
 
 
-def losing(*gone) -> Callable[[Path], None]:
-    def change(folder):
-        for lost in [_slices(folder)[i] for i in gone]:
-            lost.unlink()
-
-    return change
+def losing(*gone) -> Callable[[Path], object]:
+    return lambda folder: [lost.unlink() for lost in [_slices(folder)[i] for i in gone]]
 
 
 def renamed(folder):
@@ -215,10 +194,8 @@ def renamed(folder):
 
 
 def in_lower_case(folder):
-    for slice_ in _slices(folder):
-        lower = folder / str(slice_.relative_to(folder)).lower()
-        lower.parent.mkdir(parents=True, exist_ok=True)
-        slice_.rename(lower)
+    for path in sorted(set(folder.rglob("*")) - {folder / "DICOMDIR"}, reverse=True):  # files before their folders
+        path.rename(path.with_name(path.name.lower()))
 
 
 def cut_directory(folder):
@@ -275,10 +252,9 @@ def zeros(size, start=MARK) -> Make:
     """A sparse file of zeros behind a start."""
 
     def make(folder):
-        with (folder / "zeros.dcm").open("wb") as sparse:
-            sparse.write(start)
-            sparse.truncate(size)
-        return folder / "zeros.dcm"
+        path = file("zeros.dcm", start)(folder)
+        os.truncate(path, size)
+        return path
 
     return make
 
@@ -299,12 +275,11 @@ def long_element(size, compressed=False, alone=False) -> Make:
     def make(folder):
         write_series(folder / "s", edit=edit)
         first = sorted((folder / "s").iterdir())[0]
-        content = first.read_bytes()
-        place = content.index(b"HERE")
+        before, after = first.read_bytes().split(b"HERE")
         with first.open("wb") as sparse:
-            sparse.write(content[: place - 4] + struct.pack("<L", size))
+            sparse.write(before[:-4] + struct.pack("<L", size))
             sparse.seek(size, 1)
-            sparse.write(content[place + 4 :])
+            sparse.write(after)
         return first if alone else folder / "s"
 
     return make
@@ -319,12 +294,8 @@ def deflated_zeros(preamble=True) -> Make:
 
 PIXELS = b"\xe0\x7f\x10\0"
 BYTES = 24 * 20 * 2
-OTHER_VRS = {b"UN", b"OF", b"OL", b"SQ", b"US", b"UT"} | {
-    bytes([vr[0] ^ first, vr[1] ^ second])
-    for vr in (b"OW", b"OB")
-    for bit in range(8)
-    for first, second in ((1 << bit, 0), (0, 1 << bit))
-} - {b"OW", b"OB"}
+FLIPPED = {(int.from_bytes(vr, "big") ^ 1 << bit).to_bytes(2, "big") for vr in (b"OW", b"OB") for bit in range(16)}
+OTHER_VRS = {b"UN", b"OF", b"OL", b"SQ", b"US", b"UT"} | FLIPPED - {b"OW", b"OB"}
 NUMBERS = ("Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "SamplesPerPixel")
 HEADER = ("bad-header", "wrong-pixel-count", "truncated", "unreadable", "no-pixel-data", "not-a-radiograph")
 

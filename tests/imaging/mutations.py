@@ -37,7 +37,7 @@ class Mutation(NamedTuple):
 
 def elements(content: bytes) -> list[Element]:
     """The elements up to the pixel data; none of a file that is deflated or big-endian."""
-    found: list[Element] = []
+    known: list[Element] = []
     place, syntax = 132, b""
     while place + 8 <= len(content):
         group, number = struct.unpack_from("<HH", content, place)
@@ -52,13 +52,13 @@ def elements(content: bytes) -> list[Element]:
             vr, size, size_bytes = place + 4, place + 6, 2
         value = size + size_bytes
         length = int.from_bytes(content[size:value], "little")
-        found.append(Element(tag, place, vr, size, size_bytes, value, length))
+        known.append(Element(tag, place, vr, size, size_bytes, value, length))
         if tag == 0x00020010:
             syntax = content[value : value + length].rstrip(b"\0")
         if tag == PIXELS or length == UNDEFINED:
             break
         place = value + length
-    return found
+    return known
 
 
 def pixel_place(content: bytes) -> int:
@@ -74,11 +74,6 @@ PIXELS = 0x7FE00010
 UNDEFINED = 0xFFFFFFFF
 IMPLICIT = b"1.2.840.10008.1.2"
 SYNTAXES = {IMPLICIT, *(b"1.2.840.10008.1.2." + end for end in (b"1", b"5", b"4.50", b"4.70", b"4.80", b"4.90"))}
-
-
-def mutated(files: Files, rng: np.random.Generator) -> tuple[Files, Mutation]:
-    """A copy of some DICOM files with one thing changed."""
-    return KINDS[int(rng.integers(len(KINDS)))](dict(files), rng)
 
 
 def _one(files: Files, rng: np.random.Generator) -> str:
@@ -167,10 +162,9 @@ def _pixels(files: Files, rng: np.random.Generator) -> tuple[Files, Mutation]:
 def _bytes(files: Files, rng: np.random.Generator) -> tuple[Files, Mutation]:
     """A bit anywhere."""
     name = _one(files, rng)
-    content = files[name]
-    place = int(rng.integers(len(content)))
-    tag = PIXELS if place >= pixel_place(content) else 0
-    files[name] = _flip(content, place, rng)
+    place = int(rng.integers(len(files[name])))
+    tag = PIXELS if place >= pixel_place(files[name]) else 0
+    files[name] = _flip(files[name], place, rng)
     return files, Mutation("any bit", tag, False, f"{name} at {place}")
 
 
@@ -179,18 +173,13 @@ def _cut(files: Files, rng: np.random.Generator) -> tuple[Files, Mutation]:
     name, way = _one(files, rng), int(rng.integers(5))
     content = files[name]
     place = int(rng.integers(len(content)))
-    if way == 0:
-        files[name] = content[:place]
-    elif way == 1:
-        files[name] = b""
-    elif way == 2:
-        files[name] = bytes(place) + content[place:]
-    elif way == 3:
+    end = pixel_place(content)
+    within = int(rng.integers(end))
+    ways = (content[:place], b"", bytes(place) + content[place:], None)
+    ways += (content[:within] + bytes(min(64, end - within)) + content[within + 64 :],)
+    files[name] = ways[way]
+    if way == 3:
         del files[name]
-    else:
-        end = pixel_place(content)
-        place = int(rng.integers(end))
-        files[name] = content[:place] + bytes(min(64, end - place)) + content[place + 64 :]
     return files, Mutation("gone" if way == 3 else "cut", 0, False, f"{name} at {place}, way {way}")
 
 
@@ -220,12 +209,9 @@ def _swapped(files: Files, rng: np.random.Generator) -> tuple[Files, Mutation]:
         order[[i, j]] = order[[j, i]]
     else:
         rng.shuffle(order)
-    values = []
-    for name, known in zip(names, tags, strict=True):
-        at = known[0x00200032]
-        values.append(files[name][at.size : at.value + at.length])
-    for i, name in enumerate(names):
-        at = tags[i][0x00200032]
+    places = [(name, known[0x00200032]) for name, known in zip(names, tags, strict=True)]
+    values = [files[name][at.size : at.value + at.length] for name, at in places]
+    for i, (name, at) in enumerate(places):
         files[name] = files[name][: at.size] + values[order[i]] + files[name][at.value + at.length :]
     return files, Mutation("swap", 0x00200032, False, f"order {order.tolist()}")
 
@@ -240,12 +226,16 @@ KINDS = (
 )
 
 
+def mutated(files: Files, rng: np.random.Generator) -> tuple[Files, Mutation]:
+    """A copy of some DICOM files with one thing changed."""
+    return KINDS[int(rng.integers(len(KINDS)))](dict(files), rng)
+
+
 def raw(files: Files, rng: np.random.Generator) -> tuple[Files, Mutation]:
     """One file of any format (an archive, a picture, NIfTI) with bits flipped, bytes zeroed, lost, put in or cut."""
     (name,) = files
     content = files[name]
     near = (64, 400, len(content))[int(rng.integers(3))]  # headers are short
     place, run, way = int(rng.integers(min(near, len(content)))), int(rng.integers(1, 64)), int(rng.integers(5))
-    return {name: _damaged(content, place, run, rng)[way]}, Mutation(
-        "bytes", 0, False, f"at {place}, way {way}, {run} bytes"
-    )
+    done = Mutation("bytes", 0, False, f"at {place}, way {way}, {run} bytes")
+    return {name: _damaged(content, place, run, rng)[way]}, done

@@ -17,12 +17,11 @@ from fedtar_flare.imaging.transforms import HUWindowsd, LungSlicesd, SquareResiz
 RNG = np.random.default_rng(5)
 RAS = RNG.integers(-1000, 1000, (6, 7, 9)).astype(np.int16)
 SIZES = (0.7, 0.8, 2.5)
+AFFINE = np.diag((*SIZES, 1.0))
 
 
-def volume(array=RAS, affine=None):
-    return MetaTensor(
-        torch.from_numpy(np.ascontiguousarray(array))[None], affine=np.diag((*SIZES, 1.0)) if affine is None else affine
-    )
+def volume(array=RAS, affine=AFFINE):
+    return MetaTensor(torch.from_numpy(np.ascontiguousarray(array))[None], affine=affine)
 
 
 @pytest.mark.parametrize("axes", permutations(range(3)))
@@ -31,8 +30,7 @@ def test_every_orientation_is_shown_the_same_way(axes, flips):
     """The 48 ways of storing one volume; reference: nibabel's own affine of a turned array."""
     turn = np.array([(axis, flip) for axis, flip in zip(axes, flips, strict=True)], float)
     array = nio.apply_orientation(RAS, turn)
-    affine = np.diag((*SIZES, 1.0)) @ nio.inv_ornt_aff(turn, RAS.shape)
-    shown, spacing = displayed(volume(array, affine))
+    shown, spacing = displayed(volume(array, AFFINE @ nio.inv_ornt_aff(turn, RAS.shape)))
     assert np.array_equal(shown, RAS.transpose(2, 1, 0)[:, ::-1, ::-1])
     assert spacing == pytest.approx(SIZES[::-1])
 
@@ -64,9 +62,8 @@ def test_windows():
     for channel, (level, width) in enumerate(windows):
         expected = (np.clip((hu - level) / width + 0.5, 0, 1) * 255).astype(float)
         assert np.abs(out[:, channel] - expected).max() <= 0.51
-    assert HUWindowsd("image", [(40, 400)])({"image": np.array([[[-160, 240, -161, 241]]], np.int16)})[
-        "image"
-    ].ravel().tolist() == [0, 255, 0, 255]
+    ends = HUWindowsd("image", [(40, 400)])({"image": np.array([[[-160, 240, -161, 241]]], np.int16)})["image"]
+    assert ends.ravel().tolist() == [0, 255, 0, 255]
 
 
 def test_shrinking_averages_areas():
@@ -113,12 +110,10 @@ def test_lungs_are_found_whatever_lies_above_and_below(gas):
     assert abs(first - 20) <= 1 and abs(last - 44) <= 1
 
 
-@pytest.mark.parametrize(
-    "hu", [np.full((30, 40, 40), 40, np.int16), np.full((30, 40, 40), -1000, np.int16), body(24, (0, 24)),
-           body(lungs=(30, 30), gas=False)],
-)  # fmt: skip
-def test_the_whole_volume_is_taken_without_lungs_and_where_they_fill_it(hu):
-    assert lung_range(hu, SPACING) == (0, len(hu) - 1)
+def test_the_whole_volume_is_taken_without_lungs_and_where_they_fill_it():
+    of_one_value = (np.full((30, 40, 40), hu, np.int16) for hu in (40, -1000))
+    for hu in (*of_one_value, body(24, (0, 24)), body(lungs=(30, 30), gas=False)):
+        assert lung_range(hu, SPACING) == (0, len(hu) - 1)
 
 
 def test_the_range_does_not_depend_on_resolution():

@@ -25,6 +25,7 @@ import pytest
 from make_dicom import ENCODERS, ORIGIN, SPACING, compress, enhanced_dataset, trunk, write_radiograph, write_series
 from mutations import PIXELS, Files, Mutation, mutated, raw
 from PIL import Image
+from pydicom.datadict import keyword_for_tag
 from pydicom.uid import (
     DeflatedExplicitVRLittleEndian,
     ExplicitVRBigEndian,
@@ -141,21 +142,13 @@ def real(shared_data) -> dict[str, Base]:
             bases[f"real slice {file.name[12:22]}"] = Base({"a.dcm": file.read_bytes()}, partial(ct, least=1), 1)
     images = sorted((shared_data / "covid_chestxray" / "images").iterdir(), key=lambda file: file.stat().st_size)
     for file in [next(f for f in images if f.suffix == s and f.stat().st_size > 40_000) for s in (".jpg", ".png")]:
-        bases[f"real radiograph {file.suffix}"] = Base(
-            {file.name: file.read_bytes()}, radiograph, 1, raw, True, checked=file.suffix == ".png"
-        )
+        content = {file.name: file.read_bytes()}
+        bases[f"real radiograph {file.suffix}"] = Base(content, radiograph, 1, raw, True, file.suffix == ".png")
     return bases
 
 
-OF_ALL = {
-    0x00280030: "PixelSpacing",
-    0x00281052: "RescaleIntercept",
-    0x00281053: "RescaleSlope",
-    0x00200032: "ImagePositionPatient",
-    0x00200037: "ImageOrientationPatient",
-    0x00180050: "SliceThickness",
-    0x00280103: "PixelRepresentation",
-}
+OF_ALL = ("PixelSpacing", "RescaleIntercept", "RescaleSlope", "ImagePositionPatient", "ImageOrientationPatient")
+OF_ALL += ("SliceThickness", "PixelRepresentation")
 """Fields that decide alone about what they mean: wrong alike in all files, nothing contradicts them."""
 
 
@@ -169,10 +162,8 @@ def explained(base: Base, mutation: Mutation, hu: np.ndarray, right: np.ndarray)
         return "one file without checksums"
     if mutation.tag == PIXELS and mutation.kind in ("pixel stream", "any bit"):
         return "values without a checksum"
-    alike = mutation.all or len(base.files) == 1
-    if alike and mutation.tag in OF_ALL:
-        return f"{OF_ALL[mutation.tag]} in all files"
-    return ""
+    alike, keyword = mutation.all or len(base.files) == 1, keyword_for_tag(mutation.tag)
+    return f"{keyword} in all files" if alike and keyword in OF_ALL else ""
 
 
 def same(one: tuple[np.ndarray, np.ndarray, set[str]], other: tuple[np.ndarray, np.ndarray, set[str]]) -> bool:
@@ -186,9 +177,7 @@ def same(one: tuple[np.ndarray, np.ndarray, set[str]], other: tuple[np.ndarray, 
 
 def fuzz(bases: dict[str, Base], folder: Path) -> tuple[Counter[str], Counter[str], list[str]]:
     """Outcomes, explanations of silent differences, and what must not be."""
-    counts: Counter[str] = Counter()
-    why: Counter[str] = Counter()
-    wrong: list[str] = []
+    counts, why, wrong = Counter[str](), Counter[str](), list[str]()
     for number, (name, base) in enumerate(bases.items()):
         place = folder / "study"
         shutil.rmtree(place, ignore_errors=True)
@@ -204,8 +193,7 @@ def fuzz(bases: dict[str, Base], folder: Path) -> tuple[Counter[str], Counter[st
                 (place / file).unlink(missing_ok=True)
                 if file in files:
                     (place / file).write_bytes(files[file])
-            case = f"{name} {i}: {mutation.kind}, {mutation.text}"
-            start = time.monotonic()
+            case, start = f"{name} {i}: {mutation.kind}, {mutation.text}", time.monotonic()
             try:
                 with applied(Limits()):
                     got = base.read(path)
@@ -226,7 +214,7 @@ def fuzz(bases: dict[str, Base], folder: Path) -> tuple[Counter[str], Counter[st
                     why[reason] += 1
                 else:
                     counts["different, silent"] += 1
-                    wrong.append(f"{case}: silent, {describe(got, right)}")
+                    wrong.append(f"{case}: silent, of shape {got[0].shape}")
             if time.monotonic() - start > SECONDS:
                 wrong.append(f"{case}: {time.monotonic() - start:.0f} s")
             for file in changed:
@@ -236,20 +224,12 @@ def fuzz(bases: dict[str, Base], folder: Path) -> tuple[Counter[str], Counter[st
     return counts, why, wrong
 
 
-def describe(got: Any, right: Any) -> str:
-    if got[0].shape != right[0].shape:
-        return f"shape {got[0].shape}"
-    return f"{int((got[0] != right[0]).sum())} values differ, affine by {np.abs(got[1] - right[1]).max():.3g}"
-
-
 @pytest.mark.parametrize("kind", ["synthetic", pytest.param("real", marks=pytest.mark.shared_data)])
 def test_no_mutated_copy_is_silently_wrong(kind, request, tmp_path):
     bases = request.getfixturevalue(kind)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     counts, why, wrong = fuzz(bases, tmp_path)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(
-        f"\n{kind}: {sum(counts.values())} copies: {dict(counts.most_common())}; explained: {dict(why.most_common())}"
-    )
-    assert not wrong, "\n".join([f"{len(wrong)} of {sum(counts.values())}:", *wrong[:60]])
+    print(f"\n{kind}: {counts.total()} copies: {dict(counts.most_common())}; explained: {dict(why.most_common())}")
+    assert not wrong, "\n".join([f"{len(wrong)} of {counts.total()}:", *wrong[:60]])
     assert grown < MEMORY_KB
