@@ -81,7 +81,7 @@ def locked(file: Path) -> Iterator[None]:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(content, dict):
@@ -150,7 +150,7 @@ def _check_events(events: Iterable[Any]) -> None:
                     raise ValueError(f"line {line}: nested more than {MAX_DEPTH} deep")
 
 
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Make a mapping of JSON pairs; raises ValueError for a key that occurs twice."""
     content = dict(pairs)
     if len(content) < len(pairs):

@@ -107,7 +107,9 @@ def one_identity(identifiers: Iterable[Identifier]) -> bool:
 
 def fullest(identifiers: Iterable[Identifier]) -> Identifier:
     """Of identifiers that may be one the one that states most."""
-    return max(identifiers, key=lambda identifier: (bool(identifier.value), len(identifier.issuer), identifier))
+    return max(
+        identifiers, default=NOBODY, key=lambda identifier: (bool(identifier.value), len(identifier.issuer), identifier)
+    )
 
 
 def decide(documents: Iterable[Document]) -> tuple[list[dict[str, str]], list[DataError]]:

@@ -1,70 +1,242 @@
-"""DiagnosticReports of FHIR R4, from Bundles (``.json``) and bulk exports (``.ndjson``)."""
+"""DiagnosticReports of FHIR R4, from Bundles and single resources (``.json``) and bulk exports (``.ndjson``)."""
 
 import base64
+import codecs
 import json
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedtar_flare.core.errors import DataError, collecting, decoding, within
-from fedtar_flare.curation.documents import FINAL, WITHDRAWN, Document, Identifier, moment
+from fedtar_flare.core.files import unique
+from fedtar_flare.curation.documents import (
+    FINAL,
+    WITHDRAWN,
+    Document,
+    Identifier,
+    fullest,
+    moment,
+    one_identity,
+    understood,
+)
 
 STATUS = dict.fromkeys(("final", "amended", "corrected", "appended"), FINAL)
 STATUS |= dict.fromkeys(("cancelled", "entered-in-error"), WITHDRAWN)
 IMAGING = {"RAD", "CT", "CUS", "NMR", "NMS", "OUS", "RUS", "RX", "VUS", "XRC", "LP29684-5"}
 """Sections of HL7's table 0074, and LOINC's radiology; other sections may use the same accession numbers."""
+OF_ORDER = {"ACSN", "PLAC", "FILL"}
+"""Types of identifiers that several reports may share."""
+FORMS = {"application/pdf": "is-pdf", "text/html": "is-html", "application/xhtml+xml": "is-html", "text/rtf": "is-rtf",
+         "application/rtf": "is-rtf", "text/xml": "is-xml", "application/xml": "is-xml"}  # fmt: skip
+URL = re.compile(r"(https?://.+)/([A-Z][A-Za-z]+)/([A-Za-z0-9.-]{1,64})")
+CHARSETS = re.compile(r"ascii|utf-(8|16)|iso8859-\d+|cp125\d|gb\w+|big5|euc_\w+|shift_jis|iso2022_\w+|koi8-r")
 
 
-def read_fhir(files: list[Path], problems: list[DataError]) -> Iterator[Document]:
+class _Identifier(NamedTuple):
+    known: Identifier
+    use: str
+    types: set[str]
+
+
+@dataclass
+class _Entry:
+    """A resource where it stands: ``names`` are its URLs, ``root`` begins those that it names relatively."""
+
+    origin: str
+    names: tuple[str, ...]
+    root: str
+    scope: str  # the Bundle, or the folder of an export
+    content: dict[str, Any]
+
+    @property
+    def identifiers(self) -> list[_Identifier]:
+        return [
+            _Identifier(
+                Identifier(str.strip(i.get("value", "")), str.strip(i.get("system", ""))),
+                i.get("use", ""),
+                {code for _, code in _codes(i.get("type", {}))},
+            )
+            for i in self.content.get("identifier", ())
+            if i.get("value")
+        ]
+
+
+def _codes(concept: dict[str, Any]) -> set[tuple[str, str]]:
+    return {(code.get("system", ""), code.get("code", "")) for code in concept.get("coding", ())}
+
+
+@dataclass
+class _Files:
+    """What FHIR files hold. The same relative id in two Bundles, or in two folders of exports, stays two."""
+
+    problems: list[DataError]
+    reports: list[_Entry] = field(default_factory=list)
+    entries: dict[str, list[_Entry]] = field(default_factory=lambda: defaultdict(list))  # by URL
+    next: dict[str, str] = field(default_factory=dict)  # the file that goes on at a URL
+    pages: set[str] = field(default_factory=set)  # URLs of the pages that are among the files
+
+    def read_file(self, file: Path) -> None:
+        folder = str(file.parent.parent if file.parent.name == "deleted" else file.parent)
+        with file.open("rb") as opened:
+            for n, content in enumerate(opened if file.suffix.lower() == ".ndjson" else [opened.read()], 1):
+                where = f"{file}, line {n}" if file.suffix.lower() == ".ndjson" else str(file)
+                with collecting(self.problems), within(where), decoding("cannot be read"):
+                    if content.strip():
+                        item = json.loads(content.decode("utf-8-sig"), object_pairs_hook=unique)
+                        self._read_item(where, folder, item)
+
+    def _read_item(self, where: str, folder: str, item: dict[str, Any]) -> None:
+        bundle = item["resourceType"] == "Bundle"
+        links = {link["relation"]: link["url"] for link in item.get("link", ()) if bundle}
+        self.pages.add(links.pop("self", ""))
+        self.next |= {url: where for relation, url in links.items() if relation == "next"}
+        for n, entry in enumerate(item.get("entry", ()) if bundle else [{"resource": item}], 1):
+            place = f"{where}, entry {n}" if bundle else where
+            with collecting(self.problems), within(place), decoding("cannot be read"):
+                self._read_entry(place, folder, where if bundle else folder, entry)
+
+    def _read_entry(self, place: str, folder: str, scope: str, entry: dict[str, Any]) -> None:
+        content, request = entry.get("resource") or {}, entry.get("request", {})
+        deleted = request.get("method") == "DELETE"
+        local = f"{content['resourceType']}/{content['id']}" if "id" in content else ""
+        local = request.get("url", "").split("/_history/")[0] if deleted else local
+        url = (entry.get("fullUrl") or (local if deleted else "")).split("/_history/")[0]
+        served = URL.fullmatch(url)
+        kind = content.get("resourceType") or (served[2] if served else local.split("/")[0])
+        if kind == "Bundle":
+            raise DataError("a Bundle within a Bundle is not read", reason="bundle-in-bundle")
+        if deleted:
+            meta = {"lastUpdated": entry.get("response", {}).get("lastModified", "")}
+            content = {"resourceType": "deleted", "status": "entered-in-error", "meta": meta}
+        scopes = [scope, folder] if deleted else [scope]  # an export's deletions are Bundles
+        names = [f"{part}/{local}" for part in scopes if local] + [f"{scope} {url}"] * bool(url)
+        root, own = (served[1], [url]) if served else (scope, names or [place])
+        known = _Entry(f"{place}, {local}" if local else place, tuple(own), root, scope, content)
+        if kind in ("DiagnosticReport", "Patient", "ServiceRequest", "ImagingStudy"):
+            for name in {*names, *own}:
+                self.entries[name].append(known)
+        if kind == "DiagnosticReport":
+            self.reports.append(known)
+
+    def resolved(self, reference: dict[str, Any], entry: _Entry) -> list[_Entry]:
+        """The versions of what a resource refers to; else what the reference itself says of it."""
+        name = reference.get("reference", "").split("/_history/")[0]
+        if name.startswith("#"):
+            inside = [item for item in entry.content.get("contained", ()) if f"#{item['id']}" == name]
+            return [replace(entry, content=item) for item in inside]
+        absolute = name if URL.fullmatch(name) else f"{entry.scope} {name}" if ":" in name else f"{entry.root}/{name}"
+        kind = reference.get("type") or (name.split("/")[-2] if "/" in name else "Patient")
+        stated = {"resourceType": kind, "identifier": [reference.get("identifier", {})]}
+        versions = self.entries.get(absolute) or [replace(entry, content=stated)]
+        if any(version.content["resourceType"] == "deleted" for version in versions):
+            raise DataError(f"{kind} was deleted", reason="deleted-resource")
+        return versions
+
+    def patients(self, entry: _Entry) -> set[Identifier]:
+        """Every identifier that may be the one by which a resource's patient is known."""
+        owners = self.resolved(entry.content["subject"], entry) if "subject" in entry.content else []
+        if any(owner.content["resourceType"] != "Patient" for owner in owners):
+            raise DataError("its subject is no patient", reason="no-patient-id")
+        current = [[i for i in owner.identifiers if i.use != "old"] for owner in owners]
+        return {i.known for own in current for i in [i for i in own if "MR" in i.types] or own}
+
+
+def read_fhir(paths: Iterable[Path], problems: list[DataError]) -> Iterator[Document]:
     """The reports of FHIR files, whose resources refer to each other."""
-    resources: dict[str, Any] = {}
-    reports: list[tuple[str, Any]] = []
-    for file in files:
-        with collecting(problems), within(str(file)), decoding("cannot be read"):
-            text = file.read_text(encoding="utf-8-sig")
-            lines = filter(str.strip, text.split("\n")) if file.suffix == ".ndjson" else [text]
-            for item in map(json.loads, lines):
-                for entry in item.get("entry", [{"resource": item}]):
-                    inner = entry.get("resource") or {"resourceType": ""}
-                    names = f"{inner['resourceType']}/{inner.get('id')}", entry.get("fullUrl") or "none"
-                    resources |= dict.fromkeys(names, inner)
-                    if inner["resourceType"] == "DiagnosticReport":
-                        reports.append((f"{file}, {names[0]}", inner))
-    for origin, report in reports:
-        with collecting(problems), within(origin), decoding("cannot be read", "bad-resource"):
-            yield _document(origin, report, resources)
+    files = _Files(problems)
+    for path in paths:
+        with collecting(problems), within(str(path)), decoding("cannot be read"):
+            files.read_file(path)
+    for where in (where for url, where in files.next.items() if url not in files.pages):
+        problems.append(DataError(f"{where}: the page that follows is not among the files", reason="missing-page"))
+    yield from (_document(entry, files) for entry in files.reports)
 
 
-def _document(origin: str, report: Any, resources: dict[str, Any]) -> Document:
-    inside = {f"#{inner['id']}": inner for inner in report.get("contained", ())}
+def _document(entry: _Entry, files: _Files) -> Document:
+    names, status = frozenset(("fhir", name) for name in entry.names), str(entry.content.get("status"))
+    document = Document(origin=entry.origin, names=names, status=STATUS.get(status, status), issued="")
+    document = understood(document, lambda: _version(entry, names))
+    return document if document.unread else understood(document, lambda: _about(entry, files, document))
 
-    def identifiers(reference: Any) -> list[Any]:
-        name = reference.get("reference", "")
-        resource = inside.get(name) or resources.get(name) or resources.get("/".join(name.split("/")[-2:])) or reference
-        value = resource.get("identifier", {})
-        return value if isinstance(value, list) else [value]
 
-    def typed(values: list[Any], code: str) -> list[Any]:
-        return [i for i in values if any(c.get("code") == code for c in i.get("type", {}).get("coding", ()))]
+def _version(entry: _Entry, names: frozenset[tuple[str, ...]]) -> dict[str, Any]:
+    """Which version of which report it is, even where nothing else of it can be read."""
+    content, meta = entry.content, entry.content.get("meta", {})
+    own = [i.known for i in entry.identifiers if i.known.issuer and not i.types & OF_ORDER]
+    codes = tuple(sorted(map("|".join, _codes(content.get("code", {})))))
+    number = meta.get("versionId", "")
+    clocks = {"updated": moment(meta.get("lastUpdated", "")), "version": number.zfill(20) if number.isdecimal() else ""}
+    return {
+        "names": names | {("fhir", *identifier, *codes) for identifier in own},
+        "issued": moment(content.get("issued", "")),
+        "clocks": tuple((f"{name} {entry.names[0]}", time) for name, time in clocks.items()),
+    }
 
-    related = (report, *report.get("basedOn", ()), *report.get("imagingStudy", ()))
-    values = [value for reference in related for value in identifiers(reference)]
-    owners = identifiers(report["subject"])
-    owners = typed(owners, "MR") or owners
-    number: dict[str, str] = next(iter(typed(values, "ACSN")), {})
-    texts = [base64.b64decode(form["data"]).decode("utf-8") for form in report.get("presentedForm", ())
-             if form.get("contentType", "").startswith("text/plain") and "data" in form]  # fmt: skip
-    studies = [i["value"].removeprefix("urn:oid:") for i in values if i.get("system") == "urn:dicom:uid"]
-    sections = {c.get("code") for kind in report.get("category", ()) for c in kind.get("coding", ())}
-    issued = report.get("issued") or report.get("meta", {}).get("lastUpdated")
-    return Document(
-        origin=origin,
-        names=frozenset({("fhir", f"DiagnosticReport/{report.get('id')}")}),
-        status=STATUS.get(report["status"], report["status"]),
-        issued=moment(issued or report["effectiveDateTime"]),
-        patients=tuple({Identifier(i["value"], i.get("system", "")) for i in owners if i.get("value")}),
-        order=Identifier(number.get("value", ""), number.get("system", "")),
-        study=studies[0] if len(studies) == 1 else "",
-        text="\n".join(texts) or report.get("conclusion", ""),
-        unread="" if not sections or sections & IMAGING else "other-section",
-    )
+
+def _about(entry: _Entry, files: _Files, document: Document) -> dict[str, Any]:
+    """Whose report it is, about which study, and its text."""
+    report = entry.content
+    references = [*report.get("basedOn", ()), *report.get("imagingStudy", ())]
+    related = [entry, *chain.from_iterable(files.resolved(reference, entry) for reference in references)]
+    identifiers = [identifier for item in related for identifier in item.identifiers]
+    orders = {i.known for i in identifiers if "ACSN" in i.types}
+    studies = {i.known.value.removeprefix("urn:oid:") for i in identifiers if i.known.issuer == "urn:dicom:uid"}
+    if not one_identity(orders) or len(studies) > 1:
+        raise DataError("it is about several studies or orders", reason="several-studies")
+    order = fullest(orders)
+    about = {
+        "names": frozenset(name for name in document.names if len(name) == 2 or name[1] != order.value),
+        "patients": tuple(set.union(*map(files.patients, related))),
+        "order": order,
+        "study": "".join(studies),
+    }
+    sections = {code for category in report.get("category", ()) for _, code in _codes(category)}
+    for reason, unread in {
+        "other-section": sections and not sections & IMAGING,
+        "subsetted": any(tag.get("code") == "SUBSETTED" for tag in report.get("meta", {}).get("tag", ())),
+        "modifier-extension": report.get("modifierExtension") or report.get("implicitRules"),
+    }.items():
+        if unread:
+            return about | {"unread": reason}
+    return about if document.status == WITHDRAWN else about | {"text": _text(report)}
+
+
+def _text(report: dict[str, Any]) -> str:
+    """The whole report. FHIR has all its forms say the same; where they do not, none is certain."""
+    forms = [(f.get("contentType", "").split(";")[0].strip().lower(), moment(f.get("creation", "")), f)
+             for f in report.get("presentedForm", ())]  # fmt: skip
+    if not forms:
+        if report.get("result"):
+            raise DataError("its text is in Observations", reason="text-in-observations")
+        return str.strip(report.get("conclusion", ""))
+    plain = [form for form in forms if form[0] == "text/plain" and "data" in form[2]]
+    if not plain:
+        reasons = {FORMS.get(kind, "other-form") for kind, _, _ in forms}
+        raise DataError("no form of it is plain text", reason=min(reasons))
+    if len(languages := {form.get("language") for _, _, form in plain}) > 1:
+        if (language := report.get("language")) not in languages:
+            raise DataError("it is in several languages, and does not say which is its own", reason="several-languages")
+        plain, forms = ([f for f in some if f[2].get("language", language) == language] for some in (plain, forms))
+    current = [form for _, created, form in plain if not any(time > f"{created}~" for _, time, _ in forms)]
+    if not current:
+        raise DataError("its newest form is no plain text", reason="newer-form")
+    texts = {_decoded(form) for form in current}
+    if len({text.strip() for text in texts}) > 1:
+        raise DataError("its forms differ", reason="several-texts")
+    return min(texts)
+
+
+def _decoded(form: dict[str, Any]) -> str:
+    raw = base64.b64decode(re.sub(r"\s", "", form["data"]), validate=True)
+    stated = re.search(r';\s*charset\s*=\s*"?([^\s";]+)', form["contentType"], re.IGNORECASE)
+    with decoding("its text is not in the character set that is stated", "bad-charset"):
+        codec = codecs.lookup(stated[1]).name if stated else "utf-8"
+        text = raw.decode("utf-8-sig" if codec == "utf-8" else codec)
+        alike = not raw.isascii() and codec.startswith(("iso8859", "cp125")) and raw.decode(errors="ignore").encode()
+        if not CHARSETS.fullmatch(codec) or alike == raw:
+            raise UnicodeError(f"it seems not to be {codec}")
+        return text

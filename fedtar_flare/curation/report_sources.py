@@ -1,5 +1,6 @@
 """Collect reports of other systems (FHIR R4, HL7 v2, DICOM SR, OMOP) for ``fedtar data index``."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,14 @@ from fedtar_flare.curation.dicom_sr import read_sr
 from fedtar_flare.curation.documents import FINAL, Document, Identifier, decide
 from fedtar_flare.curation.fhir import read_fhir
 from fedtar_flare.curation.hl7v2 import read_hl7
+from fedtar_flare.data.sources.fields import is_stated
+from fedtar_flare.data.sources.manifest import without_mark
 from fedtar_flare.data.sources.tables import open_table
+
+RADIOLOGY = {"44814641", "32841", "36716202"}
+"""Concepts of OMOP: note type "Radiology report" (to CDM 5.2), type "EHR radiology report" (from 5.3), note class
+"Radiology studies report"; a type or class that only says "note", or 0, leaves it to the title."""
+TITLE = re.compile(r"(diagnostic )?(radiology|imaging)( stud(y|ies))?( reports?)?", re.IGNORECASE)
 
 
 def collect(source: Path, accession: str = "", charset: str = "ASCII") -> tuple[list[dict[str, str]], list[DataError]]:
@@ -18,11 +26,12 @@ def collect(source: Path, accession: str = "", charset: str = "ASCII") -> tuple[
     fhir: list[Path] = []
     for file in filter(Path.is_file, sorted(source.rglob("*")) if source.is_dir() else [source]):
         with collecting(problems), within(str(file)), decoding("cannot be read"), file.open("rb") as opened:
+            suffix = file.suffix.lower()
             if opened.read(132)[128:] == b"DICM":
                 documents += read_sr(file)
-            elif file.suffix == ".csv":
+            elif suffix == ".csv":
                 documents += _read_omop(file, accession, problems)
-            elif file.suffix in (".json", ".ndjson"):
+            elif suffix in (".json", ".ndjson"):
                 fhir.append(file)
             else:
                 documents += read_hl7(file, accession, charset, problems)
@@ -32,14 +41,18 @@ def collect(source: Path, accession: str = "", charset: str = "ASCII") -> tuple[
 
 def _read_omop(file: Path, accession: str, problems: list[DataError]) -> Iterator[Document]:
     with open_table(file, "the table of notes") as opened:
-        for n, row in opened.rows(problems):
-            yield Document(
-                origin=f"{file}, row {n}",
-                names=frozenset({("omop", row.get("note_id") or f"{file}, row {n}")}),
-                status=FINAL,  # OMOP has no status
-                issued=row["note_date"],
-                patients=(Identifier(row["person_id"]),) if row["person_id"] else (),
-                order=Identifier(row.get(accession, "")),
-                day=row["note_date"],
-                text=row["note_text"],
-            )
+        for n, cells in opened.rows(problems):
+            row = {name.lower(): cell if is_stated(cell) else "" for name, cell in cells.items()}
+            concepts = {row.get(f"note_{kind}_concept_id", "").removesuffix(".0") for kind in ("type", "class")}
+            with within(f"{file}, row {n}"), decoding("not a row of OMOP's table of notes", "bad-row"):
+                yield Document(
+                    origin=f"{file}, row {n}",
+                    names=frozenset({("omop", row.get("note_id", ""), str(file.parent))}),
+                    status=FINAL,  # OMOP has no status
+                    issued="",
+                    patients=(Identifier(row["person_id"]),) if row["person_id"] else (),
+                    order=Identifier(row[accession.lower()] if accession else ""),
+                    day=row["note_date"][:10],
+                    text=without_mark(row["note_text"]),
+                    unread="" if concepts & RADIOLOGY or TITLE.fullmatch(row.get("note_title", "")) else "other-note",
+                )
