@@ -12,13 +12,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
 from fedtar_flare.curation.archive_files import IMAGES, REJECTED, File, all_headers, rejected, studies_below
-from fedtar_flare.curation.documents import Identifier, may_be_same, same_issuer
+from fedtar_flare.curation.documents import Identifier, one_identity, same_issuer
 from fedtar_flare.data.cohort import Modality
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of
 from fedtar_flare.data.sources.manifest import write_rows
@@ -224,11 +223,6 @@ def _study(
         top=top,
         exclusive=holders[top] - {REJECTED} == {uid},
     )
-
-
-def one_identity(identifiers: Iterable[Identifier]) -> bool:
-    """Whether nothing tells these identifiers apart."""
-    return all(may_be_same(a, b) for a, b in combinations(identifiers, 2))
 
 
 def _orders(used: Sequence[File], files: Sequence[File]) -> tuple[Identifier, ...]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting
-from fedtar_flare.curation.archive import Index, Owner, Study, one_identity
-from fedtar_flare.curation.documents import NOBODY, Identifier, may_be_same
-from fedtar_flare.data.sources.fields import date_of
+from fedtar_flare.curation.archive import Index, Owner, Study
+from fedtar_flare.curation.documents import NOBODY, Identifier, may_be_same, one_identity
+from fedtar_flare.data.sources.fields import date_of, is_stated, markup
 from fedtar_flare.data.sources.manifest import without_mark
 from fedtar_flare.data.sources.tables import open_table
 
@@ -155,9 +155,12 @@ def reports_of_table(table: Path, problems: list[DataError]) -> ByKey:
     """Reports of a table's rows, under the first of the three keys that a row states."""
     by_key: ByKey = defaultdict(list)
     for number, row in _rows(table, problems):
-        if not row.get("report"):
+        if not is_stated(row.get("report", "")):
             continue
         where = f"{table}, row {number}"
+        if reason := markup(row["report"]):
+            problems.append(DataError(f"{where}: the report is no plain text", reason=reason))
+            continue
         key: tuple[str, ...] = ("none", where)
         if row.get("study_instance_uid"):
             key = "uid", row["study_instance_uid"]

@@ -1,6 +1,5 @@
 """Reports of FHIR, HL7 v2, DICOM SR and OMOP to one table, and joined with studies."""
 
-import base64
 import csv
 import functools
 import json
@@ -44,48 +43,6 @@ def oru(status="F", text=TEXT, when=WHEN, charset="UNICODE UTF-8", pid=PID, numb
         f"MSH|^~\\&|R|H|F|H|{when}||ORU^R01|1|P|2.5||||||{charset}\rPID|1||{pid}\rOBR|1||{number}||||||||||||||||||"
         f"|{when}||RAD|{status}\r{lines}OBX|9|ED|||PDF^AAAA||||||F\r"
     )
-
-
-def acsn(number, system="urn:oid:1.2.3"):
-    return {"type": {"coding": [{"code": "ACSN"}]}, "system": system, "value": number}
-
-
-def fhir(number, status="final", issued="2024-01-31T12:00:00Z", text=TEXT, **more):
-    form = {"contentType": "text/plain; charset=UTF-8", "data": base64.b64encode(text.encode()).decode()}
-    state = {"resourceType": "DiagnosticReport", "id": number, "status": status, "issued": issued}
-    return state | {"subject": {"reference": "Patient/1"}, "identifier": [acsn(number)], "presentedForm": [form]} | more
-
-
-PATIENT = {"resourceType": "Patient", "id": "1", "identifier": [
-    {"type": {"coding": [{"code": "MR"}]}, "value": "P1"}, {"value": "insurance"}]}  # fmt: skip
-
-
-def bundle(*resources):
-    return json.dumps({"resourceType": "Bundle", "entry": [{"resource": one} for one in resources]})
-
-
-def test_fhir_the_newest_final_state_counts_and_the_rest_by_reason(read):
-    dicom = {"system": "urn:dicom:uid", "value": "urn:oid:1.2.7"}
-    uid = {"resourceType": "ImagingStudy", "id": "7", "identifier": [dicom]}
-    order = {"resourceType": "ServiceRequest", "id": "8", "identifier": [acsn("A8")]}
-    linked = fhir("x", identifier=[], imagingStudy=[{"reference": "ImagingStudy/7"}])
-    ordered = fhir("y", identifier=[], basedOn=[{"reference": "http://h/fhir/ServiceRequest/8"}])
-    march, laboratory, other = "2024-03-01T00:00:00Z", [{"coding": [{"code": "LAB"}]}], [acsn("A1", "urn:x")]
-    states = [
-        fhir("A10", "preliminary", march), fhir("A1", text="old"), fhir("A1", "amended", "2024-01-31T14:00:00+01:00"),
-        fhir("A2"), fhir("A2", "entered-in-error", march), fhir("A3", text=""), fhir("A4", identifier=other),
-        fhir("A5", issued="yesterday"), {"resourceType": "DiagnosticReport", "id": "none", "status": "final"},
-        fhir("A6", text="one"), fhir("A6", "corrected", text="two"),
-        fhir("A1", issued=march, category=laboratory, id="lab"),
-        fhir("A9", subject={"reference": "Patient/unknown"}),
-    ]  # fmt: skip
-    files = {"a.json": bundle(PATIENT, uid, order, linked, ordered), "b.ndjson": "\n".join(map(json.dumps, states))}
-    rows, left_out = read(files)
-    assert sorted((row["accession_number"], row["issuer"], row["study_instance_uid"]) for row in rows) == [
-        ("", "", "1.2.7"), ("A1", "urn:oid:1.2.3", ""), ("A1", "urn:x", ""), ("A8", "urn:oid:1.2.3", "")]  # fmt: skip
-    assert {(row["patient_id"], row["report"]) for row in rows} == {("P1", TEXT)}
-    once = ("status-preliminary", "withdrawn", "no-text", "other-section", "no-patient-id")
-    assert left_out == {"superseded": 2, "bad-resource": 2, "two-at-once": 2, **dict.fromkeys(once, 1)}
 
 
 def test_hl7_by_character_set_patient_and_status(read):
@@ -188,9 +145,9 @@ def sr(path, flags="COMPLETE VERIFIED FINAL", **changes):
 
 
 def test_dicom_sr_and_omop(read, tmp_path):
-    note = "note_id,person_id,note_date,note_text\n1,P2,2024-01-31,- Klar.\n"
     draft, dose = "PARTIAL UNVERIFIED PRELIMINARY", {"SOPClassUID": "1.2.840.10008.5.1.4.1.1.88.67"}
-    files = {"a": sr(tmp_path / "a"), "b": sr(tmp_path / "b", draft), "c": sr(tmp_path / "c", **dose), "note.csv": note}
+    note = "NOTE_ID,PERSON_ID,NOTE_DATE,NOTE_TITLE,NOTE_TEXT\n1,P2,2024-01-31,Radiology report,'- Klar.\n"
+    files = {"a": sr(tmp_path / "a"), "b": sr(tmp_path / "b", draft), "c": sr(tmp_path / "c", **dose), "note.CSV": note}
     rows, left_out = read(files)
     assert [(r["patient_id"], r["study_instance_uid"], r["study_date"]) for r in rows] == [
         ("P1", "1.2.1", ""), ("P2", "", "2024-01-31")]  # fmt: skip
@@ -198,6 +155,29 @@ def test_dicom_sr_and_omop(read, tmp_path):
     assert [report.content for report in reports_of_table(table, [])["day", "P2", "2024-01-31"]] == ["- Klar."]
     assert rows[0]["report"] == f"Findings\nLung: {TEXT}"
     assert left_out == {f"status-{draft}": 1, "other-sr": 1}
+
+
+def test_omop_only_radiology_of_a_day_that_has_one(read):
+    rows = [
+        ("1", "P1", "44814641", "0", "", "CT", ""),
+        ("2", "P1", "44814637", "0", "Discharge summary", "gone home", ""),
+        ("3", "P2", "32817", "36716202", "", "X-ray", ""),
+        ("4", "P2", "32841", "0", "", "CT", ""),
+        ("5", "P3", "0", "", "Diagnostic Imaging Study", "US", ""),
+        ("6", "P4", "32841", "0", "", "NULL", ""),
+        ("7", "P4", "32841", "0", "", "<div>CT</div>", ""),
+        ("8", "P5", "32841", "0", "", "a", "A1"),
+        ("9", "P5", "32841", "0", "", "b", "A2"),
+        ("10", "P6", "32831", "", "CT surgery consult", "x", "A3"),
+        ("11", "nan", "32841", "", "", "x", "A4"),
+    ]
+    names = "note_id,person_id,note_type_concept_id,note_class_concept_id,note_title,note_text,note_source_value"
+    table = "\n".join([f"{names},note_date", *(",".join([*row, "2024-01-31"]) for row in rows)])
+    got, left_out = read({"note.csv": table, "other.csv": "a,b\n1,2\n"}, "--accession", "note_source_value")
+    assert [(row["patient_id"], row["accession_number"], row["report"]) for row in got] == [
+        ("P1", "", "CT"), ("P3", "", "US"), ("P5", "A1", "a"), ("P5", "A2", "b")]  # fmt: skip
+    once = ("no-text", "is-html", "bad-row", "no-patient-id")
+    assert left_out == {"other-note": 2, "several-reports": 2, **dict.fromkeys(once, 1)}
 
 
 def test_dicom_sr_in_its_character_set_or_not_at_all(read, tmp_path):

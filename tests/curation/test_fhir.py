@@ -1,0 +1,181 @@
+"""Reports of FHIR: whose, of which study, in force and of what text, else left out by reason."""
+
+import pytest
+from make_documents import TEXT, acsn, bundle, deletion, form, lines, patient, report
+
+pytest.importorskip("hl7", reason="of the extra 'pacs'")
+MARCH, APRIL = "2024-03-01T00:00:00Z", "2024-04-01T00:00:00Z"
+STUDY = {"resourceType": "ImagingStudy", "id": "7", "subject": {"reference": "Patient/1"}, "identifier": [
+    {"system": "urn:dicom:uid", "value": "urn:oid:1.2.7"}]}  # fmt: skip
+ORDER = {"resourceType": "ServiceRequest", "id": "8", "identifier": [acsn("A8")]}
+CT, XRAY = ({"coding": [{"system": "urn:codes", "code": code}]} for code in ("ct", "xray"))
+OWN = {"system": "urn:reports", "value": "77"}
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Rows as (patient, number, study, text), and reasons with their counts."""
+    from fedtar_flare.curation.report_sources import collect
+    from fedtar_flare.data.sources.reading import by_reason
+
+    def read(files):
+        for name, content in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(content, encoding="utf-8")
+        rows, problems = collect(tmp_path)
+        assert all(any(name in str(problem) for name in files) for problem in problems)
+        names = ("patient_id", "accession_number", "study_instance_uid", "report")
+        return sorted(tuple(row[name] for name in names) for row in rows), by_reason(problems)
+
+    return read
+
+
+def a(text=TEXT, number="A1", owner="P1", study=""):
+    return owner, number, study, text
+
+
+ROOT, OTHER = "http://one/fhir", "https://two/fhir"
+FULL = {"reference": f"{ROOT}/Patient/1"}
+URN = {"reference": "urn:uuid:5"}
+TWO_FOLDERS = {f"{folder}/{kind}.ndjson": lines(item) for folder, owner in (("x", "P1"), ("y", "P2"))
+               for kind, item in (("p", patient(owner)), ("r", report(f"A-{owner}", text=owner)))}  # fmt: skip
+HISTORY = [report(text="new", meta={"versionId": "10"}), report(text="old", meta={"versionId": "9"})]
+GONE = {"method": "DELETE", "url": "DiagnosticReport/A1"}
+WHOSE = {
+    "two Bundles have one id": (
+        {"a.json": bundle(patient(), report()), "b.json": bundle(patient("P2"), report("A2"))},
+        [a(), a(number="A2", owner="P2")], {}),
+    "two exports have one id": (TWO_FOLDERS, [a(o, f"A-{o}", o) for o in ("P1", "P2")], {}),
+    "two servers in one Bundle": (
+        {"a.json": bundle(*(
+            {"fullUrl": f"{root}/{item['resourceType']}/1", "resource": item}
+            for root, owner in ((ROOT, "P1"), (OTHER, "P2"))
+            for item in (patient(owner), report(id="1", identifier=[acsn(f"A-{owner}")]))))},
+        [a(number="A-P1"), a(number="A-P2", owner="P2")], {}),
+    "by an absolute URL, wherever it stands": (
+        {"a.json": bundle(patient(), root=ROOT), "b.json": bundle(patient("P2"), report(subject=FULL)),
+         "c/d.ndjson": lines(report("A2", subject={"reference": f"{ROOT}/Patient/1/_history/3"}))},
+        [a(), a(number="A2")], {}),
+    "by a URN, within its Bundle alone": (
+        {"a.json": bundle({"fullUrl": "urn:uuid:5", "resource": patient()}, report(subject=URN)),
+         "b.json": bundle(report("A2", subject=URN))},
+        [a()], {"no-patient-id": 1}),
+    "of another Bundle": ({"a.json": bundle(patient()), "b.json": bundle(report())}, [], {"no-patient-id": 1}),
+    "contained": ({"a.json": bundle(report(subject={"reference": "#p"}, contained=[patient("P3", "p")]))},
+                  [a(owner="P3")], {}),
+    "stated without a resource": (
+        {"a.json": bundle(report(subject={"identifier": {"value": "P4"}}))}, [a(owner="P4")], {}),
+    "one id, two persons": ({"a.ndjson": lines(patient(), report()), "b.ndjson": lines(patient("P2"))},
+                            [], {"several-patients": 1}),
+    "no person": ({"a.ndjson": lines(report(subject={"reference": "Group/1", "identifier": {"value": "P1"}}))},
+                  [], {"no-patient-id": 1}),
+    "the order is another's": (
+        {"a.ndjson": lines(patient(), patient("P2", "2"), ORDER | {"subject": {"reference": "Patient/2"}},
+                           report(basedOn=[{"reference": "ServiceRequest/8"}], identifier=None))},
+        [], {"several-patients": 1}),
+    "by the study and the order": (
+        {"a.ndjson": lines(patient(), STUDY, ORDER, report("x", "1", identifier=None, imagingStudy=[
+            {"reference": "ImagingStudy/7"}]), report("y", "2", identifier=None, basedOn=[
+                {"reference": "ServiceRequest/8"}]))},
+        [a("1", "", study="1.2.7"), a("2", "A8")], {}),
+    "several orders": ({"a.ndjson": lines(patient(), ORDER, report(basedOn=[{"reference": "ServiceRequest/8"}]))},
+                       [], {"several-studies": 1}),
+    "two procedures under one number": (
+        {"a.ndjson": lines(patient(), report(text="1", code=CT, identifier=[acsn("A1"), OWN]),
+                           report(text="2", id="2", code=XRAY, identifier=[acsn("A1"), OWN]))},
+        [], {"several-reports": 2}),
+    "two issuers of one number": (
+        {"a.ndjson": lines(patient(), report(), report(id="2", text="2", identifier=[acsn("A1", "urn:x")]))},
+        [a("2"), a()], {}),
+}  # fmt: skip
+FORCE = {
+    "older versions": ({"a.ndjson": lines(patient(), *HISTORY)}, [a("new")], {"superseded": 1}),
+    "which is newer is unclear": (
+        {"a.ndjson": lines(patient(), report(issued=None), report(text="other"))}, [], {"two-at-once": 2}),
+    "the newest is not understood": (
+        {"a.ndjson": lines(patient(), report(), report(issued=MARCH, presentedForm="?"))},
+        [], {"superseded": 1, "bad-document": 1}),
+    "of no date": ({"a.ndjson": lines(patient(), report(issued=None, effectivePeriod={"start": "2024-01"}))},
+                   [a()], {}),
+    "of a date that is none": ({"a.ndjson": lines(patient(), report(issued="yesterday"))}, [], {"bad-document": 1}),
+    "in error, without identifier": (
+        {"a.ndjson": lines(patient(), report(), {"resourceType": "DiagnosticReport", "id": "A1", "issued": MARCH,
+                                                 "status": "entered-in-error"})},
+        [], {"superseded": 1, "withdrawn": 1}),
+    "history": ({"a.json": bundle(patient(), *HISTORY, {"fullUrl": f"{ROOT}/DiagnosticReport/A1", "request": GONE},
+                                  root=ROOT, type="history")}, [], {"withdrawn": 2, "superseded": 1}),
+    "deleted of an export": (
+        {"x/a.ndjson": lines(patient(), report(), report("A2")), "y/a.ndjson": lines(patient("P2"), report()),
+         "x/deleted/d.ndjson": bundle(deletion("A1"), type="transaction")},
+        [a(number="A2"), a(owner="P2")], {"withdrawn": 2}),
+    "a patient deleted": (
+        {"a.json": bundle(patient(), report(), {"request": {"method": "DELETE", "url": "Patient/1"}})},
+        [], {"deleted-resource": 1}),
+    "amended under a new id": (
+        {"a.ndjson": lines(patient(), report(code=CT, identifier=[acsn("A1"), OWN]), report(
+            id="2", code=CT, identifier=[acsn("A1"), OWN], status="amended", issued=MARCH, text="new"))},
+        [a("new")], {"superseded": 1}),
+    "amended under a new id, known by its order alone": (
+        {"a.ndjson": lines(patient(), report(), report(id="2", status="amended", issued=MARCH, text="new"))},
+        [], {"several-reports": 2}),
+    "preliminary": ({"a.ndjson": lines(patient(), report(status="preliminary"))}, [], {"status-preliminary": 1}),
+    "a page is missing": (
+        {"a.json": bundle(patient(), report(), link=[{"relation": "next", "url": "http://x?2"}])},
+        [a()], {"missing-page": 1}),
+    "all pages": (
+        {"a.json": bundle(patient(), root=ROOT, link=[{"relation": "next", "url": "http://x?2"}]),
+         "b.json": bundle(report(), root=ROOT, link=[{"relation": "self", "url": "http://x?2"}])},
+        [a()], {}),
+    "a Bundle within a Bundle": (
+        {"a.json": bundle(patient(), report(), {"resourceType": "Bundle", "id": "b"})}, [a()], {"bundle-in-bundle": 1}),
+    "a line cut short": ({"a.ndjson": lines(patient(), report()) + '\n{"resourceType": "Diag'}, [a()],
+                         {"unreadable": 1}),
+    "subsetted": ({"a.ndjson": lines(patient(), report(meta={"tag": [{"code": "SUBSETTED"}]}))}, [], {"subsetted": 1}),
+    "another section": ({"a.ndjson": lines(patient(), report(category=[{"coding": [{"code": "LAB"}]}]))},
+                        [], {"other-section": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*WHOSE, *FORCE])
+def test_a_report_goes_to_its_own_study_while_it_is_in_force(read, case):
+    files, rows, left_out = (WHOSE | FORCE)[case]
+    assert read(files) == (sorted(rows), left_out)
+
+
+PDF, HTML = form("%PDF-1.4", "application/pdf"), form("<p>x</p>", "text/html")
+NEW = {"creation": "2024-02-01"}
+TEXTS = {
+    "type in capitals, with parameters": ([form("x", 'TEXT/PLAIN;Charset="utf-8"; format=flowed')], "x"),
+    "of a stated set": ([form("Größe".encode("cp1252"), "text/plain;charset=windows-1252")], "Größe"),
+    "UTF-8 under another name": ([form("Größe", "text/plain; charset=iso-8859-1")], "bad-charset"),
+    "not in its set": ([form("Größe".encode("latin-1"))], "bad-charset"),
+    "no character set": ([form("x", "text/plain; charset=rot13")], "bad-charset"),
+    "in two formats": ([PDF, form("x"), HTML], "x"),
+    "twice": ([form("x"), form("x\n", "text/plain")], "x"),
+    "old and new": ([form("x", creation="2024-01-31T10:00:00+01:00"), form("y", creation=MARCH)], "y"),
+    "the newest is a PDF": ([form("x", creation="2024-01-31"), PDF | NEW], "newer-form"),
+    "two that differ": ([form("x"), form("y")], "several-texts"),
+    "two languages": ([form("x", language="en"), form("y", language="de")], "several-languages"),
+    "its own language": ([form("x", language="en"), form("y", language="de"), PDF], "y", "de"),
+    "a PDF beside a conclusion": ([PDF], "is-pdf"),
+    "HTML": ([HTML], "is-html"),
+    "HTML that is called text": ([form("<p>Kein Erguss.</p>")], "is-html"),
+    "RTF that is called text": ([form(r"{\rtf1 Kein Erguss.}")], "is-rtf"),
+    "elsewhere": ([{"contentType": "text/plain", "url": "http://x/y"}], "other-form"),
+    "not base64": ([{"contentType": "text/plain", "data": "Kein Erguss"}], "bad-document"),
+    "a conclusion alone": (None, "short"),
+    "nothing": ([form("nan")], "no-text"),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_the_text_is_whole_and_certain(read, case):
+    forms, expected, *language = TEXTS[case]
+    own = report(presentedForm=forms, conclusion="short", language=language[0] if language else None)
+    rows, left_out = read({"a.ndjson": lines(patient(), own)})
+    assert [row[3].strip() for row in rows] + [*left_out] == [expected]
+
+
+def test_text_in_observations_is_not_the_conclusion(read):
+    own = report(presentedForm=None, conclusion="short", result=[{"reference": "Observation/1"}])
+    assert read({"a.ndjson": lines(patient(), own)}) == ([], {"text-in-observations": 1})
