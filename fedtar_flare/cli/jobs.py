@@ -159,13 +159,13 @@ def report(arguments: argparse.Namespace) -> None:
     """Write report.html and the adapter's model card from the run record (rounds.jsonl), and print its closing box."""
     from fedtar_flare.reporting.model_card import write_model_card
     from fedtar_flare.reporting.page import write_report
-    from fedtar_flare.reporting.run import find_run, read_run
+    from fedtar_flare.reporting.run import read_run
     from fedtar_flare.runtime.results import box
 
-    folder = find_run(arguments.run_folder)
-    page, run = write_report(folder), read_run(folder)
-    if (folder / "adapter").is_dir():
-        write_model_card(run, folder / "adapter")
+    run = read_run(arguments.run_folder)
+    page = write_report(run.folder)
+    if (run.folder / "adapter").is_dir():
+        write_model_card(run, run.folder / "adapter")
     summary = {"report": str(page), "run_id": run.start.run_id, "status": run.status, "rounds": len(run.validations)}
     show(arguments, summary, box(run, page))
 
@@ -292,10 +292,7 @@ def _add_job_options(command: argparse.ArgumentParser) -> None:
 
 
 def _recipe(arguments: argparse.Namespace, at_once: bool = False, **more: Any) -> MethodRecipe:
-    """The recipe that the options describe, to be run ``at_once`` or kept.
-
-    Raises ConfigError for an unknown method or setting, or a wrong value.
-    """
+    """The recipe that the options describe, to be run ``at_once`` or kept; ConfigError for what does not fit."""
     from fedtar_flare.registry import method
     from fedtar_flare.runtime.recipe import MethodRecipe
 

@@ -37,10 +37,7 @@ _HEADING = re.compile(
 
 
 def sections_of(text: str) -> dict[str, str]:
-    """Section to its text, in the order of the report; repeated sections are joined by a new line.
-
-    ``findings and impression:`` counts as ``findings``, and so does a line such as ``CHEST, TWO VIEWS:``.
-    """
+    """Section to its text, in the order of the report; repeated sections are joined by a new line."""
     sections: dict[str, str] = {}
     marks = list(_HEADING.finditer(text))
     for i, mark in enumerate(marks):

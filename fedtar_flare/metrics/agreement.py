@@ -26,10 +26,7 @@ CERTAIN, CERTAIN_OR_NOT = frozenset({"positive"}), frozenset({"positive", "uncer
 
 
 def finding_f1(truth: Findings, predicted: Findings) -> dict[str, float | None]:
-    """Micro ``finding_precision``, ``finding_recall`` and ``finding_f1`` over pairs of a report and a finding.
-
-    None where undefined: precision if nothing is predicted, recall if nothing is true, F1 if both.
-    """
+    """Micro precision, recall and F1 over pairs of a report and a finding; None where undefined."""
     require_pairs(truth, predicted)
     actual, named = sum(map(len, truth)), sum(map(len, predicted))
     hits = sum(len(t & p) for t, p in zip(truth, predicted, strict=True))
@@ -112,10 +109,7 @@ class LabelCounts:
         return means
 
     def guarded(self, patients: Sequence[str], least: int) -> Self:
-        """Without classes of fewer than ``least`` patients; one that fewer patients' drafts name counts as not named.
-
-        The precision of a class that one patient's drafts name would reveal whether that patient has it.
-        """
+        """Without classes that too few patients have; named by drafts of fewer, one would tell who has it."""
 
         def full(side: Array) -> set[int]:
             return full_cells(((k, patients[i]) for i, k in np.argwhere(side).tolist()), least)

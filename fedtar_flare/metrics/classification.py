@@ -13,10 +13,7 @@ Curve = Sequence[float | None]
 
 
 def auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
-    """Probability that a positive example scores above a negative one, ties half (Hanley and McNeil, Radiology 1982).
-
-    None where either is missing.
-    """
+    """Probability that a positive scores above a negative, ties half (Hanley and McNeil 1982); None without either."""
     from scipy.stats import rankdata
 
     truth, value = np.asarray(labels).astype(bool), np.asarray(scores, dtype=np.float64)

@@ -32,10 +32,7 @@ Change = tuple[str, Mapping[int, Interval], float, float]
 
 
 def falls(rows: Sequence[Row]) -> list[Fall]:
-    """The newest period's scores against those of the four before, by p; ``rows`` are of single reports.
-
-    A permutation test exchanges each patient's reports between both periods; Holm corrects for scores and periods.
-    """
+    """The newest period's scores against those of the four before, by p of a permutation of reports (Holm)."""
     steps, tests = sorted({row["time_step"] for row in rows}), {}
     for t, name in product(steps[-2:-6:-1], WATCHED):
         now, then = (SUMS[name]([row for row in rows if row["time_step"] == step]) for step in (steps[-1], t))

@@ -162,10 +162,7 @@ _SIDE_BOOK: Phrasebook[str] = Phrasebook((p, _SIDES[side]) for side, ps in phras
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A finding that a text states as present or as resolved; parts that it does not mention are empty.
-
-    ``side`` has ``right``, ``left`` or both; ``degree`` the text's words of degree.
-    """
+    """A finding that a text states as present or resolved: sides, words of degree and change, as far as stated."""
 
     finding: str
     side: frozenset[str]

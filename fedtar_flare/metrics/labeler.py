@@ -236,10 +236,7 @@ class RuleLabeler:
         self._labels = lru_cache(maxsize=4096)(self._labels_of)  # references are labelled again in every evaluation
 
     def __call__(self, text: str) -> dict[str, Label]:
-        """The label of every class: positive if any mention is, else uncertain if any is, else negative if any is.
-
-        A class without a mention is blank.
-        """
+        """The label of every class: the strongest of its mentions, positive, uncertain or negative, else blank."""
         return self._labels(text).copy()
 
     def _labels_of(self, text: str) -> dict[str, Label]:

@@ -144,11 +144,7 @@ def identical_share(texts: Sequence[str]) -> float:
 
 
 def mismatched_share(patients: Sequence[str], references: Sequence[str], drafts: Sequence[str]) -> float | None:
-    """Mean share of other patients' references that a draft fits better than its own reference.
-
-    0 is perfect, 0.5 is chance; None with a single patient. Fit is the Dice overlap of words and word pairs; a tie
-    counts half.
-    """
+    """Mean share of others' references that a draft fits better (Dice of words and pairs); None with one patient."""
     require_pairs(references, drafts)
     require_pairs(patients, drafts)
     chosen = np.unique(np.linspace(0, len(drafts) - 1, min(len(drafts), MOST_REFERENCES)).astype(int))

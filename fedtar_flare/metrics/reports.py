@@ -102,10 +102,7 @@ class Reports:
 
     @cached_property
     def efficacy(self) -> list[dict[Average, dict[Metric, float]] | None]:
-        """Averages over the neural labeler's classes, with uncertain labels as negative and as positive.
-
-        None where no class has enough patients.
-        """
+        """Averages over the neural labeler's classes, uncertain ones negative and positive; None without any class."""
         assert self.text_labeler is not None
         name, code = self.text_labeler
         codes = [(code(reference), code(draft)) for reference, draft in zip(self.references, self.drafts, strict=True)]

@@ -112,10 +112,7 @@ def bleu_score(patients: Sequence[Any], statistics: LanguageStatistics, n: int =
 
 
 def kappa_score(patients: Sequence[Any], codes: ArrayLike, kinds: int) -> PatientSums:
-    """Cohen's kappa of two readers, or Fleiss's of more, from ``codes`` (N, R) below ``kinds`` of R readers' answers.
-
-    It is nan where all answers are the same.
-    """
+    """Cohen's kappa of two readers, or Fleiss's of more, by ``codes`` (N, R) below ``kinds``; nan if all are equal."""
     answers = np.eye(kinds)[np.asarray(codes, dtype=int)]  # (N, R, kinds)
     items, readers, _ = answers.shape
     same = answers.sum(axis=1)

@@ -1,7 +1,4 @@
-"""Two sections of the page: signs that drafts do not come from the image, and precision and recall of each finding.
-
-They are computed from scores that left the site; texts stay there.
-"""
+"""Two sections of the page: signs that drafts do not come from the image, and precision and recall of each finding."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""A site's page of examples: patients' visits in order, each with draft, reference report, and grades.
-
-The page shows patients' reports and images and stays in the site's own state; only synthetic patients may be shown
-elsewhere.
-"""
+"""A site's own page of examples, which stays there: patients' visits with draft, reference and grades."""
 
 from __future__ import annotations
 
@@ -79,10 +75,7 @@ _SITE_EXAMPLES = TypeAdapter(SiteExamples)
 
 
 def choose(patients: Sequence[str]) -> list[int]:
-    """Indices of the first patients' reports, whatever their scores: at most ``VISITS`` of each of ``PATIENTS``.
-
-    ``patients`` has the patient of each report; a patient's reports are in the order of the visits.
-    """
+    """Indices of the first patients' reports, whatever their scores: at most ``VISITS`` of each of ``PATIENTS``."""
     chosen: dict[str, list[int]] = {}
     for i, patient in enumerate(patients):
         chosen.setdefault(patient, []).append(i)
@@ -137,12 +130,6 @@ def read_examples(path: Path) -> SiteExamples:
         return _SITE_EXAMPLES.validate_json(path.read_bytes(), strict=True)
     except (OSError, ValueError) as error:
         raise FedTARError(f"{path} holds no examples of this package ({type(error).__name__})") from error
-
-
-def run_examples(folder: Path) -> list[SiteExamples]:
-    """Examples of a simulated run's synthetic sites, by site; none of any other run."""
-    of_sites = map(read_examples, sorted((folder / EXAMPLES_FOLDER).glob("*.json")))
-    return [examples for examples in of_sites if examples.synthetic]
 
 
 def examples_page(examples: SiteExamples) -> str:

@@ -162,7 +162,8 @@ def _losses(name: str, points: Sequence[tuple[float, float | None, str]], palett
 
 def examples(run: Run) -> Section | None:
     """Drafts beside reference reports; None for a run without synthetic sites."""
-    of_sites = generated.run_examples(run.folder)
+    every = map(generated.read_examples, sorted((run.folder / generated.EXAMPLES_FOLDER).glob("*.json")))
+    of_sites = [examples for examples in every if examples.synthetic]
     if not of_sites:
         return None
     lead = (

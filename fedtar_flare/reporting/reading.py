@@ -61,10 +61,7 @@ class Answers(Settings):
 
 
 def write_reading(folder: Path, rows: Sequence[dict[str, Any]], cases: int, out: Path | None, visit_ids: bool) -> Path:
-    """Write a page for readers, and its key.
-
-    Line breaks are left out on both sides, since they would give the draft away.
-    """
+    """Write a page for readers and its key, without line breaks, which would give the draft away."""
     if cases < 1:
         raise ConfigError(f"--cases must be at least 1, not {cases}")
     chance, page = secrets.SystemRandom(), secrets.token_hex(8)

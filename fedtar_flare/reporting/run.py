@@ -5,6 +5,7 @@ Fields of a run that goes on or ended early may be empty or None; a malformed li
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
@@ -133,10 +134,8 @@ def find_run(folder: Path | str) -> Path:
 
 
 def read_run(folder: Path | str) -> Run:
-    """Read a run in its ``fedtar`` folder or the one around it; of an unknown method the shared events alone."""
-    folder = Path(folder)
-    if not (folder / ROUNDS_FILE).is_file() and (folder / "fedtar" / ROUNDS_FILE).is_file():
-        folder = folder / "fedtar"
+    """Read the run in a folder or below it; of an unknown method the shared events alone."""
+    folder = find_run(folder)
     events = [event for event in read_events(folder) if not isinstance(event, Late)]
     if not events:
         raise FedTARError(f"{folder / ROUNDS_FILE} holds no event of a run: it is empty, or another program wrote it")
@@ -183,8 +182,10 @@ def _known(evaluation: Evaluation, min_cell: int) -> Evaluation:
     def of_site(scores: SiteScores) -> SiteScores:
         findings: dict[str, dict[str, Scores]] = {}
         for kind, of_findings in scores.findings.items():
-            known = {name: _finding(counts, min_cell) for name, counts in of_findings.items()}
-            findings[kind] = {name: counts for name, counts in known.items() if counts}
+            findings[kind] = {}
+            for (name, counts), pair in product(of_findings.items(), (("n", "recall"), ("named", "precision"))):
+                if (counts.get(pair[0]) or 0) >= max(1, min_cell):
+                    findings[kind].setdefault(name, {}).update({part: counts.get(part) for part in pair})
         return SiteScores(
             steps={t: _shown(cell, min_cell) for t, cell in sorted(scores.steps.items())},
             all=_shown(scores.all, min_cell),
@@ -196,13 +197,6 @@ def _known(evaluation: Evaluation, min_cell: int) -> Evaluation:
         {site: of_site(scores) for site, scores in sites.items()} for sites in (evaluation.sites, evaluation.generic)
     )
     return Evaluation(round=evaluation.round, sites=personal, generic=generic)
-
-
-def _finding(counts: Scores, min_cell: int) -> Scores:
-    """The counts of a finding that may be shown, each with its share."""
-    shares = (("n", "recall"), ("named", "precision"))
-    shown = [pair for pair in shares if (counts.get(pair[0]) or 0) >= max(1, min_cell)]
-    return {name: counts.get(name) for pair in shown for name in pair}
 
 
 def _shown(scores: Scores, min_cell: int) -> Scores:

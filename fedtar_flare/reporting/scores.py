@@ -18,10 +18,7 @@ KEY = ("bleu_4", "cider", "finding_f1_known", "finding_f1_new", "presence_f1", "
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Raw scores of a site at a step (None: all steps), without small cells.
-
-    They are of ``n`` reports; ``reports`` is this number as it is shown.
-    """
+    """Raw scores of ``n`` reports of a site at a step (None: all steps); ``reports`` is ``n`` as it is shown."""
 
     site: str
     step: int | None
@@ -32,10 +29,7 @@ class Row:
 
 
 def score_rows(run: Run, generic: bool = False) -> list[Row]:
-    """Rows of all sites, each with its steps before its total; with several sites, their mean comes last.
-
-    From the warm start to the round that is shown; ``generic``: scores of the shared adapter alone.
-    """
+    """Rows of all sites, each with its steps before its total, and their mean; ``generic``: the shared adapter."""
     both = [(event.generic if generic else event.sites) if event else {} for event in (run.warm_start, run.shown)]
     min_cell = run.start.min_cell
     rows = []

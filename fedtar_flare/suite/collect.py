@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedtar_flare.learning.evaluation import REPORT_SCORES, write_report_scores
+from fedtar_flare.learning.evaluation import REPORT_SCORES
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.record.events import SHARED, Evaluation, Event, Joined, Start, Step, TaskBegun, TaskLearnt, Validation
 from fedtar_flare.record.log import best_round, of_kind, read_events, scored_round
@@ -23,7 +23,6 @@ from fedtar_flare.site.context import home
 from fedtar_flare.site.state import SiteState, task_scores
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.plan import Experiment, cohorts, site_config
-from fedtar_flare.suite.results import grouped
 from fedtar_flare.version import __version__
 
 PACKAGES = ("torch", "transformers", "peft", "nvflare", "numpy")
@@ -31,10 +30,7 @@ Scored = tuple[dict[str, Any], list[dict[str, Any]]]  # part of a run's result, 
 
 
 def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Scored:
-    """The result and rows of the run whose record and checkpoints are in ``results``; removes the state of its sites.
-
-    Scores of reports are of one round everywhere, at the hospitals that took part and outside (``scored_round``).
-    """
+    """Read the result and rows of the run in ``results``, of one round everywhere; remove the state of its sites."""
     events = read_events(results, (*SHARED, *method(experiment.arm.method).events))
     start = of_kind(events, Start)[0]
     folders = {site: site_config(site).state_dir or home() / "state" for site in experiment.sites}
@@ -98,11 +94,7 @@ def _report_scores(
 def score_outside(
     recipe: MethodRecipe, results: Path, hospitals: Sequence[str], round_: int, split: str = "test"
 ) -> Scored:
-    """Score a finished run's shared adapter at hospitals outside; empty where the method shares nothing.
-
-    By hospital: scores of the adapter before training (``start``) and of round ``round_`` (``end``), on the test
-    patients or, with ``split="all"``, on all.
-    """
+    """Score a shared adapter at hospitals outside before training (``start``) and of round ``round_`` (``end``)."""
     scores: dict[str, dict[str, Any]] = {}
     rows: list[dict[str, Any]] = []
     if not recipe.contract.shares or not hospitals:
@@ -139,18 +131,6 @@ def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
     )
     learner.report_labeler = labeler_of_site(config)
     return learner
-
-
-def keep_reports(folder: Path, experiment: Experiment, rows: Sequence[Mapping[str, Any]], round_: int) -> None:
-    """Keep a run's reports where :func:`.report_texts` finds them: ``<folder>/<site>``, ``<folder>/outside/<site>``.
-
-    Reports before training are of round 0. A method that writes no reports keeps none.
-    """
-    if not experiment.writes_reports:
-        return
-    for (site, when), reports in grouped(rows, lambda row: (row["site"], row["when"])).items():
-        name = site if site in experiment.sites else f"outside/{site}"
-        write_report_scores(folder / name, round_ if when == "end" else 0, reports)
 
 
 def _task_scores(events: Sequence[Event], states: Mapping[str, SiteState], steps: int) -> Scored:

@@ -113,15 +113,12 @@ def _every_score(results: Sequence[Result]) -> list[Table]:
                 if not rows:
                     start = {name: seed_means(runs, where, name, "start") for name in names}
                     rows.append([tables.WARM_START, *(score(n, fmean(v) if v else None) for n, v in start.items())])
-                rows.append([runs[0].label, *(_with_spread(name, values) for name, values in means.items())])
+                cells = [score(name, fmean(values) if values else None) for name, values in means.items()]
+                spreads = (f" ± {score(n, stdev(v))}" if len(v) > 1 else "" for n, v in means.items())
+                rows.append([runs[0].label, *map(str.__add__, cells, spreads)])
         if rows:
             out.append(Table(title, "", ["method", *map(heading, names)], rows))
     return out
-
-
-def _with_spread(name: str, values: Sequence[float]) -> str:
-    text = score(name, fmean(values) if values else None)
-    return f"{text} ± {score(name, stdev(values))}" if len(values) > 1 else text
 
 
 def _costs(results: Sequence[Result]) -> Table:

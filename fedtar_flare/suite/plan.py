@@ -39,10 +39,7 @@ def cohorts(suite: Suite) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def site_files(suite: Suite, folder: Path) -> Iterator[None]:
-    """Within the context, FEDTAR_SITES names site files of the suite's cohorts; no change where it sets none.
-
-    ConfigError where FEDTAR_SITES names other site files.
-    """
+    """Within the context, FEDTAR_SITES names site files of the suite's cohorts; no change where it sets none."""
     if not suite.cohort:
         yield
         return

@@ -17,7 +17,6 @@ from fedtar_flare.metrics import significance
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.metrics.significance import (
     Interval,
-    PatientSums,
     SumsOf,
     Units,
     compare,
@@ -150,10 +149,7 @@ class Difference(NamedTuple):
 
 
 def differences(results: Sequence[Result], reference: str) -> list[Difference]:
-    """All arms against the reference in :data:`COMPARED`, on the seeds that both have; Holm over the arms.
-
-    Reports are of the hospitals that took part; patients of all hospitals are drawn together.
-    """
+    """All arms against the reference in :data:`COMPARED`, on the seeds that both have; Holm over the arms."""
     arms = [name for name in dict.fromkeys(result.arm for result in results) if name != reference]
     pairs = {arm: paired_runs(results, arm, reference) for arm in arms}
     out = []
@@ -176,24 +172,16 @@ def paired_runs(results: Sequence[Result], arm: str, reference: str) -> list[Pai
 
 def difference(arm: str, score: str, runs: Sequence[Pair], units: Units = "patients") -> Difference | None:
     """The difference in a score, over seeds and patients or studies; None where no pair of runs has it."""
-    a, b = paired_sums(score, runs, units)
+    sums = [(SUMS[score](a, units), SUMS[score](b, units)) for a, b in runs]
+    pairs = [(a, b) for a, b in sums if a is not None and b is not None]
     higher = SCORES[score].higher_is_better is not False
-    return Difference(arm, score, *compare(a, b, higher_is_better=higher)) if a else None
+    return Difference(arm, score, *compare(*zip(*pairs, strict=True), higher_is_better=higher)) if pairs else None
 
 
 def corrected(tests: Sequence[Difference]) -> list[Difference]:
     """The same tests with p corrected after Holm for their number."""
     p = holm({i: test.p for i, test in enumerate(tests) if np.isfinite(test.p)})
     return [test._replace(p=p.get(i, test.p)) for i, test in enumerate(tests)]
-
-
-def paired_sums(
-    score: str, runs: Iterable[Pair], units: Units = "patients"
-) -> tuple[list[PatientSums], list[PatientSums]]:
-    """Sums of both systems, seed by seed, where both have the score."""
-    sums = [(SUMS[score](a, units), SUMS[score](b, units)) for a, b in runs]
-    pairs = [(a, b) for a, b in sums if a is not None and b is not None]
-    return [a for a, _ in pairs], [b for _, b in pairs]
 
 
 def interval_of(score: str, runs: Iterable[list[Row]]) -> Interval | None:

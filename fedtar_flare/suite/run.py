@@ -17,7 +17,7 @@ from loky import cpu_count
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.core.files import write_text
 from fedtar_flare.suite.plan import Experiment, site_files
-from fedtar_flare.suite.results import result_file, rows_file
+from fedtar_flare.suite.results import grouped, result_file, rows_file
 
 logger = logging.getLogger(__name__)
 
@@ -94,16 +94,12 @@ def attempt(folder: Path, experiment: Experiment, threads: int) -> str:
 
 
 def run_experiment(folder: Path, experiment: Experiment, threads: int = 1) -> None:
-    """Run one experiment; write its result, and the scores of single reports or images as ``.rows.jsonl``.
-
-    The reports themselves stay in ``<folder>/runs/<experiment>``, readable by the owner alone, for ``fedtar score``.
-    ``threads`` are torch's, unless the suite sets ``torch_threads``; a run that failed raises :class:`FedTARError`.
-    """
+    """Run one experiment; write its result and scores of single reports; its reports stay for ``fedtar score``."""
     import torch
 
-    from fedtar_flare.learning.evaluation import TEXTS
+    from fedtar_flare.learning.evaluation import TEXTS, write_report_scores
     from fedtar_flare.runtime.in_process import run_in_process
-    from fedtar_flare.suite.collect import collect, keep_reports
+    from fedtar_flare.suite.collect import collect
 
     recipe = experiment.build(threads)
     torch.set_num_threads(recipe.executor.torch_threads)
@@ -117,6 +113,9 @@ def run_experiment(folder: Path, experiment: Experiment, threads: int = 1) -> No
     file = result_file(folder, experiment)
     scores = [{key: value for key, value in row.items() if key not in TEXTS} for row in rows]
     shutil.rmtree(work)
-    keep_reports(work, experiment, rows, result.get("scored_round", 0))
+    by_hospital = grouped(rows, lambda row: (row["site"], row["when"])) if experiment.writes_reports else {}
+    for (site, when), reports in by_hospital.items():
+        name = site if site in experiment.sites else f"outside/{site}"
+        write_report_scores(work / name, result["scored_round"] if when == "end" else 0, reports)
     write_text(rows_file(folder, experiment), "".join(f"{json.dumps(row)}\n" for row in scores))
     write_text(file, json.dumps(result, indent=1))

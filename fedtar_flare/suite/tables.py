@@ -34,11 +34,7 @@ def scores(
     rows_of: Callable[[Result, str], list[Row]],
     tests: Sequence[Difference] = (),
 ) -> Table:
-    """The warm start and then each arm, over all hospitals' patients together.
-
-    ``rows_of`` gives the reports of a run, ``start`` or ``end``; an arm that has none is left out. A star stands at a
-    score where ``tests`` has p below 0.05.
-    """
+    """The warm start, then each arm with reports; a star where ``tests`` has p below 0.05."""
     stars = {(test.arm, test.score): "∗" for test in tests if test.p < 0.05}
     lines: list[tuple[str, str, dict[str, Interval | None]]] = []
     for arm, runs in by_arm(results).items():

@@ -78,10 +78,7 @@ class Run:
         return [curve for cell, curve in self.curves().items() if self.tasks[cell]["task"] == task]
 
     def scores(self, draws: int = 0) -> Array:
-        """(4, 1): the :data:`MEASURES` as they are; with ``draws``, (4, draws) of drawn patients.
-
-        Runs of equal images and seed draw the same patients.
-        """
+        """(4, 1): the :data:`MEASURES` as they are; with ``draws``, (4, draws) of patients drawn by the run's seed."""
         if draws in self._scores:
             return self._scores[draws]
         generator = np.random.default_rng((SEED, self.seed)) if draws else None
@@ -152,10 +149,7 @@ def differences(arms: Mapping[str, Sequence[Run]], reference: str) -> dict[str, 
 
 
 def _over_seeds(pairs: Sequence[tuple[Run, Run | None]]) -> dict[str, Score]:
-    """Means over seeds of runs, or of runs minus others, with intervals.
-
-    A replicate draws as many seeds as there are, with replacement, and for each seed a draw of its patients.
-    """
+    """Means over seeds of runs, or of runs minus others; a replicate draws seeds, and patients for each."""
 
     def of_seeds(draws: int = 0) -> Array:
         return np.stack([mine.scores(draws) - (other.scores(draws) if other else 0.0) for mine, other in pairs])

@@ -26,10 +26,7 @@ from fedtar_flare.synthetic.vocabulary import kind_of
 def build_cohort(
     root: Path, settings: Mapping[str, Any], timeline: Timeline, options: CohortOptions
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Write all visits under an empty folder; index and truth, ready for JSON.
-
-    ``settings`` (site, patients, seed and what else decides) go into the truth.
-    """
+    """Write all visits under an empty folder; index and truth, which has ``settings`` too, ready for JSON."""
     site, seed = settings["site"], settings["seed"]
     style = style_of(site)
     steps = range(1, timeline.time_steps + 1)

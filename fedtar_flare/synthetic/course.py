@@ -229,10 +229,7 @@ def _next_sizes(
     *,
     first: bool,
 ) -> dict[str, int]:
-    """Sizes of the findings among ``names`` at a visit from those at the visit before; ``most`` findings at most.
-
-    Chances are multiplied by ``factors`` of the patient and ``more`` of the time.
-    """
+    """Sizes of at most ``most`` of ``names``; chances times ``factors`` of the patient and ``more`` of the time."""
     sizes: dict[str, int] = {}
     chance, draw = rng.random(len(names)), rng.random(len(names))
     appearing: list[str] = []

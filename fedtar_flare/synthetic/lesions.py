@@ -69,11 +69,7 @@ class Canvas:
         within: np.ndarray | None = None,
         bumps: np.ndarray | None = None,
     ) -> None:
-        """Blend an ellipsoid of so many HU at (x, y, z) with half axes (x, y, z) mm, drawn in its bounding box only.
-
-        ``within`` is a mask of the whole canvas that limits it; ``bumps`` (n, 4), directions (x, y, z) and heights,
-        make its surface irregular.
-        """
+        """Blend an ellipsoid (half axes, mm) ``within`` a mask; ``bumps`` (n, 4), direction and height, roughen it."""
         box = []
         for axis, middle, radius in zip((self.z, self.y, self.x), center[::-1], radii[::-1], strict=True):
             line = axis.ravel()

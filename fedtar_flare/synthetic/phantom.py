@@ -93,10 +93,7 @@ def draw_anatomy(rng: np.random.Generator) -> Anatomy:
 
 
 def render(anatomy: Anatomy, findings: Mapping[str, int], scanner: Scanner, rng: np.random.Generator) -> np.ndarray:
-    """Draw one visit: int16 HU (slices, matrix, matrix) within [-1024, 3071].
-
-    ``findings`` are ids and sizes, 1 (small) to 3 (large); ``rng`` is the visit's, for breath, position and noise.
-    """
+    """Draw one visit: int16 HU (slices, matrix, matrix); ``findings`` by id are of size 1 (small) to 3 (large)."""
     shift = rng.uniform([-3, -6, -6], [3, 6, 6])
     breath = float(rng.uniform(-4, 4)) - 8.0 * findings.get("emphysema", 0)
     canvas = lesions.Canvas.of((scanner.slices, scanner.matrix, scanner.matrix), scanner.spacing_mm, shift)

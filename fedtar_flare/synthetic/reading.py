@@ -1,7 +1,4 @@
-"""Findings that a report of the synthetic cohort states, by the rules of :mod:`fedtar_flare.metrics`.
-
-The report may be in any site's style, the generic one, or a mixture; an unreadable text states nothing.
-"""
+"""Findings that a report of the synthetic cohort states in any style, by the rules of :mod:`fedtar_flare.metrics`."""
 
 from functools import cache
 

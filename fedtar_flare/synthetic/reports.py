@@ -51,10 +51,7 @@ def write_report(
     follow_up: bool = False,
     older: bool = False,
 ) -> str:
-    """Put a visit into words, one paragraph: findings by id, and those that have ``resolved`` since the visit before.
-
-    ``follow_up``: a visit came before; ``older``: the patient is 65 or more.
-    """
+    """Put a visit into one paragraph; ``follow_up``: a visit came before, ``older``: the patient is 65 or more."""
     changes = dict(zip(("new", "larger", "smaller"), wording.changes.split("|"), strict=True))
     sentences = [wording.opening[follow_up]]
     for kinds, normal in wording.sections:

@@ -1,8 +1,4 @@
-"""Sources: layouts of studies on disk, read into patients. A study that cannot be used is left out.
-
-Every source in ``READERS`` is a function ``read_<name>(path, options) -> Reading``;
-``docs/reference/site-file.md`` lists their options.
-"""
+"""Sources: layouts of studies on disk, read into patients by functions ``read_<name>(path, options)``."""
 
 from __future__ import annotations
 

@@ -174,10 +174,7 @@ def merged_days(visits: Sequence[Visit], cleaning: str = "none") -> list[Visit]:
 
 
 def log_left_out(problems: Sequence[DataError]) -> None:
-    """Warn with the number of each reason, once in a process for the same studies.
-
-    Files and rows are logged at the debug level only: more people read a site's log than may see patients' data.
-    """
+    """Warn of the number of each reason, once for the same studies; a site's log names studies at debug level alone."""
     key = hash(tuple(sorted(map(str, problems))))
     if key in _LOGGED:
         return

@@ -136,10 +136,7 @@ def open_table(
 
 
 def label_table(table: Path | None, keys: Sequence[str]) -> dict[tuple[str, ...], Labels]:
-    """Labels by study, from a table with the ``keys`` of a study and a column per label; empty without a table.
-
-    A cell of 1 means present, -1 uncertain, anything else absent or not stated.
-    """
+    """Labels by study: 1 in a label's column means present, -1 uncertain, all else absent; empty without a table."""
     labels: dict[tuple[str, ...], Labels] = {}
     for row in rows_of(table, keys, others=True) if table else ():
         values = {name: text.removesuffix(".0") for name, text in row.items() if name not in keys}
