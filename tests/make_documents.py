@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 TEXT = "Größere Ergüsse bds.\n- Neu: Knoten 3 mm."
@@ -48,3 +50,76 @@ def lines(*resources: Resource) -> str:
 
 def deletion(number: str) -> Resource:
     return {"request": {"method": "DELETE", "url": f"DiagnosticReport/{number}"}}
+
+
+def oru(
+    patient: str = "P1", number: str = "A1", text: str = TEXT, status: str = "F", when: str = "20240131120000+0100",
+    filler: str = "", study: str = "",
+) -> str:  # fmt: skip
+    """An HL7 message with one order; each line of the text is an OBX."""
+    uid = f"OBX|0|ST|113014^Study Instance UID^DCM||{study}||||||{status}\r" if study else ""
+    texts = [f"OBX|{n}|TX|||{line}||||||{status}\r" for n, line in enumerate(text.split("\n"), 1)]
+    order = f"OBR|1||{filler or number}^RIS|71250^CT chest{'|' * 14}{number}^RIS||||{when}||RAD|{status}\r"
+    head = f"MSH|^~\\&|R|H|F|H|{when}||ORU^R01|1|P|2.5||||||UNICODE UTF-8\r"
+    return f"{head}PID|1||{patient}^^^urn:mrn^MR\r{order}{uid}{''.join(texts)}"
+
+
+def sr(patient: str = "P1", number: str = "A1", text: str = TEXT, study: str = "1.2.1", complete: bool = True) -> bytes:
+    """A Basic Text SR; each line of the text is an item."""
+    from io import BytesIO
+
+    from make_dicom import put
+    from pydicom.dataset import Dataset, FileMetaDataset
+    from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+
+    def item(kind: str, code: tuple[str, str, str], **values: Any) -> Dataset:
+        put(ValueType=kind, ConceptNameCodeSequence=[Dataset()], **values)(ds := Dataset())
+        names = dict(zip(("CodeValue", "CodingSchemeDesignator", "CodeMeaning"), code, strict=True))
+        put(**names)(ds.ConceptNameCodeSequence[0])
+        return ds
+
+    finding = [item("TEXT", ("121071", "DCM", "Finding"), TextValue=line, RelationshipType="CONTAINS")
+               for line in text.split("\n")]  # fmt: skip
+    ds = item("CONTAINER", ("18748-4", "LN", "Diagnostic imaging report"), ContentSequence=finding)
+    ds.file_meta = FileMetaDataset()
+    ds.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    put(SOPClassUID="1.2.840.10008.5.1.4.1.1.88.11", SOPInstanceUID=generate_uid(), Modality="SR",
+        SpecificCharacterSet="ISO_IR 192", PatientID=patient, AccessionNumber=number, StudyInstanceUID=study,
+        IssuerOfPatientID="urn:mrn", ContentDate="20240131", ContentTime="1200", PreliminaryFlag="FINAL",
+        CompletionFlag="COMPLETE" if complete else "PARTIAL", VerificationFlag="VERIFIED" if complete else "UNVERIFIED",
+        ContinuityOfContent="SEPARATE")(ds)  # fmt: skip
+    ds.file_meta.MediaStorageSOPClassUID, ds.file_meta.MediaStorageSOPInstanceUID = ds.SOPClassUID, ds.SOPInstanceUID
+    ds.save_as(held := BytesIO(), enforce_file_format=True)
+    return held.getvalue()
+
+
+OMOP = "note_id,person_id,note_date,note_type_concept_id,note_title,note_text"
+
+
+def note(number: str, patient: str, day: str, text: str) -> str:
+    return f'{number},{patient},{day},44814641,,"{text}"'
+
+
+def joined(source: Path, studies: Iterable[tuple[str, str, str, str]]) -> dict[str, str]:
+    """The reports of studies (patient, number, UID, day) by UID, from documents, or from a table of reports."""
+    from fedtar_flare.curation.archive import Index, index_files
+    from fedtar_flare.curation.archive_files import File
+    from fedtar_flare.curation.archive_reports import join_reports
+    from fedtar_flare.curation.documents import Identifier
+    from fedtar_flare.curation.report_sources import collect
+    from fedtar_flare.data.sources.manifest import write_rows
+
+    if source.is_dir():
+        rows, _ = collect(source)
+        source = source.parent / f"{source.name}.csv"
+        if not rows:
+            return {}
+        write_rows(source, rows)
+    fields = {"in_zip": False, "kind": "ct", "time": "", "birth_date": "", "age": "", "sex": "", "view": "",
+              "others": frozenset(), "rejects": frozenset()}  # fmt: skip
+    files = [
+        File(path=f"/archive/{uid}/1.dcm", patient=Identifier(patient, "urn:mrn"), order=Identifier(number), study=uid,
+             date=day, sop=f"{uid}.1", **fields) for patient, number, uid, day in studies
+    ]  # fmt: skip
+    join_reports(index := index_files(Index(), files, Path("/archive")), source)
+    return {study.uid: study.report for study in index.studies if study.report}

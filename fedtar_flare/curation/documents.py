@@ -264,5 +264,5 @@ def _may_share(owner: tuple[Identifier, Identifier], other: tuple[Identifier, Id
 def _contradicts(gone: Document, report: Document) -> bool:
     """Whether another source has withdrawn what may be this report, and this one is not surely the newer."""
     sources = {name[0] for name in gone.names} & {name[0] for name in report.names}
-    newer = gone.issued[:3] == report.issued[:3] and report.issued > f"{gone.issued}~" > "~"
+    newer = gone.issued and gone.issued[:3] == report.issued[:3] and report.issued > f"{gone.issued}~"
     return not sources and not newer

@@ -1,0 +1,197 @@
+"""The rule that all sources share: each study gets its own report or none, in any order of files."""
+
+import shutil
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from make_documents import OMOP, acsn, bundle, joined, note, oru, patient, report, sr
+
+from fedtar_flare.curation.documents import FINAL, WITHDRAWN, Document, Identifier, decide, moment
+
+FRESH = "9"
+ANY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def document(n=1, **more):
+    usual = {"origin": str(n), "names": frozenset({("hl7", f"r{n}")}), "status": FINAL, "issued": "2024-01-01",
+             "patients": (Identifier("P1"),), "order": Identifier(f"A{n}"), "text": f"text {n}"}  # fmt: skip
+    return Document(**usual | more)
+
+
+def outcome(*documents):
+    rows, problems = decide(documents)
+    return sorted(row["report"] for row in rows), sorted(problem.reason for problem in problems)
+
+
+A, B = document(1), document(2)
+SAME = {"names": A.names, "order": A.order}
+JOINING = replace(B, names=A.names | B.names, order=A.order, issued="2024-02")
+LATER, NOON = "UTC 2024-01-01T12:00:00", "2024-01-01T12:00"
+CASES = {
+    "two reports": ([A, B], ["text 1", "text 2"], []),
+    "newest of two": ([A, replace(B, **SAME, issued="2024-01-02")], ["text 2"], ["superseded"]),
+    "a day is not before its noon": ([A, replace(B, **SAME, issued=NOON)], [], ["two-at-once"] * 2),
+    "zone and none": ([replace(A, issued=NOON), replace(B, **SAME, issued=LATER)], [], ["two-at-once"] * 2),
+    "clocks contradict": (
+        [replace(A, clocks=(("x", "2024-05"),)), replace(B, **SAME, issued="2024-02", clocks=(("x", "2024-04"),))],
+        [], ["two-at-once"] * 2),
+    "of one time, the same": ([A, replace(A, origin="2", study="1.2")], ["text 1"], []),
+    "withdrawn at once": ([A, replace(B, **SAME, status=WITHDRAWN, patients=())], [], ["withdrawn"] * 2),
+    "withdrawn without a time": ([A, Document(origin="2", names=A.names, status=WITHDRAWN, issued="")],
+                                 [], ["withdrawn"] * 2),
+    "withdrawn, then anew": ([replace(B, **SAME, status=WITHDRAWN), replace(A, issued="2024-02")],
+                             ["text 1"], ["superseded"]),
+    "by way of a third": ([A, replace(document(3), names=B.names, order=A.order), JOINING],
+                          ["text 2"], ["superseded"] * 2),
+    "a third of another order": ([A, B, JOINING], [], ["several-studies", "superseded", "superseded"]),
+    "names of no value": ([replace(d, names=frozenset({("hl7", "", "CT")})) for d in (A, B)], ["text 1", "text 2"], []),
+    "another patient's version": ([A, replace(B, **SAME, patients=(Identifier("P2"),), issued="2024-02")],
+                                  [], ["several-patients", "superseded"]),
+    "unread": ([A, replace(B, **SAME, unread="is-pdf", issued="2024-02")], [], ["is-pdf", "superseded"]),
+    "two of one order": ([A, replace(B, order=A.order)], [], ["several-reports"] * 2),
+    "of one order, issuers apart": (
+        [replace(A, order=Identifier("A1", "X")), replace(B, order=Identifier("A1", "Y"))], ["text 1", "text 2"], []),
+    "of one order, one issuer unknown": (
+        [replace(A, order=Identifier("A1", "X")), replace(B, order=Identifier("A1", "Y")),
+         replace(document(3), order=Identifier("A1"))], [], ["several-reports"] * 3),
+    "of one order, patients' issuers apart": (
+        [replace(d, order=A.order, patients=(Identifier("P1", i),)) for d, i in ((A, "X"), (B, "Y"))],
+        ["text 1", "text 2"], []),
+    "one study, two patients": ([replace(A, study="1.2"), replace(B, study="1.2", patients=(Identifier("P2"),))],
+                                [], ["several-patients"] * 2),
+    "two studies of one order": ([replace(A, study="1.2"), replace(B, order=A.order, study="1.3")],
+                                 ["text 1", "text 2"], []),
+    "one names the study": ([replace(A, study="1.2"), replace(B, order=A.order)], [], ["several-reports"] * 2),
+    "no order": ([replace(A, order=Identifier())], [], ["no-accession-number"]),
+    "two of a day": ([replace(d, order=Identifier(), day="2024-01-01") for d in (A, B)], [], ["several-reports"] * 2),
+    "no patient": ([replace(A, patients=())], [], ["no-patient-id"]),
+    "two identifiers": ([replace(A, patients=(Identifier("P1"), Identifier("9")))], [], ["several-patients"]),
+    "withdrawn elsewhere": ([A, replace(B, names=frozenset({("fhir", "x")}), order=A.order, status=WITHDRAWN)],
+                            [], ["withdrawn", "withdrawn-elsewhere"]),
+    "withdrawn elsewhere before": (
+        [replace(A, issued="2024-02"), replace(B, names=frozenset({("fhir", "x")}), order=A.order, status=WITHDRAWN)],
+        ["text 1"], ["withdrawn"]),
+    "characters of another set": ([replace(A, text="Gr\x94\xdfe")], [], ["bad-charset"]),
+    "half a character in an id": ([replace(A, patients=(Identifier("\ud800"),))], [], ["bad-charset"]),
+    **{f"text {text}": ([replace(A, text=text)], [], [reason]) for text, reason in {
+        "": "no-text", " N/A": "no-text", "<NA>": "no-text", "null": "no-text", "None": "no-text",
+        "<b>Kein</b> Erguss": "is-html", "a &lt; b": "is-html", r"{\rtf1 x}": "is-rtf", "<?xml version='1'?>": "is-xml",
+        "<section xmlns='urn:hl7-org:v3'>": "is-xml", "%PDF-1.7": "is-pdf", "JVBERi0xLjQK": "is-pdf",
+        "QmFzZTY0IGlzIG5vIHRleHQ0" * 4: "is-base64"}.items()},
+    "signs of less": ([replace(A, text="Nodule <5 mm [INST] </s>")], ["Nodule <5 mm [INST] </s>"], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_rule_decides_in_whatever_order_documents_come(case):
+    documents, texts, reasons = CASES[case]
+    for order in (documents, documents[::-1]):
+        assert outcome(*order) == (sorted(texts), sorted(reasons))
+
+
+@pytest.mark.parametrize("text", ["2024-13", "yesterday", "2024-1-3", "20240131T1", "2024-01-31T25:00", "nan"])
+def test_a_moment_is_understood_or_refused(text):
+    with pytest.raises(ValueError):
+        moment(text)
+
+
+@given(st.datetimes(), st.integers(1, 6), st.booleans(), st.integers(-14, 14))
+def test_a_moment_sorts_and_is_as_precise_as_stated(when, parts, dashes, zone):
+    full = when.strftime("%Y-%m-%dT%H:%M:%S").rjust(19, "0")[: (4, 7, 10, 13, 16, 19)[parts - 1]]
+    stated = full if dashes else full.translate(str.maketrans("", "", "-T:"))
+    assert moment(stated) == full
+    if parts > 3 and 1 < when.year < 9998:
+        assert moment(f"{stated}{zone:+03d}00") != moment(f"{stated}{zone + 1:+03d}00") or zone == 14
+
+
+def test_a_chain_of_many_versions_is_one_report():
+    n = 20_000
+    documents = [document(i, issued=f"{i:09d}", names=frozenset({("x", str(i)), ("x", str(i + 1))})) for i in range(n)]
+    documents = [replace(d, order=A.order) for d in documents]
+    assert outcome(*documents) == ([f"text {n - 1}"], ["superseded"] * (n - 1))
+
+
+class Version(NamedTuple):
+    """A version of the report of one study, and what it says of it; ``source`` is the standard."""
+
+    source: str
+    patient: str
+    number: str
+    uid: str
+    day: str
+    status: str  # F, C, P or X of HL7
+    month: int
+    text: str
+
+    def files(self):
+        """Files that hold it, by name."""
+        when, own = f"2024-0{self.month}-01T00:00:00Z", f"{self.uid}-{self.month}"
+        if self.source == "fhir":
+            status = {"F": "final", "C": "corrected", "P": "preliminary", "X": "entered-in-error"}[self.status]
+            uid = {"system": "urn:dicom:uid", "value": f"urn:oid:{self.uid}"}
+            owner = {"reference": f"Patient/{self.patient}"}
+            known = [acsn(self.number, ""), uid]
+            content = report(self.uid, self.text, status=status, issued=when, identifier=known, subject=owner)
+            return {f"{own}.json": bundle(patient(self.patient, self.patient), content, root="http://h/fhir")}
+        if self.source == "hl7":
+            stamp = f"20240{self.month}01000000+0000"
+            message = oru(self.patient, self.number, self.text, self.status, stamp, f"r{self.uid}", self.uid)
+            return {f"{own}.hl7": message}
+        if self.source == "sr":
+            return {f"{own}.dcm": sr(self.patient, self.number, self.text, self.uid, self.status in "FC")}
+        return {f"{own}.csv": f"{OMOP}\n{note(own, self.patient, self.day, self.text)}\n"}
+
+
+@st.composite
+def hospitals(draw):
+    """Versions of the reports of a few studies, each study by one standard."""
+    studies = []
+    for n in range(draw(st.integers(1, 4))):
+        source = draw(st.sampled_from(["fhir", "hl7", "sr", "omop"]))
+        states = (
+            st.lists(st.sampled_from("FFCPX"), min_size=1, max_size=3) if source in ("fhir", "hl7") else st.just("F")
+        )
+        owner, number = draw(st.sampled_from(["P1", "P2"])), draw(st.sampled_from([f"A{n}", f"A{n}", "A0"]))
+        day = draw(st.sampled_from(["2024-01-01", "2024-01-02"]))
+        studies.append([
+            Version(source, owner, number, f"1.2.{n}", day, status, month, f"No effusion ({n}, {month}).")
+            for month, status in enumerate(draw(states), 1)
+        ])  # fmt: skip
+    return studies
+
+
+def written(folder, versions):
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for version in versions:
+        for name, content in version.files().items():
+            (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+@settings(ANY, max_examples=120)
+@given(hospitals(), st.data())
+def test_each_study_gets_its_own_report_or_none(tmp_path, studies, data):
+    """Of two patients, some orders of one number and some days of two studies; then with one field changed."""
+    every = [version for versions in studies for version in versions]
+    firsts = [versions[0] for versions in studies]
+    images = [(v.patient, v.number, v.uid, v.day) for v in firsts]
+    reports = joined(written(tmp_path / "all", every), images)
+    for versions in studies:
+        last = versions[-1]
+        same_day = sum((v.patient, v.day) == (last.patient, last.day) for v in firsts) > 1
+        unique = sum(v.number == last.number for v in firsts) == 1 and not (last.source == "omop" and same_day)
+        got = reports.get(last.uid, "")
+        assert last.text in got if last.status in "FC" and unique else got == "" or last.text in got
+        assert not any(version.text in got for version in every if version is not last)
+    if len({v.number for v in firsts}) == len(firsts) and all(v.source != "omop" for v in firsts):
+        n = data.draw(st.integers(0, len(every) - 1))
+        field = data.draw(st.sampled_from(["patient", "number", "uid", "status", "month"]))
+        value = data.draw(st.sampled_from([getattr(v, field) for v in every] + [FRESH if field != "month" else 9]))
+        if field != "status" or value != FRESH:
+            every[n] = every[n]._replace(**{field: value})
+        reports = joined(written(tmp_path / "all", every), images)
+        assert all(f"({uid.removeprefix('1.2.')}," in text for uid, text in reports.items())
