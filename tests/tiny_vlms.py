@@ -1,67 +1,172 @@
-"""Random vision-language models of two families, as a site has them in folders: a Qwen2-VL and a Gemma 3."""
+"""Random vision-language models of several families, as a site has them in folders, with the published ones' marks."""
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from batches import noise, rows
 
+from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
 from fedtar_flare.models.config import ModelConfig, preset
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.vlm import TINY
 
-MARKS = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }} "
-    "{% for c in m.content %}{% if c.type == 'image' %}<start_of_image>{% else %}{{ c.text }}{% endif %}{% endfor %}"
-    "<end_of_turn>{% endfor %}{% if add_generation_prompt %}<start_of_turn>model {% endif %}"
-)
+WIDTH, SIZE = 32, 28  # of hidden states; of images, which give four tokens each
+GEMMA = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+
+
+def template(turn: str, image: str, end: str, assistant: str = "assistant") -> str:
+    """A chat template that writes ``turn`` with a role, ``image`` for each image, and ``end`` after a message."""
+    role = f"{{{{ '{assistant}' if m.role == 'assistant' else m.role }}}}"
+    contents = f"{{% for c in m.content %}}{{% if c.type == 'image' %}}{image}{{% else %}}{{{{ c.text }}}}{{% endif %}}"
+    asked = f"{{% if add_generation_prompt %}}{turn.replace('ROLE', assistant)}{{% endif %}}"
+    return f"{{% for m in messages %}}{turn.replace('ROLE', role)}{contents}{{% endfor %}}{end}{{% endfor %}}{asked}"
+
+
+def tokenizer_of(special: dict[str, str], marks: list[str], words: list[str] | None = None, **named: Any) -> Any:
+    """``marks`` are special, but only those of ``special`` and ``named`` are registered as such; ``words`` are not."""
+    from tokenizers import Tokenizer
+    from transformers import AddedToken, PreTrainedTokenizerFast
+
+    described = ReportTokenizer.train(["There is no pleural effusion."] * 2, 300, 99)._tokenizer.to_str()
+    for name, mark in zip(("<bos>", "<eos>", "<pad>"), special.values(), strict=False):
+        described = described.replace(name, mark)
+    text = Tokenizer.from_str(described)
+    text.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+    text.add_tokens([AddedToken(word, special=False, normalized=False) for word in words or ()])
+    return PreTrainedTokenizerFast(tokenizer_object=text, **special, **named)
 
 
 def write_qwen(folder: Path) -> Path:
-    """The shipped configuration and processor, and weights."""
+    """A Qwen2-VL: the shipped configuration and processor."""
     from transformers import AutoConfig
 
-    shutil.copytree(TINY, folder, dirs_exist_ok=True)
-    return _saved(AutoConfig.from_pretrained(TINY), folder)
+    _saved(AutoConfig.from_pretrained(TINY), folder)
+    return Path(shutil.copytree(TINY, folder, dirs_exist_ok=True))
 
 
-def write_gemma(folder: Path, width: int = 32) -> Path:
-    """Images of 28 pixels, four tokens each."""
-    from transformers import Gemma3Config, Gemma3ImageProcessor, Gemma3Processor, PreTrainedTokenizerFast
+def write_gemma(folder: Path, width: int = WIDTH) -> Path:
+    """A Gemma 3, whose turns end with a mark that is not the tokenizer's end token."""
+    from transformers import Gemma3Config, Gemma3ImageProcessor, Gemma3Processor
 
-    own = ReportTokenizer.train(["There is no pleural effusion."] * 2, 300, 99)._tokenizer
-    own.encode_special_tokens = False
-    marks = {"extra_special_tokens": MARKS, "additional_special_tokens": ["<start_of_turn>", "<end_of_turn>"]}
     ends = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=own, **ends, **marks)
-    pixels = Gemma3ImageProcessor(size={"height": 28, "width": 28})
-    Gemma3Processor(pixels, tokenizer, TEMPLATE, image_seq_length=4).save_pretrained(folder)
+    turns = ["<start_of_turn>", "<end_of_turn>"]
+    tokenizer = tokenizer_of(ends, [*GEMMA.values(), *turns], ["[multimodal]"], extra_special_tokens=GEMMA)
+    chat = "{{ bos_token }}" + template("<start_of_turn>ROLE\n", "<start_of_image>", "<end_of_turn>\n", "model")
+    pixels = Gemma3ImageProcessor(size={"height": SIZE, "width": SIZE})
+    Gemma3Processor(pixels, tokenizer, chat, image_seq_length=4).save_pretrained(folder)
     names = ("boi_token_index", "eoi_token_index", "image_token_index")
-    ids = dict(zip(names, tokenizer.convert_tokens_to_ids(list(MARKS.values())), strict=True))
+    ids = dict(zip(names, tokenizer.convert_tokens_to_ids(list(GEMMA.values())), strict=True))
+    text = _sizes(width) | {"vocab_size": len(tokenizer), "head_dim": width // 4}
+    parts = {"text_config": text, "vision_config": _vision(width)}
+    config = Gemma3Config(mm_tokens_per_image=4, image_token_id=ids[names[2]], **parts, **ids)
+    return _saved(config, folder, tokenizer, "<eos>", "<end_of_turn>")
+
+
+def write_paligemma(folder: Path) -> Path:
+    """A PaliGemma, whose processor makes labels and token types of its own; its template is a user's."""
+    from transformers import PaliGemmaConfig, PaliGemmaProcessor, SiglipImageProcessor
+
+    tokenizer = tokenizer_of({"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}, ["<image>"])
+    pixels = SiglipImageProcessor(size={"height": SIZE, "width": SIZE})
+    pixels.image_seq_length = 16
+    PaliGemmaProcessor(pixels, tokenizer, template("", "<image>", "")).save_pretrained(folder)
+    text = _sizes() | {"vocab_size": len(tokenizer), "head_dim": 8, "model_type": "gemma", "num_key_value_heads": 1}
+    vision = _vision() | {"model_type": "siglip_vision_model", "projection_dim": WIDTH, "vision_use_head": False}
+    image = tokenizer.convert_tokens_to_ids("<image>")
+    sizes = {"projection_dim": WIDTH, "hidden_size": WIDTH, "vocab_size": len(tokenizer), "image_token_index": image}
+    return _saved(PaliGemmaConfig(text_config=text, vision_config=vision, **sizes), folder, tokenizer, "<eos>")
+
+
+def write_mllama(folder: Path) -> Path:
+    """A Llama 3.2 Vision, which reads images by cross-attention, and most of whose marks are not registered."""
+    from transformers import MllamaConfig, MllamaImageProcessor, MllamaProcessor
+
+    ends = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": "<|finetune_right_pad_id|>"}
+    others = ["<|end_of_text|>", "<|eom_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>"]
+    tokenizer = tokenizer_of(ends, [*others, "<|image|>"])
+    turn = "<|start_header_id|>ROLE<|end_header_id|>\n\n"
+    chat = "{{ bos_token }}" + template(turn, "<|image|>", "<|eot_id|>")
+    pixels = MllamaImageProcessor(size={"height": SIZE, "width": SIZE}, max_image_tiles=2)
+    MllamaProcessor(pixels, tokenizer, chat).save_pretrained(folder)
+    marks = dict(zip(("bos", "eos", "pad"), tokenizer.convert_tokens_to_ids(list(ends.values())), strict=True))
+    ids = {f"{name}_token_id": i for name, i in marks.items()}
+    image = tokenizer.convert_tokens_to_ids("<|image|>")  # published ones have it after the vocabulary of the output
+    text = _sizes() | ids | {"vocab_size": image, "cross_attention_layers": [1], "rope_parameters": None}
+    vision = {
+        "hidden_size": WIDTH, "intermediate_size": WIDTH, "num_hidden_layers": 2, "num_global_layers": 1,
+        "attention_heads": 4, "image_size": SIZE, "patch_size": 14, "max_num_tiles": 2, "vision_output_dim": 2 * WIDTH,
+        "intermediate_layers_indices": [0], "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]],
+    }  # fmt: skip
+    config = MllamaConfig(vision_config=vision, text_config=text, image_token_index=image)
+    return _saved(config, folder, tokenizer, *others[:2], "<|eot_id|>")
+
+
+def write_llava(folder: Path, **processing: Any) -> Path:
+    """A LLaVA 1.5, whose template has no end mark."""
+    from transformers import CLIPImageProcessor, LlavaConfig, LlavaProcessor
+
+    ends = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    tokenizer = tokenizer_of(ends, ["<unk>", "<image>"])
+    pixels = CLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size={"height": SIZE, "width": SIZE})
+    sizes = {"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
+    chat = template("ROLE: ", "<image>\n", " ", "ASSISTANT").rstrip()
+    LlavaProcessor(pixels, tokenizer, chat_template=chat, **sizes | processing).save_pretrained(folder)
+    text = _sizes() | {"vocab_size": len(tokenizer), "model_type": "llama"}
+    vision = _vision() | {"patch_size": 14, "model_type": "clip_vision_model"}
+    image = tokenizer.convert_tokens_to_ids("<image>")
+    config = LlavaConfig(text_config=text, vision_config=vision, image_token_index=image, vision_feature_layer=-1)
+    return _saved(config, folder, tokenizer, "</s>")
+
+
+def _sizes(width: int = WIDTH) -> dict[str, Any]:
     sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 2, "num_attention_heads": 4}
-    text = {"vocab_size": len(tokenizer), "num_key_value_heads": 2, "head_dim": width // 4, "initializer_range": 0.1}
-    parts = {"text_config": sizes | text, "vision_config": sizes | {"image_size": 28, "patch_size": 7}}
-    return _saved(Gemma3Config(mm_tokens_per_image=4, image_token_id=ids[names[2]], **parts, **ids), folder)
+    return sizes | {"num_key_value_heads": 2, "initializer_range": 0.1}
 
 
-def _saved(config: Any, folder: Path) -> Path:
+def _vision(width: int = WIDTH) -> dict[str, Any]:
+    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return sizes | {"image_size": SIZE, "patch_size": 7}
+
+
+def _saved(config: Any, folder: Path, tokenizer: Any = None, *ends: str) -> Path:
     from transformers import AutoModelForImageTextToText
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForImageTextToText.from_config(config)
         for name, value in model.named_parameters():
-            if name.endswith("mm_input_projection_weight"):  # of zeros, a Gemma would see nothing
-                torch.nn.init.normal_(value, std=0.1)
+            # of zeros, a Gemma or a Llama would see nothing
+            if name.endswith(("mm_input_projection_weight", "_attn_gate", "_mlp_gate")):
+                torch.nn.init.normal_(value, std=0.1 if value.dim() > 1 else 1.0)
         model.save_pretrained(folder)
+    if tokenizer is not None:
+        named = {"eos_token_id": tokenizer.convert_tokens_to_ids(list(ends))}
+        (folder / "generation_config.json").write_text(json.dumps(named))
     return folder
 
 
-FAMILIES = {"qwen": write_qwen, "gemma": write_gemma}
+FAMILIES: dict[str, Callable[[Path], Path]] = {"qwen": write_qwen, "gemma": write_gemma}
+MORE_FAMILIES = FAMILIES | {"paligemma": write_paligemma, "mllama": write_mllama, "llava": write_llava}
 
 
 def vlm_config(folder: Path, **settings: Any) -> ModelConfig:
     """Of a model in a folder."""
     own = {"decoder_name": str(folder), "weights": None, "max_length": 24, "slice_view": "slices"}
     return preset("vlm-tiny", **(own | settings))
+
+
+REPORTS = ["No pleural effusion.", "There is a nodule <eos> in the left lung.", "Stable."]
+
+
+def batch(*at: int, prior: str = "An <|im_end|> effusion <start_of_image>.") -> ImageBatch:
+    """Three visits, of 2, 1 and 2 slices; the first shows image and report of the visit before, the last a report."""
+    made, before = (noise(3, there=there, slices=2, seed=sum(there)) for there in ((2, 1, 2), (1, 0, 0)))
+    days, reports, at = torch.tensor([90.0, 0.0, 3.4]), (prior, None, "Clear."), at or (0, 1, 2)
+    made = rows(made, list(at))
+    images = rows(before, list(at)) if 0 in at else None
+    made.prior = PriorBatch(days[list(at)], images, reports=tuple(reports[i] for i in at))
+    return made

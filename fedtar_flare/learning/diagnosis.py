@@ -244,6 +244,10 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     position = settings.get("prompt_place", "last")
     if position == "last":
         require_positions(len(reader.findings), generator.max_length, generator.decoder.config.max_position_embeddings)
+    if position == "text" and not hasattr(generator.decoder, "get_image_features"):
+        raise ConfigError(
+            "diagnosis.labeler needs a model with image features, which this 'vlm' has none of: take 'none'"
+        )
     branch = DiagnosisBranch(
         len(reader.findings),
         len(reader.classes),

@@ -242,8 +242,22 @@ def decoder_tokenizer(name: str, max_length: int) -> ReportTokenizer:
         except OSError:  # the decoder has no such file
             vocabulary, merges = (str(cached_file(name, file)) for file in ("vocab.json", "merges.txt"))
             tokenizer = ByteLevelBPETokenizer.from_file(vocabulary, merges)._tokenizer
-    eos = settings.get("eos_token_id")
-    if not isinstance(eos, int):
+    ends = end_marks(name)
+    if not ends:
         raise ConfigError(f"decoder '{name}': config.json has no eos_token_id, so a report would never end")
-    bos, pad = (number if isinstance(number := settings.get(f"{key}_token_id"), int) else eos for key in ("bos", "pad"))
-    return ReportTokenizer(tokenizer, max_length, bos_id=bos, eos_id=eos, pad_id=pad)
+    ids = (number if isinstance(number := settings.get(f"{key}_token_id"), int) else ends[0] for key in ("bos", "pad"))
+    bos, pad = ids
+    return ReportTokenizer(tokenizer, max_length, bos_id=bos, eos_id=ends[0], pad_id=pad, ends=ends)
+
+
+def end_marks(name: str) -> list[int]:
+    """Return the tokens that end what a named model writes, by its generation_config.json, else by its config.json."""
+    from transformers import AutoConfig, GenerationConfig
+
+    with fetching("decoder", name):
+        try:
+            settings = GenerationConfig.from_pretrained(name)
+        except OSError:  # it has no such file
+            settings = GenerationConfig.from_model_config(AutoConfig.from_pretrained(name, **NO_CODE))
+    ends = settings.eos_token_id
+    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)

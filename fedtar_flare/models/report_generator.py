@@ -107,6 +107,7 @@ class ReportGenerator(nn.Module):
         self.register_module("diagnosis", None)
         self.max_length, self.num_beams = config.max_length, config.num_beams
         self.bos_id, self.eos_id, self.pad_id = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id
+        self.end_ids = tokenizer.end_ids
         self._text_of, self._ids_of = tokenizer.decode, tokenizer.encode
 
     def recompute_layers(self) -> None:
@@ -297,7 +298,7 @@ class ReportGenerator(nn.Module):
             num_return_sequences=wanted,
             do_sample=False,
             bos_token_id=self.bos_id,
-            eos_token_id=self.eos_id,
+            eos_token_id=sorted(self.end_ids),
             pad_token_id=self.pad_id,
             **others,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,16 +22,20 @@ class ReportTokenizer:
 
     ``decode(encode(text)) == text`` for any text that fits in ``max_length``, even one that spells a special token;
     only lone surrogates become ``?``. A report that is cut to ``max_length`` (begin and end tokens included) loses its
-    end token, so that a model does not learn to stop in mid-sentence. Special ids may be the same (GPT-2).
+    end token, so that a model does not learn to stop in mid-sentence. Special ids may be the same (GPT-2); a draft may
+    end with ``ends`` too.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int, *, bos_id: int, eos_id: int, pad_id: int):
+    def __init__(
+        self, tokenizer: Tokenizer, max_length: int, *, bos_id: int, eos_id: int, pad_id: int, ends: Iterable[int] = ()
+    ):
         tokenizer.encode_special_tokens = True
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
         self.max_length = max_length
         self.bos_id, self.eos_id, self.pad_id = bos_id, eos_id, pad_id
+        self.end_ids = frozenset([eos_id, *ends])
 
     @classmethod
     def load(cls, path: Path, max_length: int) -> ReportTokenizer:
@@ -84,8 +89,7 @@ class ReportTokenizer:
         body = list(ids)
         if body and body[0] == self.bos_id:
             body = body[1:]
-        if self.eos_id in body:
-            body = body[: body.index(self.eos_id)]
+        body = list(takewhile(lambda i: i not in self.end_ids, body))
         special = {self.bos_id, self.pad_id}
         return str(self._tokenizer.decode([i for i in body if i not in special], skip_special_tokens=False))
 

@@ -8,6 +8,7 @@ alone, and training and generation use the same prompt.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -24,13 +25,14 @@ from torch.nn import functional as F
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.config import ASSETS, ModelConfig
-from fedtar_flare.models.decoder import DTYPES
+from fedtar_flare.models.decoder import DTYPES, end_marks
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 from fedtar_flare.models.sources import NO_CODE, fetching, load_or_make
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
 EARLIER = "An earlier study of this patient; days before the present one: {days}."  # introduces a turn
 VIEWS = ("frontal:", "lateral:")  # words before the two images of a radiograph with a lateral view
+_BRACKETED = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 _LANGUAGE = re.compile(r"\b(language_model|text_model|lm_head)\b")
 TINY = str(ASSETS / "vlm-tiny")  # configuration and processor of a small Qwen2-VL, whose weights are random
 
@@ -75,21 +77,33 @@ class VisionLanguageGenerator(ReportGenerator):
         if (prompts := more.get("prompts")) is None and self.diagnosis is not None:
             tokens = more["tokens"] if "tokens" in more else self.tokens(batch)
             prompts = self.prompts(batch, tokens, self.prior_tokens(batch))
-        inputs = self.inputs(batch, prompts)
-        shape, report, wanted = inputs["input_ids"].shape, input_ids[:, 1:], labels[:, 1:]
-        added = {"input_ids": report, "attention_mask": (wanted != IGNORED).long()}
-        for name, value in inputs.items():
-            if value.shape == shape:
-                inputs[name] = torch.cat([value, added.get(name, torch.zeros_like(report)).to(value)], dim=1)
+        inputs, report = self.inputs(batch, prompts), input_ids[:, 1:]
+        inputs = self._followed_by(inputs, report, labels[:, 1:] != IGNORED)
         with nullcontext() if self._recomputed is None else self._recomputed.checkpointing():
             positions = report.shape[1] + 1  # the prompt's last token predicts the first word
             logits = self.decoder(**inputs, logits_to_keep=positions, use_cache=False).logits
         return report_loss(logits, labels)
 
+    def _followed_by(self, inputs: dict[str, Tensor], report: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """Inputs of a prompt (B, L) with a report (B, R) behind it, whose words see only what comes before them.
+
+        Token types and masks grow as the model itself makes them grow for each word that it writes.
+        """
+        words, length = inputs.pop("input_ids"), report.shape[1]
+        longer: dict[str, Tensor] = inputs
+        for _ in range(length):
+            longer = self.decoder._update_model_kwargs_for_generation({}, dict(longer), is_encoder_decoder=False)
+        for name, value in longer.items():
+            if value.shape == words.shape:  # says of each token whether it is an image's
+                longer[name] = F.pad(value, (0, length))
+        longer["attention_mask"][:, -length:] = mask
+        return longer | {"input_ids": torch.cat([words, report], dim=1)}
+
     def _search(
         self, batch: ImageBatch, tokens: Tensor, before: Tensor | None, prompts: Tensor | None, length: int
     ) -> Callable[[list[int] | None, int, int], Tensor]:
-        marks = [i for i in self._processor.tokenizer.all_special_ids if i != self.eos_id]  # none is part of a report
+        tokenizer = self._processor.tokenizer  # no mark is part of a report
+        marks = sorted({*tokenizer.all_special_ids, *marks_of(tokenizer).values()} - self.end_ids)
 
         def search(rows: list[int] | None, beams: int, wanted: int) -> Tensor:
             settings = self._settings(beams, wanted, length, suppress_tokens=marks)
@@ -119,7 +133,8 @@ class VisionLanguageGenerator(ReportGenerator):
         texts = [self._processor.apply_chat_template(turn, add_generation_prompt=True) for turn in turns]
         begin = self._processor.tokenizer.bos_token
         words = {"padding": True, "add_special_tokens": not (begin and texts[0].startswith(begin))}
-        return self._moved(self._processor(text=texts, images=list(images), return_tensors="pt", **words), batch)
+        processed = self._processor(text=texts, images=list(images), return_tensors="pt", **words)
+        return self._moved({name: value for name, value in processed.items() if name != "labels"}, batch)
 
     def _moved(self, tensors: Mapping[str, Tensor], batch: ImageBatch) -> dict[str, Tensor]:
         """A processor's tensors on the model's device and in its precision."""
@@ -163,12 +178,11 @@ class VisionLanguageGenerator(ReportGenerator):
         return [torch.cat([torch.cat(tiles[i : i + side], 2) for i in range(0, len(tiles), side)], 1)]
 
     def _plain(self, text: str) -> str:
-        """An earlier report without text that the processor would take for its own marks."""
-        tokenizer = self._processor.tokenizer
-        images = (getattr(self._processor, name, None) for name in ("image_token", "boi_token", "video_token"))
-        for mark in {*tokenizer.all_special_tokens, *images} - {None}:
-            text = text.replace(str(mark), " ")
-        return text
+        """An earlier report with a space inside what the processor would take for its own marks."""
+        marks = {str(value) for name, value in vars(self._processor).items() if name.endswith("_token") and value}
+        marks |= marks_of(self._processor.tokenizer).keys()
+        inside = "|".join(f"(?<={re.escape(mark[0])})(?={re.escape(mark[1:])})" for mark in marks)
+        return re.sub(inside, " ", text)
 
 
 def _visits(batch: ImageBatch, row: int) -> list[tuple[float | None, ImageBatch | None, str | None]]:
@@ -199,24 +213,54 @@ def processor_of(name: str) -> Any:
         )
     processor.tokenizer.padding_side = "left"
     processor.tokenizer.pad_token = processor.tokenizer.pad_token or processor.tokenizer.eos_token
+    content = [{"type": "image"}, {"type": "text", "text": "REPORT"}]
+    try:
+        turn = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        processor(text=[turn], images=[[torch.zeros(3, 64, 64, dtype=torch.uint8)]], return_tensors="pt")
+    except Exception as error:  # of the processor or its template, which raise anything
+        raise ConfigError(
+            f"decoder '{name}' has a processor that takes no image with a question ({type(error).__name__}: {error}): "
+            "add what its processor_config.json or chat_template.jinja lacks, such as patch_size"
+        ) from error
     return processor
+
+
+def marks_of(tokenizer: Any) -> dict[str, int]:
+    """Return the tokens that are no text but a processor's or chat template's, with their ids.
+
+    Published tokenizers call only some of them special, and few register all that are.
+    """
+    added = tokenizer.added_tokens_decoder.items()
+    marks = {token.content: i for i, token in added if token.special or _BRACKETED.fullmatch(token.content)}
+    return {mark: i for mark, i in marks.items() if len(mark) > 1}
 
 
 def vlm_tokenizer(config: ModelConfig) -> ReportTokenizer:
     """Return the tokenizer of reports, which end with the token that the chat template writes after an answer."""
     from tokenizers import Tokenizer
 
-    processor = processor_of(config.decoder_name or TINY)
+    name = config.decoder_name or TINY
+    processor, named = processor_of(name), end_marks(name)
     tokenizer = processor.tokenizer
     turns = [{"role": role, "content": [{"type": "text", "text": "REPORT"}]} for role in ("user", "assistant")]
-    after = processor.apply_chat_template(turns).rpartition("REPORT")[2]
-    ends = [i for i in tokenizer.encode(after, add_special_tokens=False) if i in tokenizer.all_special_ids]
-    end = (ends or [tokenizer.eos_token_id])[0]
+    after = tokenizer.encode(processor.apply_chat_template(turns).rpartition("REPORT")[2], add_special_tokens=False)
+    marks = marks_of(tokenizer)
+    written = [i for i in after if i in marks.values()]
+    ends = [*(i for i in written if i in named), *written, tokenizer.eos_token_id, *named]
+    end = next((i for i in ends if i is not None), None)
     if end is None:
-        raise ConfigError(f"decoder '{config.decoder_name}': its tokenizer has no end token: a report would never end")
+        raise ConfigError(f"decoder '{name}': its tokenizer has no end token: a report would never end")
     begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    plain = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # it reads marks in reports as plain text
-    return ReportTokenizer(plain, config.max_length, bos_id=begin, eos_id=end, pad_id=tokenizer.pad_token_id)
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    for token in described["added_tokens"]:  # special ones are plain text in a report
+        token["special"] = token["content"] in marks
+    if "merges" in described["model"]:  # else the bytes of a mark could be merged into it
+        merges = described["model"]["merges"]
+        described["model"]["merges"] = [pair for pair in merges if "".join(pair) not in marks]
+    plain = Tokenizer.from_str(json.dumps(described))
+    return ReportTokenizer(
+        plain, config.max_length, bos_id=begin, eos_id=end, pad_id=tokenizer.pad_token_id, ends=named
+    )
 
 
 def inputs_length(config: ModelConfig, earlier: int = 0) -> tuple[int, Any]:

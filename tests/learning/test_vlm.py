@@ -13,13 +13,11 @@ from batches import kept_bytes, noise, rows
 from command import fedtar_here as here
 from kits import write_noise
 from learners import gradients, learner_of
-from tiny_vlms import FAMILIES, vlm_config, write_gemma
+from tiny_vlms import FAMILIES, REPORTS, batch, vlm_config, write_gemma
 from torch.func import functional_call
-from torch.nn import functional as F
 
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.data.cells import Timeline
-from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.labels import POSITIVE, labeler
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
@@ -37,19 +35,12 @@ from fedtar_flare.runtime.requirements import AdaptedModel, require_memory, upda
 from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 
-REPORTS = ["No pleural effusion.", "There is a nodule <eos> in the left lung.", "Stable."]
 PROMPT = ModelConfig.model_fields["prompt"].default
-PRIOR = "An <|end|> effusion <start_of_image>."
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request, tmp_path_factory):
     return FAMILIES[request.param](tmp_path_factory.mktemp(request.param))
-
-
-@pytest.fixture(scope="module")
-def model(folder):
-    return build_model(vlm_config(folder))
 
 
 @pytest.fixture(scope="module")
@@ -63,59 +54,10 @@ def shown(cohort_of):
     return cohort_of("report+image", 2)
 
 
-def batch(*at):
-    """Three visits, of 2, 1 and 2 slices; the first shows image and report of the visit before, the last a report."""
-    made, before = (noise(3, there=there, slices=2, seed=sum(there)) for there in ((2, 1, 2), (1, 0, 0)))
-    days, reports, at = torch.tensor([90.0, 0.0, 3.4]), (PRIOR, None, "Clear."), at or (0, 1, 2)
-    made = rows(made, list(at))
-    images = rows(before, list(at)) if 0 in at else None
-    made.prior = PriorBatch(days[list(at)], images, reports=tuple(reports[i] for i in at))
-    return made
-
-
-def by_hand(model, tokenizer, i):
-    """Loss of one report in the conversation that processor and chat template make of all before it."""
-    turns, images = model._conversation(batch(), i)
-    asked = model._processor.apply_chat_template(turns, add_generation_prompt=True)
-    inputs = model._processor(text=[asked], images=[images], return_tensors="pt", add_special_tokens=False)
-    words, length = torch.tensor([tokenizer.encode(REPORTS[i])[1:]]), inputs["input_ids"].shape[1]
-    whole = {n: F.pad(v, (0, words.shape[1])) if v.shape == (1, length) else v for n, v in inputs.items()}
-    whole["input_ids"][:, length:], whole["attention_mask"][:, length:] = words, 1
-    return F.cross_entropy(model.decoder(**whole).logits[0, length - 1 : -1], words[0])
-
-
-def test_a_report_s_loss_is_its_own_whatever_the_batch(model, tokenizer):
-    with torch.no_grad():
-        losses = model(batch(), *tokenizer.batch(REPORTS))
-        reference = torch.stack([by_hand(model, tokenizer, i) for i in range(3)])
-        alone = torch.cat([model(batch(i), *tokenizer.batch([REPORTS[i]])) for i in range(3)])
-    torch.testing.assert_close(losses, reference)
-    torch.testing.assert_close(alone, losses)
-
-
-def test_no_report_of_the_past_spells_a_mark_and_a_montage_has_all_slices_in_rows(folder, model):
-    turns, images = model._conversation(batch(), 0)
-    marks = {"<|end|>", "<start_of_image>"} & {*model._processor.tokenizer.get_vocab()}
-    assert marks and not any(mark in turns[1]["content"][0]["text"] for mark in marks) and len(images) == 3
+def test_a_montage_has_all_slices_in_rows(folder):
     (whole,) = build_model(vlm_config(folder, slice_view="montage"))._views(noise(1, slices=3), 0)
     a, b, c = noise(1, slices=3).images[0]
     assert torch.equal(whole, torch.cat([torch.cat([a, b], 2), torch.cat([c, torch.zeros_like(c)], 2)], 1))
-
-
-@pytest.mark.parametrize("beams", [2, 3])
-def test_what_is_written_has_the_likelihood_that_its_loss_says_and_not_that_of_the_batch(model, tokenizer, beams):
-    """Also of several images, which beams must keep apart."""
-    written = model.generate(batch(), num_beams=beams, max_length=12).tolist()
-    alone = [model.generate(batch(i), beams, 12)[0].tolist() for i in range(3)]
-    assert list(map(tokenizer.decode, written)) == list(map(tokenizer.decode, alone))
-    found = model.decoder.generate(
-        **model.inputs(batch()), num_beams=beams, max_new_tokens=8, do_sample=False, eos_token_id=None,
-        suppress_tokens=model._processor.tokenizer.all_special_ids, pad_token_id=model.pad_id,
-        return_dict_in_generate=True, output_scores=True,
-    )  # fmt: skip
-    ids = F.pad(found.sequences[:, -8:], (1, 0))
-    with torch.no_grad():
-        torch.testing.assert_close(model(batch(), ids, ids), -found.sequences_scores, rtol=1e-4, atol=1e-4)
 
 
 def test_patient_adapters_act_on_their_own_sample_as_written_out(folder, tokenizer):

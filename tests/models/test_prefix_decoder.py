@@ -1,5 +1,7 @@
 """A causal language model that reads the image as a prefix, on a tiny random Llama."""
 
+import shutil
+
 import pytest
 import torch
 from batches import greedy, noise, rows, whole
@@ -7,7 +9,7 @@ from tiny_llama import write_llama
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.diagnosis import extend
-from fedtar_flare.models.build import build_model
+from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.outline import outline
 
@@ -91,3 +93,12 @@ def test_its_outline_needs_no_weights_and_bars_words_and_output(folder):
 def test_settings_that_do_not_fit_are_refused(folder, settings, message):
     with pytest.raises(ConfigError, match=message):
         build_model(config_of(folder, **settings))
+
+
+def test_a_draft_ends_at_each_of_several_ends(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7, 9]}')
+    tokenizer = build_tokenizer(config_of(tmp_path))
+    assert tokenizer.eos_id == 5
+    assert {tokenizer.decode([0, 300, end, 301]) for end in (5, 7, 9)} == {tokenizer.decode([0, 300])}
+    assert build_model(config_of(tmp_path))._settings(1, 1, 9).eos_token_id == [5, 7, 9]

@@ -1,0 +1,138 @@
+"""What holds of every family of vision-language models: causal losses, marks that stay text, ends, and refusals."""
+
+from itertools import chain
+
+import pytest
+import torch
+from tiny_vlms import MORE_FAMILIES, REPORTS, batch, vlm_config, write_llava
+from torch.nn import functional as F
+
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.learning.diagnosis import extend
+from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
+from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.vlm import marks_of
+
+ENDS = {
+    "qwen": ["<|im_end|>", "<|endoftext|>"], "gemma": ["<end_of_turn>", "<eos>"], "paligemma": ["<eos>"],
+    "mllama": ["<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"], "llava": ["</s>"],
+}  # fmt: skip
+OTHERS = ["<|im_start|>", "<start_of_turn>", "<loc0001>", "<|start_header_id|>", "<image>", "[multimodal]", "<|image|>"]
+TEXT = f"Effusion {' x'.join(chain(*ENDS.values(), OTHERS))}<<s></s>."
+
+
+@pytest.fixture(scope="module", params=MORE_FAMILIES)
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def config(family, tmp_path_factory):
+    return vlm_config(MORE_FAMILIES[family](tmp_path_factory.mktemp(family)))
+
+
+@pytest.fixture(scope="module")
+def model(config):
+    return build_model(config)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(config):
+    return build_tokenizer(config)
+
+
+def written_loss(model, tokenizer, i):
+    """Loss of a report whose words the model is made to write, one after the other, by its own generation."""
+    turns, images = model._conversation(batch(), i)
+    asked = model._processor.apply_chat_template(turns, add_generation_prompt=True)
+    plain = not asked.startswith(model._processor.tokenizer.bos_token or asked[:1])
+    inputs = model._processor(text=[asked], images=[images], return_tensors="pt", add_special_tokens=plain)
+    words, length = tokenizer.encode(REPORTS[i])[1:], inputs["input_ids"].shape[1]
+    out = model.decoder.generate(
+        **inputs, max_new_tokens=len(words), do_sample=False, eos_token_id=None, output_logits=True,
+        return_dict_in_generate=True, prefix_allowed_tokens_fn=lambda _, ids: [words[len(ids) - length]],
+    )  # fmt: skip
+    return F.cross_entropy(torch.cat(out.logits), torch.tensor(words))
+
+
+def test_a_report_s_loss_is_that_of_writing_it_whatever_the_batch(model, tokenizer):
+    with torch.no_grad():
+        losses = model(batch(), *tokenizer.batch(REPORTS))
+        reference = torch.stack([written_loss(model, tokenizer, i) for i in range(3)])
+        alone = torch.cat([model(batch(i), *tokenizer.batch([REPORTS[i]])) for i in range(3)])
+    torch.testing.assert_close(losses, reference)
+    torch.testing.assert_close(alone, losses)
+
+
+def test_no_word_is_predicted_from_itself_or_later_ones(model, tokenizer):
+    seen = []
+    parts = (model.decoder.get_input_embeddings(), model.decoder)
+    handles = [part.register_forward_hook(lambda *call: seen.append(call[-1])) for part in parts]
+    ids, labels = tokenizer.batch(REPORTS)
+    model(batch(), ids, labels)
+    for handle in handles:
+        handle.remove()
+    words, logits = seen[0], seen[-1].logits
+    length = ids.shape[1] - 1
+    for t in range(length):
+        (gradient,) = torch.autograd.grad(logits[:, t].square().sum(), words, retain_graph=True)
+        moved = gradient.abs().sum(-1)[:, -length:] > 0
+        reached = labels[:, 1:] != -100
+        assert not moved[:, t:].any()
+        assert moved[:, :t][reached[:, :t] & reached[:, t : t + 1]].all(), "and every word before it is read"
+
+
+@pytest.mark.parametrize("beams", [2, 3])
+def test_what_is_written_has_the_likelihood_that_its_loss_says_and_not_that_of_the_batch(model, tokenizer, beams):
+    """Also of several images, which beams must keep apart."""
+    written = model.generate(batch(), num_beams=beams, max_length=12).tolist()
+    alone = [model.generate(batch(i), beams, 12)[0].tolist() for i in range(3)]
+    assert list(map(tokenizer.decode, written)) == list(map(tokenizer.decode, alone))
+    found = model.decoder.generate(
+        **model.inputs(batch()), num_beams=beams, max_new_tokens=8, do_sample=False, eos_token_id=None,
+        suppress_tokens=model._processor.tokenizer.all_special_ids, pad_token_id=model.pad_id,
+        return_dict_in_generate=True, output_scores=True,
+    )  # fmt: skip
+    ids = F.pad(found.sequences[:, -8:], (1, 0))
+    with torch.no_grad():
+        torch.testing.assert_close(model(batch(), ids, ids), -found.sequences_scores, rtol=1e-4, atol=1e-4)
+
+
+def test_marks_in_a_report_stay_text_in_training_and_in_the_turn_of_the_visit_before(model, config):
+    long = build_tokenizer(config.replace(max_length=999))
+    marks = {*marks_of(model._processor.tokenizer).values()}
+    body = long.encode(TEXT)[1:-1]
+    assert not marks & {*body} and long.decode([long.bos_id, *body, long.eos_id]) == TEXT
+    plain, marked = (model.inputs(batch(0, prior=text))["input_ids"][0] for text in ("Effusion.", TEXT))
+    assert [i for i in marked.tolist() if i in marks] == [i for i in plain.tolist() if i in marks]
+    again = model._processor.tokenizer.decode(marked, skip_special_tokens=False).replace(" ", "")
+    assert TEXT.replace(" ", "") in again, "the text is all there"
+
+
+def test_a_draft_ends_at_each_end_that_the_model_names_and_has_no_other_mark(model, tokenizer, family):
+    marks = marks_of(model._processor.tokenizer)
+    assert tokenizer.end_ids == {marks[end] for end in ENDS[family]} and tokenizer.eos_id == marks[ENDS[family][0]]
+    wanted = []
+
+    def likeliest(module, inputs, output):
+        output.logits[..., wanted] += 1e4
+        return output
+
+    handle = model.decoder.register_forward_hook(likeliest)
+    for end in ENDS[family]:
+        wanted[:] = [marks[end]]
+        assert tokenizer.decode(model.generate(batch(1), 2, 12)[0].tolist()) == ""
+    wanted[:] = {*marks.values()} - tokenizer.end_ids & {*range(model.decoder.get_output_embeddings().out_features)}
+    assert not {*wanted} & {*model.generate(batch(1), 2, 12)[0, 1:-1].tolist()} - {tokenizer.pad_id}
+    handle.remove()
+
+
+def test_findings_need_image_features(tmp_path):
+    model = build_model(vlm_config(MORE_FAMILIES["mllama"](tmp_path)))
+    with pytest.raises(ConfigError, match="image features"):
+        extend(model, DiagnosisConfig(labeler="synthetic").extension(vlm_config(tmp_path), 0))
+
+
+def test_a_processor_that_takes_no_image_is_refused_with_what_it_lacks(tmp_path):
+    with pytest.raises(ConfigError, match="patch_size"):
+        build_model(vlm_config(write_llava(tmp_path, patch_size=None)))
