@@ -38,11 +38,7 @@ class SupervisedHandle(JobHandleSpec):
     """
 
     def __init__(
-        self,
-        launch: Callable[[], JobHandleSpec],
-        max_restarts: int,
-        window: float,
-        say: Callable[[str], object],
+        self, launch: Callable[[], JobHandleSpec], max_restarts: int, window: float, say: Callable[[str], object]
     ):
         super().__init__()
         self._launch, self._max_restarts, self._window, self._say = launch, max_restarts, window, say

@@ -44,10 +44,7 @@ class KitJobManager(SimpleJobDefManager):
     """
 
     def __init__(
-        self,
-        folder: str = "storage/jobs",
-        job_store_id: str = "job_store",
-        sites: Sequence[str] | None = None,
+        self, folder: str = "storage/jobs", job_store_id: str = "job_store", sites: Sequence[str] | None = None
     ):
         self.folder, self.sites = folder, list(sites or ())
         guard_cells()

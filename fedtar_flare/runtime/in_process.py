@@ -41,11 +41,7 @@ class InThisProcess(FederatedController):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        sites: Mapping[str, LocalSite],
-        joins: Mapping[str, int] | None = None,
-        **settings: Any,
+        self, folder: Path, sites: Mapping[str, LocalSite], joins: Mapping[str, int] | None = None, **settings: Any
     ):
         super().__init__(**settings)
         self.folder, self.local_sites, self.joins = folder, sites, dict(joins or {})

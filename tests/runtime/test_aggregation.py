@@ -13,13 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.runtime import aggregation
-from fedtar_flare.runtime.aggregation import (
-    FEWEST_SITES,
-    SpilledUpdates,
-    Weighting,
-    limited_shares,
-    site_weights,
-)
+from fedtar_flare.runtime.aggregation import FEWEST_SITES, SpilledUpdates, Weighting, limited_shares, site_weights
 
 SHAPES = {"a": (4, 3), "b": (5,), "c": ()}
 

@@ -17,11 +17,7 @@ BAD = {
     "time_steps": ({"time_steps": 0}, {"time_steps": 100}),
     "weighting": ({"weighting": "median"},),
     "aggregation": ({"aggregation": "krum", "min_sites": 5},),
-    "min_sites": (
-        {"min_sites": 0},
-        {"aggregation": "median", "min_sites": 2},
-        {"aggregation": "norm_bounded_mean"},
-    ),
+    "min_sites": ({"min_sites": 0}, {"aggregation": "median", "min_sites": 2}, {"aggregation": "norm_bounded_mean"}),
     "max_share": ({"max_share": 0.0}, {"max_share": 1.1}),
     "step_time_limit": ({"step_time_limit": -1},),
     "handshake_time_limit": ({"handshake_time_limit": -1},),

@@ -15,12 +15,7 @@ from fedtar_flare.models.build import build_model, build_tokenizer, require_trai
 from fedtar_flare.models.config import ASSETS, preset
 from fedtar_flare.synthetic.reading import findings_in
 from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, KNOWN_KINDS, NEW_FINDINGS, NEW_KINDS
-from tools.make_small_model import (
-    HELD_OUT_SEED_STEP,
-    main,
-    phantom_pairs,
-    volume_preparation,
-)
+from tools.make_small_model import HELD_OUT_SEED_STEP, main, phantom_pairs, volume_preparation
 from tools.phantom_pairs import generic_pairs
 
 SMALL = preset("small")
