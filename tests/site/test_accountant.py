@@ -63,15 +63,7 @@ def test_the_ledger_outlives_a_restart_and_runs(tmp_path):
     assert Ledger(tmp_path / "none.json").spent(1e-5).epsilon == 0.0
 
 
-RUNS = (
-    [],
-    {"a": []},
-    {"a": {"2.0": -5}},
-    {"a": {"nan": 1}},
-    {"a": {"0": 1}},
-    {"a": {"2.0": 1.5}},
-    {"a": {"2.0": True}},
-)
+RUNS = ([], {"a": []}, *({"a": {z: n}} for z, n in (("2.0", -5), ("nan", 1), ("0", 1), ("2.0", 1.5), ("2.0", True))))
 
 
 @pytest.mark.parametrize(
@@ -91,9 +83,8 @@ def _spend(file, count):
 
 
 def test_two_jobs_at_once_lose_no_release(tmp_path):
-    file = tmp_path / "privacy_ledger.json"
-    spawn = multiprocessing.get_context("fork")
-    processes = [spawn.Process(target=partial(_spend, file, 50)) for _ in range(3)]
+    file, fork = tmp_path / "privacy_ledger.json", multiprocessing.get_context("fork")
+    processes = [fork.Process(target=partial(_spend, file, 50)) for _ in range(3)]
     for process in processes:
         process.start()
     for process in processes:

@@ -1,6 +1,5 @@
 """The other side is not trusted either: what a site does with hostile tasks, and which code may read files."""
 
-import ast
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ from nvflare.app_common.abstract.fl_model import ParamsType
 
 from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.protocol.exchange import check_inbound
-from fedtar_flare.protocol.messages import HEADER, Reply, TaskHeader, version
+from fedtar_flare.protocol.messages import HEADER, Reply
 from fedtar_flare.record.events import Start
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.testing import FunctionFederation, QuadraticSite
@@ -53,14 +52,9 @@ def test_a_hostile_header_is_refused_before_anything_is_done(tmp_path, change):
 @pytest.mark.parametrize(
     ("tensors", "word"),
     [
-        ({"a": torch.full((2,), float("nan"))}, "finite"),
-        ({"a": torch.full((2,), float("inf"))}, "finite"),
-        ({"../a": torch.ones(2)}, "name"),
-        ({"a/b": torch.ones(2)}, "name"),
-        ({"a" * 400: torch.ones(2)}, "name"),
-        ({"": torch.ones(2)}, "name"),
-        ({"a": torch.ones(2, dtype=torch.float64)}, "dtype"),
-        ({"a": torch.ones(2, dtype=torch.int64)}, "dtype"),
+        *(({"a": torch.full((2,), value)}, "finite") for value in (float("nan"), float("inf"))),
+        *(({name: torch.ones(2)}, "name") for name in ("../a", "a/b", "a" * 400, "")),
+        *(({"a": torch.ones(2, dtype=dtype)}, "dtype") for dtype in (torch.float64, torch.int64)),
         ({"a": [1.0, 2.0]}, "not a torch tensor"),
         ({"a": torch.zeros(1).expand(300_000_000)}, "limit"),  # no memory is taken before it is refused
     ],
@@ -89,13 +83,15 @@ def test_another_minor_version_is_refused_with_both_named(tmp_path, plugin):
     assert reply.status == "error" and "earlier release" in reply.reason and not headers
 
 
-def test_a_newer_patch_release_may_add_fields(tmp_path):
+def test_a_newer_patch_release_may_add_fields_and_an_error_of_another_version_is_readable(tmp_path):
     newer = ".".join(__version__.split(".")[:2]) + ".99"
     reply, headers = answer(tmp_path, current(plugin=newer, added="later"))
     assert reply.status == "ok" and headers[0].plugin == newer
     meta = Reply("ok", 1, 1, method="fedtar").to_meta()
     meta[HEADER] |= {"plugin": newer, "added": 1}
     assert Reply.from_meta(meta).status == "ok"
+    meta = {HEADER: {"status": "error", "round": 0, "step": 0, "reason": "needs 0.0.9", "numbers": {}, "payload": {}}}
+    assert Reply.from_meta(meta).reason == "needs 0.0.9"
 
 
 def test_the_server_refuses_a_site_of_another_version_and_goes_on(tmp_path):
@@ -113,46 +109,7 @@ def test_the_server_refuses_a_site_of_another_version_and_goes_on(tmp_path):
     assert any("site-b" in text and "0.0.9" in text and __version__ in text for text in seen)
 
 
-def test_an_error_of_another_version_is_still_readable():
-    meta = {HEADER: {"status": "error", "round": 0, "step": 0, "reason": "needs 0.0.9", "numbers": {}, "payload": {}}}
-    assert Reply.from_meta(meta).reason == "needs 0.0.9"
-    assert TaskHeader("fedtar", "run", 9999, 99, 9999, 99, version(9999, 99)).step == 99
-
-
-FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
-SAFE_LOADERS = ("SafeLoader", "yaml.SafeLoader", "yaml.CSafeLoader")
-
-
-def dangers(tree):
-    """Lines of a module that can run what a file or message holds."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            if found := FORBIDDEN_MODULES & {name.split(".")[0] for name in modules}:
-                yield node.lineno, f"import of {found}"
-        if not isinstance(node, ast.Call):
-            continue
-        called = ast.unparse(node.func)
-        given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-        if (
-            (called == "torch.load" and given.get("weights_only") != "True")
-            or (called.endswith("np.load") and given.get("allow_pickle", "False") != "False")
-            or called in ("eval", "exec", "yaml.unsafe_load", "yaml.full_load", "os.system")
-            or (called == "yaml.load" and given.get("Loader") not in SAFE_LOADERS)
-            or given.get("shell") == "True"
-        ):
-            yield node.lineno, called
-
-
-def test_the_check_of_the_source_finds_what_it_looks_for():
-    bad = ["import pickle", "from joblib import load", "torch.load(f)", "np.load(f, allow_pickle=True)", "eval(x)"]
-    for line in [*bad, "yaml.load(f)", "subprocess.run(x, shell=True)"]:
-        assert list(dangers(ast.parse(line))), line
-    assert not list(dangers(ast.parse("torch.load(f, weights_only=True); np.load(f); model.eval()")))
-
-
-def test_no_file_of_the_package_unpickles_or_evaluates(repository):
-    files = sorted((repository / "fedtar_flare").rglob("*.py"))
-    assert len(files) > 50
-    found = [f"{p.name}:{line} {what}" for p in files for line, what in dangers(ast.parse(p.read_text("utf-8")))]
-    assert not found
+def test_no_array_or_tensor_is_unpickled(repository):
+    """All else that would run what a file holds, ruff refuses."""
+    text = "".join(path.read_text("utf-8") for path in (repository / "fedtar_flare").rglob("*.py"))
+    assert "torch.load(" in text and "allow_pickle" not in text and "weights_only=False" not in text
