@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -43,18 +44,19 @@ def tensors():
 def test_an_entry_says_everything_and_no_value(tmp_path):
     leave(context(tmp_path), message(tensors(), numbers={"samples": 12}, payload={"counts": {"train": [987654]}}))
     (entry,) = entries(tmp_path)
-    assert (entry["job"], entry["site"], entry["run"], entry["task"]) == ("job-1", "site-1", "run", "train")
-    assert (entry["round"], entry["step"], entry["outcome"], entry["status"]) == (1, 1, "passed", "ok")
-    assert entry["method"] == "fedtar"
+    place = {"job": "job-1", "site": "site-1", "run": "run", "task": "train", "round": 1, "step": 1}
+    what = {"outcome": "passed", "status": "ok", "method": "fedtar", "bytes": 36}
+    names = {"numbers": ["samples"], "fields": ["counts"], "other": []}
+    assert entry.items() >= (place | what | names).items()
     assert entry["tensors"][0] == {
         "name": A, "group": "adapter", "personal": False,
         "shape": [2, 3], "dtype": "torch.float32", "bytes": 24, "norm": pytest.approx(24**0.5),
     }  # fmt: skip
-    assert entry["tensors"][1]["bytes"] == 12 and entry["bytes"] == 36
-    assert entry["norm"] == pytest.approx((24 + 6) ** 0.5)
-    assert entry["numbers"] == ["samples"] and entry["fields"] == ["counts"] and entry["other"] == []
+    assert entry["tensors"][1]["bytes"] == 12 and entry["norm"] == pytest.approx((24 + 6) ** 0.5)
     file = state_of(tmp_path) / "audit" / "job-1.jsonl"
     assert "987654" not in file.read_text() and file.stat().st_mode & 0o077 == 0
+    assert json.loads(passing("audit", tmp_path, "--json"))["totals"][0]["bytes"] == 36
+    assert "no audit" in failing("audit", tmp_path / "nothing", code=1)
 
 
 def test_an_entry_says_what_is_personal(tmp_path, madeup):
@@ -119,35 +121,24 @@ def test_a_job_id_never_becomes_a_path(tmp_path):
     assert [f.parent for f in tmp_path.rglob("*.jsonl")] == [state_of(tmp_path / "kit") / "audit"]
 
 
-def test_the_command_prints_a_table_and_totals(tmp_path):
-    leave(context(tmp_path), message(tensors(), numbers={"samples": 1}))
-    out = passing("audit", tmp_path, "--tensors")
-    assert "samples" in out and A in out and "1 messages" in out
-    assert json.loads(passing("audit", tmp_path, "--json"))["totals"][0]["bytes"] == 36
-    assert "no audit" in failing("audit", tmp_path / "nothing", code=1)
+WHOLE = os.pwrite
+FULL = Mock(side_effect=OSError(28, "No space left on device"))
+FAULTS = {
+    "no fsync": ("fsync", FULL),
+    "no file": ("open", FULL),
+    "a short write": ("pwrite", lambda handle, data, at: WHOLE(handle, data[: len(data) // 2], at)),
+    "a lost write": ("pwrite", lambda handle, data, at: len(data)),
+}
 
 
-@pytest.mark.parametrize("fault", ["fsync", "short write", "lost write", "no file"])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_message_that_cannot_be_recorded_is_replaced_by_an_empty_error(tmp_path, monkeypatch, fault):
     leave(context(tmp_path), message(tensors()))
     file = audit_files(tmp_path)[0]
     before = file.read_bytes()
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        if fault == "fsync":
-            patched.setattr(os, "fsync", full)
-        elif fault == "short write":
-            whole = os.pwrite
-            patched.setattr(os, "pwrite", lambda handle, data, at: whole(handle, data[: len(data) // 2], at))
-        elif fault == "lost write":
-            patched.setattr(os, "pwrite", lambda handle, data, at: len(data))
-        else:
-            patched.setattr(os, "open", full)
-        ctx = context(tmp_path)
-        sent = message(tensors(), numbers={"samples": 12})
+        patched.setattr(os, *FAULTS[fault])
+        ctx, sent = context(tmp_path), message(tensors(), numbers={"samples": 12})
         leave(ctx, sent, [AuditTrail(), AuditTrail()])
         with pytest.raises(FedTARError, match="audit") as caught:
             require_writable(Site(ctx), ctx)
@@ -166,14 +157,13 @@ def test_on_a_disk_that_is_full_nothing_is_half_written(tmp_path):
     script.write_text(f"""
 from pathlib import Path
 from fedtar_flare.site.audit import append, try_to_write, verify
-file, written = Path({str(tmp_path)!r}) / "audit" / "a.jsonl", 0
+file = Path({str(tmp_path)!r}) / "audit" / "a.jsonl"
 try_to_write(file)
 try:
     for number in range(100):
         append(file, {{"number": number, "text": "x" * 3000}})
-        written += 1
 except OSError as error:
-    print(error.errno, written == verify(file).lines > 5, verify(file).problem == "")
+    print(error.errno, number == verify(file).lines > 5, verify(file).problem == "")
 try:
     try_to_write(file)
 except OSError as error:
@@ -207,8 +197,7 @@ def test_a_changed_a_missing_and_an_added_line_break_the_chain(tmp_path):
 def test_a_line_that_a_kill_cut_off_is_taken_away(tmp_path):
     file = tmp_path / "a.jsonl"
     append(file, {"job": "old"})
-    with file.open("ab") as handle:
-        handle.write(b'{"cut')
+    file.write_bytes(file.read_bytes() + b'{"cut')
     assert "cut off" in verify(file).problem
     append(file, {"job": "new"})
     assert (verify(file).lines, verify(file).problem) == (2, "")
@@ -221,8 +210,6 @@ def test_the_command_verifies_and_says_where(tmp_path):
     assert "3 lines" in passing("audit", tmp_path, "--verify")
     file = audit_files(tmp_path)[0]
     file.write_text(file.read_text().replace('"bytes": 36', '"bytes": 35', 1))
-    code, out, _ = fedtar_here("audit", tmp_path, "--verify")
-    assert code == 1 and "BROKEN" in out and "line 2 does not follow" in out
     code, out, _ = fedtar_here("audit", tmp_path, "--verify", "--json")
     assert code == 1 and json.loads(out)[0]["lines"] == 1
 
@@ -241,16 +228,14 @@ def test_the_site_file_is_read_once_for_all_messages_and_again_when_it_has_chang
 
 
 def test_the_site_s_syslog_is_told_of_every_line_and_a_missing_one_stops_nothing(tmp_path):
-    place = tmp_path / "log"
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    listener.bind(str(place))
-    listener.settimeout(5)
-    kit = make_kit(tmp_path / "kit", f"source: synthetic\nsyslog: {place}\n")
-    leave(context(kit), message(tensors(), numbers={"samples": 987654}))
-    said = listener.recv(4096).decode()
-    assert said.startswith("<110>fedtar: site-1 job-1 train passed 36 bytes ")
-    assert said.split()[-1] == verify(audit_files(kit)[0]).digest and "987654" not in said
-    listener.close()
-    place.unlink()
+    kit = make_kit(tmp_path / "kit", f"source: synthetic\nsyslog: {tmp_path / 'log'}\n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "log"))
+        listener.settimeout(5)
+        leave(context(kit), message(tensors(), numbers={"samples": 987654}))
+        line = listener.recv(4096).decode()
+    assert line.startswith("<110>fedtar: site-1 job-1 train passed 36 bytes ")
+    assert line.split()[-1] == verify(audit_files(kit)[0]).digest and "987654" not in line
+    (tmp_path / "log").unlink()
     leave(context(kit), message(tensors()))
     assert len(entries(kit)) == 2

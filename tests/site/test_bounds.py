@@ -36,8 +36,8 @@ def asked(name="tiny", rounds=3, time_steps=3, candidates=1, **groups):
     return replace(request, beams={**request.beams, "diagnosis.candidates": candidates})
 
 
-def only(found, words):
-    assert len(found) == 1 and words in found[0], found
+def only(reasons, words):
+    assert len(reasons) == 1 and words in reasons[0], reasons
 
 
 @pytest.mark.parametrize(
@@ -72,25 +72,29 @@ def test_a_job_beyond_a_bound_is_declined_by_its_name(job, words):
     only(breaches(asked(**job), Bounds()), words)
 
 
-def test_one_patient_s_update_is_declined_before_anything_is_counted():
-    bounds = Bounds(min_local_steps=1, min_batch_size=1)
-    job = asked(training={"local_steps": 2, "batch_size": 2})
-    only(breaches(job, bounds), "reports of an update 4 (at least 5 patients)")
-    assert not breaches(asked(training={"local_steps": 3, "batch_size": 2}), bounds)
-    assert not breaches(asked(training={"max_grad_norm": 0.0}), Bounds()), "no clipping is no tiny clip"
-
-
-def test_a_site_narrows_the_layers_that_may_be_adapted():
-    bounds = Bounds(lora_targets=["decoder.*.c_attn"])
-    only(breaches(asked(), bounds), "(only 'decoder.*.c_attn')")
-    assert not breaches(asked(model={"lora_targets": ["decoder.transformer.h.0.attn.c_attn"]}), bounds)
-    wide = Bounds(lora_targets=["*lm_head"])
-    only(breaches(asked(model={"lora_targets": ["decoder.lm_head"]}), wide), NO_EMBEDDING)
+@pytest.mark.parametrize(
+    ("bounds", "job", "words"),
+    [
+        ({"min_local_steps": 1, "min_batch_size": 1}, {"training": {"local_steps": 2, "batch_size": 2}},
+         "reports of an update 4 (at least 5 patients)"),
+        ({"min_local_steps": 1, "min_batch_size": 1}, {"training": {"local_steps": 3, "batch_size": 2}}, ""),
+        ({}, {"training": {"max_grad_norm": 0.0}}, ""),  # no clipping is no tiny clip
+        ({"lora_targets": ["decoder.*.c_attn"]}, {}, "(only 'decoder.*.c_attn')"),
+        ({"lora_targets": ["decoder.*.c_attn"]}, {"model": {"lora_targets": ["decoder.*.0.attn.c_attn"]}}, ""),
+        ({"lora_targets": ["*lm_head"]}, {"model": {"lora_targets": ["decoder.lm_head"]}}, NO_EMBEDDING),
+        ({"min_noise_multiplier": 1.0}, {"training": {"noise_multiplier": None}}, "training.noise_multiplier "),
+        ({"min_noise_multiplier": 1.0}, {"training": {"noise_multiplier": 0.5}}, "training.noise_multiplier "),
+        ({"min_noise_multiplier": 1.0}, {"training": {"noise_multiplier": 1.0}}, ""),
+    ],
+)  # fmt: skip
+def test_a_site_sets_its_own_bounds(bounds, job, words):
+    reasons = breaches(asked(**job), Bounds(**bounds))
+    assert len(reasons) == bool(words) and all(words in reason for reason in reasons), reasons
 
 
 def test_layers_are_looked_at_although_the_model_is_not_the_site_s():
-    found = breaches(asked(model={"encoder_name": HUB, "lora_targets": ["*.lm_head"]}), Bounds())
-    assert len(found) == 2 and "not among" in found[0] and NO_EMBEDDING in found[1]
+    foreign, layer = breaches(asked(model={"encoder_name": HUB, "lora_targets": ["*.lm_head"]}), Bounds())
+    assert "not among" in foreign and NO_EMBEDDING in layer
 
 
 def test_what_a_site_names_may_come_and_nothing_else_is_taken_for_it(tmp_path):
@@ -247,30 +251,11 @@ def test_every_setting_of_a_job_has_a_bound_or_needs_none(group):
         assert breaches(asked(**{values: {name: value, **more}}), Bounds()), name
 
 
-def test_a_site_may_demand_per_patient_noise():
-    bounds = Bounds(min_noise_multiplier=1.0)
-    for noise in (None, 0.5):
-        only(breaches(asked(training={"noise_multiplier": noise}), bounds), "training.noise_multiplier ")
-    assert not breaches(asked(training={"noise_multiplier": 1.0}), bounds)
-
-
-@pytest.mark.parametrize(
-    ("patient", "words"),
-    [
-        ({"components": 10**8}, "parameters "),
-        ({"lr": 1.0}, "patient.lr 1 (at most 0.1)"),
-        ({"lr": 1e-12}, "patient.lr 1e-12 (at least 1e-05)"),
-    ],
-)
-def test_what_a_method_trains_for_itself_is_bounded_too(patient, words):
-    training = {"local_steps": 4, "batch_size": 4}
-    executor = executor_of("fedtar", preset="tiny", training=training, patient=patient)
-    only(breaches(executor.strategy.request(3, 3), Bounds()), words)
-    off = executor_of("fedtar", preset="tiny", training=training, patient=patient | {"enabled": False})
-    assert not breaches(off.strategy.request(3, 3), Bounds())
-
-
-def test_layers_without_end_are_no_model():
+def test_what_a_method_trains_for_itself_is_bounded_too_and_layers_without_end_are_no_model():
+    rates = {1.0: "patient.lr 1 (at most 0.1)", 1e-12: "patient.lr 1e-12 (at least 1e-05)"}
+    for patient, words in (({"components": 10**8}, "parameters "), *(({"lr": lr}, word) for lr, word in rates.items())):
+        only(breaches(asked(patient=patient), Bounds()), words)
+        assert not breaches(asked(patient=patient | {"enabled": False}), Bounds())
     for wrong in ({"decoder_config": {"n_layer": 65}}, {"encoder_config": {"depth": [1, 32, 32]}}):
         with pytest.raises(ConfigError, match="64"):
             preset("tiny", **wrong)
