@@ -67,10 +67,8 @@ def test_a_job_has_one_run_and_another_job_gets_it_by_resuming_alone(asked, kit)
         assert "does not resume" in asked(run, job="job-6", says={"resume_from": "job-1"})
     assert "has begun another run" in asked("run-c", job="job-3", says={"resume_from": "job-1"})
     [record] = kit.parent.rglob(RUNS)
-    assert (
-        read_record(record) == {"job-1": "run-a", "job-3": "run-a", "job-4": "run-x", "job-5": "run-x"}
-        and record.stat().st_mode & 0o077 == 0
-    )
+    assert read_record(record) == {"job-1": "run-a", "job-3": "run-a", "job-4": "run-x", "job-5": "run-x"}
+    assert record.stat().st_mode & 0o077 == 0
     record.write_text("{")
     assert asked("run-a") == "the site's record of its jobs cannot be read"
 
@@ -97,23 +95,22 @@ def test_cells_that_an_earlier_job_divided_otherwise_wait_for_the_site_s_word(as
     assert [entry["outcome"] for entry in read_audit([audit])] == ["released"]
 
 
-def test_staff_sees_beforehand_that_a_job_divides_the_data_otherwise(asked, kit, tmp_path):
-    assert asked("run-a") == ""
-    FedTARRecipe(name="study", preset="tiny", num_rounds=2, time_steps=T + 1).export(str(tmp_path / "jobs"), byoc=False)
-    out = passing("site", "describe", tmp_path / "jobs" / "study", "--kit", kit, "--json")
-    assert any(f"time_steps {T + 1} (so far {T})" in line for line in json.loads(out)["beyond"])
+def test_staff_sees_beforehand_that_a_job_divides_the_data_otherwise_and_of_whom_it_would_have_scores(
+    asked, kit, tmp_path
+):
+    def described(name, *options, **settings):
+        FedTARRecipe(name=name, preset="tiny", num_rounds=2, **{"time_steps": T} | settings).export(
+            tmp_path, byoc=False
+        )
+        return passing("site", "describe", tmp_path / name, "--kit", kit, *options)
 
-
-def test_staff_sees_of_whom_a_job_would_have_scores(asked, kit, tmp_path):
-    FedTARRecipe(name="all", preset="tiny", time_steps=T, server={"unseen": ["hospital"]}).export(tmp_path, byoc=False)
-    FedTARRecipe(name="test", preset="tiny", time_steps=T, server={"unseen": ["x"]}).export(tmp_path, byoc=False)
-    said = {job: passing("site", "describe", tmp_path / job, "--kit", kit) for job in ("all", "test")}
-    assert (
-        "scores are of all patients of this site, which never trains" in said["all"] and "DECLINES" not in said["all"]
-    )
-    assert "scores are of its test patients" in said["test"]
+    out = described("all", server={"unseen": ["hospital"]})
+    assert "scores are of all patients of this site, which never trains" in out and "DECLINES" not in out
+    assert "scores are of its test patients" in described("test", server={"unseen": ["x"]})
     assert asked("run-a") == ""
-    assert "score all (so far test)" in passing("site", "describe", tmp_path / "all", "--kit", kit)
+    assert "score all (so far test)" in described("all", server={"unseen": ["hospital"]})
+    beyond = json.loads(described("longer", "--json", time_steps=T + 1))["beyond"]
+    assert any(f"time_steps {T + 1} (so far {T})" in line for line in beyond)
 
 
 def test_each_data_set_has_a_division_of_its_own_and_a_damaged_record_stops(tmp_path):
@@ -133,11 +130,10 @@ def test_a_method_without_time_steps_keeps_to_one_smallest_cell_too(tmp_path):
     executor = executor_of("fedkei", preset="tiny", data={"min_cell": 7})
     asked = executor.strategy.cell_layout(SiteConfig(source="manifest", path=tmp_path), 2)
     assert asked == {"min_cell": "7"}
-    fix_cells(tmp_path, "a.csv", asked)
-    fix_cells(tmp_path, "a.csv", {"time_steps": "2", "min_cell": "7"})
-    fix_cells(tmp_path, "a.csv", asked)
-    assert layout_conflicts(tmp_path, "a.csv", {"min_cell": "6"})
-    assert layout_conflicts(tmp_path, "a.csv", {"time_steps": "3", "min_cell": "7"})
+    for layout in (asked, {"time_steps": "2", "min_cell": "7"}, asked):
+        fix_cells(tmp_path, "a.csv", layout)
+    for layout in ({"min_cell": "6"}, {"time_steps": "3", "min_cell": "7"}):
+        assert layout_conflicts(tmp_path, "a.csv", layout)
 
 
 def test_a_file_that_was_cut_short_anywhere_is_noticed(kit):

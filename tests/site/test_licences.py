@@ -2,9 +2,8 @@
 
 import re
 import tomllib
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distribution
 
-import pytest
 from packaging.requirements import Requirement
 
 COPYLEFT = re.compile(r"\b[AL]?GPL|GNU|Affero|\bSSPL|\bEUPL|\bCC-BY-(NC|SA)", re.IGNORECASE)
@@ -22,21 +21,16 @@ def licence(metadata):
 
 
 def mandatory(project):
-    """Metadata of everything that an installation without extras brings, by name."""
-    found, open_ = {}, [Requirement(text) for text in tomllib.loads(project)["project"]["dependencies"]]
+    """Metadata of everything that an installation without extras brings, by name; not installed, it raises."""
+    metadata, open_ = {}, [Requirement(text) for text in tomllib.loads(project)["project"]["dependencies"]]
     while open_:
         needed = open_.pop()
-        try:
-            package = distribution(needed.name)
-        except PackageNotFoundError:
-            pytest.fail(f"{needed} is not installed")
-        if (key := (needed.name.lower(), *sorted(needed.extras))) not in found:
-            found[key] = package.metadata
-            extras = ("", *needed.extras)
+        if (key := (needed.name.lower(), *sorted(needed.extras))) not in metadata:
+            metadata[key] = (package := distribution(needed.name)).metadata
             for other in map(Requirement, package.requires or ()):
-                if other.marker is None or any(other.marker.evaluate({"extra": extra}) for extra in extras):
+                if not other.marker or any(other.marker.evaluate({"extra": extra}) for extra in ("", *needed.extras)):
                     open_.append(other)
-    return {key[0]: metadata for key, metadata in found.items()}
+    return {key[0]: value for key, value in metadata.items()}
 
 
 def test_no_mandatory_dependency_is_copyleft(repository):

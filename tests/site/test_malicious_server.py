@@ -69,9 +69,8 @@ def raw(fields):
 
 
 def one_value_more(w):
-    changed = {name: value.clone() for name, value in w.items()}
-    next(iter(changed.values())).view(-1)[3] += 1.0
-    return changed
+    first, *_ = w
+    return w | {first: w[first] + torch.eye(w[first].numel())[3].view_as(w[first])}
 
 
 def closes_a_round_from_other_weights(s, run):
@@ -206,13 +205,10 @@ def full(*_, **__):
 
 @pytest.mark.parametrize("where", ["space", "write", "answered"])
 def test_a_full_disk_has_a_reason_of_its_own(trained, monkeypatch, where):
+    little = SimpleNamespace(disk_usage=lambda folder: SimpleNamespace(free=10_000_000))
+    broken = {"space": (site_state, "shutil", little), "write": (site_state, "write_tensors", full)}
     run = trained.another()
-    if where == "space":
-        monkeypatch.setattr(site_state.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10_000_000))
-    elif where == "write":
-        monkeypatch.setattr(site_state, "write_tensors", full)
-    else:
-        monkeypatch.setattr(SiteState, "add_answered", full)
+    monkeypatch.setattr(*broken.get(where, (SiteState, "add_answered", full)))
     reply, update = trained.site.train(trained.w[0], 1, 1, run)
     assert reply.status == "error" and reply.reason == "the site's disk is full" and update is None
 
@@ -228,12 +224,11 @@ def test_without_room_for_the_audit_no_task_is_begun(trained, monkeypatch):
 
 def test_a_server_cannot_fill_a_site_with_runs(trained, monkeypatch):
     monkeypatch.setattr(site_state, "MAX_RUNS", 1)
-    kept = SiteState(trained.folder / "state", "one", "hospital")
-    kept.folder.mkdir(parents=True)
-    kept.require_capacity()  # a run that is there already goes on
-    hospital = Hospital(trained.folder, name="hospital", simulated=False, training=TRAINING)
-    reply, weights = hospital.handshake("two")
-    assert reply.status == "error" and "purge" in reply.reason and weights is None
+    own = SiteState(trained.folder / "state", "one", "hospital")
+    own.folder.mkdir(parents=True)
+    own.require_capacity()  # a run that is there already goes on
+    reply, w = Hospital(trained.folder, name="hospital", simulated=False, training=TRAINING).handshake("two")
+    assert reply.status == "error" and "purge" in reply.reason and w is None
     assert not (trained.folder / "state" / "two").exists()
 
 

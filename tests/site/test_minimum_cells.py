@@ -31,6 +31,13 @@ def cohort(numbers, time_steps=3, rejected=None):
     return Cohort("a", patients, key=bytes(16), timeline=Timeline(time_steps), rejected=rejected)
 
 
+def held_out(texts, ids=None):
+    """Test samples with these reports, by default of a patient each."""
+    ids = ids or [f"p{i}" for i in range(len(texts))]
+    visits = [Visit(p, str(i), START, Path("x"), texts[i], "radiograph") for i, p in enumerate(ids)]
+    return [Sample(visit, None, None, 1, "test") for visit in visits]
+
+
 def patients_of(made, split, step):
     return {s.visit.patient_id for s in made.samples(split, step)}
 
@@ -121,11 +128,9 @@ def test_weights_that_make_losses_of_too_few_patients_huge_move_no_told_loss_bey
     others = [usual[i] for i, p in enumerate(ids) if p not in outliers]
     assert len(set(told[:2])) == len(set(told[2:])) == 1 and min(others) <= told[0] <= told[2] <= max(others)
     assert winsorised_mean([*zip(ids, usual, strict=True)], 1) == pytest.approx(sum(usual) / len(usual))
-    visits = [Visit(p, str(i), START, Path("x"), "Clear lungs.", "radiograph") for i, p in enumerate(ids)]
-    samples = [Sample(visit, None, None, 1, "test") for visit in visits]
-    assert (
-        len({site_scores(samples, [""] * len(ids), row, 1, least)["all"].get("token_loss") for row in values[2:]}) == 1
-    )
+    samples = held_out(["Clear lungs."] * len(ids), ids)
+    scores = [site_scores(samples, [""] * len(ids), row, 1, least)["all"].get("token_loss") for row in values[2:]]
+    assert len(set(scores)) == 1
 
 
 def on_grid(share, n):
@@ -137,9 +142,7 @@ def on_grid(share, n):
 def test_drafts_that_all_name_a_rare_finding_do_not_count_those_who_have_it(having):
     """A server that chooses the weights chooses what is drafted: presence F1 and class F1 were n / 20."""
     draft = "Left pneumothorax has increased."
-    texts = [draft] * having + ["Small right effusion."] * (20 - having)
-    visits = [Visit(f"p{i}", "v", START, Path("x"), text, "radiograph") for i, text in enumerate(texts)]
-    samples = [Sample(visit, None, None, 1, "test") for visit in visits]
+    samples = held_out([draft] * having + ["Small right effusion."] * (20 - having))
     told = site_scores(samples, [draft] * 20, [1.0] * 20, 1, 5)["all"]
     names = ("presence_f1", "chexpert_rules_f1", "side_accuracy", "change_accuracy", "finding_change_micro_f1")
     assert not any(told[name] for name in names)
@@ -151,37 +154,27 @@ def test_clinical_efficacy_tells_of_classes_of_enough_patients_alone(having, nam
     codes = {"-": "b" * 18, "x": "p" + "b" * 17}
     values = set()
     for right in range(min(having, naming) + 1):  # how many of those who have it are those of whom it is named
-        texts = ["x"] * having + ["-"] * (20 - having)
+        samples = held_out(["x"] * having + ["-"] * (20 - having))
         drafts = ["x"] * right + ["-"] * (20 - naming) + ["x"] * (naming - right)
-        visits = [Visit(f"p{i}", "v", START, Path("x"), text, "ct") for i, text in enumerate(texts)]
-        samples = [Sample(visit, None, None, 1, "test") for visit in visits]
         told = site_scores(samples, drafts, [1.0] * 20, 1, 5, TextLabeler("radbert", codes.__getitem__))["all"]
         values.add(tuple(told[name] for name in SCORES if name.startswith("radbert")))
     assert len(values) == 1 and (having == 10 or set(*values) == {None})
 
 
 def test_contradictions_are_told_of_enough_patients_alone():
-    samples = cohort([2] * 60, time_steps=2).samples("train")
-    texts = ["Clear lungs." for _ in samples]
+    samples, told = cohort([2] * 60, time_steps=2).samples("train"), []
     second = [i for i, s in enumerate(samples) if s.time_step == 2]
-    told = []
     for claims in (1, 4, 5):
-        for i in second[:claims]:
-            texts[i] = "The effusion has increased."
+        texts = ["The effusion has increased." if i in second[:claims] else "Clear lungs." for i in range(len(samples))]
         told.append(site_scores(samples, texts, [1.0] * len(samples), 2, 5)["all"]["contradictions"])
     assert told == [None, None, 1.0]
 
 
-@pytest.mark.parametrize(
-    "periods",
-    [
-        ["2020-01-01T06:00", "2020-01-01T07:00"],
-        ["2020-01-01", "2020-01-02"],
-        ["2020-01-01", "2020-01-28"],
-        ["2020-01-01", "2020-03-01T12:00"],
-    ],
-)
-def test_a_job_cannot_ask_by_the_hour_or_the_day(periods):
-    with pytest.raises(ConfigError, match="periods"):
-        build(DataConfig, {"alignment": "period", "periods": periods}, "data")
+def test_a_job_cannot_ask_by_the_hour_or_the_day():
+    for first, second in (
+        ("01-01T06:00", "01-01T07:00"),
+        *(("01-01", day) for day in ("01-02", "01-28", "03-01T12:00")),
+    ):
+        with pytest.raises(ConfigError, match="periods"):
+            build(DataConfig, {"alignment": "period", "periods": [f"2020-{first}", f"2020-{second}"]}, "data")
     build(DataConfig, {"alignment": "period", "periods": ["2020-01-01", "2020-01-29"]}, "data")

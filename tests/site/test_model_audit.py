@@ -58,23 +58,15 @@ def test_phrases_of_one_patient_alone_are_found_and_what_all_say_is_not():
 def test_a_summary_is_rounded_and_silent_about_few_patients(patients, share):
     counts = {"training": {"all": patients, "rare": patients // 2}, "held_out": {"all": 9, "rare": 9}}
     drafts = {"own": share, "other": share, "longest_own": 9, "longest_other": 9}
-    part = {
-        "membership_auc": share,
-        "standard_error": 0.1,
-        "loss_auc": share,
-        "rare_auc": share,
-        "training": drafts,
-        "held_out": drafts,
-    }
+    part = dict.fromkeys(("membership_auc", "loss_auc", "rare_auc"), share)
+    part |= {"standard_error": 0.1, "training": drafts, "held_out": drafts}
     told = rounded({"shared adapter": part}, counts, 5)["shared adapter"]
     assert bool(told) == (patients >= 5) and set(told) <= set(MEASURES)
     assert all(value is None or np.isclose(value * 20, round(value * 20)) for value in told.values())
     assert ("rare_auc" in told) == (patients // 2 >= 5)
 
 
-@pytest.mark.parametrize(
-    "part", [{"shared adapter": {"membership_auc": 2.0}}, {"x": {}}, {"shared adapter": {"x": 0.5}}]
-)
-def test_a_summary_that_no_site_writes_is_refused(part):
-    with pytest.raises(ConfigError):
-        AuditSummary(site="north", run_id="r", round=1, held=False, parts=part)
+def test_a_summary_that_no_site_writes_is_refused():
+    for part in ({"shared adapter": {"membership_auc": 2.0}}, {"x": {}}, {"shared adapter": {"x": 0.5}}):
+        with pytest.raises(ConfigError):
+            AuditSummary(site="north", run_id="r", round=1, held=False, parts=part)

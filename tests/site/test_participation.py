@@ -31,8 +31,8 @@ class Behind(SiteExecutor):
         return read(self.execute(task, message, context(self.kit, task), Signal()))
 
 
-def site(letter, kind=QuadraticSite):
-    return kind(f"site-{letter}", [pair(1), pair(2)], validation=pair(9))
+def site(letter):
+    return QuadraticSite(f"site-{letter}", [pair(1), pair(2)], validation=pair(9))
 
 
 def federation_of(folder, sites, rounds=1):
@@ -62,21 +62,15 @@ def test_a_veto_counts_from_the_running_task_on_and_the_job_goes_on(tmp_path, st
 
 
 def test_a_site_that_joins_again_is_asked_again_in_the_same_run(tmp_path):
-    kit = tmp_path / "kit"
+    kit, places = tmp_path / "kit", {(1, 1): Participation.PAUSED, (2, 1): Participation.TAKING_PART}
 
-    class Joining(QuadraticSite):
-        def __call__(self, task, header, weights):
-            if (task, header.round, header.step) == ("train", 2, 1):
-                decide(state_of(kit), Participation.TAKING_PART)
-            return super().__call__(task, header, weights)
-
-    def pause(task, header, weights):
-        if task == "train" and header.round == 1:
-            decide(state_of(kit), Participation.PAUSED)
+    def deciding(task, header, weights):
+        if task == "train" and (place := (header.round, header.step)) in places:
+            decide(state_of(kit), places[place])
         return plain(task, header, weights)
 
-    plain = site("z")
-    _, events = federation_of(tmp_path, {"a": site("a", Joining), "z": Behind(pause, kit)}, rounds=2)
+    plain = site("a")
+    _, events = federation_of(tmp_path, {"a": deciding, "z": Behind(site("z"), kit)}, rounds=2)
     assert ["site-z" in step.sites for step in of_kind(events, Step)] == [False, False, True, True]
 
 
@@ -111,7 +105,5 @@ def test_the_commands_write_the_decision(tmp_path):
     passing("site", "pause", "--simulated", "site-1", **home)
     assert participation(known) is Participation.PAUSED
     for nobody in ("site-l", "../x"):
-        assert (
-            "(known: site-1)" in failing("site", "pause", "--simulated", nobody, **home)
-            and not (known.parent / nobody).exists()
-        )
+        assert "(known: site-1)" in failing("site", "pause", "--simulated", nobody, **home)
+        assert not (known.parent / nobody).exists()

@@ -30,25 +30,15 @@ def policy(*filters):
     return site_policy(["fedtar"], filters=[{"path": path, "args": {}} for path in filters])
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        policy(PRIVACY_FILTER),
-        policy("nvflare.app_common.filters.SVTPrivacy"),
-        policy("hospital.filters.Noise"),  # has not "Privacy" in its name
-        {"scopes": [policy()["scopes"][0], policy("hospital.filters.Noise")["scopes"][0]]},
-        {"scopes": [{"task_result_filters": [{"name": "OutboundGuard"}]}]},
-        {"scopes": [{"task_result_filters": [GUARD]}]},
-        {"scopes": [{"task_result_filters": {"path": GUARD}}]},
-        {"scopes": [GUARD]},
-        {"scopes": ""},
-        {"task_result_filters": []},
-        [],
-        b"{",
-        b"",
-        b"\xff",
-    ],
-)
+NOISE = "hospital.filters.Noise"  # has not "Privacy" in its name
+UNCLEAR = [{"scopes": [{"task_result_filters": filters}]} for filters in ([{"name": "OutboundGuard"}], [GUARD])]
+UNCLEAR += [{"scopes": [{"task_result_filters": {"path": GUARD}}]}, {"scopes": [GUARD]}, {"scopes": ""}]
+UNCLEAR += [{"task_result_filters": []}, [], b"{", b"", b"\xff"]
+FILTERED = [policy(path) for path in (PRIVACY_FILTER, "nvflare.app_common.filters.SVTPrivacy", NOISE)]
+FILTERED += [{"scopes": [policy()["scopes"][0], policy(NOISE)["scopes"][0]]}]
+
+
+@pytest.mark.parametrize("content", [*FILTERED, *UNCLEAR])
 def test_scalars_do_not_stream_past_a_filter_that_may_be_for_privacy(tmp_path, content):
     assert streaming_allowed(tmp_path)  # no policy of its own, as in the simulator
     write(tmp_path, policy())

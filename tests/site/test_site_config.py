@@ -64,43 +64,37 @@ def test_the_sites_folder_comes_before_the_workspace_and_a_misspelt_site_stops(t
 
 
 def test_paths_are_relative_to_the_file(manifest, tmp_path):
-    place = write(
-        tmp_path / "fedtar.yaml", source="manifest", path="manifest.csv", cache_dir="c", state_dir="/s", exclude="e"
-    )
-    config = read_site_file(place)
+    others = {"cache_dir": "c", "state_dir": "/s", "exclude": "e"}
+    config = read_site_file(place := write(tmp_path / "fedtar.yaml", source="manifest", path="manifest.csv", **others))
     assert config.path == manifest and config.cache_dir == tmp_path / "c"
     assert config.state_dir == Path("/s") and config.exclude == tmp_path / "e" and config.origin == place
 
 
-@pytest.mark.parametrize(
-    "content, said",
-    [
-        ({"source": "manifest", "pth": "x"}, "did you mean 'path'"),
-        ({"source": "synthetic", "simulated": True}, "unknown setting 'simulated'"),
-        ({"source": "manifst"}, "'manifst': it must be one of .*did you mean 'manifest'"),
-        ({"source": "mimic", "path": "."}, "did you mean 'mimic_cxr'"),
-        ({"path": "x"}, "'source' is missing"),
-        ({"source": "manifest"}, "needs a path"),
-        ({"source": "manifest", "path": "nowhere.csv"}, "nowhere.csv"),
-        ({"source": "synthetic", "device": "gpu"}, "device is 'gpu': it must be auto, cpu, cuda or"),
-        ({"source": "synthetic", "processes": 2, "device": "cuda:1"}, "processes is 2: it must be 1 with device"),
-        ({"source": "synthetic", "precision": "half"}, "precision is 'half': it must be 'auto', 'float32'"),
-        ({"source": "synthetic", "options": ["a"]}, "options is .'a'.: it must be a mapping"),
-        ({"source": "synthetic", "shares": ["loss"]}, "shares"),
-    ],
-)
-def test_wrong_site_files_name_what_is_wrong(tmp_path, content, said):
-    place = write(tmp_path / "fedtar.yaml", **content)
-    with pytest.raises(ConfigError, match=said) as error:
+SYNTHETIC = {"source": "synthetic"}
+WRONG = [
+    ({"source": "manifest", "pth": "x"}, "did you mean 'path'"),
+    (SYNTHETIC | {"simulated": True}, "unknown setting 'simulated'"),
+    ({"source": "manifst"}, "'manifst': it must be one of .*did you mean 'manifest'"),
+    ({"source": "mimic", "path": "."}, "did you mean 'mimic_cxr'"),
+    ({"path": "x"}, "'source' is missing"),
+    ({"source": "manifest"}, "needs a path"),
+    ({"source": "manifest", "path": "nowhere.csv"}, "nowhere.csv"),
+    (SYNTHETIC | {"device": "gpu"}, "device is 'gpu': it must be auto, cpu, cuda or"),
+    (SYNTHETIC | {"processes": 2, "device": "cuda:1"}, "processes is 2: it must be 1 with device"),
+    (SYNTHETIC | {"precision": "half"}, "precision is 'half': it must be 'auto', 'float32'"),
+    (SYNTHETIC | {"options": ["a"]}, "options is .'a'.: it must be a mapping"),
+    (SYNTHETIC | {"shares": ["loss"]}, "shares"),
+    *((text, "yaml") for text in ("- a\n", "", "a: [", "\xff")),
+]
+
+
+@pytest.mark.parametrize("content, words", WRONG)
+def test_wrong_site_files_name_what_is_wrong(tmp_path, content, words):
+    place = tmp_path / "fedtar.yaml"
+    place.write_text(content, encoding="latin-1") if isinstance(content, str) else write(place, **content)
+    with pytest.raises(ConfigError, match=words) as error:
         read_site_file(place)
     assert "fedtar.yaml" in str(error.value)
-
-
-@pytest.mark.parametrize("text", ["- a\n", "", "a: [", "\xff"])
-def test_what_is_no_site_file(tmp_path, text):
-    (tmp_path / "f.yaml").write_text(text, encoding="latin-1")
-    with pytest.raises(ConfigError, match=r"f\.yaml"):
-        read_site_file(tmp_path / "f.yaml")
 
 
 def cohort(config, tmp_path, **settings):
@@ -181,14 +175,21 @@ def test_the_key_lies_with_the_state(manifest, tmp_path, state_dir, where):
     assert stat.S_IMODE((tmp_path / where).stat().st_mode) == 0o700
 
 
-def test_limits_of_a_site_file(tmp_path, manifest):
-    place = write(tmp_path / "site.yaml", source="manifest", path="manifest.csv", limits={"voxels": 5})
-    config = read_site_file(place)
-    assert config.limits == Limits(voxels=5) and config.replace(simulated=True).limits == config.limits
-    for wrong, says in (({"voxel": 5}, "did you mean 'voxels'"), ({"voxels": 0}, "at least 1"), (7, "by name")):
-        with pytest.raises(ConfigError, match=says) as error:
-            read_site_file(write(place, source="manifest", path="manifest.csv", limits=wrong))
-        assert "site.yaml: limits" in str(error.value)
+@pytest.mark.parametrize(
+    ("group", "wrong", "words"),
+    [
+        ("limits", {"voxel": 5}, "did you mean"), ("limits", {"voxels": 0}, "at least 1"), ("limits", 7, "name"),
+        ("policy", {"min_patient": 5}, "did you mean 'min_patients'"), ("policy", 7, "name"),
+        ("policy", {"min_patients": 0}, "min_patients is 0: it must be at least 1"),
+        ("policy", {"approval": "yes"}, "approval is 'yes'"), ("policy", {"models": ["a"]}, "models"),
+        ("policy", {"lora_targets": ["("]}, "not of regular expressions"),
+        ("policy", {"models_from": "no"}, "models_from is 'no'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_group_of_a_site_file_is_named(tmp_path, manifest, group, wrong, words):
+    with pytest.raises(ConfigError, match=words) as error:
+        read_site_file(write(tmp_path / "site.yaml", source="manifest", path="manifest.csv", **{group: wrong}))
+    assert f"site.yaml: {group}" in str(error.value)
 
 
 def test_the_policy_of_a_site_file_stands_over_the_defaults_of_such_a_site(tmp_path, manifest):
@@ -198,36 +199,19 @@ def test_the_policy_of_a_site_file_stands_over_the_defaults_of_such_a_site(tmp_p
     synthetic = Bounds(**default_bounds(simulated=False, synthetic=True))
     assert read_site_file(write(place, source="synthetic")).policy == synthetic
     policy = {"min_patients": 9, "max_rounds": None, "models": {"a": "models/a", "b": "/b", "c": None}}
-    config = read_site_file(write(place, **real, policy=policy))
+    config = read_site_file(write(place, **real, policy=policy, limits={"voxels": 5}))
     models = {"a": tmp_path / "models" / "a", "b": Path("/b"), "c": None}
-    assert config.policy == Bounds(min_patients=9, max_rounds=None, models=models)
-    assert config.replace(simulated=True).policy == config.policy
+    assert config.policy == Bounds(min_patients=9, max_rounds=None, models=models) and config.limits == Limits(voxels=5)
+    simulated = config.replace(simulated=True)
+    assert (simulated.policy, simulated.limits) == (config.policy, config.limits)
     assert read_site_file(write(place, source="synthetic", policy=policy)).policy.min_local_steps == 1
-    for wrong, says in (
-        ({"min_patient": 5}, "did you mean 'min_patients'"),
-        ({"min_patients": 0}, "min_patients is 0: it must be at least 1"),
-        ({"approval": "yes"}, "approval is 'yes'"),
-        ({"lora_targets": ["("]}, "not of regular expressions"),
-        ({"models": ["a"]}, "models"),
-        ({"models_from": "no"}, "models_from is 'no'"),
-        (7, "by name"),
-    ):
-        with pytest.raises(ConfigError, match=says) as error:
-            read_site_file(write(place, **real, policy=wrong))
-        assert "site.yaml: policy" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("source", "simulated", "shares", "expected"),
-    [
-        ("manifest", False, None, []),
-        ("manifest", False, ["losses"], ["losses"]),
-        ("manifest", True, None, ["losses", "features"]),
-        ("synthetic", False, None, ["losses", "features"]),
-        ("synthetic", True, ["features"], ["features"]),
-        ("synthetic", True, [], []),
-    ],
-)
-def test_what_leaves_beyond_messages_is_the_site_s_own_choice(source, simulated, shares, expected):
-    config = SiteConfig(source=source, path=Path("m.csv"), simulated=simulated, shares=shares)
-    assert [what for what in ("losses", "features") if config.may_share(what)] == expected
+def test_what_leaves_beyond_messages_is_the_site_s_own_choice():
+    both = ["losses", "features"]
+    for source, simulated, shares, expected in (
+        ("manifest", False, None, []), ("manifest", False, ["losses"], ["losses"]), ("manifest", True, None, both),
+        ("synthetic", False, None, both), ("synthetic", True, ["features"], ["features"]), ("synthetic", True, [], []),
+    ):  # fmt: skip
+        config = SiteConfig(source=source, path=Path("m.csv"), simulated=simulated, shares=shares)
+        assert [what for what in both if config.may_share(what)] == expected

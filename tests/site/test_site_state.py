@@ -1,10 +1,7 @@
 import json
 import multiprocessing
-import os
-import signal
 import subprocess
 import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
@@ -71,15 +68,15 @@ def test_answered_tasks_outlive_the_process_and_the_last_place_counts(state, tmp
 
 def test_bits_survive_shared_memory_is_copied_and_damage_is_an_error_that_names_the_file(tmp_path):
     base, path = torch.randn(4, 4), tmp_path / "x.safetensors"
-    write_tensors(path, {"a": base, "b": base, "c": base.t(), "d": base.bfloat16()}, {"n": [1, None]})
+    sent = {"a": base, "b": base, "c": base.t(), "d": base.bfloat16()}
+    write_tensors(path, sent, {"n": [1, None]})
     tensors, info = read_tensors(path)
-    assert torch.equal(tensors["a"], base) and torch.equal(tensors["c"], base.t())
-    assert tensors["d"].dtype == torch.bfloat16 and info == {"n": [1, None]}
+    assert all(torch.equal(tensors[name], value) for name, value in sent.items()) and info == {"n": [1, None]}
+    assert tensors["d"].dtype == torch.bfloat16
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(StateError, match=r"x\.safetensors"):
-        read_tensors(path)
-    with pytest.raises(StateError, match="not found"):
-        read_tensors(tmp_path / "y.safetensors")
+    for file, word in ((path, r"x\.safetensors"), (tmp_path / "y.safetensors", "not found")):
+        with pytest.raises(StateError, match=word):
+            read_tensors(file)
 
 
 def test_names_that_would_leave_the_folder_are_refused(tmp_path):
@@ -92,30 +89,21 @@ def test_names_that_would_leave_the_folder_are_refused(tmp_path):
 
 def test_a_process_killed_while_it_writes_leaves_the_version_before(tmp_path):
     """A child writes the same version again and again and is killed; what is there must be one whole version."""
-    code = textwrap.dedent(
-        """
-        import sys, torch
-        from fedtar_flare.site.state import SiteState
-        state = SiteState(sys.argv[1], "run", "site-1")
-        number = 0
-        while True:
-            state.save("0001-01", {"x": torch.full((200_000,), float(number))}, {"number": number})
-            print(number, flush=True)
-            number += 1
-        """
-    )
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    try:
-        for line in child.stdout:
-            if int(line) >= 20:
-                os.kill(child.pid, signal.SIGKILL)
-                break
-    finally:
-        child.kill()
-        child.wait()
+    code = """
+import itertools, sys, torch
+from fedtar_flare.site.state import SiteState
+for number in itertools.count():
+    state = {"x": torch.full((200_000,), float(number))}
+    SiteState(sys.argv[1], "run", "site-1").save("0001-01", state, {"number": number})
+    print(number, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            next(line for line in child.stdout if int(line) >= 20)
+        finally:
+            child.kill()
     tensors, info = SiteState(tmp_path, "run", "site-1").read("0001-01")
-    assert info["number"] >= 20
-    assert bool((tensors["x"] == info["number"]).all())
+    assert info["number"] >= 20 and bool((tensors["x"] == info["number"]).all())
 
 
 def test_what_another_process_wrote_while_its_lock_was_awaited_counts(state, monkeypatch):
