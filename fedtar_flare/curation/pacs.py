@@ -20,6 +20,7 @@ from fedtar_flare.imaging.limits import current
 
 ANSWER_BYTES, CHUNK, REQUEST = 64 << 20, 1 << 18, 1 << 16  # of an answer, read at a time, that a request counts as
 PAGE, MOST, VALUE = 200, 100_000, 1024  # records of a page, studies or instances of an answer, letters of a value
+PASSES = 10  # through all pages of an answer whose order is not stable
 BUSY, REFUSED = (429, 502, 503, 504), (401, 403)
 Record = dict[str, str]  # values by keyword; several are separated by backslashes
 
@@ -64,22 +65,50 @@ class Pacs:
         self._client = DICOMwebClient(url.rstrip("/"), session, callback=self._bounded, **options)
         self._client.set_http_retry_params(retry=False)
 
-    def search(self, level: str, key: str, fields: Sequence[str], most: int = MOST, **of: Any) -> list[Record]:
-        """List what the PACS has (QIDO-RS). Ask for pages until one has nothing new."""
+    def search(
+        self, level: str, key: str, fields: Sequence[str], most: int = MOST, doubts: list[DataError] | None = None,
+        **of: Any,
+    ) -> list[Record]:  # fmt: skip
+        """List what the PACS has (QIDO-RS), from the first page to the last again until that brings nothing new.
+
+        Where pages repeat or move, or the PACS warns that they are not all, some may be missing: that is raised, or
+        appended to ``doubts``.
+        """
         listed: dict[str, Record] = {}
-        offset, new, ask = 0, 1, getattr(self._client, f"search_for_{level}")
-        while new:
-            with self._request():
-                self._left = ANSWER_BYTES
-                page = ask(limit=PAGE, offset=offset, fields=list(fields), **of)
-                records = {_value(item, key): {name: _value(item, name) for name in (key, *fields)} for item in page}
-            if not all(map(is_uid, records)):
-                raise DataError(f"{self.host} answers with a {key} that is no UID", reason="bad-uid")
-            new = len(records.keys() - listed.keys())
-            listed, offset = listed | records, offset + len(page)
-            if len(listed) > most:
-                raise DataError(f"{self.host} answers with more than {most}; ask for less at a time", reason="too-many")
+        for _ in range(PASSES):
+            count, before, warned, records = 0, len(listed), False, dict[str, Record]()
+            while not (page := self._page(level, key, fields, PAGE, count, of)).keys() <= records.keys():
+                records, count, warned = records | page, count + self._count, self._warned
+                if len(listed | records) > most:
+                    text = f"{self.host} answers with more than {most}; ask for less at a time"
+                    raise DataError(text, reason="too-many")
+            listed |= records
+            certain = count == len(listed) and not warned
+            if certain and page:  # it ignores offsets: this is all, if it ignores limits, too
+                certain = self._page(level, key, fields, 1, 0, of).keys() == listed.keys()
+            if certain:
+                return list(listed.values())
+            if len(listed) == before:
+                break
+        text = f"{self.host} lists {len(listed)} {level} by pages that repeat, move or are not all"
+        doubt = DataError(f"{text}: some may be missing; ask for less at a time", reason="may-be-incomplete")
+        if doubts is None:
+            raise doubt
+        doubts.append(doubt)
         return list(listed.values())
+
+    def _page(
+        self, level: str, key: str, fields: Sequence[str], limit: int, offset: int, of: dict[str, Any]
+    ) -> dict[str, Record]:
+        """One answer, by UID; ``_count`` becomes the number of its records, and ``_warned`` whether there are more."""
+        with self._request():
+            self._left, self._warned = ANSWER_BYTES, False
+            items = getattr(self._client, f"search_for_{level}")(limit=limit, offset=offset, fields=list(fields), **of)
+            self._count = len(items)
+            records = {_value(item, key): {name: _value(item, name) for name in (key, *fields)} for item in items}
+        if not all(map(is_uid, records)):
+            raise DataError(f"{self.host} answers with a {key} that is no UID", reason="bad-uid")
+        return records
 
     def series(self, study: str, series: str) -> Iterator[tuple[Any, bytes]]:
         """Get the instances of a series (WADO-RS), compressed as the PACS stores them."""
@@ -128,15 +157,24 @@ class Pacs:
             to = urlsplit(response.headers["location"])
             text = f"{self.host} sends the request on to {to.scheme}://{to.netloc}, which is not followed"
             raise FedTARError(f"{text}; if that is right, name that address")
+        self._warned = "299" in response.headers.get("Warning", "")
         unbounded = response.iter_content
+        boundary = re.search(r'(?i)boundary="?([^";]+)', response.headers.get("Content-Type", ""))
+        start = re.compile(rb"(?:\A|\r\n)--" + re.escape(boundary[1].encode())) if boundary else None
 
         def iter_content(chunk_size: int = CHUNK, **options: Any) -> Iterator[bytes]:
+            preamble, before = b"", start is not None
             for chunk in unbounded(min(chunk_size, CHUNK), **options):
                 self._left, self._end = self._left - len(chunk), (self._end + chunk)[-9:]
                 if self._left < 0:
                     response.close()
                     raise DataError(f"{self.host} sends more than a file or an answer may have", reason="too-large")
                 self._wait(len(chunk))
+                if before and start:  # a text before the first part is for programs that know no parts
+                    preamble += chunk
+                    if (first := start.search(preamble)) is None and len(preamble) < CHUNK:
+                        continue
+                    chunk, before = preamble[first.start() if first else 0 :], False
                 yield chunk
 
         response.iter_content = iter_content
@@ -173,4 +211,4 @@ def _value(record: Any, keyword: str) -> str:
     from pydicom.datadict import tag_for_keyword
 
     values = record.get(f"{tag_for_keyword(keyword):08X}", {}).get("Value") or []
-    return "\\".join(str(value or "") for value in values)[:VALUE].strip(" \0")
+    return "\\".join("" if value is None else str(value) for value in values)[:VALUE].strip(" \0")

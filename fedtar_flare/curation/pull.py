@@ -22,6 +22,7 @@ from fedtar_flare.imaging.limits import current
 
 STUDY = ["AccessionNumber", "PatientID", "PatientBirthDate", "PatientSex", "StudyDate", "StudyDescription",
          "ModalitiesInStudy", "StudyInstanceUID"]  # fmt: skip
+COUNT = "NumberOfStudyRelatedInstances"
 SERIES = ["SeriesInstanceUID", "Modality", "SeriesDescription", "SeriesNumber", "BodyPartExamined"]
 
 
@@ -49,7 +50,8 @@ def pull(
         wanted: dict[str, tuple[Record, list[Record]]] = {}  # each study by UID, with the rows that name it
         for row in query:
             asked = {name: row[name] for name in STUDY if name in row}
-            for study in pacs.search("studies", STUDY[-1], STUDY[:-1], MOST - len(wanted), search_filters=asked):
+            fields = [*STUDY[:-1], COUNT]
+            for study in pacs.search("studies", STUDY[-1], fields, MOST - len(wanted), problems, search_filters=asked):
                 uid = study["StudyInstanceUID"]
                 if _fits(row, study, STUDY):  # a PACS may ignore keywords
                     wanted.setdefault(uid, (study, []))[1].append(row)
@@ -61,6 +63,9 @@ def pull(
         for number, (uid, (study, rows)) in enumerate(sorted(wanted.items()), start=1):
             with collecting(problems), within(f"study {uid}"):
                 listed = pacs.search("instances", "SOPInstanceUID", SERIES, study_instance_uid=uid)
+                if study[COUNT].isdecimal() and len(listed) < int(study[COUNT]):
+                    text = f"the PACS counts {study[COUNT]} instances and lists {len(listed)}"
+                    raise DataError(text, reason="may-be-incomplete")
                 listed = [i for i in listed if any(_fits(row, i, SERIES) for row in rows)]
                 now = [sorted(study.items()), sorted((i["SeriesInstanceUID"], i["SOPInstanceUID"]) for i in listed)]
                 mark, record = _digest(json.dumps(now).encode()), folder / "finished" / f"{uid}.json"

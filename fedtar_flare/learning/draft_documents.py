@@ -9,8 +9,8 @@ import base64
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.imaging.readers.dicom_tags import first, headers
+from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.imaging.readers.dicom_tags import WRONG, first, headers, text_of
 from fedtar_flare.learning.drafting import DISCLAIMER, Draft
 from fedtar_flare.version import __version__
 
@@ -25,6 +25,19 @@ def identity(draft: Draft, study: str) -> str:
     from pydicom.uid import generate_uid
 
     return generate_uid(entropy_srcs=[study, draft.run_id, str(draft.round), str(draft.personal), draft.text])
+
+
+def _evidence(image: Path, needed: str) -> list[Dataset]:
+    """Headers of a study whose patient can be named: its letters have to be of the character set that it names."""
+    evidence = list(headers(image))
+    if not evidence:
+        raise ConfigError(f"{image} holds no DICOM file, {needed}")
+    for name in ("PatientID", "PatientName", "AccessionNumber"):
+        setattr(evidence[0], name, value := text_of(evidence[0], name))
+        if WRONG.search(value):
+            text = f"{image}: {name} is in another character set than SpecificCharacterSet names"
+            raise DataError(text, reason="bad-charset")
+    return evidence
 
 
 def structured_report(draft: Draft, image: Path) -> Dataset:
@@ -44,10 +57,8 @@ def structured_report(draft: Draft, image: Path) -> Dataset:
     from pydicom.sr.codedict import codes
     from pydicom.sr.coding import Code
 
-    evidence = list(headers(image))
-    if not evidence:
-        raise ConfigError(f"{image} holds no DICOM file: a DICOM SR belongs to a DICOM study; choose text or json")
-    needed = ("PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate", "StudyTime")
+    evidence = _evidence(image, "to which a DICOM SR would belong; choose text or json")
+    needed = ("PatientBirthDate", "PatientSex", "StudyID", "StudyDate", "StudyTime")
     for name in needed:  # by highdicom; files without identity may lack them
         setattr(evidence[0], name, evidence[0].get(name))
     root = ContainerContentItem(name=Code("18748-4", "LN", "Diagnostic imaging report"), is_content_continuous=False)
@@ -74,19 +85,19 @@ def structured_report(draft: Draft, image: Path) -> Dataset:
         is_complete=False,
         is_final=False,
         is_verified=False,
+        specific_character_set="ISO_IR 192",  # the study's own may lack letters of the draft
     )
 
 
 def diagnostic_report(draft: Draft, image: Path) -> dict[str, Any]:
     """Write a draft as a DiagnosticReport; the same draft gives the same resource."""
-    if (header := next(headers(image), None)) is None:
-        raise ConfigError(f"{image} holds no DICOM file, so a report could not say whose it is; choose text or json")
+    header = _evidence(image, "so a report could not say whose it is; choose text or json")[0]
 
     def by(code: str, keyword: str) -> dict[str, Any]:
         kind = {"coding": [{"system": f"{TERMS}/v2-0203", "code": code}]}
-        return {"identifier": {"type": kind, "value": first(header, keyword)}}
+        return {"identifier": {"type": kind, "value": header.get(keyword)}}
 
-    study, order = first(header, "StudyInstanceUID"), first(header, "AccessionNumber")
+    study, order = first(header, "StudyInstanceUID"), header.AccessionNumber
     asserted = {"code": "AIAST", "display": "Artificial Intelligence asserted"}
     text = base64.b64encode(draft.to_text().encode()).decode()
     return {

@@ -9,7 +9,7 @@ from typing import Any
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.cohort import Modality, Sex, Visit
 from fedtar_flare.data.sources.fields import PICTURES, age_of, moment_of, sex_of
-from fedtar_flare.imaging.readers.dicom_tags import first, headers
+from fedtar_flare.imaging.readers.dicom_tags import first, headers, text_of
 from fedtar_flare.learning.inputs import IMAGE, REPORT
 
 UNKNOWN = "-"
@@ -70,7 +70,7 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
     header = next(headers(image), None)
     if header is not None:
         stated: dict[str, Any] = {
-            "patient_id": first(header, "PatientID"),
+            "patient_id": text_of(header, "PatientID"),
             "sex": sex_of(first(header, "PatientSex")),
             "age": _if_readable(age_of, first(header, "PatientAge")),
         }

@@ -1,6 +1,7 @@
 """Studies of a PACS to a folder: a real Orthanc, and one that lies."""
 
 import json
+import random
 import ssl
 import subprocess
 import threading
@@ -8,6 +9,7 @@ import time
 from base64 import b64decode
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
+from types import SimpleNamespace
 
 import numpy as np
 import pydicom
@@ -15,6 +17,8 @@ import pytest
 import trustme
 from command import BIN, fedtar_here
 from federation_process import wait_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from make_dicom import JPEGLSLossless, compress, put, slice_dataset
 from orthanc import orthanc, rest
 from pydicom.datadict import dictionary_VR, tag_for_keyword
@@ -191,6 +195,8 @@ CUT = (*parts()[:2], [parts(instance(7))[2][0][:-40]])
         ({"instances": [record(SOPInstanceUID="1.2", SeriesInstanceUID="../x")]}, "no-series"),
         ({"instances": [record(SOPInstanceUID="/etc/passwd", SeriesInstanceUID="1.2")]}, "bad-uid"),
         ({"instances": []}, "no-series"),
+        ({"studies": [record(**STUDY, NumberOfStudyRelatedInstances=2)]}, "may-be-incomplete"),
+        ({"instances": (200, {"Warning": '299 pacs: "more"'}, [json.dumps(LISTED).encode()])}, "may-be-incomplete"),
         ({"series": parts(instance(8))}, "another-study"),
         ({"series": parts(instance(7, edit=put(PatientID="P8")))}, "another-study"),
         ({"series": parts(instance(7), instance(7, 1))}, "changed-meanwhile"),
@@ -213,6 +219,46 @@ def test_a_pacs_that_lies_is_refused_and_leaves_no_study(liar, tmp_path, change,
     assert not any(word in text for word in (NAME, "P7", "abc.def", "Traceback"))
     assert not list((tmp_path / "out/studies").glob("*")) and not list((tmp_path / "out/finished").glob("*"))
     assert set(liar.seen) == {"Bearer abc.def"}
+
+
+def test_a_part_after_a_preamble_a_series_of_number_0_and_a_list_that_may_go_on(liar, tmp_path):
+    """What came is there, and the exit code says that more may be missing."""
+    liar.answers["instances"] = [LISTED[0] | record(SeriesNumber=0)]
+    status, head, (body, end) = liar.answers["series"]
+    liar.answers["series"] = (status, head, [b"This is MIME.\r\n\r\nIn --x parts\r\n--", body[4:], end])
+    login = [word for name, file in liar.login.items() for word in (f"--{name}", file)]
+    command = [*arguments(tmp_path, liar.url, "PatientID,SeriesNumber", "P7,0"), *login]
+    code, done, err = pulled(command)
+    assert (code, done["files"], done["left_out"]) == (0, 1, {}), err
+    liar.answers["studies"] = (200, {"Warning": '299 pacs: "more"'}, [json.dumps(liar.answers["studies"]).encode()])
+    code, done, _ = pulled(command)
+    assert (code, done["there"], done["left_out"]) == (1, 1, {"may-be-incomplete": 1})
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.integers(0, 450), st.booleans(), st.booleans(), st.sampled_from([0, 0, 7]), st.booleans(),
+    st.sampled_from([10**6, 100, 30]), st.booleans(), st.integers(0, 9),
+)  # fmt: skip
+def test_a_list_of_studies_is_whole_or_called_doubtful(n, limits, offsets, shift, moves, cap, warns, seed):
+    """It may ignore limits or offsets, repeat some of the page before, move records, and have a most of its own."""
+    pytest.importorskip("dicomweb_client", reason="of the extra 'pacs'")
+    client, rng = Pacs("http://localhost/web", None, None, None), random.Random(seed)
+    there = [record(StudyInstanceUID=f"1.2.{i}") for i in range(n)]
+
+    def search_for_studies(limit, offset, fields):
+        records = rng.sample(there, n) if moves else there
+        start = max(0, offset - shift) if offsets else 0
+        end = start + (min(limit, cap) if limits else n)
+        client._warned = warns and end < n
+        return records[start:end]
+
+    client._client = SimpleNamespace(search_for_studies=search_for_studies)
+    listed = client.search("studies", "StudyInstanceUID", [], doubts=(doubts := []))
+    assert len({one["StudyInstanceUID"] for one in listed}) == len(listed)
+    assert len(listed) == n or [doubt.reason for doubt in doubts] == ["may-be-incomplete"]
+    if (limits and offsets and not shift and not moves) or not (limits or offsets or moves):
+        assert len(listed) == n and not doubts
 
 
 @pytest.mark.parametrize(

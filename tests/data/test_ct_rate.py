@@ -18,7 +18,7 @@ METADATA = ("VolumeName", "PatientAge", "PatientSex", "StudyDate", "NumberofSlic
 
 @pytest.fixture
 def collection(tmp_path):
-    def write(*volumes, absent=(), part="train", images=None, no_report=(), no_metadata=()):
+    def write(*volumes, absent=(), part="train", images=None, no_report=(), no_metadata=(), no_chest=()):
         table, tables = "train" if part == "train" else "validation", {}
         for file, columns, without in (
             (f"radiology_text_reports/{table}_reports.csv", REPORTS, no_report),
@@ -28,7 +28,9 @@ def collection(tmp_path):
         names = [v["VolumeName"] for v in volumes if v["VolumeName"].endswith(".nii.gz")]
         places = {name: [name.rsplit("_", parts)[0] for parts in (2, 1)] for name in names}
         files = ["/".join([images or part, *places[name], name]) for name in names if name not in absent]
-        return lay(tmp_path / "dataset", tables, files).parent
+        root = lay(tmp_path / "dataset", tables, files)
+        (root / f"metadata/no_chest_{part}.txt").write_text("".join(f"{part}/x/x_a/{name}\n" for name in no_chest))
+        return root.parent
 
     return write
 
@@ -66,7 +68,7 @@ def test_one_reconstruction_of_a_scan_by_the_stated_rule(collection, slices, lac
 
 def test_unusable_studies_are_counted(collection):
     path = collection(
-        *(volume(f"train_{n}_a_1.nii.gz") for n in (1, 2, 3, 6)),
+        *(volume(f"train_{n}_a_1.nii.gz") for n in (1, 2, 3, 6, 8)),
         volume("train_1_b_1.nii.gz", day=""),
         volume("train_4_a_1.nii.gz", findings="", impression=""),
         volume("train_5_a_1.nii.gz", age="430Y"),
@@ -74,10 +76,11 @@ def test_unusable_studies_are_counted(collection):
         absent=["train_2_a_1.nii.gz"],
         no_report=["train_3_a_1.nii.gz"],
         no_metadata=["train_6_a_1.nii.gz"],
+        no_chest=["train_8_a_1.nii.gz", "train_9_a_1.nii.gz"],
     )
     reading = read_ct_rate(path)
     assert [p.patient_id for p in reading.patients()] == ["train_1"]
-    once = ("age-out-of-range", "bad-name", "no-image", "no-report", "no-section")
+    once = ("age-out-of-range", "bad-name", "no-chest", "no-image", "no-report", "no-section")
     assert reading.rejected() == {"no-date": 2, **dict.fromkeys(once, 1)}
 
 

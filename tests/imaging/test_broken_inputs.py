@@ -4,6 +4,7 @@ Nothing here is large: headers state sizes, files are sparse, and what they stat
 """
 
 import gzip
+import io
 import os
 import struct
 import zipfile
@@ -19,6 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_dicom import ORIGIN, SPACING, chest, drop, only, put, then, write_series
 from PIL import Image
+from pydicom import dcmwrite
+from pydicom.dataset import Dataset
 from pydicom.uid import (
     DeflatedExplicitVRLittleEndian,
     ExplicitVRBigEndian,
@@ -58,6 +61,24 @@ def each_at_one_place(ds):
         frame.PlanePositionSequence[0].ImagePositionPatient = list(ORIGIN)
 
 
+def without_meta(preamble: bytes, implicit: bool, little: bool) -> mk.Make:
+    """A series whose files begin with the dataset, or have a preamble alone before it."""
+
+    def make(folder):
+        def edit(ds, i):
+            if not little:
+                ds.PixelData = np.frombuffer(ds.PixelData, "<u2").astype(">u2").tobytes()
+            del ds.file_meta
+            dcmwrite(file := io.BytesIO(), ds, implicit_vr=implicit, little_endian=little)
+            (folder / f"{i}.dcm").write_bytes(preamble + file.getvalue())
+            return Dataset()
+
+        write_series(folder, edit=edit)
+        return folder
+
+    return make
+
+
 HEADERS = {
     "missing-slices": [drop(5), drop(3, 4), drop(2, 8)],
     "duplicate-slices": [
@@ -70,7 +91,10 @@ HEADERS = {
         only(5, put(ImageOrientationPatient=[0, 1, 0, 0, 0, -1])),
         only(5, put(ImageOrientationPatient=[-1, 0, 0, 0, 1, 0])),
     ],
-    "mirrored": [put(ImageOrientationPatient=[-1, 0, 0, 0, 1, 0])],
+    "mirrored": [
+        put(ImageOrientationPatient=[-1, 0, 0, 0, 1, 0]),
+        put(ImageOrientationPatient=[-1, 0, 0, 0, 1, 0], PatientPosition="HFS"),
+    ],
     "mixed-size": [only(5, put(Rows=20, Columns=24))],
     "mixed-pixel-spacing": [only(5, put(PixelSpacing=[1.6, 1.4]))],
     "implausible-spacing": [put(PixelSpacing=[0.0008, 0.0007]), put(PixelSpacing=[800, 700])],
@@ -117,6 +141,11 @@ CT: dict[str, tuple[str, mk.Make]] = {
     "an empty file named .dcm": ("no-dicom", mk.file("x.dcm", b"")),
     "zeros named .dcm": ("no-dicom", mk.file("x.dcm", bytes(200))),
     "files without a preamble": (Right(), mk.rewritten(lambda b: b[132:])),
+    **{
+        f"no meta information, {name}{', a preamble' * bool(preamble)}": (Right(), without_meta(preamble, *encoding))
+        for preamble in (b"", mk.MARK)
+        for name, encoding in {"implicit": (True, True), "little": (False, True), "big": (False, False)}.items()
+    },
     "a preamble and nothing else": ("no-pixel-data", mk.file("x.dcm", mk.MARK)),
     "a JPEG named .dcm": ("no-dicom", mk.file("x.dcm", b"\xff\xd8\xff\xe0" + bytes(400))),
     "a NIfTI file named .dcm": ("no-dicom", mk.nifti(name="v.dcm")),

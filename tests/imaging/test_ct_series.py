@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import broken as mk
+import nibabel
 import numpy as np
 import pytest
 from broken import Right, check_ct
@@ -244,6 +245,34 @@ def test_tall_and_wide_slices(tmp_path, turn):
     hu = np.ascontiguousarray(trunk()[:, :, 8:56].transpose(turn))
     write_series(tmp_path, hu)
     assert np.array_equal(read_ct(tmp_path).hu, hu)
+
+
+LYING = {
+    "HFS": (1, 2), "HFP": (-1, -2), "HFDR": (-2, 1), "HFDL": (2, -1),
+    "FFS": (-1, 2), "FFP": (1, -2), "FFDR": (-2, -1), "FFDL": (2, 1),
+}  # fmt: skip
+"""Axes of rows and columns as a scanner sees them, by PatientPosition: 1 to the left, 2 to the back, or against it."""
+
+
+@pytest.mark.parametrize("position", LYING)
+def test_a_patient_lies_as_the_geometry_says_head_or_feet_first(tmp_path, position):
+    hu = chest(12, (20, 20))
+
+    def edit(ds, i):
+        plane, corner, way = hu[i], np.array(ORIGIN) + [0, 0, i * 2.5], np.zeros((2, 3))
+        plane = plane.T if abs(LYING[position][0]) == 2 else plane
+        for n, axis in enumerate(LYING[position]):
+            way[n, abs(axis) - 1] = np.sign(axis)
+            if axis < 0:
+                plane, corner = np.flip(plane, 1 - n), corner - way[n] * 19 * 0.8
+        put(ImageOrientationPatient=way.ravel().tolist(), ImagePositionPatient=corner.tolist())(ds)
+        put(PatientPosition=position, PixelData=(plane.astype(np.int32) + 1024).astype("<u2").tobytes())(ds)
+
+    write_series(tmp_path, hu, edit=edit, spacing=(2.5, 0.8, 0.8))
+    volume = read_ct(tmp_path)
+    upright = nibabel.as_closest_canonical(nibabel.Nifti1Image(volume.hu.T, volume.affine))
+    assert np.array_equal(upright.get_fdata(), hu.T[::-1, ::-1])
+    assert np.allclose(upright.affine @ [19, 19, 0, 1], [-ORIGIN[0], -ORIGIN[1], ORIGIN[2], 1], atol=0.01)
 
 
 KERNELS = (

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from make_dicom import put, write_radiograph
 from mutations import META, elements
 from PIL import Image
+from pydicom import dcmread
 from pydicom.dataset import Dataset
 from pydicom.sequence import Sequence
 from refused import refused
@@ -248,6 +249,49 @@ def test_a_rescale_means_the_same_with_a_window_and_without(tmp_path, slope):
     windowed = read_radiograph(radiograph(WindowCenter=2000, WindowWidth=4000, **rescale)(tmp_path))
     assert np.corrcoef(plain.ravel(), GREY.ravel())[0, 1] * slope > 0.99
     assert np.abs(plain.astype(int) - windowed).max() <= 12
+
+
+@settings(max_examples=40)
+@given(
+    st.booleans(), st.booleans(), st.sampled_from([(4095, 4095), (3500, 4095), (0, 200), (2000, 2100)]), st.booleans()
+)
+def test_padding_is_black_and_moves_no_other_grey(tmp_path_factory, inverse, window, padding, signed):
+    """Whatever the value, range, window and polarity: the film is as without its padded border."""
+    tags = {"PhotometricInterpretation": f"MONOCHROME{1 if inverse else 2}", "PixelRepresentation": int(signed)}
+    tags |= {"WindowCenter": 1500 - 2000 * signed, "WindowWidth": 2200} if window else {}
+    film = np.random.default_rng(0).normal(1000, 100, (40, 60)).clip(600, 1500).astype(np.int16) - 2000 * signed
+    right = read_radiograph(radiograph(film, **tags)(folder := tmp_path_factory.mktemp("padding")))
+    low, high = (value - 2048 * signed for value in padding)
+    border = np.pad(np.zeros(film.shape, bool), 12, constant_values=True)
+    padded = np.random.default_rng(1).integers(low, high + 1, border.shape).astype(np.int16)
+    padded[~border] = film.ravel()
+    write_radiograph(folder / "p.dcm", padded, **tags)
+    ds = dcmread(folder / "p.dcm")
+    for keyword, value in (("PixelPaddingValue", low), ("PixelPaddingRangeLimit", high)):
+        ds.add_new(keyword, "SS" if signed else "US", value)
+    ds.save_as(folder / "p.dcm")
+    read = read_radiograph(folder / "p.dcm")
+    assert (read[border] == 0).all() and np.array_equal(read[~border], right.ravel())
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("kind", ["u1", "u2", "i2", "f4"])
+@pytest.mark.parametrize("white_is_zero", [False, True])
+def test_a_tiff_of_any_depth_and_byte_order_is_brighter_where_more_is_absorbed_or_refused(
+    tmp_path, order, kind, white_is_zero
+):
+    values = GREY.astype(kind) * (1 if kind == "u1" else 100)
+    stored = (int(values.max()) - values if white_is_zero else values).astype(order + kind)
+    formats = {"u": 1, "i": 2, "f": 3}
+    tags = [(256, 60), (257, 40), (258, 8 * stored.itemsize), (259, 1), (262, int(not white_is_zero)), (273, 122),
+            (277, 1), (279, stored.nbytes), (339, formats[kind[0]])]  # fmt: skip
+    body = b"".join(struct.pack(f"{order}HHLL", tag, 4, 1, value) for tag, value in tags)
+    head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HLH", 42, 8, len(tags))
+    (tmp_path / "f.tif").write_bytes(head + body + bytes(4) + stored.tobytes())
+    try:
+        assert np.corrcoef(read_radiograph(tmp_path / "f.tif").ravel(), GREY.ravel())[0, 1] > 0.999
+    except DataError as error:
+        assert white_is_zero and (kind, order) in (("u2", ">"), ("i2", "<"), ("i2", ">")), error
 
 
 def test_a_window_of_other_pixels_is_passed_over(tmp_path):

@@ -33,6 +33,7 @@ def ct_rate(root: Path, patients: int) -> None:
             metadata.append({"VolumeName": name, **about, "NumberofSlices": "12"})
     write_table(root / "dataset" / "radiology_text_reports" / "train_reports.csv", reports)
     write_table(root / "dataset" / "metadata" / "train_metadata.csv", metadata)
+    (root / "dataset" / "metadata" / "no_chest_train.txt").touch()
 
 
 def mimic(place: Path, patients: int) -> None:

@@ -7,7 +7,8 @@ Layout of its repository, under ``path`` or ``path/dataset``: ``train/train_1/tr
 
 A name gives patient (1), scan (a) and reconstruction (1). Each scan is one visit; its volume is the reconstruction on
 disk with most slices by ``NumberofSlices``, then the lowest number. ``StudyDate`` (and ``StudyTime`` if present) orders
-scans; a scan without a date is left out, since its letter is no date.
+scans; a scan without a date is left out, since its letter is no date. So are volumes of ``no_chest_train.txt`` beside
+the table of metadata (heads, mostly): without that list they would be taken for chests, and so it must be there.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Readin
         tables[what] = option_path(path, options, what) or find_table(
             root, (f"{folder}/{table}", table), f"the table of {what}"
         )
+    listed = find_table(tables["metadata"].parent, (f"no_chest_{part}.txt",), "the list of volumes that show no chest")
+    no_chest = {line.strip().rpartition("/")[2] for line in listed.read_text(encoding="utf-8-sig").splitlines()}
     texts = {
         row["VolumeName"]: row
         for row in rows_of(tables["reports"], ["VolumeName", *NEEDED_SECTIONS.values()], [*OPTIONAL_SECTIONS.values()])
@@ -62,6 +65,8 @@ def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Readin
             name = NAME.fullmatch(volume)
             if not name:
                 raise DataError(f"{path}: '{volume}' is not named like train_1_a_1.nii.gz", reason="bad-name")
+            if volume in no_chest:
+                raise DataError(f"{path}: '{volume}' is no chest, says the collection", reason="no-chest")
             scans.setdefault((name[1], name[2]), []).append(volume)
     for (patient, scan), volumes in scans.items():
         with collecting(reading.problems):

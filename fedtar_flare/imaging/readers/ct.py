@@ -102,8 +102,8 @@ def _stack(series: Series, min_slices: int) -> tuple[list[Slice], float, list[No
         _check_shear(slices[0], offsets, positions, where)
     if wrong:  # both, if both are
         raise DataError("; ".join(map(str, wrong)), reason=wrong[0].reason)
-    if slices[0].normal[2] <= -AXIAL:
-        text = f"{where}: ImageOrientationPatient has axial slices seen from the head, as no scanner does: mirrored?"
+    if slices[0].normal[2] <= -AXIAL and not slices[0].feet_first:
+        text = f"{where}: axial slices seen from the head, of a patient who lay head first or nobody knows: mirrored?"
         raise DataError(text, reason="mirrored")
     if len(slices) >= LEAST_SLICES:
         _check_locations(slices, positions, spacing, where)

@@ -21,17 +21,23 @@ from pydicom import dcmread
 from pydicom.dataset import Dataset
 from pydicom.filereader import read_dataset, read_partial
 from pydicom.tag import BaseTag, Tag
-from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian
+from pydicom.uid import (
+    UID,
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRBigEndian,
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
+)
 
 from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.imaging.limits import ELEMENT_READS, LONG_ELEMENT, check_ratio, check_size, check_time, current
-from fedtar_flare.imaging.readers.dicom_tags import text
+from fedtar_flare.imaging.readers.dicom_tags import is_dicom, text
 
 PIXEL_DATA = 0x7FE00010
 KEYWORDS = """
     SOPClassUID SOPInstanceUID StudyInstanceUID SeriesInstanceUID PatientID Modality ImageType AcquisitionNumber
     InstanceNumber SliceLocation ConvolutionKernel SliceThickness SpacingBetweenSlices ImagePositionPatient
-    ImageOrientationPatient SamplesPerPixel
+    ImageOrientationPatient PatientPosition SamplesPerPixel
     PhotometricInterpretation NumberOfFrames Rows Columns PixelSpacing BitsAllocated BitsStored HighBit
     PixelRepresentation
     PixelPaddingValue PixelPaddingRangeLimit RescaleIntercept RescaleSlope RescaleType LossyImageCompression
@@ -53,6 +59,12 @@ PACKED = {".gz", ".bz2", ".xz", ".zip", ".7z", ".rar", ".tar", ".tgz"}
 SLICES = {"", ".dcm", ".dicom", ".ima", ".img"}
 DIRECTORY_END = struct.Struct("<4s4H2LH")
 DIRECTORY_BYTES = 1 << 10  # most bytes of an archive's directory for each member, on average
+READ_AS: dict[Any, UID] = {
+    (True, True): ImplicitVRLittleEndian,
+    (False, True): ExplicitVRLittleEndian,
+    (False, False): ExplicitVRBigEndian,
+}
+"""Transfer syntax of a file that states none, by what pydicom sees of it: implicit VR, little endian."""
 SMALL = 1 << 20  # bytes of a file that cannot hold too many elements, as most slices
 
 
@@ -263,7 +275,7 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
 
     with source.open(132) as file:  # no more of a zip member is unpacked
         start = file.read(132)
-    if start[128:] != b"DICM" and start[:2] not in (b"\x02\x00", b"\x08\x00"):
+    if not is_dicom(start):
         return None
     with source.open(LONG_ELEMENT) as file:
         size = held = file.seek(0, io.SEEK_END)
@@ -297,7 +309,8 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
         return None
     if cut:
         raise DataError(f"{name}: the file ends within its header; copy it again", reason="truncated")
-    syntax = UID(str(getattr(dataset.file_meta, "TransferSyntaxUID", "") or ImplicitVRLittleEndian))
+    stated = str(getattr(dataset.file_meta, "TransferSyntaxUID", "") or "")
+    syntax = UID(stated or READ_AS[dataset.original_encoding])
     vr, length = pixels[0] if pixels else (None, UNDEFINED)
     at = None if syntax == DeflatedExplicitVRLittleEndian else offset
     return Header(source, dataset, syntax, bool(pixels), at, size, None if length == UNDEFINED else length, vr)

@@ -14,7 +14,7 @@ from fedtar_flare.core.errors import DataError
 from fedtar_flare.imaging.limits import check_size, check_time
 from fedtar_flare.imaging.readers.decoders import Layout, decoded, layout_of
 from fedtar_flare.imaging.readers.dicom_files import Header, Source
-from fedtar_flare.imaging.readers.dicom_tags import decimal, decimals, first, integer, text, words
+from fedtar_flare.imaging.readers.dicom_tags import decimal, decimals, first, integer, text, text_of, words
 from fedtar_flare.imaging.readers.volume import AIR_HU, INT16, Note, check_spacing, to_int16, unlike_neighbours
 
 PROJECTIONS = {"MIP", "MINIP", "MAX_IP", "MIN_IP", "PROJECTION IMAGE", "AVERAGE", "MEAN_IP", "VOLUME RENDERING"}
@@ -70,6 +70,7 @@ class Slice:
     layout: Layout
     padding: tuple[int, int] | None  # lowest and highest stored value that mark "no image here"
     lossy: bool
+    feet_first: bool  # the patient lay so, and slices may be seen from the head
 
     @property
     def normal(self) -> np.ndarray:
@@ -92,13 +93,14 @@ def slices_of(header: Header) -> list[Slice]:
         "source": header.source,
         "series_uid": first(dataset, "SeriesInstanceUID"),
         "study_uid": first(dataset, "StudyInstanceUID"),
-        "patient_id": first(dataset, "PatientID"),
+        "patient_id": text_of(dataset, "PatientID"),
         "acquisition": first(dataset, "AcquisitionNumber"),
         "image_type": image_type,
         "size": layout[:2],
         "syntax": syntax,
         "layout": layout,
-        "padding": _padding(dataset, name, layout),
+        "padding": padding_of(dataset, name, layout),
+        "feet_first": first(dataset, "PatientPosition").startswith("FF"),
         "lossy": first(dataset, "LossyImageCompression") == "01" or (syntax.is_encapsulated and syntax not in LOSSLESS),
     }
     sop_uid = first(dataset, "SOPInstanceUID") or name
@@ -126,7 +128,7 @@ def _check_kind(header: Header, image_type: tuple[str, ...]) -> None:
         raise NotASlice(f"{name}: a colour image", reason="secondary-capture")
 
 
-def _padding(dataset: Dataset, name: str, layout: Layout) -> tuple[int, int] | None:
+def padding_of(dataset: Dataset, name: str, layout: Layout) -> tuple[int, int] | None:
     """Lowest and highest padding value; files write them signed or unsigned, whatever the pixels are."""
     low = integer(dataset, "PixelPaddingValue", name, None)
     if low is None:

@@ -45,7 +45,7 @@ def first(dataset: Dataset, keyword: str) -> str:
 def text_of(dataset: Dataset, keyword: str) -> str:
     """Read a value's letters by the file's own character set, as identifiers and names need it."""
     value = dataset.get(keyword)
-    return "" if value is None else str(value).strip(" \0")
+    return "" if value is None else str(value).replace("\x1b$)A", "").strip(" \0")  # which pydicom leaves, of GB 2312
 
 
 def words(dataset: Dataset, keyword: str) -> tuple[str, ...]:
@@ -92,6 +92,12 @@ def positive(dataset: Dataset, keyword: str, name: str) -> int:
     return value
 
 
+def is_dicom(start: bytes) -> bool:
+    """Whether a file that starts with these 132 bytes may be DICOM, also without preamble and meta information."""
+    bare = start[:2] in (b"\x02\x00", b"\x08\x00") or (start[:2] == b"\x00\x08" and start[4:6].isalpha())  # big-endian
+    return bare or start[128:] == b"DICM"
+
+
 def headers(image: Path) -> Iterator[Dataset]:
     """Read the headers of a study."""
     from pydicom import dcmread
@@ -99,5 +105,5 @@ def headers(image: Path) -> Iterator[Dataset]:
 
     for path in sorted(image.rglob("*")) if image.is_dir() else [image]:
         if path.is_file():
-            with suppress(InvalidDicomError, OSError):
-                yield dcmread(path, stop_before_pixels=True)
+            with suppress(InvalidDicomError, OSError), path.open("rb") as file:
+                yield dcmread(path, stop_before_pixels=True, force=is_dicom(file.read(132)))

@@ -16,10 +16,11 @@ from fedtar_flare.data.sources.fields import PICTURES
 from fedtar_flare.imaging.limits import check_size
 from fedtar_flare.imaging.readers.decoders import PIXEL_TAGS, decoded, layout_of
 from fedtar_flare.imaging.readers.dicom_files import Source, read_header
-from fedtar_flare.imaging.readers.dicom_slices import CAPTURES
+from fedtar_flare.imaging.readers.dicom_slices import CAPTURES, padding_of
 from fedtar_flare.imaging.readers.dicom_tags import decimal, first, integer, text, words
 
 MIN_SIDE = 16  # fewest rows or columns of a picture
+PHOTOMETRIC = 262  # TIFF's tag, 0 where white is zero: Pillow inverts 8 bits, and leaves deeper values as they are
 DEEP = ("I;16", "I;16B", "I;16L", "I", "F")  # modes of one channel and more than 8 bits
 
 
@@ -53,6 +54,7 @@ def opened_picture(path: Path, refusal: str) -> Iterator[Image.Image]:
             what = "a bitmap without greys" if image.mode == "1" else "several pictures in one file"
             raise DataError(f"{path}: {what}", reason=refusal)
         upright = ImageOps.exif_transpose(image)
+        upright.info["white_is_zero"] = getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == 0
         if upright.mode in ("RGBA", "LA", "PA", "P"):
             upright = upright.convert("RGBA").convert("RGB")  # keeps the colours below a transparent layer
         yield upright
@@ -79,7 +81,7 @@ IN_WINDOW = 0.05
 """Share of the middle of a film that a window must show; a lower one is of other pixels, such as 127/255 of 12 bits."""
 KEYWORDS = """
     Modality ImageType PresentationLUTShape ModalityLUTSequence RescaleIntercept RescaleSlope RescaleType VOILUTSequence
-    VOILUTFunction WindowCenter WindowWidth"""
+    VOILUTFunction WindowCenter WindowWidth PixelPaddingValue PixelPaddingRangeLimit"""
 
 
 def read_radiograph(path: Path | str, side: str = "frontal") -> np.ndarray:
@@ -91,7 +93,8 @@ def read_radiograph(path: Path | str, side: str = "frontal") -> np.ndarray:
     else:
         with opened_picture(path, "not-a-radiograph") as picture:
             if picture.mode in DEEP:
-                radiograph = stretch(_finite(np.array(picture, np.float32), path))
+                values = _finite(np.array(picture, np.float32), path)
+                radiograph = stretch(-values if picture.info["white_is_zero"] else values)
             else:
                 radiograph = np.array(picture.convert("L"))
     check_content(path, radiograph, "radiograph")
@@ -129,23 +132,31 @@ def _read_dicom(path: Path, side: str) -> np.ndarray:
     if plain and not np.array_equal(stored_values(masked=False), stored):
         problem = f"{path}: its values are not signed as PixelRepresentation says, or longer than BitsStored"
         raise DataError(problem, reason="bad-header")
+    seen = np.ones(stored.shape, bool)  # all but padding, which is shown black
+    if (bounds := padding_of(dataset, str(path), layout)) is not None:
+        unmasked = stored_values(masked=False)
+        seen = (unmasked < bounds[0]) | (unmasked > bounds[1])
+        if not seen.any():
+            raise DataError(f"{path}: every pixel is padding", reason="blank")
     with decoding(f"{path}: its window or rescale cannot be applied", "bad-header"):
         values = np.asarray(apply_modality_lut(stored, dataset))
-        windowed = "VOILUTSequence" in dataset or _window_fits(dataset, values, str(path))
+        windowed = "VOILUTSequence" in dataset or _window_fits(dataset, values, seen, str(path))
         for keyword in ("RescaleSlope", "RescaleIntercept"):
             dataset.pop(keyword, None)  # pydicom would scale the window's output by them, and turn it round
         values = _finite(np.asarray(apply_voi_lut(values, dataset) if windowed else values, np.float32), path)
-    grey = _to_bytes(values, float(values.min()), float(values.max())) if windowed else stretch(values)
-    return 255 - grey if meaning == "MONOCHROME1" else grey
+    image = values[seen]
+    grey = _to_bytes(values, float(image.min()), float(image.max())) if windowed else stretch(values, seen)
+    return np.where(seen, 255 - grey if meaning == "MONOCHROME1" else grey, 0).astype(np.uint8)
 
 
-def _window_fits(dataset: Any, values: np.ndarray, name: str) -> bool:
+def _window_fits(dataset: Any, values: np.ndarray, seen: np.ndarray, name: str) -> bool:
     centre, width = (decimal(dataset, keyword, name) for keyword in ("WindowCenter", "WindowWidth"))
     if centre is None or width is None:
         return False
     height, breadth = values.shape
-    middle = values[height // 4 : -(-3 * height // 4), breadth // 4 : -(-3 * breadth // 4)]
-    return width <= 0 or float(np.mean(np.abs(middle - centre) < width / 2)) >= IN_WINDOW
+    at = np.s_[height // 4 : -(-3 * height // 4), breadth // 4 : -(-3 * breadth // 4)]
+    middle = values[at][seen[at]]
+    return width <= 0 or not middle.size or float(np.mean(np.abs(middle - centre) < width / 2)) >= IN_WINDOW
 
 
 def _finite(values: np.ndarray, path: Path) -> np.ndarray:
@@ -154,11 +165,12 @@ def _finite(values: np.ndarray, path: Path) -> np.ndarray:
     return values
 
 
-def stretch(values: np.ndarray) -> np.ndarray:
+def stretch(values: np.ndarray, within: np.ndarray | None = None) -> np.ndarray:
     """Map the 0.1 to 99.9 percentiles to 0..255, uint8, or the 1 to 99 percentiles where those lie far within,
-    as with letters burnt into a corner.
+    as with letters burnt into a corner; of the pixels ``within`` alone, where it is given.
     """
-    seen = values[::4, ::4] if values.size > 1_000_000 else values
+    step = 4 if values.size > 1_000_000 else 1
+    seen = values[::step, ::step] if within is None else values[::step, ::step][within[::step, ::step]]
     low, darkest, brightest, high = np.percentile(seen, (0.1, 1, 99, 99.9))
     span = brightest - darkest
     low, high = darkest if darkest - low > span / 2 else low, brightest if high - brightest > span / 2 else high
