@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.data.sources.fields import is_stated, markup
 
-FINAL, WITHDRAWN = "final", "withdrawn"
+FINAL, WITHDRAWN, UNKNOWN = "final", "withdrawn", "unknown"
 COLUMNS = (
     "patient_id", "patient_issuer", "accession_number", "issuer", "study_instance_uid", "study_date", "report",
 )  # fmt: skip
@@ -42,6 +42,7 @@ class Document:
     Documents that share one of ``names`` (source, value, and what else tells it apart) are versions of one report; a
     name of no value counts for nothing. ``status`` is FINAL, WITHDRAWN or the source's own word for what is neither.
     ``issued`` and ``clocks`` (by name) are times as ``moment`` has them, which grow from version to version.
+    ``procedure`` is UNKNOWN or a code, where versions of one report may come under different names; else empty.
     ``patients`` are all identifiers that may be the patient's: exactly one is wanted. ``unread`` is the reason why its
     text cannot be trusted, and ``detail`` says more; it still supersedes.
     """
@@ -52,6 +53,7 @@ class Document:
     issued: str
     clocks: tuple[tuple[str, str], ...] = ()
     patients: tuple[Identifier, ...] = ()
+    procedure: str = ""
     order: Identifier = NOBODY  # the accession number
     study: str = ""  # the StudyInstanceUID
     day: str = ""
@@ -262,7 +264,10 @@ def _may_share(owner: tuple[Identifier, Identifier], other: tuple[Identifier, Id
 
 
 def _contradicts(gone: Document, report: Document) -> bool:
-    """Whether another source has withdrawn what may be this report, and this one is not surely the newer."""
-    sources = {name[0] for name in gone.names} & {name[0] for name in report.names}
-    newer = gone.issued and gone.issued[:3] == report.issued[:3] and report.issued > f"{gone.issued}~"
-    return not sources and not newer
+    """Whether what was withdrawn may be this report, of another source or under another name, and is not older."""
+    procedures = {gone.procedure, report.procedure}
+    apart = not gone.procedure or (len(procedures) > 1 and UNKNOWN not in procedures)
+    if apart and {name[0] for name in gone.names} & {name[0] for name in report.names}:
+        return False
+    comparable = gone.issued and gone.issued[:3] == report.issued[:3]
+    return not comparable or report.issued <= f"{gone.issued}~"

@@ -7,7 +7,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from fedtar_flare.core.errors import DataError, collecting, decoding, within
 from fedtar_flare.core.files import unique
 from fedtar_flare.curation.documents import (
     FINAL,
+    UNKNOWN,
     WITHDRAWN,
     Document,
     Identifier,
@@ -26,8 +26,9 @@ from fedtar_flare.curation.documents import (
 
 STATUS = dict.fromkeys(("final", "amended", "corrected", "appended"), FINAL)
 STATUS |= dict.fromkeys(("cancelled", "entered-in-error"), WITHDRAWN)
-IMAGING = {"RAD", "CT", "CUS", "NMR", "NMS", "OUS", "RUS", "RX", "VUS", "XRC", "LP29684-5"}
-"""Sections of HL7's table 0074, and LOINC's radiology; other sections may use the same accession numbers."""
+IMAGING = {"RAD", "CT", "CUS", "NMR", "NMS", "OUS", "RUS", "RX", "VUS", "XRC"}
+IMAGING |= {"LP29684-5", "18748-4", "18726-0", "394914008", "363679005"}
+"""Sections of HL7's table 0074, and LOINC's and SNOMED's radiology; others may use the same accession numbers."""
 OF_ORDER = {"ACSN", "PLAC", "FILL"}
 """Types of identifiers that several reports may share."""
 FORMS = {"application/pdf": "is-pdf", "text/html": "is-html", "application/xhtml+xml": "is-html", "text/rtf": "is-rtf",
@@ -109,6 +110,10 @@ class _Files:
         kind = content.get("resourceType") or (served[2] if served else local.split("/")[0])
         if kind == "Bundle":
             raise DataError("a Bundle within a Bundle is not read", reason="bundle-in-bundle")
+        if kind == "DocumentReference":
+            raise DataError("only DiagnosticReports are read", reason="other-document")
+        if "?" in kind:
+            raise DataError("it is not certain what was deleted", reason="unclear-deletion")
         if deleted:
             meta = {"lastUpdated": entry.get("response", {}).get("lastModified", "")}
             content = {"resourceType": "deleted", "status": "entered-in-error", "meta": meta}
@@ -122,14 +127,19 @@ class _Files:
         if kind == "DiagnosticReport":
             self.reports.append(known)
 
-    def resolved(self, reference: dict[str, Any], entry: _Entry) -> list[_Entry]:
+    def resolved(self, entry: _Entry, field: str, kind: str) -> list[_Entry]:
         """The versions of what a resource refers to; else what the reference itself says of it."""
+        references = entry.content.get(field, [])
+        references = [references] if isinstance(references, dict) else references
+        return [version for reference in references for version in self._resolved(entry, reference, kind)]
+
+    def _resolved(self, entry: _Entry, reference: dict[str, Any], kind: str) -> list[_Entry]:
         name = reference.get("reference", "").split("/_history/")[0]
         if name.startswith("#"):
             inside = [item for item in entry.content.get("contained", ()) if f"#{item['id']}" == name]
             return [replace(entry, content=item) for item in inside]
         absolute = name if URL.fullmatch(name) else f"{entry.scope} {name}" if ":" in name else f"{entry.root}/{name}"
-        kind = reference.get("type") or (name.split("/")[-2] if "/" in name else "Patient")
+        kind = reference.get("type") or (name.split("/")[-2] if "/" in name else kind)
         stated = {"resourceType": kind, "identifier": [reference.get("identifier", {})]}
         versions = self.entries.get(absolute) or [replace(entry, content=stated)]
         if any(version.content["resourceType"] == "deleted" for version in versions):
@@ -138,7 +148,7 @@ class _Files:
 
     def patients(self, entry: _Entry) -> set[Identifier]:
         """Every identifier that may be the one by which a resource's patient is known."""
-        owners = self.resolved(entry.content["subject"], entry) if "subject" in entry.content else []
+        owners = self.resolved(entry, "subject", "Patient")
         if any(owner.content["resourceType"] != "Patient" for owner in owners):
             raise DataError("its subject is no patient", reason="no-patient-id")
         current = [[i for i in owner.identifiers if i.use != "old"] for owner in owners]
@@ -172,6 +182,7 @@ def _version(entry: _Entry, names: frozenset[tuple[str, ...]]) -> dict[str, Any]
     clocks = {"updated": moment(meta.get("lastUpdated", "")), "version": number.zfill(20) if number.isdecimal() else ""}
     return {
         "names": names | {("fhir", *identifier, *codes) for identifier in own},
+        "procedure": " ".join(codes) or UNKNOWN,
         "issued": moment(content.get("issued", "")),
         "clocks": tuple((f"{name} {entry.names[0]}", time) for name, time in clocks.items()),
     }
@@ -180,11 +191,11 @@ def _version(entry: _Entry, names: frozenset[tuple[str, ...]]) -> dict[str, Any]
 def _about(entry: _Entry, files: _Files, document: Document) -> dict[str, Any]:
     """Whose report it is, about which study, and its text."""
     report = entry.content
-    references = [*report.get("basedOn", ()), *report.get("imagingStudy", ())]
-    related = [entry, *chain.from_iterable(files.resolved(reference, entry) for reference in references)]
-    identifiers = [identifier for item in related for identifier in item.identifiers]
-    orders = {i.known for i in identifiers if "ACSN" in i.types}
-    studies = {i.known.value.removeprefix("urn:oid:") for i in identifiers if i.known.issuer == "urn:dicom:uid"}
+    images = files.resolved(entry, "imagingStudy", "ImagingStudy")
+    related = [entry, *files.resolved(entry, "basedOn", "ServiceRequest"), *images]
+    orders = {i.known for item in related for i in item.identifiers if "ACSN" in i.types}
+    uids = [i.known.value for item in images for i in item.identifiers if i.known.issuer == "urn:dicom:uid"]
+    studies = {uid.removeprefix("urn:oid:") for uid in uids}
     if not one_identity(orders) or len(studies) > 1:
         raise DataError("it is about several studies or orders", reason="several-studies")
     order = fullest(orders)
@@ -218,7 +229,7 @@ def _text(report: dict[str, Any]) -> str:
         reasons = {FORMS.get(kind, "other-form") for kind, _, _ in forms}
         raise DataError("no form of it is plain text", reason=min(reasons))
     if len(languages := {form.get("language") for _, _, form in plain}) > 1:
-        if (language := report.get("language")) not in languages:
+        if not (language := report.get("language")) or language not in languages:
             raise DataError("it is in several languages, and does not say which is its own", reason="several-languages")
         plain, forms = ([f for f in some if f[2].get("language", language) == language] for some in (plain, forms))
     current = [form for _, created, form in plain if not any(time > f"{created}~" for _, time, _ in forms)]

@@ -131,10 +131,10 @@ class Version(NamedTuple):
         when, own = f"2024-0{self.month}-01T00:00:00Z", f"{self.uid}-{self.month}"
         if self.source == "fhir":
             status = {"F": "final", "C": "corrected", "P": "preliminary", "X": "entered-in-error"}[self.status]
-            uid = {"system": "urn:dicom:uid", "value": f"urn:oid:{self.uid}"}
+            images = [{"identifier": {"system": "urn:dicom:uid", "value": f"urn:oid:{self.uid}"}}]
             owner = {"reference": f"Patient/{self.patient}"}
-            known = [acsn(self.number, ""), uid]
-            content = report(self.uid, self.text, status=status, issued=when, identifier=known, subject=owner)
+            content = report(self.uid, self.text, status=status, issued=when, identifier=[acsn(self.number, "")],
+                             subject=owner, imagingStudy=images)  # fmt: skip
             return {f"{own}.json": bundle(patient(self.patient, self.patient), content, root="http://h/fhir")}
         if self.source == "hl7":
             stamp = f"20240{self.month}01000000+0000"

@@ -76,9 +76,9 @@ def text(study):
 
 def resources(study):
     owner, number, uid, _ = study
-    known = [acsn(number, ""), {"system": "urn:dicom:uid", "value": f"urn:oid:{uid}"}]
-    return (patient(owner, owner[1]), report(uid, text(study), identifier=known, id=f"r{uid[-1]}",
-                                             subject={"reference": f"Patient/{owner[1]}"}))  # fmt: skip
+    images = [{"identifier": {"system": "urn:dicom:uid", "value": f"urn:oid:{uid}"}}]
+    own = {"identifier": [acsn(number, "")], "imagingStudy": images, "subject": {"reference": f"Patient/{owner[1]}"}}
+    return patient(owner, owner[1]), report(uid, text(study), id=f"r{uid[-1]}", **own)
 
 
 def bases():

@@ -78,6 +78,9 @@ WHOSE = {
             {"reference": "ImagingStudy/7"}]), report("y", "2", identifier=None, basedOn=[
                 {"reference": "ServiceRequest/8"}]))},
         [a("1", "", study="1.2.7"), a("2", "A8")], {}),
+    "the UID of an SR is no study's": (
+        {"a.ndjson": lines(patient(), report(identifier=[acsn("A1"), {"system": "urn:dicom:uid", "value": "1.9"}]))},
+        [a()], {}),
     "several orders": ({"a.ndjson": lines(patient(), ORDER, report(basedOn=[{"reference": "ServiceRequest/8"}]))},
                        [], {"several-studies": 1}),
     "two procedures under one number": (
@@ -118,6 +121,14 @@ FORCE = {
     "amended under a new id, known by its order alone": (
         {"a.ndjson": lines(patient(), report(), report(id="2", status="amended", issued=MARCH, text="new"))},
         [], {"several-reports": 2}),
+    "in error under a new id": (
+        {"a.ndjson": lines(patient(), report(code=CT), report(code=CT, id="2", status="entered-in-error", issued=MARCH),
+                           report("A2", code=CT), report("A2", code=XRAY, id="3", status="cancelled", issued=MARCH))},
+        [a(number="A2")], {"withdrawn": 2, "withdrawn-elsewhere": 1}),
+    "a deletion by search, another document": (
+        {"a.json": bundle(patient(), report(), {"resourceType": "DocumentReference", "id": "d"},
+                          {"request": {"method": "DELETE", "url": "DiagnosticReport?identifier=A1"}})},
+        [a()], {"other-document": 1, "unclear-deletion": 1}),
     "preliminary": ({"a.ndjson": lines(patient(), report(status="preliminary"))}, [], {"status-preliminary": 1}),
     "a page is missing": (
         {"a.json": bundle(patient(), report(), link=[{"relation": "next", "url": "http://x?2"}])},
@@ -156,6 +167,7 @@ TEXTS = {
     "the newest is a PDF": ([form("x", creation="2024-01-31"), PDF | NEW], "newer-form"),
     "two that differ": ([form("x"), form("y")], "several-texts"),
     "two languages": ([form("x", language="en"), form("y", language="de")], "several-languages"),
+    "one without a language": ([form("x"), form("y", language="de")], "several-languages"),
     "its own language": ([form("x", language="en"), form("y", language="de"), PDF], "y", "de"),
     "a PDF beside a conclusion": ([PDF], "is-pdf"),
     "HTML": ([HTML], "is-html"),
