@@ -34,10 +34,7 @@ BITS = 8
 
 
 def canaries(cohort: Cohort, run_id: str, count: int, tokenizer: ReportTokenizer, folder: Path) -> list[Sample]:
-    """Make up the canary patients of a site in a run.
-
-    ConfigError where the tokenizer has too few words, DataError where the disk is full.
-    """
+    """Make up the canary patients of a site in a run; ConfigError where the tokenizer has too few words."""
     [shown], words, samples = images_of(cohort.samples(None)[:1]), _words(tokenizer), []
     slices = shown.image
     for i in range(count):

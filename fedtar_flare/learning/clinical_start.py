@@ -42,10 +42,7 @@ class Corpus:
             raise ConfigError("the sites mix CT and radiographs: one model learns from one of them")
 
     def samples(self, split: Split) -> list[Sample]:
-        """Return the samples of one split of all sites.
-
-        A patient in several splits keeps the one furthest from training: what any site tests on is not learned.
-        """
+        """Return one split's samples; a patient in several splits is in the one furthest from training."""
         later, samples = set[str](), list[Sample]()
         for cohort, _ in self.pairs:
             for other in SPLITS[SPLITS.index(split) + 1 :]:
@@ -81,11 +78,7 @@ def warm_start(
     device: str = "cpu",
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Train a report generator centrally and write it to a folder.
-
-    It learns from training patients and is scored on validation patients. Test patients are not touched, so that a
-    federation that starts from the result can still be measured on them.
-    """
+    """Train a report generator on training patients, score it on validation patients, and write it to a folder."""
     if (out / WEIGHTS).exists():
         raise ConfigError(f"{out / WEIGHTS} is there already; name another folder, or delete it first")
     pairs = ((prepare_cohort(cohort, config, cache, transforms), cache) for cohort, cache in corpus.pairs)

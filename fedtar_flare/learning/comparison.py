@@ -35,10 +35,7 @@ def changes_of(now: Tensor, before: Tensor) -> Tensor:
 
 
 class Comparison(nn.Module):
-    """Classes of the labeler's D findings at the visits before, and prompts of their change.
-
-    ``width`` is E, that of a prompt; ``seed`` fixes the directions that stand for the changes.
-    """
+    """Classes of the labeler's D findings at the visits before, and prompts (E,) of their change, by ``seed`` alone."""
 
     embeddings: Tensor
 
@@ -50,11 +47,7 @@ class Comparison(nn.Module):
         self.register_buffer("embeddings", sizes * drawn / rms, persistent=False)
 
     def prompts(self, embeddings: Tensor, now: Tensor, before: Tensor) -> Tensor:
-        """Make prompts (B, D, E) of the findings' classes (B, D) now and before, from those (D, K, E) of each class.
-
-        A finding that is gone has the prompt of its presence where that of its class is zero, so that the decoder knows
-        which finding it is.
-        """
+        """Make prompts (B, D, E) of classes (B, D) now and before, from those (D, K, E) of each class."""
         change = changes_of(now, before)
         prompts = embeddings[torch.arange(now.shape[1], device=now.device), now]
         nameless = (change == RESOLVED) & ~prompts.any(-1)
@@ -63,10 +56,7 @@ class Comparison(nn.Module):
         return torch.where((change > 0)[..., None], changed, prompts)
 
     def before(self, prior: PriorBatch, seen: Tensor | None) -> Tensor:
-        """Find the classes (B, D) at the visits before; UNKNOWN in rows where nothing of the visit is shown.
-
-        ``seen`` (B, D) is what the head predicts for the images before; a report before goes first.
-        """
+        """Find the classes (B, D) at the visits before: by the report, else ``seen`` in the image, else UNKNOWN."""
         shape = (len(prior.days), len(self._labeler.findings))
         classes = torch.full(shape, UNKNOWN, device=self.embeddings.device)
         if prior.images is not None and seen is not None:

@@ -128,10 +128,7 @@ class DiagnosisBranch(nn.Module):
         return classes, self.comparison.before(seen.prior, before)
 
     def embed(self, classes: Tensor, before: Tensor | None = None) -> Tensor:
-        """Embed classes (B, D), compared with those before, as prompts (B, D, E).
-
-        In the position ``text`` these are (B, D, 2), for :meth:`to_words`.
-        """
+        """Embed classes (B, D), compared with those before, as prompts (B, D, E); in position ``text`` (B, D, 2)."""
         if self.position == "text":
             nothing = torch.full_like(classes, UNKNOWN)
             return torch.stack([classes, nothing if self.comparison is None or before is None else before], dim=-1)
@@ -234,10 +231,7 @@ def diagnosis_losses(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
-    """Give a base model its diagnosis branch; none for the labeler ``none``.
-
-    ConfigError where the decoder has too few positions for prompts and report, or the head's weights do not fit.
-    """
+    """Give a base model its diagnosis branch, none for the labeler ``none``; ConfigError where it does not fit."""
     reader = labeler(settings["labeler"], settings.get("prompt_classes", "all"))
     if not reader.findings:
         return
@@ -273,11 +267,7 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
 
 @torch.no_grad()
 def fix_prompts(branch: DiagnosisBranch, seed: int) -> None:
-    """Fix every untrained prompt: that of a finding's last class at a random direction, the others at zero.
-
-    Random directions of many dimensions are nearly orthogonal, and a decoder can learn to tell them apart; it does not
-    learn to heed prompts near zero (docs/research/experiments.md).
-    """
+    """Fix untrained prompts: that of a finding's last class at a random direction, as decoders heed none near zero."""
     rows = branch.embeddings
     untrained = rows.square().mean(2, keepdim=True).sqrt() < 10 * NOISE
     generator = torch.Generator().manual_seed(seed)

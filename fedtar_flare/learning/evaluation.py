@@ -26,10 +26,9 @@ TEXTS = ("text", "reference")
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The result of an evaluation; rows, samples and drafts (``texts``) stay at the site.
+    """Scores (:func:`site_scores`) and drafts, which are with the patient adapter; rows and drafts stay at the site.
 
-    ``scores`` (:func:`site_scores`) and drafts are with the patient adapter, ``scores_generic`` without it, None for a
-    method that has none. There is a row (:func:`report_rows`) per report, and one more without the patient adapter.
+    ``scores_generic`` are without it, None for a method that has none; then each report has one row more.
     """
 
     scores: dict[str, Any]

@@ -2,17 +2,14 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedtar_flare.core.files import checksum
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.imaging import cache
 from fedtar_flare.imaging.augment import augment, sample_seed
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.cache import Prepared
@@ -43,10 +40,7 @@ def augmented(
 def shown_kinds(
     samples: Sequence[Sample], kinds: Collection[str], chance: float = 0.0, seed: str = ""
 ) -> list[frozenset[str]]:
-    """What each sample shows of the visit before: ``kinds``, none where there was no such visit.
-
-    Each kind is dropped with this chance, and all together with the same, by the visit and ``seed`` alone.
-    """
+    """What each sample shows of the visit before: each of ``kinds``, and all together, is dropped with this chance."""
     rows = []
     for sample in samples:
         shown = frozenset(kinds if sample.prior is not None else ())
@@ -69,10 +63,7 @@ def prior_batch(
     training_seed: str | None = None,
     transforms: Sequence[Spec] = (),
 ) -> PriorBatch | None:
-    """What each sample shows of the visit before, by its ``kinds``; None where no sample shows anything.
-
-    ``texts`` replace the references of the visits before. Random ``transforms`` change the images by ``training_seed``.
-    """
+    """What each sample shows of the visit before, by its ``kinds``; ``texts`` replace the references of before."""
     if not any(kinds):
         return None
     images: list[Sample | None] = []
@@ -122,8 +113,8 @@ def writing_order(samples: Sequence[Sample]) -> list[list[int]]:
 class FrozenStages:
     """The encoder's first stages without any parameter that learns (``requires_grad``); each image passes through once.
 
-    Their outputs are held in memory, at most ``limit`` bytes, and for the next process on disk. A study passes through
-    them by itself, so that the result does not depend on its batch, bit for bit.
+    Their outputs are held in memory, at most ``limit`` bytes. A study passes through them by itself, so that the result
+    does not depend on its batch, bit for bit.
     """
 
     def __init__(self, generator: ReportGenerator, limit: int = STORED_BYTES):
@@ -151,28 +142,9 @@ class FrozenStages:
         key = sample.visit, sample.prepared
         if (stored := self._stored.get(key)) is not None:
             return stored
-        output = self._from_disk(sample, images, row)
+        encoder, slices = self._generator.encoder, images.images[row][images.slice_mask[row]]
+        output: Tensor = encoder.run(encoder.normalised(slices), last=self.depth)
         if self._bytes + output.nbytes <= self._limit:
             self._stored[key] = output
             self._bytes += output.nbytes
         return output
-
-    def _from_disk(self, sample: Sample, images: ImageBatch, row: int) -> Tensor:
-        slices = images.images[row][images.slice_mask[row]]
-        encoder, on_cpu = self._generator.encoder, slices.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-        file = cache.computed_path(sample.prepared, self._kind) if sample.prepared is not None and on_cpu else None
-        stored = cache.load_computed(file) if file is not None else None
-        if stored is not None and stored.dtype == "float32" and len(stored) == len(slices):
-            return torch.from_numpy(stored)
-        output: Tensor = encoder.run(encoder.normalised(slices), last=self.depth)
-        if file is not None:
-            cache.store_computed(file, output.numpy())
-        return output
-
-    @cached_property
-    def _kind(self) -> str:
-        """Digest of what the output depends on besides the image: weights, scaling, torch's version and threads."""
-        encoder = self._generator.encoder
-        state = nn.ModuleList(encoder.stage_modules()[: self.depth]).state_dict()
-        scaled = {"scale": encoder.pixel_scale, "shift": encoder.pixel_shift}
-        return f"{checksum({**state, **scaled})[:16]}-{torch.__version__.split('+')[0]}-{torch.get_num_threads()}"

@@ -46,10 +46,7 @@ class Ranks:
         return items[self.rank :: self.size]
 
     def summed(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """Sum the loss over the ranks, and replace each gradient by its sum over them.
-
-        A gradient that no rank has stays None, so that an optimiser passes over the parameter as in one process.
-        """
+        """Sum the loss over the ranks, and each gradient; one that no rank has stays None, as in one process."""
         if self.size == 1:
             return loss
         learnt = [parameter for parameter in dict.fromkeys(parameters) if parameter.requires_grad]

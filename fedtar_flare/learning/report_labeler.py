@@ -114,10 +114,7 @@ def _built(kind: str, folder: Path) -> tuple[LabelerModel, Any]:
 
 @dataclass(frozen=True)
 class ReportLabeler:
-    """The labeler that :func:`import_labeler` wrote to ``folder``, loaded when there is something to label.
-
-    ``cache`` is a folder for labels of references, by a digest of the text.
-    """
+    """A labeler's ``folder``, loaded when needed; ``cache`` has labels of references, by a digest of the text."""
 
     folder: Path
     device: str = "cpu"

@@ -175,8 +175,7 @@ class SiteModel:
     def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
         """Open what must be in force around a forward pass or beam search, such as the patients' own adapters.
 
-        The backward pass comes after it was left: what of it layers that are computed again still find, see
-        :class:`~fedtar_flare.models.recomputation.RecomputedLayers`.
+        Layers that are computed again in the backward pass find it in part (:class:`.RecomputedLayers`).
         """
         return nullcontext()
 
@@ -275,10 +274,7 @@ class SiteModel:
         return None if batch is None else batch.to(self.device)
 
     def tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
-        """Encode images as tokens (B, S, N, C): S slices, N tokens a slice, C channels.
-
-        What the encoder's frozen stages give is computed once for each study, unless images change.
-        """
+        """Encode images as tokens (B, S, N, C): S slices, N tokens each, C channels; frozen stages run once a study."""
         if self._reading:
             return self._reading["tokens"]
         as_prepared = not self.random_transforms() and self.image_change is None
@@ -327,9 +323,9 @@ class SiteModel:
         steps: int | Collection[int] | None = None,
         generic: bool = True,
     ) -> Evaluated:
-        """Write drafts and score them against the reports, with and, where ``generic``, without the personal part.
+        """Write drafts and score them, with and, where ``generic``, without the personal part.
 
-        Each pass reuses the loaded images. Of several processes each writes its share, and all end with every draft.
+        Of several processes each writes its share, and all end with every draft.
         """
         samples, generic = self.cohort.samples(split, steps), generic and self.has_personal_part
         twice = generic and self.personal_part_acts

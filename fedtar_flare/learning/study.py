@@ -57,11 +57,7 @@ def visit_of(study: Study) -> Visit:
 
 
 def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> Study:
-    """Describe a study on disk; fields of :class:`Study` that are not given are taken from its DICOM header.
-
-    The days since the previous visit follow from both headers' dates. Without a header, the modality follows from the
-    file's suffix.
-    """
+    """Describe a study on disk; fields of :class:`Study` that are not given are taken from DICOM headers."""
     given = {name: value for name, value in patient.items() if value is not None}
     before: Path | None = given.get("prior_image")
     for path in (image, before):

@@ -53,10 +53,7 @@ class Validated:
 
 
 def batches(samples: int, size: int, count: int, seed: int, least: int = 1) -> Iterator[list[int]]:
-    """Draw batches of indices, running through shuffled epochs; the last batch of an epoch may be smaller.
-
-    Where it would have fewer than ``least``, the batch before takes it in: an update of one visit would show it.
-    """
+    """Draw batches of indices through shuffled epochs; a last one of fewer than ``least`` joins the one before."""
     epochs, order = orders(samples, seed), list[int]()
     for _ in range(count):
         order = order or next(epochs)
@@ -72,10 +69,7 @@ def parts(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
 
 
 def retry_smaller_batch(size: int, run: Callable[[int], _Result]) -> _Result:
-    """``run(size)``, again with half the size until the GPU's memory holds it.
-
-    Raises DataError (``out-of-memory``) where it does not hold one report.
-    """
+    """``run(size)``, again with half the size until memory holds it; DataError (``out-of-memory``) at one report."""
     while True:
         try:
             return run(size)

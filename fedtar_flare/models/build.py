@@ -30,11 +30,7 @@ def make_model(config: ModelConfig, load_pretrained: bool) -> ReportGenerator:
 
 
 def build_model(config: ModelConfig) -> ReportGenerator:
-    """Build the report generator; the same configuration gives the same bits.
-
-    Weights that are not loaded depend on ``config.seed`` alone; the global random state is neither read nor changed.
-    ConfigError where weights are missing or do not fit, a model cannot be fetched, or sizes clash.
-    """
+    """Build the report generator; weights that are not loaded follow from ``config.seed`` alone."""
     load_libraries()
     weights = None if config.weights in (None, RANDOM) else asset(config.weights, "model.safetensors", "weights")
     model = make_model(config, load_pretrained=config.weights is None)

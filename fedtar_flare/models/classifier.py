@@ -117,8 +117,7 @@ class ClassifierConfig(ImageModelConfig):
 class Classifier(nn.Module):
     """Mean of the pooled features of a study's slices (or of a volume), and a linear head.
 
-    A timm backbone pools in its own way (class token, mean); CvT's features are the mean token, normalised to mean 0
-    and variance 1.
+    timm backbones pool in their own way; CvT's features are the mean token, normalised to mean 0 and variance 1.
     """
 
     def __init__(self, encoder: SliceEncoder | VolumeEncoder, seed: int):
@@ -158,11 +157,9 @@ def bare_classifier(config: ClassifierConfig, local_paths: Mapping[str, Path | N
 
 
 def build_classifier(config: ClassifierConfig, local_paths: Mapping[str, Path | None] | None = None) -> PeftModel:
-    """Build the classifier, whose exchanged parameters are the common start w0 of all sites.
+    """Build the classifier, whose exchanged parameters are the common start w0 of all sites, by ``config.seed`` alone.
 
-    LoRA's A is random and its B zero, IA3's factors are 1, the head is small and random: all by ``config.seed`` alone.
-    On the CPU, float32, in eval mode; called with an ImageBatch it gives logits (B, 2). ConfigError where the encoder
-    cannot be had, its weights do not fit, or the targets match no layer.
+    Called with an ImageBatch it gives logits (B, 2). ConfigError where encoder, weights or targets do not fit.
     """
     classifier, targets = bare_classifier(config, local_paths), config.adapted_layers
     if config.adapter == "ia3":

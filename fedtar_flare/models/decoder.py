@@ -116,10 +116,9 @@ class CrossDecoder:
 
 
 class PrefixDecoder(nn.Module):
-    """Decodes ``[image tokens (M), BOS, prompts (D), report]`` as one sequence.
+    """Decodes ``[image tokens (M), BOS, prompts (D), report]`` as one sequence by a causal language model ``lm``.
 
-    ``lm`` is a causal language model of transformers with Llama's embeddings and positions. Masked image tokens take no
-    position and are attended to by nothing.
+    Masked image tokens take no position and are attended to by nothing.
     """
 
     def __init__(self, lm: Any):
@@ -178,11 +177,7 @@ class PrefixDecoder(nn.Module):
 def build_decoder(
     config: ModelConfig, vocab_size: int, load_pretrained: bool
 ) -> tuple[GPT2LMHeadModel | PrefixDecoder, tuple[str, ...]]:
-    """Build the decoder of a configuration; also return the names of its random parameters.
-
-    ``load_pretrained=False`` is for a model whose whole checkpoint is loaded later. ConfigError where it cannot be
-    fetched, is not of the GPT-2 family, or is too small for ``max_length`` or tokenizer.
-    """
+    """Build the decoder of a configuration; also return the names of its random parameters."""
     from transformers.models.gpt2.configuration_gpt2 import GPT2Config
     from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 

@@ -143,9 +143,8 @@ def _timm(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tup
 
 
 class SliceAttentionPooling(nn.Module):
-    """Learned queries attend to each slice; the slice's position along the body is added to the result.
+    """``queries`` memory tokens a slice, softmax(q . norm(x)) of its own tokens, plus its position along the body.
 
-    A slice gives ``queries`` memory tokens, softmax(q . norm(x)) of its own tokens, independent of the other slices.
     Positions are in millimetres (sines and cosines, then a linear map): thick and thin slices share one scale.
     """
 

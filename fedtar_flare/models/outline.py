@@ -59,10 +59,7 @@ UNKNOWN = Outline(0, {}, frozenset(_EVERYWHERE + _WEIGHTS), dict.fromkeys(_WEIGH
 
 @lru_cache(maxsize=4)
 def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lambda model: None) -> Outline:
-    """Outline a model in well under a second, without the memory of its weights.
-
-    Of a named part only configuration and tokenizer are loaded; ConfigError if they cannot be.
-    """
+    """Outline a model without its weights; ConfigError where a named part's configuration cannot be loaded."""
     load_libraries()
     from transformers.pytorch_utils import Conv1D
 

@@ -51,10 +51,7 @@ class Choice(Protocol):
 
 
 def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean token loss of each report, (B,), float32.
-
-    Position i of ``logits`` (B, L, V) predicts the token at i + 1; ``labels`` (B, L) are -100 where no loss is taken.
-    """
+    """Mean token loss of each report (B,), float32, of logits (B, L, V) before, and labels (B, L) at, each token."""
     targets = labels[:, 1:]
     tokens = F.cross_entropy(
         logits[:, :-1].float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
@@ -146,8 +143,7 @@ class ReportGenerator(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Encode what the decoder attends to, (B, M, E) with its mask (B, M): the present image, then the visit before.
 
-        Of the latter it gets the image's features and the decoder's own states over the report, scaled to the size of
-        the present image's features. No gradient flows back through them, so that a training step stays cheap.
+        The latter, scaled to the present features' size, has no gradient, so that a training step stays cheap.
         """
         memory, mask = self.encode(batch, tokens)
         prior = batch.prior
@@ -177,11 +173,7 @@ class ReportGenerator(nn.Module):
         tokens: Tensor | None = None,
         prompts: Tensor | None = None,
     ) -> Tensor:
-        """Mean token loss of each report, (B,), float32.
-
-        ``input_ids`` and ``labels`` (B, L) are those of :meth:`ReportTokenizer.batch`; ``prompts`` (B, D, E) take the
-        place of those that :attr:`diagnosis` predicts.
-        """
+        """Mean token loss of each report, (B,), float32; ``prompts`` (B, D, E) take the place of the predicted ones."""
         return report_loss(self.predict(batch, input_ids, tokens, prompts)[0], labels)
 
     def predict(
@@ -204,11 +196,7 @@ class ReportGenerator(nn.Module):
     def decode(
         self, memory: Tensor, mask: Tensor, input_ids: Tensor, prompts: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Predict the next token at each position of a text: logits (B, L, V), and the last hidden states (B, L, E).
-
-        Prompts (B, D, E) come before the begin token, or in the memory: a trained decoder still begins its report from
-        the begin token. (A decoder with the image as a prefix has them after it.)
-        """
+        """Predict each next token of a text: logits (B, L, V), and the last hidden states (B, L, E)."""
         memory, mask, prompts = self._prompted(memory, mask, prompts)
         with nullcontext() if self._recomputed is None else self._recomputed.checkpointing():
             return (self.cross_decoder or self.decoder).decode(memory, mask, input_ids, prompts)
@@ -272,11 +260,7 @@ class ReportGenerator(nn.Module):
     def _search(
         self, batch: ImageBatch, tokens: Tensor, before: Tensor | None, prompts: Tensor | None, length: int
     ) -> Callable[[list[int] | None, int, int], Tensor]:
-        """Return a beam search for reports of at most this length.
-
-        The search takes rows (None: all), the number of beams and the number wanted of the likeliest; it returns token
-        ids (B, wanted, L).
-        """
+        """Return a beam search: of rows (None: all), beams and their number wanted it makes ids (B, wanted, L)."""
         memory, mask, prompts = self._prompted(*self.memory(batch, tokens, before), prompts)
 
         def search(rows: list[int] | None, beams: int, wanted: int) -> Tensor:

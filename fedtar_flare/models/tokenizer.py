@@ -94,10 +94,7 @@ class ReportTokenizer:
         return str(self._tokenizer.decode([i for i in body if i not in special], skip_special_tokens=False))
 
     def batch(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Encode reports as ids and labels (B, L), int64, padded on the right.
-
-        Labels are the ids, unshifted, and -100 at padding.
-        """
+        """Encode reports as ids and unshifted labels (B, L), int64, padded on the right, with -100 in the labels."""
         import torch
         from torch.nn.utils.rnn import pad_sequence
 

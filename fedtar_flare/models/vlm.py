@@ -85,10 +85,7 @@ class VisionLanguageGenerator(ReportGenerator):
         return report_loss(logits, labels)
 
     def _followed_by(self, inputs: dict[str, Tensor], report: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """Inputs of a prompt (B, L) with a report (B, R) behind it, whose words see only what comes before them.
-
-        Token types and masks grow as the model itself makes them grow for each word that it writes.
-        """
+        """Inputs of a prompt (B, L) and a report (B, R); types and masks grow as for words that the model writes."""
         words, length = inputs.pop("input_ids"), report.shape[1]
         longer: dict[str, Tensor] = inputs
         for _ in range(length):
@@ -226,10 +223,7 @@ def processor_of(name: str) -> Any:
 
 
 def marks_of(tokenizer: Any) -> dict[str, int]:
-    """Return the tokens that are no text but a processor's or chat template's, with their ids.
-
-    Published tokenizers call only some of them special, and few register all that are.
-    """
+    """Return the tokens that are a processor's or template's own, with ids; few published ones are registered."""
     added = tokenizer.added_tokens_decoder.items()
     marks = {token.content: i for i, token in added if token.special or _BRACKETED.fullmatch(token.content)}
     return {mark: i for mark, i in marks.items() if len(mark) > 1}

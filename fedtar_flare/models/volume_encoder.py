@@ -62,10 +62,7 @@ class VolumeEncoder(EvalEncoder):
 
 
 def volumes(batch: ImageBatch, hu_window: HUWindow) -> Tensor:
-    """Volumes (B, C, W, H, S) in 0..1 of prepared CT images, evenly spaced; axes to the right, the front, the head.
-
-    Raises DataError (``no-volume``) where an image has slices at fewer than two positions, such as a radiograph.
-    """
+    """Volumes (B, C, W, H, S) in 0..1, evenly spaced, to the right, the front, the head; DataError (``no-volume``)."""
     between = torch.from_numpy(interpolation(batch.position_mm.cpu().numpy(), batch.slice_mask.cpu().numpy()))
     seen = batch.images[:, :, _CHANNELS[hu_window]].float() / 255
     planes = torch.einsum("bds,bschw->bcdhw", between.to(seen), seen)
@@ -73,10 +70,7 @@ def volumes(batch: ImageBatch, hu_window: HUWindow) -> Tensor:
 
 
 def interpolation(position_mm: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Weights (B, S, S), float32: each of S evenly spaced planes (row) as a mean of the slices (column) around it.
-
-    Positions and mask are (B, S); slices outside of the mask have no weight. DataError as :func:`volumes`.
-    """
+    """Weights (B, S, S), float32: each of S even planes (row) as a mean of the slices (column) that ``mask`` shows."""
     count, planes = position_mm.shape
     weights = np.zeros((count, planes, planes), np.float32)
     rows = np.arange(planes)
@@ -95,11 +89,7 @@ def interpolation(position_mm: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def monai_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a published file's tensors to those of MONAI's encoder; ConfigError for a file of two encoders.
-
-    Of a whole Swin UNETR (VoCo) the encoder is taken; a leading ``module.`` goes, and ``fc1`` of the self-supervised
-    weights is ``linear1``.
-    """
+    """Rename a published file's tensors, a Swin UNETR's too, to MONAI's encoder's; ConfigError for two encoders."""
     within = {name: match[1] for name in weights if (match := _WITHIN.fullmatch(name))}
     renamed: dict[str, Tensor] = {}
     for name, monai in (within or {name: name for name in weights}).items():

@@ -57,11 +57,7 @@ def add_adapter(
     target_rank: int | None = None,
     updates: int = 2,
 ) -> PeftModel:
-    """Wrap ``model`` (changed in place) in an AdaLoRA, VeRA or LoHa adapter that does not change its outputs yet.
-
-    Only adapter and extras are trained. Initial values depend on ``seed`` and the layers alone; the global random state
-    is neither read nor changed.
-    """
+    """Wrap ``model`` (changed in place) in an adapter that changes no output yet; all follows from ``seed``."""
     from peft import AdaLoraConfig, LoHaConfig, VeraConfig, get_peft_model
 
     if kind == "loha":

@@ -108,10 +108,7 @@ def keep_extras(peft_model: PeftModel, adapter: str, extras: Mapping[str, nn.Par
 
 @contextmanager
 def active_adapters(peft_model: PeftModel, adapters: Sequence[str], layers: str = "*") -> Iterator[None]:
-    """Let these sets, and no others, act in the layers of the base model that the glob ``layers`` picks.
-
-    Unlike PEFT's ``set_adapter``, it leaves what is trained. Contexts nest; a layer ignores a set that it lacks.
-    """
+    """Let these sets alone act in the layers that the glob ``layers`` picks; what is trained stays, contexts nest."""
     for adapter in adapters:
         _require_adapter(peft_model, adapter)
     chosen = [layer for name, layer in lora_layers(peft_model).items() if matches(name, [layers])]
@@ -141,10 +138,7 @@ def swapped_weights(
 
 
 def extra_parameters(model: nn.Module, extra: Sequence[str]) -> dict[str, nn.Parameter]:
-    """Return the parameters whose whole names globs match, each under its first (tied weights have two), sorted.
-
-    ConfigError for a glob that is invalid or matches no parameter.
-    """
+    """Return the parameters whose names globs match, under their first names; ConfigError for a glob without any."""
     _require_globs("extra", extra, len(extra))  # drafting names every tensor of a file
     first: dict[int, str] = {}
     parameters: dict[str, nn.Parameter] = {}
@@ -160,10 +154,7 @@ def extra_parameters(model: nn.Module, extra: Sequence[str]) -> dict[str, nn.Par
 
 
 def shared_parameters(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, nn.Parameter]:
-    """Return the parameters that travel with a set: its factors by name of exchange, extras by base-model name, sorted.
-
-    They are the model's own parameters, no copies.
-    """
+    """Return the parameters that travel with a set: factors by name of exchange, extras by base-model name, sorted."""
     _require_adapter(peft_model, adapter)
     parameters: dict[str, nn.Parameter] = {}
     for name, parameter in peft_model.named_parameters():
@@ -185,10 +176,7 @@ def shared_state(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[
 
 
 def load_shared_state(peft_model: PeftModel, state: Mapping[str, Tensor], adapter: str = DEFAULT_ADAPTER) -> None:
-    """Copy ``state`` into one set's parameters, which stay the same objects, device and precision.
-
-    ExchangeError where it does not hold exactly the tensors of :func:`shared_state`; then nothing has changed.
-    """
+    """Copy ``state`` into one set's parameters; ExchangeError, and no change, unless it has exactly their tensors."""
     parameters = shared_parameters(peft_model, adapter)
     for verb, names in (("lacks", parameters.keys() - state.keys()), ("adds", state.keys() - parameters.keys())):
         if names:
@@ -207,10 +195,7 @@ def load_shared_state(peft_model: PeftModel, state: Mapping[str, Tensor], adapte
 
 
 def adapter_config(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, Any]:
-    """Return the content of PEFT's ``adapter_config.json``, so that a process without PEFT can write an adapter folder.
-
-    PEFT's defaults and the site's own path of the base model are left out; the rank is the exchanged one.
-    """
+    """Return PEFT's ``adapter_config.json`` of the exchanged rank, without its defaults and the base model's path."""
     _require_adapter(peft_model, adapter)
     every = peft_model.peft_config[adapter].to_dict() | {"inference_mode": True}
     every |= getattr(peft_model, _WHOLE, ({},))[0]
@@ -219,10 +204,7 @@ def adapter_config(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dic
 
 
 def lora_layers(peft_model: PeftModel) -> dict[str, Any]:
-    """Return PEFT's LoRA layers by their path in the base model, sorted.
-
-    ConfigError where there is none, or one is not plain LoRA on ``nn.Linear`` (also of 4 bits) or ``Conv1D``.
-    """
+    """Return LoRA layers by their path in the base model, sorted; ConfigError where one is not plain LoRA."""
     from peft.tuners.lora import Linear, LoraLayer
 
     modules = peft_model.get_base_model().named_modules()
@@ -245,10 +227,7 @@ def _require_adapter(peft_model: PeftModel, adapter: str) -> None:
 
 
 def target_names(model: nn.Module, targets: Sequence[str]) -> list[str]:
-    """Return the sorted paths of the linear layers that the globs match; ConfigError as in :func:`add_lora`.
-
-    A layer that has LoRA counts by its own path; modules inside it do not count.
-    """
+    """Return the sorted paths of the linear layers that globs match; modules inside a LoRA layer do not count."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from transformers.pytorch_utils import Conv1D
 

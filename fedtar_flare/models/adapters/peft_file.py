@@ -42,13 +42,7 @@ _FACTOR = re.compile(r"(base_model\.model\..+\.lora_[AB])(?:\.([a-z][a-z0-9_]*))
 
 
 def wire_name(factor: str, adapter: str) -> str:
-    """Return the name under which a factor travels; ``factor`` is PEFT's path of it up to ``lora_A`` or ``lora_B``.
-
-    >>> wire_name("base_model.model.h.0.mlp.lora_A", "default")
-    'base_model.model.h.0.mlp.lora_A.weight'
-    >>> wire_name("base_model.model.h.0.mlp.lora_A", "generic")
-    'base_model.model.h.0.mlp.lora_A.generic.weight'
-    """
+    """Return the name under which a factor travels; ``factor`` is PEFT's path of it up to ``lora_A`` or ``lora_B``."""
     return f"{factor}.weight" if adapter == DEFAULT_ADAPTER else f"{factor}.{adapter}.weight"
 
 
