@@ -4,7 +4,7 @@
 
     <study>.<settings>.npy                 the picture, its positions and a checksum of both
     <study>.<settings>.refused.json        why the study cannot be prepared
-    <study>.<settings>.<kind>.computed     an array computed from the picture, such as what a frozen encoder gives
+    <study>.<settings>.<kind>.computed     an array computed from the picture, such as its miniature
 
 No process sees a part of a file, and a damaged file, found by its checksum, is computed again.
 """

@@ -17,6 +17,7 @@ from scipy.sparse.csgraph import connected_components
 
 from fedtar_flare.data.cells import SPLITS, Timeline, split_of
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
+from fedtar_flare.imaging.cache import load_computed, store_computed
 from fedtar_flare.imaging.duplicates import SAME, linked, miniature, shared_pictures
 from fedtar_flare.imaging.pipeline import Size, prepare_cohort
 from fedtar_flare.imaging.readers.pictures import read_radiograph
@@ -140,3 +141,11 @@ def test_the_table_of_changes_and_the_pictures_found_in_public_collections(share
         children = np.concatenate([file[f"{part}_images"] for part in ("train", "val", "test")])
     twice = list(shared_pictures([miniature([one]) for one in children], [str(i) for i in range(len(children))]))
     assert len(twice) == 31 and sum(np.array_equal(children[i], children[j]) for i, j in twice) == 30
+
+
+@pytest.mark.parametrize("damage", [lambda c: c[:-40], lambda c: c[:-9] + bytes([c[-9] ^ 1]) + c[-8:]])
+def test_a_damaged_miniature_is_read_as_none(tmp_path, damage):
+    store_computed(file := tmp_path / "a.miniature.computed", values := np.arange(64, dtype=np.float32))
+    assert np.array_equal(load_computed(file), values) and not file.stat().st_mode & 0o077, "pictures of patients"
+    file.write_bytes(damage(file.read_bytes()))
+    assert load_computed(file) is None
