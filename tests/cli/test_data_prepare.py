@@ -52,10 +52,7 @@ def test_the_handshake_computes_nothing_and_a_bad_study_is_counted(sites, monkey
     (reason,) = counts["left_out"]
     assert counts["prepared"] == 4 and counts["there"] == 0 and counts["left_out"][reason] == 1
 
-    def computes(*_):
-        raise AssertionError("an image is computed at the handshake")
-
-    monkeypatch.setattr(pipeline, "_compute", computes)
+    monkeypatch.setattr(pipeline, "_compute", lambda *_: pytest.fail("an image is computed at the handshake"))
     cohort = opened_by_a_job(sites)
     assert len(cohort.visits) == 4 and cohort.rejected == {reason: 1}
     assert not list(sites.rglob("*.key"))

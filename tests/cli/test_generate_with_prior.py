@@ -6,6 +6,7 @@ import shutil
 import pytest
 from command import fedtar_here as here
 
+from fedtar_flare.core.files import write_text
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.adapters.peft_file import ADAPTER_CONFIG, ADAPTER_INFO, read_adapter_config, read_adapter_info
@@ -73,13 +74,9 @@ def test_nothing_is_fetched_to_draft_unless_it_is_asked_for(runs, tmp_path, monk
 
     from fedtar_flare.learning import site_model
 
-    def build(config):
-        states.append(constants.HF_HUB_OFFLINE)
-        return build_model(config)
-
     states: list[bool] = []
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(site_model, "build_model", build)
+    monkeypatch.setattr(site_model, "build_model", lambda c: states.append(constants.HF_HUB_OFFLINE) or build_model(c))
     for options in ((), ("--online",)):
         assert drafted(runs[0]["generated"], runs[1].visit.image, *options)[0] is not None
     assert states == [True, False] and not constants.HF_HUB_OFFLINE
@@ -103,19 +100,18 @@ def test_generate_takes_the_visit_before_and_accepts_its_absence(runs, tmp_path)
 @pytest.mark.parametrize(
     ("prior", "options", "words"),
     [
-        ("none", ["--prior-image", "IMAGE"], "data.prior=none, so its model cannot read the image"),
-        ("none", ["--prior-report", "REPORT", "--prior-days", 3], "cannot read the report"),
-        ("generated", ["--prior-image", "IMAGE"], "draft without --prior-image"),
-        ("report+image", ["--prior-report", "REPORT"], "needs the days"),
-        ("report+image", ["--prior-report", "REPORT", "--prior-days", 0], "must be above 0"),
-        ("report+image", ["--prior-days", 3], "goes with --prior-image"),
-        ("report+image", ["--prior-image", "gone"], "is not there"),
-        ("report+image", ["--prior-report", "gone"], "cannot be read"),
+        ("none", "--prior-image IMAGE", "data.prior=none, so its model cannot read the image"),
+        ("none", "--prior-report REPORT --prior-days 3", "cannot read the report"),
+        ("generated", "--prior-image IMAGE", "draft without --prior-image"),
+        ("report+image", "--prior-report REPORT", "needs the days"),
+        ("report+image", "--prior-report REPORT --prior-days 0", "must be above 0"),
+        ("report+image", "--prior-days 3", "goes with --prior-image"),
+        ("report+image", "--prior-image gone", "is not there"),
+        ("report+image", "--prior-report gone", "cannot be read"),
     ],
 )
 def test_generate_refuses_what_cannot_be_right(runs, tmp_path, prior, options, words):
     adapters, sample = runs
-    (tmp_path / "before.txt").write_text("Clear.")
-    names = {"IMAGE": sample.prior.image, "REPORT": tmp_path / "before.txt"}
-    draft, err = drafted(adapters[prior], sample.visit.image, *(names.get(option, option) for option in options))
+    names = {"IMAGE": sample.prior.image, "REPORT": write_text(tmp_path / "before.txt", "Clear.")}
+    draft, err = drafted(adapters[prior], sample.visit.image, *(names.get(word, word) for word in options.split()))
     assert draft is None and words in err and "Traceback" not in err

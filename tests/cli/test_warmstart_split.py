@@ -124,14 +124,11 @@ def test_a_real_site_has_one_key_whoever_comes_first(first, kit, tmp_path, learn
     assert [path.parent for path in tmp_path.rglob("fedtar.key")] == [state_of(kit)]
 
 
-def test_a_real_sites_key_by_name(kit, tmp_path, learned):
+def test_a_key_by_its_name_and_in_the_state_folder_counts(kit, tmp_path, learned):
     of_site = splits("clinic", workspace=kit)
-    elsewhere = write_table(tmp_path / "copy", [str(i) for i in range(PATIENTS)])
-    learns(tmp_path, "--manifest", elsewhere, "--key", state_of(kit) / "fedtar.key")
-    assert learned == of_site["train"]
-
-
-def test_a_key_in_the_state_folder_counts(kit, tmp_path, learned):
+    copy = write_table(tmp_path / "copy", [str(i) for i in range(PATIENTS)])
+    learns(tmp_path, "--manifest", copy, "--key", state_of(kit) / "fedtar.key")
+    assert learned == of_site["train"] and learned.clear() is None
     table = write_table(tmp_path / "own", [str(i) for i in range(PATIENTS)])
     file, state = table.with_name("site.yaml"), tmp_path / "own" / "state"
     file.write_text("source: manifest\npath: manifest.csv\nstate_dir: state\n")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.data.cells import FRACTIONS, identity_hash, keyed_unit, split_of
+from fedtar_flare.data.cells import FRACTIONS, keyed_unit, split_of
 
 KEY = bytes(range(32))
 
@@ -25,13 +25,6 @@ def test_fractions_are_met_within_statistics():
     seen = Counter(split_of(f"patient-{i}", KEY) for i in range(n))
     for split, share in zip(("train", "validation", "test"), FRACTIONS, strict=True):
         assert abs(seen[split] - n * share) < 4 * np.sqrt(n * share * (1 - share))
-
-
-def test_the_hash_is_uniform_and_independent_of_the_split():
-    values = np.array([identity_hash(str(i), KEY) for i in range(5000)])
-    assert np.abs(np.sort(values) - (np.arange(5000) + 0.5) / 5000).max() < 1.95 / np.sqrt(5000)  # Kolmogorov, 0.1 %
-    test = np.array([split_of(str(i), KEY) == "test" for i in range(5000)])
-    assert abs(values[test].mean() - values[~test].mean()) < 0.04
 
 
 def test_a_short_key_is_refused():

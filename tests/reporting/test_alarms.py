@@ -1,6 +1,7 @@
 """Which scores of a site raise which alarm."""
 
 import pytest
+from tables import cases
 
 from fedtar_flare.record.events import SiteScores
 from fedtar_flare.reporting.alarms import alarms
@@ -16,30 +17,13 @@ def site(recall=None, precision=None, references=0.1, **scores):
     return SiteScores(all=NATURAL | scores, references=of_references, findings={"known": known})
 
 
-@pytest.mark.parametrize(
-    ("now", "start", "raised"),
-    [
-        (site(), None, set()),
-        (site(identical_share=1.0, mismatched_share=0.5), None, {"identical_share", "mismatched_share"}),
-        (
-            site(identical_share=1.0, references=1.0),
-            None,
-            set(),
-        ),  # where references are alike, drafts may be
-        (site(length_ratio=2.0), None, {"length_ratio"}),
-        (site(length_ratio=0.1), None, {"length_ratio"}),
-        (site(contradictions=0.36), None, {"contradictions"}),
-        (site(recall=0.5, precision=1.0), site(recall=0.9, precision=1.0), {"finding_recall"}),
-        (site(recall=0.89, precision=0.96), site(recall=0.9, precision=0.97), set()),
-        (site(recall=0.9, precision=0.85), site(recall=0.9, precision=0.97), {"invented_findings"}),
-    ],
-)
+@pytest.mark.parametrize(("now", "start", "raised"), cases(__file__, "alarms.yaml"))
 def test_what_raises_which_alarm(now, start, raised):
-    assert {name for name, alarm in alarms(now, start).items() if alarm.raised} == raised
+    of_site = alarms(site(**now), site(**start) if start else None)
+    assert {name for name, alarm in of_site.items() if alarm.raised} == {*raised}
 
 
 def test_without_its_numbers_an_alarm_is_left_out():
-    assert (
-        alarms(None, site()) == alarms(SiteScores(all={"mismatched_share": None, "identical_share": 1.0}), None) == {}
-    )
+    unknown = SiteScores(all={"mismatched_share": None, "identical_share": 1.0})
+    assert alarms(None, site()) == alarms(unknown, site()) == {}
     assert not {"finding_recall", "invented_findings"} & {*alarms(site(recall=0.5, precision=0.5), SiteScores())}

@@ -51,10 +51,10 @@ def rows(page):
 
 def test_each_part_of_a_finding_is_marked_and_counted():
     for site in (SITE, replace(SITE, synthetic=False)):
-        found = {name.lower().split()[-1].split("_")[0]: row for name, row in rows(examples_page(site)).items()}
+        marks = {name.lower().split()[-1].split("_")[0]: row for name, row in rows(examples_page(site)).items()}
         right = ("right", "right")
-        assert found["effusion"] == ("part", [right, right, ("part", "small (moderate)"), ("right", "increased")])
-        assert found["nodule"][0] == "wrong" and found["nodule"][1][0] == ("wrong", "missed")
+        assert marks["effusion"] == ("part", [right, right, ("part", "small (moderate)"), ("right", "increased")])
+        assert marks["nodule"][0] == "wrong" and marks["nodule"][1][0] == ("wrong", "missed")
     page = examples_page(SITE)
     assert rows(page)["cavity"] == ("wrong", [("wrong", "invented"), ("", ""), ("", ""), ("", "")])
     assert "Presence 1 of 3 right, side 1 of 1, degree 0 of 1, change 1 of 1" in page
@@ -76,10 +76,9 @@ def test_the_first_patients_are_chosen_visit_by_visit_whatever_was_written():
     assert not re.search("zoe|adam|2020", page)
 
 
-PICTURED = [("ct", (9, 3, 64, 64), 3), ("radiograph", (1, 3, 400, 300), 1)]
-
-
-@pytest.mark.parametrize(("modality", "size", "count"), PICTURED)
+@pytest.mark.parametrize(
+    ("modality", "size", "count"), [("ct", (9, 3, 64, 64), 3), ("radiograph", (1, 3, 400, 300), 1)]
+)
 def test_pictures_are_small_parts_of_the_prepared_image_and_say_which(modality, size, count):
     visits = [*[("p", str(i)) for i in range(module.VISITS)], ("q", "x"), ("r", "x")]
     found, images = scored(*visits, modality=modality, size=size)
@@ -127,9 +126,6 @@ def test_what_is_written_is_read_back_and_anything_else_refused(tmp_path):
         module.read_examples(tmp_path / EXAMPLES_FILE)
 
 
-TEXT = "There is a small right pleural effusion. There is a nodule. The heart is normal."
-
-
 def test_p_is_that_of_a_permutation_test():
     values = np.random.default_rng(3).normal(size=40) + 0.7 * (np.arange(40) < 12)
     groups = values[:12], values[12:]
@@ -141,20 +137,21 @@ def test_p_is_that_of_a_permutation_test():
 def test_a_group_whose_drafts_are_worse_is_warned_of_on_the_page(tmp_path):
     """Men's drafts miss what there is; ages and scanners differ by chance alone, and two patients have no sex."""
     write_series(tmp_path / "ct", chest(), edit=put(Manufacturer="Maker"))
-    images, day = [tmp_path / ("ct" if i % 5 else "no") for i in range(42)], datetime(2020, 1, 1)
-    visits = [Visit(f"p{i:02d}", f"v{i}", day, image, TEXT, "ct", 30.0 + i) for i, image in enumerate(images)]
-    sexes = [*"FM" * 20, None, None]
-    samples = [Sample(visit, None, sex, 1, "test") for visit, sex in zip(visits, sexes, strict=True)]
-    texts = ["The heart is normal." if sample.sex == "M" else TEXT for sample in samples]
+    text, samples = "There is a small right pleural effusion. There is a nodule. The heart is normal.", []
+    for i, sex in enumerate([*"FM" * 20, None, None]):
+        image = tmp_path / ("ct" if i % 5 else "no")
+        visit = Visit(f"p{i:02d}", f"v{i}", datetime(2020, 1, 1), image, text, "ct", 30.0 + i)
+        samples.append(Sample(visit, None, sex, 1, "test"))
+    texts = ["The heart is normal." if sample.sex == "M" else text for sample in samples]
     rows = report_rows(samples, texts, [1.0] * 42, personal=True)
-    found = scores_by_group(samples, rows, 5)
-    assert {(one.kind, one.group, one.score) for one in found if one.behind} == {
-        ("sex", "men", score) for score in ("rouge_l", "ctrate_rules_f1")
-    }
-    counts = {f"{one.kind} {one.group}": one.patients for one in found}
-    assert counts.pop("scanner MAKER") == 33 and counts.pop("scanner unknown") == 9
-    assert counts == {"sex men": 20, "sex women": 20, "age 40 to 59": 20, "age 60 to 79": 12, "age under 40": 10}
-    assert {one.patients for one in scores_by_group(samples, rows, 2) if one.group == "unknown"} == {2, 9}
-    page = examples_page(SiteExamples("s", 1, False, "ct", (), found))
+    scores = scores_by_group(samples, rows, 5)
+    behind = {(of.kind, of.group, of.score) for of in scores if of.behind}
+    assert behind == {("sex", "men", score) for score in ("rouge_l", "ctrate_rules_f1")}
+    assert {f"{of.kind} {of.group}": of.patients for of in scores} == {
+        "scanner MAKER": 33, "scanner unknown": 9, "sex men": 20, "sex women": 20,
+        "age 40 to 59": 20, "age 60 to 79": 12, "age under 40": 10,
+    }  # fmt: skip
+    assert {of.patients for of in scores_by_group(samples, rows, 2) if of.group == "unknown"} == {2, 9}
+    page = examples_page(SiteExamples("s", 1, False, "ct", (), scores))
     assert "sex, men: ROUGE-L" in page and page.count("falls behind.") == 2
-    assert "No group falls behind" in examples_page(SiteExamples("s", 1, False, "ct", (), found[:0] + found[4:]))
+    assert "No group falls behind" in examples_page(SiteExamples("s", 1, False, "ct", (), scores[4:]))

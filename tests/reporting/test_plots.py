@@ -51,13 +51,11 @@ def test_any_series_gives_well_formed_svg_inside_its_frame(points):
     assert "nan" not in ElementTree.tostring(figure, encoding="unicode").lower()
 
 
-RANGES = [(0.0071, 0.0184), (3.0, 3.00002), (1e-9, 5e-9), (0, 9e5), (0, 3e8), (1e6, 1e6 + 1), (-2e-4, 1e-4)]
-
-
-@pytest.mark.parametrize(("low", "high"), RANGES)
-def test_tick_labels_differ(low, high):
-    words = [e.text for e in chart((0, low), (1, high)).iter("text") if e.get("class") == "end"]
-    assert len(words) >= 2 and len(set(words)) == len(words)
+def test_tick_labels_differ():
+    ranges = (0.0071, 0.0184), (3.0, 3.00002), (1e-9, 5e-9), (0, 9e5), (0, 3e8), (1e6, 1e6 + 1), (-2e-4, 1e-4)
+    for low, high in ranges:
+        words = [e.text for e in chart((0, low), (1, high)).iter("text") if e.get("class") == "end"]
+        assert len(words) >= 2 and len(set(words)) == len(words), (low, high)
 
 
 def test_a_band_is_shaded_within_the_frame_and_a_point_without_neighbours_shows_its_interval():

@@ -14,7 +14,7 @@ from fedtar_flare.reporting.run import read_run
 
 
 def test_a_whole_run_is_read(tmp_path):
-    run = read_run(write_run(tmp_path / "fedtar").parent)  # the run's folder around it will do
+    run = read_run(write_run(tmp_path / "fedtar").parent)  # a folder around it will do
     start = run.start
     assert run.folder == tmp_path / "fedtar"
     assert (start.run_id, run.status, run.end.seconds) == (RUN_ID, "completed", 252.4)

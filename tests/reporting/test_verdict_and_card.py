@@ -32,18 +32,14 @@ def run_of(before, after, *, generic=None, n=40, validation=(1.0,), sites=("a", 
     return Run(None, start, (), tuple(losses), tuple(evaluations), end, (), "Other")
 
 
-def test_the_closing_box_exactly():
+def test_the_closing_box():
     before, after = {"bleu_4": 0.095, "finding_f1_known": 0.9}, {"bleu_4": 0.725, "finding_f1_known": 0.8}
-    run = run_of(before, {1: after | {"token_loss": 0.5}})
-    assert closing_box(run, {"report": "/x/report.html"}) == (
-        f"{RULE}\n"
-        "run r: completed in 1 min 15 s, warm start -> round 1\n"
-        "BLEU-4, x 100               9.5 -> 72.5   better\n"
-        "known findings F1, x 100   90.0 -> 80.0   worse\n"
-        "Test reports               80             mean of 2 sites\n"
-        "report   /x/report.html\n"
-        f"{RULE}"
-    )
+    box = closing_box(run_of(before, {1: after | {"token_loss": 0.5}}), {"report": "/x/report.html"}).splitlines()
+    assert box[0] == box[-1] == RULE and box[1] == "run r: completed in 1 min 15 s, warm start -> round 1"
+    assert [re.split(" {2,}", line) for line in box[2:-1]] == [
+        ["BLEU-4, x 100", "9.5 -> 72.5", "better"], ["known findings F1, x 100", "90.0 -> 80.0", "worse"],
+        ["Test reports", "80", "mean of 2 sites"], ["report", "/x/report.html"],
+    ]  # fmt: skip
 
 
 @given(
@@ -139,8 +135,6 @@ def test_small_cells_are_blank_and_cannot_be_worked_out_from_totals(tmp_path):
     edit(tmp_path, "evaluation", sites={"a": cells, "b": cells})
     card = model_card(read_run(tmp_path))
     assert "| a | all | over 9 |" in card and "| mean of sites | all | over 18 |" in card
-    open_card = model_card(read_run(write_run(tmp_path / "open", min_cell=1)))
-    assert f"| {SOUTH} | all | 17 |" in open_card and "| mean of sites | all | 60 |" in open_card
 
 
 def test_scores_are_those_of_the_adapters_round(tmp_path):
@@ -149,24 +143,17 @@ def test_scores_are_those_of_the_adapters_round(tmp_path):
     assert "warm start → round 2;" in model_card(read_run(tmp_path))
 
 
-PARTS = {"encoder_name": "microsoft/cvt-21-384-22k", "decoder_name": "distilgpt2"}
-MODELS = [
-    ({}, "not stated", None),
-    ({"preset": "small"}, "fedtar_flare preset small", None),
-    ({"preset": "paper"} | PARTS, ", ".join(["fedtar_flare preset paper", *PARTS.values()]), [*PARTS.values()]),
-    ({"base_model": "a: b # c"}, "a: b # c", ["a: b # c"]),
-]
-
-
-@pytest.mark.parametrize(("model", "name", "listed"), MODELS)
-def test_base_model_and_licence_are_as_the_settings_state_them(tmp_path, model, name, listed):
+def test_base_model_and_licence_are_as_the_settings_state_them(tmp_path):
     write_run(tmp_path)
-    edit(tmp_path, "start", model=model)
-    run = read_run(tmp_path)
-    assert base_model(run) == name
-    head = head_of(model_card(run))
-    assert head.get("base_model") == listed and "license" not in head
-    assert "| licence of the base model | not stated |" in model_card(run)
+    for model, name, listed in (
+        ({}, "not stated", None), ({"preset": "small"}, "fedtar_flare preset small", None),
+        ({"preset": "r2gen", "encoder_name": "cvt", "decoder_name": "a: b #"}, "fedtar_flare preset r2gen, cvt, a: b #",
+         ["cvt", "a: b #"]),
+    ):  # fmt: skip
+        edit(tmp_path, "start", model=model)
+        card = model_card(run := read_run(tmp_path))
+        assert base_model(run) == name and head_of(card).get("base_model") == listed
+        assert "license" not in head_of(card) and "| licence of the base model | not stated |" in card
 
 
 def test_names_from_outside_stay_in_their_cell_and_a_run_without_scores_has_a_card(tmp_path):

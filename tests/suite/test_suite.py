@@ -18,7 +18,7 @@ from fedtar_flare.record.events import Evaluation, SiteScores
 from fedtar_flare.record.log import scored_round
 from fedtar_flare.suite.file import Suite, read_suite
 from fedtar_flare.suite.plan import Experiment, experiments
-from fedtar_flare.suite.results import differences, interval_of, read_results, result_file, seed_means
+from fedtar_flare.suite.results import differences, interval_of, read_results, seed_means
 from fedtar_flare.suite.run import run_suite
 
 TINY = {
@@ -59,15 +59,12 @@ def ran(tmp_path_factory):
 def test_every_cell_has_a_result_that_says_how_it_was_made(ran):
     file, folder, _, state = ran
     planned = experiments(read_suite(file))
-    for experiment in planned:
-        result = json.loads(result_file(folder, experiment).read_text())
-        assert result["settings"] == experiment.recipe and result["seed"] == 0 and result["versions"]["torch"]
-        lines = result_file(folder, experiment).with_suffix(".rows.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
-        members = [row for row in rows if row["site"] in TINY["sites"] and row["when"] == "end"]
-        assert len(members) == sum(sum(counts["test"]) for counts in result["counts"].values())
-        assert ("site-3" in result["outside"]) is (experiment.name == "fedavg"), "local-only has nothing to give away"
-        assert not {"text", "reference"} & {name for row in rows for name in row}
+    for result in read_results(folder, planned):
+        content, experiment = result.content, result.experiment
+        assert content["settings"] == experiment.recipe and content["seed"] == 0 and content["versions"]["torch"]
+        assert len(result.members()) == sum(sum(counts["test"]) for counts in content["counts"].values())
+        assert ("site-3" in content["outside"]) is (result.arm == "fedavg"), "local-only has nothing to give away"
+        assert not {"text", "reference"} & {name for row in result.rows for name in row}
     assert not state, "a finished run leaves no state of its sites"
 
 
@@ -162,23 +159,18 @@ class Raising(Experiment):
         raise CannotBeSent("out of", "luck")
 
 
-def scored(round_, sites, generic=()):
-    parts = ({site: SiteScores() for site in names} for names in (sites, generic))
-    return Evaluation(round=round_, **dict(zip(("sites", "generic"), parts, strict=True)))
+def test_all_scores_are_of_the_best_round_that_can_be_compared():
+    def scored(round_, sites, generic=""):
+        sites, generic = ({site: SiteScores() for site in names} for names in (sites, generic))
+        return Evaluation(round=round_, sites=sites, generic=generic)
 
-
-@pytest.mark.parametrize(
-    ("evaluations", "best", "expected"),
-    [
-        ([scored(0, "ab"), scored(1, "ab"), scored(2, "ab")], 1, 1),
-        ([scored(0, "ab"), scored(2, "ab")], 1, 2),  # the best was not scored
-        ([scored(0, "ab"), scored(1, "ab"), scored(2, "ab")], None, 2),  # nobody has validation patients
-        ([scored(0, "a"), scored(1, "a"), scored(2, "ab")], 1, 2),  # b came late
-        ([scored(0, "ab"), scored(1, "ab"), scored(2, "ab", "ab")], 1, 2),  # fine-tuned at the end
-    ],
-)
-def test_all_scores_are_of_the_best_round_that_can_be_compared(evaluations, best, expected):
-    assert scored_round(evaluations, best) == expected
+    every = [scored(0, "ab"), scored(1, "ab"), scored(2, "ab")]
+    assert scored_round(every, 1) == 1 and scored_round(every, None) == 2, (
+        "the last where nobody has validation patients"
+    )
+    assert scored_round(every[::2], 1) == 2, "the best was not scored"
+    assert scored_round([scored(0, "a"), scored(1, "a"), every[2]], 1) == 2, "b came late"
+    assert scored_round([*every[:2], scored(2, "ab", "ab")], 1) == 2, "fine-tuned at the end"
 
 
 @pytest.mark.slow

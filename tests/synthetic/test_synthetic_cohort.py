@@ -1,5 +1,6 @@
 import json
 from datetime import datetime, timedelta
+from unittest.mock import DEFAULT, Mock, patch
 
 import pydicom
 import pytest
@@ -22,10 +23,6 @@ def make(folder, site="site-1", patients=4, time_steps=2, seed=0, alignment="vis
 
 def cohort_truth(cohort):
     return json.loads((cohort.patients[0].visits[0].image.parents[3] / TRUTH).read_text())
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -100,46 +97,36 @@ def test_other_settings_and_other_code_make_other_cohorts(tmp_path, monkeypatch)
     others = [{"options": CohortOptions(untidy=1.0)}, {"seed": 1}, {"alignment": "period"}, {"site": "site 2/x"}]
     for other in ({}, *others):
         make(tmp_path, patients=1, time_steps=1, **other)
-    assert len(names(tmp_path)) == 5
+    assert len([*tmp_path.iterdir()]) == 5
     monkeypatch.setattr(cohort, "_code_version", lambda: "another")
     make(tmp_path, patients=1, time_steps=1)
-    assert len(names(tmp_path)) == 6
+    assert len([*tmp_path.iterdir()]) == 6
 
 
-def test_a_half_written_cohort_is_never_used(tmp_path, monkeypatch):
-    write, calls = build.write_ct_series, []
-
-    def interrupted(*arguments, **named):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return write(*arguments, **named)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(build, "write_ct_series", interrupted)
+def test_a_half_written_cohort_is_never_used(tmp_path):
+    interrupted = Mock(wraps=build.write_ct_series, side_effect=[DEFAULT, KeyboardInterrupt])
+    with patch.object(build, "write_ct_series", interrupted), pytest.raises(KeyboardInterrupt):
         make(tmp_path)
     with pytest.raises(ConfigError):
         make(tmp_path, patients=0)
-    assert names(tmp_path) == []
+    assert not [*tmp_path.iterdir()]
     assert len(make(tmp_path).patients) == 4
 
 
-def test_the_loser_of_a_race_reads_the_winners_cohort_and_one_without_its_index_is_made_again(tmp_path, monkeypatch):
+def test_the_loser_of_a_race_reads_the_winners_cohort_and_one_without_its_index_is_made_again(tmp_path):
     base = {"patients": 1, "time_steps": 1}
     original = build.build_cohort
 
     def slower(*arguments):
-        with monkeypatch.context() as patch:
-            patch.setattr(build, "build_cohort", original)
+        with patch.object(build, "build_cohort", original):
             make(tmp_path, **base)  # another process finishes first
         return original(*arguments)
 
-    monkeypatch.setattr(build, "build_cohort", slower)
-    first = make(tmp_path, **base)
+    with patch.object(build, "build_cohort", slower):
+        first = make(tmp_path, **base)
     (place,) = tmp_path.iterdir()
     (place / "index.json").unlink()
-    monkeypatch.setattr(build, "build_cohort", original)
-    assert make(tmp_path, **base).patients == first.patients and names(tmp_path) == [place.name]
+    assert make(tmp_path, **base).patients == first.patients and [*tmp_path.iterdir()] == [place]
 
 
 def test_missing_age_and_periods(tmp_path):
