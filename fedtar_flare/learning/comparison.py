@@ -1,12 +1,9 @@
 """Prompts that tell the decoder which findings are new or gone since the visit before.
 
-A change follows from the classes of a finding now and before. Now: from the report in training, and from the head's
-prediction when reports are written. Before: in training always from the report before; later from the labels of the
-report before where that is shown, else from the head's prediction for the image before.
-
-The prompt of a finding that is new or gone is that of its class now plus that of its change, a direction fixed at
-random, the same for every finding and at every site. That of a finding that is gone is the largest: the decoder has to
-pick it out among all prompts, while prompts of new findings belong to findings that it has just named.
+A change follows from the classes of a finding now and before: from reports in training, later from the head's
+prediction where no report is shown. The prompt of a finding that is new or gone is that of its class plus a direction
+fixed at random, the same for every finding and at every site; that of one that is gone is the largest, since the
+decoder has to pick it out among all prompts, while a new one belongs to a finding that it has just named.
 """
 
 from collections.abc import Sequence

@@ -1,11 +1,8 @@
-"""The diagnosis branch: it predicts findings from the image, and prompts the decoder with them.
+"""The diagnosis branch: it predicts findings from the image, and prompts the decoder with one embedding for each.
 
-The decoder gets one prompt per finding. In training the prompts are the findings of the report, at inference those
-that the branch predicts. Their embeddings T are a tensor of its own, no part of the vocabulary: no text can spell a
-prompt. In the position ``last`` (:data:`.PromptPosition`) T is (K, E) for K classes,
-around the mean of the words' embeddings: the order marks the finding. Untrained, they disturb a decoder that was
-trained without any. In the position ``memory`` T is (D, K, E), where a decoder has learnt to look for findings, and
-begins near zero.
+The embeddings T are a tensor of its own: no text can spell a prompt. In the position ``last`` (:data:`.PromptPosition`)
+T is (K, E) for K classes, around the mean of the words' embeddings: the order marks the finding. In the position
+``memory`` T is (D, K, E), and begins near zero.
 """
 
 import re
@@ -38,10 +35,7 @@ def slice_means(tokens: Tensor, slice_mask: Tensor) -> Tensor:
 
 
 class MeanHead(nn.Module):
-    """FedMRG's head: a linear map of the mean over the slices' mean tokens, C channels, to K classes of D findings.
-
-    With several slices their largest values are inputs too, since a small finding is in few of them.
-    """
+    """FedMRG's head: a linear map of the mean over slices' mean tokens and, of several slices, of their largest."""
 
     def __init__(self, findings: int, classes: int, channels: int, slices: int, generator: torch.Generator):
         super().__init__()
@@ -79,12 +73,10 @@ class AttentionHead(nn.Module):
 
 
 class DiagnosisBranch(nn.Module):
-    """A head on the encoder's tokens, and the prompts' embeddings T.
+    """A head (``mean`` or ``attention``) on the encoder's tokens, and the prompts' embeddings T.
 
-    With a ``comparison`` the prompts also say what became of a finding, where a visit before is shown. There are D
-    findings and K classes; the encoder has C channels and S slices. T begins around the mean of ``words``, the
-    decoder's embeddings (V, E), in the position ``last``. ``seed`` is of all initial values; the head is ``mean`` or
-    ``attention``.
+    There are D findings and K classes, C channels and S slices; ``words`` are the decoder's embeddings (V, E). With a
+    ``comparison`` the prompts also say what became of a finding.
     """
 
     def __init__(
@@ -158,11 +150,10 @@ class PromptedFindings(NamedTuple):
 
 @dataclass(frozen=True)
 class FindingsChoice:
-    """Chooses the beam that states the prompted findings (:class:`~fedtar_flare.models.report_generator.Choice`).
+    """Chooses the beam that states the prompted findings.
 
-    A decoder does not always write the findings of its prompts. Its beams differ in them, and ``label``, the labeler
-    of the training reports, gives the findings' classes in each of ``candidates`` beams (1: no choice). ``names`` are
-    those of the findings, where a report that leaves one out is to be completed by a plain sentence.
+    ``label`` gives the findings' classes in each of ``candidates`` beams (1: no choice). ``names`` are those of the
+    findings, where a report that leaves one out is completed by a plain sentence.
     """
 
     branch: DiagnosisBranch
@@ -190,8 +181,7 @@ class FindingsChoice:
     def complete(self, text: str, prompted: PromptedFindings) -> str:
         """The text, with a plain sentence for each prompted finding that it does not state.
 
-        Sentences that name such a finding without stating any are left out. A sentence is added only where the text
-        then states that finding and what it stated before, and nothing else.
+        Sentences that name such a finding without stating any are left out; the text then states nothing else anew.
         """
         for number, name in enumerate(self.names):
             stated = self._stated(text)

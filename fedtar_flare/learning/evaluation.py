@@ -48,9 +48,8 @@ def site_scores(
 ) -> dict[str, Any]:
     """Score a site's drafts, per time step and over all steps.
 
-    A cell (the reports of a time step) with fewer than ``min_cell`` distinct patients gets no scores and an n of 0, and
-    its reports do not count in ``all`` either: otherwise subtraction would reveal its scores. Every n is rounded down
-    to a multiple of ``min_cell``, scores accordingly.
+    A cell (the reports of a step) of fewer than ``min_cell`` patients gets no scores, and its reports do not count in
+    ``all``, else subtraction would reveal them. Every n is rounded down to a multiple of ``min_cell``.
     """
     steps: dict[str, dict[str, Any]] = {str(t): {"n": 0} for t in range(1, time_steps + 1)}
     counted, n = list[int](), 0
@@ -103,13 +102,10 @@ def reports_of(
 
 
 def finding_scores(reports: Reports) -> dict[str, dict[str, dict[str, float]]]:
-    """Per finding ``n``, the reports that have it, and ``recall``, the share of those whose draft names it.
+    """Per finding its ``n`` and ``recall``, and where enough drafts name it, ``named`` and ``precision``.
 
-    Where drafts of at least a minimum cell of patients name it, also ``named``, how many do, and ``precision``, the
-    share of those that have it. They are under ``known`` and ``new`` (to the warm start) where the truth is known;
-    elsewhere under ``stated``: classes that the rule-based labeler finds in the references. A finding of fewer patients
-    is left out (with a cell of 1, only if no draft names it either); ``n`` and ``named`` are rounded down to a multiple
-    of the cell.
+    They are under ``known`` and ``new`` (to the warm start) where the truth is known, else under ``stated``. A finding
+    of fewer than ``min_cell`` patients is left out (with a cell of 1, only if no draft names it either).
     """
     min_cell, known = reports.min_cell, reports.known
     having, naming = reports.common(reports.findings), reports.common(reports.draft_findings)

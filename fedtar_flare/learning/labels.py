@@ -24,11 +24,10 @@ LabelerName = Literal["synthetic", "chexpert-rules", "ctrate-rules", "none"]
 
 @dataclass(frozen=True)
 class Labeler:
-    """Labels the D ``findings`` of a report.
+    """Labels the D ``findings`` of a report by numbers among ``classes``.
 
-    ``label`` gives the numbers of their classes among ``classes``, and ``changes`` the changes since the visit before
-    that a text states, as pairs of a finding and a direction. ``known`` are the findings in the images that the shipped
-    model learned from, of a source that knows the truth; ``rules`` grade a report's findings (:func:`.grade`).
+    ``changes`` are pairs of a finding and a direction that a text states; ``known`` are the findings that the shipped
+    model learned from; ``rules`` grade a report's findings (:func:`.grade`).
     """
 
     findings: tuple[str, ...]

@@ -74,12 +74,10 @@ def pretrain(
 ) -> None:
     """Train ``model`` in place on pairs of ``images`` and ``reports`` and on ``texts``; it ends in eval mode.
 
-    ``only`` names the parameters to train (None: all). ``on_progress`` is called after each ``every`` updates and at
-    the end. The head ``findings`` is trained too: it gives its loss from the decoder's memory (B, M, E), its mask (B,
-    M) and the pairs' indices (B); the first ``finding_steps`` updates learn by it alone. The rate rises over ``warmup``
-    updates (None: 100, at most a tenth of all), then falls by a cosine to a twentieth. ``batch_norm`` lets the
-    BatchNorm layers of an encoder with random weights learn their statistics. ConfigError without any data, or for
-    unequal numbers.
+    ``only`` names the parameters to train. The head ``findings`` gives a loss from the decoder's memory (B, M, E), its
+    mask (B, M) and the pairs' indices (B); the first ``finding_steps`` updates learn by it alone. The rate rises over
+    ``warmup`` updates, then falls by a cosine to a twentieth. ``batch_norm`` lets BatchNorm layers learn their
+    statistics.
     """
     model.require_parts("a warm start")
     if len(images) != len(reports):

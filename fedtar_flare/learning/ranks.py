@@ -1,12 +1,8 @@
 """Processes that train one model together, each on its share of every batch (data parallelism).
 
-Every process holds the whole model. Of a batch of B samples, rank r of n takes samples r, r + n, r + 2n, ... and
-accumulates the gradient of its share of ``sum_i l_i / B``; one sum over the processes then gives each of them the
-gradient of the whole batch, to the rounding of a float32 sum. Whatever follows, from clipping to the optimiser's step,
-is done by each on equal bits. So memory that runs out on one rank halves the micro-batch of that rank alone, and an
-update that is skipped is skipped by all.
-
-The sums go through ``torch.distributed``: NCCL between GPUs, gloo on the CPU. Nothing is pickled.
+Of a batch of B samples, rank r of n takes samples r, r + n, ... and accumulates the gradient of its share of
+``sum_i l_i / B``; one sum gives each the whole gradient, to the rounding of float32. What follows is done by each on
+equal bits, so an update that is skipped is skipped by all. Sums go through NCCL between GPUs, gloo on the CPU.
 """
 
 import json

@@ -1,8 +1,7 @@
 """CheXbert and RadBERT as labelers of reports, from a local folder; nothing is fetched, and no file's code is run.
 
-CheXbert (Smit et al., EMNLP 2020) labels the 14 CheXpert classes of a radiograph's report: a linear head for each, on
-BERT's last hidden state of the first token. RadBERT of CT-RATE (Hamamci et al., 2024, arXiv:2403.17834) labels 18 of a
-chest CT's report: one linear layer on RoBERTa's pooled output, positive from a probability of one half on.
+CheXbert (Smit et al., EMNLP 2020) has a linear head for each of 14 classes on BERT's first token; RadBERT of CT-RATE
+(Hamamci et al., 2024) one linear layer for 18 classes on RoBERTa's pooled output, positive from one half on.
 """
 
 import hashlib

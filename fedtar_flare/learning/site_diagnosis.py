@@ -1,11 +1,9 @@
 """A site's own diagnosis head: it predicts findings from the image, and the decoder is prompted with them.
 
-In training the prompts are the findings of the report, so that the decoder learns to write a sentence because of its
-prompt, not because it remembers the image; in generation they are the head's predictions (PromptMRG, Jin et al., AAAI
-2024, and FedMRG). The prompts are fixed and the same at all sites: the adapters learn to use them. The head stays at
-its site, or travels with the adapter (``shared``). A plain average would lose the findings that some hospitals hardly
-have; so a site's update leaves out findings that too few of its patients have (the row is zero), and the server takes
-each row's mean over the sites that contribute to it (federated learning with partial labels).
+In training the prompts are the findings of the report, so that the decoder does not remember the image; in generation
+the head's predictions (PromptMRG, Jin et al., AAAI 2024, and FedMRG). The head stays at its site, or travels
+(``shared``): then a site's update leaves out findings that too few of its patients have, and the server takes each
+row's mean over the sites that contribute to it (federated learning with partial labels).
 """
 
 import copy

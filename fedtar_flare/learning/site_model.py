@@ -61,16 +61,11 @@ EVALUATION_BATCH = 32
 class SiteModel:
     """A report generator with the adapter that travels and what a site keeps to itself: losses, reports, scores.
 
-    Learners are site models that train; ``fedtar generate`` builds the same class again from what a run left. The hooks
-    are what a method overrides; all have a default. :attr:`adapter` names the set of factors that travels.
-
-    The patients of ``cohort`` are prepared by ``prepare_cohort``; :meth:`with_task` may replace them. ``seed`` is of
-    the adapter's initial values, the same at every site. ``checkpoint`` is called between batches, to stop an aborted
-    job. ``local_paths`` say where the parts lie that ``model`` names. ``restored`` makes of the base model one
-    with an adapter that a run left, instead of a new one. ``lora_rank`` is the site's own, at most ``lora.rank``.
-    ``ranks`` are the processes that share a batch, or the reports to write. ``transforms`` are the job's
-    ``data.transforms``; ``image_change`` makes the images of a simulated site its own, not those of earlier visits.
-    ``report_labeler`` is the site's own, for clinical efficacy.
+    Learners are site models that train; ``fedtar generate`` builds the same class from what a run left. The hooks are
+    what a method overrides. ``seed`` is of the adapter's initial values, the same at every site; ``checkpoint`` is
+    called between batches, to stop an aborted job; ``restored`` makes of the base model one with an adapter that a run
+    left; ``ranks`` share a batch, or the reports to write; ``image_change`` makes the images of a simulated site its
+    own.
     """
 
     adapter: ClassVar[str] = DEFAULT_ADAPTER

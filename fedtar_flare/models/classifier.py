@@ -1,8 +1,6 @@
 """Classifiers: a frozen image encoder, an adapter within it, and a binary head on its pooled features.
 
-The encoder is that of the shipped report generator (``small``; CT slice by slice), a ViT of the sizes given here, any
-timm backbone, or Swin UNETR's on whole volumes. Adapter and head are what is trained and exchanged, under PEFT's names
-and as ``head.weight`` and ``head.bias``.
+Adapter and head are what is trained and exchanged, under PEFT's names and as ``head.weight`` and ``head.bias``.
 """
 
 from __future__ import annotations

@@ -85,8 +85,7 @@ class CrossDecoder:
     def _positions(self, order: Tensor, mask: Tensor | None, prompts: int) -> dict[str, Tensor | None]:
         """Positions and attention mask of D prompts, begin token and words, from their order.
 
-        D prompts at the begin token share its weight: each of the D + 1 has ``-log(D + 1)`` added to its scores. As
-        long as they are copies of it, the decoder writes as if they were not there.
+        D prompts at the begin token share its weight: each of the D + 1 has ``-log(D + 1)`` added to its scores.
         """
         first = 0 if self.at_begin else self.lm.config.n_positions - prompts + order
         positions = torch.where(order < prompts, first, order - prompts)

@@ -89,10 +89,7 @@ class TimmEncoder(SliceEncoder):
 
 
 def build_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tuple[str, ...]]:
-    """Build the encoder of a configuration; also return the names of its random parameters.
-
-    ``load_pretrained=False`` is for a model whose whole checkpoint is loaded later. ConfigError as for a decoder.
-    """
+    """Build the encoder of a configuration; also return the names of its random parameters."""
     if config.encoder == "timm":
         return _timm(config, load_pretrained)
     from transformers.models.cvt.configuration_cvt import CvtConfig
@@ -179,9 +176,7 @@ class NoPooling(nn.Module):
 class PriorMarks(nn.Module):
     """Marks features of the visit before with their kind and with the days between, by fixed codes without any weight.
 
-    The codes depend on the width alone, so all sites have the same, outside of the model's state; the decoder's
-    adapters learn to use them. Their root mean square is ``KIND_SIZE`` and ``TIME_SIZE`` times that of the present
-    features.
+    The codes depend on the width alone, so all sites have the same; the decoder's adapters learn to use them.
     """
 
     def __init__(self, width: int):

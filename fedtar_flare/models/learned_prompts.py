@@ -1,8 +1,7 @@
 """Vectors that are learnt in place of words: before the report (prompt tuning), and in every layer (prefix tuning).
 
-Prompt tuning (Lester et al., EMNLP 2021) learns the embeddings of some words that stand before the begin token. Prefix
-tuning (Li and Liang, ACL 2021) learns keys and values of such words in each layer; here, as in P-tuning v2 (Liu et al.,
-ACL 2022), each layer's own maps make them from a learnt state: the words' states are replaced before every layer.
+Lester et al., EMNLP 2021; Li and Liang, ACL 2021, here as in P-tuning v2 (Liu et al., ACL 2022): each layer's own maps
+make keys and values from learnt states, which replace the words' before every layer.
 """
 
 from functools import partial
@@ -21,9 +20,7 @@ NOISE = 0.02  # standard deviation around the vectors' start; equal ones would s
 class LearnedPrompts(nn.Module):
     """A prompter (:data:`.PromptPosition`) with the same learnt words for all images.
 
-    They begin as copies of the begin token and share its weight in attention, so that they change little at first.
-    Prefix tuning learns their states in the layers from the second to ``layers`` too. ``begin`` (E,) is the begin
-    token's embedding.
+    They begin as copies of the begin token (E,) and share its weight in attention, so that they change little at first.
     """
 
     position: PromptPosition = "begin"

@@ -43,10 +43,7 @@ def add_memory(lm: Any) -> None:
 
 
 class RelationalMemory(nn.Module):
-    """Passes embeddings on unchanged, and sets ``states``, the memory after each of them.
-
-    In generation the states are one more layer of the cache of keys, ``layer``, so that beams keep theirs.
-    """
+    """Passes embeddings on, and sets ``states``, the memory after each: a further ``layer`` of the cache."""
 
     def __init__(self, width: int, heads: int, layer: int):
         super().__init__()

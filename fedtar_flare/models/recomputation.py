@@ -1,9 +1,7 @@
 """Gradient checkpointing of a decoder: its layers keep their inputs alone, and run once more in the backward pass.
 
-Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), by transformers' own layers and torch's
-``checkpoint`` without reentrance. Two things are added, since models here are trained in evaluation mode (no dropout),
-in which transformers checkpoints nothing, and since a method's adapters act inside a context that the backward pass has
-left: layers checkpoint wherever a gradient is wanted, and are run again with the adapters that acted at first.
+By transformers' own layers (Chen et al., 2016). Two things are added: models here are trained in evaluation mode, in
+which transformers checkpoints nothing, and a method's adapters act in a context that the backward pass has left.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,12 +20,10 @@ _States = Sequence[tuple[nn.Module, dict[str, Any]]]
 
 
 class RecomputedLayers:
-    """The layers of a decoder that are computed again in the backward pass.
+    """The layers of a decoder that are computed again in the backward pass, inside :meth:`checkpointing` alone.
 
-    Dropout, autocast and the active adapters are as in the first pass: PEFT's switches and scales of each layer, and a
-    ``forward`` that a method has put in the place of PEFT's. Anything else that such a forward uses must be the same in
-    both passes. The layers of ``language_model`` (transformers) are changed in place, but act as before outside of
-    :meth:`checkpointing`. ConfigError for a kind of model that cannot compute its layers again.
+    Dropout, autocast, PEFT's switches and scales, and a ``forward`` that a method put in place of PEFT's, are as in the
+    first pass. ConfigError for a kind of model that cannot compute its layers again.
     """
 
     def __init__(self, language_model: Any):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,23 +33,6 @@ class Encoded(NamedTuple):
     prior_tokens: Tensor | None = None  # (B, S', N, C) of the images before
 
 
-class Choice(Protocol):
-    """Chooses another beam where the likeliest one does not state the findings that the decoder was prompted with."""
-
-    @property
-    def candidates(self) -> int:
-        """Number of beams."""
-
-    def prompted_findings(self, seen: Encoded) -> Sequence[Any]:
-        """Findings that the decoder is prompted with, for each of B visits."""
-
-    def count_differences(self, text: str, prompted: Any) -> int:
-        """In how many findings a text differs from the prompt."""
-
-    def complete(self, text: str, prompted: Any) -> str:
-        """The text, with a sentence for each prompted finding that it leaves out."""
-
-
 def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean token loss of each report (B,), float32, of logits (B, L, V) before, and labels (B, L) at, each token."""
     targets = labels[:, 1:]
@@ -60,18 +43,17 @@ def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class ReportGenerator(nn.Module):
-    """Slice-wise encoder, slice pooling, bias-free projection, and a decoder.
+    """Slice-wise encoder, slice pooling, bias-free projection, and a decoder with cross-attention or a prefix.
 
-    The decoder is GPT-2 with cross-attention, or a causal language model with the image as a prefix. Repeated rows keep
-    the batch's order: slice row i belongs to sample ``i // S``, beam row i to ``i // beams``. ``load_pretrained=False``
-    is for a model whose whole checkpoint is loaded later.
+    Slice row i belongs to sample ``i // S``, beam row i to ``i // beams``. ``load_pretrained=False`` is for a model
+    whose whole checkpoint is loaded later.
     """
 
     diagnosis: Any  # a method's prompter (:data:`PromptPosition`), or None
     image_layers: Any
     decoder: Any
     cross_decoder: CrossDecoder | None = None
-    choice: Choice | None = None  # a method's choice among beams; without it the likeliest beam is the report
+    choice: Any = None  # a method's choice among beams, else the likeliest (:class:`.diagnosis.FindingsChoice`)
     channels: int  # C of :meth:`tokens`
 
     def __init__(self, config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool):
@@ -220,10 +202,10 @@ class ReportGenerator(nn.Module):
         tokens: Tensor | None = None,
         context: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
     ) -> Tensor:
-        """Write reports by beam search: ids (B, L), begin token first, padded after the end token.
+        """Write reports by beam search: ids (B, L), begin token first, padded after the end token, whatever the batch.
 
-        A report does not depend on the others of its batch. With a :attr:`choice`, one that does not state the prompted
-        findings is searched for once more, among as many beams as there are candidates, and completed.
+        With a :attr:`choice`, reports that do not state the prompted findings are searched for once more, and
+        completed.
         """
         tokens = self.tokens(batch) if tokens is None else tokens
         before, length = self.prior_tokens(batch), max_length or self.max_length

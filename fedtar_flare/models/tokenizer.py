@@ -20,10 +20,8 @@ IGNORED = -100  # label of positions that no loss is taken at
 class ReportTokenizer:
     """Encodes reports as token ids and decodes them.
 
-    ``decode(encode(text)) == text`` for any text that fits in ``max_length``, even one that spells a special token;
-    only lone surrogates become ``?``. A report that is cut to ``max_length`` (begin and end tokens included) loses its
-    end token, so that a model does not learn to stop in mid-sentence. Special ids may be the same (GPT-2); a draft may
-    end with ``ends`` too.
+    Any text comes back, even one that spells a special token; lone surrogates become ``?``. A report that is cut to
+    ``max_length`` loses its end token. Special ids may be the same (GPT-2); a draft may end with ``ends`` too.
     """
 
     def __init__(

@@ -1,10 +1,8 @@
 """The encoder of MONAI's Swin UNETR (``swinViT``; VoCo's too), for whole CT volumes.
 
-The cache has S slices (``model.slices``) of a CT that sample the lungs, each fitted into a square, with positions in
-millimetres. Here they become S evenly spaced planes from the lowest to the highest position, each interpolated linearly
-between the two slices around it. The distance between planes differs between patients, and from that within a plane;
-published weights (Swin UNETR's self-supervised ones, VoCo) were trained without a fixed distance too, but on crops, in
-which the body is larger. Axes and values are theirs: to the right, the front and the head (MONAI's ``RAS``), 0 to 1.
+The S slices of a prepared CT become S evenly spaced planes, each interpolated between the two slices around it. Axes
+and values are those of the published weights: to the right, the front and the head (MONAI's ``RAS``), 0 to 1. Their
+distance between planes was not fixed either, but they were trained on crops, in which the body is larger.
 """
 
 import re
@@ -31,10 +29,10 @@ _NAMES = ((re.compile(r"^module\."), ""), (re.compile(r"\.mlp\.fc([12])\."), r".
 
 
 class VolumeEncoder(EvalEncoder):
-    """Features of whole volumes: the mean of the last feature map, normalised over channels to mean 0 and variance 1.
+    """Features of whole volumes: the mean of the last feature map, normalised over channels.
 
-    ``feature_size``, a multiple of 12, is the number of channels of the first stage, a sixteenth of the features;
-    ``window_size`` is attention's, in tokens along each axis (7 in published weights). ConfigError without einops.
+    ``feature_size``, a multiple of 12, is the channels of the first stage; ``window_size`` is in tokens along each
+    axis.
     """
 
     def __init__(self, feature_size: int, window_size: int, hu_window: HUWindow):

@@ -1,9 +1,8 @@
 """Named sets of LoRA factors, made by PEFT and exchanged under PEFT's own tensor names.
 
-FedTAR, Eq. 4: ``W + s A B^T`` with ``s = alpha / rank`` on every targeted linear layer. A model may carry several
-sets, such as one that travels and one that stays at the site. All but the set ``default`` have their name in their
-tensors' names (``...lora_A.generic.weight``), so that a guard can tell them apart. Parameters that a run names as
-extras (such as cross-attention without pre-trained weights) travel whole.
+FedTAR, Eq. 4: ``W + s A B^T`` with ``s = alpha / rank``. A model may carry several sets; all but ``default`` have their
+name in their tensors' names (``...lora_A.generic.weight``), so that a guard can tell them apart. Parameters that a run
+names as extras travel whole.
 """
 
 from __future__ import annotations
@@ -46,14 +45,10 @@ def add_lora(
     """Add a named set of LoRA factors to ``model`` (changed in place), which does not change its outputs yet.
 
     A plain model is wrapped; then only these factors and the extras are trained. A PEFT model gets a further set, which
-    is trained too and acts only inside :func:`active_adapters`; what was trained or active before stays so.
-
-    ``A`` is Kaiming uniform and ``B`` zero. Both depend only on ``seed`` and the layers' names and sizes; the global
-    random state is neither read nor changed. There is no dropout. ``targets`` are globs on whole module paths, and
-    ``extra`` on whole parameter names of ``model`` as passed, which are trained and exchanged whole, with the first
-    set. LoRA has no effect on a layer whose ``weight`` the backbone uses without calling the layer (``qkv`` of timm's
-    BEiT, EVA, Swin V2): do not target one. With ``site_rank`` the model gets the first so many ranks of the exchanged
-    factors. ConfigError for a name or a glob that cannot be used, or ``extra`` with a further set.
+    is trained too and acts only inside :func:`active_adapters`. ``A`` is Kaiming uniform and ``B`` zero, by ``seed``
+    and the layers' names and sizes alone. ``targets`` are globs on module paths, ``extra`` on names of parameters that
+    travel whole. LoRA has no effect on a layer whose ``weight`` the backbone uses without calling it (``qkv`` of timm's
+    BEiT, EVA, Swin V2). With ``site_rank`` the model gets the first so many ranks of the exchanged factors.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
 

@@ -1,8 +1,7 @@
 """Adapter folders in PEFT's file format, written and read without PEFT, as on a server that never builds the model.
 
-``peft.PeftModel.from_pretrained(base_model, folder)`` loads the factors. Other exchanged parameters are in
-``extra.safetensors``, by their names in the base model; ``fedtar.json`` names the base model and the run. Without an
-adapter (learnt prompts, a model's own parts), the folder has these two files alone.
+Other exchanged parameters are in ``extra.safetensors``, by their names in the base model; ``fedtar.json`` names the
+base model and the run. Without an adapter the folder has these two files alone.
 """
 
 import json
