@@ -85,10 +85,7 @@ class TrainingConfig(Settings):
         if self.noise_multiplier is not None and not self.max_grad_norm:
             yield "max_grad_norm", "above 0 with noise_multiplier, whose noise is in proportion to it"
         if self.seconds and (self.local_epochs is not None or self.noise_multiplier is not None):
-            yield (
-                "seconds",
-                "0 with local_epochs or noise_multiplier: how many updates were made would tell of patients",
-            )
+            yield "seconds", "0 with local_epochs or noise_multiplier: the number of updates would tell of patients"
 
     def updates_of(self, visits: int, least: int = 1) -> int:
         """Compute how many updates a task makes."""
@@ -158,10 +155,7 @@ class DataConfig(Settings):
         if len(dates) < len(self.periods) or any(date.tzinfo for date in dates) or dates != sorted(set(dates)):
             yield "periods", "rising ISO dates without a time zone, such as '2020-07-01'"
         elif any(date.time() != time() for date in dates) or any(b - a < LEAST_PERIOD for a, b in pairwise(dates)):
-            yield (
-                "periods",
-                f"whole days, at least {LEAST_PERIOD.days} apart: shorter periods tell when patients came",
-            )
+            yield "periods", f"whole days, at least {LEAST_PERIOD.days} apart: shorter ones tell when patients came"
 
     def timeline(self, time_steps: int) -> Timeline:
         """Build the rule by which visits become the time steps 1 to T."""

@@ -20,8 +20,7 @@ def device_of_each(device: str, processes: int) -> str:
     kind, _ = choose_device(device)
     if kind == "cuda" and torch.cuda.device_count() < processes:
         raise ConfigError(
-            f"processes: {processes} in the site file: this machine shows {torch.cuda.device_count()} GPU(s), and each "
-            "process needs one; lower it, check the driver (nvidia-smi), or write device: cpu",
+            f"processes: {processes} in the site file: this machine shows {torch.cuda.device_count()} GPU(s); lower it",
             public="the site file asks for more processes than the site has GPUs",
         )
     return kind
@@ -42,10 +41,8 @@ def choose_device(device: str = "auto", precision: str = "auto", parameters: flo
             raise ConfigError(f"device '{device}' in the site file is not one of auto, cpu, cuda, cuda:<i>")
         index = int(device[5:]) if device[5:].isdigit() else 0
         if index >= torch.cuda.device_count():
-            raise ConfigError(
-                f"device '{device}' in the site file: this machine shows {torch.cuda.device_count()} GPU(s); "
-                "check the driver (nvidia-smi) or write device: cpu"
-            )
+            text = f"device '{device}' in the site file: this machine shows {torch.cuda.device_count()} GPU(s)"
+            raise ConfigError(f"{text}; check the driver (nvidia-smi) or write device: cpu")
     if precision == "auto":
         return device, device != "cpu" and torch.cuda.is_bf16_supported()
     return device, precision == "bfloat16"

@@ -229,9 +229,7 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     if position == "last":
         require_positions(len(reader.findings), generator.max_length, generator.decoder.config.max_position_embeddings)
     if position == "text" and not hasattr(generator.decoder, "get_image_features"):
-        raise ConfigError(
-            "diagnosis.labeler needs a model with image features, which this 'vlm' has none of: take 'none'"
-        )
+        raise ConfigError("diagnosis.labeler: this 'vlm' gives no image features to read findings from; take 'none'")
     branch = DiagnosisBranch(
         len(reader.findings),
         len(reader.classes),
@@ -294,7 +292,9 @@ def head_file(name: str) -> str:
 def require_positions(findings: int, max_length: int, positions: int) -> None:
     """Refuse prompts and reports that are longer than the decoder's positions."""
     if findings + max_length > positions:
+        text = (
+            f"{findings} diagnosis prompts and reports of {max_length} tokens are more than the decoder's {positions}"
+        )
         raise ConfigError(
-            f"{findings} diagnosis prompts and reports of {max_length} tokens do not fit in the decoder's {positions} "
-            f"positions: set model.max_length to {positions - findings} or less, or fedmrg.prompts to memory"
+            f"{text} positions: set model.max_length to {positions - findings}, or fedmrg.prompts to memory"
         )

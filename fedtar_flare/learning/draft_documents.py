@@ -51,9 +51,7 @@ def structured_report(draft: Draft, image: Path) -> Dataset:
             TextContentItem,
         )
     except ImportError as error:
-        raise ConfigError(
-            "a DICOM SR is written through highdicom, which is not installed: pip install 'fedtar_flare[sr]'"
-        ) from error
+        raise ConfigError("a DICOM SR needs highdicom: pip install 'fedtar_flare[sr]'") from error
     from pydicom.sr.codedict import codes
     from pydicom.sr.coding import Code
 

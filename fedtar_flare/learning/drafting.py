@@ -173,9 +173,7 @@ class Drafter:
         if state is not None:
             read_state = registry.method(self._method).saved_learner
             if read_state is None:
-                raise ConfigError(
-                    f"a run of method '{self._method}' keeps no adapters at a site; draft without --state"
-                )
+                raise ConfigError(f"method '{self._method}' keeps no adapters at a site; draft without --state")
             saved = read_state(Path(state), key, str(self.info["run_id"]), int(self.info["round"]))
         self.time_steps = saved.time_steps
         timeline = Timeline(saved.time_steps, prior=self.info.get("prior", "none"))
@@ -239,8 +237,7 @@ class Drafter:
                 raise ConfigError("the patient part needs the patient's id as the site knows it (--patient-id)")
             if study.time_step is None or study.time_step < 1:
                 raise ConfigError(
-                    f"the patient part needs the number of this visit among the patient's (--time-step, from 1; one "
-                    f"above {self.time_steps} counts as {self.time_steps})"
+                    "the patient part needs this visit's number among the patient's (--time-step, from 1)"
                 )
         step = min(study.time_step or 1, self.time_steps)
         sample = Sample(visit_of(study), None, study.sex, step, "test")
@@ -324,8 +321,7 @@ def _check_base(base: ReportGenerator, info: Mapping[str, Any], adapter: Path | 
     about = {**info, "config": info["model"], "fingerprint": fingerprint(base)}
     mine = with_fingerprint(about, read_adapter_config(adapter))["fingerprint"]
     if mine != info["fingerprint"]:
+        text = f"{adapter} was trained on another base model or with other settings ({info['fingerprint']}) than preset"
         raise ConfigError(
-            f"{adapter} was trained on another base model or with other settings: its fingerprint is "
-            f"{info['fingerprint']}, that of preset '{info['model']['preset']}' here {mine}. Name the weights of the "
-            "run (--set model.weights=PATH)"
+            f"{text} '{info['model']['preset']}' here ({mine}): name the run's (--set model.weights=PATH)"
         )

@@ -29,11 +29,9 @@ def augmented(
     prepared: Sequence[Prepared], samples: Sequence[Sample], seed: str, transforms: Sequence[Spec]
 ) -> list[Prepared]:
     """Change the samples' images at random, as ``data.transforms`` says, by the visit and the seed alone."""
-    changed = []
-    for image, sample in zip(prepared, samples, strict=True):
-        number = sample_seed(0, seed, sample.visit.patient_id, sample.visit.visit_id)
-        changed.append(replace(image, image=augment(image.image, number, transforms)))
-    return changed
+    visits = [(sample.visit.patient_id, sample.visit.visit_id) for sample in samples]
+    images = zip(prepared, visits, strict=True)
+    return [replace(p, image=augment(p.image, sample_seed(0, seed, *visit), transforms)) for p, visit in images]
 
 
 # ---------------------------------------------------------------------- the visit before

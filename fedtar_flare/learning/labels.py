@@ -84,8 +84,7 @@ def require_labeler(name: str, setting: str, source: str) -> None:
     """Refuse the synthetic cohort's rules for a real hospital's reports."""
     if name == "synthetic" and source != "synthetic":
         raise ConfigError(
-            f"{setting} is 'synthetic', whose rules are for the texts of the synthetic cohort: set it to "
-            "chexpert-rules, ctrate-rules or none",
+            f"{setting} is 'synthetic', for synthetic texts alone: set it to chexpert-rules, ctrate-rules or none",
             public=f"the job's {setting} 'synthetic' is for synthetic sites alone",
         )
 

@@ -77,8 +77,7 @@ class Ranks:
         """Refuse to go on unless all ranks hold the same bits."""
         if self.size > 1 and len(set(self.gather(checksum(tensors)))) > 1:
             raise FedTARError(
-                f"after training, the {self.size} processes of this site hold different weights; nothing was saved. "
-                "Are its GPUs of one kind? With processes: 1 in the site file it trains on one",
+                f"after training, {self.size} processes hold different weights; nothing was saved: set processes: 1",
                 public=f"the {self.size} processes that trained together hold different weights",
             )
 

@@ -105,10 +105,8 @@ def _built(kind: str, folder: Path) -> tuple[LabelerModel, Any]:
         with torch.random.fork_rng(devices=[]):  # for weights that are replaced: training shall not notice
             return LabelerModel(kind, config).eval(), tokenizer
     except Exception as error:  # the library raises anything
-        raise ConfigError(
-            f"{folder} must hold config.json and the tokenizer of {kind}'s encoder, as the hub has them "
-            f"({str(error)[:200]})"
-        ) from error
+        text = f"{folder} must hold config.json and the tokenizer of {kind}'s encoder, as the hub has them"
+        raise ConfigError(f"{text} ({str(error)[:200]})") from error
 
 
 @dataclass(frozen=True)

@@ -76,11 +76,8 @@ def retry_smaller_batch(size: int, run: Callable[[int], _Result]) -> _Result:
         except torch.OutOfMemoryError:
             pass  # until here the exception's frames keep the tensors of the failed attempt
         if size == 1:
-            raise DataError(
-                "the GPU's memory does not hold one report; take a smaller model or input, or write device: cpu in "
-                "the site file",
-                reason="out-of-memory",
-            )
+            text = "the GPU's memory does not hold one report; take a smaller model, or device: cpu in the site file"
+            raise DataError(text, reason="out-of-memory")
         torch.cuda.empty_cache()
         size //= 2
         logger.warning("out of GPU memory: going on with micro-batches of %d reports (same result)", size)
@@ -120,8 +117,5 @@ def require_finite(state: Mapping[str, Tensor]) -> None:
     """Refuse a private state with NaN or infinity: saved, it would spoil every later task."""
     for name, value in state.items():
         if not torch.isfinite(value).all():
-            raise DataError(
-                f"after training, {name} has values that are not finite (NaN or infinity); nothing was saved. Lower "
-                "the learning rate, or set a limit on the gradient norm",
-                reason="non-finite-state",
-            )
+            text = f"after training, {name} has values that are not finite; nothing was saved: lower the learning rate"
+            raise DataError(text, reason="non-finite-state")

@@ -46,8 +46,5 @@ def require_trained(model: ReportGenerator, config: ModelConfig, exchanged: Coll
     if not random or config.weights == RANDOM:
         return
     parts = sorted({re.sub(r"\.\d+\.", ".*.", name).rsplit(".", 1)[0] for name in random})
-    raise ConfigError(
-        f"{len(random)} parameters of preset '{config.preset}' have no pre-trained weights and would stay random: "
-        f"{', '.join(parts[:6])}{', ...' if len(parts) > 6 else ''}. Give a warm-started checkpoint of the whole model "
-        "(weights=<file>, made by fedtar warmstart), or name them in the run's exchange (larger messages)"
-    )
+    text = f"{len(random)} parameters of preset '{config.preset}' would stay random: {', '.join(parts[:6])}"
+    raise ConfigError(f"{text}; give a warm-started checkpoint of the whole model (model.weights), or exchange them")

@@ -231,9 +231,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 def preset(name: str, **overrides: Any) -> ModelConfig:
     """Return the settings of a preset, some of them replaced."""
     if name not in PRESETS:
-        raise ConfigError(
-            f"model preset '{name}' is unknown: it must be one of {', '.join(PRESETS)}{suggestion(name, PRESETS)}"
-        )
+        known = f"{', '.join(PRESETS)}{suggestion(name, PRESETS)}"
+        raise ConfigError(f"model preset '{name}' is unknown: it must be one of {known}")
     values = {**PRESETS[name], **overrides, "preset": name}
     for part in ("encoder_config", "decoder_config"):
         if isinstance(overrides.get(part), Mapping):

@@ -85,14 +85,11 @@ def fetching(part: str, name: str, repository: str | None = None) -> Iterator[No
     except Exception as error:  # libraries raise anything from OSError to bare Exception here
         reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no message')}"
         if folder:
-            raise ConfigError(
-                f"{part} folder {name} cannot be loaded ({reason}). It must hold config.json and model.safetensors as "
-                "save_pretrained or the hub writes them"
-            ) from error
+            text = f"{part} folder {name} cannot be loaded ({reason}). It must hold config.json and model.safetensors"
+            raise ConfigError(f"{text} as the hub has them") from error
         raise ConfigError(
-            f"{part} '{name}' is no local folder, and could not be fetched from the Hugging Face hub ({reason}). Run "
-            f"`hf download {repository or name}` where there is a network and let HF_HOME point at that cache, or copy "
-            f"the model's folder here and set {part}_name to its path"
+            f"{part} '{name}' is no local folder, and could not be fetched ({reason}): run `hf download "
+            f"{repository or name}` where there is a network and copy HF_HOME, or set {part}_name to the model's folder"
         ) from error
     finally:
         logging.set_verbosity(verbosity)

@@ -204,10 +204,7 @@ def processor_of(name: str) -> Any:
     with fetching("decoder", name):
         processor = AutoProcessor.from_pretrained(name, **NO_CODE)
     if not getattr(processor, "chat_template", None) or not hasattr(processor, "image_processor"):
-        raise ConfigError(
-            f"decoder '{name}' has no image processor with a chat template: take its instruction-tuned form, or add a "
-            "chat_template.jinja to its folder"
-        )
+        raise ConfigError(f"decoder '{name}' has no image processor with a chat template: add a chat_template.jinja")
     processor.tokenizer.padding_side = "left"
     processor.tokenizer.pad_token = processor.tokenizer.pad_token or processor.tokenizer.eos_token
     content = [{"type": "image"}, {"type": "text", "text": "REPORT"}]

@@ -103,8 +103,7 @@ def check_volumes(modalities: set[str]) -> None:
     """Refuse a site whose images are no volumes."""
     if others := sorted(modalities - {"ct"}):
         raise DataError(
-            f"this site's images are {' and '.join(f'{name}s' for name in others)}: model.encoder 'swin_unetr' takes "
-            "CT volumes; take 'small', 'vit' or 'timm' for pictures",
+            f"this site has {others[0]}s: model.encoder 'swin_unetr' takes CT volumes; take another for pictures",
             reason="no-volume",
             public="the job's encoder takes CT volumes, and this site has pictures",
         )
