@@ -1,4 +1,5 @@
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,27 +14,18 @@ from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.in_process import run_in_process
 
-
-def tiny() -> FedTARRecipe:
-    return recipe(rounds=2, data={"synthetic_patients": 16})
-
-
-def export(folder: Path) -> Path:
-    tiny().export(str(folder))
-    return folder / "tiny"
+TINY = partial(recipe, rounds=2, data={"synthetic_patients": 16})
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory, home):
     """One whole run of the tiny job by its own script: what it printed, and its results."""
-    folder = tmp_path_factory.mktemp("tiny")
-    code, out, err = run("python", export(folder) / "job.py", "-n", 2, "-w", folder, timeout=900, FEDTAR_HOME=str(home))
+    TINY().export(str(folder := tmp_path_factory.mktemp("tiny")))
+    code, out, err = run(
+        "python", folder / "tiny" / "job.py", "-n", 2, "-w", folder, timeout=900, FEDTAR_HOME=str(home)
+    )
     assert code == 0, err[-4000:]
     return out + err, folder / "tiny" / "server" / "simulate_job" / "fedtar"
-
-
-def last(results: Path):
-    return CheckpointFolder(results / "checkpoint").last()[0]
 
 
 def recorded(results: Path, kind):
@@ -121,8 +113,8 @@ def test_the_adapter_loads_with_peft_and_is_the_best_round_s(finished):
 def test_a_run_in_one_process_gives_the_same_bits(finished, tmp_path, home, monkeypatch):
     _, first = finished
     monkeypatch.setenv("FEDTAR_HOME", str(home))
-    second = run_in_process(tiny(), 2, tmp_path)
-    a, b = last(first), last(second)
+    second = run_in_process(TINY(), 2, tmp_path)
+    a, b = (CheckpointFolder(results / "checkpoint").last()[0] for results in (first, second))
     assert a.info["run_id"] != b.info["run_id"]
     assert all(torch.equal(a.weights[n], b.weights[n]) for n in a.weights)
     assert all(torch.equal(a.method[n], b.method[n]) for n in a.method)
@@ -136,9 +128,9 @@ def test_a_site_file_that_is_wrong_stops_with_one_readable_line(tmp_path, home):
     sites.mkdir()
     for name in ("site-1", "site-2"):
         (sites / f"{name}.yaml").write_text("sourse: synthetic\n")
-    process, results = run_simulator(
-        export(tmp_path), tmp_path / "ws", "-n", "2", "-t", "2", home=home, FEDTAR_SITES=str(sites)
-    )
+    TINY().export(str(tmp_path))
+    sizes = ("-n", "2", "-t", "2")
+    process, results = run_simulator(tmp_path / "tiny", tmp_path / "ws", *sizes, home=home, FEDTAR_SITES=str(sites))
     assert process.returncode != 0
     (end,) = recorded(results, End)
     assert end.status == "failed" and "site-1" in end.reason and "min_sites" in end.reason

@@ -24,20 +24,11 @@ def test_real_radiographs_train_through_the_job(shared_data, tmp_path):
             f"source: covid_chestxray\npath: {shared_data / 'covid_chestxray'}\noptions:\n  location: {place}\n"
             f"state_dir: {sites / name}\n"
         )
-    recipe = FedTARRecipe(
-        name="radiographs",
-        preset="small",
-        num_rounds=2,
-        time_steps=2,
-        training={"local_steps": 10, "batch_size": 4},
-        server={"evaluate_every": 2},
-        diagnosis={"labeler": "chexpert-rules"},
-    )
-    recipe.export(str(tmp_path))
-    process, results = run_simulator(
-        tmp_path / "radiographs", tmp_path / "ws", "-n", "2", "-t", "2", home=tmp_path / "home",
-        FEDTAR_SITES=str(sites),
-    )  # fmt: skip
+    settings = {"training": {"local_steps": 10, "batch_size": 4}, "server": {"evaluate_every": 2}}
+    settings |= {"preset": "small", "num_rounds": 2, "time_steps": 2, "diagnosis": {"labeler": "chexpert-rules"}}
+    FedTARRecipe(name="radiographs", **settings).export(str(tmp_path))
+    places = {"home": tmp_path / "home", "FEDTAR_SITES": str(sites)}
+    process, results = run_simulator(tmp_path / "radiographs", tmp_path / "ws", "-n", "2", "-t", "2", **places)
     assert process.returncode == 0, process.stdout[-4000:]
     events = read_events(results, (*SHARED, *EVENTS))
     (start,), validated = of_kind(events, Start), of_kind(events, Validation)

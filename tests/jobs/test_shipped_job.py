@@ -42,16 +42,10 @@ def test_a_shipped_job_is_the_export_of_its_method_and_of_its_own_script(tmp_pat
 
 
 def test_the_script_of_a_job_holds_all_that_was_set(tmp_path):
-    settings = {
-        "name": "study",
-        "time_steps": 2,
-        "server": {"step_time_limit": 60, "alpha_form": "softmax"},
-        "model": {"lora_targets": ["decoder.*.c_attn"]},
-        "training": {"lr": 1e-5},
-        "data": {"prior": "report", "transforms": ({"name": "Spacingd", "pixdim": [1, 1, 2.5]},)},
-        "patient": {"local_adapter": False},
-    }
-    FedTARRecipe(**settings).export(str(tmp_path / "once"))
+    data = {"prior": "report", "transforms": ({"name": "Spacingd", "pixdim": [1, 1, 2.5]},)}
+    settings = {"server": {"step_time_limit": 60, "alpha_form": "softmax"}, "patient": {"local_adapter": False}}
+    settings |= {"model": {"lora_targets": ["decoder.*.c_attn"]}, "training": {"lr": 1e-5}, "data": data}
+    FedTARRecipe(name="study", time_steps=2, **settings).export(str(tmp_path / "once"))
     same_files(tmp_path / "once" / "study", export_of(tmp_path / "once" / "study" / "job.py", tmp_path / "again"))
 
 

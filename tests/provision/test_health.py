@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from kits import make_kit
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
@@ -20,18 +21,16 @@ def asked(kit, *options):
 
 def test_a_site_is_alive_while_its_heart_beats_and_ready_while_the_server_answers(tmp_path, monkeypatch):
     now, filters, launcher, context = [1000.0], [], SupervisedProcessLauncher(), FLContext()
-    (tmp_path / "startup").mkdir()
-    (tmp_path / "startup" / "fed_client.json").write_text("{}")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(kit := make_kit(tmp_path / "kit"))
     monkeypatch.setattr(ClientRequestProcessors, "request_processors", [])
     monkeypatch.setattr(health.time, "monotonic", lambda: now[0])
     cell = SimpleNamespace(add_incoming_reply_filter=lambda channel, topic, cb: filters.append(cb))
     context.set_prop(ReservedKey.ENGINE, SimpleNamespace(get_cell=lambda: cell), private=True, sticky=False)
-    context.set_prop(FLContextKey.WORKSPACE_ROOT, str(tmp_path), private=True, sticky=False)
-    assert (asked(tmp_path), asked(tmp_path, "--live")) == (1, 1)
+    context.set_prop(FLContextKey.WORKSPACE_ROOT, str(kit), private=True, sticky=False)
+    assert (asked(kit), asked(kit, "--live")) == (1, 1)
     launcher.handle_event(EventType.SYSTEM_BOOTSTRAP, context)
     now[0] += 10 * health.STALLED  # the server is away: it has not registered for half an hour
-    assert (asked(tmp_path), asked(tmp_path, "--live")) == (1, 0)
+    assert (asked(kit), asked(kit, "--live")) == (1, 0)
     for code, after, ready, live in (
         (ReturnCode.OK, 0, 0, 0),
         (ReturnCode.OK, health.UNANSWERED, 0, 0),
@@ -41,4 +40,4 @@ def test_a_site_is_alive_while_its_heart_beats_and_ready_while_the_server_answer
         launcher.handle_event(EventType.BEFORE_CLIENT_HEARTBEAT, context)
         filters[0](Message({MessageHeaderKey.RETURN_CODE: code}))
         now[0] += after
-        assert (asked(tmp_path), asked(tmp_path, "--live")) == (ready, live), (code, after)
+        assert (asked(kit), asked(kit, "--live")) == (ready, live), (code, after)

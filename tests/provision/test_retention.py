@@ -5,6 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from kits import make_kit
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -30,9 +31,7 @@ def started(monkeypatch):
 
 @pytest.fixture
 def kit(tmp_path):
-    (tmp_path / "local").mkdir()
-    (tmp_path / "local" / "fedtar.yaml").write_text("source: synthetic\nretention_days: 90\n")
-    return tmp_path
+    return make_kit(tmp_path / "hospital-a", "source: synthetic\nretention_days: 90\n")
 
 
 def test_it_runs_at_the_start_and_once_a_day(kit, started, caplog, monkeypatch):
@@ -55,9 +54,9 @@ def test_it_runs_at_the_start_and_once_a_day(kit, started, caplog, monkeypatch):
     assert len(started.commands) == 2 and "retention: deleted: x" in caplog.text
 
 
-@pytest.mark.parametrize("text", ["source: synthetic\n", "source: [", None])
-def test_without_the_setting_nothing_is_started(kit, started, text):
+def test_without_the_setting_nothing_is_started(kit, started):
     file = kit / "local" / "fedtar.yaml"
-    file.unlink() if text is None else file.write_text(text)
-    Retention()(kit)
+    for text in ("source: synthetic\n", "source: [", None):
+        file.unlink() if text is None else file.write_text(text)
+        Retention()(kit)
     assert started.commands == []

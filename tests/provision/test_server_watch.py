@@ -37,26 +37,22 @@ def manager(tmp_path, monkeypatch):
 UNKNOWN = "no site 'hospital-x'; it has hospital-a, hospital-b"
 
 
-@pytest.mark.parametrize(
-    ("meta", "said"),
-    [
-        ({"job_id": "local"}, "own id"),
-        ({"job_id": "0f3d1c1e-8a52-4d4e-9c11-2f6a0c3d5b7e"}, "own id"),
-        ({"deploy_map": {"app": ["server", "hospital-a", "hospital-x"]}}, UNKNOWN),
-        ({"deploy_map": {"app": [{"sites": ["hospital-x"]}, "server"]}}, UNKNOWN),
-        ({"deploy_map": {"app": ["@ALL"]}, "mandatory_clients": ["hospital-x"]}, UNKNOWN),
-        ({"mandatory_clients": 5}, "malformed"),
-        ({"deploy_map": {"app": [{"x": 1}]}}, "malformed"),
-        ({"deploy_map": {"app": [7]}}, "malformed"),
+JOBS = {  # by what the refusal says
+    "own id": [{"job_id": "local"}, {"job_id": "0f3d1c1e-8a52-4d4e-9c11-2f6a0c3d5b7e"}],
+    UNKNOWN: [
+        *({"deploy_map": {"app": ["server", place]}} for place in ("hospital-x", {"sites": ["hospital-x"]})),
+        {"deploy_map": {"app": ["@ALL"]}, "mandatory_clients": ["hospital-x"]},
     ],
-)
-def test_a_job_that_cannot_be_is_refused_when_it_is_submitted(manager, meta, said):
-    assert said in submit(manager, **meta)
-    joined = submit(manager, connected=["hospital-x"], **meta)  # such a site keeps its own key and joined later
-    assert (joined is None) is (said == UNKNOWN)
+    "malformed": [{"mandatory_clients": 5}, *({"deploy_map": {"app": [place]}} for place in ({"x": 1}, 7))],
+}
 
 
-def test_jobs_as_they_should_be_are_taken(manager, tmp_path):
+@pytest.mark.parametrize("words", JOBS)
+def test_a_job_that_cannot_be_is_refused_when_it_is_submitted(manager, words):
+    for meta in JOBS[words]:
+        assert words in submit(manager, **meta)
+        joined = submit(manager, connected=["hospital-x"], **meta)  # such a site keeps its own key and joined later
+        assert (joined is None) is (words == UNKNOWN)
     for meta in ({"deploy_map": {"app": ["@ALL"]}}, {"deploy_map": {"a": ["server"], "b": SITES}}, {}):
         assert submit(manager, **meta) is None
     assert submit(KitJobManager("storage/other"), deploy_map={"app": ["anybody"]}) is None
@@ -86,12 +82,8 @@ def test_a_kit_that_is_used_twice_raises_one_alarm_in_ten_minutes(tmp_path, monk
     assert len(alarms(tmp_path)) == 2 and (tmp_path / FILE).stat().st_mode & 0o077 == 0
 
 
-class Connection:
-    def __init__(self, name):
-        self.name, self.conn = name, SimpleNamespace(close=lambda: None)
-
-    def get_name(self):
-        return self.name
+def connection(name):
+    return SimpleNamespace(get_name=lambda: name, conn=SimpleNamespace(close=lambda: None), name=name)
 
 
 def test_connections_that_take_each_other_s_place_are_an_alarm_and_a_restart_is_none(tmp_path, monkeypatch):
@@ -102,15 +94,15 @@ def test_connections_that_take_each_other_s_place_are_an_alarm_and_a_restart_is_
     LoginAlarm().handle_event(EventType.SYSTEM_BOOTSTRAP, FLContext())
     twice, once, job = (SfmEndpoint(SimpleNamespace(name=n)) for n in ("hospital-b", "hospital-a", "hospital-a.job"))
     for number in range(8):
-        once.add_connection(Connection(f"a{number}"))
+        once.add_connection(connection(f"a{number}"))
         now[0] += WITHIN  # restarts, hours apart
-        job.add_connection(Connection(f"j{number}"))
+        job.add_connection(connection(f"j{number}"))
     for number in range(TAKEN_OVER + 5):
-        job.add_connection(Connection(f"k{number}"))
+        job.add_connection(connection(f"k{number}"))
     assert alarms(tmp_path) == []
     for number in range(TAKEN_OVER + 3):
         assert len(alarms(tmp_path)) == (number > TAKEN_OVER)
-        twice.add_connection(Connection(f"b{number}"))
+        twice.add_connection(connection(f"b{number}"))
         now[0] += 10.0
     (told,) = alarms(tmp_path)
     assert "site 'hospital-b'" in told and len(twice.connections) == 1
@@ -129,12 +121,6 @@ def test_alarms_are_shown_by_status_the_newest_of_a_day_alone(tmp_path):
     assert job_line(entry).count("ALARM") == SHOWN
 
 
-@pytest.mark.parametrize("name", ["\x1b[2J\x1b[31mFINISHED", "two\nlines", "bell\x07", "right-to-left\u202e"])
-def test_the_name_of_a_job_writes_nothing_but_itself_on_a_terminal(name):
-    text = job_line({"id": "x", "name": name, "status": "FINISHED:COMPLETED"})
-    assert text.isprintable() and text.count("FINISHED:COMPLETED") == 1
-
-
 def test_a_line_says_how_far_a_job_is_with_the_newest_loss_and_the_method_s_numbers():
     job = {"id": "1f", "status": "RUNNING", "name": "night"}
     progress = {"task": "train", "round": 2, "rounds": 5, "step": 1, "time_steps": 3, "seconds": 61.4}
@@ -145,4 +131,7 @@ def test_a_line_says_how_far_a_job_is_with_the_newest_loss_and_the_method_s_numb
         "  train: round 2 of 5, step 1 of 3, 61 s; north done, south asked; alpha 0.250 0.750; experts at north 3.000"
         "; validation loss 0.5000",
     ]
+    for name in ("\x1b[2J\x1b[31mFINISHED", "two\nlines", "bell\x07", "right-to-left\u202e"):
+        text = job_line(job | {"name": name})
+        assert text.isprintable() and text.count("RUNNING") == 1
     assert job_line(job) == job_line(job | {"progress": {"task": ""}}) == "1f  RUNNING                night"

@@ -11,14 +11,9 @@ from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessagePropKey, MessageType
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming import stream_const as streams
 from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
-from nvflare.fuel.f3.streaming.stream_const import (
-    STREAM_ACK_TOPIC,
-    STREAM_CHANNEL,
-    STREAM_DATA_TOPIC,
-    STREAM_ERROR_TOPIC,
-    StreamHeaderKey,
-)
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderKey
 
 from fedtar_flare.provision import wire
 
@@ -28,57 +23,38 @@ BEHIND, BEHIND_JOB = "relay.hospital-b", f"relay.hospital-b.{JOB}.R1"
 CHANNELS = ["admin", "client_command", "_net_manager", "aux_communication", "download_service__", "of a later FLARE"]
 
 
-@pytest.mark.parametrize("channel", CHANNELS)
-@pytest.mark.parametrize(
-    ("origin", "destination"),
-    [
-        (SITE, BEHIND),
-        (SITE_JOB, BEHIND_JOB),
-        (BEHIND, SITE_JOB),
-        ("console", SITE),
-        ("relay", BEHIND),
-        (BEHIND, "relay"),
-    ],
-)
-def test_no_participant_but_the_server_asks_another(origin, destination, channel):
-    assert wire.refusal(origin, destination, channel, "any")
+REFUSED = [
+    (SITE, BEHIND),
+    (SITE_JOB, BEHIND_JOB),
+    (BEHIND, SITE_JOB),
+    ("console", SITE),
+    ("relay", BEHIND),
+    (BEHIND, "relay"),
+]
+ANSWERED = [(SERVER, SITE), (SERVER_JOB, BEHIND_JOB), (SERVER_JOB, SERVER), (SERVER, SERVER_JOB)]
+ANSWERED += [(SITE, SITE_JOB), (SITE_JOB, SITE)]
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-@pytest.mark.parametrize(
-    ("origin", "destination"),
-    [
-        (SERVER, SITE),
-        (SERVER_JOB, BEHIND_JOB),
-        (SITE, SITE_JOB),
-        (SITE_JOB, SITE),
-        (SERVER_JOB, SERVER),
-        (SERVER, SERVER_JOB),
-    ],
-)
-def test_the_server_and_a_site_s_own_processes_are_answered(origin, destination, channel):
-    assert not wire.refusal(origin, destination, channel, "any")
+def test_only_the_server_and_a_site_s_own_processes_ask_a_participant(channel):
+    for places, answered in ((REFUSED, False), (ANSWERED, True)):
+        for origin, destination in places:
+            assert bool(wire.refusal(origin, destination, channel, "any")) != answered, (origin, destination)
 
 
-@pytest.mark.parametrize(
-    ("channel", "topic", "answered"),
-    [
-        ("task", "register", True),
-        ("task", "of a later FLARE", False),
-        ("server_command", "get_task", True),
-        ("server_command", "submit_update", True),
-        ("server_command", "show_stats", False),
-        ("server_command", "app_command", False),
-        ("server_parent_listener", "update_run_status", False),
-        ("hci_channel", "command", True),
-        ("_net_manager", "process_info", False),
-        ("of a later FLARE", "any", False),
-    ],
-)
+TOPICS = {  # of requests to the server: is one answered?
+    ("task", "register"): True, ("task", "of a later FLARE"): False, ("of a later FLARE", "any"): False,
+    ("server_command", "get_task"): True, ("server_command", "submit_update"): True, ("hci_channel", "command"): True,
+    ("server_command", "show_stats"): False, ("server_command", "app_command"): False,
+    ("server_parent_listener", "update_run_status"): False, ("_net_manager", "process_info"): False,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("origin", [SITE, SITE_JOB, BEHIND_JOB, "console"])
-def test_what_the_server_answers(origin, channel, topic, answered):
-    for destination in (SERVER, SERVER_JOB):
-        assert bool(wire.refusal(origin, destination, channel, topic)) != answered
+def test_what_the_server_answers(origin):
+    for topic, answered in TOPICS.items():
+        for destination in (SERVER, SERVER_JOB):
+            assert bool(wire.refusal(origin, destination, *topic)) != answered, topic
 
 
 def request(origin, destination, neighbour, channel="task", topic="register", **headers):
@@ -95,38 +71,28 @@ def cell_named(name):
 @pytest.mark.parametrize(
     ("here", "origin", "destination", "neighbour", "answered"),
     [
-        (SERVER, SITE, SERVER, SITE, True),
-        (SERVER, SITE_JOB, SERVER_JOB, SITE, True),
-        (SERVER, BEHIND, SERVER, "relay", True),
-        (SERVER, SERVER_JOB, SITE, SERVER_JOB, True),
-        (SERVER, SERVER, SITE, "console", False),
-        (SERVER, SERVER_JOB, SITE, BEHIND, False),
-        (SERVER, SITE, SERVER, "relay", False),
-        (BEHIND, SERVER, BEHIND, "relay", True),
-        (BEHIND_JOB, SERVER, BEHIND_JOB, BEHIND, True),
-        (SITE, SERVER, SITE, "hospital-c", False),
-        (SITE, SITE_JOB, SITE, "hospital-c", False),
-        ("relay", SERVER, "relay.hospital-c", BEHIND, False),
+        (SERVER, SITE, SERVER, SITE, True), (SERVER, SITE_JOB, SERVER_JOB, SITE, True),
+        (SERVER, BEHIND, SERVER, "relay", True), (SERVER, SERVER_JOB, SITE, SERVER_JOB, True),
+        (BEHIND, SERVER, BEHIND, "relay", True), (BEHIND_JOB, SERVER, BEHIND_JOB, BEHIND, True),
+        (SERVER, SERVER, SITE, "console", False), (SERVER, SERVER_JOB, SITE, BEHIND, False),
+        (SERVER, SITE, SERVER, "relay", False), (SITE, SERVER, SITE, "hospital-c", False),
+        (SITE, SITE_JOB, SITE, "hospital-c", False), ("relay", SERVER, "relay.hospital-c", BEHIND, False),
         ("relay", "relay.hospital-c", SERVER, BEHIND, False),
     ],
-)
+)  # fmt: skip
 def test_a_sender_s_name_is_worth_what_brought_it(here, origin, destination, neighbour, answered):
     reply = wire._refused(request(origin, destination, neighbour), cell_named(here))
     assert (reply is None) == answered
 
 
-def test_a_stream_counts_as_what_it_brings():
-    streamed = {StreamHeaderKey.CHANNEL: "server_command", StreamHeaderKey.TOPIC: "app_command"}
-    data, here = partial(request, SITE_JOB, SERVER_JOB, SITE, STREAM_CHANNEL, STREAM_DATA_TOPIC), cell_named(SERVER_JOB)
-    assert wire._refused(data(**streamed), here) is not None
-    assert wire._refused(data(), here) is not None
-    assert wire._refused(data(**streamed | {StreamHeaderKey.TOPIC: "get_task"}), here) is None
-    assert wire._refused(data(**{StreamHeaderKey.ERROR_MSG: "given up"}), here) is None
-
-
-def test_a_stream_of_the_server_is_acknowledged_and_no_other_site_s_is():
+def test_a_stream_counts_as_what_it_brings_and_one_of_the_server_is_acknowledged():
+    forbidden = {StreamHeaderKey.CHANNEL: "server_command", StreamHeaderKey.TOPIC: "app_command"}
+    data = partial(request, SITE_JOB, SERVER_JOB, SITE, STREAM_CHANNEL, streams.STREAM_DATA_TOPIC)
+    answered = forbidden | {StreamHeaderKey.TOPIC: "get_task"}, {StreamHeaderKey.ERROR_MSG: "given up"}
+    for headers in (forbidden, {}, *answered):
+        assert (wire._refused(data(**headers), cell_named(SERVER_JOB)) is None) == (headers in answered)
     headers = {StreamHeaderKey.STREAM_ID: "1", StreamHeaderKey.OFFSET: 7, StreamHeaderKey.SEQUENCE: 0}  # all it has
-    for topic in (STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC):
+    for topic in (streams.STREAM_ACK_TOPIC, streams.STREAM_ERROR_TOPIC):
         acknowledged = partial(request, SITE_JOB, channel=STREAM_CHANNEL, topic=topic, **headers)
         assert wire._refused(acknowledged(SERVER_JOB, SITE), cell_named(SERVER_JOB)) is None
         assert wire._refused(acknowledged(BEHIND_JOB, SITE), cell_named(SERVER)) is not None
@@ -135,28 +101,21 @@ def test_a_stream_of_the_server_is_acknowledged_and_no_other_site_s_is():
 @pytest.mark.parametrize(
     ("here", "origin", "destination", "neighbour", "passed"),
     [
-        (SERVER, SITE_JOB, SERVER, SITE, True),
-        (SITE, SERVER_JOB, SITE_JOB, SERVER, True),
-        (SITE, SITE_JOB, SITE, SITE_JOB, True),
-        (BEHIND, "relay", BEHIND_JOB, "relay", True),
-        (SERVER, SITE, BEHIND, SITE, False),
-        (SITE, BEHIND, SITE, SERVER, False),
-        (SITE, "relay", SITE, SERVER, False),
-        ("relay", BEHIND, "relay", BEHIND, False),
-        ("relay", SERVER, BEHIND, "relay.hospital-c", False),
+        (SERVER, SITE_JOB, SERVER, SITE, True), (SITE, SERVER_JOB, SITE_JOB, SERVER, True),
+        (SITE, SITE_JOB, SITE, SITE_JOB, True), (BEHIND, "relay", BEHIND_JOB, "relay", True),
+        (SERVER, SITE, BEHIND, SITE, False), (SITE, BEHIND, SITE, SERVER, False), (SITE, "relay", SITE, SERVER, False),
+        ("relay", BEHIND, "relay", BEHIND, False), ("relay", SERVER, BEHIND, "relay.hospital-c", False),
     ],
-)
+)  # fmt: skip
 def test_no_reply_passes_between_hospitals_or_in_the_server_s_name(here, origin, destination, neighbour, passed):
     for kind in (MessageType.REPLY, MessageType.RETURN):
         message = request(origin, destination, neighbour, "", "", **{MessageHeaderKey.MSG_TYPE: kind})
         assert (wire._dropped(message, cell_named(here)) is None) == passed
-    assert (
-        wire._dropped(request(SITE, BEHIND, SITE, **{MessageHeaderKey.MSG_TYPE: MessageType.REQ}), cell_named(SITE))
-        is None
-    )
+    asking = request(SITE, BEHIND, SITE, **{MessageHeaderKey.MSG_TYPE: MessageType.REQ})
+    assert wire._dropped(asking, cell_named(SITE)) is None
 
 
-@pytest.mark.parametrize("topic", [STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC])
+@pytest.mark.parametrize("topic", [streams.STREAM_ACK_TOPIC, streams.STREAM_ERROR_TOPIC])
 @pytest.mark.parametrize(
     ("origin", "neighbour", "answered"),
     [(BEHIND_JOB, "relay", True), ("relay", "relay", True), (SERVER, SERVER, True), (SITE_JOB, SITE, False)],
@@ -170,15 +129,14 @@ def test_a_stream_is_acknowledged_or_given_up_by_its_receiver_alone(monkeypatch,
 
 
 def test_every_cell_is_guarded_and_once(monkeypatch):
+    made, setters = [], ("add_incoming_request_filter", "set_message_interceptor", "add_incoming_filter")
     monkeypatch.setattr(CoreCell, "__init__", lambda self, name: None)
-    monkeypatch.setattr(CoreCell, "add_incoming_request_filter", lambda self, *_, **named: made.append("own"))
-    monkeypatch.setattr(CoreCell, "set_message_interceptor", lambda self, *_, **named: made.append("forwarded"))
-    monkeypatch.setattr(CoreCell, "add_incoming_filter", lambda self, *_, **named: made.append("replies"))
-    made = []
+    for name in setters:
+        monkeypatch.setattr(CoreCell, name, lambda self, *_, name=name, **named: made.append(name))
     wire.guard_cells()
     wire.guard_cells()
     CoreCell("server")
-    assert sorted(made) == ["forwarded", "own", "replies"]
+    assert sorted(made) == sorted(setters)
 
 
 DECIDED = {

@@ -23,23 +23,21 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "words"),
     [
         (lambda data: data[:-5], "damaged"),
         (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "the checksum is wrong"),
         (lambda data: data.replace(b'format\\": 2', b'format\\": 9'), "format 9; this version reads format 2"),
     ],
-    ids=["cut off", "altered", "of another format"],
 )
-def test_a_file_that_cannot_be_used_costs_one_round_only_and_says_why(tmp_path, spoil, said):
-    folder = CheckpointFolder(tmp_path, keep=3)
+def test_a_file_that_cannot_be_used_costs_one_round_only_and_says_why(tmp_path, spoil, words):
+    folder, newest = CheckpointFolder(tmp_path, keep=3), tmp_path / "round-0002.safetensors"
     folder.save(checkpoint(1))
     folder.save(checkpoint(2))
-    newest = tmp_path / "round-0002.safetensors"
     newest.write_bytes(spoil(newest.read_bytes()))
     last, problems = folder.last()
     assert last.round == 1 and len(problems) == 1
-    with pytest.raises(StateError, match=said):
+    with pytest.raises(StateError, match=words):
         load(newest)
 
 

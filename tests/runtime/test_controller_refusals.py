@@ -30,11 +30,41 @@ def test_a_site_that_raises_or_reports_an_error_is_recorded_and_left_out(tmp_pat
     for number, spoil in enumerate((raises, lambda o, r, t: (Reply(ERROR, o.round, o.step, "no disk"), None))):
         controller = federation(tmp_path / str(number), sites(**{"site-b": broken(spoil, task=task)}))
         events = run(controller)
-        kind, field, step = ("step", "absent", 1) if task == TRAIN else ("outer", "left_out", None)
-        event = next(e for e in events[kind] if e.round == 2 and (step is None or e.step == step))
-        assert "site-b" in getattr(event, field)
+        left_out = {e.round: e.left_out for e in events["outer"]}, {(e.round, e.step): e.absent for e in events["step"]}
+        assert "site-b" in (left_out[1][2, 1] if task == TRAIN else left_out[0][2])
         assert events["end"][0].status == "completed"
         assert "patient 17" not in controller.record.path.read_text()
+
+
+def test_an_answer_after_its_account_is_closed_changes_nothing(tmp_path):
+    controller = federation(tmp_path, num_rounds=1)
+    answers, original = [], controller.send_model
+
+    def send(callback, **kwargs):
+        original(callback=lambda model: answers.append((callback, model)) or callback(model), **kwargs)
+
+    controller.send_model = send
+    run(controller)
+    (callback, model), before = answers[0], controller.record.path.read_text().splitlines()
+    assert callback(model) is False
+    *same, late = controller.record.path.read_text().splitlines()
+    assert same == before and '"late"' in late
+
+
+def test_a_member_of_a_resumed_run_is_told_that_it_must_have_its_state(tmp_path):
+    members = []
+
+    def noted(header, *answer):
+        members.append(header.member)
+        return answer
+
+    noting = {name: Spoilt(name, noted, HANDSHAKE, [pair(4)] * T) for name in ("site-b", "site-c")}
+    first = federation(tmp_path / "first", {"site-a": sites()["site-a"], "site-b": noting["site-b"]}, num_rounds=1)
+    run(first)
+    start = str(first.results_folder / "checkpoint")
+    (event,) = run(federation(tmp_path / "second", sites(**noting), num_rounds=2, resume_from=start))["start"]
+    assert event.sites == ["site-a", "site-b", "site-c"]
+    assert members == [False, False, True]  # site-b; then site-c, new, before site-b
 
 
 def test_a_site_that_never_answers_costs_its_time_limit_once(tmp_path):
@@ -65,18 +95,13 @@ def test_a_disconnected_site_is_not_asked_and_comes_back(tmp_path):
     assert "every step" in left_out[2]["site-b"] and "site-b" not in left_out[3]
 
 
-def test_fewer_than_min_sites_stops_the_job_with_the_reason(tmp_path):
+def test_fewer_than_min_sites_stops_the_job_with_the_reason_and_abstaining_counts(tmp_path):
+    events = run(federation(tmp_path / "abstains", min_sites=3))
+    assert events["end"][0].status == "completed" and events["step"][1].abstained["site-b"] == "no visit"
     bad = broken(lambda o, r, t: (Reply(ERROR, o.round, o.step, "no disk"), None))
     controller = federation(tmp_path, sites(**{"site-b": bad}), min_sites=3)
-    events = run(controller)
-    assert events["end"][0].status == "failed" and "no disk" in events["end"][0].reason
-    assert controller.panics and last(controller).round == 1
-
-
-def test_abstaining_counts_as_taking_part(tmp_path):
-    events = run(federation(tmp_path, min_sites=3))
-    assert events["end"][0].status == "completed"
-    assert events["step"][1].abstained["site-b"] == "no visit"
+    end = run(controller)["end"][0]
+    assert end.status == "failed" and "no disk" in end.reason and controller.panics and last(controller).round == 1
 
 
 @pytest.mark.parametrize("at", [(HANDSHAKE, 0, 0), (TRAIN, 1, 1), (TRAIN, 2, 2), (CLOSE_ROUND, 2, T)])
@@ -109,40 +134,27 @@ def other(name):
     return Spoilt(name, spoil, HANDSHAKE, [None] * 3)
 
 
-def test_a_site_that_differs_is_left_out_when_enough_others_agree(tmp_path):
-    events = run(federation(tmp_path, sites(**{"site-c": other("site-c")}), num_rounds=1))
+def test_a_site_that_differs_is_left_out_when_enough_others_agree_and_else_stops_the_job_with_a_table(tmp_path):
+    events = run(federation(tmp_path / "enough", sites(**{"site-c": other("site-c")}), num_rounds=1))
     start = events["start"][0]
     assert start.sites == ["site-a", "site-b"] and events["end"][0].status == "completed"
     assert "fedtar_flare" in start.absent["site-c"] and NAMES[0] in start.absent["site-c"]
-
-
-def test_too_few_that_agree_stop_the_job_with_a_table(tmp_path):
-    controller = federation(tmp_path, sites(**{"site-b": other("site-b")}), min_sites=3)
-    end = run(controller)["end"][0]
+    end = run(federation(tmp_path, sites(**{"site-b": other("site-b")}), min_sites=3))["end"][0]
     assert end.status == "failed"
-    for word in ("site-a", "site-b", "0.0.1", NAMES[0], "[9, 9]"):
-        assert word in end.reason
+    assert all(word in end.reason for word in ("site-a", "site-b", "0.0.1", NAMES[0], "[9, 9]"))
 
 
-def test_the_start_comes_from_the_named_site_or_the_next_that_can(tmp_path):
-    controller = federation(tmp_path / "a", initial_site="site-c", num_rounds=1)
-    run(controller)
-    assert not controller.panics
-    failing = {"site-a": lambda task, order, weights: (Reply(ERROR, order.round, order.step, "no site file"), None)}
-    controller = federation(tmp_path / "b", sites(**failing), num_rounds=1)
-    events = run(controller)
-    assert events["start"][0].sites == ["site-b", "site-c"]
-    assert events["start"][0].absent == {"site-a": "no site file"}
-    assert events["end"][0].status == "completed"
-    controller = federation(tmp_path / "c", initial_site="site-x")
-    assert "site-x" in run(controller)["end"][0].reason
-
-
-def test_a_checkpoint_can_be_the_start(tmp_path):
-    first = federation(tmp_path / "a", num_rounds=1)
+def test_the_start_comes_from_the_named_site_or_the_next_that_can_or_a_checkpoint(tmp_path):
+    first = federation(tmp_path / "a", initial_site="site-c", num_rounds=1)
     run(first)
+    assert not first.panics
+    failing = {"site-a": lambda task, order, weights: (Reply(ERROR, order.round, order.step, "no site file"), None)}
+    events = run(federation(tmp_path / "b", sites(**failing), num_rounds=1))
+    assert events["start"][0].sites == ["site-b", "site-c"] and events["end"][0].status == "completed"
+    assert events["start"][0].absent == {"site-a": "no site file"}
+    assert "site-x" in run(federation(tmp_path / "c", initial_site="site-x"))["end"][0].reason
     path = first.results_folder / "checkpoint" / "round-0001.safetensors"
-    second = federation(tmp_path / "b", num_rounds=1, initial_checkpoint=str(path))
+    second = federation(tmp_path / "d", num_rounds=1, initial_checkpoint=str(path))
     run(second)
     assert not any(task == HANDSHAKE and r for task, _, r, _ in second.sent)
     assert not torch.equal(last(first).weights[NAMES[0]], last(second).weights[NAMES[0]])

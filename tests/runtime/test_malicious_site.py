@@ -8,20 +8,30 @@ import torch
 from federation import Spoilt, federation_of
 from hypothesis import given
 from hypothesis import strategies as st
-from test_controller_faults import federation, run
 
 from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.core.files import coarse_checksums, coarsely_equal
 from fedtar_flare.protocol import exchange as wire
 from fedtar_flare.protocol.contract import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import Alarm, End, Start, Step, Validation
-from fedtar_flare.record.log import of_kind
+from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.aggregation import FEWEST_SITES
 from fedtar_flare.runtime.results import Results
-from fedtar_flare.testing import QuadraticSite, same_bits
+from fedtar_flare.testing import FunctionFederation, QuadraticSite, same_bits
 from fedtar_flare.testing import last_checkpoint as last
 from fedtar_flare.testing import random_pair as pair
 from fedtar_flare.testing.federation import NAMES
+
+
+def federation(folder, *others, num_rounds=2):
+    sites = [QuadraticSite("site-a", [pair(1), pair(2)], samples=3, validation=pair(9)), *others]
+    settings = {"num_rounds": num_rounds, "time_steps": 2, "step_time_limit": 1}
+    return FunctionFederation(folder, {site.name: site for site in sites}, **settings)
+
+
+def run(controller):
+    controller.run()
+    return read_events(controller.results_folder)
 
 
 def answer(**fields):
@@ -44,17 +54,18 @@ def many(number):
     return {f"t{i}": torch.zeros(1) for i in range(number)}
 
 
-def many_shapes(number):
-    return {"shapes": {f"t{i}": [1] for i in range(number)}, "dtype_up": "float32"}
-
-
 COUNTS = {split: [2, 2] for split in ("train", "validation", "test")}
 FOREIGN = dict(zip(NAMES, pair(7), strict=True))
 ERROR = {"status": "error", "reason": "x", "payload": {"scores": {}}}
 FINDINGS = {f"f{i}": {"n": 1} for i in range(101)}
+BLEU = {"n": 1, "bleu_4": 0.5}
 ATTEMPTS = {
     "more tensors than any exchange": (TRAIN, update(lambda u: many(20_001)), "the limit is 20000"),
-    "more names than any schema": (HANDSHAKE, payload(schema=many_shapes(20_001)), "the limit is 20000"),
+    "more names than any schema": (
+        HANDSHAKE,
+        payload(schema={"shapes": {name: [1] for name in many(20_001)}}),
+        "the limit is 20000",
+    ),
     "weights that nobody asked for": (HANDSHAKE, update(lambda u: FOREIGN), "nobody had"),
     "a tensor more": (TRAIN, update(lambda u: {**u, "x": torch.ones(1)}), "not agreed on"),
     "a tensor less": (TRAIN, update(lambda u: dict(list(u.items())[1:])), "missing"),
@@ -86,7 +97,7 @@ ATTEMPTS = {
     "many findings": (CLOSE_ROUND, payload(scores={"findings": {"new": FINDINGS}}), "2 time steps"),
     "scores of reports for a finding": (
         CLOSE_ROUND,
-        payload(scores={"findings": {"new": {"f": {"n": 1, "bleu_4": 0.5}}}}),
+        payload(scores={"findings": {"new": {"f": BLEU}}}),
         "2 time steps",
     ),
     "ballast beside the scores": (CLOSE_ROUND, payload(scores={"ballast": {"x": [1.0] * 99}}), "2 time steps"),

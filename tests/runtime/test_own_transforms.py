@@ -42,9 +42,8 @@ def test_a_transform_that_the_site_allows_changes_what_training_sees_and_a_rando
 
 @pytest.mark.parametrize("allowed", [[], ["Spacingd"]])
 def test_a_site_declines_a_transform_that_it_does_not_allow_and_prepares_nothing(tmp_path, site_files, allowed):
-    site_files.write_text(
-        site_files.read_text() + f"cache_dir: {tmp_path / 'cache'}\npolicy: {{transforms: {allowed}}}\n"
-    )
+    more = f"cache_dir: {tmp_path / 'cache'}\npolicy: {{transforms: {allowed}}}\n"
+    site_files.write_text(site_files.read_text() + more)
     reply, weights = site_with(tmp_path, SMOOTH).handshake()
     assert reply.status == "error" and weights is None and not (tmp_path / "cache").exists()
     assert "declined by the site's policy: data.transforms GaussianSmoothd (not among this site's" in reply.reason
@@ -66,8 +65,5 @@ def test_a_draft_is_written_of_what_training_saw(tmp_path):
     drafter.info["transforms"] = [{"name": "Lambdad"}]
     with pytest.raises(ConfigError, match="not 'Lambdad'"):
         drafter._image(study)
-
-
-def test_fedkei_takes_no_random_ones():
     with pytest.raises(ConfigError, match="RandGaussianNoised is random"):
         executor_of("fedkei", data={"transforms": [SMOOTH, NOISE]}, fedkei={"tasks": ["effusion"]})

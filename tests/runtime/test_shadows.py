@@ -45,10 +45,8 @@ def test_on_the_run_s_own_patients_a_shadow_is_the_run_and_an_audit_compares_wit
     whole = training_on(half, {p.patient_id for p in half.patients if half._split_of(p.patient_id) == "train"})
     without = train_shadow(whole, run, rounds, **others)
     planted = canaries(whole, read_adapter_info(adapter)["run_id"], 2, without.tokenizer, tmp_path)
-    same, end = (
-        train_shadow(whole.with_samples([*whole.samples(None), *planted]), run, rounds, **others).shared(),
-        read_adapter(adapter),
-    )
+    same = train_shadow(whole.with_samples([*whole.samples(None), *planted]), run, rounds, **others).shared()
+    end = read_adapter(adapter)
     assert all(torch.allclose(same[name], value, atol=1e-7) for name, value in end.items())
     assert not all(torch.allclose(without.shared()[name], value, atol=1e-4) for name, value in end.items())
     assert before == sorted((tmp_path / "home").rglob("*")), "a shadow run leaves nothing"

@@ -1,11 +1,10 @@
-"""Three methods that were written by the page on adding one: FedAvgM, FedDyn and MOON, each a module by itself."""
+"""Two methods that were written by the page on adding one: FedDyn and MOON, each a module by itself."""
 
 import feddyn
 import learners
 import moon
 import pytest
 import torch
-from fedavgm import METHOD as FEDAVGM
 
 from fedtar_flare.testing import FunctionFederation, QuadraticSite, check_method, last_checkpoint, random_pair
 
@@ -15,53 +14,25 @@ ALPHA, MU, TAU = 0.25, 0.7, 0.4
 @pytest.fixture
 def announced(announce):
     """The methods, announced in this process."""
-    return {method.name: announce(method) for method in (FEDAVGM, feddyn.METHOD, moon.METHOD)}
+    return {method.name: announce(method) for method in (feddyn.METHOD, moon.METHOD)}
 
 
 def three_sites(absent=None):
-    """Three sites with known losses, of 1, 2 and 3 visits; one may have none in the first of two exchanges."""
+    """Three sites with known losses; one may have no visits in the first of two exchanges."""
     targets = {n: [None if n == absent else random_pair(n), random_pair(10 + n)] for n in (1, 2, 3)}
-    return {
-        f"site-{n}": QuadraticSite(f"site-{n}", both, samples=n, validation=random_pair(9))
-        for n, both in targets.items()
-    }
-
-
-def run_of(folder, sites, method, **settings):
-    """The last checkpoint of a run of two rounds."""
-    federation = FunctionFederation(folder, sites, method, num_rounds=2, time_steps=2, **settings)
-    federation.run()
-    assert not federation.panics
-    return last_checkpoint(federation)
+    named = {f"site-{n}": (both, n) for n, both in targets.items()}
+    return {name: QuadraticSite(name, both, samples=n, validation=random_pair(9)) for name, (both, n) in named.items()}
 
 
 def updates_at(sites, w, t):
-    """The update of each site at an exchange; nothing from one without visits."""
-    names = sorted(w)
-    return [
-        (site.samples, {name: -0.5 * (w[name] - site.targets[t][place]) for place, name in enumerate(names)})
-        for site in sites.values()
-        if site.targets[t] is not None
-    ]
+    """The update of each site that has visits at an exchange."""
+    names, there = sorted(w), [site for site in sites.values() if site.targets[t] is not None]
+    return [{name: -0.5 * (w[name] - site.targets[t][n]) for n, name in enumerate(names)} for site in there]
 
 
 def close(found, expected):
     for name, value in expected.items():
         torch.testing.assert_close(found[name].double(), value, rtol=1e-6, atol=1e-6)
-
-
-def test_the_momentum_of_fedavgm_goes_on_over_rounds_and_is_in_the_checkpoint(announced, tmp_path):
-    sites = three_sites()
-    w = {name: value.double() for name, value in sites["site-1"].start().items()}
-    v = dict.fromkeys(w, 0.0)
-    for t in (0, 1, 0, 1):
-        sent = updates_at(sites, w, t)
-        for name in w:
-            v[name] = 0.6 * v[name] + sum(n * update[name] for n, update in sent) / sum(n for n, _ in sent)
-        w = {name: w[name] + v[name] for name in w}
-    last = run_of(tmp_path, sites, "fedavgm", beta=0.6)
-    close(last.weights, w)
-    close(last.method, v)
 
 
 @pytest.mark.parametrize("absent", [None, 3])
@@ -70,12 +41,14 @@ def test_the_server_of_feddyn_counts_every_site_the_same_and_divides_h_by_all(an
     w = {name: value.double() for name, value in sites["site-1"].start().items()}
     h = dict.fromkeys(w, 0.0)
     for t in (0, 1, 0, 1):
-        sent = [update for _, update in updates_at(sites, w, t)]
+        sent = updates_at(sites, w, t)
         for name in w:
             total = sum(update[name] for update in sent)
             h[name] = h[name] - ALPHA * total / 3
             w[name] = w[name] + total / len(sent) - h[name] / ALPHA
-    last = run_of(tmp_path, sites, "feddyn", feddyn={"alpha": ALPHA})
+    settings = {"num_rounds": 2, "time_steps": 2, "feddyn": {"alpha": ALPHA}}
+    (federation := FunctionFederation(tmp_path, sites, "feddyn", **settings)).run()
+    last = last_checkpoint(federation)
     close(last.weights, w)
     close(last.method, h)
 
@@ -141,6 +114,6 @@ def test_the_loss_of_moon_and_its_gradient_are_those_of_equations_3_and_4(cohort
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavgm", "feddyn", "moon"])
+@pytest.mark.parametrize("method", ["feddyn", "moon"])
 def test_it_keeps_to_its_contract_is_resumed_to_the_bit_and_stops_when_aborted(announced, method, tmp_path, home):
     check_method(method, tmp_path)
