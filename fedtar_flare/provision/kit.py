@@ -82,8 +82,9 @@ def complete(
         _set(components, "job_manager", path=JOBS, args=jobs)
     else:
         result["allow_log_streaming"] = False  # a site's log may name files and rows
-        launcher = {"max_restarts": max_restarts} | ({"byoc": True} if byoc else {}) | _wrapped(components)
-        _set(components, _launcher_id(components), path=LAUNCHER, args=launcher)
+        current: dict[str, Any] = next((entry for entry in components if entry.get("id") in LAUNCHER_IDS), {})
+        launcher = {"max_restarts": max_restarts} | ({"byoc": True} if byoc else {}) | _wrapped(current)
+        _set(components, str(current.get("id", "process_launcher")), path=LAUNCHER, args=launcher)
         if "launcher" not in launcher:  # containers and clusters hand out their resources themselves
             manager = {"num_of_gpus": gpus, "mem_per_gpu_in_GiB": gpu_memory, "expiration_period": 300}
             _set(components, "resource_manager", args=manager)
@@ -179,14 +180,8 @@ def _set(components: list[dict[str, Any]], identity: str, **values: Any) -> None
     component.update(values)
 
 
-def _launcher_id(components: Sequence[Mapping[str, Any]]) -> str:
-    """The name that the kit's launcher has, which FLARE's tools go by."""
-    return next((str(entry["id"]) for entry in components if entry.get("id") in LAUNCHER_IDS), "process_launcher")
-
-
-def _wrapped(components: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _wrapped(current: Mapping[str, Any]) -> dict[str, Any]:
     """The launcher that ``nvflare deploy prepare`` chose, as an argument of ours; nothing for one of processes."""
-    current = next((entry for entry in components if entry.get("id") == _launcher_id(components)), {})
     path, arguments = current.get("path"), current.get("args") or {}
     if path == LAUNCHER:
         return {"launcher": arguments["launcher"]} if "launcher" in arguments else {}
@@ -212,15 +207,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--gpus", type=int, default=0, help="GPUs that jobs may use here (default 0)")
     parser.add_argument("--gpu-memory", type=float, default=0, help="GiB of each")
-    arguments = parser.parse_args(argv)
+    settings = vars(parser.parse_args(argv))
     try:
-        written = complete_kit(
-            arguments.kit,
-            arguments.method,
-            gpus=arguments.gpus,
-            gpu_memory=arguments.gpu_memory,
-            flare_classes=arguments.flare_classes,
-        )
+        written = complete_kit(settings.pop("kit"), settings.pop("method"), **settings)
     except FedTARError as error:
         print(error, file=sys.stderr)
         return 1

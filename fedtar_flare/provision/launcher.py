@@ -65,10 +65,8 @@ class SupervisedHandle(JobHandleSpec):
                 if not (how := self._lost()) or self._stopped or self._in_crash_loop():
                     return
                 self._restarts.append(time.monotonic())
-                self._say(
-                    f"the job process {how}: started again "
-                    f"({len(self._restarts)} of at most {self._max_restarts} times in {self._window:g} s)"
-                )
+                often = f"{len(self._restarts)} of at most {self._max_restarts} times in {self._window:g} s"
+                self._say(f"the job process {how}: started again ({often})")
                 self._handle = self._launch()
 
     def _in_crash_loop(self) -> bool:
@@ -76,11 +74,9 @@ class SupervisedHandle(JobHandleSpec):
             self._restarts.popleft()
         if len(self._restarts) < self._max_restarts:
             return False
-        self._say(
-            f"the job process {self._lost()} again after {self._max_restarts} restarts in "
-            f"{self._window:g} s: this site leaves the job, which goes on with the others. Look at the job's log for "
-            "the cause (out of memory?)"
-        )
+        often = f"again after {self._max_restarts} restarts in {self._window:g} s"
+        cure = "this site leaves the job, which goes on with the others; its log has the cause (out of memory?)"
+        self._say(f"the job process {self._lost()} {often}: {cure}")
         return True
 
     def _lost(self) -> str:

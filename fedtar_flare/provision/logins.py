@@ -75,10 +75,7 @@ class LoginAlarm(FLComponent):
             if now - self._raised.get(site, -AGAIN_AFTER) < AGAIN_AFTER:
                 return
             self._raised[site] = now
-        text = (
-            f"two processes seem to use the kit of site '{site}' at the same time (or its network breaks again and "
-            "again). Ask that site; if it has started only one, disable the name (nvflare system disable-client "
-            f"{site}) and make a new kit"
-        )
-        raise_alarm(Path.cwd(), text)  # the server works in its kit
+        text = f"two processes seem to use the kit of site '{site}' (or its network breaks again and again)"
+        cure = f"if it has started only one, disable it (nvflare system disable-client {site}) and make a new kit"
+        raise_alarm(Path.cwd(), f"{text}. Ask that site; {cure}")  # the server works in its kit
         AuditService.add_event(user=site, action="fedtar.second_login", msg="two processes use one kit")

@@ -47,10 +47,8 @@ def resume(
         meta = session.get_job_meta(job_id)
         status = str(meta.get("status"))
         if not status.startswith(FINISHED) and not force:
-            raise FedTARError(
-                f"job {job_id} is {status}: abort it first (nvflare job abort), or, when its server was killed and it "
-                "surely runs no more, use --force with --job"
-            )
+            cure = "abort it first (nvflare job abort), or use --force with --job where its server was killed"
+            raise FedTARError(f"job {job_id} is {status}: {cure}")
         source = job_folder
         if source is None:
             (download := Path(folder) / "download").mkdir()
@@ -148,10 +146,7 @@ def continued_recipe(results: Path, rounds: int, begins: str | None = None, lear
 def with_period(data: Mapping[str, Any], begins: str, learn: str | None = None) -> dict[str, Any]:
     """The settings ``data`` with a period that begins on a day (ISO 8601); ConfigError where there can be none."""
     if data.get("alignment") != "period":
-        raise ConfigError(
-            "time steps of this run are numbers of visits (data.alignment: visit), not periods: there is no next one. "
-            "'fedtar resume --rounds' goes on with the visits that have come since"
-        )
+        raise ConfigError("time steps of this run are visits, not periods: use 'fedtar resume --rounds' for new visits")
     from fedtar_flare.core.settings import build
     from fedtar_flare.learning.config import DataConfig
 

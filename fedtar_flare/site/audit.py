@@ -152,11 +152,8 @@ def require_writable(site: Site, fl_ctx: FLContext) -> None:
     try:
         try_to_write(_file(site, str(fl_ctx.get_job_id() or "job")))
     except OSError as error:
-        raise FedTARError(
-            f"the audit cannot be written ({error}); nothing is sent without it. Free the disk or repair the folder's "
-            "rights",
-            public="the site's audit file cannot be written",
-        ) from error
+        text = f"the audit cannot be written ({error}), without which nothing is sent: free the disk or mend its rights"
+        raise FedTARError(text, public="the site's audit file cannot be written") from error
 
 
 def audit_files(folder: Path) -> list[Path]:
@@ -168,9 +165,7 @@ def audit_files(folder: Path) -> list[Path]:
         for pattern in patterns:
             if files := sorted(parent.glob(pattern)):
                 return files
-    raise FedTARError(
-        f"{folder} holds no audit: looked for {', '.join(patterns)}. Name a site's startup kit, or its folder of state"
-    )
+    raise FedTARError(f"{folder} holds no audit ({', '.join(patterns)}): name a site's startup kit, or its state")
 
 
 def read_audit(files: Iterable[Path]) -> list[dict[str, Any]]:

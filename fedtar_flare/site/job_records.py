@@ -72,13 +72,9 @@ def layout_conflicts(records: Path, data: str, layout: CellLayout) -> list[str]:
         if added[-1] > (datetime.now() + timedelta(days=1)).isoformat() > fixed[_NEWEST]:
             return [f"a period from {added[-1][:10]} on: that day has not come"]
         fixed |= {name: layout[name] for name in ("timeline", "time_steps")}
-    differing = []
-    for name, value in layout.items():
-        if fixed.get(name) != value:
-            differing.append(f"{name} {value:.80} (so far {fixed.get(name)!s:.80})")
-    if not differing:
-        return []
-    return [f"{', '.join(differing)}: until the site runs 'fedtar site cells --release', all jobs have the same"]
+    differing = {name: value for name, value in layout.items() if fixed.get(name) != value}
+    text = ", ".join(f"{name} {value:.80} (so far {fixed.get(name)!s:.80})" for name, value in differing.items())
+    return [f"{text}: until the site runs 'fedtar site cells --release', all jobs have the same"] if differing else []
 
 
 def read_record(file: Path) -> dict[str, Any]:

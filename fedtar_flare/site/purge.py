@@ -117,10 +117,8 @@ def _plan_patient(
     everyone = config.replace(exclude=None, simulated=True)  # also one who is excluded; and no key is made
     visits = [v for v in load_cohort(everyone, site, timeline=Timeline(1)).visits if v.patient_id == patient]
     if not visits:
-        raise ConfigError(
-            f"no patient '{patient}' in {config.path or config.source}. If the patient's rows are gone already, the "
-            "prepared images cannot be distinguished any more: delete them all with --cache"
-        )
+        where = f"no patient '{patient}' in {config.path or config.source}"
+        raise ConfigError(f"{where}; if the rows are gone already, delete the prepared images of all with --cache")
     images: set[Path] = set()
     for visit in visits:
         with suppress(DataError):  # the files are gone: nothing leads from them to the cache any more
@@ -138,10 +136,8 @@ def _plan_patient(
         "prepared images made from earlier versions of the patient's files, if these were changed: --cache finds all",
     ]
     if runs:
-        result.stays.append(
-            f"the states of the runs {', '.join(runs)}, which may have been trained with this patient and cannot "
-            "unlearn one: delete them with --run"
-        )
+        states = f"the states of the runs {', '.join(runs)}, which may have been trained with this patient"
+        result.stays.append(f"{states} and cannot unlearn one: delete them with --run")
     if config.exclude is None:
         result.stays.append("the patient in coming runs: write the id into a file, named as 'exclude' in the site file")
 

@@ -65,19 +65,9 @@ def write_workflow(app: Path, **arguments: Any) -> None:
 class Hospital:
     """A site that does tasks one by one, in one executor or in a new one each time, as FLARE's simulator does.
 
-    Parameters
-    ----------
-    workspace : Path
-        The kit, or the simulator's workspace.
-    name : str
-    fresh : bool
-        Whether each task runs in a new executor.
-    simulated : bool
-    method : str
-    app : Path, optional
-        Where FLARE has put the job's app; a real site without one gets its server's part.
-    **settings
-        Preset, seed and groups of settings, over those of a tiny job.
+    ``workspace`` is the kit, or the simulator's; where ``fresh``, each task runs in a new executor; ``app`` is where
+    FLARE has put the job's app (a real site without one gets its server's part). ``settings`` are preset, seed and
+    groups of settings, over those of a tiny job of this ``method``; ``name`` and ``simulated`` are the site's.
     """
 
     job = "job-1"

@@ -25,47 +25,29 @@ def steps(events):
     return of_kind(events, Step)
 
 
-def has_step(federation, identity, round_, step):
-    events = steps(federation.events(identity))
-    return any((event.round, event.step) == (round_, step) for event in events)
-
-
 def check_same(a, b):
     """Weights, and what the method keeps at the server."""
-    assert a.round == b.round and a.weights.keys() == b.weights.keys() and a.method.keys() == b.method.keys()
-    for name in a.weights:
-        torch.testing.assert_close(a.weights[name], b.weights[name], rtol=0, atol=1e-6)
-    for name in a.method:
-        torch.testing.assert_close(a.method[name], b.method[name], rtol=0, atol=1e-6)
-
-
-def state_files(federation, site):
-    return sorted(state_of(federation.sites[site]).glob(f"*/{site}/*.safetensors"))
+    assert a.round == b.round
+    for part in ("weights", "method"):
+        torch.testing.assert_close(getattr(a, part), getattr(b, part), rtol=0, atol=1e-6)
 
 
 def run_of(federation, identity):
     """The run id that the server made for a job."""
-    start = wait_for(
-        f"{identity} has begun\n{federation.tail(identity)}",
-        lambda: next(iter(of_kind(federation.events(identity), Start)), None),
-    )
-    return start.run_id
+    begun = f"{identity} has begun\n{federation.tail(identity)}"
+    return wait_for(begun, lambda: of_kind(federation.events(identity), Start))[0].run_id
 
 
 def in_step(federation, identity, site, round_, step):
     """Waits until a site is within the training of a step: it has kept the broadcast and not yet its new state."""
     folder = state_of(federation.sites[site]) / run_of(federation, identity) / site
-    wait_for(
-        f"{site} trains round {round_}, step {step}\n{federation.tail(identity)}",
-        lambda: (folder / f"broadcast-{round_:04d}-{step - 1:02d}.safetensors").is_file(),
-    )
+    file = folder / f"broadcast-{round_:04d}-{step - 1:02d}.safetensors"
+    wait_for(f"{site} trains round {round_}, step {step}\n{federation.tail(identity)}", file.is_file)
 
 
 def round_1_is_whole(federation, identity):
-    wait_for(
-        f"round 1 is whole\n{federation.tail(identity)}",
-        lambda: (federation.server / "fedtar_checkpoints" / identity / "round-0001.safetensors").is_file(),
-    )
+    file = federation.server / "fedtar_checkpoints" / identity / "round-0001.safetensors"
+    wait_for(f"round 1 is whole\n{federation.tail(identity)}", file.is_file)
 
 
 def kill_server_process(federation, identity):
@@ -78,9 +60,8 @@ def kill_server_process(federation, identity):
 
 
 def all_gone(federation, identity):
-    wait_for(
-        "its processes are gone", lambda: not any(federation.job_process(n, identity) for n in ("localhost", *SITES))
-    )
+    names = ("localhost", *SITES)
+    wait_for("its processes are gone", lambda: not any(federation.job_process(n, identity) for n in names))
 
 
 def resume(federation, identity):

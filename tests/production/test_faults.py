@@ -6,25 +6,13 @@ from datetime import datetime, timedelta
 import pytest
 from command import fedtar, fedtar_here
 from federation_process import SITES, recipe, wait_for
-from killing import (
-    LEAD,
-    LIMIT,
-    LONG,
-    all_gone,
-    check_same,
-    in_step,
-    last,
-    resume,
-    round_1_is_whole,
-    run_of,
-    state_files,
-    steps,
-)
+from killing import LEAD, LIMIT, LONG, all_gone, check_same, in_step, last, resume, round_1_is_whole, run_of, steps
 
 from fedtar_flare.core.files import read_tensors
 from fedtar_flare.record.events import Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
+from fedtar_flare.site.context import state_of
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 
@@ -146,9 +134,8 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
     assert federation.finished(identity) == ENDS[end]
     all_gone(federation, identity)
     for site in SITES:
-        assert state_files(federation, site)
-        for file in state_files(federation, site):
-            read_tensors(file)  # whole, or this raises
+        files = [*state_of(federation.sites[site]).glob(f"*/{site}/*.safetensors")]
+        assert files and all(map(read_tensors, files)), "whole, or this raises"
 
     if end == "aborted by the admin":
         check_not_resumed_by_another(federation, identity)

@@ -28,26 +28,15 @@ def attacked(tmp_path_factory, repository, home):
 
 def commands(job):
     """Requests that end, change or read out another participant's processes: (cell, channel, topic, headers)."""
-    of_job = {RequestHeader.JOB_ID: job}
-    for topic in (
-        TrainingTopic.CHECK_STATUS,
-        SysCommandTopic.SYS_INFO,
-        SysCommandTopic.REPORT_ENV,
-        TrainingTopic.CHECK_RESOURCE,
-        InfoCollectorTopic.SHOW_STATS,
-        TrainingTopic.DELETE_RUN,
-        TrainingTopic.ABORT,
-        TrainingTopic.RESTART,
-        TrainingTopic.SHUTDOWN,
-    ):
-        yield "hospital-a", CellChannel.CLIENT_MAIN, topic, of_job
-    for cell in ("hospital-a", f"hospital-a.{job}"):
+    site = [TrainingTopic.CHECK_STATUS, SysCommandTopic.SYS_INFO, SysCommandTopic.REPORT_ENV]
+    site += [TrainingTopic.CHECK_RESOURCE, InfoCollectorTopic.SHOW_STATS, TrainingTopic.DELETE_RUN]
+    site += [TrainingTopic.ABORT, TrainingTopic.RESTART, TrainingTopic.SHUTDOWN]
+    yield from (("hospital-a", CellChannel.CLIENT_MAIN, topic, {RequestHeader.JOB_ID: job}) for topic in site)
+    for cell in ("hospital-a", f"hospital-a.{job}", "server"):
         for topic in ("config_vars", "process_info", "stop_cell", "stop"):
             yield cell, "_net_manager", topic, {}
     for topic in ("show_errors", "configure_job_log", "abort"):
         yield f"hospital-a.{job}", CellChannel.CLIENT_COMMAND, topic, {}
-    for topic in ("config_vars", "process_info", "stop_cell", "stop"):
-        yield "server", "_net_manager", topic, {}
     yield "server", CellChannel.SERVER_PARENT_LISTENER, ServerCommandNames.UPDATE_RUN_STATUS, {}
     for topic in (ServerCommandNames.SHOW_STATS, ServerCommandNames.HANDLE_DEAD_JOB, ServerCommandNames.APP_COMMAND):
         yield f"server.{job}", CellChannel.SERVER_COMMAND, topic, {}
@@ -64,9 +53,8 @@ def test_no_hospital_and_no_member_commands_another_s_site_or_the_server(attacke
     answers = attacked.attack(*requests)
     console = attacked.session("member@hospital-b.org").api.cell
     answers += [send(console.core_cell, *request) for request in requests]
-    answered = [f"{request}: {answer}" for request, answer in zip(requests * 2, answers, strict=True)
-                if not answer.startswith(ReturnCode.UNAUTHENTICATED)]  # fmt: skip
-    assert not answered
+    answered = dict(zip(map(str, requests * 2), answers, strict=True)).items()
+    assert all(answer.startswith(ReturnCode.UNAUTHENTICATED) for answer in answers), answered
     failure = {JobFailureMsgKey.JOB_ID: job, JobFailureMsgKey.CODE: ProcessExitCode.EXCEPTION}
     attacked.attack(("server", CellChannel.SERVER_MAIN, CellChannelTopic.REPORT_JOB_FAILURE, failure))  # not its job
     assert {name: attacked.job_process(name, job) for name in pids} == pids

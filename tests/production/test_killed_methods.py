@@ -5,18 +5,7 @@ from functools import partial
 import pytest
 import torch
 from federation_process import SITES, wait_for
-from killing import (
-    LIMIT,
-    LONG,
-    check_same,
-    has_step,
-    kill_server_process,
-    last,
-    resume,
-    round_1_is_whole,
-    run_of,
-    steps,
-)
+from killing import LIMIT, LONG, check_same, kill_server_process, last, resume, round_1_is_whole, run_of, steps
 
 from fedtar_flare.core.files import read_json
 from fedtar_flare.record.log import read_events
@@ -42,9 +31,10 @@ def test_a_killed_run_of_fedmrg_is_resumed_with_the_same_weights_and_bank(federa
     check_same(end, last(federation.completed(whole)))
 
 
-def test_a_run_of_fedkei_killed_at_probe_and_at_adapt_and_a_site_s_process_too_ends_with_the_same_bits(
-    federation, exported
-):
+def test_a_run_of_fedkei_killed_at_probe_and_adapt_and_at_a_site_ends_with_the_same_bits(federation, exported):
+    def done(identity):
+        return [(event.round, event.step) for event in steps(federation.events(identity))]
+
     settings = {"method": partial(MethodRecipe, "fedkei"), "rounds": 2, "server": {"step_time_limit": LIMIT}}
     settings |= {"fedkei": {"tasks": ["effusion", "nodule"], "base": ["none", "cardiomegaly", "emphysema"]}}
     # batches of one image, so that PROBE and ADAPT last seconds and the kill falls within them
@@ -53,20 +43,18 @@ def test_a_run_of_fedkei_killed_at_probe_and_at_adapt_and_a_site_s_process_too_e
     running = federation.submit(exported("fedkei_killed", **settings))
     for task, before in (("probe", (1, 2)), ("adapt", (2, 1))):
         file = state_of(federation.sites["hospital-a"]) / run_of(federation, running) / "hospital-a" / RUN
-        wait_for(
-            f"hospital-a was asked for {task} of task 2\n{federation.tail(running)}",
-            lambda task=task, file=file: file.is_file() and f"{task} 2" in read_json(file).get("asked", {}),
-        )
+
+        def asked(task=task, file=file):
+            return file.is_file() and f"{task} 2" in read_json(file).get("asked", {})
+
+        wait_for(f"hospital-a was asked for {task} of task 2\n{federation.tail(running)}", asked)
         events = kill_server_process(federation, running)
         assert [(event.round, event.step) for event in steps(events)][-1] == before, f"killed within {task}"
         running = resume(federation, running)
-    wait_for(
-        f"the resumed run is at adapt of task 2\n{federation.tail(running)}",
-        lambda: has_step(federation, running, 2, 1),
-    )
+    wait_for(f"the resumed run is at adapt of task 2\n{federation.tail(running)}", lambda: (2, 1) in done(running))
     before = federation.job_process("hospital-b", running)
     federation.kill(before)
-    assert not has_step(federation, running, 2, 2), "killed within adapt"
+    assert (2, 2) not in done(running), "killed within adapt"
     wait_for("it is started again", lambda: federation.job_process("hospital-b", running) not in (None, before))
     results = federation.completed(running, 400)
     assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1), (2, 2)]

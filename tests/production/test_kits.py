@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from kits import make_kit
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from fedtar_flare.core.errors import ConfigError
@@ -76,20 +77,21 @@ def test_every_kit_of_every_project_is_complete(provisioned, repository, project
     for kind, wanted in (("server", SERVER_CLASSES), ("client", SITE_CLASSES)):
         names = participants(repository, project, kind)
         assert names
-        for name in names:
-            local = place / name / "local"
-            resources = json.loads((local / "resources.json.default").read_text())
-            assert resources["class_list_enforcement_mode"] == "enforce"
+        for kit in (place / name for name in names):
+            resources = json.loads((kit / "local" / "resources.json.default").read_text())
+            assert resources["class_list_enforcement_mode"] == "enforce" and "/tmp" not in json.dumps(resources)
             assert resources["class_allow_list"] == list(wanted)
-            rights = json.loads((local / "authorization.json.default").read_text())
+            rights = json.loads((kit / "local" / "authorization.json.default").read_text())
             assert too_wide(rights) == [] and rights["permissions"]["lead"]["submit_job"] == "any"
-            assert "/tmp" not in json.dumps(resources)
-            startup = next((place / name / "startup").glob("fed_*.json"))
+            startup = next((kit / "startup").glob("fed_*.json"))
             assert json.loads(startup.read_text())["require_signed_jobs"] is True
-            script = (place / name / "startup" / "sub_start.sh").read_text()
-            assert ("NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT:-60}" in script) == (kind == "server")
-            assert "umask 077" in script
-            assert (place / name).stat().st_mode & 0o077 == 0
+            script = (kit / "startup" / "sub_start.sh").read_text()
+            assert ("NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT:-60}" in script) == (
+                kind == "server"
+            ) and "umask 077" in script
+            assert kit.stat().st_mode & 0o077 == 0
+            if kind == "client":
+                check_site_policy(kit, resources, {"extra_names": [HEAD]} if project == "project-localhost.yml" else {})
     for name in participants(repository, project, "relay"):
         script = (place / name / "startup" / "sub_start.sh").read_text()
         assert " -m fedtar_flare.provision.relay " in script and "umask 077" in script
@@ -97,19 +99,17 @@ def test_every_kit_of_every_project_is_complete(provisioned, repository, project
     state = place.parent / "state"
     assert "root_pri_key" in (state / "cert.json").read_text()
     assert all(path.stat().st_mode & 0o077 == 0 for path in (state, *state.iterdir(), *place.glob("*/startup/*.key")))
-    for name in participants(repository, project, "client"):
-        local = place / name / "local"
-        resources = json.loads((local / "resources.json.default").read_text())
-        components = {entry["id"]: entry for entry in resources["components"]}
-        assert components["process_launcher"]["path"] == kits.LAUNCHER
-        assert resources["allow_log_streaming"] is False  # a site's error log may name files and rows
-        policy = json.loads((local / "privacy.json").read_text())
-        (scope,) = policy["scopes"]
-        assert policy["default_scope"] == scope["name"]
-        assert [entry["path"] for entry in scope["task_result_filters"]] == [GUARD]
-        assert [entry["path"] for entry in scope["task_data_filters"]] == [GUARD]
-        named = {"extra_names": [HEAD]} if project == "project-localhost.yml" else {}
-        assert scope["task_result_filters"][-1]["args"] == {"methods": list(default_names()), **named}
+
+
+def check_site_policy(kit, resources, extra):
+    launchers = [entry["path"] for entry in resources["components"] if entry["id"] == "process_launcher"]
+    assert launchers == [kits.LAUNCHER] and resources["allow_log_streaming"] is False  # a log may name files and rows
+    policy = json.loads((kit / "local" / "privacy.json").read_text())
+    (scope,) = policy["scopes"]
+    assert policy["default_scope"] == scope["name"]
+    for filters in ("task_result_filters", "task_data_filters"):
+        (guard,) = scope[filters]
+        assert guard["path"] == GUARD and guard["args"] == {"methods": list(default_names()), **extra}
 
 
 def test_a_certificate_is_renewed_as_the_security_page_says_and_no_other_changes(provisioned, tmp_path, repository):
@@ -132,13 +132,11 @@ def test_a_certificate_is_renewed_as_the_security_page_says_and_no_other_changes
 def test_a_hospital_that_keeps_its_own_key_gets_the_same_kit(provisioned, tmp_path, repository):
     """The commands of provisioning/README.md: the key stays in the hospital's folder."""
     files = repository / "provisioning"
-    hospital, hub = tmp_path / "hospital", tmp_path / "hub"
-    hospital.mkdir()
-    hub.mkdir()
+    (hospital := tmp_path / "hospital").mkdir()
+    (hub := tmp_path / "hub").mkdir()
 
     def nvflare(folder, *arguments):
-        command = [str(BIN / "nvflare"), *map(str, arguments)]
-        env = {**os.environ, "HOME": str(tmp_path)}
+        command, env = [str(BIN / "nvflare"), *map(str, arguments)], {**os.environ, "HOME": str(tmp_path)}
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -184,59 +182,41 @@ def test_flare_s_own_kit_is_completed_by_the_command(provisioned, tmp_path, repo
             assert json.loads((place / name / "local" / written).read_text()) == content
 
 
-def test_completing_a_kit_twice_changes_nothing_and_keeps_the_site_s_own_policy(provisioned, tmp_path):
-    kit = tmp_path / "kit"
-    shutil.copytree(provisioned["project-localhost.yml"] / "hospital-a", kit)
+def test_completing_a_kit_twice_keeps_the_site_s_own_policy_unless_it_is_too_wide(provisioned, tmp_path):
+    kit = shutil.copytree(provisioned["project-localhost.yml"] / "hospital-a", tmp_path / "kit")
     (kit / "local" / "privacy.json").write_text('{"scopes": [], "mine": true}')
-    kits.complete_kit(kit)
-    first = (kit / "local" / "resources.json").read_text()
-    kits.complete_kit(kit)
-    assert (kit / "local" / "resources.json").read_text() == first
-    assert json.loads((kit / "local" / "privacy.json").read_text())["mine"] is True
+    file, narrow, seen = kit / "local" / "authorization.json", rights(), set()
+    narrow["permissions"].pop("lead")
+    for policy, ends in ((narrow, narrow), ({"format_version": "1.0", "permissions": {"lead": "any"}}, rights())):
+        file.write_text(json.dumps(policy))
+        kits.complete_kit(kit)
+        assert json.loads(file.read_text()) == ends
+        seen.add((kit / "local" / "resources.json").read_text())
+    assert json.loads(file.with_name("authorization.json.before").read_text())["permissions"] == {"lead": "any"}
+    assert json.loads((kit / "local" / "privacy.json").read_text())["mine"] is True and len(seen) == 1
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        kits.complete_kit(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("listed", "named", "allowed"),
     [
-        (["fedavg"], None, ["fedavg"]),
-        ([], None, []),
-        (["fedprox"], ["madeup"], ["fedprox", "madeup"]),
-        (None, ["madeup"], ["madeup"]),
-        (None, None, default_names()),
+        (["fedavg"], None, ["fedavg"]), ([], None, []), (["fedprox"], ["madeup"], ["fedprox", "madeup"]),
+        (None, ["madeup"], ["madeup"]), (None, None, default_names()),
     ],
-)
+)  # fmt: skip
 def test_a_method_is_listed_by_a_name_that_is_given_and_by_nothing_else(tmp_path, madeup, listed, named, allowed):
-    for folder in ("local", "startup"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "local" / "resources.json.default").write_text(json.dumps(RESOURCES))
-    (tmp_path / "local" / "authorization.json.default").write_text(json.dumps(rights()))
-    (tmp_path / "startup" / "sub_start.sh").write_text("#!/bin/sh\n")
-    (tmp_path / "startup" / "fed_client.json").write_text("{}")
-    policy = tmp_path / "local" / "privacy.json"
+    kit = make_kit(tmp_path / "kit")
+    (kit / "local" / "resources.json.default").write_text(json.dumps(RESOURCES))
+    (kit / "local" / "authorization.json.default").write_text(json.dumps(rights()))
+    (kit / "startup" / "sub_start.sh").write_text("#!/bin/sh\n")
+    policy = kit / "local" / "privacy.json"
     if listed is not None:
         policy.write_text(json.dumps(kits.site_policy(listed)))
-    kits.complete_kit(tmp_path, named)
+    kits.complete_kit(kit, named)
     assert allowed_methods(json.loads(policy.read_text())) == list(allowed)
     with pytest.raises(ConfigError, match="did you mean 'madeup'"):
-        kits.complete_kit(tmp_path, ["madeupp"])
-
-
-def test_completing_a_kit_closes_a_policy_that_is_too_wide_and_keeps_the_earlier_one(provisioned, tmp_path):
-    kit = tmp_path / "kit"
-    shutil.copytree(provisioned["project-localhost.yml"] / "hospital-a", kit)
-    file = kit / "local" / "authorization.json"
-    narrow = rights()
-    narrow["permissions"].pop("lead")
-    for policy, kept in ((narrow, narrow), ({"format_version": "1.0", "permissions": {"lead": "any"}}, rights())):
-        file.write_text(json.dumps(policy))
-        kits.complete_kit(kit)
-        assert json.loads(file.read_text()) == kept
-    assert json.loads(file.with_name("authorization.json.before").read_text())["permissions"] == {"lead": "any"}
-
-
-def test_a_folder_that_is_no_kit_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=str(tmp_path)):
-        kits.complete_kit(tmp_path)
+        kits.complete_kit(kit, ["madeupp"])
 
 
 RESOURCES = {"components": [], "class_allow_list": [], "snapshot_persistor": {"args": {}}}
@@ -252,26 +232,14 @@ def test_flare_s_own_classes_go_unless_they_are_kept(madeup):
     assert scope["task_result_filters"][0]["args"] == {"methods": ["madeup"], "extra_names": ["projection.weight"]}
 
 
-@pytest.mark.parametrize("path", ["fedtar_flare.", "fedtar_flare.methods.fedtar", "*", "Executor", "a..B"])
-def test_no_package_can_be_put_on_the_allow_list(provisioned, path):
-    file = provisioned["project-localhost.yml"] / "hospital-a" / "local" / "resources.json.default"
-    with pytest.raises(ConfigError, match="one class"):
-        kits.complete(json.loads(file.read_text()), server=False, extra_classes=[path])
-
-
-WRONG = {
-    "extra_classes": "a.b.C",
-    "filters": {},
-    "gpus": {"x": {"cores": 1}},
-    "methods": ["fedtra"],
-    "extra_names": "lora",
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_builder_settings_are_checked_when_it_is_built(name):
-    with pytest.raises(ConfigError):
-        KitBuilder(**{name: WRONG[name]})
+def test_no_package_can_be_put_on_the_allow_list_and_builder_settings_are_checked():
+    for path in ("fedtar_flare.", "fedtar_flare.methods.fedtar", "*", "Executor", "a..B"):
+        with pytest.raises(ConfigError, match="one class"):
+            kits.complete(RESOURCES, server=False, extra_classes=[path])
+    wrong = {"extra_classes": "a.b.C", "filters": {}, "gpus": {"x": {"cores": 1}}, "methods": ["fedtra"]}
+    for name, value in (wrong | {"extra_names": "lora"}).items():
+        with pytest.raises(ConfigError):
+            KitBuilder(**{name: value})
 
 
 def test_filters_of_the_site_run_before_the_guard_and_gpus_reach_their_site(tmp_path, repository):

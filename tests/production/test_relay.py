@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -53,11 +54,9 @@ class Relayed(Attacked):
         kit, ports = str(self.kits / name), set()
         for pid, command in self.processes().items():
             if any(kit in part for part in command):
-                try:
+                with suppress(psutil.NoSuchProcess):
                     links = psutil.Process(pid).net_connections("tcp")
-                except psutil.NoSuchProcess:
-                    continue
-                ports |= {c.raddr.port for c in links if c.raddr and c.status == psutil.CONN_ESTABLISHED}
+                    ports |= {c.raddr.port for c in links if c.raddr and c.status == psutil.CONN_ESTABLISHED}
         return ports
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from datetime import UTC, datetime
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -32,45 +33,36 @@ def local(root, job, submitter="lead@hub.org", **settings):
     return federation
 
 
-def test_a_run_goes_on_by_the_id_of_its_job_though_the_run_folder_is_gone(tmp_path):
-    whole = local(tmp_path / "quiet", "job-0")
-    whole.run()
-    first = local(tmp_path, "job-1", num_rounds=2)
-    first.run()
-    (tmp_path / "job-1").rename(tmp_path / "taken-away")
-    second = local(tmp_path, "job-2", resume_from="job-1")
-    second.run()
-    a, b = (CheckpointFolder(f.results_folder / "checkpoint").last()[0] for f in (whole, second))
-    assert a.round == b.round == 3 and b.info["run_id"] == first.run_id
-    assert all(torch.equal(a.weights[name], b.weights[name]) for name in a.weights)
-    assert all(torch.equal(a.method[name], b.method[name]) for name in a.method)
-
-
 @pytest.mark.parametrize("periods_before", [1, 2])
-@pytest.mark.parametrize("died_before_the_best_was_written", [False, True])
-def test_a_resumed_run_that_dies_at_once_can_be_resumed_again(
-    tmp_path, died_before_the_best_was_written, periods_before
+@pytest.mark.parametrize("best_is_written", [True, False])
+def test_a_run_goes_on_by_the_id_of_its_job_and_again_where_that_dies_at_once(
+    tmp_path, best_is_written, periods_before
 ):
-    """Also one that a period was added to."""
+    """Though the run folder is gone, and also one that a period was added to."""
     first = local(tmp_path, "job-1", num_rounds=2, time_steps=periods_before)
     first.run()
-    if died_before_the_best_was_written:
+    (tmp_path / "job-1").rename(tmp_path / "taken-away")
+    if not best_is_written:
         assert first.results.best == 2
         for file in tmp_path.rglob("best.safetensors"):
             file.unlink()
     second = local(tmp_path, "job-2", resume_from="job-1")
-    second.train = lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt)  # as if it were killed there
+    second.train = Mock(side_effect=KeyboardInterrupt)  # as if it were killed there
     with pytest.raises(KeyboardInterrupt):
         second.run()
-    kept = CheckpointFolder(tmp_path / "fedtar_checkpoints" / "job-2").last()[0]
-    assert kept.round == 2 and kept.info["run_id"] == first.run_id
+    checkpoint = CheckpointFolder(tmp_path / "fedtar_checkpoints" / "job-2").last()[0]
+    assert checkpoint.round == 2 and checkpoint.info["run_id"] == first.run_id
     assert (second.results_folder / "adapter" / "adapter_model.safetensors").is_file()
-    third = local(tmp_path, "job-3", resume_from="job-2")
+    third, whole = local(tmp_path, "job-3", resume_from="job-2"), local(tmp_path, "job-4", resume_from="job-1")
     third.run()
-    assert not third.panics and third.first_round == 3
-    whole = local(tmp_path, "job-4", resume_from="job-1")
     whole.run()
-    assert same_bits(last(third), last(whole))
+    assert not third.panics and third.first_round == 3 and same_bits(last(third), last(whole))
+    quiet = local(tmp_path / "quiet", "simulate_job", time_steps=periods_before)
+    quiet.run()
+    assert sorted(path.name for path in (tmp_path / "quiet").iterdir()) == ["simulate_job"], (
+        "nothing beside its results"
+    )
+    assert periods_before == 1 or same_bits(last(third), last(quiet))
 
 
 def failure(federation):
@@ -112,20 +104,13 @@ def test_weights_that_the_server_s_operator_offers_are_found_by_name(tmp_path):
     first = local(tmp_path, "job-1", num_rounds=1)
     first.run()
     (tmp_path / "fedtar_initial").mkdir()
-    (tmp_path / "fedtar_checkpoints" / "job-1" / "round-0001.safetensors").rename(
-        tmp_path / "fedtar_initial" / "phantoms.safetensors"
-    )
+    offered = tmp_path / "fedtar_initial" / "phantoms.safetensors"
+    (tmp_path / "fedtar_checkpoints" / "job-1" / "round-0001.safetensors").rename(offered)
     second = local(tmp_path, "job-2", "another@hub.org", num_rounds=1, initial_checkpoint="phantoms")
     second.run()
     assert not second.panics
     start = second.local_sites["a"].received[1, 0]
-    kept = CheckpointFolder(first.results_folder / "checkpoint").last()[0].weights
-    assert all(torch.equal(start[name], kept[name]) for name in kept)
-
-
-def test_the_simulator_keeps_nothing_beside_its_results(tmp_path):
-    local(tmp_path, "simulate_job", num_rounds=1).run()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["simulate_job"]
+    assert all(torch.equal(start[name], value) for name, value in last(first).weights.items())
 
 
 def exported(folder, **settings):
@@ -145,14 +130,17 @@ def test_the_resuming_job_is_the_same_job_but_for_what_it_starts_from(tmp_path):
     assert TemporalResidualController(**workflow["args"]).resume_from == "job-1"
 
 
-def test_fewer_rounds_and_foreign_jobs_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="at least"):
-        resumed_job(exported(tmp_path, num_rounds=4), "job-1", rounds=2)
-    with pytest.raises(ConfigError, match="at least 1"):
-        resumed_job(tmp_path / "job", "job-1", min_sites=0)
+def test_fewer_rounds_and_foreign_jobs_and_kits_are_refused(tmp_path):
+    exported(tmp_path, num_rounds=4)
     (tmp_path / "foreign").mkdir()
-    with pytest.raises(ConfigError, match="no job of fedtar_flare"):
-        resumed_job(tmp_path / "foreign", "job-1")
+    foreign = "no job of fedtar_flare"
+    wrong = ("job", {"rounds": 2}, "at least"), ("job", {"min_sites": 0}, "at least 1"), ("foreign", {}, foreign)
+    for job, settings, words in wrong:
+        with pytest.raises(ConfigError, match=words):
+            resumed_job(tmp_path / job, "job-1", **settings)
+    for command in (["status"], ["watch", "x"], ["resume", "x"]):
+        assert str(tmp_path) in failing(*command, "--kit", tmp_path)
+    assert "--force needs --job" in failing("resume", "x", "--kit", tmp_path, "--force")
 
 
 def test_an_administrator_who_asks_is_told_how_far_the_run_is(tmp_path):
@@ -178,15 +166,6 @@ def test_an_administrator_who_asks_is_told_how_far_the_run_is(tmp_path):
     assert set(told[-1]["validation_loss"]) == {"1"}
     text = job_line({"id": "x", "name": "n", "status": "RUNNING", "progress": told[-1]})
     assert "round 2 of 2, step 2 of 2" in text and "b working" in text and "validation loss" in text
-
-
-@pytest.mark.parametrize("command", [["status"], ["watch", "x"], ["resume", "x"]])
-def test_a_folder_that_is_no_admin_s_kit_is_named(tmp_path, command):
-    assert str(tmp_path) in failing(*command, "--kit", tmp_path)
-
-
-def test_force_needs_the_job_s_folder(tmp_path):
-    assert "--force needs --job" in failing("resume", "x", "--kit", tmp_path, "--force")
 
 
 PERIODS = {"data": {"alignment": "period", "periods": ["2019-04-01"]}, "time_steps": 2}
@@ -230,7 +209,7 @@ def test_the_next_period_is_a_job_with_another_bound_and_more_rounds_and_no_othe
     for wrong, reason in (("2019-07-02", "apart"), ("soon", "ISO")):
         with pytest.raises(ConfigError, match=reason):
             add_period(job, 1, wrong)
-    with pytest.raises(ConfigError, match="numbers of visits"):
+    with pytest.raises(ConfigError, match="visits, not periods"):
         add_period(exported(tmp_path / "by-visit"), 1, "2019-07-01")
 
 

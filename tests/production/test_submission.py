@@ -16,22 +16,6 @@ pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 LEAD = "lead@hub.org"
 
 
-def check_begun(federation, job):
-    """Both hospitals take part; the rest of the job is that of every other."""
-    begun = wait_for(f"{job} has begun\n{federation.tail(job)}", lambda: of_kind(federation.events(job), Start))
-    assert begun[0].sites == list(SITES)
-    federation.session(LEAD).abort_job(job)
-    federation.finished(job)
-
-
-def check_results(federation, job):
-    events = read_events(federation.completed(job))
-    assert [event.status for event in of_kind(events, End)] == ["completed"]
-    for site in SITES:  # a job's log names files and rows
-        assert (federation.sites[site] / job / "log.txt").stat().st_mode & 0o077 == 0
-    assert [sorted(step.sites) for step in of_kind(events, Step)] == [sorted(SITES)] * 2
-
-
 @contextlib.contextmanager
 def approved(federation, job):
     """Hospital B holds every job but this one, whose folder it was shown beforehand."""
@@ -61,7 +45,10 @@ def test_a_lead_without_the_right_to_bring_code_submits_to_a_hospital_that_has_a
             done = federation.command("--format", "json", "job", "submit", "-j", job, "--startup-kit", kit)
             assert done.returncode == 0, done.stdout + done.stderr
             identity = json.loads(done.stdout)["data"]["job_id"]
-        check_begun(federation, identity)
+        begun = wait_for(f"it began\n{federation.tail(identity)}", lambda: of_kind(federation.events(identity), Start))
+        assert begun[0].sites == list(SITES)
+        federation.session(LEAD).abort_job(identity)  # the rest of it is that of every other
+        federation.finished(identity)
 
 
 def test_from_the_job_s_script_to_a_hospital_that_has_approved_its_production_form(federation, exported, tmp_path):
@@ -70,7 +57,11 @@ def test_from_the_job_s_script_to_a_hospital_that_has_approved_its_production_fo
     with approved(federation, exported("from_script")):
         code, out, err = run("python", script, "--env", "prod", "--kit", federation.kits / LEAD, timeout=120)
         assert code == 0, err
-        check_results(federation, out.split("fedtar watch ")[1].split()[0])
+        events = read_events(federation.completed(job := out.split("fedtar watch ")[1].split()[0]))
+    assert [event.status for event in of_kind(events, End)] == ["completed"]
+    assert [sorted(step.sites) for step in of_kind(events, Step)] == [sorted(SITES)] * 2
+    for site in SITES:  # a job's log names files and rows
+        assert (federation.sites[site] / job / "log.txt").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize(("side", "where"), [("server", "localhost"), ("client", "hospital-a")])
@@ -87,24 +78,18 @@ def test_a_class_that_is_not_on_the_allow_list_is_refused(federation, exported, 
     assert f"Component '{foreign}' at config path" in log and "is not in allow_list" in log
 
 
-def test_a_job_that_was_changed_after_it_was_signed_is_refused(federation, exported, monkeypatch):
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_job_that_nobody_signed_or_that_was_changed_afterwards_is_refused(federation, exported, monkeypatch, signed):
     sign = file_transfer.sign_folders
 
     def sign_then_change(folder, *arguments, **settings):
-        sign(folder, *arguments, **settings)
-        file = next(Path(folder).rglob("config_fed_server.json"))
-        text = file.read_text()
-        file.write_text(text.replace("TemporalResidualController", "TemporalResidualController "))
-        assert file.read_text() != text
+        if signed:
+            sign(folder, *arguments, **settings)
+            file = next(Path(folder).rglob("config_fed_server.json"))
+            file.write_text(file.read_text() + " ")
 
     monkeypatch.setattr(file_transfer, "sign_folders", sign_then_change)
-    identity = federation.submit(exported("changed"))
+    identity = federation.submit(exported(f"changed_{signed}"))
     assert federation.finished(identity) == "FINISHED:FAILED_TO_RUN"
-    assert "does not pass signature verification" in federation.detail(identity)
-
-
-def test_a_job_that_nobody_signed_is_refused(federation, exported, monkeypatch):
-    monkeypatch.setattr(file_transfer, "sign_folders", lambda *arguments, **settings: None)
-    identity = federation.submit(exported("unsigned"))
-    assert federation.finished(identity) == "FINISHED:FAILED_TO_RUN"
-    assert "unsigned job rejected" in federation.detail(identity)
+    reason = "does not pass signature verification" if signed else "unsigned job rejected"
+    assert reason in federation.detail(identity)

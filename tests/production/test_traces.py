@@ -6,6 +6,7 @@ import pytest
 from canary import MARK, marks_in, plant
 from command import passing
 from federation_process import SITES, running
+from kits import whole
 
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind, read_events
@@ -29,15 +30,12 @@ def traces_outside(federation):
     own = {federation.kits / name for name in SITES} | {federation.folder / f"{name}.out" for name in SITES}
     own |= {state_of(kit) for kit in federation.sites.values()}
     found, searched = [], 0
-    for part in (*federation.kits.iterdir(), *federation.folder.glob("*.out"), federation.folder / "home"):
-        if part in own:
-            continue
+    for part in {*federation.kits.iterdir(), *federation.folder.glob("*.out"), federation.folder / "home"} - own:
         if part.is_dir():
             found += [f"{part.name}/{name}" for name in marks_in(part)]
             searched += sum(path.is_file() for path in part.rglob("*"))
         else:
-            found += [part.name] if MARK.encode() in part.read_bytes() else []
-            searched += 1
+            found += [part.name] * (MARK.encode() in part.read_bytes())
     return found, searched
 
 
@@ -63,9 +61,7 @@ def test_a_failing_site_s_error_names_files_to_its_own_staff_alone(hospitals, ex
     site = hospitals.sites["hospital-b"]
     table = hospitals.folder / f"{MARK}bad.csv"
     table.write_text(f"{MARK}column\n{MARK}value\n")
-    (site / "local" / "fedtar.yaml").write_text(
-        f"source: manifest\npath: {table}\npolicy: {{min_patients: 1, min_local_steps: 1}}\n...\n"
-    )
+    (site / "local" / "fedtar.yaml").write_text(whole(f"source: manifest\npath: {table}\n"))
     job = hospitals.submit(exported("failing"))
     (start,) = of_kind(read_events(hospitals.completed(job)), Start)
     assert start.sites == ["hospital-a"] and "hospital-b" in start.absent

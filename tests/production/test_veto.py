@@ -26,9 +26,8 @@ def test_a_site_pauses_and_joins_while_the_job_runs_and_is_watched(federation, e
 
     code, out, err = fedtar("status", *lead, "--limit", "1")
     assert code == 0, err
-    assert [(entry["id"], entry["name"], entry["status"]) for entry in json.loads(out)] == [
-        (identity, "veto", "FINISHED:COMPLETED")
-    ]
+    (entry,) = json.loads(out)
+    assert (entry["id"], entry["name"], entry["status"]) == (identity, "veto", "FINISHED:COMPLETED")
 
 
 def check_pause(federation, identity, kit):

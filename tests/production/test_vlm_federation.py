@@ -11,12 +11,9 @@ from fedtar_flare.record.log import of_kind, read_events
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 
 
-def test_both_hospitals_train_a_vision_language_model_with_patient_adapters_and_its_adapter_is_kept(
-    federation, exported
-):
-    model = {"max_length": 24, "num_beams": 1}
-    told = {"labeler": "synthetic"}
-    job = exported("vlm", preset="vlm-tiny", time_steps=1, model=model, diagnosis=told)
+def test_both_hospitals_train_a_vision_language_model_and_its_adapter_is_kept(federation, exported):
+    settings = {"model": {"max_length": 24, "num_beams": 1}, "diagnosis": {"labeler": "synthetic"}}
+    job = exported("vlm", preset="vlm-tiny", time_steps=1, **settings)
     results = federation.completed(federation.submit(job), 600)
     (step,) = of_kind(read_events(results), Step)
     assert sorted(step.sites) == ["hospital-a", "hospital-b"]

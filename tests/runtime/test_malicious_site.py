@@ -59,11 +59,12 @@ FOREIGN = dict(zip(NAMES, pair(7), strict=True))
 ERROR = {"status": "error", "reason": "x", "payload": {"scores": {}}}
 FINDINGS = {f"f{i}": {"n": 1} for i in range(101)}
 BLEU = {"n": 1, "bleu_4": 0.5}
+SHAPES = {f"t{i}": [1] for i in range(20_001)}
 ATTEMPTS = {
     "more tensors than any exchange": (TRAIN, update(lambda u: many(20_001)), "the limit is 20000"),
     "more names than any schema": (
         HANDSHAKE,
-        payload(schema={"shapes": {name: [1] for name in many(20_001)}}),
+        payload(schema={"shapes": SHAPES, "dtype_up": "float32"}),
         "the limit is 20000",
     ),
     "weights that nobody asked for": (HANDSHAKE, update(lambda u: FOREIGN), "nobody had"),
