@@ -2,8 +2,10 @@
 
 import inspect
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 from nvflare.job_config.api import FedJob
 
 from fedtar_flare.cli.reference import OF_RECIPE, server_rows
@@ -12,30 +14,7 @@ from fedtar_flare.methods.fedtar.controller import TemporalResidualController
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.server_config import ServerConfig
 
-BAD = {
-    "num_rounds": ({"num_rounds": 0}, {"num_rounds": 2.0}, {"num_rounds": True}, {"num_rounds": 10_000}),
-    "time_steps": ({"time_steps": 0}, {"time_steps": 100}),
-    "weighting": ({"weighting": "median"},),
-    "aggregation": ({"aggregation": "krum", "min_sites": 5},),
-    "min_sites": ({"min_sites": 0}, {"aggregation": "median", "min_sites": 2}, {"aggregation": "norm_bounded_mean"}),
-    "max_share": ({"max_share": 0.0}, {"max_share": 1.1}),
-    "step_time_limit": ({"step_time_limit": -1},),
-    "handshake_time_limit": ({"handshake_time_limit": -1},),
-    "wait_seconds": ({"wait_seconds": -1}, {"wait_seconds": float("inf")}),
-    "evaluate_every": ({"evaluate_every": 0},),
-    "update_norm_limit": ({"update_norm_limit": 0.0}, {"update_norm_limit": float("nan")}),
-    "rounds_per_period": (
-        {"rounds_per_period": -1},
-        {"rounds_per_period": 1, "time_steps": 3, "num_rounds": 3},
-        {"rounds_per_period": 1, "time_steps": 1, "num_rounds": 1},
-    ),
-    "restart": ({"restart": True}, {"restart": True, "rounds_per_period": 1, "num_rounds": 2, "resume_from": "a"}),
-    "initial_checkpoint": ({"resume_from": "a", "initial_checkpoint": "b"},),
-    "keep_checkpoints": ({"keep_checkpoints": 0},),
-    "unseen": ({"unseen": "site-1"}, {"unseen": [1]}, {"unseen": [None]}),
-    "initial_site": ({"unseen": ["site-1"], "initial_site": "site-1"},),
-    "num_round": ({"num_round": 3},),
-}
+BAD = yaml.safe_load(Path(__file__).with_name("wrong_server_settings.yaml").read_text())
 
 
 @pytest.mark.parametrize(("name", "settings"), [(name, one) for name, several in BAD.items() for one in several])

@@ -3,8 +3,10 @@
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +27,8 @@ from fedtar_flare.site.admission import Declined, admit, breaches
 from fedtar_flare.site.site_file import Bounds, default_bounds
 from fedtar_flare.testing import executor_of
 
-HUB = "some-lab/some-model"
+TABLES = yaml.safe_load(Path(__file__).with_name("bounds.yaml").read_text())
+GROUPS = {"model": ModelConfig, "lora": LoRAConfig, "training": TrainingConfig, "data": DataConfig}
 NO_EMBEDDING = "never the output layer or an embedding"
 
 
@@ -40,60 +43,21 @@ def only(reasons, words):
     assert len(reasons) == 1 and words in reasons[0], reasons
 
 
-@pytest.mark.parametrize(
-    ("job", "words"),
-    [
-        ({"training": {"local_steps": 3}}, "training.local_steps 3 (at least 4)"),
-        ({"training": {"batch_size": 3}}, "training.batch_size 3 (at least 4)"),
-        ({"training": {"max_grad_norm": 1e-8}}, "training.max_grad_norm 1e-08 (at least 0.1)"),
-        ({"lora": {"rank": 4, "alpha": 0.01}}, "lora.alpha / rank 0.0025 (at least 0.1)"),
-        ({"training": {"lr": 0.2, "weight_decay": 0.0}}, "training.lr 0.2 (at most 0.1)"),
-        ({"training": {"lr": 0.01, "weight_decay": 100.0}}, "training.lr x weight_decay 1 (at most 0.1)"),
-        ({"model": {"lora_targets": ["decoder.lm_head"]}}, f"reaches decoder.lm_head ({NO_EMBEDDING})"),
-        ({"model": {"lora_targets": ["*"]}}, NO_EMBEDDING),
-        ({"model": {"lora_targets": ["decoder.transformer.wpe"]}}, f"decoder.transformer.wpe ({NO_EMBEDDING})"),
-        ({"lora": {"exchange": ["decoder.transformer.wte.weight"]}}, f"wte.weight ({NO_EMBEDDING})"),
-        ({"lora": {"exchange": ["decoder.lm_head.*"]}}, f"lm_head.weight ({NO_EMBEDDING})"),
-        ({"lora": {"exchange": ["*embedding*weight"]}}, NO_EMBEDDING),
-        ({"lora": {"rank": 65}}, "lora.rank 65 (at most 64)"),
-        ({"model": {"image_size": 4096, "slices": 2}}, "pixels of a study 33,554,432 (at most"),
-        ({"model": {"decoder_config": {"n_positions": 1025}}}, "model.decoder_positions 1,025 (at most 1,024)"),
-        ({"model": {"queries": 300}}, "model.slices x queries 1,200 (at most 1,024)"),
-        ({"model": {"num_beams": 17}}, "model.num_beams 17 (at most 16)"),
-        ({"model": {"decoder_config": {"n_embd": 1 << 14}}}, "(at most 1,000,000,000)"),
-        ({"model": {"encoder_config": {"embed_dim": [8192, 8192, 8192]}}}, "(at most 1,000,000,000)"),
-        ({"model": {"encoder_name": HUB}}, f"model.encoder_name '{HUB}' (not among this site's models)"),
-        ({"model": {"decoder_name": "/etc"}}, "model.decoder_name '/etc' (not among this site's models)"),
-        ({"model": {"weights": "../x.safetensors"}}, "model.weights '../x.safetensors' (not among"),
-        ({"model": {"tokenizer": "t.json"}}, "model.tokenizer 't.json' (not among this site's models)"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("job", "words"), TABLES["declined"])
 def test_a_job_beyond_a_bound_is_declined_by_its_name(job, words):
     only(breaches(asked(**job), Bounds()), words)
 
 
-@pytest.mark.parametrize(
-    ("bounds", "job", "words"),
-    [
-        ({"min_local_steps": 1, "min_batch_size": 1}, {"training": {"local_steps": 2, "batch_size": 2}},
-         "reports of an update 4 (at least 5 patients)"),
-        ({"min_local_steps": 1, "min_batch_size": 1}, {"training": {"local_steps": 3, "batch_size": 2}}, ""),
-        ({}, {"training": {"max_grad_norm": 0.0}}, ""),  # no clipping is no tiny clip
-        ({"lora_targets": ["decoder.*.c_attn"]}, {}, "(only 'decoder.*.c_attn')"),
-        ({"lora_targets": ["decoder.*.c_attn"]}, {"model": {"lora_targets": ["decoder.*.0.attn.c_attn"]}}, ""),
-        ({"lora_targets": ["*lm_head"]}, {"model": {"lora_targets": ["decoder.lm_head"]}}, NO_EMBEDDING),
-        ({"min_noise_multiplier": 1.0}, {"training": {"noise_multiplier": None}}, "training.noise_multiplier "),
-        ({"min_noise_multiplier": 1.0}, {"training": {"noise_multiplier": 0.5}}, "training.noise_multiplier "),
-        ({"min_noise_multiplier": 1.0}, {"training": {"noise_multiplier": 1.0}}, ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("bounds", "job", "words"), TABLES["own"])
 def test_a_site_sets_its_own_bounds(bounds, job, words):
     reasons = breaches(asked(**job), Bounds(**bounds))
     assert len(reasons) == bool(words) and all(words in reason for reason in reasons), reasons
 
 
 def test_layers_are_looked_at_although_the_model_is_not_the_site_s():
-    foreign, layer = breaches(asked(model={"encoder_name": HUB, "lora_targets": ["*.lm_head"]}), Bounds())
+    foreign, layer = breaches(
+        asked(model={"encoder_name": "some-lab/some-model", "lora_targets": ["*.lm_head"]}), Bounds()
+    )
     assert "not among" in foreign and NO_EMBEDDING in layer
 
 
@@ -205,50 +169,13 @@ def test_no_job_beyond_a_bound_is_ever_let_in(job, site):
         assert bool(sized) == (site["max_parameters"] is not None and size > site["max_parameters"])
 
 
-FREE = {
-    ModelConfig: {
-        "preset": "a label", "image_statistics": "one of three", "encoder": "one of two families",
-        "decoder": "one of two, and the second takes a name", "decoder_dtype": "one of two",
-        "pooling": "one of two", "seed": "a number", "family": "one of two", "slice_view": "one of two",
-        "prompt": "at most 2,000 characters", "lateral": "yes or no",
-    },
-    LoRAConfig: {"dtype_up": "one of two", "mean": "one of three"},
-    TrainingConfig: {
-        "local_epochs": "a site makes its min_local_steps", "seconds": "likewise", "augment": "yes or no",
-        "micro_batch": "at most the batch",
-        "schedule": "only lowers the rates", "gradient_checkpointing": "yes or no",
-        "noise_multiplier": "noise only protects, and a site may demand it",
-    },
-    DataConfig: {
-        "alignment": "one of two", "periods": "as many as time steps", "prior": "what is shown to the model",
-        "priors": "at most eight",
-        "min_cell": "a site takes the larger one, its own or this", "synthetic_patients": "of no hospital",
-        "replay_share": "a real site learns from whole periods: 0 or 1",
-        "image_changes": "a real site refuses it", "transforms": "of a closed list, and a site names its own",
-    },
-}  # fmt: skip
-EXTREME = {
-    ModelConfig: {
-        "image_size": 1 << 20, "slices": 5000, "queries": 5000, "encoder_name": HUB, "decoder_name": HUB,
-        "encoder_config": {"embed_dim": [1 << 14] * 3}, "decoder_config": {"n_embd": 1 << 15, "n_positions": 5000},
-        "tokenizer": "/t.json", "weights": "/w", "max_length": 5000, "num_beams": 5000, "lora_targets": ["*"],
-    },
-    LoRAConfig: {"rank": 5000, "alpha": 1e-9, "exchange": ["*"]},
-    TrainingConfig: {
-        "local_steps": 1, "batch_size": 1, "lr": 1e-12, "weight_decay": 1e6, "max_grad_norm": 1e-9,
-    },
-    DataConfig: {},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("group", FREE)
+@pytest.mark.parametrize("group", GROUPS)
 def test_every_setting_of_a_job_has_a_bound_or_needs_none(group):
-    assert set(group.model_fields) == set(FREE[group]) | set(EXTREME[group])
-    assert not set(FREE[group]) & set(EXTREME[group])
-    for name, value in EXTREME[group].items():
+    free, extreme = TABLES["free"][group], TABLES["extreme"][group]
+    assert set(GROUPS[group].model_fields) == set(free) | set(extreme) and not set(free) & set(extreme)
+    for name, value in extreme.items():
         more = {"decoder_config": {"n_positions": 5000}} if name == "max_length" else {}
-        values = {ModelConfig: "model", LoRAConfig: "lora", TrainingConfig: "training"}[group]
-        assert breaches(asked(**{values: {name: value, **more}}), Bounds()), name
+        assert breaches(asked(**{group: {name: value, **more}}), Bounds()), name
 
 
 def test_what_a_method_trains_for_itself_is_bounded_too_and_layers_without_end_are_no_model():

@@ -70,26 +70,10 @@ def test_paths_are_relative_to_the_file(manifest, tmp_path):
     assert config.state_dir == Path("/s") and config.exclude == tmp_path / "e" and config.origin == place
 
 
-SYNTHETIC = {"source": "synthetic"}
-WRONG = [
-    ({"source": "manifest", "pth": "x"}, "did you mean 'path'"),
-    (SYNTHETIC | {"simulated": True}, "unknown setting 'simulated'"),
-    ({"source": "manifst"}, "'manifst': it must be one of .*did you mean 'manifest'"),
-    ({"source": "mimic", "path": "."}, "did you mean 'mimic_cxr'"),
-    ({"path": "x"}, "'source' is missing"),
-    ({"source": "manifest"}, "needs a path"),
-    ({"source": "manifest", "path": "nowhere.csv"}, "nowhere.csv"),
-    (SYNTHETIC | {"device": "gpu"}, "device is 'gpu': it must be auto, cpu, cuda or"),
-    (SYNTHETIC | {"processes": 2, "device": "cuda:1"}, "processes is 2: it must be 1 with device"),
-    (SYNTHETIC | {"precision": "half"}, "precision is 'half': it must be 'auto', 'float32'"),
-    (SYNTHETIC | {"options": ["a"]}, "options is .'a'.: it must be a mapping"),
-    (SYNTHETIC | {"shares": ["loss"]}, "shares"),
-    *((text, "yaml") for text in ("- a\n", "", "a: [", "\xff")),
-]
-
-
-@pytest.mark.parametrize("content, words", WRONG)
-def test_wrong_site_files_name_what_is_wrong(tmp_path, content, words):
+@pytest.mark.parametrize(
+    ("content", "words"), yaml.safe_load(Path(__file__).with_name("wrong_site_files.yaml").read_text())
+)
+def test_wrong_site_files_name_what_is_wrong(tmp_path, manifest, content, words):
     place = tmp_path / "fedtar.yaml"
     place.write_text(content, encoding="latin-1") if isinstance(content, str) else write(place, **content)
     with pytest.raises(ConfigError, match=words) as error:
@@ -173,23 +157,6 @@ def test_the_key_lies_with_the_state(manifest, tmp_path, state_dir, where):
     cohort(config, tmp_path)
     assert [*tmp_path.rglob("fedtar.key")] == [tmp_path / where / "fedtar.key"], "not in the kit, which may be stolen"
     assert stat.S_IMODE((tmp_path / where).stat().st_mode) == 0o700
-
-
-@pytest.mark.parametrize(
-    ("group", "wrong", "words"),
-    [
-        ("limits", {"voxel": 5}, "did you mean"), ("limits", {"voxels": 0}, "at least 1"), ("limits", 7, "name"),
-        ("policy", {"min_patient": 5}, "did you mean 'min_patients'"), ("policy", 7, "name"),
-        ("policy", {"min_patients": 0}, "min_patients is 0: it must be at least 1"),
-        ("policy", {"approval": "yes"}, "approval is 'yes'"), ("policy", {"models": ["a"]}, "models"),
-        ("policy", {"lora_targets": ["("]}, "not of regular expressions"),
-        ("policy", {"models_from": "no"}, "models_from is 'no'"),
-    ],
-)  # fmt: skip
-def test_a_wrong_group_of_a_site_file_is_named(tmp_path, manifest, group, wrong, words):
-    with pytest.raises(ConfigError, match=words) as error:
-        read_site_file(write(tmp_path / "site.yaml", source="manifest", path="manifest.csv", **{group: wrong}))
-    assert f"site.yaml: {group}" in str(error.value)
 
 
 def test_the_policy_of_a_site_file_stands_over_the_defaults_of_such_a_site(tmp_path, manifest):
