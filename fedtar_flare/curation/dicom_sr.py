@@ -1,50 +1,160 @@
-"""Reports of DICOM Structured Reports (Basic and Enhanced Text SR)."""
+"""Reports of DICOM Structured Reports (Basic and Enhanced Text SR) whose content tree is understood whole."""
 
-from collections.abc import Iterable, Iterator
+import re
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydicom import dcmread
 from pydicom.charset import convert_encodings, default_encoding
+from pydicom.sr.codedict import codes
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.curation.archive_files import issuer_of
-from fedtar_flare.curation.documents import FINAL, Document, Identifier, moment
-from fedtar_flare.curation.hl7v2 import WRONG
+from fedtar_flare.curation.documents import FINAL, Document, Identifier, fullest, moment, one_identity, understood
+from fedtar_flare.curation.hl7v2 import mistaken
+from fedtar_flare.imaging.readers.dicom_files import Source, read_header
 
+DOCUMENTS = ("1.2.840.10008.5.1.4.1.1.88.", "1.2.840.10008.5.1.4.1.1.104.")
+"""Of all SRs, and of encapsulated PDF and CDA; the two of text are read."""
 TEXT_SR = ("1.2.840.10008.5.1.4.1.1.88.11", "1.2.840.10008.5.1.4.1.1.88.22")
 STATUS = {"COMPLETE VERIFIED FINAL": FINAL}
 """Of completion, verification and preliminary flag."""
+FLAGS = {"COMPLETE", "PARTIAL", "VERIFIED", "UNVERIFIED", "FINAL", "PRELIMINARY"}
+TITLES = {name for c in codes.cid7000.concepts.values() for name in (f"{c.scheme_designator} {c.value}", c.meaning)}
+HEADINGS = {code.meaning for code in codes.cid7001.concepts.values()}
+"""Of imaging reports (CID 7000, 7001). What has another heading says it in each of its sentences."""
+CONTEXT = {f"DCM {n}" for n in (*range(121005, 121035), 121046, 121049, 121050, 121051)}
+"""Observer, procedure and subject (TID 1002, 1005 and 1006), language, and the same in other words."""
+ASSISTANTS = {"SCT 159016003", "SCT 106292003", "SCT 3430008", "SCT 415506007", "UMLS C1954848", "UMLS C1708969",
+              "UMLS C2985483", *(f"DCM {n}" for n in (128674, 121082, 121083, 121084, 121090))}  # fmt: skip
+"""Technologists, nurses, therapists, sonographers and physicists (CID 7452, also as it was)."""
+REFERENCES = {"IMAGE", "WAVEFORM", "UIDREF", "SCOORD", "SCOORD3D", "TCOORD"}
+DEEPEST, MOST = 30, 20_000  # levels and items of a content tree
 
 
 def read_sr(file: Path) -> Iterator[Document]:
     """The report of a file, if it is an SR."""
+    header = read_header(Source(file), [])
+    if header is None or not header.dataset.get("SOPClassUID", "").startswith(DOCUMENTS):
+        return
+    ds = header.dataset
+    if ds.SOPClassUID not in TEXT_SR:
+        raise DataError("no text report", reason="other-sr")
+    if TITLES.isdisjoint(_concept(ds)):
+        raise DataError(f"'{_concept(ds)[1]}' is no title of an imaging report (CID 7000)", reason="other-title")
+    flags = [ds.get(f"{name}Flag", "FINAL") for name in ("Completion", "Verification", "Preliminary")]
+    status = " ".join(flag if flag in FLAGS else "unknown" for flag in flags)
+    before = [s for s in ds.get("PredecessorDocumentsSequence") or () if s.StudyInstanceUID == ds.StudyInstanceUID]
+    series = [series for study in before for series in study.ReferencedSeriesSequence]
+    uids = [sop.ReferencedSOPInstanceUID for each in series for sop in each.ReferencedSOPSequence]
+    document = Document(
+        origin=str(file),
+        names=frozenset(("sr", uid) for uid in (ds.SOPInstanceUID, *uids)),
+        status=STATUS.get(status, status),
+        issued=moment(f"{ds.ContentDate}{ds.ContentTime}{ds.get('TimezoneOffsetFromUTC', '')}"),
+        study=ds.StudyInstanceUID,
+    )
+    document = understood(document, lambda: _whose(ds))
+    yield document if document.unread else understood(document, lambda: {"text": "\n".join(_printed(ds, _lines(ds)))})
 
-    def lines(items: Iterable[Any]) -> Iterator[str]:
-        for item in items:
-            heading = item.ConceptNameCodeSequence[0].CodeMeaning if "ConceptNameCodeSequence" in item else ""
-            yield ": ".join(filter(None, (heading, item.get("TextValue", "").replace("\x1b$)A", ""))))  # of GB 2312
-            yield from lines(item.get("ContentSequence", ()))
 
-    ds = dcmread(file, stop_before_pixels=True)
-    if ds.get("Modality") == "SR":
-        if ds.SOPClassUID not in TEXT_SR:
-            raise DataError("no text report", reason="other-sr")
-        status = " ".join(ds.get(f"{n}Flag", "FINAL") for n in ("Completion", "Verification", "Preliminary"))
-        document = Document(
-            origin=str(file),
-            names=frozenset({("sr", ds.SOPInstanceUID)}),
-            status=STATUS.get(status, status),
-            issued=moment(ds.ContentDate + ds.ContentTime),
-            patients=(Identifier(str(ds.PatientID), ds.get("IssuerOfPatientID", "")),) if ds.PatientID else (),
-            order=Identifier(ds.get("AccessionNumber", ""), issuer_of(ds)),
-            study=ds.StudyInstanceUID,
-            text="\n".join(filter(None, lines(ds.get("ContentSequence", ())))),
-        )
-        # pydicom reads characters of other sets as Latin-1, or replaces them
-        text = document.text + document.order.value + document.order.issuer + "".join(map("".join, document.patients))
-        sets = convert_encodings(ds.get("SpecificCharacterSet"))
-        sets = ["ascii" if codec == default_encoding else codec for codec in sets]
-        if WRONG.search(text) or not all(any(c.encode(codec, "ignore") for codec in sets) for c in {*text}):
-            raise DataError("text of another character set than SpecificCharacterSet names", reason="bad-charset")
-        yield document
+def _whose(ds: Any) -> dict[str, Any]:
+    """Patient and order, where neither the context of the content nor the requests state others."""
+    context: dict[str, set[str]] = defaultdict(set)
+    for n, item in enumerate(_items(ds)):
+        if n == MOST:
+            raise DataError(f"a content tree of more than {MOST} items", reason="too-large")
+        if (concept := _concept(item)[0]) in CONTEXT:
+            value = _concept(item, "ConceptCodeSequence")[0].strip()
+            context[concept].add(value or _text(item, "TextValue") or _text(item, "UID"))
+    roles = context["DCM 121010"]
+    if context["DCM 121005"] == {"DCM 121007"} or (roles and roles <= ASSISTANTS):
+        raise DataError("observed by a device, or by no physician", reason="other-observer")
+    if context["DCM 121024"] - {"DCM 121025"}:
+        raise DataError("about a fetus, a specimen or a device", reason="other-subject")
+    requests = ds.get("ReferencedRequestSequence") or ()
+    studies = {_text(request, "StudyInstanceUID") for request in requests} | context["DCM 121018"]
+    orders = [Identifier(_text(item, "AccessionNumber"), issuer_of(item)) for item in (ds, *requests)]
+    orders = [order for order in orders if order.value]
+    if studies - {"", ds.StudyInstanceUID} or not one_identity(orders):
+        raise DataError("about several studies or orders", reason="several-studies")
+    patients = [Identifier(_text(ds, "PatientID").strip(), issuer_of(ds, "PatientID"))]
+    patients += [Identifier(value) for value in context["DCM 121030"]]
+    _printed(ds, [part for identifier in (*patients, *orders) for part in identifier])
+    return {"patients": tuple(p for p in patients if p.value), "order": fullest(orders)}
+
+
+def _printed(ds: Any, texts: list[str]) -> list[str]:
+    """The texts; DataError where pydicom read or replaced characters that their set does not hold."""
+    sets = ["ascii" if c == default_encoding else c for c in convert_encodings(ds.get("SpecificCharacterSet"))]
+    held = all(any(c.encode(codec, "ignore") for codec in sets) for c in {*"".join(texts)})
+    if not held or (len(sets) == 1 and any(mistaken(text, sets[0]) for text in texts)):
+        raise DataError("text of another character set than SpecificCharacterSet names", reason="bad-charset")
+    return texts
+
+
+def _items(parent: Any, depth: int = 0) -> Iterator[Any]:
+    if depth > DEEPEST:
+        raise DataError(f"a content tree of more than {DEEPEST} levels", reason="too-deep")
+    for item in parent.get("ContentSequence") or ():
+        yield item
+        yield from _items(item, depth + 1)
+
+
+def _children(item: Any) -> list[Any]:
+    return [child for child in item.get("ContentSequence") or () if _concept(child)[0] not in CONTEXT]
+
+
+def _lines(container: Any, heading: str = "") -> list[str]:
+    """The sentences of a container: below its heading where that is one of a report's, else each begins with it."""
+    details, lines = list[str](), list[str]()
+    for child in _children(container):
+        if child.get("RelationshipType") == "CONTAINS" and child.get("ValueType") == "CONTAINER":
+            lines += _lines(child, _concept(child)[1])
+        elif sentence := _sentence(child):
+            (lines if child.get("RelationshipType") == "CONTAINS" else details).append(sentence)
+    if container.get("ContinuityOfContent") == "CONTINUOUS" and lines:
+        raise DataError("items that make one sentence together", reason="item-continuous")
+    if not heading:
+        return details + lines
+    headed = f"{heading} ({'; '.join(details)})" if details else heading
+    if heading.title() in HEADINGS:
+        return [headed, *lines] if details or lines else []
+    return [f"{headed}: {line}" for line in lines] or [headed] * bool(details)
+
+
+def _sentence(item: Any) -> str:
+    """A content item with all that qualifies it; nothing for a reference without words."""
+    kind, value = item.get("ValueType", "BY-REFERENCE"), ""
+    details = "; ".join(filter(None, map(_sentence, _children(item))))
+    if kind in REFERENCES and not details:
+        return ""
+    if kind == "TEXT":
+        value = _text(item, "TextValue")
+    elif kind == "CODE":
+        value = _concept(item, "ConceptCodeSequence")[1]
+    elif kind == "NUM" and "NumericValueQualifierCodeSequence" not in item:
+        (measured,) = item.MeasuredValueSequence
+        unit, name = _concept(measured, "MeasurementUnitsCodeSequence")
+        value = f"{measured.NumericValue} {'' if unit == 'UCUM 1' else name}"
+    if not value.strip():
+        kind = kind if re.fullmatch("[A-Z3-]{1,12}", kind) else "unknown"
+        raise DataError(f"an item of type {kind} is no part of a sentence", reason=f"item-{kind}")
+    words = ": ".join(filter(None, (_concept(item)[1], value.strip(" "))))
+    return f"{words} ({details})" if details else words
+
+
+def _text(ds: Any, keyword: str) -> str:
+    """A text of one value; a two-byte character may hold the separator of values."""
+    value = ds.get(keyword) or ""
+    if not isinstance(value, str):
+        raise DataError(f"{keyword} has several values", reason="bad-item")
+    return value.replace("\x1b$)A", "")  # of GB 2312
+
+
+def _concept(item: Any, keyword: str = "ConceptNameCodeSequence") -> tuple[str, str]:
+    """Scheme with value, and meaning, of a code that may be absent."""
+    (code,) = item.get(keyword) or [{}]
+    value = _text(code, "CodeValue") or _text(code, "LongCodeValue") or _text(code, "URNCodeValue")
+    return f"{_text(code, 'CodingSchemeDesignator')} {value}", _text(code, "CodeMeaning")

@@ -44,7 +44,8 @@ class Document:
     ``issued`` and ``clocks`` (by name) are times as ``moment`` has them, which grow from version to version.
     ``procedure`` is UNKNOWN or a code, where versions of one report may come under different names; else empty.
     ``patients`` are all identifiers that may be the patient's: exactly one is wanted. ``unread`` is the reason why its
-    text cannot be trusted, and ``detail`` says more; it still supersedes.
+    text cannot be trusted, and ``detail`` says more; it still supersedes. ``sections`` are names of the text's parts: a
+    newer version without one of them is a correction or an addendum alone.
     """
 
     origin: str
@@ -60,6 +61,7 @@ class Document:
     text: str = ""
     unread: str = ""
     detail: str = ""
+    sections: frozenset[str] = frozenset()
 
 
 def understood(document: Document, read: Callable[[], Mapping[str, Any]]) -> Document:
@@ -205,6 +207,9 @@ def _not_in_force(versions: Sequence[Document], last: Sequence[Document]) -> str
     stated = [{version.study for version in versions}, {version.day for version in versions}]
     if not one_identity(orders) or any(len(values - {""}) > 1 for values in stated):
         return "several-studies"
+    sections = frozenset[str]().union(*(version.sections for version in versions if version.status == FINAL))
+    if any(sections - version.sections for version in last):
+        return "part-of-a-report"
     if len({version.text.strip() for version in last}) > 1:
         return "two-at-once"
     if UNPRINTED.search("".join(_row(about))):

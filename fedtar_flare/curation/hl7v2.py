@@ -1,7 +1,8 @@
 """Reports of HL7 v2 messages (ORU^R01)."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,102 +10,218 @@ import hl7
 from pydicom.charset import CODES_TO_ENCODINGS, decode_bytes
 
 from fedtar_flare.core.errors import DataError, collecting, decoding, within
-from fedtar_flare.curation.documents import FINAL, WITHDRAWN, Document, Identifier, moment
+from fedtar_flare.curation.documents import FINAL, UNPRINTED, WITHDRAWN, Document, Identifier, moment, understood
 
 STATUS = {"F": FINAL, "C": FINAL, "X": WITHDRAWN}
 """Of HL7's table 0123."""
+GONE = {"D", "W", "X"}
+"""Of HL7's table 0085: results that are deleted, wrong, or cannot be had."""
 IMAGING = {"", "RAD", "CT", "CUS", "NMR", "NMS", "OUS", "RUS", "RX", "VUS", "XRC"}
 """Sections of HL7's table 0074; other sections may use the same accession numbers."""
 CHARSETS = {"ASCII": "ascii", "UNICODE UTF-8": "utf-8", "GB 18030-2000": "gb18030", "BIG-5": "big5",
             "KS X 1001": "euc_kr", "ISO IR14": "shift_jisx0213", "ISO IR6": "ascii", "ISO IR87": "ascii",
             "ISO IR159": "ascii", **{f"8859/{n}": f"iso8859-{n}" for n in (*range(1, 10), 15)}}  # fmt: skip
 """Codecs of HL7's table 0211; Japanese sets of two bytes begin in ASCII and are switched to by escape sequences."""
-WRONG = re.compile(r"[\x0e\x0f\x1b\x80-\x9f\ufffd]")
 UNSAFE = re.compile(rb"\x1b(?:\$[^)]|\(I)[^\x1b\r\n]*(?:[\r\n]|\Z)|\x1b\(B[^\x1b\r\n]*[\x80-\xff]")
-"""Characters that no set prints; and switches to two bytes beyond a segment's end, or to ASCII before other bytes."""
-MESSAGE = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|(?<=[\r\n\x0b]))(?=MSH([!-/:-@\[-`{-~])(?:(?!\1).){4,5}\1)")
+"""Switches to two bytes beyond a segment's end, or to ASCII before other bytes."""
+MESSAGE = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|(?<=[\r\n\x0b]))(?=MSH([!-/:-@\[-`{-~])(?:(?!\1)[^\r\n]){4,5}\1)")
+SEGMENT_END = r"(?<![\r\n])[\r\n]+(?=[A-Z][A-Z0-9]{2}%s)"
+"""The end of a segment, whatever ends the lines of a file; other line breaks are part of a field."""
+SEGMENTS = (
+    "SFT|UAC|PID|PD1|NK1|NTE|PV1|PV2|PRT|ROL|AL1|DG1|GT1|IN1|IN2|IN3|ORC|OBR|TQ1|TQ2|CTD|OBX|FT1|CTI|SPM|SAC|IPC|"
+    "BHS|BTS|FHS|FTS|Z.."
+)
+"""Of a report and a batch, and a site's own. Others, such as ADD and DSC, may go on with a text."""
 ESCAPES = r"[HNFRSTE]|\.(?:br|fi|nf|ce|(?:sp|in|ti|sk) ?[+-]?\d{0,3})"
 ACCESSION = ("IPC-1", "OBR-18", "OBR-3")
 DICOM_STUDY = ("113014", "110180")
 """OBX-3 of a result that is the StudyInstanceUID."""
+TEXTS = {"TX", "FT", "ST"}
+ADDENDUM = {"ADT", "55107-7"}
+"""OBX-3 of an addendum: a suffix of HL7's own, and LOINC's code."""
+NO_REPORT = "no HL7 message with ORU in MSH-9, in a character set other than UTF-16"
+
+Fields = Sequence[str]
+Segments = dict[str, list[Fields]]
+
+
+def mistaken(text: str, codec: str) -> bool:
+    """Whether a line that was read by the codec of an 8-bit set is UTF-8 in truth."""
+    for line in text.splitlines() if codec.startswith(("iso8859", "latin")) else ():
+        with suppress(UnicodeError):
+            if line.encode(codec).decode("utf-8") != line:
+                return True
+    return False
 
 
 def _characters(raw: bytes, codec: str) -> str:
     """Text by the codec and the switches of ISO 2022 in it; raises UnicodeError for what may be of another set."""
     text = decode_bytes(raw, [codec, *CODES_TO_ENCODINGS.values()], {10, 13}) if b"\x1b" in raw else raw.decode(codec)
-    if WRONG.search(text) or UNSAFE.search(raw):
+    if UNPRINTED.search(text) or UNSAFE.search(raw) or mistaken(text, codec):
         raise UnicodeError("characters of another set")
     return text
 
 
-def _unescaped(message: hl7.Message, value: str, codec: str) -> str:
-    esc = re.escape(message.esc)
+class _Message:
+    """Reads fields by the separators of a header. ``hl7.parse`` of all segments takes 200 times a message's memory."""
 
-    def read(match: re.Match[str]) -> str:
-        if match[1]:  # bytes of the message's character set
-            return _characters(bytes.fromhex(re.sub(f"{esc}X?", "", match[1])), codec)
-        if match[2]:
-            raise ValueError("it has to be written as an escape sequence of HL7, and in MSH-18's character set")
-        return str(message.unescape(match[0], {"H": "", "N": "", ".in": " ", ".ti": " "}))
+    def __init__(self, header: str, codec: str):
+        self.hl7, self.codec = hl7.parse(header), codec
+        _, self.field, self.repeat, self.between, self.within = self.hl7.separators
+        self.header = [header[:3], self.field, *header.split(self.field)[1:]]
 
-    with decoding(f"a '{message.esc}' in a field cannot be read", "bad-escape"):
-        return re.sub(f"((?:{esc}X[0-9A-Fa-f]+{esc})+)|{esc}(?:{ESCAPES}){esc}|({esc})", read, value)
+    def raw(self, fields: Fields, field: int) -> str:
+        return fields[field] if len(fields) > field and fields[field] != '""' else ""  # HL7's null
+
+    def every(self, fields: Fields, field: int) -> list[list[str]]:
+        """The first five components of each repetition, as they are written."""
+        return [[*part.split(self.between), *[""] * 4][:5] for part in self.raw(fields, field).split(self.repeat)]
+
+    def text(self, value: str) -> str:
+        """What a value says; DataError for an escape character that begins no sequence of HL7."""
+        esc = re.escape(self.hl7.esc)
+
+        def read(match: re.Match[str]) -> str:
+            if match[1]:  # bytes of the message's character set
+                return _characters(bytes.fromhex(re.sub(f"{esc}X?", "", match[1])), self.codec)
+            if match[2]:
+                raise ValueError("it has to be written as an escape sequence of HL7, and in MSH-18's character set")
+            return str(self.hl7.unescape(match[0], {"H": "", "N": "", ".in": " ", ".ti": " "}))
+
+        with decoding(f"a '{self.hl7.esc}' in a field cannot be read", "bad-escape"):
+            value = "" if value == '""' else value
+            return re.sub(f"((?:{esc}X[0-9A-Fa-f]+{esc})+)|{esc}(?:{ESCAPES}){esc}|({esc})", read, value)
 
 
 def read_hl7(file: Path, accession: str, charset: str, problems: list[DataError]) -> Iterator[Document]:
     """The reports of a file of messages; ``accession`` names the field of the accession number, such as ``OBR-2``."""
-    for n, message in enumerate(MESSAGE.split(file.read_bytes())[2::2] or [b"MSH|"], 1):
+    before, *messages = MESSAGE.split(file.read_bytes())
+    if re.sub(rb"(?:\A|[\r\n])[BF]HS[^\r\n]*", b"", before).strip(b"\r\n\x0b\x1c \0") or not messages:
+        problems.append(DataError(f"{file}, its beginning: {NO_REPORT}", reason="no-report"))
+    for n, message in enumerate(messages[1::2], 1):
         origin = f"{file}, message {n}"
         with collecting(problems), within(origin), decoding("broken", "bad-message"):
-            yield from _documents(origin, message, accession, charset)
+            yield from _documents(origin, message.strip(b"\r\n\x0b\x1c \0"), accession, charset)
 
 
 def _documents(origin: str, content: bytes, accession: str, charset: str) -> Iterator[Document]:
     header, esc = re.split(rb"[\r\n]", content)[0], re.escape(content[6:7])
     fields = [*header.split(header[3:4]), *[b""] * 18]
     if not any(field.startswith(b"ORU") for field in fields[8:]):  # further, where names have separators' bytes
-        raise DataError("no HL7 message with ORU in MSH-9, in a character set other than UTF-16", reason="no-report")
+        raise DataError(NO_REPORT, reason="no-report")
     names = [field.split(header[5:6])[0].decode("ascii", "replace") for field in fields[17:]]
     name = next((name for name in names if name in CHARSETS), names[0] or charset)  # MSH-18
     switch = esc + rb"[CM]((?:[0-9A-Fa-f]{2}){2,3})" + esc
-    content = re.sub(switch, lambda match: b"\x1b" + bytes.fromhex(match[1].decode()), content.strip(b"\r\n\x0b\x1c"))
-    with decoding(f"not text in '{name}'; MSH-18, else --charset, has to name its own set, or UTF-8", "bad-charset"):
-        text = re.sub("\r?\n", "\r", _characters(content, CHARSETS[name]))
-    head, *patients = text.split(f"\rPID{text[3]}")
-    for patient, *orders in (group.split(f"\rOBR{text[3]}") for group in patients):
-        owner = f"{head}\rPID{text[3]}{patient}\rOBR{text[3]}"
-        for number, order in enumerate(orders, 1):
-            where = f"{origin}, order {number}"
-            yield _order(where, hl7.parse(owner + order), CHARSETS[name], accession)
+    content = re.sub(switch, lambda match: b"\x1b" + bytes.fromhex(match[1].decode()), content)
+    text, flaws = content.decode("latin-1"), list[DataError]()  # in doubt it still supersedes, by its ASCII names
+    where = f"not text in '{name}'; MSH-18, else --charset, has to name its own set, or UTF-8"
+    with collecting(flaws), decoding(where, "bad-charset"):
+        text = _characters(content, CHARSETS[name])
+    first, *segments = re.split(SEGMENT_END % re.escape(text[3]), text)
+    message = _Message(first, CHARSETS.get(name, "ascii"))
+    for number, order in enumerate(_orders(message, segments, flaws), 1):
+        yield _order(f"{origin}, order {number}", message, order, accession, flaws[:1])
 
 
-def _order(origin: str, message: hl7.Message, codec: str, accession: str) -> Document:
-    _, _, repeat, between, _ = message.separators
-    segments = {str(segment[0]): segment for segment in reversed(message)}
-    pid, results = segments["PID"], [segment for segment in message if str(segment[0]) == "OBX"]
+def _orders(message: _Message, segments: Sequence[str], flaws: list[DataError]) -> list[Segments]:
+    """The segments of each order by name, and its patient's; ``flaws`` gets what leaves a text in doubt."""
+    patient: Segments = {}
+    order: Segments | None = None
+    orders, last = list[Segments](), 0
+    for fields in (segment.split(message.field) for segment in segments):
+        name, number = fields[:2]
+        if name == "PID":
+            patient, order = {}, None
+        elif name in ("ORC", "OBR") and (order is None or name in order or (name == "ORC" and "OBR" in order)):
+            order = dict(patient)
+            orders.append(order)
+        if name == "OBX" and number.isdecimal():
+            if int(number) > last + 1:
+                flaws.append(DataError(f"OBX {number} follows OBX {last}", reason="result-missing"))
+            last = int(number)
+        if not re.match(SEGMENTS, name) or (name == "OBX" and "OBR" not in (order or ())):
+            flaws.append(DataError(f"{name} is in no place of a report", reason="stray-segment"))
+        elif name == "NTE" and "OBX" in (order or ()) and message.raw(fields, 3):
+            flaws.append(DataError("a note (NTE) on a result", reason="note"))
+        else:
+            (patient if order is None else order).setdefault(name, []).append(fields)
+    if not (orders := [order for order in orders if "OBR" in order]):
+        raise DataError("no order (OBR)", reason="bad-message")
+    return orders
 
-    def at(segment: Any, field: int, component: int = 1, repetition: int = 0) -> str:
-        value = str(segment[field]) if len(segment) > field else ""
-        return _unescaped(message, [*value.split(repeat)[repetition].split(between), *[""] * 5][component - 1], codec)
 
-    owners = [[at(pid, 3, part, n) for part in (1, 4, 5)] for n in range(str(pid[3]).count(repeat) + 1)]
-    owners = [owner for owner in owners if owner[2] == "MR"] or owners
-    fields = [field.split("-") for field in ([accession] if accession else ACCESSION)]
-    numbers = [[at(segments[name], int(field), n) for n in (1, 2, 3)] for name, field in fields if name in segments]
-    number, *assigner = next((parts for parts in numbers if parts[0]), [""])
-    studies = [obx for obx in results if at(obx, 3) in DICOM_STUDY]
-    texts = [obx for obx in results if at(obx, 2) in ("TX", "FT", "ST") and at(obx, 11) not in ("D", "W", "X")]
-    lines = [part for obx in texts if obx not in studies for part in str(obx[5]).split(repeat)]
-    status = at(segments["OBR"], 25)
-    filler = tuple(at(segments["OBR"], 3, n) for n in (1, 2, 3))
-    return Document(
+def _order(origin: str, message: _Message, order: Segments, accession: str, flaws: list[DataError]) -> Document:
+    raw, every, flaws = message.raw, message.every, [*flaws]
+    pid, orc, obr = (order.get(name, [[]])[0] for name in ("PID", "ORC", "OBR"))
+    results = [obx for obx in order.get("OBX", ()) if every(obx, 3)[0][0] not in DICOM_STUDY]
+    uids = {raw(obx, 5) for obx in order.get("OBX", ()) if every(obx, 3)[0][0] in DICOM_STUDY} - {""}
+
+    def time(fields: Fields, field: int) -> str:
+        value, zone = every(fields, field)[0][0], re.search(r"[+-]\d{4}$", every(message.header, 7)[0][0])
+        with collecting(flaws), decoding(f"'{value}' is no time", "bad-date"):
+            return moment(value + (zone[0] if zone and re.fullmatch(r"[\d.]{9,}", value) else ""))
+        return ""
+
+    def whose() -> dict[str, Any]:
+        owners = [[message.text(part[n]) for n in (0, 3, 4)] for part in every(pid, 3)]
+        owners = [owner for owner in owners if owner[2] == "MR"] or owners
+        if len(owners) > 20:
+            raise DataError(f"{len(owners)} identifiers of patients", reason="several-patients")
+        orders = set[Identifier]()
+        for segment, field in (name.split("-") for name in ([accession] if accession else ACCESSION)):
+            for part in (part for fields in order.get(segment, ()) for part in every(fields, int(field))):
+                value, *issuer = map(message.text, part[:3])
+                orders |= {Identifier(value, "|".join(filter(None, issuer)))} if value else set()
+            if orders:
+                break
+        if len(orders) > 1 or len(uids) > 1:
+            raise DataError("about several accession numbers or StudyInstanceUIDs", reason="several-studies")
+        names = ["|".join(filter(None, owner[1].split(message.within)[:2])) for owner in owners]
+        patients = {Identifier(owner[0], name) for owner, name in zip(owners, names, strict=True) if owner[0]}
+        return {"patients": tuple(patients), "order": (*orders, Identifier())[0], "study": "".join(uids)}
+
+    status, states = raw(obr, 25), {raw(obx, 11) for obx in results}
+    if states and states <= GONE:
+        status = "X"
+    elif STATUS.get(status) == FINAL:
+        status = next(iter(sorted(states - {"F", "C", "D", ""})), status)
+    numbers = [every(*where)[0][:3] for where in ((obr, 3), (orc, 3), (obr, 2), (orc, 2))]  # the filler's, or placer's
+    value, *issuers = next((number for number in numbers if number[0]), numbers[0])
+    procedure = next(filter(None, every(obr, 4)[0]), "")
+    issued, sent = time(obr, 22), time(message.header, 7)
+    document = Document(
         origin=origin,
-        names=frozenset({("hl7", *(filler if filler[0] else (number, *assigner)), at(segments["OBR"], 4))}),
-        status=STATUS.get(status, status),
-        issued=moment(at(segments["OBR"], 22) or at(segments["MSH"], 7)),
-        patients=tuple({Identifier(value, issuer) for value, issuer, _ in owners if value}),
-        order=Identifier(number, "|".join(filter(None, assigner))),
-        study=at(studies[0], 5) if studies else "",
-        text=re.sub("\r\n?", "\n", "\n".join(_unescaped(message, line, codec) for line in lines)),
-        unread="" if at(segments["OBR"], 24) in IMAGING else "other-section",
+        sections=frozenset(f"{every(obx, 3)[0][0]}|{raw(obx, 4)}" for obx in results),
+        names=frozenset(("hl7", value, issuer, procedure) for issuer in {*issuers} - {""} or {""}),
+        status=STATUS.get(status, status if re.fullmatch("[A-Z]", status) else "unknown"),
+        issued=issued,
+        clocks=(("sent", sent),),
     )
+    document = understood(document, whose)
+    section = every(obr, 24)[0][0]
+    return document if document.unread else understood(document, lambda: _text(message, section, results, flaws))
+
+
+def _text(message: _Message, section: str, results: Sequence[Fields], flaws: Sequence[DataError]) -> dict[str, str]:
+    """The lines of the results, each with the name of what it is about where that changes."""
+    if section not in IMAGING:
+        raise DataError("of another section than imaging", reason="other-section")
+    if flaws:
+        raise flaws[0]
+    if results and all(ADDENDUM & {*re.split(r"[^\w-]", message.raw(obx, 3))} for obx in results):
+        raise DataError("an addendum without its report", reason="addendum-alone")
+    about = [message.every(obx, 3)[0] for obx in results]
+    names = [message.text(code[1] or code[0].split(message.within)[-1]) for code in about]
+    lines, last = list[str](), ""
+    for obx, name in zip(results, names, strict=True):
+        kind, state, value = (message.raw(obx, n) for n in (2, 11, 5))
+        if not state:
+            raise DataError("a result without status (OBX-11), which may be cut short", reason="no-result-status")
+        if kind not in TEXTS and value:
+            kind = kind if re.fullmatch("[A-Z]{2,3}", kind) else "unknown"
+            raise DataError(f"a result of type {kind} (OBX-2), which is no text", reason=f"result-type-{kind}")
+        for line in map(message.text, value.split(message.repeat) if kind in TEXTS and state != "D" else ()):
+            headed = name and name != last and len({*names}) > 1 and line.strip()
+            lines.append(f"{name}: {line}" if headed else line)
+            last = name if line.strip() else last
+    return {"text": re.sub("\r\n?", "\n", "\n".join(lines))}
