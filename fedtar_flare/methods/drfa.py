@@ -47,7 +47,6 @@ class DRFAServer(FedAvgServer):
     def __init__(self, run: FederatedController):
         super().__init__(run)
         self.mixing: dict[str, float] = {}
-        self._losses: dict[str, float] = {}
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """T exchanges weighted by lambda, then a step of lambda along the losses of one of them."""
@@ -57,7 +56,7 @@ class DRFAServer(FedAvgServer):
         new = {site: share for site, share in shares.items() if site not in self.mixing}
         left = 1 - math.fsum(new.values()) if self.mixing else 0.0
         self.mixing = dict(sorted(({site: left * v for site, v in self.mixing.items()} | new).items()))
-        self._losses = {}
+        self._losses: dict[str, float] = {}
         self._snapshot = self.snapshot(r)
         w = super().one_round(w, r)
         if self._losses:

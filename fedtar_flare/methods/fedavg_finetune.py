@@ -1,9 +1,8 @@
 """FedAvg, and at the end each site fine-tunes the shared adapter for itself.
 
-The plainest personalisation, which any personal part must beat: after the last round of FedAvg a site continues from
-the shared adapter w_T with some local updates on its own visits, and stores the result. Only the shared adapter is
-validated, so that the best round is chosen as in FedAvg; the last scores are with the site's own adapter and without
-it. These updates come in addition to the R * T exchanges; by default they are as many as one exchange has.
+The plainest personalisation, which any personal part must beat: after the last round a site continues from the shared
+adapter w_T on its own visits, beyond the R * T exchanges, and stores the result. Only the shared adapter is validated,
+so that the best round is chosen as in FedAvg; the last scores are with the site's own adapter and without it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -77,8 +77,7 @@ def extend(generator: ReportGenerator, settings: dict[str, Any]) -> None:
     from fedtar_flare.models import learned_prompts
 
     if settings["kind"] in WORDS:
-        every_layer = settings["kind"] == "prefix"
-        learned_prompts.extend(generator, settings["prompts"], every_layer, settings["seed"])
+        learned_prompts.extend(generator, settings["prompts"], settings["kind"] == "prefix", settings["seed"])
     elif settings["kind"] == "loha":
         replace_conv1d(generator, settings["targets"])
 
@@ -128,7 +127,7 @@ class PEFTLearner(ReportLearner):
     def adapt(self, generator: ReportGenerator, lora: LoRAConfig, seed: int) -> PeftModel:
         """PEFT's model, or a stand-in of the same form where there is no adapter."""
         kind = self._peft.kind
-        if kind == "none" or kind in WORDS:
+        if kind in ("none", *WORDS):
             return cast("PeftModel", without_adapter(generator, lora.exchange))
         return add_adapter(
             generator,

@@ -4,10 +4,9 @@ It shows whether a site needs the others once it has the patient part; see :mod:
 """
 
 from fedtar_flare.learning.diagnosis import extend
-from fedtar_flare.methods.fedavg import PooledSite
+from fedtar_flare.methods.fedavg_patient import FedAvgPatientSite
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.method import PATIENT_SETTINGS, UNSHARED_PRESETS
-from fedtar_flare.methods.fedtar.site import PatientSite
 from fedtar_flare.methods.local import METHOD as LOCAL
 from fedtar_flare.methods.local import LocalLearner
 
@@ -16,14 +15,10 @@ class LocalPatientLearner(LocalLearner, PatientLearner):
     """Holds the adapter and the patient part as private state of the site."""
 
 
-class LocalPatientSite(PooledSite, PatientSite):
-    """Trains on pooled visits with the patient part."""
-
-
 METHOD = LOCAL.derive(
     "local_patient",
     "Local training alone, with the patient part",
-    site=LocalPatientSite,
+    site=FedAvgPatientSite,
     learner=LocalPatientLearner,
     settings=PATIENT_SETTINGS,
     presets=UNSHARED_PRESETS,

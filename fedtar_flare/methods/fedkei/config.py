@@ -1,9 +1,4 @@
-"""Settings of FedKEI: the tasks, the plan, how starts are mixed, and how a site learns.
-
-A plan is FedKEI, a rival or a control. Plans differ in how the server mixes a start and in what a site minimises. Every
-start is ``theta = M beta alpha`` over some modules of the pool (:func:`.mixture.mixture_of`). Where the pool has no
-module for a plan, it is the common start (K = 1, alpha fixed at 1).
-"""
+"""Settings of FedKEI: the tasks, the plan, how starts are mixed, and how a site learns."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,21 +16,21 @@ from fedtar_flare.presets import papers
 
 @dataclass(frozen=True)
 class Plan:
-    """How starts are mixed and what a site minimises.
+    """FedKEI, a rival or a control: how a start ``theta = M beta alpha`` is mixed, and what a site minimises.
+
+    Where the pool has no module for a plan, the start is the common one (K = 1, alpha fixed at 1).
 
     - ``members``: modules that are mixed: ``none``; ``last``: each site's latest; ``all``; ``own``: the site's latest,
       for that site alone. ``groups``: into which clusters: ``one``, ``each`` on its own, by ``site``, ``kmeans``.
     - ``weights``: beta0: the ``mean`` of a cluster; by ``similarity`` to the site's own latest module (FedAMP); or
       moved towards sites of large generalisation ``gaps`` (FedGA).
-    - ``alpha``: what a site does with the centres: ``fixed``: 1/K; ``learnt``: Eq. 6; ``best``: the one of the lowest
-      training loss.
+    - ``alpha``: what a site does with the centres: ``fixed``: 1/K; ``learnt``: Eq. 6; ``best``: of the lowest loss.
     - ``probe``: the outer step: ``none``, ``bilevel`` (through alpha's inner steps), ``direct`` (Variant C).
     - ``objective``: what a site minimises: ``plain``: the cross-entropy; ``proximal``: plus mu / 2 times the squared
       distance to the start (FedProx); ``frozen_a``: LoRA's A stays (FFA-LoRA); ``head_only``: the adapter stays;
-      ``maml``: an update takes the gradient of the second half of its batch after one plain step, of the same size, on
-      the first (first-order MAML, as in Per-FedAvg); ``distil``: plus the distillation of the start (FLwF); ``fisher``:
-      plus the distance to all sites' latest modules, weighted by their Fisher information (FedCurv).
-    - ``extra_epochs`` of tuning, beyond the settings'.
+      ``maml``: after a step on the first half of a batch, the second half's loss (first order, as in Per-FedAvg);
+      ``distil``: plus the distillation of the start (FLwF); ``fisher``: plus the distance to all sites' latest modules,
+      weighted by their Fisher information (FedCurv).
     """
 
     name: str
@@ -101,9 +96,6 @@ class LearnerSettings(Settings):
     momentum: float = Field(0.9, ge=0, lt=1, description="of SGD, tuning")
     eta_in: float = Field(0.05, gt=0, description="step size of alpha (Eq. 6)")
     mu: float = Field(0.01, ge=0, description="weight of FedProx' proximal term")
-    safeguard: Literal["off", "validation"] = Field(
-        "off", description="'validation': start from the common start where the mixture's validation loss is worse"
-    )
 
 
 class FedKEIConfig(Settings):

@@ -1,8 +1,7 @@
 """What FedKEI exchanges: the common start once, then in each task centres down, and a gradient and a module up.
 
 Centres go down stacked along a leading axis K, of which adapters and heads each have their own. PROBE is answered in
-that shape, ADAPT with one module, without the axis, as its difference from the common start. Labels, images and the
-weights alpha stay.
+that shape, ADAPT with one module, without the axis, as its difference from the common start.
 
 A module says more than a model averaged over all sites: it is what one hospital learnt of one disease, and a cluster of
 one hospital sends that hospital's module to all others. And G is nearly the full gradient of the whole training split:

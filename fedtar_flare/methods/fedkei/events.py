@@ -29,9 +29,8 @@ class Mixed(TaskBegun):
 
 
 class SiteTask(TaskOutcome):
-    """What one site learnt in a task; a split in which a class has too few patients is left out.
+    """What one site learnt in a task, as in ``learner.Adapted``; a split of a class of too few patients is left out.
 
-    ``auc`` is of the test images at epoch 0..E; the losses are of the validation images, as in ``learner.Adapted``;
     ``rand_auc`` and ``rand_at_epoch`` are of tuning from the common start; ``counts``: negatives, positives by split.
     """
 
@@ -40,7 +39,6 @@ class SiteTask(TaskOutcome):
     mixture_loss: float | None = None
     start_loss: float | None = None
     final_loss: float | None = None
-    fell_back: bool = False
     seconds: dict[str, float] = {}
     rand_at_epoch: list[float] = []
     counts: dict[str, list[int]] = {}
@@ -48,8 +46,8 @@ class SiteTask(TaskOutcome):
     @property
     def gap(self) -> float | None:
         """Validation loss before tuning minus the loss after it; None where either is unknown."""
-        before = self.start_loss if self.fell_back else self.mixture_loss
-        return None if before is None or self.final_loss is None else before - self.final_loss
+        before, after = self.mixture_loss, self.final_loss
+        return None if before is None or after is None else before - after
 
 
 class Learnt(TaskLearnt):

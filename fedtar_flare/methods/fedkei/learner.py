@@ -44,13 +44,11 @@ TEMPERATURE = 2.0
 class Adapted:
     """Result of ADAPT; alpha and the scores stay at the site.
 
-    ``difference`` is theta - w0, float32 by name, and ``importance`` the module's Fisher information (FedCurv): both
-    are sent. ``curve`` (E + 1,) is the AUC of the test split at e = 0..E, None where it has one class, and ``scores``
-    (E + 1, n), float64, those of its images; ``at_epoch`` (E + 1,) are the seconds of start and tuning until then,
-    without evaluation. ``losses`` (E,) are mean training losses; ``mixture_loss``, ``start_loss`` and ``final_loss``
-    mean validation losses of the mixture, of w0 and of theta, None without validation examples. ``fell_back``: the
-    safeguard made tuning begin from w0. ``membership``: AUC of guessing by the module's probability of an image's label
-    whether it was trained on. ``seconds`` are by phase.
+    ``difference`` is theta - w0, float32 by name, and ``importance`` the module's Fisher information (FedCurv). At
+    e = 0..E ``curve`` is the AUC of the test split, None where it has one class, ``scores`` (E + 1, n), float64, those
+    of its images, and ``at_epoch`` the seconds of start and tuning, without evaluation. ``losses`` (E,) are mean
+    training losses; ``mixture_loss``, ``start_loss`` and ``final_loss`` mean validation losses of the mixture, of w0
+    and of theta, None without validation examples. ``membership`` is that of :func:`_membership`, ``seconds`` by phase.
     """
 
     difference: dict[str, Tensor]
@@ -61,7 +59,6 @@ class Adapted:
     mixture_loss: float | None
     start_loss: float | None
     final_loss: float | None
-    fell_back: bool
     alpha: dict[Kind, list[float]]
     scores: Tensor
     membership: float | None
@@ -87,8 +84,8 @@ class TaskLearner(TaskModel):
     ) -> tuple[float, dict[str, Tensor]]:
         """Loss at C alpha', and G (K, *shape) of these centres by name (Eq. 9), to first order.
 
-        ``direct``: without inner steps (Variant C). Raises DataError ``non-finite-gradient``; ExchangeError where the
-        centres do not fit the model.
+        ``direct``: without inner steps (Variant C). Raises DataError ``non-finite-gradient``; ExchangeError for centres
+        that do not fit the model.
         """
         c = self._columns(centres)
         alpha, gradient_sum = self._inner(c, data.train, task, None if direct else "probe")
@@ -111,26 +108,21 @@ class TaskLearner(TaskModel):
     ) -> Adapted:
         """Learn alpha as the plan says and tune theta; the common start is one centre, whose alpha is 1.
 
-        ``received`` are the centres (K, *shape) by name, and for the objective ``fisher`` the pool's curvature
-        (:meth:`.mixture.Pool.curvature`); ``on_epoch`` gets e = 0..E. Raises as :meth:`probe`, and DataError
-        ``non-finite-gradient`` where every update of an epoch was left out, ``non-finite-state``.
+        ``received`` are the centres (K, *shape) by name, and for the objective ``fisher`` the pool's curvature;
+        ``on_epoch`` gets e = 0..E. Raises as :meth:`probe`, and DataError ``non-finite-state``.
         """
         self._seconds = {}
         curvature = {name: value[0] for name, value in received.items() if name.startswith((IMPORTANCE, PULL))}
         centres = {name: value for name, value in received.items() if name not in curvature}
-        # 1. The start: theta of the mixture, or with the safeguard w0 where that is better.
+        # 1. The start: theta of the mixture.
         with self._timed("alpha"):
             c = self._columns(centres)
             alpha = self._alpha("fixed" if self.is_start(centres) else plan.alpha, c, data.train, task)
             theta = self.layout.tensors(self._theta(combined(c, alpha)))
             require_finite(theta)
-        with self._timed("safeguard"):
-            mixture_loss = self.mean_loss(self.vectors(theta), data.validation)
-            start_loss = self.mean_loss(self.vectors(self.start), data.validation)
-        guarded = self.settings.safeguard == "validation"
-        fell_back = guarded and start_loss is not None and not cast(float, mixture_loss) <= start_loss  # also NaN
-        before = self._seconds["alpha"] + (self._seconds["safeguard"] if guarded else 0)
-        self.load(self.start if fell_back else theta)
+        mixture_loss = self.mean_loss(self.vectors(theta), data.validation)
+        start_loss = self.mean_loss(self.vectors(self.start), data.validation)
+        self.load(theta)
 
         # 2. Tuning, with the scores of the test images at e = 0..E.
         curve: list[float | None] = []
@@ -138,7 +130,7 @@ class TaskLearner(TaskModel):
         scores: list[Tensor] = []
 
         def evaluate() -> None:
-            at_epoch.append(before + self._seconds.get("tuning", 0.0))
+            at_epoch.append(self._seconds["alpha"] + self._seconds.get("tuning", 0.0))
             with self._timed("evaluation"):
                 scores.append(self.scores(data.test))
                 curve.append(auc(data.test.labels.numpy(), scores[-1].numpy()))
@@ -171,7 +163,6 @@ class TaskLearner(TaskModel):
             mixture_loss=mixture_loss,
             start_loss=start_loss,
             final_loss=final_loss,
-            fell_back=fell_back,
             alpha={kind: value.tolist() for kind, value in alpha.items()},
             scores=torch.stack(scores),
             membership=membership,
@@ -288,10 +279,7 @@ class TaskLearner(TaskModel):
 def add_curvature(
     gradients: Mapping[str, Tensor], theta: Mapping[str, Tensor], curvature: Mapping[str, Tensor]
 ) -> None:
-    """``g += F theta - pull`` in place: the gradient of FedCurv's term, of weight 1::
-
-    1 / 2 sum_j (theta - theta_j)^T F_j (theta - theta_j)
-    """
+    """``g += F theta - pull``: FedCurv's gradient, of ``1 / 2 sum_j (theta - theta_j)^T F_j (theta - theta_j)``."""
     for name, gradient in gradients.items():
         importance, pull = (curvature[f"{prefix}{name}"].to(gradient) for prefix in (IMPORTANCE, PULL))
         gradient.add_(importance * theta[name].detach() - pull)

@@ -1,7 +1,5 @@
 """FedKEI as one object: its presets, and the classes that run it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

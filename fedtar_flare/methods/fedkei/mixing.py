@@ -7,7 +7,7 @@ clusters, and at each site its own weights ``alpha`` (K,) between clusters::
     C = o + (M - o) beta          o: the origin, 0 as in the paper (1 for factors of IA3)
     theta = o + (C - o) alpha
 
-The functions below take matrices from which the origin has been subtracted. With batches s = 0..S-1 at a site::
+The functions below take matrices less the origin. With batches s = 0..S-1 at a site::
 
     alpha_{s+1} = alpha_s - eta_in C^T g_s        g_s = grad L_s(C alpha_s)
     G = (d theta' / d C)^T v                      theta' = C alpha_S,  v = grad L(theta')
@@ -59,11 +59,7 @@ class Layout:
         return {kind: columns[:, 0] for kind, columns in self.columns({n: v[None] for n, v in tensors.items()}).items()}
 
     def columns(self, stacked: Mapping[str, Tensor]) -> dict[Kind, Tensor]:
-        """Tensors (K, *shape) as one matrix (d, K) of each kind.
-
-        Raises :class:`ExchangeError`, which names the tensor, where one is missing, unknown or of another shape, or
-        where the tensors of a kind differ in K.
-        """
+        """Tensors (K, *shape) as one matrix (d, K) of each kind; :class:`ExchangeError` names one that does not fit."""
         for name in sorted(stacked.keys() ^ dict(self.shapes).keys()):
             raise ExchangeError(f"tensor '{name}' is {'unknown' if name in stacked else 'missing'} in a mixture")
         matrices: dict[Kind, Tensor] = {}
@@ -121,10 +117,7 @@ def coordinates(inner: Tensor) -> Tensor:
 
 
 def kmeans(inner: Tensor, clusters: int) -> list[int]:
-    """Assign N points with these inner products (N, N) to at most ``clusters`` clusters, always the same: k-means++.
-
-    Equal points share a cluster. Returns each point's cluster; clusters are numbered from 0 by their earliest members.
-    """
+    """Cluster of each of N points with these inner products (N, N): k-means++; equal points share one."""
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
@@ -149,10 +142,7 @@ def _renumbered(labels: Sequence[int]) -> list[int]:
 
 
 def merge_small(assignment: Sequence[int], sites: Sequence[str], inner: Tensor, least: int) -> list[int]:
-    """Merge each cluster of fewer than ``least`` distinct sites with the one whose mean is nearest.
-
-    The cluster of the fewest sites goes first (the earliest of several), until all are large enough, or one is left.
-    """
+    """Merge the cluster of the fewest sites with that of the nearest mean, until all have ``least`` or one is left."""
     labels = _renumbered(assignment)
     while True:
         members = [{s for s, label in zip(sites, labels, strict=True) if label == k} for k in sorted(set(labels))]
@@ -182,8 +172,8 @@ def outer_step(
 ) -> tuple[Tensor, Tensor]:
     """``beta' = beta0 - eta_out mask * (M^T G)`` (Eq. 8); only weights within a module's own cluster move.
 
-    Takes beta0 (N, K) in float64, M (d, N), G (d, K) summed over the sites, and the largest distance of a column from
-    beta0. Returns beta' (N, K), and the distance (K,) of each column before it is limited.
+    Takes beta0 (N, K) in float64, M (d, N), and G (d, K) summed over the sites. Returns beta' (N, K), and the distance
+    (K,) of each column from beta0 before it is limited.
     """
     moved = beta0 - eta_out * ((beta0 > 0) * (matrix.double().T @ gradient.double()))
     change = moved - beta0
@@ -219,8 +209,7 @@ def first_order(
 ) -> dict[Kind, Tensor]:
     """Eq. 9 without second derivatives: ``G = v alpha'^T - eta_in (sum_s g_s)(C^T v)^T``, (d, K).
 
-    ``alpha`` and ``gradient_sum`` are what :func:`inner_steps` gave, v (d,) the gradient of the outer loss at
-    ``C alpha'``. Without inner steps it is Variant C's ``v alpha0^T``.
+    ``alpha`` and ``gradient_sum`` are of :func:`inner_steps`; without any step it is Variant C's ``v alpha0^T``.
     """
     return {
         kind: torch.outer(v[kind], alpha[kind]) - eta_in * torch.outer(gradient_sum[kind], c.T @ v[kind])

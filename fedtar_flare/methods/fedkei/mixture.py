@@ -20,24 +20,19 @@ from fedtar_flare.reporting.plots import FEWEST, tsne
 # ---------------------------------------------------------------------- the pool
 @dataclass(frozen=True)
 class Module:
-    """theta that a site learnt in a task (counted from 1), as tensors by name.
-
-    ``gap`` is how much tuning lowered the validation loss, where the site reports it, ``importance`` the Fisher
-    information by tensor name, where the plan uses it.
-    """
+    """theta that a site learnt in a task (counted from 1), as tensors by name."""
 
     site: str
     task: int
     tensors: Mapping[str, Tensor]
     gap: float | None = None
+    """How much tuning lowered the validation loss, where the site reports it."""
     importance: Mapping[str, Tensor] = field(default_factory=dict)
+    """Fisher information by tensor name, where the plan uses it."""
 
 
 class Pool:
-    """Modules of all sites, ordered by task and site, whenever they arrived.
-
-    Each has the names and shapes of ``start``, which is w0, float32 by name.
-    """
+    """Modules of all sites, by task and site, whenever they arrived; ``start`` is w0, float32 by name."""
 
     def __init__(self, start: Mapping[str, Tensor]):
         self.start = {name: start[name].detach().cpu().clone() for name in sorted(start)}
@@ -78,10 +73,9 @@ class Pool:
         return tuple(latest[site] for site in sorted(latest))
 
     def curvature(self, task: int) -> dict[str, Tensor]:
-        """FedCurv's sums over the sites' latest modules before this task: (1, *shape) each, 0 without any module.
+        """FedCurv's ``sum_j F_j`` and ``sum_j F_j theta_j`` over sites' latest modules before this task: (1, *shape).
 
-        They are ``sum_j F_j`` under IMPORTANCE and ``sum_j F_j theta_j`` under PULL. FedCurv leaves a site's own module
-        out of its sum; here it is included, so that all sites get one message and need not remember what they sent.
+        FedCurv leaves a site's own module out; here it is included, so that all sites get one message.
         """
         prefixes = (IMPORTANCE, PULL)
         sums = {f"{prefix}{name}": torch.zeros_like(v) for prefix in prefixes for name, v in self.start.items()}
@@ -112,9 +106,8 @@ class Pool:
         self._modules = {}
         for n, about in enumerate(info):
             state = without_prefix(tensors, f"{n}.")
-            theta = {name: state[name] for name in self.start}
-            key = about["task"], about["site"]
-            self._modules[key] = Module(key[1], key[0], theta, about["gap"], without_prefix(state, IMPORTANCE))
+            theta, importance = {name: state[name] for name in self.start}, without_prefix(state, IMPORTANCE)
+            self._modules[about["task"], about["site"]] = Module(tensors=theta, importance=importance, **about)
 
 
 # ---------------------------------------------------------------------- the mixture
@@ -178,12 +171,10 @@ class Mixture:
         return replace(self, parts=moved)
 
     def report(self) -> list[dict[str, Any]]:
-        """Per kind and cluster, as JSON primitives, for the record::
+        """Each kind's clusters with their members and all others with a weight in them, for the record::
 
-            {"kind": "adapter", "cluster": 0, "for": None or the site that it is mixed for, "distance": 0.02 or None,
-             "members": [{"site": "site-1", "task": 1, "beta": 0.5, "beta0": 0.5}, ...]}
-
-        ``members`` are the cluster's and all others with a weight in it. Empty for the common start.
+        {"kind": "adapter", "cluster": 0, "for": None or the site that it is mixed for, "distance": 0.02 or None,
+         "members": [{"site": "site-1", "task": 1, "beta": 0.5, "beta0": 0.5}, ...]}
         """
         mixed: dict[str | None, Parts] = {} if self.parts is None or self.by_site else {None: self.parts}
         mixed.update(self.by_site.items())
@@ -204,10 +195,7 @@ class Mixture:
         return clusters
 
     def plane(self) -> dict[str, list[dict[str, Any]]]:
-        """By kind, modules in the plane by t-SNE of their distances: ``{"site", "task", "cluster", "x", "y"}`` each.
-
-        Empty for the common start, and for fewer modules than t-SNE needs.
-        """
+        """By kind, modules in the plane by t-SNE of their distances, where there are as many as it needs."""
         drawn = {}
         for kind, part in (self.parts or {}).items():
             if len(part.modules) < FEWEST:
@@ -223,8 +211,7 @@ class Mixture:
 def mixture_of(plan: Plan, pool: Pool, task: int, settings: FedKEIConfig) -> Mixture:
     """A plan's mixture for a task (counted from 1), of modules of the tasks before it.
 
-    It is the common start where there is no such module, or where all of them together come from fewer sites than a
-    cluster must have.
+    It is the common start where all of them together come from fewer sites than a cluster must have.
     """
     began = time.monotonic()
     modules = {"none": (), "all": pool.before(task)}.get(plan.members, pool.last(task))
@@ -261,8 +248,7 @@ def mixture_of(plan: Plan, pool: Pool, task: int, settings: FedKEIConfig) -> Mix
 def similarity(inner: Tensor, i: int) -> Tensor:
     """FedAMP's weights (N, 1), float64, of N modules for the module at index i; nearer modules weigh more.
 
-    ``xi_j = exp(-d_j^2 / sigma) / N`` for the others, the rest for module i. sigma is the mean squared distance of two
-    modules (our choice: free of scale).
+    ``xi_j = exp(-d_j^2 / sigma) / N``, the rest for module i; sigma is the mean squared distance (our choice).
     """
     squares = mixing.squared_distances(inner)
     n = len(squares)
@@ -276,8 +262,8 @@ def similarity(inner: Tensor, i: int) -> Tensor:
 def gap_weights(pool: Pool, modules: Sequence[Module], task: int) -> Tensor:
     """FedGA's weights (N, 1), float64, of the latest modules; sites with a larger generalisation gap weigh more.
 
-    Task after task, ``a_i += d (g_i - mean g) / max_j |g_j - mean g|`` with the gaps g of the sites that sent theirs
-    and d = 1 / (2 N) (our choice); no weight falls below 0.1 / N; then all are divided by their sum.
+    Task after task, ``a_i += d (g_i - mean g) / max_j |g_j - mean g|`` with the gaps g that were sent and d = 1 / (2 N)
+    (our choice); no weight falls below 0.1 / N; then all are divided by their sum.
     """
     weights = {module.site: 1 / len(modules) for module in modules}
     for past in sorted({module.task for module in pool.before(task)}):

@@ -24,8 +24,7 @@ class TaskModel:
     """The classifier, with whatever module was loaded last.
 
     :attr:`start` is w0 by wire name, float32 on the CPU, the same bits at all sites of a job; :attr:`parameters` are
-    the module's own tensors; :attr:`fingerprint` is of the frozen encoder and of w0. ``local_paths`` are of what the
-    classifier takes by name.
+    the module's own tensors; :attr:`fingerprint` is of the frozen encoder and of w0.
     """
 
     min_cell: int = 1
@@ -59,7 +58,7 @@ class TaskModel:
         return shared_state(self.classifier)
 
     def load(self, module: Mapping[str, Tensor]) -> None:
-        """Load a module; raises :class:`ExchangeError`, which names a tensor that does not fit."""
+        """Load a module; :class:`ExchangeError` names a tensor that does not fit."""
         load_shared_state(self.classifier, module)
 
     def describe(self) -> dict[str, Any]:

@@ -27,10 +27,10 @@ def tasks(run: Run) -> Section | None:
     results = list(_learnt(run))
     if not results:
         return None
-    with_rand, fell_back = (any(getattr(result, name) for *_, result in results) for name in ("rand_auc", "fell_back"))
+    with_rand = any(result.rand_auc for *_, result in results)
     head = ["task", "site", "disease", "test images", *READINGS]
     head += [*RAND, "epochs to Rand's"] if with_rand else ["best epoch"]
-    head += ["membership", *(["fell back"] if fell_back else [])]
+    head += ["membership"]
     rows = []
     for step, site, result in results:
         row = [str(step), site, _words(result.task), str(result.n) if result.n else NOTHING, *_readings(result.auc)]
@@ -40,8 +40,7 @@ def tasks(run: Run) -> Section | None:
             epochs = "not reached" if reached is None else str(reached)
             best = f"{epochs} (best {best})" if result.auc else NOTHING
             row += _readings(result.rand_auc)
-        row += [best, number(result.membership)]
-        rows.append(row + (["yes" if result.fell_back else ""] if fell_back else []))
+        rows.append([*row, best, number(result.membership)])
     settings = run.start.settings.get("fedkei", {})
     lead = (
         f"Plan '{settings.get('plan')}', order '{settings.get('order')}'. The new disease of each task against all "
@@ -56,8 +55,6 @@ def tasks(run: Run) -> Section | None:
             " Rand is the same tuning from the common start; 'epochs to Rand's' says after how many epochs the AUC is "
             "as high as Rand's is when tuned (and which epoch was best)."
         )
-    if fell_back:
-        lead += " 'Fell back': the safeguard took the common start."
     if "'small'" in str(run.start.model.get("base_model", "")):
         lead += (
             " Of the phantoms' findings the shipped encoder has seen six in its warm start, as reports: where the "
@@ -186,13 +183,12 @@ def cost(run: Run) -> Section | None:
             seconds = [result.seconds[phase] for result in sites if phase in result.seconds]
             row.append(duration(max(seconds, default=None)))
         row += [size(sum(event.bytes_down for event in exchanges)), size(sum(event.bytes_up for event in exchanges))]
-        row.append(str(sum(result.fell_back for result in sites)))
         for losses in ([result.mixture_loss for result in sites], [result.start_loss for result in sites]):
             known = [loss for loss in losses if loss is not None]
             row.append(number(fmean(known)) if known else NOTHING)
         rows.append(row)
     phases = ("clustering", "PROBE", "alpha", "tuning", "scoring")
-    head = ("task", *phases, "to sites", "from sites", "fell back", "mixture's loss", "common start's")
+    head = ("task", *phases, "to sites", "from sites", "mixture's loss", "common start's")
     lead = (
         "What an informed start costs besides tuning: clustering at the server, PROBE (until the last site's answer), "
         "the inner epoch for alpha, each at the slowest site; bytes to and from all sites. The losses are means over "
@@ -206,7 +202,7 @@ SECTIONS = (tasks, curves, clusters, plane, cost)
 
 def write_modules_page(state: SiteState, site: str) -> Path:
     """Write ``modules.html`` into the site's state of a run: a line for each module, with alpha; returns its path."""
-    head = ["task", "disease", *READINGS, *RAND, "alpha of adapters", "alpha of heads", "fell back"]
+    head = ["task", "disease", *READINGS, *RAND, "alpha of adapters", "alpha of heads"]
     rows = []
     for name in state.names("module-"):
         about = state.read(name)[1]
@@ -214,7 +210,7 @@ def write_modules_page(state: SiteState, site: str) -> Path:
         row += _readings(about["rand_auc"] or ())
         for kind in KINDS:
             row.append(", ".join(f"{v:.3f}" for v in about["alpha"].get(kind, ())) or NOTHING)
-        rows.append([*row, "yes" if about["fell_back"] else ""])
+        rows.append(row)
     page = render("modules_page.html", site=site, content=table(head, rows, left={1, 8, 9}))
     return write_text(state.folder / "modules.html", page, PRIVATE)
 

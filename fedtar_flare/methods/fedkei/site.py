@@ -79,10 +79,9 @@ class AdaptedClassifier:
 
 
 class FedKEISite(SiteStrategy):
-    """FedKEI, its rivals and controls at one site; arguments as :class:`.SiteStrategy`.
+    """FedKEI, its rivals and controls at one site.
 
-    The site's state has each task's module with alpha as ``module-<t>``, for the disease that it was learnt on, and
-    scores of single test images as ``scores-<t>``. ``preset`` is one of ``config.CLASSIFIERS``.
+    Its state has each task's module with alpha as ``module-<t>``, and scores of single test images as ``scores-<t>``.
     """
 
     shared_groups = ("model", "training", "data")
@@ -188,10 +187,9 @@ class FedKEISite(SiteStrategy):
         adapted = learner.adapt(weights, data, number, self.plan, lambda epoch: progress(epoch) if epoch else None)
         rand: Adapted | None = None
         if self.settings.fedkei.rand_baseline:
-            plain, start = PLANS["rand"], {name: value[None] for name, value in learner.start.items()}
-            tunes = (self.plan.objective, self.plan.extra_epochs)
-            same = learner.is_start(weights) and tunes == (plain.objective, plain.extra_epochs)
-            rand = adapted if same else learner.adapt(start, data, number, plain)
+            start = {name: value[None] for name, value in learner.start.items()}
+            plain = (self.plan.objective, self.plan.extra_epochs) == ("plain", 0)
+            rand = adapted if plain and learner.is_start(weights) else learner.adapt(start, data, number, PLANS["rand"])
         task.site.stop_if_aborted()
         self._store(task, data, adapted, rand, learner.start)
         importance = {f"{IMPORTANCE}{name}": value for name, value in adapted.importance.items()}
@@ -227,17 +225,11 @@ class FedKEISite(SiteStrategy):
         """Write the module with alpha, its scores, and the site's own page into the site's state."""
         header, state = task.header, task.state
         module = {name: start[name] + difference for name, difference in adapted.difference.items()}
-        about = {
-            "task": data.name,
-            "alpha": adapted.alpha,
-            "fell_back": adapted.fell_back,
-            "auc": adapted.curve,
-            "rand_auc": None if rand is None else rand.curve,
-        }
-        state.write(f"module-{header.round:04d}", module, about)
+        learnt = {"alpha": adapted.alpha, "auc": adapted.curve, "rand_auc": None if rand is None else rand.curve}
+        state.write(f"module-{header.round:04d}", module, {"task": data.name, **learnt})
         scores = {"scores": adapted.scores} | ({} if rand is None else {"rand_scores": rand.scores})
-        about = {"task": data.name, "labels": data.test.labels.tolist(), "patients": data.test.patients}
-        state.write(task_scores(header.round), scores, about)
+        whose = {"labels": data.test.labels.tolist(), "patients": data.test.patients}
+        state.write(task_scores(header.round), scores, {"task": data.name, **whose})
         state.save(version(header.round, STEPS), module, {"task": header.round}, keep=header.keep)
         page = write_modules_page(state, task.site.name)
         task.logger.info(f"this site's modules and mixtures, for its eyes: {page}")
@@ -267,12 +259,7 @@ def _outcome(data: LocalTask, adapted: Adapted, rand: Adapted | None) -> tuple[d
     numbers = {"samples": float(data.samples), "train_loss": round_loss(fmean(adapted.losses), data.samples, least)}
     if least == 1:  # one image can spoil an update
         numbers["skipped_updates"] = float(adapted.skipped_updates)
-    scores: dict[str, Any] = {
-        "n": data.scored,
-        "fell_back": int(adapted.fell_back),
-        "seconds": adapted.seconds,
-        "at_epoch": adapted.at_epoch,
-    }
+    scores: dict[str, Any] = {"n": data.scored, "seconds": adapted.seconds, "at_epoch": adapted.at_epoch}
     for name in ("mixture_loss", "start_loss", "final_loss"):
         if (loss := getattr(adapted, name)) is not None:
             scores[name] = round_loss(loss, len(data.validation.labels), least)

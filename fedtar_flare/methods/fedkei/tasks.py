@@ -47,17 +47,14 @@ class DiseaseTask:
         name, separator, listed = text.partition("=")
         labels = [label.strip() for label in listed.split("|")] if separator else [name.strip()]
         if not _NAME.fullmatch(name.strip()) or not all(labels):
-            raise ConfigError(
-                f"task '{text:.80}' must be a name of letters, digits, '.', '_' and '-' (at most 64), or "
-                "name=label|label"
-            )
+            allowed = "a name of letters, digits, '.', '_' and '-' (at most 64), or name=label|label"
+            raise ConfigError(f"task '{text:.80}' must be {allowed}")
         return cls(name.strip(), frozenset(labels))
 
 
 class TaskStream:
     """The tasks of one site, in the site's order; steps are counted from 1.
 
-    ``tasks`` are as :meth:`DiseaseTask.parse` reads them, ``order``, ``site`` and ``seed`` as in :func:`order_of`.
     Images with a label of ``base`` (:data:`NO_LABEL`: no label) are negatives from the first step on. ``from_report``
     gives the certain and the uncertain labels of a report where the source gives none; without it, such images are left
     out. Raises ConfigError for no task, a name given twice, or a label of two tasks, or of a task and the base.
@@ -116,10 +113,7 @@ class TaskStream:
 
 
 def order_of(count: int, order: Order, site: str = "", seed: int = 0) -> tuple[int, ...]:
-    """Indices 0..count-1 of the listed tasks, in the order in which a site meets them.
-
-    ``shuffled`` depends on site and seed alone, the same in every process.
-    """
+    """Indices 0..count-1 of the listed tasks, in the order in which a site meets them."""
     if order == "shuffled":
         return tuple(sorted(range(count), key=lambda i: hashlib.sha256(f"{seed}/{site}/{i}".encode()).digest()))
     return tuple(range(count))[:: -1 if order == "reversed" else 1]

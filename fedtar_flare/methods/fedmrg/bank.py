@@ -32,8 +32,7 @@ def rows_of_round(samples: Sequence[Sample], round_: int, rows: int, group: int,
     """Choose the samples of each row of a round (from 1): at most ``rows`` rows, each one visit of ``group`` patients.
 
     ``samples`` are the training samples, patient by patient in the site's own secret order (``Cohort.samples``). In an
-    order by ``seed`` each row is used once before any is used again; each time with the patients' next visits. Empty
-    where there are fewer patients than ``group``.
+    order by ``seed`` each row is used once before any is used again, then with the patients' next visits.
     """
     of_patient: dict[str, list[Sample]] = {}
     for sample in samples:
@@ -50,10 +49,9 @@ def rows_of_round(samples: Sequence[Sample], round_: int, rows: int, group: int,
 
 
 def membership_auc(rows: Tensor, inside: Tensor, outside: Tensor) -> float:
-    """AUC of guessing by the largest cosine to any row whether a patient is in the rows (M, C).
+    """AUC of guessing by the largest cosine to any row (M, C) whose features (n, C) are ``inside`` it; 0.5: a guess.
 
-    ``inside`` (n, C) and ``outside`` (m, C) are features of patients in the rows and of others. The attacker has the
-    patient's image, the encoder and the rows: 1 means that the rows give away who is in them, 0.5 a guess.
+    The attacker has the patient's image, the encoder and the rows.
     """
     scores = torch.cat([inside, outside]) @ rows.T
     value = auc(np.repeat([1, 0], [len(inside), len(outside)]), scores.amax(1).numpy())
@@ -62,9 +60,9 @@ def membership_auc(rows: Tensor, inside: Tensor, outside: Tensor) -> float:
 
 
 class SiteBank:
-    """The bank at one site: :attr:`rows` (M, C) are the other hospitals' unit rows, of ``width`` C.
+    """The bank at one site: :attr:`rows` (M, C) are the other hospitals' unit rows, :attr:`sent` its own by round.
 
-    :attr:`sent` are the rows that this site sent, by round, which its state holds; :attr:`use`: numbers for the record.
+    :attr:`use` are numbers for the record.
     """
 
     def __init__(self, width: int):

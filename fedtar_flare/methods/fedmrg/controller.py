@@ -20,9 +20,8 @@ from fedtar_flare.runtime.exchange import Answers
 class FedMRGServer(FedAvgServer):
     """Communication-efficient heterogeneous federated report generation (FedMRG, Che et al., Algorithm 1).
 
-    In each round every member trains on all of its visits and sends the change of the generic adapter, of the encoder
-    and of the diagnosis branch; their mean by visits is added. What the paper's Algorithm 1 uploads as well, the
-    specialised adapter, stays at the site, as its text and figure say.
+    What the paper's Algorithm 1 uploads as well, the specialised adapter, stays at the site, as its text and figure
+    say.
     """
 
     def __init__(self, run: FederatedController):

@@ -44,14 +44,8 @@ def add_specialised(model: PeftModel, targets: Sequence[str], seed: int) -> None
     """Add Q and S, with G's rank and scale, to the decoder layers of ``targets``; Q is frozen."""
     generic = model.peft_config[GENERIC]
     for name in (BROADCAST, SPECIALISED):
-        add_lora(
-            model,
-            targets=decoder_targets(targets),
-            rank=generic.r,  # type: ignore[attr-defined]
-            alpha=generic.lora_alpha,  # type: ignore[attr-defined]
-            seed=seed,
-            adapter=name,
-        )
+        sizes = {"rank": generic.r, "alpha": generic.lora_alpha}  # type: ignore[attr-defined]
+        add_lora(model, targets=decoder_targets(targets), **sizes, seed=seed, adapter=name)
     for parameter in shared_parameters(model, BROADCAST).values():
         parameter.requires_grad_(False)
 

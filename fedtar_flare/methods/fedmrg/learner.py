@@ -85,7 +85,7 @@ class FedMRGLearner(ReportLearner):
         return super().describe() | about
 
     def load_shared(self, weights: Mapping[str, Tensor]) -> None:
-        """Load the bank too, which comes down with the weights of a training task unless it is empty."""
+        """Load the bank too, which comes down with the weights unless it is empty."""
         self.bank.receive(weights.get(FEATURES))
         super().load_shared({name: value for name, value in weights.items() if name != FEATURES})
 
@@ -219,8 +219,7 @@ class FedMRGLearner(ReportLearner):
     def share_rows(self, rows: Sequence[Sequence[Sample]], round_: int, min_cell: int) -> Tensor | None:
         """Unit rows (M, C) for the bank, by the encoder that came down, which all sites have; None without any group.
 
-        How well the rows reveal who is in them is measured against the site's validation and test patients, where at
-        least ``min_cell`` patients are on either side.
+        How well they reveal who is in them is measured where at least ``min_cell`` patients are in them, and are not.
         """
         self.bank.begin(round_)
         if not rows:

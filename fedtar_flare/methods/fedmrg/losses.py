@@ -37,8 +37,7 @@ def features(tokens: Tensor, slice_mask: Tensor) -> Tensor:
 def contrast_losses(u: Tensor, v: Tensor, patients: Tensor, bank: Tensor, *, temperature: float) -> Tensor:
     """``l_i`` (N,) of each visit (Eq. 3); 0 where A(i) is empty.
 
-    Takes unit features u, v (N, C) of the two views, numbers of the patients (N,), unit rows (M, C) of other hospitals,
-    possibly none, and tau.
+    Takes unit features u, v (N, C), numbers of the patients (N,), and the bank's unit rows (M, C), possibly none.
     """
     others = patients[:, None] != patients[None, :]
     allowed = torch.cat([others, others, others.new_ones(len(u), len(bank))], dim=1)
@@ -55,7 +54,6 @@ class BatchContrast:
 
     Where the batch comes in parts, the features of the whole batch are made without a graph, ``size`` samples at a
     time, and each part's loss is ``<u, dL/du> + <v, dL/dv>`` with its value replaced: the gradient is exact.
-    ``see`` is the encoder as it is during this update.
     """
 
     def __init__(
@@ -102,10 +100,9 @@ def distill_losses(
     labels: Tensor,
     with_states: bool = True,
 ) -> Tensor:
-    """Mean KD (B,), float32, over each report's tokens.
+    """Mean KD (B,), float32, over each report's tokens, of last hidden states (B, L, E) and logits (B, L, V).
 
-    Takes last hidden states (B, L, E), logits (B, L, V) whose position i predicts the token at i + 1, and labels
-    (B, L), -100 where no loss is taken. Without ``with_states`` there is no cosine: FedDAT's distillation.
+    Position i predicts the token at i + 1. Without ``with_states`` there is no cosine: FedDAT's distillation.
     """
     counted = labels[:, 1:] != IGNORED
     learnt = logits[:, :-1].float().log_softmax(-1)

@@ -1,7 +1,5 @@
 """FedMRG as one object: its presets, and where its algorithm runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +25,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"model": {"max_length": 80}},
     "fedmrg-paper": {"lora": {"exchange": ()}},  # what travels whole follows from fedmrg.backbone
 }
-"""``small`` freezes the encoder, so that there is neither contrast nor bank, and takes the specialised adapter in full:
-docs/explanation/fedmrg.md tells what was tried. The paper's form is the settings' default. ``tiny``: room for prompts.
+"""``small`` freezes the encoder, so that there is neither contrast nor bank (docs/explanation/fedmrg.md tells what was
+tried); the paper's form is the settings' default. ``tiny``: room for prompts.
 """
 
 

@@ -39,11 +39,7 @@ ABOUT = "about"
 
 
 class FedMRGSite(PooledSite):
-    """FedMRG at one site.
-
-    The adapter that travels is the decoder's (with ``backbone: lora`` the encoder's too); all other parameters that the
-    method trains and exchanges are added to ``lora.exchange``, and a site's guard must let them pass.
-    """
+    """FedMRG at one site; what it trains and exchanges besides the adapter is added to ``lora.exchange``."""
 
     @staticmethod
     def resolve(given: RunSettings, source: str) -> RunSettings:
@@ -88,7 +84,7 @@ class FedMRGSite(PooledSite):
         return self.learner_class, {"fedmrg": self.settings.fedmrg}  # untrained, the specialised adapter does nothing
 
     def at_handshake(self, task: Task) -> None:
-        """Refuse (:class:`ConfigError`) to read a real hospital's reports by the synthetic cohort's rules."""
+        """Refuse to read a real hospital's reports by the synthetic cohort's rules."""
         require_labeler(self.settings.fedmrg.labeler, "fedmrg.labeler", task.config.source)
         task.state.write(ABOUT, {}, {"mix": self.settings.fedmrg.mix, "time_steps": task.header.time_steps})
 

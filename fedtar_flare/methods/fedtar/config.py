@@ -1,7 +1,5 @@
 """FedTAR's own settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """FedTAR at the server: rounds of time steps with residual aggregation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -57,8 +55,7 @@ class TemporalResidualServer(ServerStrategy):
             self.run.record.write(Residual(round=r, step=t, alpha=alpha, residual_norm=residual))
             self.run.scalar(f"alpha/step {t}", alpha, r)
             self.run.scalar(f"norm of the residual/step {t}", residual, r)
-        closing = self.run.close_round(w, r)
-        self._outer_step(closing, alphas, taken, r)  # Eq. 8
+        self._outer_step(self.run.close_round(w, r), alphas, taken, r)  # Eq. 8
         return w
 
     def _outer_step(self, closing: Answers, alphas: torch.Tensor, taken: torch.Tensor, r: int) -> None:
@@ -70,24 +67,16 @@ class TemporalResidualServer(ServerStrategy):
         missed = "it trained at no step, or did not receive every step of this round"
         left_out = closing.missing | dict.fromkeys(replies.keys() - validated.keys(), "no validation patient")
         left_out |= dict.fromkeys(numbers.keys() - sent.keys(), missed)
-        gradient_norm: float | None = None
+        norm: float | None = None
         if sent and bool(taken.any()) and self.policy.alpha_form not in FIXED:
             reports = {site: int(validated[site].numbers["reports"]) for site in sent}
             every = torch.tensor([sent[site] for site in sorted(sent)], dtype=torch.float64)
             by_mean = self.run.config.aggregation == "mean"
             pooled = pool_t_numbers(sent, reports) if by_mean else trimmed_mean(every, 0.5)
-            gradient_norm = self.outer.step(hypergradient(pooled, alphas, taken))
+            norm = self.outer.step(hypergradient(pooled, alphas, taken))
         moved = self.policy.alphas(len(alphas)).detach().tolist()
-        self.run.record.write(
-            Outer(
-                round=r,
-                t_numbers=numbers,
-                left_out=left_out,
-                psi_grad_norm=gradient_norm,
-                alpha_before=alphas.tolist(),
-                alpha_after=moved,
-            )
-        )
+        about = {"t_numbers": numbers, "left_out": left_out, "psi_grad_norm": norm}
+        self.run.record.write(Outer(round=r, alpha_before=alphas.tolist(), alpha_after=moved, **about))
         self.run.info(f"round {r}: alpha " + " ".join(f"{alpha:.3f}" for alpha in moved))
 
     def trained_visits(self, counts: Sequence[int], r: int, t: int) -> int:
@@ -97,18 +86,15 @@ class TemporalResidualServer(ServerStrategy):
     def check_content(self, reply: Reply) -> None:
         """T numbers come with a validation loss, and there are T of them."""
         super().check_content(reply)
-        numbers = reply.payload.get("t_numbers")
-        if numbers is not None and (
-            "validation_loss" not in reply.numbers or len(numbers) != len(self.steps(reply.round))
-        ):
-            raise ExchangeError(f"it did not send {len(self.steps(reply.round))} T numbers with a validation loss")
+        numbers, wanted = reply.payload.get("t_numbers"), len(self.steps(reply.round))
+        if numbers is not None and ("validation_loss" not in reply.numbers or len(numbers) != wanted):
+            raise ExchangeError(f"it did not send {wanted} T numbers with a validation loss")
 
     # ------------------------------------------------------------------ state and record
     def on_start(self) -> None:
         self.run.record.write(Alphas(alpha=self.policy.alphas().tolist(), first_round=self.run.first_round))
 
     def state(self) -> dict[str, torch.Tensor]:
-        """psi and its optimiser."""
         return {**self.policy.state_dict(), **{f"outer.{k}": v for k, v in self.outer.state_tensors().items()}}
 
     def load_state(self, state: Tensors) -> None:

@@ -1,7 +1,6 @@
 """From a cohort's samples to demographic profiles and their soft clusters (FedTAR, Eq. 2 and 3).
 
-A site assigns patients to clusters in every task but fits the clusters once per run, and importing scikit-learn costs
-seconds: only the fit uses it. The assignment is computed here, exactly, in numpy.
+Importing scikit-learn costs seconds, so only the fit, once per run, uses it; the assignment of every task is numpy's.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ REG_COVAR = TOLERANCE = 1e-6
 def profiles(samples: Sequence[Sample], key: bytes, median_age: float | None, fields: Sequence[str]) -> np.ndarray:
     """``v_p = [hash(id), age / 100, sex]`` (FedTAR, Eq. 2) at each sample's visit: float64 (N, P), P named ``fields``.
 
-    The hash of the identifier, in [0, 1], is by the site's secret ``key``. ``median_age`` (years) stands for an unknown
-    age. Sex ``F`` is 0, ``M`` 1, anything else 0.5.
+    The hash, in [0, 1], is by the site's secret ``key``; ``median_age`` (years) stands for an unknown age.
     """
     rows = np.empty((len(samples), len(fields)))
     for row, sample in zip(rows, samples, strict=True):
@@ -51,9 +49,8 @@ class DemographicMixture:
     """A Gaussian mixture with diagonal covariances over the profiles of a site; it never leaves the site.
 
     ``weights`` (K,), ``means`` and ``variances`` (K, P) are float64, of the K fitted components; with none fitted q is
-    the profile itself. q has the length ``components`` and is 0 after K. ``converged`` is False where the fit stopped
-    before its tolerance was met, ``short`` True where there were fewer distinct profiles than components to fit.
-    ``median_age`` (years) is the training patients' when the mixture was fitted, so that a later visit changes no q.
+    the profile itself. q has the length ``components`` and is 0 after K. ``short``: there were fewer distinct profiles
+    than components to fit. ``median_age`` (years) is that at the fit, so that a later visit changes no q.
     """
 
     weights: np.ndarray
@@ -110,9 +107,7 @@ class DemographicMixture:
         return cls(*fit, components, bool(model.converged_), short)
 
     def assign(self, profiles: np.ndarray) -> np.ndarray:
-        """``q_p`` (Eq. 3) of profiles (N, P): the probability of each component, float64 (N, components); or the
-        profiles themselves where nothing was fitted.
-        """
+        """``q_p`` (Eq. 3), float64 (N, components), of profiles (N, P): the probability of each component."""
         if not len(self.weights):
             return profiles
         # squares of differences, not scikit-learn's expanded product: exact for narrow components too
@@ -153,12 +148,9 @@ def fit_mixture(cohort: Cohort, config: PatientConfig, seed: int) -> Demographic
     ages = {s.visit.patient_id: s.visit.age for s in samples if s.visit.age is not None}
     median = float(np.median(list(ages.values()))) if ages else None
     if config.mixture:
-        mixture = DemographicMixture.fit(
-            profiles(first, cohort.key, median, config.profile),
-            components=config.components,
-            fitted=config.components_for(len(first)),
-            seed=seed,
-        )
+        fitted = config.components_for(len(first))
+        rows = profiles(first, cohort.key, median, config.profile)
+        mixture = DemographicMixture.fit(rows, components=config.components, fitted=fitted, seed=seed)
     else:
         none = np.zeros((0, config.q_length))
         mixture = DemographicMixture(none[:, 0], none, none, config.q_length)

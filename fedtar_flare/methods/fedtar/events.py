@@ -1,7 +1,5 @@
 """FedTAR's own events of the record: the residual of each step, and the outer step."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from fedtar_flare.record.events import Event

@@ -1,7 +1,5 @@
 """The executor of FedTAR's jobs."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from fedtar_flare.core.errors import ConfigError

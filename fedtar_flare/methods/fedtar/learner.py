@@ -36,17 +36,14 @@ _LOCAL = "local/"
 class PatientLearner(ReportLearner):
     """Algorithm 1 of FedTAR at a site: local updates of the shared and of the patient part together.
 
-    With ``patient.local_adapter`` reports are written with :attr:`local`, which is w_{t-1} + Delta_k of the site's last
-    task: a federated model adapted at the site (`Yu et al., 2020 <https://arxiv.org/abs/2002.04758>`_). What travels
-    and is validated is the server's.
-
-    ``mixture`` is of this site's training patients. With ``diagnosis``, findings are prompts; their head is the site's,
-    unless it is shared: then it is trained with the shared adapter, at its own rate.
+    With ``patient.local_adapter`` reports are written with :attr:`local` (`Yu et al., 2020
+    <https://arxiv.org/abs/2002.04758>`_); what travels and is validated is the server's. With ``diagnosis``, findings
+    are prompts; their head is the site's, unless it is shared: then it is trained with the shared adapter.
     """
 
     knows_patients = True
     local: Mapping[str, Tensor] | None = None
-    """The shared factors as the last task left them, trained with the patient part; without a shared head."""
+    """w_{t-1} + Delta_k of the site's last task, trained with the patient part; without a shared head."""
 
     def __init__(
         self,
@@ -109,10 +106,7 @@ class PatientLearner(ReportLearner):
 
     @contextmanager
     def context(self, samples: Sequence[Sample], personal: bool) -> Iterator[None]:
-        """The patients' adapters at their visits, and the site's head; without the personal part, the first head.
-
-        A head that is shared is no personal part. When reports are scored, :attr:`local` acts too, where it is kept.
-        """
+        """The patients' adapters at their visits, and the site's own head; else the first head."""
         with ExitStack() as stack:
             if personal and self.patient is not None and self._mixture is not None:
                 newest = self.newest_step or self.cohort.time_steps  # later ones have no e_t yet
@@ -126,7 +120,7 @@ class PatientLearner(ReportLearner):
             yield
 
     def phi(self, samples: Sequence[Sample]) -> np.ndarray:
-        """phi (N, d), float32, of patients at their visits' ages and time step 1; for learners with a patient part."""
+        """phi (N, d), float32, of patients at their visits' ages and time step 1."""
         assert self.patient is not None and self._mixture is not None
         weight = self.patient.projection.weight
         with torch.no_grad():

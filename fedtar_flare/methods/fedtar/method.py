@@ -1,7 +1,5 @@
 """FedTAR as one object: its contract, its presets, and the classes that run it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fedtar_flare.core.errors import ConfigError
@@ -51,22 +49,14 @@ CONTRACT = Contract(
 
 _DIAGNOSIS = {"labeler": "auto", "candidates": 8, "complete": True}
 UNSHARED_PRESETS = {"small": SMALL | {"diagnosis": _DIAGNOSIS}}
-"""Presets of a method with the patient part that shares nothing.
-
-With synthetic data the decoder is prompted with findings; a report that does not state them is searched for once more,
-and one that still omits some is completed (docs/research/experiments.md).
-"""
+"""Presets of a method with the patient part that shares nothing (docs/research/experiments.md)."""
 PATIENT_PRESETS = UNSHARED_PRESETS | {
     "small": SMALL | {"diagnosis": _DIAGNOSIS | {"shared": "auto", "epochs": 3.0}, "patient": {"local_adapter": True}}
 }
-"""Presets of every other method with the patient part. With synthetic data the head that reads the findings is shared,
-and learns at a lower rate where the visits are few; reports are written with the adapter as the site last trained it.
-"""
-PRESETS = {
-    "small": PATIENT_PRESETS["small"]
-    | {"server": SMALL["server"] | {"alpha_form": "sigmoid", "initial_alpha": 0.9}, "temporal": {"replay": "seen"}},
-}
-"""Alphas are independent and start at 0.9 (under a softmax with T = 3, a third of each step's mean would enter)."""
+"""Presets of every other method with the patient part."""
+# under a softmax with T = 3, a third of each step's mean would enter
+_ALPHAS = {"server": SMALL["server"] | {"alpha_form": "sigmoid", "initial_alpha": 0.9}}
+PRESETS = {"small": PATIENT_PRESETS["small"] | _ALPHAS | {"temporal": {"replay": "seen"}}}
 PATIENT_SETTINGS: dict[str, type[Settings]] = {"patient": PatientConfig, "diagnosis": DiagnosisConfig}
 """Groups of settings of every method with the patient part."""
 

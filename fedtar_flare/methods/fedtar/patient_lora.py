@@ -8,8 +8,8 @@ with ``q_p`` the soft assignment of the patient to the site's clusters, ``h_l`` 
 ``e_t`` a learned embedding of the time step (the paper's form is ``time_conditioned=False``). The shared factors
 travel; everything that :class:`PatientLoRA` owns is the site's own state and stays.
 
-On a GPU a small model's step is bound by the number of kernels, so the ``h_l`` are rows of one linear map, and its
-output and the shared factors are laid out for all layers at once: a layer costs its own product and two more.
+On a GPU a small model's step is bound by the number of kernels, so the ``h_l`` are rows of one linear map, and all
+factors are laid out for all layers at once: a layer costs its own product and two more.
 """
 
 from __future__ import annotations
@@ -53,16 +53,12 @@ class _Batch:
 
 
 class PatientLoRA(nn.Module):
-    """The patient part of every LoRA layer of a PEFT model.
+    """The patient part of every LoRA layer of a PEFT model; ``rank`` is r of A_p and B_p, ``embedding_dim`` d of phi.
 
     It is not a submodule of the PEFT model: its ``state_dict()`` is exactly the site's private state, with names
     ``projection.*``, ``time_embedding`` and ``hypernetworks.{weight,bias}``, whose rows make ``A_p^T`` of each layer,
-    sorted by its path, then ``B_p^T`` of each. It takes the device and precision of the LoRA factors; whoever moves the
-    PEFT model moves this module likewise.
-
-    Inside :meth:`adapt` each PEFT LoRA layer runs one fused pass for the shared and the patient part; outside of it the
-    layers run PEFT's own forward, the shared part alone. ``config.scale`` is s_p of Eq. 4, ``rank`` r of A_p and B_p,
-    ``time_steps`` T, ``embedding_dim`` d, the length of phi.
+    sorted by its path, then ``B_p^T`` of each. Inside :meth:`adapt` each LoRA layer runs one fused pass for the shared
+    and the patient part; outside of it PEFT's own forward, the shared part alone.
     """
 
     def __init__(
@@ -117,7 +113,7 @@ class PatientLoRA(nn.Module):
         return any(bool(values[first:].any()) for values in self.hypernetworks.parameters())
 
     def embed(self, q: Tensor, time_step: Tensor) -> Tensor:
-        """``phi`` (B, d) of patients with soft assignments ``q`` (B, q_length) at time steps (B,), integers in 1..T."""
+        """``phi`` (B, d) of soft assignments ``q`` (B, q_length) at time steps (B,), integers in 1..T."""
         phi = nn.functional.linear(q, self.projection.weight, self.projection.bias)
         if self.config.time_conditioned:
             phi = phi + nn.functional.embedding(time_step - 1, self.time_embedding)
@@ -129,13 +125,10 @@ class PatientLoRA(nn.Module):
 
         The leading dimension of any adapted layer's input must be B * k, with the k rows of a sample adjacent and the
         samples in the batch's order (slices, windows, beams); else the layer's forward raises DataError
-        ``adapter-batch``. The context may be nested (the innermost batch counts) and always gives the layers back, also
-        after an exception. The factors are made once, for all layers, and last until a backward pass has gone through
-        them or the context closes: neither these parameters nor the shared factors may be replaced meanwhile. Opened
-        with gradients on, it makes them at once, and the backward pass may come after the context was left.
-
-        Takes q (B, q_length), floating point, and time steps (B,), integers in 1..T, on any device. Raises ConfigError
-        where the shared LoRA is merged into the base weights.
+        ``adapter-batch``. In nested contexts the innermost batch counts. The factors are made once, for all layers,
+        and last until a backward pass has gone through them or the context closes: neither these parameters nor the
+        shared factors may be replaced meanwhile. Opened with gradients on, it makes them at once, and the backward pass
+        may come after the context was left. Raises ConfigError where the shared LoRA is merged into the base weights.
         """
         for name, layer in self._layers:
             if layer.merged:
@@ -183,11 +176,7 @@ class PatientLoRA(nn.Module):
         return adapted.view(*x.shape[:-1], adapted.shape[-1])
 
     def _factors(self, batch: _Batch) -> list[tuple[Tensor, Tensor]]:
-        """Eq. 4's ``[A, A_p]^T`` (B, R + r, in) and ``[s B, s_p B_p]^T`` (B, R + r, out) of every layer.
-
-        They are in autocast's precision where it is on, else in that of the patient part (as PEFT, which follows its
-        factors).
-        """
+        """Eq. 4's ``[A, A_p]^T`` (B, R + r, in) and ``[s B, s_p B_p]^T`` (B, R + r, out) of every layer."""
         device = batch.q.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else batch.q.dtype
         key = (dtype, torch.is_grad_enabled())
@@ -219,10 +208,7 @@ class PatientLoRA(nn.Module):
     def _laid_out(
         self, shared: Sequence[Sequence[Tensor]], scale: float, patients: Tensor, side: int, dtype: torch.dtype
     ) -> list[Tensor]:
-        """(B, R + r, width) of every layer: its shared factors (R', width) times ``scale`` above the patients'.
-
-        ``patients`` (B, n) holds the patients' factors of all layers, one layer after the other.
-        """
+        """(B, R + r, width) of every layer: its shared factors times ``scale`` above those of ``patients`` (B, n)."""
         flat, sizes = [patients[0, :0]], []
         for factors in shared:
             flat.extend(map(torch.flatten, factors))

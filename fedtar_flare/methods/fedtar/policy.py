@@ -9,8 +9,6 @@ with g the gradient of the validation loss at w_T. A site knows w_0..w_T from th
 ``<g, w_t - w_{t-1}>``; neither the gradient nor any data leaves it. autograd carries dL/dalpha on into psi.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -39,9 +37,8 @@ FIXED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, torch.Tensor], float]:
     """One residual step of the server (Eq. 7): ``w_t = w_{t-1} + alpha_t (wbar_t - w_{t-1})``, in float64.
 
-    Takes the master weights w_{t-1}, float32, and ``wbar_t - w_{t-1}`` (Eq. 6), by the same names and shapes. Returns
-    w_t, rounded once, and ``||w_t - w_{t-1}||`` as measured: alpha_t times the norm of the mean (Theorem 2) up to
-    float32's rounding. A mean of products makes its own step (:class:`ProductMean`).
+    Takes the master weights w_{t-1}, float32, and ``wbar_t - w_{t-1}`` (Eq. 6). Returns w_t, rounded once, and
+    ``||w_t - w_{t-1}||`` as measured: alpha_t times the norm of the mean (Theorem 2) up to float32's rounding.
     """
     if isinstance(mean, ProductMean):
         return mean.step(w, alpha)
@@ -59,8 +56,7 @@ def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, to
 class AlphaPolicy(nn.Module):
     """alpha_1..alpha_T from psi: a learnable table of time embeddings and one hidden ReLU layer (Eq. 8), in float64.
 
-    With ``time_embedding: age``, sinusoids of a step's age (:func:`ages`) replace the table, whose rows T may exceed.
-    :data:`FIXED` forms do not depend on psi. ``embedding_dim`` is d_psi, the width of time embeddings and hidden layer.
+    With ``time_embedding: age`` :func:`ages` replace the table. ``embedding_dim`` is d_psi, of embeddings and layer.
     """
 
     def __init__(self, time_steps: int, config: AlphaConfig, *, embedding_dim: int = 32, seed: int = 0):
@@ -111,10 +107,9 @@ def pool_t_numbers(numbers: Mapping[str, Sequence[float]], reports: Mapping[str,
 
 
 def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tensor) -> torch.Tensor:
-    """dL/dalpha (T,) from the T numbers (see the head of this file), exact in float64.
+    """dL/dalpha (T,), exact in float64, from the T numbers (see the module; supplement, Eq. 16 to 19).
 
-    ``alphas`` (T,) are the round's, ``taken`` (T,) says which steps were taken: a skipped step has no factor in the
-    products. It is 0 at skipped steps, and below :data:`ALPHA_FLOOR`. FedTAR, Eq. 7, 8; supplement, Eq. 16 to 19.
+    It is 0 at steps that were not ``taken`` (T,), which have no factor in the products, and below :data:`ALPHA_FLOOR`.
     """
     alphas, numbers = alphas.detach().double(), numbers.detach().double()
     gradient = torch.zeros_like(alphas)

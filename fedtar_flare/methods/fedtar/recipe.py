@@ -1,7 +1,5 @@
 """``FedTARRecipe``: the FedTAR job as code; ``fedtar export`` writes ``jobs/fedtar``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fedtar_flare.runtime.recipe import MethodRecipe

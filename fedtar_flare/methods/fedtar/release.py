@@ -7,8 +7,6 @@ numbers than the gradient has values. FedTAR's outer step divides by a running n
 number still shows, to two or three digits, how well the step fits the site's validation patients.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -28,10 +26,7 @@ MOST_SHARE = 0.1
 
 
 def t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
-    """The T numbers of a site, ``<g, w_t - w_{t-1}>`` for t = 1..T, in float64.
-
-    Takes g, the gradient of the site's validation loss at w_T, and w_0..w_T as received, by g's names and shapes.
-    """
+    """``<g, w_t - w_{t-1}>`` for t = 1..T, in float64: g is the gradient of the site's validation loss at w_T."""
     numbers = []
     for t, (before, after) in enumerate(pairwise(broadcasts), start=1):
         parts = []

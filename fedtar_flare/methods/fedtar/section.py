@@ -1,7 +1,5 @@
 """FedTAR's sections of the run page, alpha and the residual steps; and a site's own page of its patients' phi."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,29 +34,13 @@ def alpha(run: Run) -> Section:
     elif kind in FIXED:
         bounds, form = f"not learnt ({kind})", "Here it is not learnt."
     uniform = [] if sigmoid or not steps else [Guide(1 / steps, "1/T")]
-    values, changes = [], []
+    values = []
     for t in range(steps):
         reached = [(r, row[t], f"step {t + 1} after round {r}: {row[t]:.4f}") for r, row in alphas if t < len(row)]
         values.append(Series(f"step {t + 1}", reached, "step", t))
-        moved = [(r, value - alphas[0][1][t], tip) for r, value, tip in reached]
-        changes.append(Series(f"step {t + 1}", moved, "step", t))
-    figures = [
-        Chart(
-            f"Alpha per time step, {bounds}",
-            values,
-            x_label="round",
-            y_label="alpha",
-            y_range=(0.0, 1.0),
-            guides=[*uniform, Guide(1.0, "upper bound")],
-        ),
-        Chart(
-            "Change of alpha since the start",
-            changes,
-            x_label="round",
-            y_label="alpha − initial alpha",
-            guides=[Guide(0.0, "")],
-        ),
-    ]
+    guides = [*uniform, Guide(1.0, "upper bound")]
+    title = f"Alpha per time step, {bounds}"
+    figure = Chart(title, values, x_label="round", y_label="alpha", y_range=(0.0, 1.0), guides=guides)
     outers = run.events(Outer)
     rows = [(str(event.round), significant(event.psi_grad_norm), _text(event.alpha_after)) for event in outers]
     head = ("round", "‖gradient of psi‖", "alpha after it, steps 1 to T")
@@ -69,7 +51,7 @@ def alpha(run: Run) -> Section:
         "moves along the gradient of the validation loss, from T numbers that each site sends."
     )
     lines = (("alpha, steps 1 to T", f"{_text(alphas[0][1])} -> {_text(alphas[-1][1])}"),) if alphas else ()
-    return Section("alpha", "Alpha", lead, charts(figures) + steps_taken, lines, optimisation=True)
+    return Section("alpha", "Alpha", lead, charts([figure]) + steps_taken, lines, optimisation=True)
 
 
 def residual(run: Run) -> Section:

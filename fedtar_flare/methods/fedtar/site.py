@@ -71,8 +71,8 @@ class PatientSite(ReportSite):
         beams: dict[str, float] = {}
         if diagnosis.on:
             rates["diagnosis.lr"], beams["diagnosis.candidates"] = diagnosis.rate, diagnosis.candidates
-        learning_rate = {**request.learning_rate, **rates}
-        return replace(request, learning_rate=learning_rate, beams={**request.beams, **beams})
+        rates, beams = {**request.learning_rate, **rates}, {**request.beams, **beams}
+        return replace(request, learning_rate=rates, beams=beams)
 
     def learner_settings(self, task: Task) -> dict[str, Any]:
         mixture = read_mixture(task.state)[0] if self.settings.patient.enabled else None
@@ -81,9 +81,8 @@ class PatientSite(ReportSite):
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
         """The shared adapter without the patient part, with the head that all sites began with, or that they share."""
         settings = self.settings.at(source)
-        patient = settings.patient.replace(enabled=False)
         shared = {"lora": settings.lora, "diagnosis": settings.diagnosis}
-        return PatientLearner, shared | {"patient": patient, "mixture": None}
+        return PatientLearner, shared | {"patient": settings.patient.replace(enabled=False), "mixture": None}
 
     def at_handshake(self, task: Task) -> None:
         """Fit the demographic mixture on the training patients."""
