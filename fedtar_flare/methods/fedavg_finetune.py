@@ -1,7 +1,7 @@
 """FedAvg, and at the end each site fine-tunes the shared adapter for itself.
 
 The plainest personalisation, which any personal part must beat: after the last round a site continues from the shared
-adapter w_T on its own visits, beyond the R * T exchanges, and stores the result. Only the shared adapter is validated,
+adapter w_T with one exchange's updates on its own visits, and stores the result. Only the shared adapter is validated,
 so that the best round is chosen as in FedAvg; the last scores are with the site's own adapter and without it.
 """
 
@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.settings import Settings
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.drafting import SavedLearner
@@ -29,21 +27,11 @@ from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.state import state_of_run
 
 
-class FineTuneConfig(Settings):
-    """The fine-tuning at the end of a run."""
-
-    updates: int | None = Field(None, ge=1, description="local updates; default: as many as a task has")
-
-
 class FineTuneLearner(ReportLearner):
     """Holds a fine-tuned adapter, which replaces the shared one when reports are scored or written."""
 
     tuned: Mapping[str, torch.Tensor] | None = None
     """The fine-tuned adapter by tensor name; None before the end of the run, in training and in validation."""
-
-    def __init__(self, *, finetune: FineTuneConfig, **others: Any):
-        super().__init__(**others)
-        self.updates = finetune.updates
 
     @property
     def has_personal_part(self) -> bool:
@@ -76,8 +64,7 @@ class FineTuneSite(PooledSite):
         visits = len(learner.cohort.samples("train", least=learner.min_cell))
         if task.header.round < task.header.rounds or not visits:
             return
-        shown = learner.cohort.shown_visits(None, learner.min_cell)
-        updates = learner.updates or self.settings.training.updates_of(shown)
+        updates = self.settings.training.updates_of(learner.cohort.shown_visits(None, learner.min_cell))
         if not charge(task, learner.training.draw_rate(visits), updates):
             task.logger.warning("not fine-tuned: the privacy budget of per-patient DP-SGD is spent")
             return
@@ -101,8 +88,7 @@ def saved_learner(folder: Path, key: bytes | None, run_id: str, round_: int) -> 
             f"{folder} holds no fine-tuned adapter: the run did not end, or the site had too few training visits. "
             "Draft with the shared adapter alone (without --state)"
         )
-    lora = LoRAConfig(rank=len(weights[pairs(weights)[0][0]]))
-    settings = {"finetune": FineTuneConfig(), "lora": lora}
+    settings = {"lora": LoRAConfig(rank=len(weights[pairs(weights)[0][0]]))}
     return SavedLearner(FineTuneLearner, settings, weights, precision=state.precision)
 
 
@@ -112,7 +98,6 @@ METHOD = FEDAVG.derive(
     contract={"stays": "patients, images, reports, the fine-tuned adapter"},
     site=FineTuneSite,
     learner=FineTuneLearner,
-    settings={"finetune": FineTuneConfig},
     saved_learner=saved_learner,
     paper="",
 )

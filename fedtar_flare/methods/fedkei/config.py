@@ -7,10 +7,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.settings import Settings, build, suggestion
+from fedtar_flare.core.settings import Settings, suggestion
 from fedtar_flare.methods.fedkei.tasks import NO_LABEL, Order, TaskStream
 from fedtar_flare.metrics.labeler import RuleLabels, report_labels
-from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.presets import papers
 
 
@@ -146,11 +145,3 @@ class FedKEIConfig(Settings):
         """The tasks in the order of one site."""
         rules = None if self.labeler == "none" else report_labels(self.labeler)
         return TaskStream(self.tasks, self.negatives, self.order, site, seed, rules)
-
-
-def classifier_of(preset: str, settings: dict[str, Any] | None, seed: int) -> ClassifierConfig:
-    """The named preset with some settings replaced and the job's seed, which gives the common start."""
-    if preset not in CLASSIFIERS:
-        known = ", ".join(CLASSIFIERS)
-        raise ConfigError(f"preset '{preset}' is unknown to fedkei (known: {known}){suggestion(preset, CLASSIFIERS)}")
-    return build(ClassifierConfig, {"seed": seed, **CLASSIFIERS[preset], **(settings or {})}, "model")

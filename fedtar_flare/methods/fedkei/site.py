@@ -12,12 +12,12 @@ from torch import nn
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.files import checksum
-from fedtar_flare.core.settings import Settings, build, matches
+from fedtar_flare.core.settings import Settings, build, matches, suggestion
 from fedtar_flare.core.text import Progress
 from fedtar_flare.data.minimum_cell import round_loss, round_share
 from fedtar_flare.imaging.transform_list import RANDOM
 from fedtar_flare.learning.config import DataConfig, LoRAConfig
-from fedtar_flare.methods.fedkei.config import PLANS, STEPS, LearnerSettings, classifier_of
+from fedtar_flare.methods.fedkei.config import CLASSIFIERS, PLANS, STEPS, LearnerSettings
 from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
 from fedtar_flare.methods.fedkei.section import write_modules_page
 from fedtar_flare.methods.fedkei.tasks import LocalTask
@@ -96,7 +96,11 @@ class FedKEISite(SiteStrategy):
         self._learner_key: tuple[str, str] | None = None
 
     def build_shared(self, preset: str, groups: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Settings]:
-        model = classifier_of(preset, dict(groups["model"] or {}), self.seed)
+        if preset not in CLASSIFIERS:
+            known = f"(known: {', '.join(CLASSIFIERS)}){suggestion(preset, CLASSIFIERS)}"
+            raise ConfigError(f"preset '{preset}' is unknown to fedkei {known}")
+        # the common start is by the job's seed
+        model = build(ClassifierConfig, {"seed": self.seed, **CLASSIFIERS[preset], **(groups["model"] or {})}, "model")
         return {
             "model": model,
             "lora": LoRAConfig(rank=model.rank, alpha=float(model.rank)),

@@ -18,11 +18,7 @@ from fedtar_flare.runtime.exchange import Answers
 
 
 class FedMRGServer(FedAvgServer):
-    """Communication-efficient heterogeneous federated report generation (FedMRG, Che et al., Algorithm 1).
-
-    What the paper's Algorithm 1 uploads as well, the specialised adapter, stays at the site, as its text and figure
-    say.
-    """
+    """FedMRG at the server (Che et al., Algorithm 1); the specialised adapter stays, as its text and figure say."""
 
     def __init__(self, run: FederatedController):
         super().__init__(run)

@@ -6,7 +6,6 @@ from typing import Any, Literal
 import torch
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.core.files import without_prefix
 from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
 from fedtar_flare.methods.fedtar.policy import (
     ALPHA_FLOOR,
@@ -95,18 +94,14 @@ class TemporalResidualServer(ServerStrategy):
         self.run.record.write(Alphas(alpha=self.policy.alphas().tolist(), first_round=self.run.first_round))
 
     def state(self) -> dict[str, torch.Tensor]:
-        return {**self.policy.state_dict(), **{f"outer.{k}": v for k, v in self.outer.state_tensors().items()}}
+        return self.outer.state()
 
     def load_state(self, state: Tensors) -> None:
-        rows = self.run.config.time_steps  # a period that was added has the row of the newest before it
-        state = {
-            name: torch.cat([value, *[value[-1:]] * (rows - len(value))])
-            if name.endswith("embedding") and value.dim()
-            else value
-            for name, value in state.items()
-        }
-        self.policy.load_state_dict({k: v for k, v in state.items() if not k.startswith("outer.")})
-        self.outer.load_state_tensors(without_prefix(state, "outer."))
+        state, rows = dict(state), self.run.config.time_steps
+        for name, value in state.items():
+            if name.endswith("embedding") and value.dim():  # an added period has the row of the newest before it
+                state[name] = torch.cat([value, *[value[-1:]] * (rows - len(value))])
+        self.outer.load_state(state)
 
     def numbers(self) -> dict[str, list[float]]:
         return {"alpha": [round(float(alpha), 6) for alpha in self.policy.alphas().detach()]}

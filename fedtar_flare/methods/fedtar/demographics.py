@@ -5,6 +5,7 @@ Importing scikit-learn costs seconds, so only the fit, once per run, uses it; th
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.cells import identity_hash
 from fedtar_flare.data.cohort import Cohort, Sample
 from fedtar_flare.methods.fedtar.config import PROFILES, PatientConfig
+
+logger = logging.getLogger(__name__)
 
 UNKNOWN = 0.5
 """An unknown sex; and an unknown age / 100 where no training patient of the site has a known age."""
@@ -49,29 +52,16 @@ class DemographicMixture:
     """A Gaussian mixture with diagonal covariances over the profiles of a site; it never leaves the site.
 
     ``weights`` (K,), ``means`` and ``variances`` (K, P) are float64, of the K fitted components; with none fitted q is
-    the profile itself. q has the length ``components`` and is 0 after K. ``short``: there were fewer distinct profiles
-    than components to fit. ``median_age`` (years) is that at the fit, so that a later visit changes no q.
+    the profile itself. q has the length ``components`` and is 0 after K. ``median_age`` (years) is that at the fit, so
+    that a later visit changes no q.
     """
 
     weights: np.ndarray
     means: np.ndarray
     variances: np.ndarray
     components: int
-    converged: bool = True
-    short: bool = False
     fields: tuple[str, ...] = PROFILES[0]
     median_age: float | None = None
-
-    @property
-    def note(self) -> str:
-        """What the data did not allow; empty where the fit is as asked for."""
-        notes = []
-        if self.short:
-            k = len(self.weights)
-            notes.append(f"{k} distinct profiles allow {k} of {self.components} components; the rest of q is zero")
-        if not self.converged:
-            notes.append("the fit of the demographic mixture stopped before its tolerance was met")
-        return "; ".join(notes)
 
     @classmethod
     def fit(
@@ -85,9 +75,10 @@ class DemographicMixture:
         profiles = profiles[_by_column(profiles)]  # the fit depends on the order of rows; the patients have none
         distinct = len(np.unique(profiles, axis=0))
         wanted = components if fitted is None else fitted
-        short = distinct < wanted
+        if distinct < wanted:
+            logger.warning("%d distinct profiles: so many components of %d, the rest of q is 0", distinct, components)
         if distinct == 1:  # scikit-learn wants two rows, but a site may have one patient
-            return cls(np.ones(1), profiles[:1], np.full_like(profiles[:1], REG_COVAR), components, short=short)
+            return cls(np.ones(1), profiles[:1], np.full_like(profiles[:1], REG_COVAR), components)
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.mixture import GaussianMixture
 
@@ -100,11 +91,12 @@ class DemographicMixture:
             random_state=seed % 2**32,
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # ``converged`` tells it
+            warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit(profiles)
+        if not model.converged_:
+            logger.warning("the fit of the demographic mixture stopped before its tolerance was met")
         order = _by_column(model.means_)
-        fit = model.weights_[order], model.means_[order], model.covariances_[order]
-        return cls(*fit, components, bool(model.converged_), short)
+        return cls(model.weights_[order], model.means_[order], model.covariances_[order], components)
 
     def assign(self, profiles: np.ndarray) -> np.ndarray:
         """``q_p`` (Eq. 3), float64 (N, components), of profiles (N, P): the probability of each component."""
@@ -126,7 +118,7 @@ class DemographicMixture:
 
     def state(self) -> dict[str, Tensor]:
         """The fit as tensors, for the site's state; fields and median age stand beside it, as JSON."""
-        names = ("weights", "means", "variances", "components", "converged", "short")
+        names = ("weights", "means", "variances", "components")
         return {name: torch.from_numpy(np.atleast_1d(getattr(self, name))) for name in names}
 
     @classmethod
@@ -135,8 +127,7 @@ class DemographicMixture:
     ) -> DemographicMixture:
         """The mixture whose :meth:`state` this is."""
         weights, means, variances = (state[name].numpy() for name in ("weights", "means", "variances"))
-        single = int(state["components"]), bool(state["converged"]), bool(state["short"])
-        return cls(weights, means, variances, *single, tuple(fields), median_age)
+        return cls(weights, means, variances, int(state["components"]), tuple(fields), median_age)
 
 
 def fit_mixture(cohort: Cohort, config: PatientConfig, seed: int) -> DemographicMixture:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fedtar_flare.core.errors import ExchangeError
+from fedtar_flare.learning.training import load_optimizer_state, optimizer_state
 from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.runtime.training import ProductMean
@@ -125,29 +126,23 @@ class OuterOptimizer:
     """AdamW on psi (weight decay .01, learning rate eta), one step a round."""
 
     def __init__(self, policy: AlphaPolicy, *, eta: float = 1e-2):
-        self.policy = policy
-        self._named = dict(policy.named_parameters())
-        self._adamw = torch.optim.AdamW(self._named.values(), lr=eta)
+        self.policy, self.parameters = policy, dict(policy.named_parameters())
+        self._adamw = torch.optim.AdamW(self.parameters.values(), lr=eta)
 
     def step(self, gradient: torch.Tensor) -> float:
         """``psi <- psi - eta grad_psi L``, given dL/dalpha (T,), or of the first steps; returns ``||grad_psi L||``."""
         self._adamw.zero_grad()
         self.policy.alphas(len(gradient)).backward(gradient.double())
-        norm = math.sqrt(math.fsum(float(p.grad.square().sum()) for p in self._named.values() if p.grad is not None))
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        norm = math.sqrt(math.fsum(float(gradient.square().sum()) for gradient in gradients))
         self._adamw.step()
         return norm
 
-    def state_tensors(self) -> dict[str, torch.Tensor]:
-        """AdamW's state by name (``<field>.<parameter>``), for a checkpoint; empty before the first step."""
-        return {
-            f"{key}.{name}": value.detach().clone()
-            for name, parameter in self._named.items()
-            for key, value in self._adamw.state.get(parameter, {}).items()
-        }
+    def state(self) -> dict[str, torch.Tensor]:
+        """psi and AdamW's state, for a checkpoint."""
+        return self.policy.state_dict() | optimizer_state(self._adamw, self.parameters)
 
-    def load_state_tensors(self, state: Tensors) -> None:
-        """Restore :meth:`state_tensors`, so that the next step is the same to the bit."""
-        self._adamw.state.clear()
-        for key, value in state.items():
-            field, name = key.split(".", 1)
-            self._adamw.state[self._named[name]][field] = value.clone()
+    def load_state(self, state: Tensors) -> None:
+        """Restore :meth:`state`, so that the next step is the same to the bit."""
+        self.policy.load_state_dict({name: state[name] for name in self.parameters})
+        load_optimizer_state(self._adamw, self.parameters, state)

@@ -102,8 +102,6 @@ class PatientSite(ReportSite):
                 state.write("mixture", arrays, about | {"time_steps": header.time_steps})
             return
         mixture = fit_mixture(cohort, self.settings.patient, task.seed("mixture", of_run=True))
-        if mixture.note:
-            task.logger.warning(f"site {task.site.name}: {mixture.note}")
         about = {  # it takes these to use the site's state later, without the job
             "median_age": mixture.median_age,
             "patient": self.settings.patient.to_dict(),
