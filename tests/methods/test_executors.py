@@ -30,15 +30,6 @@ def moved(w):
     return {name: value + 0.01 * torch.randn(value.shape, generator=generator) for name, value in w.items()}
 
 
-def test_the_visits_of_all_steps_are_pooled(hospital):
-    site, reply, w = hospital(method="fedavg")
-    for t in range(1, T + 1):
-        trained, update = site.train(w, 1, t)
-        assert trained.numbers["samples"] == sum(reply.payload["counts"]["train"]) and update.keys() == w.keys()
-    closing, tensors = site.close(w, 1, evaluate=True)
-    assert closing.numbers["validation_loss"] > 0 and set(closing.payload) == {"scores"} and not tensors
-
-
 def test_a_share_of_the_visits_is_learnt_from_and_never_in_fewer_updates_than_the_site_allows(hospital, tmp_path):
     """Of so many visits, not of so many updates; the site's bound holds although no job can know it."""
     training = {"local_epochs": 0.5, "batch_size": 4}

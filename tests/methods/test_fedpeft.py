@@ -5,12 +5,10 @@ import torch
 from batches import greedy, noise, whole
 
 from fedtar_flare.methods.fedpeft import METHOD, extend
-from fedtar_flare.models.adapters.kinds import add_adapter
-from fedtar_flare.models.adapters.lora import extra_parameters, shared_parameters
+from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import preset
 from fedtar_flare.protocol.exchange import check_names
-from fedtar_flare.runtime.recipe import MethodRecipe
 
 KINDS = ("adalora", "vera", "loha", "prompt", "prefix", "none")
 MAPS = ["encoder.*", "pooling.*", "projection.*", "!*embedding*"]
@@ -100,30 +98,3 @@ def test_prefix_tuning_replaces_the_words_states_before_every_layer():
         hook.remove()
     assert torch.equal(seen[0][:, :3], model.diagnosis.states[0].expand(2, -1, -1))
     assert len(model.diagnosis.states) == MODEL.decoder_config["n_layer"] - 1
-
-
-def values(kind, exchange=()):
-    """Numbers of values that travel one way, of the small model at the defaults."""
-    executor = MethodRecipe("fedpeft", peft={"kind": kind}, lora={"exchange": list(exchange)}).executor
-    config, lora = executor.strategy.settings.model, executor.strategy.settings.lora
-    generator = build_model(config)
-    executor.strategy.extend(generator)
-    if kind in ("adalora", "vera", "loha"):
-        sizes = {"targets": config.lora_targets, "rank": lora.rank, "alpha": lora.alpha}
-        peft_model = add_adapter(generator, kind, **sizes, seed=0, extra=lora.exchange)
-        return sum(p.numel() for p in shared_parameters(peft_model).values())
-    return sum(parameter.numel() for parameter in extra_parameters(generator, lora.exchange).values())
-
-
-BYTES = {
-    "adalora": 188_864, "vera": 27_072, "loha": 376_832, "prompt": 8_192, "prefix": 32_768, "r2gengpt": 2_040_832,
-    "everything": 6_275_072,
-}  # fmt: skip
-"""One way, float32, of the preset small; LoRA's (fedavg) are half of LoHa's."""
-
-
-def test_bytes_of_an_exchange_of_the_small_model():
-    everything = ["*", "!*embed*", "!decoder.lm_head.*", "!decoder.transformer.w[tp]e.*"]
-    sizes = {kind: 4 * values(kind) for kind in KINDS if kind != "none"}
-    sizes |= {"r2gengpt": 4 * values("none", MAPS), "everything": 4 * values("none", everything)}
-    assert sizes == BYTES

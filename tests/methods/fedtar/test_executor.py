@@ -2,14 +2,12 @@
 
 import json
 import shutil
-from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hospital_site import SETTINGS, T, a_round, loss_differences, state_of
 
-from fedtar_flare.core.draws import derived_seed
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.reporting.examples import read_examples
 from fedtar_flare.runtime.task import Task
@@ -169,11 +167,6 @@ def test_augmentation_changes_training_and_repeats_itself_and_leaves_validation_
         losses.append((site.train(w, 1, 1, f"{run_id}-trained")[0].numbers["train_loss"], untrained))
     plain, augmented, again = losses
     assert augmented == again and augmented[0] != plain[0] and augmented[1] == plain[1]
-
-
-def test_seeds_differ_by_all_that_names_a_task():
-    parts = product((0, 1), "ab", (1, 2), (1, 2), "xy")
-    assert len({derived_seed(*part) for part in parts}) == 32
 
 
 def test_a_member_whose_state_is_lost_says_so_and_never_starts_anew(hospital, tmp_path):

@@ -8,10 +8,9 @@ import torch
 from hospital_site import T, state_of
 
 from fedtar_flare.core.settings import matches
-from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.protocol.messages import version
-from fedtar_flare.testing import Hospital, executor_of
+from fedtar_flare.testing import Hospital
 
 LOCAL = {"local_adapter": True}
 SMALL = {"model": {"max_length": 8, "num_beams": 1}}
@@ -73,9 +72,3 @@ def test_what_travels_and_the_shared_adapter_alone_are_to_the_bit_as_without_it(
             torch.testing.assert_close(value, a.before[name] + a.update[name], rtol=0, atol=1e-6)
         assert set(a.private) - set(b.private) == {f"local/{n}" for n in factors}
         assert all(torch.equal(a.private[n], value) for n, value in b.private.items())
-
-
-def test_it_is_the_small_preset_s_alone():
-    presets = {name: FedTARRecipe(preset=name).executor.strategy.settings.patient for name in ("small", "paper")}
-    assert presets["small"].local_adapter and not presets["paper"].local_adapter
-    assert executor_of("fedtar", preset="tiny").strategy.settings.patient.local_adapter is False

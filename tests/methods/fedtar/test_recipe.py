@@ -12,29 +12,18 @@ from fedtar_flare.runtime import scalars
 from fedtar_flare.runtime.recipe import MethodRecipe
 
 
-def exported(recipe, folder):
-    """Arguments of the controller and of the executor, as the job carries them; defaults are left out."""
-    recipe.export(str(folder))
-    config = folder / recipe.name / "app" / "config"
-    server, client = (json.loads((config / f"config_fed_{side}.json").read_text()) for side in ("server", "client"))
-    return server["workflows"][0]["args"], client["executors"][0]["executor"]["args"]
-
-
-def test_the_paper_s_preset_is_the_whole_setting(tmp_path):
-    recipe = FedTARRecipe(preset="paper")
+def test_the_paper_s_preset_is_the_whole_setting_and_what_is_given_wins():
+    recipe = FedTARRecipe(preset="paper", time_steps=3, server={"eta": 5e-3}, training={"lr": 3e-4})
     server, site = recipe.controller.strategy.settings, recipe.executor.strategy.settings
-    assert (recipe.controller.config.time_steps, server.server.eta, server.server.alpha_form) == (5, 1e-4, "softmax")
+    assert (recipe.controller.config.time_steps, server.server.eta, site.training.lr) == (3, 5e-3, 3e-4)
+    assert server.server.alpha_form == "softmax" and site.patient.lr == 1e-5
     assert site.patient.scale == site.lora.alpha / site.lora.rank == 32.0
     assert site.patient.time_conditioned is site.patient.common_start is False
     assert site.temporal.replay == server.temporal.replay == "none" and site.training.schedule == "constant"
-    assert site.patient.profile == ("hash", "age", "sex")
-    assert site.training.lr == site.patient.lr == 1e-5
-    assert site.model.encoder_name == "microsoft/cvt-21-384-22k"
-    server, site = exported(recipe, tmp_path)
-    assert server["time_steps"] == 5 and server["settings"]["server"]["eta"] == 1e-4 and site["preset"] == "paper"
-    site = site["settings"]
-    assert site["patient"]["scale"] == 32.0 and site["patient"]["time_conditioned"] is False
-    assert site["training"]["lr"] == site["patient"]["lr"] == 1e-5
+    assert site.patient.profile == ("hash", "age", "sex") and site.model.encoder_name == "microsoft/cvt-21-384-22k"
+    assert FedTARRecipe().executor.strategy.settings.patient.scale == 1.0, "no preset leaks"
+    server = FedTARRecipe(temporal={"replay": "none"}).controller.strategy.settings
+    assert server.temporal.replay == "none", "the server follows the sites"
 
 
 def test_a_preset_of_a_paper_reaches_every_method_and_says_where_each_value_comes_from():
@@ -54,22 +43,6 @@ def test_a_preset_of_a_paper_reaches_every_method_and_says_where_each_value_come
         left = {name for name, source in sources.items() if rows[name]["source"] != source}
         assert code == 0 and left <= {"lora.exchange"} and rows["num_rounds"]["source"], left
         assert preset in fedtar_here("simulate", "--help")[1]
-
-
-def test_explicit_settings_win_over_the_preset_s_and_leave_its_others():
-    given = {"server": {"eta": 5e-3}, "patient": {"scale": 2.0}, "training": {"lr": 3e-4}}
-    recipe = FedTARRecipe(preset="paper", time_steps=3, **given)
-    server, site = recipe.controller.strategy.settings, recipe.executor.strategy.settings
-    assert (recipe.controller.config.time_steps, server.server.eta) == (3, 5e-3)
-    assert (site.patient.scale, site.patient.time_conditioned) == (2.0, False)
-    assert (site.training.lr, site.patient.lr) == (3e-4, 1e-5)
-    small = FedTARRecipe()
-    server, site = small.controller.strategy.settings, small.executor.strategy.settings
-    assert small.controller.config.time_steps == 3 and site.patient.scale == 1.0, "no preset leaks"
-    assert server.server.alpha_form == "sigmoid" and site.patient.profile == ("age", "sex")
-    assert server.temporal.replay == site.temporal.replay == "seen"
-    server = FedTARRecipe(temporal={"replay": "none"}).controller.strategy.settings
-    assert server.temporal.replay == "none", "the server follows the sites"
 
 
 def test_curves_go_to_mlflow_where_its_client_is_installed(monkeypatch):

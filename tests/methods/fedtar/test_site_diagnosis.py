@@ -19,7 +19,6 @@ from fedtar_flare.models.config import CVT_TARGETS, preset
 from fedtar_flare.models.report_generator import Encoded, report_loss
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.protocol.exchange import check_names
-from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.testing import executor_of, task_of
 
 PROMPTED = DiagnosisConfig(labeler="synthetic")
@@ -293,11 +292,6 @@ def test_left_to_the_data_the_head_of_synthetic_data_alone_is_shared(source, set
     assert (executor.strategy.settings.diagnosis.shared, executor.strategy.settings.diagnosis.lr) == (shared, rate)
     exchange = ("a", HEAD_NAMES) if shared else ("a",)
     assert executor.strategy.settings.lora.exchange == outside["lora"].exchange == exchange
-
-
-def test_the_small_preset_shares_the_head_of_synthetic_data_where_anything_is_shared():
-    for method, exchange in (("fedtar", (HEAD_NAMES,)), ("fedavg_patient", (HEAD_NAMES,)), ("local_patient", ())):
-        assert MethodRecipe(method).executor.strategy.settings.lora.exchange == exchange
 
 
 def test_the_head_leaves_only_where_the_site_s_guard_names_it():
