@@ -107,11 +107,11 @@ def test_fedprox_without_its_weight_and_scaffold_without_a_control_are_fedavg_to
 
 def test_updates_of_the_fine_tuning_are_charged_too(hospital, home):
     training = {"noise_multiplier": 2.0, "local_steps": 3, "batch_size": 4}
-    site, _, w = hospital("noisy", method="fedavg_finetune", training=training, finetune={"updates": 5})
+    site, _, w = hospital("noisy", method="fedavg_finetune", training=training)
     site.train(w, 9, 1, "noisy")
     site.close(w, 9, run_id="noisy")
     [ledger] = home.rglob(PATIENT_FILE)
-    assert [updates for *_, updates in json.loads(ledger.read_text())["noisy"]] == [3, 5]
+    assert [updates for *_, updates in json.loads(ledger.read_text())["noisy"]] == [3, 3]
 
 
 def test_a_site_fine_tunes_once_after_the_last_round_and_keeps_that_beside_the_shared_adapter(hospital, tmp_path):

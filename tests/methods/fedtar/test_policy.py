@@ -189,18 +189,15 @@ def test_the_state_goes_through_a_file_and_the_next_steps_are_the_same_to_the_bi
     outer = OuterOptimizer(policy, eta=3e-2)
     for slope in slopes[:after]:
         outer.step(slope)
-    state = outer.state_tensors()
-    saved = load(save(state)) if state else {}
     resumed = AlphaPolicy(3, AlphaConfig(), seed=7)
-    resumed.load_state_dict(policy.state_dict())
     again = OuterOptimizer(resumed, eta=3e-2)
-    again.load_state_tensors(saved)
+    again.load_state(load(save(outer.state())))
     for slope in slopes[after:]:
         gradient = torch.autograd.grad(policy.alphas(), tuple(policy.parameters()), slope)
         norm = outer.step(slope)
         assert norm == again.step(slope) == pytest.approx(float(torch.cat([g.flatten() for g in gradient]).norm()))
         assert torch.equal(policy.alphas(), resumed.alphas())
-    assert all(torch.equal(v, again.state_tensors()[k]) for k, v in outer.state_tensors().items())
+    assert all(torch.equal(value, again.state()[name]) for name, value in outer.state().items())
 
 
 def test_t_numbers_that_are_not_finite_are_refused_by_tensor_and_step():
