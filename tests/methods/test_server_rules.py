@@ -105,14 +105,6 @@ def test_a_run_equals_an_independent_reference(tmp_path, method, weighting):
     assert controller._progress()["numbers"] == {}
 
 
-def test_nobody_with_a_visit_leaves_the_weights_as_they_are(tmp_path):
-    local = {name: QuadraticSite(name, [None, None]) for name in "ab"}
-    _, checkpoint, events = recorded("fedavg", tmp_path, local)
-    assert all(torch.equal(checkpoint.weights[name], value) for name, value in local["a"].start().items())
-    assert all(step.skipped for step in of_kind(events, Step))
-    assert "No site learnt anything" in of_kind(events, End)[0].reason
-
-
 def test_local_training_leaves_the_server_with_the_common_start_and_no_adapter(tmp_path):
     local = unlike(LocalSite)
     controller, checkpoint, events = recorded("local", tmp_path, local)

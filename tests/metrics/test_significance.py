@@ -108,14 +108,6 @@ def test_over_seeds_adds_the_spread_of_seeds_to_that_of_patients():
     assert (difference.high - difference.low) / 2 == pytest.approx(1.96 * np.sqrt(shifts.var() / 5), rel=0.08)
 
 
-def test_over_seeds_with_patients_of_their_own():
-    runs = [mean_score([f"{seed}-{i}" for i in range(200)], values_of(200, seed=seed)) for seed in range(4)]
-    got = over_seeds(runs, replicates=2000)
-    values = np.array([run.value() for run in runs])
-    half = 1.96 * np.sqrt(values.var() / 4 + 1 / 800)
-    assert (got.high - got.low) / 2 == pytest.approx(half, rel=0.12)
-
-
 def test_a_score_that_is_nowhere_defined_has_no_interval():
     nothing = over_seeds([f1_score(range(5), np.zeros(5), np.zeros(5), np.zeros(5))], replicates=20)
     assert np.isnan(nothing).all()

@@ -54,15 +54,11 @@ def gradients_like(centres):
     return {name: torch.randn(value.shape, generator=g) for name, value in centres.items()}
 
 
-def test_modules_with_near_weights_are_near_in_the_plane_and_named_by_their_disease():
+def test_all_modules_are_drawn_in_the_plane_by_their_cluster_and_named_by_their_disease():
     pool = pool_of([(f"site-{i}", t) for t in (1, 2) for i in range(1, 6)])
     drawn = mixed("fedkei", pool, clusters=2).plane()
-    assert list(drawn) == ["adapter", "head"]
     for modules in drawn.values():
         assert [(m["site"], m["task"]) for m in modules] == owners(pool.modules)
-        plane = torch.tensor([[m["x"], m["y"]] for m in modules])
-        nearest = (torch.cdist(plane, plane) + 9 * torch.eye(10)).argmin(1).tolist()
-        assert [modules[k]["task"] for k in nearest] == [m["task"] for m in modules]
         assert len({(m["task"], m["cluster"]) for m in modules}) == 2
     assert mixed("fedkei", pool_of(PAIRS[:4])).plane() == {} == mixed("rand", pool).plane()
     events = {Mixed: [Mixed(round=3, plane=drawn)], Learnt: [Learnt(round=1, sites={"site-1": SiteTask(task="mass")})]}

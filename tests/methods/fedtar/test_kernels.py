@@ -2,21 +2,17 @@
 
 from collections import Counter
 from contextlib import nullcontext
-from functools import partial
 
 import pytest
 import torch
 from adapted_models import shake
-from batches import noise
-from tiny_vlms import FAMILIES, vlm_config
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.models.adapters.lora import add_lora, target_names
-from fedtar_flare.models.build import build_model, build_tokenizer
-from fedtar_flare.models.config import VLM_TARGETS, preset
+from fedtar_flare.models.config import preset
 
 VIEWS = {
     "_unsafe_view", "alias", "as_strided", "detach", "expand", "permute", "select", "slice", "split",
@@ -72,9 +68,9 @@ def batch(length=12):
     return torch.randn(BATCH, 3, 32, 32, generator=generator), ids
 
 
-def with_patients(base, targets=TARGETS):
+def with_patients(base):
     """Our model, its patient part, and a batch of patients."""
-    model = add_lora(base, targets=targets, rank=RANK, alpha=128, seed=0)
+    model = add_lora(base, targets=TARGETS, rank=RANK, alpha=128, seed=0)
     patient = PatientLoRA(model, PatientConfig(), rank=RANK, time_steps=STEPS, seed=0)
     return model, patient, (torch.full((BATCH, 16), 1 / 16), torch.ones(BATCH, dtype=torch.long))
 
@@ -91,35 +87,15 @@ def kernels(model, autocast, context):
     return counted.made
 
 
-class Reader(nn.Module):
-    """A tiny vision-language model of either family, eight layers deep."""
-
-    def __init__(self, folder):
-        from transformers import AutoModelForImageTextToText
-
-        super().__init__()
-        config = vlm_config(folder)
-        self.model, self.tokenizer = build_model(config), build_tokenizer(config)
-        sizes = self.model.decoder.config
-        sizes.text_config.num_hidden_layers, sizes.text_config.layer_types = 8, ["full_attention"] * 8
-        self.model.decoder = AutoModelForImageTextToText.from_config(sizes).eval()
-
-    def forward(self, images, ids):
-        seen = noise(BATCH, slices=1)
-        return self.model(seen, *self.tokenizer.batch(["No effusion."] * BATCH)).mean()
-
-
 @pytest.mark.parametrize("autocast", [True, False])
-@pytest.mark.parametrize("family", ["paper", *FAMILIES])
-def test_a_step_with_patient_adapters_launches_no_more_than_plain_peft(family, autocast, tmp_path):
-    """0.67 times as many in autocast and 0.91 without; of a Qwen2-VL 0.81 and 0.96, of a Gemma 3 0.88 and 0.98."""
+def test_a_step_with_patient_adapters_launches_no_more_than_plain_peft(autocast):
+    """0.67 times as many in autocast and 0.91 without."""
     from peft import LoraConfig, get_peft_model
 
-    writer = Writer if family == "paper" else partial(Reader, FAMILIES[family](tmp_path))
-    base, targets = writer(), TARGETS if family == "paper" else [f"model.{t}" for t in VLM_TARGETS]
-    config = LoraConfig(r=RANK, lora_alpha=128, target_modules=target_names(base, targets), lora_dropout=0.0)
+    base = Writer()
+    config = LoraConfig(r=RANK, lora_alpha=128, target_modules=target_names(base, TARGETS), lora_dropout=0.0)
     plain = get_peft_model(base, config)
-    model, patient, of = with_patients(writer(), targets)
+    model, patient, of = with_patients(Writer())
     theirs, ours = kernels(plain, autocast, nullcontext), kernels(model, autocast, lambda: patient.adapt(*of))
     assert theirs.total() > 1000 and theirs["bmm"] < ours["bmm"]
     assert ours.total() <= theirs.total(), (theirs.most_common(9), ours.most_common(9))

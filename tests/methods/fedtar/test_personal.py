@@ -71,52 +71,36 @@ def with_info(run, folder, **changes):
     return folder
 
 
-@pytest.mark.parametrize("mixture", [True, False])
-def test_a_draft_is_what_the_site_s_own_learner_writes(cohort, run, tmp_path, mixture):
-    if not mixture:  # phi is made of the profile, whose length W_proj has; the state knows
-        run = left_by(cohort, tmp_path, mixture=False)
-        assert run.learner.patient.projection.in_features == 2
-    images = run.learner.images([run.sample])
-    personal, generic = (run.learner.generate([run.sample], images, on)[0] for on in (True, False))
-    assert personal != generic
-    draft = Drafter(run.adapter, state=run.state.folder, device="cpu").draft(run.study)
-    assert draft.text == personal and draft.personal and draft.to_dict()["personal_part"] is True
-    draft = Drafter(run.adapter, device="cpu").draft(run.study)
-    assert draft.text == generic and not draft.personal and "shared adapter alone" in draft.to_text()
+KINDS = {
+    "mixture": {},
+    "profile": {"mixture": False},  # phi is made of the profile, whose length W_proj has; the state knows
+    "bfloat16": {"precision": "bfloat16"},
+    "head": {"diagnosis": DiagnosisConfig(labeler="synthetic")},
+    "local": {"local_adapter": True},  # written beside the adapter as the site trained it
+    "local, rank": {"local_adapter": True, "lora_rank": 2},
+}
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_draft_is_written_in_the_precision_that_the_site_computed_in(cohort, tmp_path, precision):
-    run = left_by(cohort, tmp_path, precision=precision)
-    images = run.learner.images([run.sample])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_is_what_the_site_s_own_learner_writes(cohort, tmp_path, kind):
+    run = left_by(cohort, tmp_path, **KINDS[kind])
+    learner, images = run.learner, run.learner.images([run.sample])
+    shared, generic = learner.shared(), learner.generate([run.sample], images, False)[0]
     drafter = Drafter(run.adapter, state=run.state.folder, device="cpu")
-    assert drafter.draft(run.study).text == run.learner.generate([run.sample], images)[0]
     with torch.no_grad():
-        losses = [model.report_losses([run.sample], images) for model in (drafter.site_model, run.learner)]
+        losses = [model.report_losses([run.sample], images) for model in (drafter.site_model, learner)]
     torch.testing.assert_close(*losses, rtol=0, atol=0)
-
-
-def test_a_draft_reads_the_findings_of_the_site_s_head_and_without_its_state_of_the_first_one(cohort, tmp_path):
-    run = left_by(cohort, tmp_path, DiagnosisConfig(labeler="synthetic"))
-    images = run.learner.images([run.sample])
-    personal, generic = (run.learner.generate([run.sample], images, on)[0] for on in (True, False))
-    drafter = Drafter(run.adapter, state=run.state.folder, device="cpu")
-    assert drafter.draft(run.study).text == personal
-    assert Drafter(run.adapter, device="cpu").draft(run.study).text == generic
-    heads = [[*model.generator.diagnosis.parameters()] for model in (drafter.site_model, run.learner)]
-    torch.testing.assert_close(*heads, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("rank", [None, 2])
-def test_a_draft_is_written_beside_the_adapter_as_the_site_trained_it_where_it_stored_that(cohort, tmp_path, rank):
-    run = left_by(cohort, tmp_path, local_adapter=True, lora_rank=rank)
-    shared, images = run.learner.shared(), run.learner.images([run.sample])
-    beside_the_server_s = run.learner.generate([run.sample], images)[0]
-    run.learner.load_shared(run.learner.local)
-    local = run.learner.generate([run.sample], images)[0]
-    drafter = Drafter(run.adapter, state=run.state.folder, device="cpu")
-    assert drafter.draft(run.study).text == local != beside_the_server_s
+    if learner.local is not None:
+        beside_the_server_s = learner.generate([run.sample], images)[0]
+        learner.load_shared(learner.local)
+        assert learner.generate([run.sample], images)[0] != beside_the_server_s
+    draft = drafter.draft(run.study)
+    assert draft.text == learner.generate([run.sample], images)[0] != generic
+    assert draft.personal and draft.to_dict()["personal_part"] is True
     assert all(torch.equal(value, shared[name]) for name, value in drafter.site_model.shared().items())
+    if kind in ("mixture", "head"):  # without the site's state the head is the first one
+        draft = Drafter(run.adapter, device="cpu").draft(run.study)
+        assert draft.text == generic and not draft.personal and "shared adapter alone" in draft.to_text()
 
 
 @pytest.mark.parametrize(

@@ -178,16 +178,6 @@ def test_left_to_the_data_real_reports_are_not_labelled_and_sites_that_differ_di
         assert executor.strategy.settings.given.diagnosis.on
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "weights"),
-    [("synthetic", preset("small"), "small"), ("synthetic", preset("small", weights="mine.safetensors"), None),
-     ("chexpert-rules", preset("small"), None), ("none", preset("small"), None)],
-)  # fmt: skip
-def test_the_warm_start_is_of_the_synthetic_findings_and_the_shipped_model_alone(name, model, weights):
-    config = DiagnosisConfig(labeler=name)
-    assert config.extension(model, 0)["head_weights"] == weights and config.on == (name != "none")
-
-
 def test_what_is_trained_beside_the_adapter_is_held_against_the_site_s_bounds():
     diagnosis = {"labeler": "synthetic", "lr": 0.05, "candidates": 8}
     asked = executor_of("fedtar", preset="tiny", diagnosis=diagnosis).strategy.request(3, 2)
@@ -259,15 +249,6 @@ def test_a_shared_head_has_its_own_rate_lower_where_a_task_goes_through_its_visi
     learner = sharing(diagnosis=SHARED.replace(epochs=epochs))
     groups = learner.shared_optimizer([p for p in learner.model.parameters() if p.requires_grad], 3.0).param_groups
     assert [group["lr"] for group in groups] == pytest.approx([learner.training.lr, SHARED.lr * share])
-
-
-def test_a_task_says_how_often_it_goes_through_its_visits(sharing, monkeypatch):
-    learner, seen = sharing(local_steps=3), []
-    make = learner.shared_optimizer
-    monkeypatch.setattr(learner, "shared_optimizer", lambda those, epochs: seen.append(epochs) or make(those, epochs))
-    for steps, updates in ((None, None), (1, None), (None, 5)):
-        trained = learner.train(steps, 1, updates=updates)
-        assert seen.pop() == (updates or 3) * learner.training.batch_size / trained.samples
 
 
 def test_a_head_is_shared_only_where_there_is_one(cohort):
