@@ -1,8 +1,10 @@
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +22,7 @@ WORDS = ["lung", "clear", "no", "effusion", ".", "nodule", "1.5", "cm"]
 TOKENS = st.lists(st.sampled_from(WORDS), max_size=9)
 CORPUS = st.lists(st.tuples(st.lists(TOKENS, min_size=1, max_size=3), TOKENS), min_size=1, max_size=8)
 
+CLEANED = yaml.safe_load(Path(__file__).with_name("cleaned.yaml").read_text(encoding="utf-8"))
 LANGUAGE_SCORES = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "cider")
 
 
@@ -76,23 +79,7 @@ def test_any_text_gives_finite_scores_within_their_range(pairs):
         assert math.isfinite(value) and 0 <= value <= (10 if name == "cider" else 1) + 1e-9
 
 
-@pytest.mark.parametrize(
-    ("text", "cleaned"),
-    [
-        ("1. No   effusion.\n2. Nodule (1.5 cm), well-defined!", "no effusion . nodule 1.5 cm well-defined"),
-        ("FINDINGS: The lungs are clear.", "findings the lungs are clear ."),
-        ("Knoten von 1,5 cm, glatt begrenzt.", "knoten von 1,5 cm glatt begrenzt ."),
-        ("compared to ___, unchanged...", "compared to unchanged ."),
-        ("- mild 'tree-in-bud' – the patient's", "mild tree-in-bud the patients"),
-        ("SUV 3.2.", "suv 3.2 ."),
-        ("L1/L2 at 50%", "l1 l2 at 50"),
-        ("measures 5.", "measures 5 ."),
-        ("Tree‑in–bud  opacities\nof 1.5\u00a0cm .No effusion.", "tree-in-bud opacities of 1.5 cm . no effusion ."),
-        ("両肺に異常なし。", "両肺に異常なし。"),
-        ("", ""),
-        (" .. ! ", "."),
-    ],
-)
+@pytest.mark.parametrize(("text", "cleaned"), CLEANED)
 def test_cleaning(text, cleaned):
     assert clean(text) == cleaned
 
