@@ -3,9 +3,8 @@
 Centres go down stacked along a leading axis K, of which adapters and heads each have their own. PROBE is answered in
 that shape, ADAPT with one module, without the axis, as its difference from the common start.
 
-A module says more than a model averaged over all sites: it is what one hospital learnt of one disease, and a cluster of
-one hospital sends that hospital's module to all others. And G is nearly the full gradient of the whole training split:
-its columns add up to nearly v. Both are declared as modules, which privacy filters refuse instead of adding noise.
+A module is what one hospital learnt of one disease, and a cluster of one hospital sends it to all others. And G is
+nearly the full gradient of the training split. Both are declared as modules, which privacy filters refuse.
 """
 
 from dataclasses import replace

@@ -26,13 +26,7 @@ PRODUCTION_CLUSTER_SITES = 2
 
 
 class FedKEIServer(ServerStrategy):
-    """Knowledge-enhanced initialisation for federated adapter tuning (FedKEI), its rivals and controls.
-
-    A round is a task. In each, the server clusters the modules of all earlier tasks and sends the clusters' means down;
-    where the plan says so, the sites first answer with the gradient in them (PROBE), by which the means' weights move;
-    then each site learns its own mixture, tunes its module from it and sends it (ADAPT). ``num_rounds`` is the number
-    of tasks; ``time_steps`` is always 2.
-    """
+    """FedKEI, its rivals and controls: a round is a task of two steps, PROBE (where the plan has it) and ADAPT."""
 
     def __init__(self, run: FederatedController):
         super().__init__(run)

@@ -6,11 +6,10 @@ from fedtar_flare.record.events import TaskBegun, TaskLearnt, TaskOutcome
 
 
 class Mixed(TaskBegun):
-    """The mixture of a task.
+    """The mixture of a task: ``clusters`` is :meth:`.mixture.Mixture.report`, ``plane`` :meth:`.Mixture.plane`.
 
-    ``modules`` counts the pool; ``clusters`` is :meth:`.mixture.Mixture.report`, ``plane`` :meth:`.Mixture.plane`;
-    ``probed``: images behind each site's gradient; ``probe_seconds``: until the last answer to PROBE; ``probe_took``:
-    seconds of each site's own work for it; ``left``: sites that left, whose modules left the pool with them.
+    ``probed``: images behind each site's gradient; ``probe_seconds``: until the last answer; ``probe_took``: of each
+    site's own work; ``left``: sites that left, whose modules left the pool with them.
     """
 
     kind: ClassVar[str] = "mixed"

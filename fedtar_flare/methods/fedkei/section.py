@@ -45,21 +45,17 @@ def tasks(run: Run) -> Section | None:
     lead = (
         f"Plan '{settings.get('plan')}', order '{settings.get('order')}'. The new disease of each task against all "
         "before it: AUC of test images at the start (before the first epoch) and tuned (after the last), and LCA, its "
-        "mean over the epochs. Cells are blank where a class has too few test patients. Membership is the AUC of "
-        "guessing by the module's certainty of an image's label whether it was tuned on it (0.5: a guess; 1: each "
-        "training image is known): the server has every module, other hospitals that of a centre of one site, and "
-        "attacks with models of similar images find more."
+        "mean over the epochs; blank where a class has too few test patients. Membership is the AUC of guessing by the "
+        "module's certainty of an image's label whether it was tuned on it (0.5: a guess): the server has every "
+        "module, other hospitals that of a centre of one site, and better attacks find more."
     )
     if with_rand:
         lead += (
-            " Rand is the same tuning from the common start; 'epochs to Rand's' says after how many epochs the AUC is "
-            "as high as Rand's is when tuned (and which epoch was best)."
+            " Rand is the same tuning from the common start; 'epochs to Rand's': until the AUC is as high as Rand's is "
+            "when tuned."
         )
     if "'small'" in str(run.start.model.get("base_model", "")):
-        lead += (
-            " Of the phantoms' findings the shipped encoder has seen six in its warm start, as reports: where the "
-            "images are phantoms, those are new to the head and the adapter, not to the encoder."
-        )
+        lead += " The shipped encoder has seen six of the phantoms' findings in its warm start, as reports."
     return Section("tasks", "Diseases", lead, table(head, rows, left={1, 2}), _lines(results))
 
 
@@ -102,10 +98,7 @@ def curves(run: Run) -> Section | None:
             lines.append(_mean("Rand, mean", rand, "site", 6))
         title = f"Task {event.round}" + (f": {_words(*diseases)}" if len(diseases) == 1 else "")
         figures.append(Chart(title, lines, x_label="epoch", y_label="AUC", y_range=scale, guides=GUESS, size=SMALL))
-    lead = (
-        "AUC of test images over the epochs of tuning; epoch 0 is the start itself. A band is the range of the sites "
-        "around their mean. Few test images make steps. All charts have one scale."
-    )
+    lead = "AUC of test images over the epochs of tuning; epoch 0 is the start. A band is the range of the sites."
     return Section("curves", "Learning curves", lead, charts(figures, "small")) if figures else None
 
 
@@ -138,9 +131,9 @@ def clusters(run: Run) -> Section | None:
     if not rows:
         return None
     lead = (
-        "Before each task the server clusters all modules of the tasks before it, adapters and heads apart. A member "
-        "is a site's module of a disease, with its weight in the centre (before → after the outer step); 'moved': how "
-        "far the step took all weights from the mean. A centre of one site is that site's module, which all others get."
+        "Before each task the server clusters all earlier modules, adapters and heads apart: a site's module of a "
+        "disease, with its weight in the centre (before → after the outer step, which moved all weights so far). A "
+        "centre of one site is that site's module, which all others get."
     )
     head = ("before task", "of", "centre", "members and weights", "moved")
     return Section("clusters", "Clusters", lead, table(head, rows, left={1, 3}), optimisation=True)
@@ -160,10 +153,8 @@ def plane(run: Run) -> Section | None:
             _, points = centres.setdefault(f"centre {module['cluster'] + 1}", (module["cluster"], []))
             points.append((module["x"], module["y"], tip))
         drawn.append(scatter(f"Modules: {kind}s", centres))
-    lead = (
-        f"All modules in the pool before task {events[-1].round}, a point each, in the colour of its centre. Near "
-        "points are modules with near weights; distances between groups and the axes themselves mean nothing."
-    )
+    lead = f"All modules in the pool before task {events[-1].round}, in the colour of their centres. Near points have "
+    lead += "near weights; distances between groups mean nothing."
     return Section("places", "Modules in the plane", lead, charts(drawn, ""), optimisation=True)
 
 
@@ -190,9 +181,8 @@ def cost(run: Run) -> Section | None:
     phases = ("clustering", "PROBE", "alpha", "tuning", "scoring")
     head = ("task", *phases, "to sites", "from sites", "mixture's loss", "common start's")
     lead = (
-        "What an informed start costs besides tuning: clustering at the server, PROBE (until the last site's answer), "
-        "the inner epoch for alpha, each at the slowest site; bytes to and from all sites. The losses are means over "
-        "the sites' validation images before any tuning, of the mixture and of the common start."
+        "What an informed start costs besides tuning, at the slowest site, and bytes to and from all sites. The losses "
+        "are means over the sites' validation images before any tuning."
     )
     return Section("cost", "What a start costs", lead, table(head, rows), optimisation=True)
 

@@ -54,20 +54,17 @@ class FedMRGConfig(Settings):
     )
     labeler: LabelerName = Field(
         "synthetic",
-        description="what reads the findings of a report; the same at all sites; 'none': neither prompts nor the "
-        "loss of diagnosis (L_CE); fedmrg.prompts leaves out the prompts alone",
+        description="what reads the findings of a report, at all sites; 'none': neither prompts nor L_CE",
     )
     prompts: Prompts = Field(
         "paper",
         description="'paper': all four classes of each finding at the decoder's last positions, predicted from the "
-        "mean of the image's tokens; 'memory': only whether each finding is present, among the image's tokens, where "
-        "a trained decoder heeds them soonest, predicted by a query for each finding; 'none': the decoder reads none, "
-        "and the encoder still learns to predict all four classes (L_CE)",
+        "mean of the image's tokens; 'memory': only whether each finding is present, among the image's tokens, "
+        "predicted by a query for each finding; 'none': the decoder reads none, and the encoder still learns (L_CE)",
     )
     head_weights: Literal["small"] | None = Field(
         None,
-        description="'small': the diagnosis branch that was warm-started with the preset small (findings of the "
-        "synthetic cohort), for prompts 'memory'",
+        description="'small': the branch that was warm-started with the preset small, for prompts 'memory'",
     )
     backbone: Backbone = Field(
         "whole", description="of the encoder, its pooling and its map: trained and exchanged whole, by LoRA, or frozen"

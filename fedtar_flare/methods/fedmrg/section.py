@@ -41,10 +41,9 @@ def members(run: Run) -> Section | None:
     names = [name for name in SHOWN if any(name in means for *_, means in shown)]
     rows = [(f"{short} ({n})", *(score(name, means.get(name)) for name in names)) for short, _, n, means in shown]
     lead = (
-        f"Means over hospitals, before training and after round {run.shown.round}: members with both adapters and with "
-        "the generic one alone, and unseen hospitals; how many in brackets. The generic adapter travels; the "
-        "specialised one stays at its hospital and writes along there (Eq. 6). An unseen hospital never trains: all of "
-        "its patients are scored, with the generic adapter."
+        f"Means over hospitals (how many) before training and after round {run.shown.round}. The generic adapter "
+        "travels; the specialised one stays at its hospital and writes along there (Eq. 6). An unseen hospital never "
+        "trains: all of its patients are scored, with the generic adapter."
     )
     labels = [SCORES[name].label for name in names]
     texts = (", ".join(map("{} {}".format, labels, row[1:])) for row in rows)
@@ -71,8 +70,8 @@ def halves(run: Run) -> Section | None:
     below_0 = "The contrast leaves its positive out of the sum, so that it may fall below 0. " * ("contrast" in shown)
     lead = (
         "Each local update has two halves: the generic adapter learns from reports and from the specialised one, then "
-        "the other way round. Language is the mean token loss; distillation (KD) is one minus the cosine of the hidden "
-        f"states plus the divergence of the next token (Eq. 4 and 5). {below_0}The table is of round {last.round}."
+        f"the other way round. Language is the mean token loss, KD the distillation (Eq. 4 and 5). {below_0}The table "
+        f"is of round {last.round}."
     )
     content = charts([figure]) + table(("", *(PARTS[part] for part in shown)), rows)
     return Section("halves", "Two halves", lead, content, optimisation=True)
@@ -92,9 +91,8 @@ def bank(run: Run) -> Section | None:
         return None
     lead = (
         "Each member sends rows of image features, which the others contrast their images with. They are personal "
-        "data: who has a patient's image and the encoder can compare it with them. Membership is how well that works: "
-        "the area under the ROC curve of the largest cosine to any of a site's rows, of patients who are in them "
-        "against the site's validation and test patients (1: who is in the rows is certain; 0.5: a guess)."
+        "data: who has a patient's image and the encoder can compare it with them. Membership is the AUC of that guess "
+        "by the largest cosine to any of a site's rows (1: who is in the rows is certain; 0.5: a guess)."
     )
     head = ("round", "rows sent down", "site", "sent", "received", "patients a row", "membership")
     lines = (("feature bank", f"membership by cosine, AUC {min(aucs):.3f} to {max(aucs):.3f}"),) if aucs else ()

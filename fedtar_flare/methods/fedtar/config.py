@@ -25,28 +25,24 @@ class PatientConfig(Settings):
     patients_per_component: int = Field(
         10,
         ge=1,
-        description="training patients for each component that a site fits, up to 'components': with fewer, a "
-        "component is a few patients, and its adapter remembers them; 1 in the paper's preset",
+        description="training patients for each of the components that a site fits; 1 in the paper's preset",
     )
     time_conditioned: bool = Field(True, description="add a learned embedding of the time step to phi")
     common_start: bool = Field(
         True,
-        description="phi of all patients starts near one random vector, so that few patients are not remembered; false "
-        "in the paper's preset, where b_proj starts at 0",
+        description="phi of all patients starts near one random vector; in the paper's preset b_proj starts at 0",
     )
     local_adapter: bool = Field(
         False,
-        description="reports with the patient part are written with the shared adapter as this site last trained it, "
-        "together with the patient part, not as the server averaged it; nothing else changes. The paper's preset has "
-        "the server's",
+        description="reports with the patient part are written with the shared adapter as this site last trained it; "
+        "the paper's preset has the server's",
     )
     constant_q: bool = Field(
         False, description="take the same q for every patient: an ablation that shows what telling them apart is worth"
     )
     profile: tuple[str, ...] = Field(
         PROFILES[1],
-        description="fields of the profile; the paper's preset has a hash of the patient's id too, by which training "
-        "known patients are distinguished and new ones are not",
+        description="fields of the profile; the paper's preset has a hash of the patient's id too",
     )
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
@@ -76,8 +72,8 @@ class AlphaConfig(Settings):
     )
     time_embedding: Literal["table", "age"] = Field(
         "table",
-        description="what alpha_t is made from: a learnable embedding of each step (the paper), or how many steps it "
-        "lies before the newest, so that a step that has never been has an alpha that earlier ones learnt",
+        description="what alpha_t is made from: a learnable embedding of each step (the paper), or its age in steps, "
+        "so that a new step has an alpha that earlier ones learnt",
     )
     eta: float = Field(1e-2, gt=0, description="rate of the outer step, AdamW's")
 
@@ -87,6 +83,5 @@ class TemporalConfig(Settings):
 
     replay: Literal["none", "seen"] = Field(
         "none",
-        description="which visits a step trains on: 'none': its own (the paper), 'seen': those of every step that the "
-        "run has come to, which from round 2 on are all, so that earlier ones are not forgotten",
+        description="which visits a step trains on: 'none': its own (the paper), 'seen': of every step so far",
     )

@@ -27,12 +27,10 @@ def alpha(run: Run) -> Section:
     kind = run.start.settings.get("alpha_form")
     steps, sigmoid = run.start.time_steps, kind == "sigmoid"
     bounds = "between 0 and 1, sum 1 (softmax)"
-    form = "Under a softmax the alphas of a round sum to one: where one rises, another falls."
     if sigmoid:
         bounds = "each between 0 and 1 (sigmoid)"
-        form = "Under a sigmoid each step's alpha moves freely between 0 and 1."
     elif kind in FIXED:
-        bounds, form = f"not learnt ({kind})", "Here it is not learnt."
+        bounds = f"not learnt ({kind})"
     uniform = [] if sigmoid or not steps else [Guide(1 / steps, "1/T")]
     values = []
     for t in range(steps):
@@ -47,8 +45,8 @@ def alpha(run: Run) -> Section:
     steps_taken = table(head, rows, left={2}, empty="No round is complete.")
     steps_taken += left_out([(event.round, event.left_out) for event in outers])
     lead = (
-        f"How much of each visit step's residual enters the shared adapter (Eq. 7 and 8). {form} Once per round alpha "
-        "moves along the gradient of the validation loss, from T numbers that each site sends."
+        "How much of each visit step's residual enters the shared adapter (Eq. 7 and 8). Once per round alpha moves "
+        "along the gradient of the validation loss, from T numbers that each site sends, unless it is fixed."
     )
     lines = (("alpha, steps 1 to T", f"{_text(alphas[0][1])} -> {_text(alphas[-1][1])}"),) if alphas else ()
     return Section("alpha", "Alpha", lead, charts([figure]) + steps_taken, lines, optimisation=True)
