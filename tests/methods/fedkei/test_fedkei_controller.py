@@ -1,6 +1,5 @@
 """FedKEI's server with sites that are plain functions: its pool, messages, resume, sites that leave or misbehave."""
 
-import random
 import shutil
 
 import pytest
@@ -130,22 +129,6 @@ def test_the_first_task_starts_from_the_common_start_and_later_ones_from_probed_
     assert controller.strategy.numbers()["auc"] == [pytest.approx(0.8)] * 3
     steps = [(event.round, event.step, event.bytes_up > 0) for event in of_kind(events, Step)]
     assert steps == [(1, 2, True), (2, 1, True), (2, 2, True), (3, 1, True), (3, 2, True)]
-
-
-def test_the_order_of_arrival_changes_neither_messages_nor_the_pool(whole, tmp_path):
-    _, sites, controller, _ = whole
-    shuffled, again = random.Random(1), [Site(name) for name in SITES]
-
-    class Shuffled(Here):
-        def send_model(self, task_name, data, targets, **more):
-            for site in shuffled.sample(sorted(targets), len(targets)):
-                super().send_model(task_name, data, targets=[site], **more)
-
-    other, _ = run(tmp_path, again, kind=Shuffled)
-    assert [sent[1] for sent in other.sent] != [sent[1] for sent in controller.sent]
-    assert checksum(pool_of(other)) == checksum(pool_of(controller))
-    received = [[{k: checksum(sent) for k, sent in site.received.items()} for site in each] for each in (sites, again)]
-    assert received[0] == received[1]
 
 
 @pytest.mark.parametrize("killed_at", [PROBE, ADAPT])

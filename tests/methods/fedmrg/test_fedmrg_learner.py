@@ -1,6 +1,7 @@
 """One local update written out by hand, without PEFT; which half moves what; micro-batches; two processes."""
 
 import copy
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -158,16 +159,9 @@ def test_each_half_moves_its_own_adapter_and_nothing_else_to_the_bit(shaken, lea
     learner.local_update(learner.cohort.samples("train")[:4], "s", optimizer, {})
     seen.append({n: p.detach() for n, p in learner.model.named_parameters()})
     moved = [{n for n in a if not torch.equal(a[n], b[n])} for a, b in pairwise(seen)]
-    kinds = [{_kind(name) for name in names} for names in moved]
+    kind = re.compile(r"\.(generic|broadcast|specialised)\.|model\.(encoder|pooling|projection|diagnosis)\.")
+    kinds = [{kind.search(name)[1] or "theta" for name in names} for names in moved]
     assert kinds == [{GENERIC, "theta"}, {SPECIALISED, "theta"}]
-
-
-def _kind(name):
-    for kind in (GENERIC, BROADCAST, SPECIALISED):
-        if f".{kind}." in name:
-            return kind
-    part = name.removeprefix("base_model.model.").split(".")[0]
-    return "theta" if part in ("encoder", "pooling", "projection", "diagnosis") else name
 
 
 def test_a_task_done_again_gives_the_same_bits_and_its_state_is_all_that_it_needs(learner_of):

@@ -4,10 +4,8 @@ import pytest
 import torch
 from adapted_models import (
     GPT2_TARGETS,
-    STEPS,
     One,
     adapted,
-    gpt2_case,
     gpt2_model,
     normal,
     one_layer,
@@ -105,23 +103,11 @@ def test_bfloat16_autocast_is_close_to_float32_and_keeps_float32_gradients():
         assert parameter.grad.dtype == torch.float32 and torch.isfinite(parameter.grad).all()
 
 
-def test_the_state_names_its_layers_holds_nothing_shared_and_round_trips():
+def test_the_state_holds_nothing_shared():
     peft_model, patient = adapted(gpt2_model().double().eval(), GPT2_TARGETS)
-    shake(patient)
-    state = patient.state_dict()
     maps = [f"{name}.{part}" for name in ("hypernetworks", "projection") for part in ("bias", "weight")]
-    assert sorted(state) == [*maps, "time_embedding"]
+    assert sorted(patient.state_dict()) == [*maps, "time_embedding"]
     assert not any("hypernetwork" in name for name in peft_model.state_dict())
-
-    settings = {"rank": patient.rank, "time_steps": STEPS, "embedding_dim": patient.projection.out_features}
-    fresh = PatientLoRA(peft_model, patient.config, seed=6, **settings)
-    fresh.load_state_dict({name: value.clone() for name, value in state.items()})
-    case = gpt2_case()
-    outputs = []
-    for module in (patient, fresh):
-        with torch.no_grad(), module.adapt(*patients()):
-            outputs.append(case.outputs(peft_model.get_base_model(), case.inputs))
-    assert torch.equal(*outputs)
 
 
 def test_models_that_the_pass_cannot_adapt_are_refused_by_layer():
