@@ -6,6 +6,8 @@ import learners
 import pytest
 import torch
 from learners import MODEL
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.settings import matches
@@ -18,7 +20,7 @@ from fedtar_flare.methods.fedtar.method import CONTRACT
 from fedtar_flare.models.config import CVT_TARGETS, preset
 from fedtar_flare.models.report_generator import Encoded, report_loss
 from fedtar_flare.protocol.contract import HEAD_NAMES
-from fedtar_flare.protocol.exchange import check_names
+from fedtar_flare.site.guard import InboundTask, OutboundGuard
 from fedtar_flare.testing import executor_of, task_of
 
 PROMPTED = DiagnosisConfig(labeler="synthetic")
@@ -275,8 +277,12 @@ def test_left_to_the_data_the_head_of_synthetic_data_alone_is_shared(source, set
     assert executor.strategy.settings.lora.exchange == outside["lora"].exchange == exchange
 
 
-def test_the_head_leaves_only_where_the_site_s_guard_names_it():
-    train, tensors = CONTRACT.task("train"), {"diagnosis.head.bias": torch.zeros(2, 2)}
-    with pytest.raises(ExchangeError, match=r"diagnosis\.head\.bias.*not allowed to leave.*extra_names"):
-        check_names(CONTRACT, train, tensors)
-    check_names(CONTRACT.allowing(["diagnosis.head.*"]), train, tensors)
+def test_a_trained_head_leaves_only_where_the_site_s_guard_names_it(hospital):
+    site, _, w = hospital(diagnosis={"labeler": "synthetic", "shared": True})
+    reply, update = site.train(w, 1, 1)
+    assert reply.status == "ok" and "diagnosis.head.bias" in update
+    message = FLModelUtils.to_shareable(FLModel(params=update, params_type=ParamsType.DIFF, meta=reply.to_meta()))
+    asked = InboundTask(site.header("run", 1, 1), {name: tuple(value.shape) for name, value in w.items()})
+    with pytest.raises(ExchangeError, match=r"diagnosis\.head\.\w+.*not allowed to leave.*extra_names"):
+        OutboundGuard(["fedtar"])._check(message, "train", asked, "site-1")
+    OutboundGuard(["fedtar"], extra_names=[HEAD_NAMES])._check(message, "train", asked, "site-1")
