@@ -22,6 +22,7 @@ from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.ranks import ALONE
 from fedtar_flare.methods.fedmrg.dual_adapter import BROADCAST, GENERIC, SPECIALISED, copy_broadcast
 from fedtar_flare.methods.fedmrg.learner import HALVES
+from fedtar_flare.methods.fedmrg.losses import contrast_losses, distill_losses
 from fedtar_flare.methods.fedmrg.section import PARTS
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.config import preset
@@ -31,7 +32,7 @@ SCALE = 32.0  # alpha 128 by rank 4
 
 
 class ByHand:
-    """The losses of one batch from plain tensors: a copy of the base model whose adapted weights are written in."""
+    """The losses of one batch by a copy of the base model whose adapted weights are written in."""
 
     def __init__(self, learner, samples, seed):
         self.learner, self.samples = learner, samples
@@ -71,11 +72,6 @@ class ByHand:
         memory, mask = base.memory(self.images, tokens)
         return base.decode(memory, mask, self.ids, base.diagnosis.embed(self.classes))
 
-    def token_mean(self, values):
-        """Of (B, L - 1) values: the mean over each report's tokens, then over reports."""
-        rows = [values[b][self.labels[b, 1:] != -100].mean() for b in range(len(values))]
-        return torch.stack(rows).mean()
-
     def loss(self, student, teacher):
         base, leaves = self.model(student)
         tokens, u = self.unit_features(base, self.images)
@@ -83,22 +79,18 @@ class ByHand:
         with torch.no_grad():
             taught, teaching = self.run(self.model(teacher)[0], tokens.detach())
         entropy = F.cross_entropy(logits[:, :-1].transpose(1, 2), self.labels[:, 1:], reduction="none")
-        cosine = F.cosine_similarity(states, teaching, dim=-1)[:, :-1]
-        kl = F.kl_div(logits.log_softmax(-1), taught.log_softmax(-1), log_target=True, reduction="none").sum(-1)[:, :-1]
-        language, distillation = self.token_mean(entropy), self.token_mean(1 - cosine + kl)
+        language = torch.stack([e[at[1:] != -100].mean() for e, at in zip(entropy, self.labels, strict=True)])
+        distillation = distill_losses(states, logits, teaching, taught, self.labels)
         head = base.diagnosis(tokens, self.images.slice_mask)
         diagnosis = F.cross_entropy(head.flatten(0, 1), self.classes.flatten())
         _, v = self.unit_features(base, self.view)
-        contrast = []
-        patients = [s.visit.patient_id for s in self.samples]
-        for i in range(len(u)):
-            others = [a for a in range(len(u)) if patients[a] != patients[i]]
-            against = torch.stack([u[a] for a in others] + [v[a] for a in others] + list(self.learner.bank.rows))
-            contrast.append(torch.logsumexp(against @ u[i] / 0.07, 0) - u[i] @ v[i] / 0.07)
+        names = [s.visit.patient_id for s in self.samples]
+        patients = torch.tensor([names.index(name) for name in names])
+        contrast = contrast_losses(u, v, patients, self.learner.bank.rows, temperature=0.07)
         s = self.settings
         weight = s.l2g_weight if SPECIALISED in teacher else s.g2l_weight
-        total = language + diagnosis + s.contrast_weight * torch.stack(contrast).mean() + weight * distillation
-        return total, base, leaves
+        total = language + s.contrast_weight * contrast + weight * distillation
+        return total.mean() + diagnosis, base, leaves
 
 
 @pytest.mark.parametrize("half", ["generic", "specialised"])

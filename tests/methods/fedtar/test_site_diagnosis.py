@@ -151,33 +151,18 @@ def test_a_completed_report_states_all_that_the_head_reads_and_what_it_stated(le
     assert predicted[:, -2].all() and (stated >= predicted).all() and (stated >= before).all()
 
 
-def at(source, diagnosis, exchange=()):
-    """The executor of a site with data of this source, as far as it knows that."""
-    executor = executor_of("fedtar", preset="tiny", diagnosis=diagnosis, lora={"exchange": exchange})
+@pytest.mark.parametrize(
+    ("source", "diagnosis", "words"),
+    [("manifest", {"labeler": "synthetic"}, r"diagnosis\.labeler is 'synthetic'.*chexpert-rules"),
+     ("synthetic", {"labeler": "none", "shared": True}, r"diagnosis\.shared.*no head")],
+)  # fmt: skip
+def test_a_hospital_refuses_the_synthetic_rules_for_real_reports_and_a_shared_head_that_it_has_not(
+    cohort, source, diagnosis, words
+):
+    executor = executor_of("fedtar", preset="tiny", diagnosis=diagnosis)
     executor.strategy = executor.strategy.at(source, None)
-    return executor
-
-
-def greet(executor, **parts):
-    """Do what the strategy does at the handshake."""
-    config = SimpleNamespace(source=executor.strategy.source)
-    executor.strategy.at_handshake(task_of(executor, config=config, **parts))
-
-
-def test_a_real_hospital_s_reports_are_not_read_by_the_synthetic_rules():
-    with pytest.raises(ConfigError, match=r"diagnosis\.labeler is 'synthetic'.*chexpert-rules"):
-        greet(at("manifest", {"labeler": "synthetic"}))
-
-
-@pytest.mark.parametrize(("source", "decided"), [("synthetic", "synthetic"), ("manifest", "none")])
-def test_left_to_the_data_real_reports_are_not_labelled_and_sites_that_differ_disagree(source, decided):
-    auto = {"labeler": "auto"}
-    executor, before = at(source, auto), executor_of("fedtar", preset="tiny", diagnosis=auto).strategy.settings_digest()
-    assert executor.strategy.settings.diagnosis.labeler == decided
-    assert (executor.strategy.settings_digest() == before) == (source == "synthetic")
-    assert executor.strategy.shared_learner(source)[1]["diagnosis"].on == (source == "synthetic")
-    with pytest.raises(ConfigError, match="has not been decided"):
-        assert executor.strategy.settings.given.diagnosis.on
+    with pytest.raises(ConfigError, match=words):
+        executor.strategy.at_handshake(task_of(executor, config=SimpleNamespace(source=source), cohort=cohort))
 
 
 def test_what_is_trained_beside_the_adapter_is_held_against_the_site_s_bounds():
@@ -253,12 +238,6 @@ def test_a_shared_head_has_its_own_rate_lower_where_a_task_goes_through_its_visi
     assert [group["lr"] for group in groups] == pytest.approx([learner.training.lr, SHARED.lr * share])
 
 
-def test_a_head_is_shared_only_where_there_is_one(cohort):
-    executor = at("synthetic", {"labeler": "none", "shared": True})
-    with pytest.raises(ConfigError, match=r"diagnosis\.shared.*no head"):
-        greet(executor, cohort=cohort)
-
-
 @pytest.mark.parametrize(
     ("source", "settings", "shared", "rate"),
     [("synthetic", {"labeler": "auto", "shared": "auto"}, True, SHARED_RATE),
@@ -269,12 +248,19 @@ def test_a_head_is_shared_only_where_there_is_one(cohort):
      ("manifest", {"labeler": "ctrate-rules", "shared": "auto"}, False, OWN_RATE),
      ("manifest", {"labeler": "ctrate-rules", "shared": True}, True, SHARED_RATE)],
 )  # fmt: skip
-def test_left_to_the_data_the_head_of_synthetic_data_alone_is_shared(source, settings, shared, rate):
-    executor = at(source, settings, ["a"])
-    _, outside = executor.strategy.shared_learner(source)
-    assert (executor.strategy.settings.diagnosis.shared, executor.strategy.settings.diagnosis.lr) == (shared, rate)
+def test_left_to_the_data_synthetic_data_alone_is_labelled_and_its_head_shared(source, settings, shared, rate):
+    before = executor_of("fedtar", preset="tiny", diagnosis=settings, lora={"exchange": ["a"]}).strategy
+    strategy = before.at(source, None)
+    decided, (_, outside) = strategy.settings.diagnosis, strategy.shared_learner(source)
+    auto = {"synthetic": "synthetic", "manifest": "none"}[source]
+    assert decided.labeler == auto if settings["labeler"] == "auto" else settings["labeler"]
+    assert (decided.shared, decided.lr, outside["diagnosis"].on) == (shared, rate, decided.labeler != "none")
     exchange = ("a", HEAD_NAMES) if shared else ("a",)
-    assert executor.strategy.settings.lora.exchange == outside["lora"].exchange == exchange
+    assert strategy.settings.lora.exchange == outside["lora"].exchange == exchange
+    if settings["labeler"] == "auto":  # sites that differ disagree
+        assert (strategy.settings_digest() == before.settings_digest()) is (source == "synthetic")
+        with pytest.raises(ConfigError, match="has not been decided"):
+            assert strategy.settings.given.diagnosis.on
 
 
 def test_a_trained_head_leaves_only_where_the_site_s_guard_names_it(hospital):
