@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from pydantic import Field
+from torch import nn
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import RunSettings, Settings
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.learner import ReportLearner
-from fedtar_flare.learning.training import Trained
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import PooledSite
-from fedtar_flare.models.adapters.kinds import Kind, Unadapted, add_adapter, replace_conv1d, without_adapter
+from fedtar_flare.models.adapters.kinds import Kind, Unadapted, add_adapter, replace_conv1d, schedule, without_adapter
 from fedtar_flare.models.adapters.peft_file import OTHER_KINDS
 from fedtar_flare.protocol.contract import Group
 
@@ -99,8 +99,6 @@ class PEFTSite(PooledSite):
             raise ConfigError("peft.kind is none: lora.exchange must name the parameters that are trained and travel")
         if peft.kind == "adalora" and not (peft.target_rank or 1) < lora.rank:
             raise ConfigError(f"peft.target_rank {peft.target_rank or 1} is not below lora.rank {lora.rank}")
-        if peft.kind == "adalora" and self.settings.training.local_epochs is not None:
-            raise ConfigError("training.local_epochs: give adalora local_steps, as all sites share its schedule")
 
     def extend(self, model: ReportGenerator) -> None:
         extend(model, self.settings.peft.extension(self.settings.model.lora_targets, self.seed))
@@ -148,15 +146,22 @@ class PEFTLearner(ReportLearner):
         return super().describe() | {"extension": self._extension, "parameters": whole - adapter}
 
     def adapter_config(self) -> dict[str, Any]:
-        return {} if isinstance(self.model, Unadapted) else super().adapter_config()
+        """The same at all sites: AdaLoRA's schedule in it is never that of a site's own number of updates."""
+        if isinstance(self.model, Unadapted):
+            return {}
+        planned = schedule(self.training.local_steps) if self._peft.kind == "adalora" else {}
+        return super().adapter_config() | planned
 
     # ------------------------------------------------------------------ AdaLoRA
-    def train(self, *args: Any, **kwargs: Any) -> Trained:
-        """Reset the importance by which AdaLoRA prunes, then train."""
+    def shared_optimizer(self, parameters: Sequence[nn.Parameter], epochs: float) -> torch.optim.Optimizer:
+        """AdaLoRA: forget the importance by which the task before pruned, and prune within this task's updates."""
         self._made = 0
         if self._peft.kind == "adalora":
-            cast(Any, self.model.base_model).rankallocator.reset_ipt()
-        return super().train(*args, **kwargs)
+            base, shown = cast(Any, self.model.base_model), self.cohort.shown_visits(None, self.min_cell)
+            base.rankallocator.reset_ipt()
+            updates = round(epochs * max(1, shown) / self.training.batch_size)
+            vars(base.rankallocator.peft_config).update(schedule(updates))
+        return super().shared_optimizer(parameters, epochs)
 
     def after_backward(self, start: Mapping[str, torch.Tensor]) -> None:
         """AdaLoRA: the gradient of ``0.5 / n sum_F |F F' - 1|`` over the n factors A and B'."""

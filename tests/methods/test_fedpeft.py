@@ -58,14 +58,18 @@ def test_adalora_s_penalty_is_that_of_factors_that_are_not_orthonormal(site_of):
         torch.testing.assert_close(parameter.grad.double(), wanted, rtol=1e-4, atol=1e-7)
 
 
-def test_adalora_is_pruned_to_its_target_within_a_task_and_begins_anew_in_the_next(site_of):
-    site, _, w = site_of("adalora", target_rank=1)
+@pytest.mark.parametrize("training", [{"local_steps": 2}, {"local_epochs": 2.0}])
+def test_adalora_is_pruned_to_its_target_within_a_task_and_begins_anew_in_the_next(hospital, training):
+    """Within a task's own number of updates, of which the adapter's description says nothing."""
+    settings = {"peft": {"kind": "adalora", "target_rank": 1}, "training": {"batch_size": 4, **training}}
+    site, reply, w = hospital(method="fedpeft", fresh=False, **settings)
     for round_ in (1, 2):
         _, update = site.train(w, round_, 1)
         w = {n: w[n] + update[n] for n in w}
         values = [w[n] for n in w if n.endswith("lora_E")]
         left = sum(int((v != 0).sum()) for v in values)
         assert 0 < left <= len(values), "at most one entry a layer, in the mean"
+        assert site.executor.strategy.learner.adapter_config() == reply.payload["adapter_config"]
 
 
 def with_words(kind, prompts=3):

@@ -81,8 +81,8 @@ class TaskLearner(TaskModel):
     # ------------------------------------------------------------------ PROBE
     def probe(
         self, centres: Mapping[str, Tensor], data: TaskData, task: int, *, direct: bool = False
-    ) -> tuple[float, dict[str, Tensor]]:
-        """Loss at C alpha', and G (K, *shape) of these centres by name (Eq. 9), to first order.
+    ) -> dict[str, Tensor]:
+        """G (K, *shape) of these centres by name (Eq. 9), to first order.
 
         ``direct``: without inner steps (Variant C). Raises DataError ``non-finite-gradient``; ExchangeError for centres
         that do not fit the model.
@@ -90,12 +90,12 @@ class TaskLearner(TaskModel):
         c = self._columns(centres)
         alpha, gradient_sum = self._inner(c, data.train, task, None if direct else "probe")
         everything = range(len(data.train.labels))
-        loss, v = self.gradient(self._theta(combined(c, alpha)), data.train, everything, self.settings.batch_size)
+        v = self.gradient(self._theta(combined(c, alpha)), data.train, everything, self.settings.batch_size)
         g = self.layout.stacked(first_order(c, alpha, gradient_sum, v, self.settings.eta_in))
         gradients = {name: value.float().cpu().contiguous() for name, value in g.items()}
         if not all(torch.isfinite(value).all() for value in gradients.values()):
             raise DataError("the gradient of the start is not finite; lower eta_in", reason="non-finite-gradient")
-        return loss, gradients
+        return gradients
 
     # ------------------------------------------------------------------ ADAPT
     def adapt(
@@ -271,7 +271,7 @@ class TaskLearner(TaskModel):
         steps = shuffled(everything, size, self.seed, task, phase, 0) if phase else []
 
         def gradient(s: int, difference: Vectors) -> Vectors:
-            return self.gradient(self._theta(difference), examples, steps[s], size)[1]
+            return self.gradient(self._theta(difference), examples, steps[s], size)
 
         return inner_steps(c, equal, gradient, len(steps), self.settings.eta_in)
 

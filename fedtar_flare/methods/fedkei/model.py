@@ -126,18 +126,14 @@ class TaskModel:
         for name, parameter in self.parameters.items():
             parameter.copy_(tensors[name])
 
-    def gradient(
-        self, theta: Vectors, examples: Examples, indices: Sequence[int], size: int
-    ) -> tuple[float, dict[Kind, Tensor]]:
-        """Mean loss of all these examples and its gradient, ``size`` at a time."""
+    def gradient(self, theta: Vectors, examples: Examples, indices: Sequence[int], size: int) -> dict[Kind, Tensor]:
+        """Gradient of the mean loss of all these examples, ``size`` at a time."""
         self.load_vectors(theta)
-        total, mean = 0.0, {kind: torch.zeros_like(value) for kind, value in theta.items()}
+        mean = {kind: torch.zeros_like(value) for kind, value in theta.items()}
         for chosen in parts(indices, size):
-            loss, gradients = self.gradients(examples, chosen)
-            total += loss * len(chosen)
-            for kind, value in self.layout.vectors(gradients).items():
+            for kind, value in self.layout.vectors(self.gradients(examples, chosen)[1]).items():
                 mean[kind] += value * (len(chosen) / len(indices))
-        return total / len(indices), mean
+        return mean
 
     @torch.no_grad()
     def mean_loss(self, theta: Vectors, examples: Examples) -> float | None:

@@ -177,7 +177,7 @@ class FedKEISite(SiteStrategy):
         if refused := self._refused(task, data):
             return refused, None
         direct = self.plan.probe == "direct"
-        _, gradients = self._learner(task).probe(task.weights, data, task.header.round, direct=direct)
+        gradients = self._learner(task).probe(task.weights, data, task.header.round, direct=direct)
         task.site.stop_if_aborted()
         return ok(task.header, {"samples": float(data.samples)}), gradients
 

@@ -73,9 +73,8 @@ def add_adapter(
         warnings.filterwarnings("ignore", message="Note that `r` is not used in AdaLora")
         warnings.filterwarnings("ignore", message="Specified to not save vera_A")  # the seed restores them
         if kind == "adalora":
-            steps: dict[str, Any] = {"tinit": updates // 5, "tfinal": updates // 5, "total_step": max(2, updates)}
-            steps["lora_alpha"] = alpha  # PEFT declares an integer
-            config = AdaLoraConfig(init_r=rank, target_r=target, target_modules=names, **steps)
+            more: dict[str, Any] = schedule(updates) | {"lora_alpha": alpha}  # PEFT declares an integer
+            config = AdaLoraConfig(init_r=rank, target_r=target, target_modules=names, **more)
         elif kind == "vera":
             config = VeraConfig(r=rank, target_modules=names, projection_prng_key=seed, save_projection=False)
         else:
@@ -85,6 +84,11 @@ def add_adapter(
         parameter.requires_grad_(False)  # PEFT leaves the rank by which AdaLoRA divides to be trained
     keep_extras(peft_model, DEFAULT_ADAPTER, extras)
     return peft_model
+
+
+def schedule(updates: int) -> dict[str, int]:
+    """When AdaLoRA prunes, of so many updates: between the first and the last fifth."""
+    return {"tinit": updates // 5, "tfinal": updates // 5, "total_step": max(2, updates)}
 
 
 def add_ia3(model: nn.Module, *, targets: Sequence[str], extra: Sequence[str] = ()) -> PeftModel:

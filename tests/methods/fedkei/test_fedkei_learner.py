@@ -64,7 +64,7 @@ def length(adapted):
 
 
 def gradient_through_steps(one, stacked, train, task, direct):
-    """Outer loss, and its gradient in the centres by name, by autograd; the inner gradients are constants."""
+    """Gradient of the outer loss in the centres by name, by autograd; the inner gradients are constants."""
     own, eta, everything = one.parameters, one.settings.eta_in, range(len(train.labels))
     names = {id(p): name for name, p in one.classifier.named_parameters()}
     like = next(iter(own.values()))
@@ -89,7 +89,7 @@ def gradient_through_steps(one, stacked, train, task, direct):
             moves[heads[name]] = moves[heads[name]] + (c * g[None]).flatten(1).sum(1)
         alpha = {head: alpha[head] - eta * moves[head] for head in alpha}
     whole = loss(theta_of(alpha), everything)
-    return float(whole.detach()), dict(zip(centres, torch.autograd.grad(whole, list(centres.values())), strict=True))
+    return dict(zip(centres, torch.autograd.grad(whole, list(centres.values())), strict=True))
 
 
 @pytest.mark.parametrize("direct", [False, True])
@@ -97,9 +97,8 @@ def test_the_gradient_of_a_real_model_is_autograd_through_all_batches(direct):
     one = learner(batch_size=24)
     one.classifier.double()
     stacked = centres_of(one)
-    loss_of_probe, gradients = one.probe(stacked, DATA, 2, direct=direct)
-    loss, wanted = gradient_through_steps(one, stacked, DATA.train, 2, direct)
-    assert loss_of_probe == pytest.approx(loss, abs=1e-9)
+    gradients = one.probe(stacked, DATA, 2, direct=direct)
+    wanted = gradient_through_steps(one, stacked, DATA.train, 2, direct)
     for name, value in wanted.items():
         torch.testing.assert_close(gradients[name], value.float(), rtol=1e-5, atol=1e-9)
 
