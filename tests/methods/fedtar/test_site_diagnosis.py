@@ -20,6 +20,7 @@ from fedtar_flare.methods.fedtar.method import CONTRACT
 from fedtar_flare.models.config import CVT_TARGETS, preset
 from fedtar_flare.models.report_generator import Encoded, report_loss
 from fedtar_flare.protocol.contract import HEAD_NAMES
+from fedtar_flare.protocol.messages import version
 from fedtar_flare.site.guard import InboundTask, OutboundGuard
 from fedtar_flare.testing import executor_of, task_of
 
@@ -268,7 +269,8 @@ def test_a_trained_head_leaves_only_where_the_site_s_guard_names_it(hospital):
     reply, update = site.train(w, 1, 1)
     assert reply.status == "ok" and "diagnosis.head.bias" in update
     message = FLModelUtils.to_shareable(FLModel(params=update, params_type=ParamsType.DIFF, meta=reply.to_meta()))
-    asked = InboundTask(site.header("run", 1, 1), {name: tuple(value.shape) for name, value in w.items()})
+    shapes = {name: tuple(value.shape) for name, value in w.items()}
+    asked = InboundTask(site.header("run", 1, 1, after=version(1, 0)), shapes)
     with pytest.raises(ExchangeError, match=r"diagnosis\.head\.\w+.*not allowed to leave.*extra_names"):
         OutboundGuard(["fedtar"])._check(message, "train", asked, "site-1")
     OutboundGuard(["fedtar"], extra_names=[HEAD_NAMES])._check(message, "train", asked, "site-1")
