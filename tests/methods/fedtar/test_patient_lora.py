@@ -31,33 +31,51 @@ def called_with(base, weights, **inputs):
 FORMS: list[dict[str, Any]] = [{"time_conditioned": True}, {"time_conditioned": False}]
 
 
+def run(case, device="cpu", **form):
+    """The adapted model and its patient part, its outputs, what is trained, and the gradient of a weighted sum."""
+    peft_model, patient = adapted(copy.deepcopy(case.model).double().eval(), case.targets, **form)
+    shake(peft_model)
+    shake(patient)
+    peft_model.to(device)
+    patient.to(device)
+    with patient.adapt(*patients()):
+        inputs = {name: value.to(device) for name, value in case.inputs.items()}
+        outputs = case.outputs(peft_model.get_base_model(), inputs)
+    parameters = [*shared_parameters(peft_model).values(), *patient.parameters()]
+    gradients = torch.autograd.grad((outputs * weighting(outputs)).sum(), parameters)
+    return peft_model, patient, outputs, parameters, gradients
+
+
+def weighting(outputs):
+    return normal(*outputs.shape, seed=7).to(outputs.device)
+
+
 @pytest.mark.parametrize(
     ("name", "form"), [(name, form) for name in CASES for form in FORMS] + [(next(iter(CASES)), {"constant_q": True})]
 )
 def test_outputs_and_gradients_equal_a_loop_over_written_out_weights(name, form):
-    case = CASES[name]()
-    base = case.model.double().eval()
-    peft_model, patient = adapted(copy.deepcopy(base), case.targets, **form)
-    shake(peft_model)
-    shake(patient)
-    q, steps = patients()
-    with patient.adapt(q, steps):
-        outputs = case.outputs(peft_model.get_base_model(), case.inputs)
-    weighting = normal(*outputs.shape, seed=7)
-    parameters = [*shared_parameters(peft_model).values(), *patient.parameters()]
-    gradients = torch.autograd.grad((outputs * weighting).sum(), parameters)
-
-    rows = []
+    case, (q, steps) = CASES[name](), patients()
+    peft_model, patient, outputs, parameters, gradients = run(case, **form)
+    base, rows = case.model.double().eval(), []
     for p in range(BATCH):
         weights = written_out_weights(base, peft_model, patient, q[p], steps[p])
         rows.append(case.outputs(partial(called_with, base, weights), case.of_sample(p)))
     reference = torch.cat(rows)
-    expected = torch.autograd.grad((reference * weighting).sum(), parameters)
-
+    expected = torch.autograd.grad((reference * weighting(reference)).sum(), parameters)
     torch.testing.assert_close(outputs, reference, rtol=1e-9, atol=1e-9)
     for gradient, wanted in zip(gradients, expected, strict=True):
         assert wanted.abs().max() > 0
         torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-9 * float(wanted.abs().max()))
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_cpus_outputs_and_gradients():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    case = gpt2_case()
+    (*_, outputs, _, gradients), (*_, on_gpu, _, theirs) = (run(case, device) for device in ("cpu", "cuda"))
+    for a, b in zip((outputs, *gradients), (on_gpu, *theirs), strict=True):
+        torch.testing.assert_close(b.cpu(), a, rtol=1e-9, atol=1e-9)
 
 
 def test_phi_starts_near_one_vector_that_all_patients_share_and_the_papers_form_far_apart():
@@ -114,27 +132,3 @@ def test_beam_search_of_a_batch_equals_one_at_a_time_and_makes_factors_once():
     assert together == [write([p])[0] for p in range(BATCH)]
     assert len({tuple(row) for row in together}) == BATCH
     assert together != write([0, 1, 2], q[[1, 2, 0]])
-
-
-@pytest.mark.gpu
-def test_a_gpu_gives_the_cpus_outputs_and_gradients():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    results = []
-    for device in ("cpu", "cuda"):
-        case = gpt2_case()
-        torch.manual_seed(0)
-        base = gpt2_model().double().eval().to(device)
-        peft_model, patient = adapted(base, case.targets)
-        shake(peft_model.cpu())
-        shake(patient.cpu())
-        peft_model.to(device)
-        patient.to(device)
-        inputs = {key: value.to(device) for key, value in case.inputs.items()}
-        with patient.adapt(*patients()):
-            outputs = case.outputs(peft_model.get_base_model(), inputs)
-        parameters = [*shared_parameters(peft_model).values(), *patient.parameters()]
-        gradients = torch.autograd.grad(outputs.square().sum(), parameters)
-        results.append([outputs.detach().cpu(), *(gradient.cpu() for gradient in gradients)])
-    for on_cpu, on_gpu in zip(*results, strict=True):
-        torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-9, atol=1e-9)
