@@ -20,6 +20,11 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path):
     assert last.round == 4 and last.info == {"run_id": "x"} and not problems
     assert last.method["t"].dtype == torch.float64 and last.weights["a"].tolist() == [4.0] * 3
     assert load(tmp_path / "best.safetensors").round == 2
+    for file in tmp_path.glob("round-*"):
+        file.write_bytes(b"half")
+    for place, words in ((tmp_path, "round-0003"), (tmp_path / "nothing", "no whole checkpoint")):
+        with pytest.raises(FedTARError, match=words):
+            CheckpointFolder(place).last()
 
 
 @pytest.mark.parametrize(
@@ -39,11 +44,3 @@ def test_a_file_that_cannot_be_used_costs_one_round_only_and_says_why(tmp_path, 
     assert last.round == 1 and len(problems) == 1
     with pytest.raises(StateError, match=words):
         load(newest)
-
-
-def test_none_whole_says_which_and_why(tmp_path):
-    (tmp_path / "round-0001.safetensors").write_bytes(b"half")
-    with pytest.raises(FedTARError, match="round-0001"):
-        CheckpointFolder(tmp_path).last()
-    with pytest.raises(FedTARError, match="no whole checkpoint"):
-        CheckpointFolder(tmp_path / "nothing").last()

@@ -182,12 +182,10 @@ def test_the_first_site_by_name_does_not_choose_the_start(tmp_path, value, claim
     came_down = sites["site-0"].received[1, 0]
     assert all(torch.equal(came_down[name], own) for name, own in sites["site-0"].start().items())
     assert ["a-liar" in event.text for event in of_kind(events, Alarm)] == [True]
-
-
-def test_without_a_majority_the_run_ends_and_says_who_has_which_start(tmp_path):
-    sites = {name: site for name, site in five().items() if name == "site-0"} | {"a-liar": starting(1e37)}
-    end = of_kind(run(federation_of("fedavg")(tmp_path, sites, num_rounds=1, time_steps=2)), End)[0]
-    assert end.status == "failed" and "a-liar" in end.reason and "site-0" in end.reason
+    if claims and value:  # without a majority, the run ends and says who has which start
+        two = {name: sites[name] for name in ("site-0", "a-liar")}
+        end = of_kind(run(federation_of("fedavg")(tmp_path / "two", two, num_rounds=1, time_steps=2)), End)[0]
+        assert end.status == "failed" and "a-liar" in end.reason and "site-0" in end.reason
 
 
 @given(st.integers(0, 999), st.sampled_from([1e-7, 0.0]), st.sampled_from([0.5, -1.0, 4.0]))
@@ -283,7 +281,7 @@ def chunks_until_refused(monkeypatch, chunks):
     return taken, error, result
 
 
-def test_a_message_is_fetched_up_to_a_limit(monkeypatch):
+def test_a_message_is_fetched_up_to_a_limit_and_the_controller_expects_no_more_than_the_exchange(tmp_path, monkeypatch):
     monkeypatch.setattr(wire, "_most_bytes", 4 * 1000)
     endless = ({f"t{i}": torch.zeros(300)} for i in range(10**9))
     taken, error, _ = chunks_until_refused(monkeypatch, endless)
@@ -294,10 +292,6 @@ def test_a_message_is_fetched_up_to_a_limit(monkeypatch):
     assert len(taken) == 4 and "not fetched" in error
     taken, error, result = chunks_until_refused(monkeypatch, [{"a": torch.ones(3)}, {"b": torch.ones(2)}])
     assert not error and torch.equal(result["a"], torch.ones(3)) and set(result) == {"a", "b"}
-
-
-def test_the_controller_expects_no_more_than_the_exchange(tmp_path, monkeypatch):
-    monkeypatch.setattr(wire, "_most_bytes", wire._most_bytes)
     run(federation(tmp_path, num_rounds=1))
     assert wire._most_bytes == 4 * 12 * 2  # 12 values, in at most the two groups of a task
     with pytest.raises(ExchangeError):

@@ -72,22 +72,18 @@ def test_an_entry_says_what_is_personal(tmp_path, madeup):
     assert "PERSONAL DATA" in out and "madeup" in out and "no group of the contract" in out
 
 
-def test_what_the_guard_refused_and_why(tmp_path):
-    ctx, sent = context(tmp_path), message({"hypernetworks.x": torch.ones(1)}, numbers={"samples": 1})
-    leave(ctx, OutboundGuard(["fedtar"]).process(sent, ctx))
-    (entry,) = entries(tmp_path)
-    assert entry["outcome"] == "refused" and entry["status"] == "error" and not entry["tensors"]
-    assert "hypernetworks.x" in entry["reason"]
-
-
-def test_what_a_filter_of_the_job_adds_afterwards_and_foreign_messages(tmp_path):
-    sent, foreign, odd = message(tensors()), make_reply(ReturnCode.OK), message(tensors())
+def test_what_the_guard_refused_what_a_filter_of_the_job_adds_afterwards_and_foreign_messages(tmp_path):
+    sent, foreign, odd, ctx = message(tensors()), make_reply(ReturnCode.OK), message(tensors()), context(tmp_path)
+    unknown = message({"hypernetworks.x": torch.ones(1)}, numbers={"samples": 1})
+    leave(ctx, OutboundGuard(["fedtar"]).process(unknown, ctx))
     sent["patients"] = sent["DXO"]["data"]["names"] = ["x"]
     foreign["weights"] = [1, 2]
     odd["DXO"]["meta"] = {HEADER: "text", "note": 1}
     for each in (sent, foreign, odd, make_reply(ReturnCode.EXECUTION_EXCEPTION)):
         leave(context(tmp_path), each, [AuditTrail(), AuditTrail()])  # recorded once, however many listen
-    *others, error = entries(tmp_path)
+    refused, *others, error = entries(tmp_path)
+    assert (refused["outcome"], refused["status"], refused["tensors"]) == ("refused", "error", [])
+    assert "hypernetworks.x" in refused["reason"]
     assert [entry["other"] for entry in others] == [["names", "patients"], ["weights"], ["note"]]
     assert (error["outcome"], error["status"]) == ("error", "EXECUTION_EXCEPTION")
 
@@ -111,14 +107,11 @@ def test_totals_by_job_and_a_cut_off_last_line(tmp_path):
     files[0].write_text(files[0].read_text() + '{"cut')
     sums = {total["job"]: total for total in totals(read_audit(files))}
     assert sums["two"]["messages"] == 2 and sums["two"]["bytes"] == 72 and sums["one"]["tensors"] == 2
+    leave(context(tmp_path / "kit", job="../../outside"), message(tensors()))  # a job's id never becomes a path
+    assert [*tmp_path.rglob("*outside*")] == [*(state_of(tmp_path / "kit") / "audit").glob("*.jsonl")]
     files[0].write_text("{cut\n" + files[0].read_text())
     with pytest.raises(FedTARError, match="line 1"):
         read_audit(files)
-
-
-def test_a_job_id_never_becomes_a_path(tmp_path):
-    leave(context(tmp_path / "kit", job="../../outside"), message(tensors()))
-    assert [f.parent for f in tmp_path.rglob("*.jsonl")] == [state_of(tmp_path / "kit") / "audit"]
 
 
 WHOLE = os.pwrite

@@ -57,6 +57,9 @@ def test_the_agreed_update_passes_unchanged_in_both_wire_formats(dtype):
     reply, params = outcome(message(update, numbers={"samples": 3, "train_loss": 0.5}), asked("train", good()))
     assert reply.status == OK and all(torch.equal(params[name], value) for name, value in update.items())
     assert "12 values" in refused(message(good()), asked("train", good()), max_values=5)
+    (unknown := asked("train")).set_prop(FLContextKey.TASK_DATA, None, private=True, sticky=False)
+    for sent in (message(good()), message()):
+        assert "what the server sent down is not known" in refused(sent, unknown)
 
 
 def test_another_tensor_is_refused_and_named_and_nothing_else_leaves():
@@ -65,6 +68,8 @@ def test_another_tensor_is_refused_and_named_and_nothing_else_leaves():
     assert "y.lora_A.weight" in refused(sent, asked("train", good()))
     reply, _ = outcome(sent, asked("train", good()))
     assert (reply.method, reply.round, reply.step) == ("fedtar", 1, 1)
+    for smuggle in (lambda sent: sent.update(note="free text"), lambda sent: sent.set_header("note", "free text")):
+        refused(smuggled(smuggle, message(good())), asked("train", good()))
 
 
 def answer(numbers=None, **more):
@@ -111,12 +116,9 @@ def test_initial_weights_leave_in_the_handshake_alone_and_from_the_site_that_was
         sent = message(good(), ParamsType.FULL, {"samples": 3} if task == "train" else {})
         refused(sent, asked(task, good(), header=INITIAL))
     refused(message(good()), asked("another_task", good()))
-
-
-def test_initial_weights_are_those_of_the_schema():
     without = plain_message(good(), ParamsType.FULL, payload=HELLO)
     other, fewer = hello(good(), schema={A: good()[A]}), hello({A: good()[A]}, schema=good())
-    for sent in (other, fewer, hello(good(), dtype=1), without):
+    for sent in (other, fewer, hello(good(), dtype=1), without):  # not those of the schema
         refused(sent, asked("handshake", header=INITIAL))
 
 
@@ -130,13 +132,6 @@ def test_a_parameter_that_may_travel_takes_no_private_one_with_it(private):
     sent = {**open_, private: torch.ones(2)}
     for leaving in (hello(sent), hello(sent, open_), hello(None, sent)):  # not even its name, in a schema
         refused(leaving, ctx, **extra)
-
-
-def test_a_task_whose_data_is_not_known_is_not_answered():
-    ctx = asked("train")
-    ctx.set_prop(FLContextKey.TASK_DATA, None, private=True, sticky=False)
-    for sent in (message(good()), message()):
-        assert "what the server sent down is not known" in refused(sent, ctx)
 
 
 def rows(count=2):
@@ -179,29 +174,24 @@ def test_a_method_that_the_site_lists_is_done(tmp_path, madeup):
         assert reply.status == OK and sorted(left) == sorted(good()) and len(done) == 1
 
 
-@pytest.mark.parametrize(
-    ("method", "task", "policies", "said"),
-    [
-        ("fedtar", "train", [None], "(none)"),
-        ("fedtar", "train", [[]], "(none)"),
-        ("fedtar", "train", [[], ["fedtar"]], "(none)"),
-        ("madeup", "learn", [["fedtar", "fedavg"], ["madeup"]], "(fedtar, fedavg)"),
-        ("madeup", "learn", [None, ["madeup"]], "(none)"),
-        ("scaffold", "train", [[*default_names()]], "means of gradients"),
-        ("madeup", "learn", [["fedtar"], ["fedtar", "madeup"]], "(fedtar)"),
-        ("fedtar", "train", [["fedtar"], []], "(none)"),
-        ("not-installed", "train", [["not-installed"], ["not-installed"]], "not installed here"),
-        ("madeup", "train", [["madeup"]], "task 'train'"),
-    ],
-)
-def test_a_method_that_the_site_does_not_list_is_refused_before_anything_is_done(
-    tmp_path, madeup, method, task, policies, said
-):
+UNLISTED = {  # (method, task, its word) of which the guards of the site and of the job list other methods
+    ("fedtar", "train", "(none)"): [[None], [[]], [[], ["fedtar"]], [["fedtar"], []]],
+    ("madeup", "learn", "(none)"): [[None, ["madeup"]]],
+    ("madeup", "learn", "(fedtar"): [[["fedtar", "fedavg"], ["madeup"]], [["fedtar"], ["fedtar", "madeup"]]],
+    ("scaffold", "train", "means of gradients"): [[[*default_names()]]],
+    ("not-installed", "train", "not installed here"): [[["not-installed"], ["not-installed"]]],
+    ("madeup", "train", "task 'train'"): [[["madeup"]]],
+}
+
+
+@pytest.mark.parametrize(("method", "task", "words"), UNLISTED)
+def test_a_method_that_the_site_does_not_list_is_refused_before_anything_is_done(tmp_path, madeup, method, task, words):
     """Though it is installed, and though the guard of the job names it."""
-    reply, left, done = through_a_site(tmp_path, method, task, *policies)
-    assert reply.status == ERROR and method in reply.reason and said in reply.reason and not left and not done
-    assert "guard" in reply.reason and reply.method == method
-    assert "not among" not in reply.reason or "local/privacy.json" in reply.reason
+    for policies in UNLISTED[method, task, words]:
+        reply, left, done = through_a_site(tmp_path, method, task, *policies)
+        assert reply.status == ERROR and method in reply.reason and words in reply.reason and not left and not done
+        assert "guard" in reply.reason and reply.method == method
+        assert "not among" not in reply.reason or "local/privacy.json" in reply.reason
 
 
 def test_reasons_of_errors_and_abstentions_pass():
@@ -222,11 +212,6 @@ def test_an_error_reply_of_flare_passes_with_nothing_but_its_code():
         left = OutboundGuard(["fedtar"]).process(reply, asked("train", good()))
         assert left.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
         assert "patient" not in str(left) and "DXO" not in left
-
-
-def test_what_stands_beside_tensors_is_refused():
-    for smuggle in (lambda sent: sent.update(note="free text"), lambda sent: sent.set_header("note", "free text")):
-        refused(smuggled(smuggle, message(good())), asked("train", good()))
 
 
 def test_what_the_tasks_really_send_passes():

@@ -36,7 +36,8 @@ def hospital(tmp_path, monkeypatch):
         date = f"{DATE}-{number % 28 + 1:02d}T08:00:00"
         text = f"No finding. {MARK}word{number}."
         rows.append(f"{MARK}id{number // 2},{date},{MARK}{number}.png,{text},{30 + number},F")
-    rows.append(f"{MARK}broken,{DATE}-01,{MARK}missing.png,{MARK},50,M")
+    rows += [f"{MARK}broken,{DATE}-01,{MARK}missing.png,{MARK},50,M", f"{MARK}none,{DATE}-02,{MARK}2.png, ,50,unknown"]
+    rows.append(rows[1])
     (kit / "local" / f"{MARK}table.csv").write_text("\n".join(rows))
     state_of(kit).mkdir(mode=0o700)
     (state_of(kit) / "fedtar.key").write_text("00" * 32)  # splits with patients in each part
@@ -93,7 +94,8 @@ def test_no_message_holds_a_mark_and_each_is_in_the_audit(hospital):
 def test_errors_at_the_site_name_files_there_and_nothing_in_the_message(hospital, caplog):
     table = hospital / "local" / f"{MARK}table.csv"
     whole = table.read_text()
-    for broken in (f"{MARK}column\n", whole.replace(".png", ".gone"), whole.replace("1987", "19x87"), None):
+    spoilt = [f"{MARK}column\n", whole.split("\n")[0], whole.replace(".png", ".gone"), whole.replace("1987", "19x87")]
+    for broken in (*spoilt, None):
         table.unlink()
         if broken:
             table.write_text(broken)

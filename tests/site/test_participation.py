@@ -85,21 +85,18 @@ def test_sites_that_are_paused_at_the_handshake(tmp_path):
     assert "site-a: paused by the site" in federation.panics[0]
 
 
-def test_an_unreadable_decision_is_no_consent(tmp_path):
-    assert participation(tmp_path) is Participation.TAKING_PART
-    for text in ("", "[]", '{"status": "maybe"}'):
-        (tmp_path / "participation.json").write_text(text)
-        with pytest.raises(FedTARError, match="cannot be read"):
-            participation(tmp_path)
-
-
 def test_the_commands_write_the_decision(tmp_path):
     (tmp_path / "startup").mkdir()
     assert "startup kit" in failing("site", "pause", "--kit", tmp_path)
+    assert participation(tmp_path) is Participation.TAKING_PART
     (tmp_path / "startup" / "fed_client.json").write_text("{}")
     for command, state in zip(("join", "pause", "leave"), Participation, strict=True):
         passing("site", command, cwd=tmp_path)
         assert participation(state_of(tmp_path)) is state
+    for text in ("", "[]", '{"status": "maybe"}'):  # no consent
+        (state_of(tmp_path) / "participation.json").write_text(text)
+        with pytest.raises(FedTARError, match="cannot be read"):
+            participation(state_of(tmp_path))
     (known := tmp_path / "home" / "state" / "sites" / "site-1").mkdir(parents=True)
     home = {"FEDTAR_HOME": str(tmp_path / "home")}
     passing("site", "pause", "--simulated", "site-1", **home)

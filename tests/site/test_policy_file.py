@@ -47,12 +47,6 @@ def test_scalars_do_not_stream_past_a_filter_that_may_be_for_privacy(tmp_path, c
     assert not streaming_allowed(tmp_path)
 
 
-def test_what_is_installed_is_allowed_nowhere_by_itself(madeup):
-    assert "fedtar" in own_names() and madeup.method not in own_names()
-    assert allowed_methods(site_policy(own_names())) == list(own_names())
-    assert set(own_names()) - set(default_names()) == {"scaffold"}, "what has a caution is allowed where it is named"
-
-
 def _guards(results, tasks):
     kinds = (("task_result_filters", results), ("task_data_filters", tasks))
     return {kind: [{"path": GUARD, "args": arguments} for arguments in guards] for kind, guards in kinds}
@@ -75,8 +69,11 @@ def test_the_allowed_methods_are_those_that_both_guards_list(scopes, allowed):
     assert allowed_methods({"scopes": scopes}) == allowed
 
 
-def test_a_method_that_the_site_does_not_allow_is_not_even_imported(tmp_path, monkeypatch):
+def test_a_method_that_the_site_does_not_allow_is_not_even_imported(tmp_path, monkeypatch, madeup):
     """FLARE builds a job's executor before any filter of the site runs."""
+    assert "fedtar" in own_names() and madeup.method not in own_names()
+    assert allowed_methods(site_policy(own_names())) == list(own_names())
+    assert set(own_names()) - set(default_names()) == {"scaffold"}, "what has a caution is allowed where it is named"
     loaded = []
     point = SimpleNamespace(name="unlisted", value="evil:METHOD", dist=None, load=lambda: loaded.append(1))
     monkeypatch.setitem(registry._announced(), "unlisted", point)

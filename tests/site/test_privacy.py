@@ -168,13 +168,6 @@ def test_what_is_not_covered_does_not_leave(tmp_path):
     assert "ledger" in reply.reason and str(tmp_path) not in reply.reason
 
 
-def test_errors_and_abstentions_pass_without_numbers(tmp_path):
-    sent = message(update(), status=ABSTAIN, reason="too few", numbers={"seconds": 1.0}, payload={"min_cell": 5})
-    reply, tensors = read(GaussianPrivacy().process(sent, context(tmp_path)))
-    assert reply.status == ABSTAIN and reply.reason == "too few"
-    assert not tensors and not reply.numbers and not reply.payload
-
-
 def test_bad_settings_fail_when_built():
     wrong = {
         "clip_norm": 0,
@@ -215,6 +208,11 @@ def learnt(tmp_path, tensors, privacy, numbers=None, payload=None, **reply):
 
 
 def test_a_task_with_an_update_and_noisy_fields_makes_two_releases(tmp_path, madeup):
+    reply, left = learnt(tmp_path / "kit", update(), GaussianPrivacy(), {"loss": 2.0}, {"slopes": [1.0], "mode": "x"})
+    assert reply.status == OK and reply.numbers == {"n": 3} and set(reply.payload) == {"privacy"} and left
+    sent = message(update(), status=ABSTAIN, reason="too few", numbers={"seconds": 1.0}, payload={"min_cell": 5})
+    reply, left = read(GaussianPrivacy().process(sent, context(tmp_path)))
+    assert (reply.status, reply.reason) == (ABSTAIN, "too few") and not left and not reply.numbers and not reply.payload
     noise = {"noise_multiplier": 2.0, "closing_noise_multiplier": 4.0}
     both, single = epsilon_of((1 / 4 + 1 / 16) ** 0.5, 1e-5), epsilon_of(1 / 2, 1e-5)
     privacy = GaussianPrivacy(**noise, max_epsilon=(both + single) / 2)
@@ -228,11 +226,6 @@ def test_a_task_with_an_update_and_noisy_fields_makes_two_releases(tmp_path, mad
     assert not any(torch.equal(left[name], value) for name, value in update().items())
     account = reply.payload["privacy"]
     assert account["releases"] == 2 and account["epsilon"] == pytest.approx(both)
-
-
-def test_without_noise_for_them_noisy_fields_stay_and_the_update_leaves(tmp_path, madeup):
-    reply, left = learnt(tmp_path, update(), GaussianPrivacy(), {"loss": 2.0}, {"slopes": [1.0], "mode": "x"})
-    assert reply.status == OK and reply.numbers == {"n": 3} and set(reply.payload) == {"privacy"} and left
 
 
 def test_what_cannot_be_released_stays_and_costs_no_budget(tmp_path, madeup):

@@ -37,6 +37,11 @@ def test_versions_are_found_by_the_task_that_names_them(state, tmp_path):
     for other in (SiteState(tmp_path, "run2", "site-1"), SiteState(tmp_path, "run", "site-2")):
         assert other.versions() == []
     assert state.folder.stat().st_mode & 0o077 == 0
+    for run_id, site in (("../up", "s"), ("run", "a/b"), ("", "s"), ("run", "..")):
+        with pytest.raises(ConfigError):
+            SiteState(tmp_path, run_id, site)
+    with pytest.raises(ConfigError):
+        state.save("latest", {}, {})
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5])
@@ -77,14 +82,6 @@ def test_bits_survive_shared_memory_is_copied_and_damage_is_an_error_that_names_
     for file, word in ((path, r"x\.safetensors"), (tmp_path / "y.safetensors", "not found")):
         with pytest.raises(StateError, match=word):
             read_tensors(file)
-
-
-def test_names_that_would_leave_the_folder_are_refused(tmp_path):
-    for run_id, site in (("../up", "s"), ("run", "a/b"), ("", "s"), ("run", "..")):
-        with pytest.raises(ConfigError):
-            SiteState(tmp_path, run_id, site)
-    with pytest.raises(ConfigError):
-        SiteState(tmp_path, "run", "s").save("latest", {}, {})
 
 
 def test_a_process_killed_while_it_writes_leaves_the_version_before(tmp_path):
