@@ -32,10 +32,10 @@ SEGMENTS = (
     "BHS|BTS|FHS|FTS|Z.."
 )
 """Of a report and a batch, and a site's own. Others, such as ADD and DSC, may go on with a text."""
-ESCAPES = r"[HNFRSTE]|\.(?:br|fi|nf|ce|(?:sp|in|ti|sk) ?[+-]?\d{0,3})"
+ESCAPES = r"[HNFRSTE]|(?i:\.(?:br|fi|nf|ce|(?:sp|in|ti|sk) ?[+-]?\d{0,3}))"
 ACCESSION = ("IPC-1", "OBR-18", "OBR-3")
-DICOM_STUDY = ("113014", "110180")
-"""OBX-3 of a result that is the StudyInstanceUID."""
+STUDY, UIDS = re.compile("113014|110180|.*Study Instance UID"), re.compile("113014|110180|.*Instance UID")
+"""OBX-3 of results that are the StudyInstanceUID, or that of something else, and no text."""
 TEXTS = {"TX", "FT", "ST"}
 ADDENDUM = {"ADT", "55107-7"}
 """OBX-3 of an addendum: a suffix of HL7's own, and LOINC's code."""
@@ -75,7 +75,8 @@ class _Message:
 
     def every(self, fields: Fields, field: int) -> list[list[str]]:
         """The first five components of each repetition, as they are written."""
-        return [[*part.split(self.between), *[""] * 4][:5] for part in self.raw(fields, field).split(self.repeat)]
+        repeated = [part.split(self.between) for part in self.raw(fields, field).split(self.repeat)]
+        return [["" if part == '""' else part for part in (*parts, "", "", "", "")][:5] for parts in repeated]
 
     def text(self, value: str) -> str:
         """What a value says; DataError for an escape character that begins no sequence of HL7."""
@@ -86,7 +87,8 @@ class _Message:
                 return _characters(bytes.fromhex(re.sub(f"{esc}X?", "", match[1])), self.codec)
             if match[2]:
                 raise ValueError("it has to be written as an escape sequence of HL7, and in MSH-18's character set")
-            return str(self.hl7.unescape(match[0], {"H": "", "N": "", ".in": " ", ".ti": " "}))
+            code = match[0].lower() if match[0][1] == "." else match[0]
+            return str(self.hl7.unescape(code, {"H": "", "N": "", ".in": " ", ".ti": " "}))
 
         with decoding(f"a '{self.hl7.esc}' in a field cannot be read", "bad-escape"):
             value = "" if value == '""' else value
@@ -153,8 +155,8 @@ def _orders(message: _Message, segments: Sequence[str], flaws: list[DataError]) 
 def _order(origin: str, message: _Message, order: Segments, accession: str, flaws: list[DataError]) -> Document:
     raw, every, flaws = message.raw, message.every, [*flaws]
     pid, orc, obr = (order.get(name, [[]])[0] for name in ("PID", "ORC", "OBR"))
-    results = [obx for obx in order.get("OBX", ()) if every(obx, 3)[0][0] not in DICOM_STUDY]
-    uids = {raw(obx, 5) for obx in order.get("OBX", ()) if every(obx, 3)[0][0] in DICOM_STUDY} - {""}
+    results = [obx for obx in order.get("OBX", ()) if not any(map(UIDS.fullmatch, every(obx, 3)[0]))]
+    uids = {raw(obx, 5) for obx in order.get("OBX", ()) if any(map(STUDY.fullmatch, every(obx, 3)[0]))} - {""}
 
     def time(fields: Fields, field: int) -> str:
         value, zone = every(fields, field)[0][0], re.search(r"[+-]\d{4}$", every(message.header, 7)[0][0])
@@ -164,7 +166,7 @@ def _order(origin: str, message: _Message, order: Segments, accession: str, flaw
 
     def whose() -> dict[str, Any]:
         owners = [[message.text(part[n]) for n in (0, 3, 4)] for part in every(pid, 3)]
-        owners = [owner for owner in owners if owner[2] == "MR"] or owners
+        owners = next(filter(None, ([o for o in owners if o[2] == kind] for kind in ("MR", "PI"))), owners)
         if len(owners) > 20:
             raise DataError(f"{len(owners)} identifiers of patients", reason="several-patients")
         orders = set[Identifier]()
@@ -213,6 +215,7 @@ def _text(message: _Message, section: str, results: Sequence[Fields], flaws: Seq
     about = [message.every(obx, 3)[0] for obx in results]
     names = [message.text(code[1] or code[0].split(message.within)[-1]) for code in about]
     lines, last = list[str](), ""
+    several = len({name for obx, name in zip(results, names, strict=True) if message.raw(obx, 5)}) > 1
     for obx, name in zip(results, names, strict=True):
         kind, state, value = (message.raw(obx, n) for n in (2, 11, 5))
         if not state:
@@ -220,8 +223,10 @@ def _text(message: _Message, section: str, results: Sequence[Fields], flaws: Seq
         if kind not in TEXTS and value:
             kind = kind if re.fullmatch("[A-Z]{2,3}", kind) else "unknown"
             raise DataError(f"a result of type {kind} (OBX-2), which is no text", reason=f"result-type-{kind}")
+        if message.raw(obx, 6):
+            raise DataError("a result in a unit (OBX-6), which is no text", reason="result-with-unit")
         for line in map(message.text, value.split(message.repeat) if kind in TEXTS and state != "D" else ()):
-            headed = name and name != last and len({*names}) > 1 and line.strip()
+            headed = several and name not in ("", last) and not re.match(rf"\s*(\Z|{re.escape(name)}\s*:)", line, re.I)
             lines.append(f"{name}: {line}" if headed else line)
             last = name if line.strip() else last
     return {"text": re.sub("\r\n?", "\n", "\n".join(lines))}

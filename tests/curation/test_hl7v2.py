@@ -46,6 +46,8 @@ WHOSE = {
         [oru("a", code="1^CT"), oru("b", code="2^CT", when=LATER)], [], {"several-reports": 2}),
     "also where the procedure has a name alone": (
         [oru("a", code="^CT"), oru("b", code="^MR", when=LATER)], [], {"several-reports": 2}),
+    "also where its code is HL7's null": (
+        [oru("a", code='""^CT'), oru("b", code='""^MR', when=LATER)], [], {"several-reports": 2}),
     "fillers tell versions from reports, the number tells the study": (
         [oru("a", number="F1", f18="A1"), oru("b", number="F1", f18="A1", when=LATER)],
         [a("b", issuer="")], {"superseded": 1}),
@@ -59,6 +61,8 @@ WHOSE = {
     "two of one patient's records": ([oru(pid="PID|1||P1^^^H^MR~P2^^^I^MR\r")], [], {"several-patients": 1}),
     "more numbers than a patient has": (
         [oru(pid=f"PID|1||{'~'.join(map(str, range(99)))}\r")], [], {"several-patients": 1}),
+    "without an MR the internal number (PI)": (
+        [oru("a", pid="PID|1||P1^^^H^PI~4^^^H^MC\r")], [a("a", owner="H")], {}),
     "HL7's null is no number": ([oru(pid='PID|1||""^^^H^MR\r')], [], {"no-patient-id": 1}),
     "no PID": ([head() + obr() + obx("a")], [], {"no-patient-id": 1}),
     "no OBR": ([head() + PID + obx("a")], [], {"bad-message": 1}),
@@ -93,6 +97,9 @@ RESULTS = {
     "names where they differ": (
         obx("No", code="1^Pneumothorax", kind="ST") + obx("Yes", code="2^Effusion", kind="ST", first=2),
         "Pneumothorax: No\nEffusion: Yes"),
+    "no names where the others say nothing": (obx("a", code="1^A") + obx("", code="2^B", first=2), "a\n"),
+    "a name that is there": (obx("A: a", code="1^A") + obx("b", code="2^B", first=2), "A: a\nB: b"),
+    "escapes in capitals": (obx(r"a\.BR\b", kind="FT"), "a\nb"),
     "HL7's null": (obx("a", '""', "b"), "a\n\nb"),
     "a note before the results is the order's": ("NTE|1||x\r" + obx("a"), "a"),
     "a note on a result": (obx("a") + "NTE|1||x\r", "note"),
@@ -108,6 +115,8 @@ RESULTS = {
     "control characters": (obx("a\0b"), "bad-charset"),
     **{f"type {kind}": (obx("a") + obx("x", kind=kind, first=2), f"result-type-{kind or 'unknown'}")
        for kind in ("CE", "CWE", "NM", "SN", "ED", "RP", "", "Doe")},
+    "a unit": (obx("a", "3|cm").replace("cm|", "cm"), "result-with-unit"),
+    "UIDs of other things": (obx("a") + obx("1.2.3", kind="ST", code="^SR Instance UID", first=2), "a"),
     "no value": (obx("a") + obx("", kind="CE", first=2), "a"),
 }  # fmt: skip
 RESULTS["type Doe"] = (RESULTS["type Doe"][0], "result-type-unknown")
