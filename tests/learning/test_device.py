@@ -39,41 +39,30 @@ def gpus(monkeypatch):
     [
         (0, True, (), ("cpu", False)),
         (0, True, ("cpu", "bfloat16"), ("cpu", True)),
-        (2, True, (), ("cuda", True)),
         (2, True, ("cuda:1", "float32"), ("cuda:1", False)),
         (2, True, ("cpu",), ("cpu", False)),
         (1, False, (), ("cuda", False)),
+        (1, True, ("auto", "auto", SMALL_MODEL), ("cuda", True)),
+        (1, True, ("auto", "auto", 1_900_000), ("cpu", False)),
+        (1, True, ("cuda", "auto", 1), ("cuda", True)),
     ],
 )
-def test_the_file_says_where_and_how(gpus, count, bfloat16, arguments, chosen):
+def test_the_file_says_where_and_how_and_a_small_model_leaves_the_gpu_alone(gpus, count, bfloat16, arguments, chosen):
     gpus(count, bfloat16)
     assert choose_device(*arguments) == chosen
     with pytest.raises(ConfigError, match=f"this machine shows {count} GPU"):
         choose_device("cuda:2")
 
 
-def test_a_small_model_leaves_the_gpu_alone_and_says_so_once(gpus, monkeypatch, caplog):
-    gpus(1)
-    caplog.set_level("INFO")
-    assert choose_device(parameters=SMALL_MODEL) == ("cuda", True)
-    for _ in range(2):
-        assert choose_device(parameters=1_900_000) == ("cpu", False)
-    (record,) = caplog.records
-    assert "below 4 million parameters" in record.message and "this model has 1.9" in record.message
-    assert choose_device("cuda", parameters=1) == ("cuda", True), "whoever asks for it gets it"
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    assert choose_device(parameters=1) == ("cuda", True), "as its process group, one GPU each"
-
-
-def test_each_process_has_a_gpu_or_none_has(gpus):
+def test_each_process_has_a_gpu_or_none_has(gpus, monkeypatch):
     gpus(0)
     assert device_of_each("auto", 2) == "cpu"
     gpus(2)
-    assert [device_of_each(device, 2) for device in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
-    assert device_of_each("cpu", 3) == "cpu"
-    with pytest.raises(ConfigError, match=r"processes: 3 .* shows 2 GPU\(s\)") as error:
+    assert [device_of_each(*of) for of in (("auto", 2), ("cuda", 2), ("cpu", 3))] == ["cuda", "cuda", "cpu"]
+    with pytest.raises(ConfigError, match=r"shows 2 GPU\(s\)"):
         device_of_each("auto", 3)
-    assert error.value.public == "the site file asks for more processes than the site has GPUs"
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert choose_device(parameters=1) == ("cuda", True), "as its process group, one GPU each"
 
 
 # ---------------------------------------------------------------------- memory, estimated

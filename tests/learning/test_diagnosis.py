@@ -34,14 +34,10 @@ def extended(labeler="synthetic", seed=0, **settings):
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("synthetic", "Small right pleural effusion. No pneumothorax.",
-         {"effusion_right": "positive", "effusion_left": "blank", "pneumothorax_left": "negative"}),
-        ("synthetic", "The lungs are clear.", {"consolidation_left": "blank", "cardiomegaly": "blank"}),
-        ("synthetic", "No cardiomegaly. The nodule in the left lung has resolved.",
-         {"cardiomegaly": "negative", "nodule_left": "negative", "emphysema": "blank"}),
+        ("synthetic", "No cardiomegaly. Small right pleural effusion. The nodule in the left lung has resolved.",
+         {"effusion_right": "positive", "cardiomegaly": "negative", "nodule_left": "negative", "emphysema": "blank"}),
         ("chexpert-rules", "No pleural effusion. Possible pneumonia.",
          {"Pleural Effusion": "negative", "Pneumonia": "uncertain", "Fracture": "blank"}),
-        ("ctrate-rules", "There is a pericardial effusion.", {"Pericardial effusion": "positive"}),
     ],
 )  # fmt: skip
 def test_each_labeler_reads_the_report(name, text, expected):
@@ -211,11 +207,13 @@ def test_prompts_and_reports_that_are_too_long_for_the_decoder_are_refused_when_
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"),
-    [("mix", 1.5), ("labeler", "chexbret"), ("kl", "teacher"), ("taau", 1), ("head_weights", "small")],
+    ("settings", "words"),
+    [
+        ({"fedmrg": {"labeler": "chexbret"}}, "labeler"),
+        ({"fedmrg": {"head_weights": "small"}}, "head_weights"),
+        ({"training": {"gradient_checkpointing": True}}, r"training\.gradient_checkpointing: not with FedMRG"),
+    ],
 )
-def test_a_setting_that_cannot_be_fails_when_built(setting, value):
-    with pytest.raises(ConfigError, match=setting):
-        executor_of("fedmrg", fedmrg={setting: value})
-    with pytest.raises(ConfigError, match=r"training\.gradient_checkpointing: not with FedMRG"):
-        executor_of("fedmrg", training={"gradient_checkpointing": True})
+def test_a_setting_that_cannot_be_fails_when_built(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        executor_of("fedmrg", **settings)

@@ -253,18 +253,14 @@ def test_reports_are_scored_again_by_any_labeler(evaluated, cohort, tmp_path):
         means = json.loads(out)["averages"]
         assert code == 0 and {f"radbert_{a}_{m}": v for a, of in means.items() for m, v in of.items()} == ce, err
     for command, expected, words in (
-        ((plain, "--labeler", "ctrate-rules", "--json"), 0, [f'"reports": {len(cohort.samples("test"))}']),
-        ((plain, "--labeler", "chexpert-rules", "--doubts", "--shared", "--round", 3), 0, ["stated or doubted"]),
-        (
-            (plain, "--labeler", folder, "--against", named, "--drawn", "studies"),
-            0,
-            ["studies won"],
-        ),
-        ((plain, "--labeler", "radbert"), 2, ["kept no labels by radbert"]),
-        ((tmp_path / "hub", "--labeler", "ctrate-rules"), 2, ["holds no reports"]),
+        ((plain, "--labeler", "ctrate-rules", "--json"), 0, f'"reports": {len(cohort.samples("test"))}'),
+        ((plain, "--labeler", "chexpert-rules", "--doubts", "--shared", "--round", 3), 0, "stated or doubted"),
+        ((plain, "--labeler", folder, "--against", named, "--drawn", "studies"), 0, "studies won"),
+        ((plain, "--labeler", "radbert"), 2, "kept no labels by radbert"),
+        ((tmp_path / "hub", "--labeler", "ctrate-rules"), 2, "holds no reports"),
     ):
         code, out, err = fedtar_here("score", *command)
-        assert code == expected and all(word in out + err for word in words), err
+        assert code == expected and words in out + err, err
 
 
 def test_an_untrained_personal_part_is_scored_once_and_scores_as_if_it_were_twice(learner_of, monkeypatch):

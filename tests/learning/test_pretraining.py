@@ -76,23 +76,21 @@ def test_pairs_must_be_pairs():
             pretrain(model, tokenizer, images, reports, [], PretrainingConfig(steps=1))
 
 
+def moved(images, texts, settings, **more):
+    """A model that was trained so, and which of its tensors are others."""
+    model, before = build_model(CONFIG), build_model(CONFIG).state_dict()
+    pretrain(model, build_tokenizer(CONFIG), images, REPORTS if images else [], texts, settings, **more)
+    return model, {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+
+
 def test_only_the_named_parameters_move_and_all_can_be_trained_again():
-    model, tokenizer, images, reports = build_model(CONFIG), build_tokenizer(CONFIG), pictures(), REPORTS
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    only = [name for name, _ in model.named_parameters() if "crossattention" in name]
-    settings = PretrainingConfig(steps=2, batch_size=2)
-    pretrain(model, tokenizer, images, reports, [], settings, only=only, batch_norm=False)
-    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-    assert moved and moved <= set(only)
-    assert all(parameter.requires_grad for parameter in model.parameters())
+    only = [name for name, _ in build_model(CONFIG).named_parameters() if "crossattention" in name]
+    model, names = moved(pictures(), [], PretrainingConfig(steps=2, batch_size=2), only=only, batch_norm=False)
+    assert names and names <= set(only) and all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_reports_alone_train_the_decoder_alone():
-    model, tokenizer, reports = build_model(CONFIG), build_tokenizer(CONFIG), REPORTS
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    losses = []
-    settings = PretrainingConfig(steps=12, lr=3e-3)
-    pretrain(model, tokenizer, [], [], reports, settings, on_progress=lambda p: losses.append(p.text_loss), every=4)
+    settings, losses = PretrainingConfig(steps=12, lr=3e-3), []
+    _, names = moved([], REPORTS, settings, on_progress=lambda p: losses.append(p.text_loss), every=4)
     assert losses[-1] < losses[0]
-    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-    assert moved and all(name.startswith("decoder.") and "crossattention" not in name for name in moved)
+    assert names and all(name.startswith("decoder.") and "crossattention" not in name for name in names)

@@ -23,21 +23,13 @@ def test_a_preset_is_valid_and_survives_json(name):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"image_size": 8}, "image_size is 8"),
-        ({"encoder": "vit"}, "encoder is 'vit': it must be 'cvt' or 'timm'"),
         ({"encoder": "timm"}, "encoder_name is None"),
         ({"encoder_config": {"depth": (1, 1, 1)}}, r"encoder_config is .* at least \(1, 2, 3\)"),
         ({"encoder_config": {"embed_dim": (8, 16)}}, r"encoder_config\[embed_dim\] is \(8, 16\)"),
         ({"encoder_config": {"num_heads": (3, 1, 2)}}, "multiples of num_heads"),
-        ({"encoder_config": {"mlp_ratio": 0}}, r"mlp_ratio\] is 0: it must be above 0"),
-        ({"encoder_config": {"embed": 3}}, r"encoder_config\[embed\]"),
-        ({"encoder_config": 3}, "a mapping"),
-        ({"encoder_config": {"embed_dim": (8, 16, 32.0)}}, r"\[embed_dim\]\[2\] is 32.0: it must be a whole number"),
-        ({"pooling": "mean"}, "pooling is 'mean': it must be 'attention' or 'none'"),
         ({"pooling": "none"}, "takes slices=1"),
         ({"decoder_config": {"n_head": 5}}, "a multiple of n_head"),
         ({"max_length": 97}, "at most n_positions=96"),
-        ({"image_statistics": "none"}, "it must be 'half', 'imagenet' or 'clip'"),
         ({"lora_targets": ["(.*)*!"]}, "not of regular expressions"),
         ({"tokenizer": "decoder"}, "tokenizer is 'decoder'"),
         ({"decoder": "r2gen", "decoder_name": "gpt2"}, "decoder_name is 'gpt2': it must be none"),
@@ -52,8 +44,8 @@ def test_a_wrong_setting_is_named_with_its_value(overrides, message):
         build_model(preset("tiny", **overrides))
 
 
-def test_an_unknown_preset_lists_those_that_exist():
-    with pytest.raises(ConfigError, match="'smal' is unknown: it must be one of tiny, small, timm, vlm-tiny, paper"):
+def test_an_unknown_preset_is_refused():
+    with pytest.raises(ConfigError, match="did you mean 'small'"):
         preset("smal")
 
 

@@ -4,11 +4,10 @@ import shutil
 
 import pytest
 import torch
-from batches import greedy, noise, rows, whole
+from batches import noise
 from tiny_llama import write_llama
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.outline import outline
@@ -54,20 +53,6 @@ def test_logits_are_those_of_one_text_of_image_prompts_and_report(folder, prompt
         logits, states = model.decode(memory, mask, IDS, prompts)
         torch.testing.assert_close(logits, by_hand(model, memory, mask, IDS, prompts), rtol=1e-4, atol=1e-5)
     assert states.shape == (2, 6, WIDTH)
-
-
-@pytest.mark.parametrize("beams", [1, 2])
-def test_what_is_written_follows_from_the_logits_and_not_from_the_rest_of_the_batch(folder, beams):
-    model = build_model(config_of(folder))
-    extend(model, {"labeler": "synthetic", "slices": 4, "seed": 0, "prompt_place": "last"})
-    with torch.no_grad():
-        model.diagnosis.embeddings.normal_(0, 2, generator=torch.Generator().manual_seed(3))
-        written = model.generate(batch(), num_beams=beams)
-        single = [model.generate(rows(batch(), i), beams) for i in range(2)]
-    reports = [whole(model, row) for row in written]
-    assert reports == [whole(model, report[0]) for report in single]
-    if beams == 1:
-        assert reports == greedy(model, batch(), written.shape[1])
 
 
 def test_half_of_the_memory_in_bfloat16_and_a_loss_in_float32(folder):

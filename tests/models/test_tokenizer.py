@@ -13,25 +13,19 @@ from fedtar_flare.models.tokenizer import BOS, EOS, PAD, ReportTokenizer
 TOKENIZER = build_tokenizer(preset("tiny", max_length=100_000, decoder_config={"n_positions": 100_000}))
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.text())
+@settings(max_examples=250, deadline=None)
+@given(st.text(st.characters()))
 @example("")
 @example("  two  spaces\tand\r\nlines\n")
 @example(f"{BOS}{EOS}{PAD} spelled out <|endoftext|>")
-@example("肺结节 4 mm，右上叶 · żółć 👩🏽‍⚕️ \u200b\ufeff\x00\u0301e\u0301 \U0010ffff")
+@example("肺结节 4 mm，右上叶 · żółć 👩🏽‍⚕️ \u200b\ufeff\x00\u0301e\u0301 \U0010ffff \ud800")
 @example(" leading and trailing ")
-def test_any_text_comes_back_as_it_was(text: str):
+def test_any_text_comes_back_as_it_was_but_for_lone_surrogates(text: str):
     ids = TOKENIZER.encode(text)
     assert ids[0] == TOKENIZER.bos_id and ids[-1] == TOKENIZER.eos_id
     assert not {TOKENIZER.bos_id, TOKENIZER.eos_id, TOKENIZER.pad_id} & set(ids[1:-1])
     assert max(ids) < TOKENIZER.vocab_size
-    assert TOKENIZER.decode(ids) == text
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.text(alphabet=st.characters(categories=["Cs", "Ll"])))
-def test_lone_surrogates_are_replaced_not_an_error(text: str):
-    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text.encode("utf-8", "replace").decode()
+    assert TOKENIZER.decode(ids) == text.encode("utf-8", "replace").decode()
 
 
 @settings(max_examples=50, deadline=None)
