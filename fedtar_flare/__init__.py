@@ -11,7 +11,7 @@ from fedtar_flare.version import __version__
 if TYPE_CHECKING:
     from fedtar_flare.cli.job_script import run_job
     from fedtar_flare.core.errors import ConfigError, DataError, FedTARError
-    from fedtar_flare.learning.drafting import Draft, Drafter, Study, load_base_model, load_generator
+    from fedtar_flare.learning.drafting import Draft, Drafter, Study, load_base_model
     from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
     from fedtar_flare.runtime.recipe import MethodRecipe
     from fedtar_flare.runtime.simulation import simulate
@@ -27,14 +27,13 @@ __all__ = [
     "Study",
     "__version__",
     "load_base_model",
-    "load_generator",
     "run_job",
     "simulate",
 ]
 
 _MODULES = {
     **dict.fromkeys(("ConfigError", "DataError", "FedTARError"), "core.errors"),
-    **dict.fromkeys(("Draft", "Drafter", "Study", "load_base_model", "load_generator"), "learning.drafting"),
+    **dict.fromkeys(("Draft", "Drafter", "Study", "load_base_model"), "learning.drafting"),
     "FedTARRecipe": "methods.fedtar.recipe",
     "MethodRecipe": "runtime.recipe",
     "run_job": "cli.job_script",

@@ -103,7 +103,7 @@ def generate(arguments: argparse.Namespace) -> None:
 
     with garbage_collection_paused():
         from fedtar_flare.learning.draft_documents import diagnostic_report, structured_report
-        from fedtar_flare.learning.drafting import DISCLAIMER, load_generator
+        from fedtar_flare.learning.drafting import DISCLAIMER, Drafter
         from fedtar_flare.learning.study import study_of
 
     if arguments.format == "sr" and arguments.out is None:
@@ -123,7 +123,7 @@ def generate(arguments: argparse.Namespace) -> None:
     study = study_of(arguments.study, arguments.modality, **about)
     model = grouped(arguments.set, ("model",)).get("model", {})
     how = given(arguments, "state", "key", "device", "online")
-    draft = load_generator(arguments.adapter, model=model, **how).draft(study)
+    draft = Drafter(arguments.adapter, model=model, **how).draft(study)
     if arguments.format == "sr":
         report = structured_report(draft, arguments.study)
         report.save_as(arguments.out)

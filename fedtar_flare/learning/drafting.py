@@ -42,7 +42,7 @@ from fedtar_flare.models.sources import hub_access
 from fedtar_flare.models.weights import fingerprint, with_fingerprint
 from fedtar_flare.version import __version__
 
-__all__ = ["DISCLAIMER", "Draft", "Drafter", "SavedLearner", "Study", "load_base_model", "load_generator"]
+__all__ = ["DISCLAIMER", "Draft", "Drafter", "SavedLearner", "Study", "load_base_model"]
 
 DISCLAIMER = "DRAFT, not for clinical use"
 
@@ -283,9 +283,6 @@ class Drafter:
     def _image(self, study: Study) -> ImageBatch:
         with tempfile.TemporaryDirectory() as cache:
             return collate([prepare(visit_of(study), self._config, Path(cache), self.info.get("transforms", ()))])
-
-
-load_generator = Drafter
 
 
 def load_base_model(adapter: Path | str, *, model: Mapping[str, Any] | None = None) -> ReportGenerator:
