@@ -263,7 +263,8 @@ def _outcome(data: LocalTask, adapted: Adapted, rand: Adapted | None) -> tuple[d
     numbers = {"samples": float(data.samples), "train_loss": round_loss(fmean(adapted.losses), data.samples, least)}
     if least == 1:  # one image can spoil an update
         numbers["skipped_updates"] = float(adapted.skipped_updates)
-    scores: dict[str, Any] = {"n": data.scored, "seconds": adapted.seconds, "at_epoch": adapted.at_epoch}
+    scores: dict[str, Any] = {"n": data.scored, "fell_back": int(adapted.fell_back), "seconds": adapted.seconds}
+    scores["at_epoch"] = adapted.at_epoch
     for name in ("mixture_loss", "start_loss", "final_loss"):
         if (loss := getattr(adapted, name)) is not None:
             scores[name] = round_loss(loss, len(data.validation.labels), least)
