@@ -1,8 +1,7 @@
 """Intervals and tests for scores of reports, over patients and over seeds.
 
-A patient's reports are not independent, so patients are drawn. Of each patient only sums are kept, from which the score
-of any set of patients follows: a few numbers per patient instead of texts. Replicates are rows of weights and one
-matrix product, which takes a fifth of the time of ``scipy.stats.permutation_test`` on the same sums.
+A patient's reports are not independent, so patients are drawn; of each only sums are kept, from which the score of any
+set of patients follows.
 
 Efron and Tibshirani, An Introduction to the Bootstrap, 1993 (percentile interval, Section 13.3; permutation test,
 Chapter 15). Holm, Scandinavian Journal of Statistics 1979. Kappa: Cohen 1960, and Fleiss 1971.

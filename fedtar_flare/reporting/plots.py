@@ -1,11 +1,7 @@
-"""Charts as small SVG (2 to 10 kB) without a plotting package; colours are CSS variables that follow the page's theme.
+"""The package's only drawing engine: charts as small SVG in CSS variables that follow the page's theme.
 
-This is the only drawing engine of the package: build a :class:`Chart` of :class:`Series` or :class:`Bar`, and put
-:meth:`Chart.figure` on a page; or put several under one title and legend in a :class:`Figure`.
-
-Every series has its own marker shape, so it can be told apart without colour. The palette ``site`` is safe for
-colour-blind readers (after Okabe and Ito); ``step`` is a ramp from early to late that also falls in lightness; ``ink``
-is for pooled values and means; ``faded`` is for series in the background.
+Every series has its own marker. The palette ``site`` is safe for colour-blind readers (after Okabe and Ito), ``step`` a
+ramp that also falls in lightness, ``ink`` for pooled values and means, ``faded`` for the background.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""A blinded reading: a page on which readers judge drafts beside reference reports, and the results.
-
-The page shows patients' reports, and its key names the patients: both stay at the hospital, for their owner only.
-"""
+"""A blinded reading of drafts beside reference reports; page and key stay at the hospital, for their owner only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A run as read from its record: the source of the page, the closing box and the model card.
-
-Fields of a run that goes on or ended early may be empty or None; a malformed line is an error that names the line.
-"""
+"""A run as read from its record: the source of the page, the closing box and the model card."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

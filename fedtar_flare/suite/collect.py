@@ -134,11 +134,7 @@ def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
 
 
 def _task_scores(events: Sequence[Event], states: Mapping[str, SiteState], steps: int) -> Scored:
-    """Of a method that learns tasks of classification.
-
-    A row is an image in a task: ``site``, ``step``, ``task``, ``patient_id``, ``label`` and ``scores`` at e = 0..E.
-    ``tasks`` has, for each site and task, the seconds until each epoch, those of the start among them.
-    """
+    """Scores of tasks with the seconds until each epoch, the start's among them, and rows of images at e = 0..E."""
     begun = {event.round: event for event in of_kind(events, TaskBegun)}
     tasks = []
     for event in of_kind(events, TaskLearnt):

@@ -117,11 +117,7 @@ def verdict(
     shown: Callable[[float], str],
     unit: str = "",
 ) -> str:
-    """``FedTAR has the best BLEU-4, 81.3 (95 % interval 78.0 to 84.1); its difference to FedAvg is 0.4 points (-1.2 to
-    2.0, p 0.412): not beyond chance.``
-
-    ``order`` lists the arms, the best first; ``less`` has their differences to the reference, each with its p.
-    """
+    """``order`` lists the arms, the best first; ``less`` has their differences to the reference, each with its p."""
     text = f"{labels[order[0]]} has the best {what}"
     text += f", {shown(best.value)} (95 % interval {shown(best.low)} to {shown(best.high)})" if best else ""
     arm = next((name for name in order[: 1 if order[0] != reference else None] if name in less), None)

@@ -1,8 +1,6 @@
 """``comparison.html`` of a suite whose arms learn tasks of classification: AUC, LCA, and what a start costs.
 
-A curve is the AUC of a site's test images in a task, at e = 0..E. A run's score is the mean over sites, then over
-tasks; where there are several tasks, the first is left out, which no start can inform. Intervals are over patients and
-seeds.
+A run's score is the mean over sites, then over tasks, without the first where there are several: no start informs it.
 """
 
 import math

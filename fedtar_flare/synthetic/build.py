@@ -68,7 +68,7 @@ def build_cohort(
         "change_step": changed_from,
         "change_group": options.change_group if changed_from else None,
         "wording_shares": shares,
-        "older_from": OLDER_FROM if options.effects else None,
+        "older_from": OLDER_FROM,
     }
     described = {**settings, "effects": effects, "scanners": {step: asdict(scanners[step]) for step in steps}}
     return {"patients": index}, {**described, "patients": truth}
@@ -78,6 +78,6 @@ def report_of(patient: PlannedPatient, visit: PlannedVisit, share: float, style:
     """The report of a planned visit, with a share of the kinds of finding in the second wording."""
     later = visit is not patient.visits[0]
     # by the first visit's age, so that a patient stays in one group
-    older = options.effects and patient.visits[0].age >= OLDER_FROM
+    older = patient.visits[0].age >= OLDER_FROM
     wording = wording_of(style, share, options.own_words)
     return write_report(wording, visit.findings, resolved=visit.resolved, follow_up=later, older=older)

@@ -1,8 +1,7 @@
 """The synthetic cohort on disk: written once as DICOM series and report files, read back from a small index.
 
-A cohort's folder has ``index.json`` (patients, visits, reports, findings), ``truth.json`` (sizes, groups, effects), and
-``patients/<patient>/<visit>/`` with ``ct/0001.dcm ...`` and ``report.txt``. It is written as a hidden folder and moved
-when it is whole: a half-written one is never used, and of processes that start together the first one wins.
+It is written as a hidden folder and moved when it is whole: a half-written one is never used, and of processes that
+start together the first one wins.
 """
 
 import functools

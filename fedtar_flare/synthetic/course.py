@@ -1,17 +1,9 @@
-"""Patients of a synthetic site and the course of their disease: who they are, when they come, what is found.
+"""Patients of a synthetic site and the course of their disease, a pure function of (seed, site, options).
 
-Everything is a pure function of (seed, site, options): every patient has an own stream of random numbers, so neither
-the order nor the process in which patients are made changes them. Planted effects (see ``CohortOptions``):
-
-- **change**: from a known time step on, the reports of a known group (women by default) are written in the
-  site's second wording, and consolidations appear more often in everybody; the other kinds (``CohortOptions.change``)
-  change one thing alone.
-- **age and wording**: from 65 years on, the sentence on the bones is another one. The image does not show it.
-- **age, sex and prevalence**: emphysema and cardiomegaly are commoner from 65 on, lymphadenopathy in women.
-- **new findings**, which the warm start has never seen: some percent of the visits of most sites each, almost none at
-  the others, so that others' data shows a site what it lacks. Their course is the same everywhere: a pneumothorax is
-  gone after one visit, a large one after two; a cavity shrinks slowly; fibrosis only grows; pericardial effusion comes
-  and goes.
+Planted effects: wording, scanner or prevalence change (:class:`CohortOptions`); from 65 years on the sentence on the
+bones is another one, which no image shows; emphysema and cardiomegaly are commoner from 65 on, lymphadenopathy in
+women; new findings, which the warm start has never seen, are in some percent of the visits of most sites each and
+almost none at the others, so that others' data shows a site what it lacks.
 """
 
 from __future__ import annotations
@@ -63,7 +55,6 @@ class CohortOptions(Settings):
     full_course: float = Field(
         0.75, ge=0, le=1, description="share of patients with a visit at every time step; the others have fewer"
     )
-    effects: bool = Field(True, description="age decides about a sentence of the report; age and sex about prevalence")
     untidy: float = Field(
         0.0, ge=0, le=1, description="share of patients with two visits on one day, and share without a recorded age"
     )
@@ -138,9 +129,7 @@ def plan_patient(
     """Plan the patient of a number (0, 1, ...) at a site: a pure function of the arguments.
 
     The identifier is drawn until the keyed hash puts the patient into the split planned for the number, 7 : 1 : 2
-    within any ten and one of each within the first three: small simulated sites can validate and test too. The
-    reporting style decides about the case mix. Of each calendar bin of the timeline at most one visit is drawn; without
-    bins the t-th visit is at step t.
+    within any ten and one of each within the first three. Of each calendar bin at most one visit is drawn.
     """
     time_steps = timeline.time_steps
     rng = stream("patient", seed, site, number)
@@ -208,7 +197,7 @@ def _factors(style: int, age: float, sex: str, options: CohortOptions) -> dict[s
     factors = dict(zip(KNOWN_KINDS, site.tolist(), strict=True))
     rare = [kind for kind in almost_never(style) if options.change != "epidemic" or "epidemic" not in KIND[kind]]
     factors |= {kind: 1 / 12 if kind in rare else 1.0 for kind in NEW_KINDS}
-    for group in ("older",) * (age >= OLDER_FROM) + (sex,) if options.effects else ():
+    for group in ("older",) * (age >= OLDER_FROM) + (sex,):
         for kind, entry in KIND.items():
             factors[kind] *= entry.get(group, 1.0)
     return factors

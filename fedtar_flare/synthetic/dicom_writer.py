@@ -47,9 +47,7 @@ def write_ct_series(
     """Write one axial series, ``0001.dcm`` and so on, from the feet to the head; returns its files in this order.
 
     ``hu`` (z, y, x) holds whole Hounsfield units from -1024 to 3071; z rises to the head, y to the back, x to the
-    patient's left. The z of ``spacing_mm`` (z, y, x) is slice spacing and thickness. Whole years of ``age`` are
-    written. ``seed`` enters the identifiers, to keep two cohorts apart. Raises :class:`DataError` ``wrong-patient-id``
-    (over 64 characters, a backslash).
+    patient's left. ``seed`` enters the identifiers, to keep two cohorts apart. DataError ``wrong-patient-id``.
     """
     from pydicom.filebase import DicomBytesIO
     from pydicom.filewriter import write_file_meta_info

@@ -1,9 +1,7 @@
-"""The canvas that a phantom is drawn on, and the findings drawn on it.
+"""The canvas that a phantom is drawn on, and the findings drawn on it, in three sizes that differ visibly.
 
-Every finding has three sizes that differ visibly, also after resampling to 64 x 64 pixels and 16 slices. Signature of
-a drawing function: ``(canvas, lungs, side, size, at, rng)`` with size 1 to 3, at three numbers in [0, 1) that
-put the finding within its region, and a generator that is the patient's own, so that a finding keeps its shape from
-visit to visit.
+A drawing function takes ``at``, three numbers in [0, 1) that put the finding within its region, and a generator of the
+patient's own, so that a finding keeps its shape from visit to visit.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,9 +1,7 @@
 """Findings to a chest-CT volume: a schematic phantom in Hounsfield units, drawn with numpy in some ten milliseconds.
 
-Axes are (z, y, x), in DICOM's patient directions: z rises to the head, y to the back, x to the patient's left. Lengths
-(mm) count from the middle of the volume. A patient keeps the anatomy from visit to visit; breath, position on the table
-and noise are the visit's. Anatomy depends on neither age nor sex: what the planted effects do to a report is to be
-learned from the patient's profile, not read off the image.
+Axes are (z, y, x): z rises to the head, y to the back, x to the patient's left; mm count from the middle. Anatomy is
+the patient's and depends on neither age nor sex; breath, position on the table and noise are the visit's.
 """
 
 from collections.abc import Mapping

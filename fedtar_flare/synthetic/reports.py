@@ -1,8 +1,7 @@
 """Reporting styles, and the report of a visit in the words of one.
 
-Styles say the same in different words, order and structure. Each has two wordings, one before and one after the planted
-change (``CohortOptions.change``). The generic style belongs to no site: a model that was warm-started on it knows the
-findings, but still has to learn how each site writes. All are in ``styles.yaml``.
+Styles say the same in different words, order and structure, each before and after the planted change. The generic
+style is the warm start's and no site's.
 """
 
 import hashlib

@@ -30,8 +30,7 @@ def write_sites(
 ) -> list[WrittenSite]:
     """Write one synthetic cohort per site, each usable through a manifest like a hospital's own data.
 
-    Layout: ``<out>/<site>/manifest.csv``, ``<out>/<site>/patients/<patient>/<visit>/{ct/,report.txt}``,
-    ``<out>/<site>/truth.json`` and ``<out>/sites/<site>.yaml``, the folder that ``FEDTAR_SITES`` may name.
+    Layout: ``<out>/<site>/`` with manifest, truth and patients, and ``<out>/sites/<site>.yaml`` for ``FEDTAR_SITES``.
     """
     if len(set(names)) != len(names):
         raise ConfigError(f"a site is named twice: {', '.join(names)}")

@@ -1,8 +1,4 @@
-"""The findings of the synthetic cohort.
-
-An id is a kind, and a side for those that have one (``effusion_right``, ``emphysema``). What a kind is, how it takes
-its course and whether the shipped warm start has seen it, is in ``findings.yaml`` and nowhere else.
-"""
+"""The findings of the synthetic cohort: a kind, and a side where it has one; ``findings.yaml`` says what each is."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain

@@ -3,7 +3,6 @@
 import json
 import queue
 import re
-import subprocess
 
 import pytest
 from command import failing, fedtar, passing
@@ -60,12 +59,8 @@ SUITE = "{name: s, seeds: [0], sites: [a], arms: {one: {method: fedavg, settings
 def no_process(monkeypatch):
     """Any process that is started fails the test."""
 
-    def started(*_, **__):
-        pytest.fail("a process was started")
-
-    monkeypatch.setattr(subprocess.Popen, "__init__", started)
-    for name in ("fork", "posix_spawn"):
-        monkeypatch.setattr(f"os.{name}", started)
+    for name in ("subprocess.Popen.__init__", "os.fork", "os.posix_spawn"):
+        monkeypatch.setattr(name, lambda *_, **__: pytest.fail("a process was started"))
 
 
 @pytest.mark.parametrize(("command", "arguments", "words"), cases(__file__, "wrong_use.yaml"))
@@ -77,15 +72,11 @@ def test_wrong_use_is_one_readable_message_and_starts_nothing(command, arguments
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("text", "words"), [(None, "no site-2.yaml"), ("source: manifst\n", "did you mean 'manifest'")]
-)
-def test_a_site_file_that_is_missing_or_wrong_starts_nothing(text, words, tmp_path, no_process):
+def test_a_site_file_that_is_missing_or_wrong_starts_nothing(tmp_path, no_process):
     (tmp_path / "site-1.yaml").write_text("source: synthetic\n")
-    if text:
-        (tmp_path / "site-2.yaml").write_text(text)
-    err = failing("simulate", "-n", 2, cwd=tmp_path, FEDTAR_SITES=str(tmp_path))
-    assert words in err and "site-2" in err
+    assert "no site-2.yaml" in failing("simulate", "-n", 2, cwd=tmp_path, FEDTAR_SITES=str(tmp_path))
+    (tmp_path / "site-2.yaml").write_text("source: manifst\n")
+    assert "did you mean 'manifest'" in failing("simulate", "-n", 2, cwd=tmp_path, FEDTAR_SITES=str(tmp_path))
 
 
 def test_flare_s_own_simulator_ends_at_once_in_a_folder_with_a_space(tmp_path, monkeypatch, caplog):

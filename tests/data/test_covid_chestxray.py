@@ -55,12 +55,8 @@ def test_a_blank_offset_counts_only_for_a_single_radiograph(collection):
 
 
 def test_sites_by_location_share_no_patient(collection):
-    path = collection(
-        row("1", "0", "a.png"),
-        row("2", "0", "b.png", location="Melbourne, AUSTRALIA"),
-        row("3", "0", "c.png", location="Milan, Italy"),
-        row("3", "1", "d.png", location="Barcelona, Spain"),
-    )
+    places = ("1", "Valencia, Spain"), ("2", "Melbourne, AUSTRALIA"), ("3", "Milan, Italy"), ("3", "Barcelona, Spain")
+    path = collection(*(row(pid, str(i), f"{i}.png", location=place) for i, (pid, place) in enumerate(places)))
     for location, ids in (("Spain", ["1"]), ("Australia", ["2"]), ("others", ["3"]), (None, ["1", "2", "3"])):
         assert [p.patient_id for p in read_covid_chestxray(path, {"location": location}).patients()] == ids
 

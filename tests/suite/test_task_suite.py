@@ -57,16 +57,10 @@ def runs_by_arm(results):
     return {name: [Run(one) for one in several] for name, several in by_arm(results).items()}
 
 
-REFUSED = [
-    ({"outside": ["site-3"]}, "outside"),
-    ({"settings": {}, "arms": {**ARMS, "fedavg": {"method": "fedavg"}}}, "arms"),
-]
-
-
-@pytest.mark.parametrize(("change", "setting"), REFUSED)
-def test_what_only_reports_answer_is_refused_and_so_are_both_kinds_in_one_table(change, setting):
-    with pytest.raises(ConfigError, match=setting):
-        experiments(Suite(**{**SUITE, **change}))
+def test_what_only_reports_answer_is_refused_and_so_are_both_kinds_in_one_table():
+    for change in ({"outside": ["site-3"]}, {"arms": {**ARMS, "fedavg": {"method": "fedavg"}}, "settings": {}}):
+        with pytest.raises(ConfigError, match=next(iter(change))):
+            experiments(Suite(**{**SUITE, **change}))
 
 
 def test_scores_are_means_over_sites_of_the_tasks_after_the_first(tmp_path):
@@ -78,11 +72,8 @@ def test_scores_are_means_over_sites_of_the_tasks_after_the_first(tmp_path):
             rows = [row for row in one.rows if (row["site"], row["step"]) == (site, 2)]
             columns = np.array([row["scores"] for row in rows]).T
             wanted.append([auc([row["label"] for row in rows], column) for column in columns])
-        start, final, area, area0 = run.scores()[:, 0]
-        assert start == pytest.approx(np.mean([curve[0] for curve in wanted]))
-        assert final == pytest.approx(np.mean([curve[-1] for curve in wanted]))
-        assert area == pytest.approx(np.mean([lca(curve) for curve in wanted]))
-        assert area0 == pytest.approx(np.mean([np.mean(curve) for curve in wanted]))
+        means = [(curve[0], curve[-1], lca(curve), np.mean(curve)) for curve in wanted]
+        assert run.scores()[:, 0] == pytest.approx(np.mean(means, axis=0))
 
 
 def test_equal_arms_differ_by_nothing_and_a_better_one_by_more(tmp_path):
@@ -104,13 +95,7 @@ def test_the_page_has_its_tables_and_its_curves(tmp_path):
     suite, planned = made(tmp_path, better=0.3)
     text, root = parsed(page.write_page(tmp_path, suite, planned))
     titles = [heading.text for heading in root.iter("h2")]
-    assert titles == [
-        "How well, and how fast, new diseases are learnt",
-        "Difference to Rand",
-        "By disease",
-        "What it costs, the start included",
-        "Figures",
-    ]
+    assert titles[1:] == ["Difference to Rand", "By disease", "What it costs, the start included", "Figures"]
     assert "FedKEI &lt;b&gt;" in text and "CIDEr" not in text and "Learning curves" in text
 
 

@@ -1,5 +1,3 @@
-import itertools
-
 import numpy as np
 import pytest
 
@@ -42,9 +40,8 @@ def test_a_sided_finding_is_dense_or_dark_and_on_its_side(name):
 @pytest.mark.parametrize("name", FINDINGS)
 def test_sizes_differ_visibly(name):
     for seed in range(2):
-        sizes = [(np.abs(difference({name: size}, seed)) > 100).sum() for size in (1, 2, 3)]
-        assert sizes[0] > 10
-        assert all(larger > 1.25 * smaller for smaller, larger in itertools.pairwise(sizes))
+        small, medium, large = ((np.abs(difference({name: size}, seed)) > 100).sum() for size in (1, 2, 3))
+        assert small > 10 and medium > 1.25 * small and large > 1.25 * medium
 
 
 @pytest.mark.parametrize("name", NEW_FINDINGS)

@@ -1,6 +1,7 @@
 """The command that makes the shipped model again, and the model that is shipped."""
 
 from datetime import datetime
+from itertools import chain, product
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from fedtar_flare.metrics.agreement import finding_f1
 from fedtar_flare.metrics.language import language_scores
 from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
 from fedtar_flare.models.config import ASSETS, preset
+from fedtar_flare.synthetic.dicom_writer import write_ct_series
 from fedtar_flare.synthetic.reading import findings_in
+from fedtar_flare.synthetic.reports import GENERIC, STYLES, State, write_report
 from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, KNOWN_KINDS, NEW_FINDINGS, NEW_KINDS
 from tools.make_small_model import HELD_OUT_SEED_STEP, main, phantom_pairs, volume_preparation
 from tools.phantom_pairs import generic_pairs
@@ -28,8 +31,6 @@ def small():
 
 
 def test_a_volume_in_memory_is_prepared_like_a_series_on_disk(tmp_path):
-    from fedtar_flare.synthetic.dicom_writer import write_ct_series
-
     hu, spacing_mm, report, *_ = next(iter(generic_pairs(1, 3)))
     write_ct_series(tmp_path / "ct", hu, spacing_mm, patient_id="p", study_datetime=datetime(2020, 1, 1))
     visit = Visit("p", "v", datetime(2020, 1, 1), tmp_path / "ct", report, "ct")
@@ -74,11 +75,8 @@ def test_the_small_model_has_seen_no_new_finding_and_its_card_says_so(small):
 
 
 def test_no_report_of_a_site_is_longer_than_the_model_writes():
-    from fedtar_flare.synthetic.reports import GENERIC, STYLES, State, write_report
-
     tokenizer = build_tokenizer(preset("small", max_length=192))
-    for new in NEW_FINDINGS:
+    for new, wording in product(NEW_FINDINGS, (GENERIC, *chain(*STYLES))):
         worst = {name: State(2, "larger") for name in (*KNOWN_FINDINGS[2:6], new)}
-        for wording in (GENERIC, *(wording for style in STYLES for wording in style)):
-            text = write_report(wording, worst, resolved=KNOWN_FINDINGS[:1], follow_up=True, older=True)
-            assert len(tokenizer.encode(text)) <= SMALL.max_length, text
+        text = write_report(wording, worst, resolved=KNOWN_FINDINGS[:1], follow_up=True, older=True)
+        assert len(tokenizer.encode(text)) <= SMALL.max_length, text
