@@ -8,16 +8,15 @@ import hashlib
 import os
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
-from fedtar_flare.curation.archive_files import IMAGES, REJECTED, File, all_headers, rejected, studies_below
-from fedtar_flare.curation.documents import Identifier, one_identity, same_issuer
+from fedtar_flare.curation.archive_files import IMAGES, REJECTED, File, all_headers, studies_below
+from fedtar_flare.curation.documents import Identifier, fullest, one_identity, same_issuer
 from fedtar_flare.data.cohort import Modality
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of
 from fedtar_flare.data.sources.manifest import write_rows
@@ -49,15 +48,6 @@ class Study:
     report_file: Path | None = None
 
 
-class Owner(NamedTuple):
-    """What a file says of an accession number: the patient, all identifiers of the patient, the number, the study."""
-
-    patient: Identifier
-    patients: frozenset[Identifier]
-    order: Identifier
-    study: str
-
-
 @dataclass
 class Index:
     """Content of an export folder."""
@@ -65,9 +55,8 @@ class Index:
     studies: list[Study] = field(default_factory=list)  # by date, those that a manifest can hold
     problems: list[DataError] = field(default_factory=list)  # one for each other study, and for stray files
     notes: Counter[str] = field(default_factory=Counter)  # by reason, files ignored within studies
-    owners: dict[str, set[Owner]] = field(default_factory=lambda: defaultdict(set))  # by accession number
-    people: dict[str, set[Identifier]] = field(default_factory=lambda: defaultdict(set))  # by PatientID
-    days: dict[tuple[Identifier, str], set[str]] = field(default_factory=lambda: defaultdict(set))  # studies by day
+    by_number: dict[str, list[File]] = field(default_factory=lambda: defaultdict(list))  # all, by accession number
+    by_patient: dict[str, list[File]] = field(default_factory=lambda: defaultdict(list))  # by PatientID
     files: int = 0  # number of all files
     dicom: int = 0  # and of DICOM files
 
@@ -96,26 +85,14 @@ def index_folder(
     index.dicom = len(files)
     if not files:
         raise DataError(f"{folder}: no DICOM file among {len(paths)} file(s)", reason="no-dicom")
-    return index_files(index, files, folder, modality, links, lost)
-
-
-def index_files(
-    index: Index,
-    files: Iterable[File],
-    folder: Path,
-    modality: Modality | None = None,
-    links: Path | None = None,
-    lost: dict[str, list[Path]] | None = None,
-) -> Index:
-    """Group files to studies; ``lost`` are unreadable files of each. Their order changes nothing."""
-    files, lost = rejected(files), lost or {}
+    files = sorted(files, key=lambda file: (file.sop, file.path))  # so that the order of paths changes nothing
+    gone = frozenset().union(*(file.rejects for file in files))
+    files = [file._replace(kind=REJECTED) if file.sop in gone and file.kind in IMAGES else file for file in files]
     holders = studies_below(files)
     groups: dict[str, list[File]] = defaultdict(list)
     for file in files:
-        index.owners[file.order.value].add(Owner(file.patient, file.others | {file.patient}, file.order, file.study))
-        index.people[file.patient.value].add(file.patient)
-        with suppress(DataError):
-            index.days[file.patient, date_of(file.date).date().isoformat()].add(file.study)
+        index.by_number[file.order.value].append(file)
+        index.by_patient[file.patient.value].append(file)
         if file.study:
             groups[file.study].append(file)
         elif file.kind in IMAGES:
@@ -131,8 +108,7 @@ def index_files(
             text = f"study {study.uid}: {study.modality}, and this manifest is of {wanted}"
             index.problems.append(DataError(text, reason="other-modality"))
     index.studies = [study for study in index.studies if study.modality == wanted]
-    _name_patients(index)
-    _drop_mixed_identities(index, files)
+    _tell_patients_apart(index)
     index.studies.sort(key=lambda study: (study.acquired, _hash(study.uid)))
     return index
 
@@ -178,7 +154,7 @@ def _study(
     used = slices or radiographs
     if not used:
         kinds = Counter(file.kind for file in files)
-        reason = REJECTED if kinds[REJECTED] else min(kinds, key=lambda kind: (-kinds[kind], kind))
+        reason = REJECTED if kinds[REJECTED] else kinds.most_common(1)[0][0]
         raise DataError(f"{where}: none of {len(files)} file(s) is a CT slice or a radiograph", reason=reason)
     if radiographs and slices:
         notes["radiograph-beside-ct"] += len(radiographs)
@@ -186,10 +162,9 @@ def _study(
     patients = {file.patient for file in used}
     if not one_identity(patients):
         raise DataError(f"{where}: files of several patients", reason="mixed-patients")
-    patient = max(patients, key=lambda identifier: (len(identifier.issuer), identifier))
-    if not patient.value:
+    if not (patient := fullest(patients)).value:
         raise DataError(f"{where}: no PatientID", reason="no-patient-id")
-    orders = _orders(used, files)
+    orders = {file.order for file in used if file.order.value} or {file.order for file in files if file.order.value}
     if any(WRONG.search(identifier.value) for identifier in (patient, *orders)):
         text = f"{where}: PatientID or accession number in another character set than SpecificCharacterSet names"
         raise DataError(text, reason="bad-charset")
@@ -213,7 +188,7 @@ def _study(
         patient_id=patient.value,
         patients=(patient, *sorted({other for file in used for other in file.others})),
         uid=uid,
-        orders=orders,
+        orders=tuple(sorted(orders)),
         acquired=acquired,
         image=image,
         modality="ct" if slices else "radiograph",
@@ -223,14 +198,6 @@ def _study(
         top=top,
         exclusive=holders[top] - {REJECTED} == {uid},
     )
-
-
-def _orders(used: Sequence[File], files: Sequence[File]) -> tuple[Identifier, ...]:
-    """The accession numbers of the images, else of all files, each with the issuers that any file names."""
-    numbers = {file.order.value for file in used} - {""} or {file.order.value for file in files} - {""}
-    stated = {file.order for file in files if file.order.value in numbers}
-    named = {order.value for order in stated if order.issuer}
-    return tuple(sorted(order for order in stated if order.issuer or order.value not in named))
 
 
 def _frontal(radiographs: Sequence[File], where: str, notes: Counter[str]) -> Path:
@@ -276,10 +243,9 @@ def _image_path(
     if holders[common] == {uid}:
         return common
     if links is None:
-        text = f"{where}: {common} holds {len(holders[common])} studies; a folder must hold one (--links makes such)"
-        if REJECTED in holders[common]:
-            text = f"{where}: {common} holds instances that a key object rejects (--links makes a folder without them)"
-        raise DataError(text, reason=REJECTED if REJECTED in holders[common] else "shared-folder")
+        reason = REJECTED if REJECTED in holders[common] else "shared-folder"
+        what = "images that a key object rejects" if reason == REJECTED else f"{len(holders[common])} studies"
+        raise DataError(f"{where}: {common} holds {what}; --links makes a folder of this study alone", reason=reason)
     folder = links / f"study-{_hash(uid)[:16]}"
     temporary = folder.with_name(f".{folder.name}.part")  # made whole or not at all
     shutil.rmtree(temporary, ignore_errors=True)
@@ -291,38 +257,26 @@ def _image_path(
     return folder
 
 
-def _name_patients(index: Index) -> None:
-    """One PatientID of several issuers is of several people: each is named with the issuer, or left out without one."""
+def _tell_patients_apart(index: Index) -> None:
+    """Name the patients of one PatientID with its issuers; where it may be of two people otherwise, none is used."""
     studies, index.studies = index.studies, []
+    used = {study.uid for study in studies}
     for study in studies:
-        own = study.patients[0]
+        own, files = study.patients[0], index.by_patient[study.patient_id]
+        people = {file.patient for file in files}
+        if own.issuer and not one_identity(people):
+            people = {other for other in people if same_issuer(own.issuer, other.issuer)}
+            study.patient_id = f"{own.value}^^^{fullest(people).issuer}"
+        files = [file for file in files if file.study in used and file.patient in people]
+        conflicts = {
+            "ambiguous-patient-id": not one_identity(people),
+            "conflicting-birth-date": len({file.birth_date for file in files} - {""}) > 1,
+            "conflicting-sex": len({file.sex for file in files} - {""}) > 1,
+        }
         with collecting(index.problems):
-            if not one_identity(index.people[own.value]):
-                alike = {other for other in index.people[own.value] if same_issuer(own.issuer, other.issuer)}
-                if not own.issuer or not one_identity(alike):
-                    text = f"study {study.uid}: several issuers have used the PatientID {own.value}; which one is it?"
-                    raise DataError(text, reason="ambiguous-patient-id")
-                issuer = max(alike, key=lambda other: (len(other.issuer), other)).issuer
-                study.patient_id = f"{own.value}^^^{issuer}"
-            index.studies.append(study)
-
-
-def _drop_mixed_identities(index: Index, files: Sequence[File]) -> None:
-    """Studies under one PatientID with different birth dates or sex are of different people: none is used."""
-    births: dict[str, set[str]] = defaultdict(set)
-    sexes: dict[str, set[str]] = defaultdict(set)
-    studies, index.studies = index.studies, []
-    patients = {study.uid: study.patient_id for study in studies}
-    for file in files:
-        if file.study in patients:
-            births[patients[file.study]] |= {file.birth_date} - {""}
-            sexes[patients[file.study]] |= {file.sex} - {""}
-    for study in studies:
-        with collecting(index.problems):
-            for reason, values in (("conflicting-birth-date", births), ("conflicting-sex", sexes)):
-                if len(values[study.patient_id]) > 1:
-                    text = f"study {study.uid}: two people under the one PatientID {study.patient_id}?"
-                    raise DataError(text, reason=reason)
+            for reason in (reason for reason, conflict in conflicts.items() if conflict):
+                text = f"study {study.uid}: two people under the one PatientID {study.patient_id}?"
+                raise DataError(text, reason=reason)
             index.studies.append(study)
 
 

@@ -1,7 +1,7 @@
 """Headers of an export folder's DICOM files, read in parallel."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,10 +119,8 @@ def studies_below(files: Sequence[File]) -> dict[Path, set[str]]:
     """For each folder (and zip, and file) the studies that have images in it or below; REJECTED for rejected ones."""
     direct: dict[Path, set[str]] = defaultdict(set)
     for file in files:
-        if file.kind in IMAGES:
-            direct[Path(file.path)].add(file.study)
-        elif file.kind == REJECTED:
-            direct[Path(file.path)].add(REJECTED)
+        if file.kind in (*IMAGES, REJECTED):
+            direct[Path(file.path)].add(REJECTED if file.kind == REJECTED else file.study)
     holders: dict[Path, set[str]] = defaultdict(set)
     for path, studies in direct.items():
         for folder in (path, *path.parents):
@@ -138,13 +136,6 @@ def issuer_of(dataset: Any, of: str = "AccessionNumber") -> str:
     return "|".join(str(name).strip(" \0") for name in (local, item.get("UniversalEntityID")) if name)
 
 
-def rejected(files: Iterable[File]) -> list[File]:
-    """The files in an order that depends on what they hold alone; those that a key object rejects are no images."""
-    files = sorted(files, key=lambda file: (file.sop, file.path))
-    gone = frozenset().union(*(file.rejects for file in files))
-    return [file._replace(kind=REJECTED) if file.sop in gone and file.kind in IMAGES else file for file in files]
-
-
 def _others(dataset: Any) -> Iterator[Identifier]:
     """The patient's other identifiers; the retired list of them names no issuers."""
     names = dataset.get("OtherPatientIDs") or ()
@@ -155,11 +146,9 @@ def _others(dataset: Any) -> Iterator[Identifier]:
 
 def _rejects(dataset: Any) -> Iterator[str]:
     """UIDs of the instances that a key object rejects, by its evidence or its content."""
-    titles = dataset.get("ConceptNameCodeSequence") or ()
-    if first(dataset, "Modality") == "KO" and any(first(title, "CodeValue") in REJECTIONS for title in titles):
-        for item in dataset.iterall():
-            if item.keyword == "ReferencedSOPInstanceUID":
-                yield str(item.value)
+    titles = {first(title, "CodeValue") for title in dataset.get("ConceptNameCodeSequence") or ()}
+    if first(dataset, "Modality") == "KO" and titles & REJECTIONS:
+        yield from (str(item.value) for item in dataset.iterall() if item.keyword == "ReferencedSOPInstanceUID")
 
 
 def _file(header: Any) -> File:

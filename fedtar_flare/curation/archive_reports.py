@@ -2,21 +2,19 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting
-from fedtar_flare.curation.archive import Index, Owner, Study
+from fedtar_flare.curation.archive import Index, Study
 from fedtar_flare.curation.documents import NOBODY, Identifier, may_be_same, one_identity
 from fedtar_flare.data.sources.fields import date_of, is_stated, markup
 from fedtar_flare.data.sources.manifest import without_mark
 from fedtar_flare.data.sources.tables import open_table
 
 FILE_NAME = re.compile(r'(?!\.{1,2}\Z)[^/\\:*?"<>|\0]+')
-KEYS = (
-    "study_instance_uid", "accession_number", "issuer", "patient_id", "patient_issuer", "study_date", "report",
-)  # fmt: skip
+KEYS = ["study_instance_uid", "accession_number", "issuer", "patient_id", "patient_issuer", "study_date", "report"]
 
 
 class Report(NamedTuple):
@@ -64,55 +62,46 @@ def join_reports(index: Index, reports: Path | None) -> int:
 
 def _matching(study: Study, by_key: ByKey, index: Index) -> Sequence[Report]:
     """The reports that name the study or one of its accession numbers, else the patient and the day."""
-    by_uid, by_number = by_key.get(("uid", study.uid), []), list[Report]()
-    for order in study.orders:
-        if reports := by_key.get(("accession", order.value), []):
-            try:
-                by_number += _by_number(study, order, reports, index.owners[order.value])
-            except DataError:
-                if not by_uid:
-                    raise
-    matching = by_uid + [report for report in by_number if not by_uid or _is_of(report, study.patients)]
+    matching = by_key.get(("uid", study.uid)) or [
+        report
+        for order in study.orders
+        for report in _by_number(study, order, by_key.get(("accession", order.value), []), index)
+    ]
     if any(not _is_of(report, study.patients) for report in matching):
-        text = f"study {study.uid}: {matching[0].origin} is the report of another patient"
-        raise DataError(text, reason="report-of-another-patient")
+        raise _unclear(study, matching[0], "is the report of another patient", "report-of-another-patient")
     named = {report.order.value for report in matching} - {""}
-    if named and (others := sorted({order.value for order in study.orders} - named)):
-        text = f"study {study.uid}: {matching[0].origin} is about one of its accession numbers, not about {others[0]}"
-        raise DataError(text, reason="several-accession-numbers")
+    if named and {order.value for order in study.orders} - named:
+        raise _unclear(study, matching[0], "is about some of its accession numbers alone", "several-accession-numbers")
     return matching or _by_day(study, by_key, index)
 
 
-def _is_of(report: Report, patients: Collection[Identifier]) -> bool:
+def _is_of(report: Report, patients: Iterable[Identifier]) -> bool:
     """Whether a report may be of the patient with these identifiers."""
     return not report.patient.value or any(may_be_same(report.patient, patient) for patient in patients)
 
 
-def _by_number(study: Study, order: Identifier, reports: list[Report], owners: set[Owner]) -> list[Report]:
-    """Those reports under an accession number that are the study's; DataError where that is unclear.
+def _unclear(study: Study, report: Report, why: str, reason: str) -> DataError:
+    return DataError(f"study {study.uid}: {report.origin} {why}", reason=reason)
 
-    ``owners`` are all files with this number.
-    """
+
+def _by_number(study: Study, order: Identifier, reports: list[Report], index: Index) -> list[Report]:
+    """Those reports under an accession number that are the study's; DataError where that is unclear."""
     candidates = [report for report in reports if may_be_same(order, report.order)]
-    where = f"study {study.uid}: {reports[0].origin}"
-    if not candidates:
-        text = (
-            f"{where} is of issuer '{reports[0].order.issuer}', not '{order.issuer}'; if they are one, both must say it"
-        )
-        raise DataError(text, reason="report-of-another-issuer")
+    if reports and not candidates:
+        why = f"is of issuer '{reports[0].order.issuer}', not '{order.issuer}'; if they are one, both must say it"
+        raise _unclear(study, reports[0], why, "report-of-another-issuer")
     candidates = [report for report in candidates if _is_of(report, study.patients)] or candidates
     for report in candidates:
         named = order.issuer and report.order.issuer
-        fits = [o for o in owners if _is_of(report, o.patients) and (not named or may_be_same(o.order, order))]
+        fits = [o for o in index.by_number[order.value] if not named or may_be_same(o.order, order)]
+        fits = [o for o in fits if _is_of(report, {o.patient, *o.others})]
         issuers = {o.order.issuer for o in fits} | {r.order.issuer for r in reports if not named}
         if not (one_identity({o.patient for o in fits}) and one_identity({Identifier("", i) for i in issuers})):
-            text = f"{where} has an accession number of several patients or issuers; columns of these have to tell"
-            raise DataError(text, reason="ambiguous-accession-number")
+            why = "has an accession number of several patients or issuers; columns of these have to tell"
+            raise _unclear(study, report, why, "ambiguous-accession-number")
         if len({owner.study for owner in fits}) > 1:
-            text = (
-                f"{where} has an accession number of several studies; study_instance_uid has to tell which it is about"
-            )
-            raise DataError(text, reason="accession-number-of-several-studies")
+            why = "has an accession number of several studies; study_instance_uid has to tell which one it is about"
+            raise _unclear(study, report, why, "accession-number-of-several-studies")
     return candidates
 
 
@@ -121,16 +110,13 @@ def _by_day(study: Study, by_key: ByKey, index: Index) -> list[Report]:
     own, day = study.patients[0], study.acquired.date().isoformat()
     reports = [report for report in by_key.get(("day", own.value, day), []) if may_be_same(report.patient, own)]
     for report in reports:
-        named = own.issuer and report.patient.issuer
-        people = {other for other in index.people[own.value] if not named or may_be_same(other, own)}
-        if not one_identity(people | {report.patient}):
-            text = f"study {study.uid}: {report.origin} has a patient_id of several issuers; patient_issuer has to tell"
-            raise DataError(text, reason="ambiguous-patient-id")
-        if len(set().union(*(index.days.get((person, day), ()) for person in people))) > 1:
-            text = (
-                f"study {study.uid}: {report.origin} names the patient and day alone, and that day has several studies"
-            )
-            raise DataError(text, reason="several-studies-that-day")
+        files = index.by_patient[own.value]
+        if own.issuer and report.patient.issuer:
+            files = [file for file in files if may_be_same(file.patient, own)]
+        if not one_identity({file.patient for file in files} | {report.patient}):
+            raise _unclear(study, report, "names a patient_id of several issuers", "ambiguous-patient-id")
+        if len({file.study for file in files if file.date.replace("-", "") == day.replace("-", "")} | {study.uid}) > 1:
+            raise _unclear(study, report, "names a day of several studies, and no study", "several-studies-that-day")
     return reports
 
 

@@ -74,41 +74,36 @@ class Pacs:
         Where pages repeat or move, or the PACS warns that they are not all, some may be missing: that is raised, or
         appended to ``doubts``.
         """
+
+        def page(limit: int, offset: int) -> tuple[int, dict[str, Record]]:
+            with self._request():
+                self._left, self._warned, ask = ANSWER_BYTES, False, getattr(self._client, f"search_for_{level}")
+                items = ask(limit=limit, offset=offset, fields=list(fields), **of)
+                records = {_value(item, key): {name: _value(item, name) for name in (key, *fields)} for item in items}
+            if not all(map(is_uid, records)):
+                raise DataError(f"{self.host} answers with a {key} that is no UID", reason="bad-uid")
+            return len(items), records
+
         listed: dict[str, Record] = {}
-        for _ in range(PASSES):
-            count, before, warned, records = 0, len(listed), False, dict[str, Record]()
-            while not (page := self._page(level, key, fields, PAGE, count, of)).keys() <= records.keys():
-                records, count, warned = records | page, count + self._count, self._warned
-                if len(listed | records) > most:
+        grown, passes, certain = True, 0, False
+        while grown and passes < PASSES and not certain:
+            count, warned, seen, (size, new) = 0, False, dict[str, Record](), page(PAGE, 0)
+            while not new.keys() <= seen.keys():
+                count, warned, seen = count + size, self._warned, seen | new
+                if len(listed | seen) > most:
                     text = f"{self.host} answers with more than {most}; ask for less at a time"
                     raise DataError(text, reason="too-many")
-            listed |= records
-            certain = count == len(listed) and not warned
-            if certain and page:  # it ignores offsets: this is all, if it ignores limits, too
-                certain = self._page(level, key, fields, 1, 0, of).keys() == listed.keys()
-            if certain:
-                return list(listed.values())
-            if len(listed) == before:
-                break
-        text = f"{self.host} lists {len(listed)} {level} by pages that repeat, move or are not all"
-        doubt = DataError(f"{text}: some may be missing; ask for less at a time", reason="may-be-incomplete")
-        if doubts is None:
-            raise doubt
-        doubts.append(doubt)
+                size, new = page(PAGE, count)
+            grown, listed, passes = not seen.keys() <= listed.keys(), listed | seen, passes + 1
+            # one that ignores offsets has told all if it ignores limits, too
+            certain = count == len(listed) and not warned and (not new or page(1, 0)[1].keys() == listed.keys())
+        if not certain:
+            text = f"{self.host} lists {len(listed)} {level} by pages that repeat, move or are not all"
+            doubt = DataError(f"{text}: some may be missing; ask for less at a time", reason="may-be-incomplete")
+            if doubts is None:
+                raise doubt
+            doubts.append(doubt)
         return list(listed.values())
-
-    def _page(
-        self, level: str, key: str, fields: Sequence[str], limit: int, offset: int, of: dict[str, Any]
-    ) -> dict[str, Record]:
-        """One answer, by UID; ``_count`` becomes the number of its records, and ``_warned`` whether there are more."""
-        with self._request():
-            self._left, self._warned = ANSWER_BYTES, False
-            items = getattr(self._client, f"search_for_{level}")(limit=limit, offset=offset, fields=list(fields), **of)
-            self._count = len(items)
-            records = {_value(item, key): {name: _value(item, name) for name in (key, *fields)} for item in items}
-        if not all(map(is_uid, records)):
-            raise DataError(f"{self.host} answers with a {key} that is no UID", reason="bad-uid")
-        return records
 
     def series(self, study: str, series: str) -> Iterator[tuple[Any, bytes]]:
         """Get the instances of a series (WADO-RS), compressed as the PACS stores them."""
@@ -163,18 +158,18 @@ class Pacs:
         start = re.compile(rb"(?:\A|\r\n)--" + re.escape(boundary[1].encode())) if boundary else None
 
         def iter_content(chunk_size: int = CHUNK, **options: Any) -> Iterator[bytes]:
-            preamble, before = b"", start is not None
+            preamble, before = b"", start  # what stands before the first part is for programs that know no parts
             for chunk in unbounded(min(chunk_size, CHUNK), **options):
                 self._left, self._end = self._left - len(chunk), (self._end + chunk)[-9:]
                 if self._left < 0:
                     response.close()
                     raise DataError(f"{self.host} sends more than a file or an answer may have", reason="too-large")
                 self._wait(len(chunk))
-                if before and start:  # a text before the first part is for programs that know no parts
+                if before:
                     preamble += chunk
-                    if (first := start.search(preamble)) is None and len(preamble) < CHUNK:
+                    if not (first := before.search(preamble)) and len(preamble) < CHUNK:
                         continue
-                    chunk, before = preamble[first.start() if first else 0 :], False
+                    chunk, before = preamble[first.start() if first else 0 :], None
                 yield chunk
 
         response.iter_content = iter_content

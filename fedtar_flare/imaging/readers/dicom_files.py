@@ -21,13 +21,7 @@ from pydicom import dcmread
 from pydicom.dataset import Dataset
 from pydicom.filereader import read_dataset, read_partial
 from pydicom.tag import BaseTag, Tag
-from pydicom.uid import (
-    UID,
-    DeflatedExplicitVRLittleEndian,
-    ExplicitVRBigEndian,
-    ExplicitVRLittleEndian,
-    ImplicitVRLittleEndian,
-)
+from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian
 
 from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.imaging.limits import ELEMENT_READS, LONG_ELEMENT, check_ratio, check_size, check_time, current
@@ -59,12 +53,8 @@ PACKED = {".gz", ".bz2", ".xz", ".zip", ".7z", ".rar", ".tar", ".tgz"}
 SLICES = {"", ".dcm", ".dicom", ".ima", ".img"}
 DIRECTORY_END = struct.Struct("<4s4H2LH")
 DIRECTORY_BYTES = 1 << 10  # most bytes of an archive's directory for each member, on average
-READ_AS: dict[Any, UID] = {
-    (True, True): ImplicitVRLittleEndian,
-    (False, True): ExplicitVRLittleEndian,
-    (False, False): ExplicitVRBigEndian,
-}
-"""Transfer syntax of a file that states none, by what pydicom sees of it: implicit VR, little endian."""
+READ_AS: dict[Any, str] = {(True, True): "", (False, True): ".1", (False, False): ".2"}
+"""Ends of transfer syntaxes, for files that state none: by whether pydicom sees implicit VR and little endian."""
 SMALL = 1 << 20  # bytes of a file that cannot hold too many elements, as most slices
 
 
@@ -310,7 +300,7 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
     if cut:
         raise DataError(f"{name}: the file ends within its header; copy it again", reason="truncated")
     stated = str(getattr(dataset.file_meta, "TransferSyntaxUID", "") or "")
-    syntax = UID(stated or READ_AS[dataset.original_encoding])
+    syntax = UID(stated or ImplicitVRLittleEndian + READ_AS[dataset.original_encoding])
     vr, length = pixels[0] if pixels else (None, UNDEFINED)
     at = None if syntax == DeflatedExplicitVRLittleEndian else offset
     return Header(source, dataset, syntax, bool(pixels), at, size, None if length == UNDEFINED else length, vr)

@@ -14,8 +14,7 @@ from pydicom.tag import BaseTag, Tag
 from fedtar_flare.core.errors import DataError
 
 Default = TypeVar("Default", int, None)
-WRONG = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]")
-"""Characters of no identifier: what is left of bytes that were read by another character set than their own."""
+WRONG = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]")  # in an identifier: bytes of another character set than the stated
 
 
 @cache

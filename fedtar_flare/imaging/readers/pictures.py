@@ -136,16 +136,14 @@ def _read_dicom(path: Path, side: str) -> np.ndarray:
     if (bounds := padding_of(dataset, str(path), layout)) is not None:
         unmasked = stored_values(masked=False)
         seen = (unmasked < bounds[0]) | (unmasked > bounds[1])
-        if not seen.any():
-            raise DataError(f"{path}: every pixel is padding", reason="blank")
     with decoding(f"{path}: its window or rescale cannot be applied", "bad-header"):
         values = np.asarray(apply_modality_lut(stored, dataset))
         windowed = "VOILUTSequence" in dataset or _window_fits(dataset, values, seen, str(path))
         for keyword in ("RescaleSlope", "RescaleIntercept"):
             dataset.pop(keyword, None)  # pydicom would scale the window's output by them, and turn it round
         values = _finite(np.asarray(apply_voi_lut(values, dataset) if windowed else values, np.float32), path)
-    image = values[seen]
-    grey = _to_bytes(values, float(image.min()), float(image.max())) if windowed else stretch(values, seen)
+        low, high = float(values[seen].min()), float(values[seen].max())
+    grey = _to_bytes(values, low, high) if windowed else stretch(values, seen)
     return np.where(seen, 255 - grey if meaning == "MONOCHROME1" else grey, 0).astype(np.uint8)
 
 
