@@ -145,11 +145,6 @@ def test_a_site_that_comes_late_to_a_job_of_a_new_period_is_scored_before_it_lea
     assert [len(step.sites) for step in of_kind(read_events(then.results_folder), Step)] == [1, 1, 2, 2]
 
 
-def test_a_hospital_refuses_a_server_s_clock(tmp_path):
-    reply, _ = Hospital(tmp_path, "hospital", simulated=False).handshake(rounds_per_period=1)
-    assert reply.status == "error" and "simulations" in reply.reason
-
-
 def test_a_job_that_adds_a_period_scores_its_visits_before_it_learns_and_only_once(home, tmp_path, monkeypatch):
     write_site_files(tmp_path, home, monkeypatch)
 

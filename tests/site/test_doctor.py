@@ -86,12 +86,9 @@ def kit(tmp_path, project, listening, monkeypatch):
     service = {"target": f"127.0.0.1:{listening}", "scheme": "grpc"}
     resources = {"class_allow_list": list(SITE_CLASSES), "class_list_enforcement_mode": "enforce"}
     resources["components"] = [{"id": "process_launcher", "path": LAUNCHER, "args": {}}]
-    for name, content in (
-        ("startup/fed_client.json", {"servers": [{"service": service, "identity": "s"}]}),
-        (RESOURCES, resources),
-        (PRIVACY, site_policy(default_names())),
-        (RIGHTS, rights()),
-    ):
+    client = {"servers": [{"service": service, "identity": "s"}]}
+    files = {RESOURCES: resources, PRIVACY: site_policy(default_names()), RIGHTS: rights()}
+    for name, content in ({"startup/fed_client.json": client} | files).items():
         (kit / name).write_text(json.dumps(content))
     write_radiographs(tmp_path / "data", 8, visits=2)
     return kit
@@ -123,19 +120,15 @@ def _change(file, change):
     return apply
 
 
-def _result_filter(entry, place):
+def _result_filter(path, place, **arguments):
     """A filter more in the first scope of the site's policy."""
+    entry = {"path": path, "args": arguments}
     return _change(PRIVACY, lambda content: content["scopes"][0]["task_result_filters"].insert(place, entry))
 
 
 def _guards(**arguments):
-    guard = [{"path": GUARD, "args": arguments}]
-    both = {"task_result_filters": guard, "task_data_filters": guard}
+    both = dict.fromkeys(("task_result_filters", "task_data_filters"), ({"path": GUARD, "args": arguments},))
     return _change(PRIVACY, lambda content: content["scopes"][0].update(both))
-
-
-def _noise(**arguments):
-    return _result_filter({"path": PRIVACY_FILTER, "args": arguments}, 0)
 
 
 def _resources(**values):
@@ -166,7 +159,7 @@ def _open_key(kit):
 
 
 OPEN_SCOPE = {"name": "open", "task_result_filters": [], "task_data_filters": []}
-SVT = {"path": "nvflare.app_common.filters.SVTPrivacy", "args": {}}
+SVT = "nvflare.app_common.filters.SVTPrivacy"
 FAULTS = {
     "no site file": (_remove("local/fedtar.yaml"), "site file", FAIL),
     "a misspelt key": (_write("fedtar.yaml", "source: manifest\npaht: x\n"), "site file", FAIL),
@@ -197,8 +190,10 @@ FAULTS = {
     "a guard of an earlier release": (_guards(allowed_names=["lora"]), "site policy", FAIL),
     "a regular expression": (_guards(extra_names=["(.*)*!"]), "site policy", FAIL),
     "no audit": (_change(PRIVACY, lambda content: content.pop("components")), "audit", WARN),
-    "streams past the noise": (_site("shares: [losses]", _noise()), "differential privacy", FAIL),
-    "noise without a bound": (_noise(clip_norm=-1), "differential privacy", FAIL),
+    "streams past the noise": (
+        _site("shares: [losses]", _result_filter(PRIVACY_FILTER, 0)), "differential privacy", FAIL,
+    ),
+    "noise without a bound": (_result_filter(PRIVACY_FILTER, 0, clip_norm=-1), "differential privacy", FAIL),
     "paused": (lambda kit: decide(state_of(kit), Participation.PAUSED), "participation", WARN),
     "a project admin with every right": (_rights(project_admin="any"), "rights", FAIL),
     "a lead with code": (_rights(lead={"byoc": ["o:hub", "none"]}), "rights", FAIL),
@@ -231,7 +226,7 @@ def test_a_path_at_which_flare_splits_its_commands_is_a_warning(kit):
 
 
 def test_the_allowed_methods_are_told_and_the_budget(kit, madeup):
-    _noise(noise_multiplier=2.0)(kit)
+    _result_filter(PRIVACY_FILTER, 0, noise_multiplier=2.0)(kit)
     assert "epsilon 0 of 10" in worst(kit, "differential privacy").text
     assert worst(kit, "methods").text == f"this site takes part in {', '.join(default_names())}"  # and not in madeup
     _guards(methods=["fedtar", "madeup"])(kit)

@@ -227,7 +227,9 @@ def test_a_server_cannot_fill_a_site_with_runs(trained, monkeypatch):
     own = SiteState(trained.folder / "state", "one", "hospital")
     own.folder.mkdir(parents=True)
     own.require_capacity()  # a run that is there already goes on
-    reply, w = Hospital(trained.folder, name="hospital", simulated=False, training=TRAINING).handshake("two")
+    hospital = Hospital(trained.folder, name="hospital", simulated=False, training=TRAINING)
+    assert "for simulations" in hospital.handshake(rounds_per_period=1)[0].reason, "a hospital has its own clock"
+    reply, w = hospital.handshake("two")
     assert reply.status == "error" and "purge" in reply.reason and w is None
     assert not (trained.folder / "state" / "two").exists()
 
