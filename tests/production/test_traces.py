@@ -61,7 +61,9 @@ def test_a_failing_site_s_error_names_files_to_its_own_staff_alone(hospitals, ex
     site = hospitals.sites["hospital-b"]
     table = hospitals.folder / f"{MARK}bad.csv"
     table.write_text(f"{MARK}column\n{MARK}value\n")
-    (site / "local" / "fedtar.yaml").write_text(whole(f"source: manifest\npath: {table}\n"))
+    (site / "local" / "fedtar.yaml").write_text(
+        whole(f"source: manifest\npath: {table}\npolicy: {{min_patients: 1, min_local_steps: 1}}\n")
+    )
     job = hospitals.submit(exported("failing"))
     (start,) = of_kind(read_events(hospitals.completed(job)), Start)
     assert start.sites == ["hospital-a"] and "hospital-b" in start.absent
