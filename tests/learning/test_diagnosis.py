@@ -111,26 +111,31 @@ def test_the_shipped_head_and_prompts_are_of_the_known_findings_and_fit_no_other
             shipped(**wrong)
 
 
-def test_prompts_stand_before_the_begin_token_at_the_last_positions_and_bear_no_loss():
-    model = extended()
-    prompts = model.diagnosis.embed(torch.randint(0, 4, (2, 14), generator=torch.Generator().manual_seed(1)))
+@pytest.mark.parametrize("place", ["last", "memory"])
+def test_prompts_stand_before_the_begin_token_at_the_last_positions_or_in_the_memory_and_bear_no_loss(place):
+    model = extended(prompt_place=place, prompt_classes="positive")
     ids = torch.randint(3, 300, (2, 5), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
+        model.diagnosis.embeddings.normal_(generator=torch.Generator().manual_seed(3))
         memory, mask = model.memory(batch())
+        prompts = model.prompts(batch(), model.tokens(batch()))
         logits, states = model.decode(memory, mask, ids, prompts)
-        words = model.decoder.transformer.wte(ids)
-        whole = model.decoder(
-            inputs_embeds=torch.cat([prompts, words], dim=1),
-            position_ids=torch.cat([torch.arange(82, 96), torch.arange(5)]).expand(2, -1),
-            attention_mask=torch.ones(2, 19),
-            encoder_hidden_states=memory, encoder_attention_mask=mask, output_hidden_states=True,
-        )  # fmt: skip
-    assert logits.shape[1] == states.shape[1] == 5
-    torch.testing.assert_close(logits, whole.logits[:, 14:])
-    with torch.no_grad():
-        other = model.decode(memory, mask, ids, prompts + 1)[0]
-    assert not torch.allclose(other, logits), "the words attend to the prompts"
-    torch.testing.assert_close(states, whole.hidden_states[-1][:, 14:])
+        seen = {"encoder_hidden_states": memory, "encoder_attention_mask": mask, "output_hidden_states": True}
+        if place == "last":
+            seen |= {
+                "inputs_embeds": torch.cat([prompts, model.decoder.transformer.wte(ids)], dim=1),
+                "position_ids": torch.cat([torch.arange(82, 96), torch.arange(5)]).expand(2, -1),
+                "attention_mask": torch.ones(2, 19),
+            }
+        else:
+            told = torch.ones(2, 14, dtype=torch.bool)
+            seen |= {"input_ids": ids, "encoder_hidden_states": torch.cat([memory, prompts], dim=1)}
+            seen["encoder_attention_mask"] = torch.cat([mask, told], dim=1)
+        by_hand, others = model.decoder(**seen), model.decode(memory, mask, ids, prompts + 1)[0]
+    assert prompts.shape == (2, 14, MODEL.decoder_config["n_embd"]) and not mask.all()
+    torch.testing.assert_close(logits, by_hand.logits[:, -5:])
+    torch.testing.assert_close(states, by_hand.hidden_states[-1][:, -5:])
+    assert not torch.allclose(others, logits), "the words attend to the prompts"
 
 
 @pytest.mark.parametrize("beams", [1, 2])
@@ -154,23 +159,6 @@ def test_untrained_prompts_beside_the_begin_token_change_nothing(beams):
     torch.testing.assert_close(other[0], found[0][0])
     assert not torch.allclose(other[1, 0], found[0][1, 0], atol=1e-3)
     assert torch.equal(plain.generate(batch(), num_beams=beams), model.generate(batch(), num_beams=beams))
-
-
-def test_prompts_in_the_memory_stand_among_the_image_s_tokens():
-    model = extended(prompt_place="memory", prompt_classes="positive")
-    ids = torch.randint(3, 300, (2, 5), generator=torch.Generator().manual_seed(2))
-    with torch.no_grad():
-        model.diagnosis.embeddings.normal_(generator=torch.Generator().manual_seed(3))
-        memory, mask = model.memory(batch())
-        prompts = model.prompts(batch(), model.tokens(batch()))
-        assert prompts.shape == (2, 14, MODEL.decoder_config["n_embd"]) and not mask.all()
-        by_hand = model.decoder(
-            input_ids=ids,
-            encoder_hidden_states=torch.cat([memory, prompts], dim=1),
-            encoder_attention_mask=torch.cat([mask, torch.ones(2, 14, dtype=torch.bool)], dim=1),
-        ).logits
-        torch.testing.assert_close(model.decode(memory, mask, ids, prompts)[0], by_hand)
-        assert not torch.allclose(model.decode(memory, mask, ids)[0], by_hand)
 
 
 @pytest.mark.parametrize("place", ["last", "memory"])

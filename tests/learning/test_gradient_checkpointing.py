@@ -3,8 +3,9 @@
 import learners
 import pytest
 import torch
+from adapted_models import shake
 from batches import kept_bytes
-from learners import MODEL
+from learners import MODEL, gradients
 from tiny_llama import write_llama
 
 from fedtar_flare.core.errors import ConfigError, DataError
@@ -35,17 +36,11 @@ def learner_of(cohort):
         model = MODEL.replace(**(model or {}))
         own = {"patient": PatientConfig(patients_per_component=1)} if kind is PatientLearner else {}
         learner = learners.learner_of(cohort, kind, model=model, gradient_checkpointing=recomputed, **own, **settings)
-        generator = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for parameter in trained(learner):
-                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+        for module in (learner.model, getattr(learner, "patient", None) or torch.nn.Module()):
+            shake(module, 0.05)
         return learner
 
     return make
-
-
-def trained(learner):
-    return [*(p for p in learner.model.parameters() if p.requires_grad), *learner.personal_parameters()]
 
 
 def samples_of(learner):
@@ -55,9 +50,7 @@ def samples_of(learner):
 
 
 def one_pass(learner):
-    """Loss and gradients of one batch; parameters that it does not move have None."""
-    loss = learner._accumulate(samples_of(learner), "s")
-    return loss, [None if p.grad is None else p.grad.clone() for p in trained(learner)]
+    return gradients(learner, samples_of(learner))
 
 
 def recomputing(learner):
@@ -67,11 +60,8 @@ def recomputing(learner):
 
 def require_equal_with_and_without(learner):
     """The same losses and gradients, bit for bit."""
-    (loss, gradients), (other_loss, others) = one_pass(learner), one_pass(recomputing(learner))
-    assert loss == other_loss and any(g is not None and bool(g.any()) for g in gradients)
-    for one, other in zip(gradients, others, strict=True):
-        assert (one is None) == (other is None)
-        assert one is None or torch.equal(one, other)
+    (loss, plain), (again, other) = one_pass(learner), one_pass(recomputing(learner))
+    assert loss == again and torch.equal(plain, other) and bool(plain.any())
 
 
 def kept(learner):
