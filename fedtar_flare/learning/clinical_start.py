@@ -1,7 +1,4 @@
-"""Warm start on a hospital's own studies or on reports alone: the paper's "pre-trained on clinical corpora".
-
-A job takes the resulting folder as its ``model.weights`` (and ``model.tokenizer``), the same at all sites of a run.
-"""
+"""Warm start on a hospital's own studies or reports; a job takes the folder as ``model.weights``."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,4 @@
-"""A draft as a DICOM Structured Report or a DiagnosticReport of FHIR R4, which call it a draft in their own text.
-
-The first is partial, unverified and preliminary, the second preliminary and marked as an AI's.
-"""
+"""A draft as a DICOM Structured Report or a DiagnosticReport of FHIR R4, preliminary, and by its own text a draft."""
 
 from __future__ import annotations
 

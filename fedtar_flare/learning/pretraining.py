@@ -1,7 +1,4 @@
-"""Train a whole report generator before any federation, on pairs of image and report and, mixed in, reports alone.
-
-The latter widen the decoder's language beyond the style of the pairs.
-"""
+"""Train a whole report generator before any federation, on pairs of image and report, and on reports alone."""
 
 import math
 import time

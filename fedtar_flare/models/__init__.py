@@ -1,4 +1,1 @@
-"""Report generator (slice encoder, slice pooling, GPT-2 decoder), tokenizer and presets; knows nothing of federation.
-
-Start at :mod:`fedtar_flare.models.config`.
-"""
+"""Report generator, tokenizer and presets; knows nothing of federation. Start at :mod:`fedtar_flare.models.config`."""

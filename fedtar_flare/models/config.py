@@ -1,8 +1,7 @@
 """Settings of a report generator, and presets.
 
-``small`` is the shipped default (warm-started on generic phantoms), ``tiny`` has random weights for tests, ``timm``
-joins any timm encoder to any decoder of the GPT-2 family, ``vlm-tiny`` is a random vision-language model. The papers'
-models are in :mod:`fedtar_flare.presets`; a site names their folders in its policy (``models``).
+``small`` is the shipped default (warm-started on generic phantoms), ``tiny`` and ``vlm-tiny`` have random weights, and
+``timm`` joins any timm encoder to any decoder of the GPT-2 family; the papers' are in :mod:`fedtar_flare.presets`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """The decoder that a configuration asks for: GPT-2 with cross-attention, or a language model with the image as prefix.
 
-The prefix is the form of reports by a large language model (R2GenGPT, FedMRG's paper): the image's tokens, mapped to
-the width of the words, stand before the report, where cross-attention would have to be trained anew. Any model of the
-Llama family (or another causal language model of transformers) serves; frozen, it is adapted by LoRA on its query and
-value maps.
+With a prefix (R2GenGPT, FedMRG's paper) the image's tokens, mapped to the width of words, stand before the report.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""From images to the memory that the decoder attends to: encoders, pooling of slices, and marks of the visit before.
-
-An encoder turns each slice into tokens: CvT through transformers, or any timm backbone.
-"""
+"""From images to the memory that the decoder attends to: encoders, pooling of slices, marks of the visit before."""
 
 import math
 from collections.abc import Sequence

@@ -18,10 +18,7 @@ NOISE = 0.02  # standard deviation around the vectors' start; equal ones would s
 
 
 class LearnedPrompts(nn.Module):
-    """A prompter (:data:`.PromptPosition`) with the same learnt words for all images.
-
-    They begin as copies of the begin token (E,) and share its weight in attention, so that they change little at first.
-    """
+    """A prompter with the same learnt words for all images, which begin as copies of the begin token (E,)."""
 
     position: PromptPosition = "begin"
 
