@@ -14,6 +14,7 @@ from fedtar_flare.curation.archive_files import issuer_of
 from fedtar_flare.curation.documents import FINAL, Document, Identifier, fullest, moment, one_identity, understood
 from fedtar_flare.curation.hl7v2 import mistaken
 from fedtar_flare.imaging.readers.dicom_files import Source, read_header
+from fedtar_flare.imaging.readers.dicom_tags import text
 
 DOCUMENTS = ("1.2.840.10008.5.1.4.1.1.88.", "1.2.840.10008.5.1.4.1.1.104.")
 """Of all SRs, and of encapsulated PDF and CDA; the two of text are read."""
@@ -22,7 +23,7 @@ STATUS = {"COMPLETE VERIFIED FINAL": FINAL}
 """Of completion, verification and preliminary flag."""
 FLAGS = {"COMPLETE", "PARTIAL", "VERIFIED", "UNVERIFIED", "FINAL", "PRELIMINARY"}
 TITLES = {name for c in codes.cid7000.concepts.values() for name in (f"{c.scheme_designator} {c.value}", c.meaning)}
-HEADINGS = {code.meaning for code in codes.cid7001.concepts.values()}
+HEADINGS = {code.meaning.lower() for code in codes.cid7001.concepts.values()}
 """Of imaging reports (CID 7000, 7001). What has another heading says it in each of its sentences."""
 CONTEXT = {f"DCM {n}" for n in (*range(121005, 121035), 121046, 121049, 121050, 121051)}
 """Observer, procedure and subject (TID 1002, 1005 and 1006), language, and the same in other words."""
@@ -36,10 +37,11 @@ DEEPEST, MOST = 30, 20_000  # levels and items of a content tree
 def read_sr(file: Path) -> Iterator[Document]:
     """The report of a file, if it is an SR."""
     header = read_header(Source(file), [])
-    if header is None or not header.dataset.get("SOPClassUID", "").startswith(DOCUMENTS):
+    ds: Any = header.dataset if header else {}
+    kind = str(ds.get("SOPClassUID", ""))
+    if not kind.startswith(DOCUMENTS) and ds.get("Modality") not in ("SR", "DOC"):
         return
-    ds = header.dataset
-    if ds.SOPClassUID not in TEXT_SR:
+    if kind not in TEXT_SR:
         raise DataError("no text report", reason="other-sr")
     if TITLES.isdisjoint(_concept(ds)):
         raise DataError(f"'{_concept(ds)[1]}' is no title of an imaging report (CID 7000)", reason="other-title")
@@ -114,12 +116,12 @@ def _lines(container: Any, heading: str = "") -> list[str]:
             lines += _lines(child, _concept(child)[1])
         elif sentence := _sentence(child):
             (lines if child.get("RelationshipType") == "CONTAINS" else details).append(sentence)
-    if container.get("ContinuityOfContent") == "CONTINUOUS" and lines:
+    if container.get("ContinuityOfContent") == "CONTINUOUS" and len(lines) > 1:
         raise DataError("items that make one sentence together", reason="item-continuous")
     if not heading:
         return details + lines
     headed = f"{heading} ({'; '.join(details)})" if details else heading
-    if heading.title() in HEADINGS:
+    if heading.lower() in HEADINGS:
         return [headed, *lines] if details or lines else []
     return [f"{headed}: {line}" for line in lines] or [headed] * bool(details)
 
@@ -137,7 +139,8 @@ def _sentence(item: Any) -> str:
     elif kind == "NUM" and "NumericValueQualifierCodeSequence" not in item:
         (measured,) = item.MeasuredValueSequence
         unit, name = _concept(measured, "MeasurementUnitsCodeSequence")
-        value = f"{measured.NumericValue} {'' if unit == 'UCUM 1' else name}"
+        value = f"{text(measured, 'NumericValue')} {'' if unit == 'UCUM 1' else name}"
+        float(value.split()[0])
     if not value.strip():
         kind = kind if re.fullmatch("[A-Z3-]{1,12}", kind) else "unknown"
         raise DataError(f"an item of type {kind} is no part of a sentence", reason=f"item-{kind}")

@@ -109,7 +109,7 @@ DOCUMENTS = {
     "a request of another study": (
         [sr(X, ReferencedRequestSequence=[request(study="1.9")])], [], {"several-studies": 1}),
     "a dose report and a PDF": (
-        [sr(SOPClassUID=f"1.2.840.10008.5.1.4.1.1.{n}") for n in ("88.67", "104.1")], [], {"other-sr": 2}),
+        [sr(SOPClassUID=f"1.2.840.10008.5.1.4.1.1.{n}") for n in ("88.67", "104.1", "9")], [], {"other-sr": 3}),
     "public files": ([Path(get_testdata_file(f"{name}.dcm")).read_bytes() for name in ("reportsi", "test-SR")],
                      [], {"other-title": 1, "other-sr": 1}),
     "cut short": ([sr()[:-7]], [], {"truncated": 1}),
@@ -135,7 +135,8 @@ TREES = {
         findings(item("CONTAINER", "Effusion", "", absent("CONTAINS"), X)),
         "Findings\nEffusion: Presence of finding: Absent\nEffusion: x"),
     "a container without items says nothing": (findings(item("CONTAINER", "Effusion"), X), "Findings\nx"),
-    "a number with its unit": (item("NUM", "Diameter", "3"), "Diameter: 3 millimeter"),
+    "a number as it is written, with its unit": (item("NUM", "Diameter", "3.10"), "Diameter: 3.10 millimeter"),
+    "two numbers": (item("NUM", "Diameter", ["3", "4"]), "bad-document"),
     "a number that is none": (item("NUM", "Diameter"), "bad-document"),
     "references without words": (
         item("TEXT", "Lung", "x", item("SCOORD", "", "", IMAGE), IMAGE, item("UIDREF", "", "1.2")), "Lung: x"),
