@@ -30,16 +30,19 @@ CONTEXT = {f"DCM {n}" for n in (*range(121005, 121035), 121046, 121049, 121050, 
 ASSISTANTS = {"SCT 159016003", "SCT 106292003", "SCT 3430008", "SCT 415506007", "UMLS C1954848", "UMLS C1708969",
               "UMLS C2985483", *(f"DCM {n}" for n in (128674, 121082, 121083, 121084, 121090))}  # fmt: skip
 """Technologists, nurses, therapists, sonographers and physicists (CID 7452, also as it was)."""
+SEQUENCES = {"ConceptNameCodeSequence", "ContentSequence", "ConceptCodeSequence", "MeasuredValueSequence",
+             "ReferencedSOPSequence", "ContentTemplateSequence"}  # fmt: skip
 REFERENCES = {"IMAGE", "WAVEFORM", "UIDREF", "SCOORD", "SCOORD3D", "TCOORD"}
 DEEPEST, MOST = 30, 20_000  # levels and items of a content tree
 
 
 def read_sr(file: Path) -> Iterator[Document]:
     """The report of a file, if it is an SR."""
-    header = read_header(Source(file), [])
-    ds: Any = header.dataset if header else {}
-    kind = str(ds.get("SOPClassUID", ""))
-    if not kind.startswith(DOCUMENTS) and ds.get("Modality") not in ("SR", "DOC"):
+    if (header := read_header(Source(file), [])) is None:
+        return
+    ds: Any = header.dataset
+    kind = str(ds.get("SOPClassUID") or ds.file_meta.get("MediaStorageSOPClassUID", ""))
+    if kind and not kind.startswith(DOCUMENTS) and ds.get("Modality") not in ("SR", "DOC"):
         return
     if kind not in TEXT_SR:
         raise DataError("no text report", reason="other-sr")
@@ -100,6 +103,9 @@ def _items(parent: Any, depth: int = 0) -> Iterator[Any]:
     if depth > DEEPEST:
         raise DataError(f"a content tree of more than {DEEPEST} levels", reason="too-deep")
     for item in parent.get("ContentSequence") or ():
+        for element in item:  # a damaged tag must not take away what qualifies a sentence
+            if not element.keyword or (element.VR == "SQ" and element.keyword not in SEQUENCES):
+                raise DataError(f"{element.tag} is no element of a content item", reason="bad-item")
         yield item
         yield from _items(item, depth + 1)
 

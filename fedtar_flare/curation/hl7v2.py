@@ -132,6 +132,7 @@ def _orders(message: _Message, segments: Sequence[str], flaws: list[DataError]) 
     orders, last = list[Segments](), 0
     for fields in (segment.split(message.field) for segment in segments):
         name, number = fields[:2]
+        stray = not re.match(SEGMENTS, name) or (name == "PID" and "PID" in patient and order is None)
         if name == "PID":
             patient, order = {}, None
         elif name in ("ORC", "OBR") and (order is None or name in order or (name == "ORC" and "OBR" in order)):
@@ -141,7 +142,7 @@ def _orders(message: _Message, segments: Sequence[str], flaws: list[DataError]) 
             if int(number) > last + 1:
                 flaws.append(DataError(f"OBX {number} follows OBX {last}", reason="result-missing"))
             last = int(number)
-        if not re.match(SEGMENTS, name) or (name == "OBX" and "OBR" not in (order or ())):
+        if stray or (name == "OBX" and "OBR" not in (order or ())):
             flaws.append(DataError(f"{name} is in no place of a report", reason="stray-segment"))
         elif name == "NTE" and "OBX" in (order or ()) and message.raw(fields, 3):
             flaws.append(DataError("a note (NTE) on a result", reason="note"))

@@ -145,6 +145,8 @@ TREES = {
     "a day": (item("DATE", "Prior", "20240101"), "item-DATE"),
     "another document": (item("COMPOSITE"), "item-COMPOSITE"),
     "an item elsewhere": (item("TEXT", "", "x", of(RelationshipType="INFERRED FROM")), "item-BY-REFERENCE"),
+    "a damaged tag above a negation": (
+        put(AcquisitionContextSequence=[absent(MOD)])(ds := item("TEXT", "", "x")) or ds, "bad-item"),
     "no value": (item("TEXT", "Effusion"), "item-TEXT"),
     "no value that is known": (item("Doe", "Effusion"), "item-unknown"),
     "one continuous sentence": (

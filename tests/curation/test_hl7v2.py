@@ -64,6 +64,7 @@ WHOSE = {
     "without an MR the internal number (PI)": (
         [oru("a", pid="PID|1||P1^^^H^PI~4^^^H^MC\r")], [a("a", owner="H")], {}),
     "HL7's null is no number": ([oru(pid='PID|1||""^^^H^MR\r')], [], {"no-patient-id": 1}),
+    "a PID without an order": ([oru(pid=PID.replace("P1", "P2") + PID)], [], {"stray-segment": 1}),
     "no PID": ([head() + obr() + obx("a")], [], {"no-patient-id": 1}),
     "no OBR": ([head() + PID + obx("a")], [], {"bad-message": 1}),
 }  # fmt: skip
