@@ -12,17 +12,8 @@ from typing import Any, NamedTuple
 
 from fedtar_flare.core.errors import DataError, collecting, decoding, within
 from fedtar_flare.core.files import unique
-from fedtar_flare.curation.documents import (
-    FINAL,
-    UNKNOWN,
-    WITHDRAWN,
-    Document,
-    Identifier,
-    fullest,
-    moment,
-    one_identity,
-    understood,
-)
+from fedtar_flare.curation import documents
+from fedtar_flare.curation.documents import FINAL, WITHDRAWN, Document, Identifier, moment, understood
 
 STATUS = dict.fromkeys(("final", "amended", "corrected", "appended"), FINAL)
 STATUS |= dict.fromkeys(("cancelled", "entered-in-error"), WITHDRAWN)
@@ -114,6 +105,8 @@ class _Files:
             raise DataError("only DiagnosticReports are read", reason="other-document")
         if "?" in kind:
             raise DataError("it is not certain what was deleted", reason="unclear-deletion")
+        if served and local and not deleted and not url.endswith(f"/{local}"):
+            raise DataError(f"fullUrl is of another resource than {local}", reason="bad-full-url")
         if deleted:
             meta = {"lastUpdated": entry.get("response", {}).get("lastModified", "")}
             content = {"resourceType": "deleted", "status": "entered-in-error", "meta": meta}
@@ -182,7 +175,7 @@ def _version(entry: _Entry, names: frozenset[tuple[str, ...]]) -> dict[str, Any]
     clocks = {"updated": moment(meta.get("lastUpdated", "")), "version": number.zfill(20) if number.isdecimal() else ""}
     return {
         "names": names | {("fhir", *identifier, *codes) for identifier in own},
-        "procedure": " ".join(codes) or UNKNOWN,
+        "procedure": " ".join(codes) or documents.UNKNOWN,
         "issued": moment(content.get("issued", "")),
         "clocks": tuple((f"{name} {entry.names[0]}", time) for name, time in clocks.items()),
     }
@@ -196,9 +189,9 @@ def _about(entry: _Entry, files: _Files, document: Document) -> dict[str, Any]:
     orders = {i.known for item in related for i in item.identifiers if "ACSN" in i.types}
     uids = [i.known.value for item in images for i in item.identifiers if i.known.issuer == "urn:dicom:uid"]
     studies = {uid.removeprefix("urn:oid:") for uid in uids}
-    if not one_identity(orders) or len(studies) > 1:
+    if not documents.one_identity(orders) or len(studies) > 1:
         raise DataError("it is about several studies or orders", reason="several-studies")
-    order = fullest(orders)
+    order = documents.fullest(orders)
     about = {
         "names": frozenset(name for name in document.names if len(name) == 2 or name[1] != order.value),
         "patients": tuple(set.union(*map(files.patients, related))),

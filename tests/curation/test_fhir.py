@@ -48,7 +48,7 @@ WHOSE = {
     "two exports have one id": (TWO_FOLDERS, [a(o, f"A-{o}", o) for o in ("P1", "P2")], {}),
     "two servers in one Bundle": (
         {"a.json": bundle(*(
-            {"fullUrl": f"{root}/{item['resourceType']}/1", "resource": item}
+            {"fullUrl": f"{root}/{item['resourceType']}/{item['id']}", "resource": item}
             for root, owner in ((ROOT, "P1"), (OTHER, "P2"))
             for item in (patient(owner), report(id="1", identifier=[acsn(f"A-{owner}")]))))},
         [a(number="A-P1"), a(number="A-P2", owner="P2")], {}),
@@ -56,6 +56,9 @@ WHOSE = {
         {"a.json": bundle(patient(), root=ROOT), "b.json": bundle(patient("P2"), report(subject=FULL)),
          "c/d.ndjson": lines(report("A2", subject={"reference": f"{ROOT}/Patient/1/_history/3"}))},
         [a(), a(number="A2")], {}),
+    "a URL of another resource": (
+        {"a.json": bundle({"fullUrl": f"{ROOT}/Patient/1", "resource": patient("P2", "2")}, report(subject=FULL))},
+        [], {"bad-full-url": 1, "no-patient-id": 1}),
     "by a URN, within its Bundle alone": (
         {"a.json": bundle({"fullUrl": "urn:uuid:5", "resource": patient()}, report(subject=URN)),
          "b.json": bundle(report("A2", subject=URN))},
