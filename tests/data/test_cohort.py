@@ -68,9 +68,8 @@ def test_steps_follow_the_date_and_visits_beyond_the_last_step_belong_to_it(visi
 @given(st.lists(st.integers(-400, 400), min_size=1, max_size=6, unique=True))
 def test_periods_are_half_open_calendar_bins(days):
     bounds = [DAY - timedelta(days=100), DAY + timedelta(days=100)]
-    made = cohort(
-        [Patient("p", None, tuple(visit(day=d, image=str(d)) for d in days))], alignment="period", periods=bounds
-    )
+    visits = tuple(visit(day=d, image=str(d)) for d in days)
+    made = cohort([Patient("p", None, visits)], alignment="period", periods=bounds)
     for sample in (s for split in SPLITS for s in made.samples(split)):
         offset = (sample.visit.acquired - DAY).days
         assert sample.time_step == 1 + (offset >= -100) + (offset >= 100)

@@ -37,10 +37,9 @@ def collection(tmp_path):
 
 def test_scans_are_visits_in_the_order_of_their_dates_not_of_their_letters(collection, tmp_path):
     path = collection(
-        volume("train_1_a_1.nii.gz", day="20210101"),
-        volume("train_1_b_1.nii.gz", day="20200101", age="053Y"),
+        volume("train_1_a_1.nii.gz", day="20210101"), volume("train_1_b_1.nii.gz", day="20200101", age="053Y"),
         volume("train_2_a_1.nii.gz", sex="M", age=""),
-    )
+    )  # fmt: skip
     for place in (path, path / "dataset"):
         one, two = read_ct_rate(place).patients()
         assert [v.visit_id for v in one.visits] == ["train_1_b", "train_1_a"]

@@ -86,8 +86,8 @@ def test_content_uid_is_valid_and_depends_on_its_parts(parts):
     assert uid != content_uid("b", *parts)
 
 
-@pytest.mark.parametrize("name", ["", "a\\b", "x" * 65])
-def test_bad_patient_ids_are_refused(tmp_path, name):
-    with refused("wrong-patient-id"):
-        write(tmp_path / "series", patient_id=name)
+def test_bad_patient_ids_are_refused(tmp_path):
+    for name in ("", "a\\b", "x" * 65):
+        with refused("wrong-patient-id"):
+            write(tmp_path / "series", patient_id=name)
     assert not (tmp_path / "series").exists()
