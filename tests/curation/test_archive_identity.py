@@ -87,15 +87,9 @@ def test_no_study_gets_another_report_and_no_order_of_files_or_rows_changes_one(
 
 def study(folder, **tags):
     """A series of two slices; of patient P and accession number 1, unless tags say otherwise."""
-    usual = {
-        "PatientID": "P",
-        "AccessionNumber": "1",
-        "StudyDate": "20200131",
-        "StudyInstanceUID": f"1.2.{folder.name}",
-    }
-    series = f"1.3.{folder.name}"
-    edit = put(**usual | {"StudyInstanceUID": f"1.2.{folder.name}", "SeriesInstanceUID": series} | tags)
-    write_series(folder, chest(2), edit=then(edit, lambda ds, i: put(SOPInstanceUID=f"{series}.{i}")(ds)))
+    uids = {"StudyInstanceUID": f"1.2.{folder.name}", "SeriesInstanceUID": f"1.3.{folder.name}"}
+    edit = put(**{"PatientID": "P", "AccessionNumber": "1", "StudyDate": "20200131"} | uids | tags)
+    write_series(folder, chest(2), edit=then(edit, lambda ds, i: put(SOPInstanceUID=f"1.3.{folder.name}.{i}")(ds)))
 
 
 def items(**values):
@@ -103,61 +97,26 @@ def items(**values):
     return Sequence([item])
 
 
-def issuer(name, universal=""):
-    local = {"IssuerOfPatientID": name} if name else {}
-    qualifiers = {"IssuerOfPatientIDQualifiersSequence": items(UniversalEntityID=universal)} if universal else {}
-    return local | qualifiers
-
-
+NORTH = {"IssuerOfPatientID": "NORTH"}
+SOUTH = {"IssuerOfPatientIDQualifiersSequence": items(UniversalEntityID="1.2.2")}
+OTHER_ID = {"OtherPatientIDsSequence": items(PatientID="X7", IssuerOfPatientID="SOUTH")}
+OF_SOUTH, DAY = {"patient_id": "P", "patient_issuer": "1.2.2"}, {"patient_id": "P", "study_date": "20200131"}
+ONE, TWO, SECOND = {"accession_number": "1"}, {"accession_number": "2"}, {"AccessionNumber": "2"}
+BOTH, UMLAUT = {"StudyInstanceUID": "1.2.7"}, {"PatientID": b"\xc3\x84".decode("latin-1")}
 EXAMPLES = {
-    "one id of two issuers, by accession number": (
-        [issuer("NORTH"), issuer("SOUTH") | {"AccessionNumber": "2"}],
-        [{"accession_number": "1", "patient_id": "P", "patient_issuer": "SOUTH"}, {"accession_number": "2"}],
-        ["report-of-another-patient", "Row 1."],
-    ),
-    "one id of two issuers, by day": (
-        [issuer("NORTH"), issuer("", "1.2.2") | {"StudyDate": "20200201"}],
-        [
-            {"patient_id": "P", "study_date": "20200131"},
-            {"patient_id": "P", "study_date": "20200201", "patient_issuer": "1.2.2"},
-        ],
-        ["ambiguous-patient-id", "Row 1."],
-    ),
-    "another id of the patient": (
-        [{"OtherPatientIDsSequence": items(PatientID="X7", IssuerOfPatientID="SOUTH")}],
-        [{"accession_number": "1", "patient_id": "X7", "patient_issuer": "urn:oid:SOUTH"}],
-        ["Row 0."],
-    ),
-    "a series of another accession number": (
-        [{"StudyInstanceUID": "1.2.7"}, {"StudyInstanceUID": "1.2.7", "AccessionNumber": "2"}],
-        [{"accession_number": "1"}],
-        ["several-accession-numbers"],
-    ),
-    "the same report under each": (
-        [{"StudyInstanceUID": "1.2.7"}, {"StudyInstanceUID": "1.2.7", "AccessionNumber": "2"}],
-        [{"accession_number": "1", "report": "Both."}, {"accession_number": "2", "report": "Both."}],
-        ["Both."],
-    ),
-    "two studies of one accession number": (
-        [{}, {}],
-        [{"accession_number": "1"}],
-        ["accession-number-of-several-studies"] * 2,
-    ),
-    "two studies of one day": (
-        [{}, {"AccessionNumber": "2"}],
-        [{"patient_id": "P", "study_date": "2020-01-31"}],
-        ["several-studies-that-day"] * 2,
-    ),
-    "a study of another kind that day": (
-        [{}, {"AccessionNumber": "2", "Modality": "MR"}],
-        [{"patient_id": "P", "study_date": "2020-01-31"}],
-        ["several-studies-that-day", "not-ct-or-radiograph"],
-    ),
-    "an id in letters of another set": (
-        [{"PatientID": b"\xc3\x84".decode("latin-1"), "SpecificCharacterSet": "ISO_IR 100"}],
-        [{"accession_number": "1"}],
-        ["bad-charset"],
-    ),
+    "an id of two issuers, by number": (
+        [NORTH, SOUTH | SECOND], [ONE | OF_SOUTH, TWO | OF_SOUTH], ["report-of-another-patient", "Row 1."]),
+    "an id of two issuers, by day": (
+        [NORTH, SOUTH | {"StudyDate": "20200201"}], [DAY, DAY | OF_SOUTH | {"study_date": "20200201"}],
+        ["ambiguous-patient-id", "Row 1."]),
+    "another id": ([OTHER_ID], [ONE | {"patient_id": "X7", "patient_issuer": "urn:oid:SOUTH"}], ["Row 0."]),
+    "a series of another number": ([BOTH, BOTH | SECOND], [ONE], ["several-accession-numbers"]),
+    "the same report under each": ([BOTH, BOTH | SECOND], [{**n, "report": "Both."} for n in (ONE, TWO)], ["Both."]),
+    "two studies of one number": ([{}, {}], [ONE], ["accession-number-of-several-studies"] * 2),
+    "two studies of one day": ([{}, SECOND], [DAY], ["several-studies-that-day"] * 2),
+    "another kind of study that day": (
+        [{}, SECOND | {"Modality": "MR"}], [DAY], ["several-studies-that-day", "not-ct-or-radiograph"]),
+    "letters of another set": ([UMLAUT | {"SpecificCharacterSet": "ISO_IR 100"}], [ONE], ["bad-charset"]),
 }  # fmt: skip
 """Studies, rows that say whose and which they are, and of each study the row that it gets, or why it is left out."""
 

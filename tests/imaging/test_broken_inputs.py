@@ -20,8 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_dicom import ORIGIN, SPACING, chest, drop, only, put, then, write_series
 from PIL import Image
-from pydicom import dcmwrite
-from pydicom.dataset import Dataset
+from pydicom import dcmread, dcmwrite
 from pydicom.uid import (
     DeflatedExplicitVRLittleEndian,
     ExplicitVRBigEndian,
@@ -64,19 +63,14 @@ def each_at_one_place(ds):
 def without_meta(preamble: bytes, implicit: bool, little: bool) -> mk.Make:
     """A series whose files begin with the dataset, or have a preamble alone before it."""
 
-    def make(folder):
-        def edit(ds, i):
-            if not little:
-                ds.PixelData = np.frombuffer(ds.PixelData, "<u2").astype(">u2").tobytes()
-            del ds.file_meta
-            dcmwrite(file := io.BytesIO(), ds, implicit_vr=implicit, little_endian=little)
-            (folder / f"{i}.dcm").write_bytes(preamble + file.getvalue())
-            return Dataset()
+    def change(content):
+        ds = dcmread(io.BytesIO(content))
+        ds.PixelData = ds.PixelData if little else np.frombuffer(ds.PixelData, "<u2").byteswap().tobytes()
+        del ds.file_meta, ds.preamble
+        dcmwrite(file := io.BytesIO(), ds, implicit_vr=implicit, little_endian=little, force_encoding=True)
+        return preamble + file.getvalue()
 
-        write_series(folder, edit=edit)
-        return folder
-
-    return make
+    return mk.rewritten(change)
 
 
 HEADERS = {

@@ -274,24 +274,12 @@ def test_padding_is_black_and_moves_no_other_grey(tmp_path_factory, inverse, win
     assert (read[border] == 0).all() and np.array_equal(read[~border], right.ravel())
 
 
-@pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize("kind", ["u1", "u2", "i2", "f4"])
-@pytest.mark.parametrize("white_is_zero", [False, True])
-def test_a_tiff_of_any_depth_and_byte_order_is_brighter_where_more_is_absorbed_or_refused(
-    tmp_path, order, kind, white_is_zero
-):
-    values = GREY.astype(kind) * (1 if kind == "u1" else 100)
-    stored = (int(values.max()) - values if white_is_zero else values).astype(order + kind)
-    formats = {"u": 1, "i": 2, "f": 3}
-    tags = [(256, 60), (257, 40), (258, 8 * stored.itemsize), (259, 1), (262, int(not white_is_zero)), (273, 122),
-            (277, 1), (279, stored.nbytes), (339, formats[kind[0]])]  # fmt: skip
-    body = b"".join(struct.pack(f"{order}HHLL", tag, 4, 1, value) for tag, value in tags)
-    head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HLH", 42, 8, len(tags))
-    (tmp_path / "f.tif").write_bytes(head + body + bytes(4) + stored.tobytes())
-    try:
-        assert np.corrcoef(read_radiograph(tmp_path / "f.tif").ravel(), GREY.ravel())[0, 1] > 0.999
-    except DataError as error:
-        assert white_is_zero and (kind, order) in (("u2", ">"), ("i2", "<"), ("i2", ">")), error
+@pytest.mark.parametrize("kind", ["u1", "u2", "f4"])
+def test_a_tiff_in_which_white_is_zero(tmp_path, kind):
+    Image.fromarray(240 - GREY.astype(kind)).save(path := tmp_path / "f.tif")
+    black_is_zero, white_is_zero = (struct.pack("<HHLL", 262, 3, 1, value) for value in (1, 0))
+    path.write_bytes(path.read_bytes().replace(black_is_zero, white_is_zero))
+    assert np.corrcoef(read_radiograph(path).ravel(), GREY.ravel())[0, 1] > 0.999
 
 
 def test_a_window_of_other_pixels_is_passed_over(tmp_path):
