@@ -59,12 +59,6 @@ def epochs_to(curve: Curve, target: float) -> int | None:
     return next((e for e, value in enumerate(curve) if value is not None and value >= target), None)
 
 
-def best_epoch(curve: Curve) -> int | None:
-    """Find the first epoch with the highest AUC."""
-    defined = [(value, -e) for e, value in enumerate(curve) if value is not None]
-    return -max(defined)[1] if defined else None
-
-
 def welch(a: ArrayLike, b: ArrayLike) -> float:
     """Two-sided p of Welch's test of two samples of unequal variance (Biometrika 1947)."""
     from scipy import stats

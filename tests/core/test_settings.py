@@ -9,8 +9,7 @@ from pydantic import Field
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import Settings, build, digest
-from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
-from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.learning.config import DataConfig, LoRAConfig
 
 WRONG = yaml.safe_load(Path(__file__).with_name("wrong_settings.yaml").read_text())
 
@@ -66,19 +65,3 @@ def test_settings_do_not_change_and_the_defaults_are_taken():
 def test_the_digest_tells_settings_apart_and_not_how_they_were_written():
     assert digest(LoRAConfig(alpha=8), DataConfig()) == digest(LoRAConfig(alpha=8.0), DataConfig(periods=[]))
     assert digest(LoRAConfig(), DataConfig()) != digest(LoRAConfig(rank=5), DataConfig())
-
-
-@pytest.mark.parametrize(
-    ("cls", "values"),
-    [
-        (TrainingConfig, {"lr": 0}),
-        (LoRAConfig, {"exchange": "projection"}),
-        (PatientConfig, {"profile": ["sex"]}),
-        (DataConfig, {"periods": ["2020-01-01", "2020-01-01"]}),
-        (DataConfig, {"periods": ["2020-01-01", "July"]}),
-        (DataConfig, {"periods": ["2020-01-01T00:00+01:00"]}),
-    ],
-)
-def test_settings_of_a_job_that_no_site_could_use(cls, values):
-    with pytest.raises(ConfigError, match=f"training: {next(iter(values))}"):
-        build(cls, values, "training")

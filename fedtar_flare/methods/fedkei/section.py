@@ -8,7 +8,7 @@ from statistics import fmean
 from fedtar_flare.core.files import PRIVATE, write_text
 from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask
 from fedtar_flare.methods.fedkei.mixing import KINDS
-from fedtar_flare.metrics.classification import best_epoch, epochs_to, lca
+from fedtar_flare.metrics.classification import epochs_to, lca
 from fedtar_flare.reporting.format import NOTHING, duration, number, size
 from fedtar_flare.reporting.plots import Chart, Guide, Series, scatter
 from fedtar_flare.reporting.render import render
@@ -29,19 +29,14 @@ def tasks(run: Run) -> Section | None:
         return None
     with_rand, fell_back = (any(getattr(result, name) for *_, result in results) for name in ("rand_auc", "fell_back"))
     head = ["task", "site", "disease", "test images", *READINGS]
-    head += [*RAND, "epochs to Rand's"] if with_rand else ["best epoch"]
-    head += ["membership", *(["fell back"] if fell_back else [])]
+    head += [*([*RAND, "epochs to Rand's"] if with_rand else []), "membership", *(["fell back"] if fell_back else [])]
     rows = []
     for step, site, result in results:
         row = [str(step), site, _words(result.task), str(result.n) if result.n else NOTHING, *_readings(result.auc)]
-        best = str(best_epoch(result.auc)) if result.auc else NOTHING
         if with_rand:
-            reached = epochs_to(result.auc, result.rand_auc[-1]) if result.rand_auc else None
-            epochs = "not reached" if reached is None else str(reached)
-            best = f"{epochs} (best {best})" if result.auc else NOTHING
-            row += _readings(result.rand_auc)
-        row += [best, number(result.membership)]
-        rows.append(row + (["yes" if result.fell_back else ""] if fell_back else []))
+            reached = epochs_to(result.auc, result.rand_auc[-1]) if result.rand_auc else NOTHING
+            row += [*_readings(result.rand_auc), "not reached" if reached is None else str(reached)]
+        rows.append([*row, number(result.membership), *(["yes" if result.fell_back else ""] if fell_back else [])])
     settings = run.start.settings.get("fedkei", {})
     lead = (
         f"Plan '{settings.get('plan')}', order '{settings.get('order')}'. The new disease of each task against all "
@@ -82,24 +77,18 @@ def _lines(results: Sequence[tuple[int, str, SiteTask]]) -> tuple[tuple[str, str
 
 
 def curves(run: Run) -> Section | None:
-    """Per task a chart of AUC over epochs: the sites, their mean, and the mean from the common start with its range."""
+    """Per task a chart of AUC over epochs: the sites' mean with its range, and that from the common start."""
     figures = []
     everything = [auc for *_, result in _learnt(run) for auc in (*result.auc, *result.rand_auc)]
     scale = (min([0.5, *everything]) - 0.05, 1.0)
     for event in run.events(Learnt):
-        scored = {site: result for site, result in sorted(event.sites.items()) if result.auc}
+        scored = [result for _, result in sorted(event.sites.items()) if result.auc]
         if not scored:
             continue
-        diseases = {result.task for result in scored.values()}
-        lines = []
-        for i, (site, result) in enumerate(scored.items()):
-            name = site if len(diseases) == 1 else f"{site}: {_words(result.task)}"
-            points = [(e, auc, f"{site}, {result.task}, epoch {e}: {number(auc)}") for e, auc in enumerate(result.auc)]
-            lines.append(Series(name, points, "site", i))
-        lines.append(_mean("mean of sites", [result.auc for result in scored.values()], "ink"))
-        if rand := [result.rand_auc for result in scored.values() if result.rand_auc]:
+        lines = [_mean("mean of sites", [result.auc for result in scored], "ink")]
+        if rand := [result.rand_auc for result in scored if result.rand_auc]:
             lines.append(_mean("Rand, mean", rand, "site", 6))
-        title = f"Task {event.round}" + (f": {_words(*diseases)}" if len(diseases) == 1 else "")
+        title = f"Task {event.round}: {', '.join(sorted({_words(result.task) for result in scored}))}"
         figures.append(Chart(title, lines, x_label="epoch", y_label="AUC", y_range=scale, guides=GUESS, size=SMALL))
     lead = "AUC of test images over the epochs of tuning; epoch 0 is the start. A band is the range of the sites."
     return Section("curves", "Learning curves", lead, charts(figures, "small")) if figures else None
