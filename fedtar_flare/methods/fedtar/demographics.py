@@ -3,12 +3,11 @@
 Importing scikit-learn costs seconds, so only the fit, once per run, uses it; the assignment of every task is numpy's.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -64,9 +63,7 @@ class DemographicMixture:
     median_age: float | None = None
 
     @classmethod
-    def fit(
-        cls, profiles: np.ndarray, *, components: int = 16, fitted: int | None = None, seed: int = 0
-    ) -> DemographicMixture:
+    def fit(cls, profiles: np.ndarray, *, components: int = 16, fitted: int | None = None, seed: int = 0) -> Self:
         """Fit profiles (N, P), one row per training patient, by expectation maximisation (scikit-learn's; Eq. 3).
 
         The same profiles, in any order, and the same seed give the same mixture; components are ordered by their means.
@@ -124,7 +121,7 @@ class DemographicMixture:
     @classmethod
     def from_state(
         cls, state: Mapping[str, Tensor], fields: Sequence[str] = PROFILES[0], median_age: float | None = None
-    ) -> DemographicMixture:
+    ) -> Self:
         """The mixture whose :meth:`state` this is."""
         weights, means, variances = (state[name].numpy() for name in ("weights", "means", "variances"))
         return cls(weights, means, variances, int(state["components"]), tuple(fields), median_age)

@@ -1,7 +1,5 @@
 """FedTAR at one site: a report learner with the patient-adaptive part and its own optimiser."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
