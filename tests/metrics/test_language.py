@@ -95,13 +95,9 @@ def test_a_cleaned_text_is_clean(text):
 VOCABULARY = ["lung", "heart", "effusion", "nodule", "clear", "small", "left", "right", "edema", "no", "mild", "stable"]
 
 
-def reports(n, seed=0):
-    generator = np.random.default_rng(seed)
-    return [" ".join(generator.choice(VOCABULARY, size=8)) for _ in range(n)]
-
-
 def test_shares_at_their_ends():
-    texts, patients = reports(60), [str(i) for i in range(60)]
+    generator, patients = np.random.default_rng(0), [str(i) for i in range(60)]
+    texts = [" ".join(generator.choice(VOCABULARY, size=8)) for _ in patients]
     assert mismatched_share(patients, texts, texts) < 0.01
     assert mismatched_share(patients, texts, ["no effusion"] * 60) == pytest.approx(0.5)
     assert identical_share(["No effusion.", "no  effusion .", "Nodule"]) == pytest.approx(2 / 3)

@@ -54,18 +54,13 @@ class Recording:
         return reply, tensors
 
 
-def run(folder, sites, **server):
-    kind = federation_of("fedmrg")
-    controller = kind(folder, sites, num_rounds=2, time_steps=T, evaluate_every=2, unseen=[UNSEEN], **server)
-    controller.run()
-    assert not controller.panics, controller.panics
-    return controller
-
-
 @pytest.fixture(scope="module")
 def federation(place):
     sites = {name: Recording(place, name) for name in SITES}
-    controller = run(place / "whole", sites)
+    rounds = {"num_rounds": 2, "time_steps": T, "evaluate_every": 2}
+    controller = federation_of("fedmrg")(place / "whole", sites, **rounds, unseen=[UNSEEN])
+    controller.run()
+    assert not controller.panics, controller.panics
     events = read_events(controller.results_folder, (*SHARED, *EVENTS))
     return SimpleNamespace(sites=sites, controller=controller, events=events, results=controller.results_folder)
 

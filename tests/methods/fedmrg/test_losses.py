@@ -19,10 +19,6 @@ def unit(vectors):
     return F.normalize(vectors, dim=-1)
 
 
-def case(n, m, patients):
-    return unit(normal(n, 5)), unit(normal(n, 5, seed=1)), torch.tensor(patients), unit(normal(m, 5))
-
-
 def by_loops(u, v, patients, bank, tau):
     losses = []
     for i in range(len(u)):
@@ -41,7 +37,7 @@ CASES = [(4, 3, [0, 1, 2, 3]), (5, 0, [0, 0, 1, 1, 2]), (3, 2, [7, 7, 7]), (1, 4
 
 @pytest.mark.parametrize(("n", "m", "patients"), CASES)
 def test_it_is_the_double_loop_and_finite_with_its_gradient(n, m, patients):
-    u, v, ids, bank = case(n, m, patients)
+    u, v, bank, ids = unit(normal(n, 5)), unit(normal(n, 5, seed=1)), unit(normal(m, 5)), torch.tensor(patients)
     u.requires_grad_()
     losses = contrast_losses(u, v, ids, bank, temperature=0.3)
     expected = by_loops(u.detach(), v, patients, bank, 0.3)

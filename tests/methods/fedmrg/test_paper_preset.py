@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from fedtar_flare.models.outline import outline
 from fedtar_flare.runtime.recipe import MethodRecipe
 
@@ -13,20 +11,13 @@ LLAMA_2_7B = {
     "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "bos_token_id": 1,
     "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
-DECODER = 6_738_415_616
 
 
-@pytest.fixture(scope="module")
-def executor(tmp_path_factory):
-    """The job's executor, where a folder has the decoder's sizes; the tokenizer is another's."""
-    folder = tmp_path_factory.mktemp("llama")
-    (folder / "config.json").write_text(json.dumps(LLAMA_2_7B))
-    model = {"decoder_name": str(folder), "tokenizer": "small", "weights": "random"}
-    return MethodRecipe("fedmrg", preset="fedmrg-paper", model=model).executor
-
-
-def test_what_travels_is_the_paper_s_59_million_values(executor):
+def test_what_travels_is_the_paper_s_59_million_values(tmp_path):
     """4.7 TB for 10 sites over 1,000 rounds both ways, as the paper's communication cost; the bank apart."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_2_7B))
+    model = {"decoder_name": str(tmp_path), "tokenizer": "small", "weights": "random"}
+    executor = MethodRecipe("fedmrg", preset="fedmrg-paper", model=model).executor
     made_of = outline(executor.strategy.settings.model, executor.strategy.extend)
     factors = made_of.lora_values(executor.strategy.settings.model.lora_targets, executor.strategy.settings.lora.rank)
     whole = made_of.exchanged(executor.strategy.settings.lora.exchange)
