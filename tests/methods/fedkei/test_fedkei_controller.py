@@ -6,7 +6,6 @@ import pytest
 import torch
 from federation import federation_of
 
-from fedtar_flare.core.files import checksum
 from fedtar_flare.methods.fedkei.config import PLANS
 from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
@@ -18,7 +17,6 @@ from fedtar_flare.record.events import SHARED, End, Joined, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.reporting.verdict import closing_box
-from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.version import __version__
 
 SHAPES = {
@@ -129,24 +127,6 @@ def test_the_first_task_starts_from_the_common_start_and_later_ones_from_probed_
     assert controller.strategy.numbers()["auc"] == [pytest.approx(0.8)] * 3
     steps = [(event.round, event.step, event.bytes_up > 0) for event in of_kind(events, Step)]
     assert steps == [(1, 2, True), (2, 1, True), (2, 2, True), (3, 1, True), (3, 2, True)]
-
-
-@pytest.mark.parametrize("killed_at", [PROBE, ADAPT])
-def test_a_run_killed_at_either_step_and_resumed_ends_at_the_same_bits(whole, tmp_path, killed_at):
-    _, _, controller, _ = whole
-
-    class Dying(Here):
-        def deliver(self, site, task, message):
-            if task == killed_at and site == "site-2" and self.round == 3:
-                self.abort_signal.trigger("killed")
-            return super().deliver(site, task, message)
-
-    folder = run(tmp_path / "a", kind=Dying)[0].results_folder / "checkpoint"
-    assert CheckpointFolder(folder).last()[0].round == 2
-    again, events = run(tmp_path / "b", resume_from=str(folder))
-    assert not again.panics, again.panics
-    assert checksum(pool_of(again)) == checksum(pool_of(controller))
-    assert [one.round for one in of_kind(events, Learnt)] == [3]
 
 
 def test_a_resumed_run_may_have_more_tasks_and_no_other_settings(whole, tmp_path):
