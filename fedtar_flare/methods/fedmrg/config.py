@@ -24,8 +24,7 @@ class FedMRGConfig(Settings):
     """Dual adapters, mutual distillation, contrast of images, and diagnoses as prompts (Che et al.).
 
     Where the paper gives no value, the default is our choice: its curves of the weights have no numbers. Adapters and
-    the diagnosis branch learn at ``training.lr``. Each ablation of its Table IV is one setting: ``specialised: false``
-    (A_s), ``contrast_weight: 0`` (L_hcl), ``prompts: none``, ``g2l_weight: 0`` and ``l2g_weight: 0``.
+    the diagnosis branch learn at ``training.lr``. Each ablation of its Table IV is one setting.
     """
 
     mix: float = Field(

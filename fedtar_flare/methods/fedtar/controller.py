@@ -27,12 +27,11 @@ __all__ = ["TemporalResidualController", "TemporalResidualServer"]
 
 
 class TemporalResidualServer(ServerStrategy):
-    """Federated temporal adaptation by residual aggregation with a meta-learned alpha (FedTAR, CVPR 2026).
+    """FedTAR at the server: residual aggregation with a meta-learned alpha; arguments as :class:`.ServerStrategy`.
 
-    In each round the server walks through the time steps t = 1..T. At each step every live site trains on its visit-t
-    data from w_{t-1}; the mean of their updates (Eq. 6) enters as a residual weighted by alpha_t (Eq. 7). After step T
-    the outer step moves psi along the gradient of the validation loss at w_T (Eq. 8), from T numbers per site.
-    Arguments as :class:`.ServerStrategy`.
+    At each time step t = 1..T of a round the mean of the sites' updates (Eq. 6) enters as a residual weighted by
+    alpha_t (Eq. 7). Then the outer step moves psi along the gradient of the validation loss at w_T (Eq. 8), from T
+    numbers per site.
     """
 
     def __init__(self, run: FederatedController):

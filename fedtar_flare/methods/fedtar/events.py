@@ -30,11 +30,7 @@ class Residual(Event):
 
 
 class Outer(Event):
-    """One outer step (Eq. 8), after all steps of a round.
-
-    ``t_numbers``: the T inner products of each site, None where it did not receive every step; ``left_out``: why sites
-    were left out.
-    """
+    """One outer step (Eq. 8); ``t_numbers`` are None where a site did not receive every step of the round."""
 
     kind: ClassVar[str] = "outer"
     curves: ClassVar[dict[str, str]] = {"alpha": "alpha_after"}
