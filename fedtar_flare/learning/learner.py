@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any, ClassVar, Self
@@ -23,6 +24,7 @@ from fedtar_flare.learning.patient_privacy import add_private_gradients, poisson
 from fedtar_flare.learning.site_model import SiteModel
 from fedtar_flare.learning.training import Trained, Validated, adamw, batches, parts, retry_smaller_batch
 from fedtar_flare.models.adapters.lora import shared_parameters, swapped_weights
+from fedtar_flare.models.adapters.visit_shares import VisitShares
 from fedtar_flare.models.report_generator import report_loss
 from fedtar_flare.models.tokenizer import IGNORED
 from fedtar_flare.protocol.exchange import factor
@@ -43,8 +45,9 @@ class ReportLearner(SiteModel):
     ----------
     training, **others
         Arguments of :class:`SiteModel`.
-    fresh_noise : bool
-        Whether what per-patient DP-SGD draws is new in every task, as at a site with patients; else it is the seed's.
+    has_patients : bool
+        Whether visits are real: then no visit's gradient weighs more than another's, and what per-patient DP-SGD draws
+        is new in every task; else it is the seed's.
     """
 
     personal_optimizer: torch.optim.Optimizer | None = None
@@ -54,12 +57,16 @@ class ReportLearner(SiteModel):
     """Patients and losses (B,) of the last batch, micro-batch by micro-batch."""
     shares_batches: ClassVar[bool] = False
     """Whether several processes may share a batch though the class sums it in its own way."""
+    equal_layers: ClassVar[str] = "*"
+    """Glob of the LoRA layers whose input has a batch's visits in their order: no visit weighs more than another."""
     loss_updates: ClassVar[int | None] = None
     """How many local updates, from the first one, are behind the loss of :class:`Trained`; None: all."""
 
-    def __init__(self, *, training: TrainingConfig, fresh_noise: bool = False, **others: Any):
+    def __init__(self, *, training: TrainingConfig, has_patients: bool = False, **others: Any):
         super().__init__(training=training, **others)
-        self.fresh_noise = fresh_noise
+        self.has_patients = has_patients
+        equal = has_patients and self.equal_layers and training.noise_multiplier is None
+        self.shares = VisitShares(self.model, self.adapter, self.equal_layers) if equal else None
         self.batch_losses = []
         self._ahead: dict[tuple[str, tuple[int, ...]], Future[ImageBatch]] = {}
         self._micro_batch = min(training.micro_batch or training.batch_size, training.batch_size)
@@ -236,7 +243,7 @@ class ReportLearner(SiteModel):
         planned = list(batches(len(samples), self.training.batch_size, count, seed, self.min_cell))
         batches_: Iterable[list[int]] = planned
         if self.training.noise_multiplier is not None:
-            self._random = None if self.fresh_noise else torch.Generator().manual_seed(seed)
+            self._random = None if self.has_patients else torch.Generator().manual_seed(seed)
             names = [sample.visit.patient_id for sample in samples]
             rate = self.training.draw_rate(len(samples))
             planned, batches_ = [], poisson_batches(names, rate, count, self._random)
@@ -325,6 +332,7 @@ class ReportLearner(SiteModel):
     def _accumulate_plain(self, samples: Sequence[Sample], training_seed: str | None, count: int) -> Tensor:
         """Sum of report losses over ``count``, and its gradient."""
         share = self.ranks.share(samples)
+        shares = None if training_seed is None else self.shares
 
         def run(size: int) -> Tensor:
             self._micro_batch = size
@@ -332,19 +340,22 @@ class ReportLearner(SiteModel):
             total = torch.zeros((), dtype=torch.float64, device=self.device)
             self.batch_losses = []
             for part in parts(share, size):
-                if training_seed is None:
-                    losses = self.report_losses(part, self.images(part))
-                else:
-                    losses = self.training_losses(part, self._training_images(part, training_seed), training_seed)
-                self.batch_losses.append(([sample.visit.patient_id for sample in part], losses.detach()))
-                loss = losses.sum() / count
-                loss.backward()
+                with nullcontext() if shares is None else shares.equal(len(part)):
+                    if training_seed is None:
+                        losses = self.report_losses(part, self.images(part))
+                    else:
+                        losses = self.training_losses(part, self._training_images(part, training_seed), training_seed)
+                    self.batch_losses.append(([sample.visit.patient_id for sample in part], losses.detach()))
+                    loss = losses.sum() / count
+                    loss.backward()
                 total += loss.detach()
             return total
 
-        return self.ranks.summed(
-            retry_smaller_batch(self._micro_batch, run), (*self._parameters, *self.personal_parameters())
-        )
+        learnt = (*self._parameters, *self.personal_parameters())
+        total = self.ranks.summed(retry_smaller_batch(self._micro_batch, run), learnt)
+        if shares is not None:
+            shares.finish(min(self.min_cell, len(samples)))
+        return total
 
     def _clear_gradients(self) -> None:
         for parameter in (*self._parameters, *self.personal_parameters()):
@@ -352,7 +363,8 @@ class ReportLearner(SiteModel):
 
     @cached_property
     def _parameters(self) -> tuple[nn.Parameter, ...]:
-        return tuple(self.model.parameters())  # to walk through all modules takes as long as a small layer
+        tally = () if self.shares is None else (self.shares.tally,)
+        return (*self.model.parameters(), *tally)  # to walk through all modules takes as long as a small layer
 
     @cached_property
     def shared_parameters(self) -> dict[str, nn.Parameter]:
@@ -387,14 +399,3 @@ class ReportLearner(SiteModel):
             pairs += zip(patients, losses.tolist(), strict=True)
         pairs = list(chain.from_iterable(self.ranks.gather(pairs)))
         return winsorised_mean(pairs, self.min_cell) if pairs else mean  # DP-SGD may draw nobody
-
-
-def may_share_batches(kind: type[ReportLearner]) -> bool:
-    """Whether several processes may share a batch: not where the class sums it in its own way, unless it says so."""
-    return kind.shares_batches or kind._accumulate is ReportLearner._accumulate
-
-
-def may_be_private(kind: type[ReportLearner]) -> bool:
-    """Whether per-patient DP-SGD covers the updates: not where the class makes them in its own way."""
-    changed = ("_accumulate", "local_update", "after_backward")
-    return all(getattr(kind, name) is getattr(ReportLearner, name) for name in changed)

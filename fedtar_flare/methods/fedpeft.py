@@ -110,6 +110,8 @@ class PEFTSite(PooledSite):
 class PEFTLearner(ReportLearner):
     """Trains another kind of adapter, learnt words, or parameters of the model."""
 
+    equal_layers = ""  # no plain LoRA
+
     def __init__(self, *, peft: PEFTConfig, seed: int, **settings: Any):
         self._peft, self._seed = peft, seed
         super().__init__(seed=seed, **settings)

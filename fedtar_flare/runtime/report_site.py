@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.files import checksum
 from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.data.minimum_cell import round_loss
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
-from fedtar_flare.learning.learner import ReportLearner, may_be_private, may_share_batches
+from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.models.config import preset as model_preset
 from fedtar_flare.models.weights import with_fingerprint
 from fedtar_flare.protocol.contract import CLOSE_ROUND, HANDSHAKE, TRAIN
@@ -21,7 +21,15 @@ from fedtar_flare.protocol.exchange import WIRE_DTYPES
 from fedtar_flare.protocol.messages import abstain, ok, version
 from fedtar_flare.registry import Method
 from fedtar_flare.runtime.requirements import AdaptedModel, report_request
-from fedtar_flare.runtime.site_learner import build_learner, charge, may_score, score_drafts
+from fedtar_flare.runtime.site_learner import (
+    build_learner,
+    charge,
+    load_weights,
+    may_be_private,
+    may_score,
+    may_share_batches,
+    score_drafts,
+)
 from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_exchange, require_start
 from fedtar_flare.runtime.task import Answer, Task, missing_state
 from fedtar_flare.site.admission import JobRequest
@@ -179,7 +187,7 @@ class ReportSite(SiteStrategy):
         self.at_handshake(replace(task, cohort=begins))
         learner = self._learner_of(task)
         if task.weights:
-            learner.load_shared(task.weights)
+            load_weights(task, learner)
         if state.latest(header.after) is None:
             task.save_private(learner, version(0, 0))
         if task.on_opened:
@@ -197,6 +205,8 @@ class ReportSite(SiteStrategy):
     def _train(self, task: Task) -> Answer:
         header, least, settings = task.header, task.min_cell, self.settings.training
         # 1. The patients, of whom there must be enough.
+        if header.after != version(header.round, header.step - 1):
+            raise ExchangeError(f"state version {header.after} is not the one before the task's")
         cohort = self._arrived(task, self.training_cohort(task))
         require_exchange(task)
         self.on_weights(task)
@@ -213,7 +223,7 @@ class ReportSite(SiteStrategy):
         # 2. The learner, as the weights that came down and the site's private state make it.
         learner = self._learner_of(task, cohort)
         if task.contract.task(TRAIN).down:
-            learner.load_shared(task.weights)
+            load_weights(task, learner)
         task.load_private(learner)
         further = self.before_training(task, learner)
         seed = task.seed(TRAIN, cohort)
@@ -255,7 +265,7 @@ class ReportSite(SiteStrategy):
             return abstain(header, f"round {header.round} was closed already, with other weights or patients"), None
         learner = self._learner_of(task, self._arrived(task, task.cohort))
         if task.contract.task(CLOSE_ROUND).down:
-            learner.load_shared(task.weights)
+            load_weights(task, learner)
         task.load_private(learner)
         # 2. Validation, and what the method adds.
         numbers: dict[str, float] = {}

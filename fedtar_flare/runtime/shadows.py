@@ -36,13 +36,13 @@ def train_shadow(
     down = method.contract.task(TRAIN).down
     if not isinstance(strategy, ReportSite) or not {*down} <= {ADAPTER.name, PARAMETERS.name}:
         raise ConfigError(f"--shadows: method '{job['method']}' needs more of a server than an adapter")
-    handlers, trained, after = strategy.handlers(), False, version(0, 0)
+    handlers, trained = strategy.handlers(), False
     about = {"method": job["method"], "run_id": "shadow", "rounds": max(rounds, job["rounds"])}
     about["time_steps"] = run["time_steps"]
     with TemporaryDirectory() as folder, hub_access(allowed=False):
         state, here = SiteState(folder, "shadow", site.name), {"records": Path(folder), "stop_if_aborted": lambda: None}
         shadow: Any = SimpleNamespace(name=site.name, simulated=site.simulated, workspace=site.workspace, **here)
-        begin = TaskHeader(**about, round=0, step=0, after=after, initial_site=site.name)
+        begin = TaskHeader(**about, round=0, step=0, after=version(0, 0), initial_site=site.name)
         task = Task(
             name=HANDSHAKE,
             header=begin,
@@ -58,10 +58,10 @@ def train_shadow(
         )
         weights = handlers[HANDSHAKE](task)[1] or {}
         for round_, step in ((r, t) for r in range(1, rounds + 1) for t in range(1, run["time_steps"] + 1)):
-            header = TaskHeader(**about, round=round_, step=step, after=after)
+            header = TaskHeader(**about, round=round_, step=step, after=version(round_, step - 1))
             reply, update = handlers[TRAIN](replace(task, name=TRAIN, header=header, weights=weights if down else {}))
             weights = {name: value + update[name] for name, value in weights.items()} if update else weights
-            trained, after = trained or reply.status == OK, version(round_, step)
+            trained = trained or reply.status == OK
     if not trained or strategy.learner is None:
         raise DataError(f"--shadows: half of the patients of site {site.name} are too few for the run's updates")
     return strategy.learner

@@ -30,7 +30,7 @@ from fedtar_flare.site.admission import admit
 from fedtar_flare.site.approval import SERVER_CONFIG, only, require_approval
 from fedtar_flare.site.context import Participation, Site, TaskAborted, hush_simulator, participation, sites_at_once
 from fedtar_flare.site.guard import NOT_ALLOWED_PROP
-from fedtar_flare.site.job_records import bind_run
+from fedtar_flare.site.job_records import bind_run, count_answer
 from fedtar_flare.site.site_file import SiteConfig, load_site_config
 from fedtar_flare.site.state import ReadOnlyState, SiteState
 
@@ -174,6 +174,8 @@ class SiteExecutor(Executor):
         task = self._open(name, header, weights, site, config, at_once)
         if name != HANDSHAKE and self.on_opened:
             self.on_opened()
+        if self.contract.task(name).sends == "difference" and not config.without_patients and not self.ranks.rank:
+            count_answer(site.records, str(config.path), config.policy.max_answers)
         answer: Answer = self.strategy.handlers()[name](task)
         task.state.add_answered(name, version(header.round, header.step))
         return answer

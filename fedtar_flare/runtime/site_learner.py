@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import checksum
+from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.models.adapters.lora import require_modest
 from fedtar_flare.protocol.contract import CLOSE_ROUND
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.runtime.requirements import AdaptedModel, require_memory
@@ -14,7 +16,17 @@ from fedtar_flare.site.cohort import labeler_of_site
 
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort, Split
-    from fedtar_flare.learning.learner import ReportLearner
+
+
+def may_share_batches(kind: type[ReportLearner]) -> bool:
+    """Whether several processes may share a batch: not where the class sums it in its own way, unless it says so."""
+    return kind.shares_batches or kind._accumulate is ReportLearner._accumulate
+
+
+def may_be_private(kind: type[ReportLearner]) -> bool:
+    """Whether per-patient DP-SGD covers the updates: not where the class makes them in its own way."""
+    changed = ("_accumulate", "local_update", "after_backward")
+    return all(getattr(kind, name) is getattr(ReportLearner, name) for name in changed)
 
 
 def build_learner(
@@ -48,9 +60,17 @@ def build_learner(
         transforms=data.transforms,
         image_change=change_of(site.name, task.job_seed, data.image_changes) if data.image_changes else None,
         report_labeler=labeler_of_site(config),
-        fresh_noise=not config.without_patients,
+        has_patients=not config.without_patients,
         **others,
     )
+
+
+def load_weights(task: Task, learner: ReportLearner) -> None:
+    """Load what came down; ExchangeError for an adapter beyond the site's bound, which trains on nothing."""
+    learner.load_shared(task.weights)
+    most = task.config.policy.max_adapter_norm
+    if most is not None and learner.equal_layers:
+        require_modest(learner.model, learner.adapter, most)
 
 
 def charge(task: Task, rate: float, updates: int) -> bool:

@@ -15,6 +15,8 @@ from fedtar_flare.models.sources import stay_offline
 from fedtar_flare.protocol.messages import MAX_TEXT
 from fedtar_flare.site.site_file import Bounds
 
+NO_REQUEST = ("seconds", "membership_auc", "patient_epsilon", "adapter_norm", "answers")
+"""Kinds of bounds on what comes later, not on what a job's settings say."""
 _TEXT = 48  # most characters of a single name in a reason
 Amounts = Mapping[str, float]  # by the setting that requests them
 
@@ -105,7 +107,7 @@ def breaches(request: JobRequest, bounds: Bounds) -> list[str]:
     amounts = {**vars(request), "parameters": {"parameters": reach.parameters}}
     for name, bound in bounds:
         side, _, kind = name.partition("_")
-        if side not in ("min", "max") or kind in ("seconds", "membership_auc", "patient_epsilon"):
+        if side not in ("min", "max") or kind in NO_REQUEST:
             continue
         for setting, value in (amounts[kind] | (request.decay if name == "max_learning_rate" else {})).items():
             if side == "min" and not value >= bound:

@@ -13,7 +13,7 @@ from fedtar_flare.core.files import PRIVATE, locked, read_json, write_json
 from fedtar_flare.data.cells import extends
 from fedtar_flare.site.admission import Declined
 
-RUNS, CELLS = "runs.json", "cells.json"
+RUNS, CELLS, ANSWERS = "runs.json", "cells.json", "answers.json"
 _NEWEST, _REFUSED = "newest", "refused"
 MAX_REFUSED = 3
 """Too early first days of a next period that are refused: each refusal tells that the newest visit came later."""
@@ -33,6 +33,15 @@ def bind_run(records: Path, job: str, run_id: str, resumes: str) -> None:
         if job not in runs and runs.get(resumes, missed) != run_id:
             raise ExchangeError("the run is that of another job, which this one does not resume")
         write_json(file, runs | {job: run_id}, PRIVATE)
+
+
+def count_answer(records: Path, data: str, most: int | None) -> None:
+    """Count a training task before it is done; :class:`Declined` where the data's share of answers is used up."""
+    with locked(file := records / ANSWERS):
+        counts = read_record(file)
+        if most is not None and counts.get(data, 0) >= most:
+            raise Declined(f"declined: the site answers {most} training tasks on its data, in all jobs (max_answers)")
+        write_json(file, counts | {data: counts.get(data, 0) + 1}, PRIVATE)
 
 
 def fix_cells(records: Path, data: str, layout: CellLayout, newest: str = "", *, begins: bool = True) -> None:

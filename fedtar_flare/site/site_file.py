@@ -81,6 +81,18 @@ class Bounds(Settings):
     max_rounds: int | None = Field(200, ge=1, description="greatest number of rounds")
     max_time_steps: int | None = Field(20, ge=1, description="greatest number of time steps")
     max_seconds: float | None = Field(43_200.0, gt=0, description="of one task; one that takes longer is stopped")
+    max_adapter_norm: float | None = Field(
+        20.0,
+        gt=0,
+        description="of an adapter that comes down, norm of a layer's change over that of its weight; training at the "
+        "default rate came to 2.5 in 312 updates",
+    )
+    max_answers: int | None = Field(
+        4000,
+        ge=1,
+        description="training tasks that the site answers, of all jobs on its data together; one run of the most "
+        "rounds and time steps has 4000",
+    )
     max_membership_auc: float | None = Field(
         None,
         ge=0,

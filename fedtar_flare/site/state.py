@@ -33,6 +33,7 @@ TASK_SCORES = "scores-"
 MAX_RUNS = 500  # whose state one site stores
 SPARE_TASKS = 10
 """Tasks of a kind beyond twice its rounds times its time steps that a run may ask for: it may be resumed."""
+MOST_REPEATS = 5  # of a task at one place of a run, whose visits come in the same order each time
 RESERVE = 20_000_000  # bytes that a state leaves free on its disk
 KEEP_ROUNDS = 3  # before the running one: a run may resume from the checkpoint before the last
 
@@ -132,14 +133,18 @@ class SiteState:
         with locked(self.folder / ANSWERED):
             record = self._record(ANSWERED)
             times = record.get(_TIMES, {})
-            times[task] = times.get(task, 0) + 1
+            for asked in (task, f"{task} {version}"):
+                times[asked] = times.get(asked, 0) + 1
             write_json(self.folder / ANSWERED, record | {task: version, _TIMES: times}, PRIVATE)
 
     def check_quota(self, task: str, header: TaskHeader) -> None:
         """Refuse a task that the run has asked for too often, since each answer tells something."""
-        most = 2 * header.rounds * header.time_steps + SPARE_TASKS
-        if self._record(ANSWERED).get(_TIMES, {}).get(task, 0) >= most:
+        most, times = 2 * header.rounds * header.time_steps + SPARE_TASKS, self._record(ANSWERED).get(_TIMES, {})
+        if times.get(task, 0) >= most:
             raise ExchangeError(f"task '{task}' was answered {most} times in this run, and no run needs more")
+        place = version(header.round, header.step)
+        if header.round and times.get(f"{task} {place}", 0) >= MOST_REPEATS:
+            raise ExchangeError(f"task '{task}' was answered {MOST_REPEATS} times at {place}, and no run needs more")
 
     # ------------------------------------------------------------------ what holds for the whole run
     def fix_run(self, header: TaskHeader, timeline: str, schema: ExchangeSchema, about: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from opacus.accountants import RDPAccountant
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import write_text
 from fedtar_flare.learning import patient_privacy
-from fedtar_flare.learning.learner import ReportLearner, may_be_private
+from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.patient_privacy import poisson_batches
 from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
 from fedtar_flare.methods.fedtar.learner import PatientLearner
@@ -17,6 +17,7 @@ from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.runtime.site_learner import may_be_private
 from fedtar_flare.site.accountant import PATIENT_DELTA, PATIENT_FILE, PatientLedger
 
 

@@ -55,6 +55,7 @@ class FedMRGLearner(ReportLearner):
     """Trains the generic and the specialised adapter against each other (Che et al., Algorithm 1)."""
 
     adapter = GENERIC
+    equal_layers = "decoder.*"  # the contrast reads images of other visits too
     shares_batches = True  # each rank contrasts its share of a batch with the whole of it
 
     def __init__(self, *, fedmrg: FedMRGConfig, model: ModelConfig, seed: int, **others: Any):

@@ -66,6 +66,7 @@ class PatientLearner(ReportLearner):
         if patient.enabled:
             steps = self.cohort.time_steps
             self.patient = PatientLoRA(self.model, patient, rank=self.lora_rank, time_steps=steps, seed=seed)
+            self.patient.shares = self.shares
             self._personal |= dict(self.patient.named_parameters())
             groups.append({"params": list(self._personal.values()), "lr": patient.lr})
         if self._site_head is not None:

@@ -34,6 +34,8 @@ from fedtar_flare.models.adapters.lora import lora_layers
 if TYPE_CHECKING:
     from peft import PeftModel
 
+    from fedtar_flare.models.adapters.visit_shares import VisitShares
+
 BIAS_NORM, WEIGHT_SCALE = 1.0, 0.1
 """Length of b_proj, a random vector, and of W_proj's columns at a common start; the paper's are 0 and 1."""
 # The patient's A starts near one common random A: this is the size of its patient-dependent share.
@@ -87,6 +89,8 @@ class PatientLoRA(nn.Module):
         if config.time_conditioned:
             self.time_embedding = nn.Parameter(torch.zeros(time_steps, embedding_dim))
         self._layers = tuple(layers.items())
+        self.shares: VisitShares | None = None
+        """What keeps visits equal in the shared factors' gradients, where a site has patients."""
         # made once, so that torch.compile need not trace them anew for each batch
         self._passes = [partial(PatientLoRA._forward, self, index) for index in range(len(layers))]
         self._sizes = tuple(
@@ -170,7 +174,8 @@ class PatientLoRA(nn.Module):
         rows = x.reshape(samples, -1, x.shape[-1])
         if torch.is_autocast_enabled(x.device.type):
             rows = rows.to(down.dtype)  # once, for both products
-        base = layer.base_layer(rows)
+        # of a single visit, torch's backward pass of a convolution before this layer is wrong if its output is reshaped
+        base = layer.base_layer(x).view(1, rows.shape[1], -1) if samples == 1 else layer.base_layer(rows)
         low = torch.bmm(rows.to(down.dtype), down.transpose(1, 2))
         adapted = torch.baddbmm(base.to(up.dtype), low, up).to(base.dtype)
         return adapted.view(*x.shape[:-1], adapted.shape[-1])
@@ -213,11 +218,13 @@ class PatientLoRA(nn.Module):
         for factors in shared:
             flat.extend(map(torch.flatten, factors))
             sizes.append(sum(map(torch.numel, factors)))
-        joined = torch.cat(flat)
-        if scale != 1:
-            joined = joined * scale
+        joined, visits = torch.cat(flat), len(patients)
+        if self.shares is not None:
+            each = self.shares.each(joined, visits, side) * scale
+        else:
+            each = (joined * scale if scale != 1 else joined).expand(visits, -1)
         theirs = self._sizes[side]
-        parts = zip(joined.expand(len(patients), -1).split(sizes, 1), patients.split(theirs, 1), strict=True)
+        parts = zip(each.split(sizes, 1), patients.split(theirs, 1), strict=True)
         joint = torch.cat(list(chain.from_iterable(parts)), 1).to(dtype)
         layers = zip(joint.split(list(map(add, sizes, theirs)), 1), theirs, strict=True)
         return [part.view(len(patients), -1, size // self.rank) for part, size in layers]

@@ -216,6 +216,24 @@ def lora_layers(peft_model: PeftModel) -> dict[str, Any]:
     return dict(sorted(layers.items()))
 
 
+@torch.no_grad()
+def require_modest(peft_model: PeftModel, adapter: str, most: float) -> None:
+    """Refuse a set of factors that changes a layer by more than ``most`` times its own weight, ``s ||B A|| / ||W||``.
+
+    Training never comes there; weights made so that few visits have a gradient must.
+    """
+    from peft.utils.integrations import dequantize_module_weight
+
+    for name, layer in lora_layers(peft_model).items():
+        if adapter in layer.lora_A:
+            down, up = layer.lora_A[adapter].weight.double(), layer.lora_B[adapter].weight.double()
+            norm = layer.scaling[adapter] * float(((up.T @ up) * (down @ down.T)).sum().clamp(min=0).sqrt())
+            own = float(dequantize_module_weight(layer.get_base_layer()).norm())
+            if not norm <= most * own:
+                text = f"changes layer {name} by {norm / max(own, 1e-30):.3g} times its weight"
+                raise ExchangeError(f"the adapter that came down {text}; this site allows {most:g} (max_adapter_norm)")
+
+
 def _require_adapter(peft_model: PeftModel, adapter: str) -> None:
     if adapter not in peft_model.peft_config:
         raise ConfigError(f"the model has no adapter {adapter!r} (it has: {', '.join(sorted(peft_model.peft_config))})")
