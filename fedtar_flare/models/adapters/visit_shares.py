@@ -126,11 +126,8 @@ class _EachOfAll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         tally, rank_of = ctx.place
-        first, end = int(rank_of[0]), int(rank_of[-1]) + 1
-        squares = gradient.new_zeros(len(gradient), end - first)
-        squares.index_add_(1, rank_of - first, gradient.square())
-        inverse = _counted(squares, tally.grad[:, first:end])
-        return (gradient * inverse[:, rank_of - first]).sum(0), None, None, None
+        squares = gradient.new_zeros(len(gradient), tally.shape[1]).index_add_(1, rank_of, gradient.square())
+        return (gradient * _counted(squares, tally.grad)[:, rank_of]).sum(0), None, None, None
 
 
 def _counted(squares: Tensor, tally: Tensor) -> Tensor:
