@@ -18,8 +18,12 @@ KEYWORDS = """
     Rows SamplesPerPixel IssuerOfAccessionNumberSequence IssuerOfPatientID IssuerOfPatientIDQualifiersSequence
     OtherPatientIDs OtherPatientIDsSequence ConceptNameCodeSequence CurrentRequestedProcedureEvidenceSequence
     ContentSequence"""
-REJECTIONS = {"113001", "113037", "113038", "113039"}
-"""Titles of key objects (DCM): rejected for quality or patient safety, wrong worklist entry, retention expired."""
+REJECTIONS = {
+    "113001",
+    "113037",
+    "113038",
+    "113039",
+}  # titles of key objects, DCM: quality, safety, worklist, retention
 REJECTED = "rejected-instance"
 CHUNK = 200  # files that a worker reads at a time
 

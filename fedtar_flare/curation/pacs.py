@@ -69,10 +69,9 @@ class Pacs:
         self, level: str, key: str, fields: Sequence[str], most: int = MOST, doubts: list[DataError] | None = None,
         **of: Any,
     ) -> list[Record]:  # fmt: skip
-        """List what the PACS has (QIDO-RS), from the first page to the last again until that brings nothing new.
+        """List what the PACS has (QIDO-RS), all pages again until that brings nothing new.
 
-        Where pages repeat or move, or the PACS warns that they are not all, some may be missing: that is raised, or
-        appended to ``doubts``.
+        That some may be missing is raised, or appended to ``doubts``.
         """
 
         def page(limit: int, offset: int) -> tuple[int, dict[str, Record]]:
