@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 TEXT = "Größere Ergüsse bds.\n- Neu: Knoten 3 mm."
 Resource = dict[str, Any]
@@ -66,31 +67,12 @@ def oru(
 
 def sr(patient: str = "P1", number: str = "A1", text: str = TEXT, study: str = "1.2.1", complete: bool = True) -> bytes:
     """A Basic Text SR; each line of the text is an item."""
-    from io import BytesIO
+    from make_sr import item
+    from make_sr import sr as made
 
-    from make_dicom import put
-    from pydicom.dataset import Dataset, FileMetaDataset
-    from pydicom.uid import ExplicitVRLittleEndian, generate_uid
-
-    def item(kind: str, code: tuple[str, str, str], **values: Any) -> Dataset:
-        put(ValueType=kind, ConceptNameCodeSequence=[Dataset()], **values)(ds := Dataset())
-        names = dict(zip(("CodeValue", "CodingSchemeDesignator", "CodeMeaning"), code, strict=True))
-        put(**names)(ds.ConceptNameCodeSequence[0])
-        return ds
-
-    finding = [item("TEXT", ("121071", "DCM", "Finding"), TextValue=line, RelationshipType="CONTAINS")
-               for line in text.split("\n")]  # fmt: skip
-    ds = item("CONTAINER", ("18748-4", "LN", "Diagnostic imaging report"), ContentSequence=finding)
-    ds.file_meta = FileMetaDataset()
-    ds.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    put(SOPClassUID="1.2.840.10008.5.1.4.1.1.88.11", SOPInstanceUID=generate_uid(), Modality="SR",
-        SpecificCharacterSet="ISO_IR 192", PatientID=patient, AccessionNumber=number, StudyInstanceUID=study,
-        IssuerOfPatientID="urn:mrn", ContentDate="20240131", ContentTime="1200", PreliminaryFlag="FINAL",
-        CompletionFlag="COMPLETE" if complete else "PARTIAL", VerificationFlag="VERIFIED" if complete else "UNVERIFIED",
-        ContinuityOfContent="SEPARATE")(ds)  # fmt: skip
-    ds.file_meta.MediaStorageSOPClassUID, ds.file_meta.MediaStorageSOPInstanceUID = ds.SOPClassUID, ds.SOPInstanceUID
-    ds.save_as(held := BytesIO(), enforce_file_format=True)
-    return held.getvalue()
+    flags = "COMPLETE VERIFIED FINAL" if complete else "PARTIAL UNVERIFIED FINAL"
+    whose = {"PatientID": patient, "IssuerOfPatientID": "urn:mrn", "AccessionNumber": number, "StudyInstanceUID": study}
+    return made(*(item("TEXT", "Finding", line) for line in text.split("\n")), flags=flags, **whose)
 
 
 OMOP = "note_id,person_id,note_date,note_type_concept_id,note_title,note_text"
@@ -102,7 +84,7 @@ def note(number: str, patient: str, day: str, text: str) -> str:
 
 def joined(source: Path, studies: Iterable[tuple[str, str, str, str]]) -> dict[str, str]:
     """The reports of studies (patient, number, UID, day) by UID, from documents, or from a table of reports."""
-    from fedtar_flare.curation.archive import Index, index_files
+    from fedtar_flare.curation.archive import index_folder
     from fedtar_flare.curation.archive_files import File
     from fedtar_flare.curation.archive_reports import join_reports
     from fedtar_flare.curation.documents import Identifier
@@ -118,8 +100,10 @@ def joined(source: Path, studies: Iterable[tuple[str, str, str, str]]) -> dict[s
     fields = {"in_zip": False, "kind": "ct", "time": "", "birth_date": "", "age": "", "sex": "", "view": "",
               "others": frozenset(), "rejects": frozenset()}  # fmt: skip
     files = [
-        File(path=f"/archive/{uid}/1.dcm", patient=Identifier(patient, "urn:mrn"), order=Identifier(number), study=uid,
-             date=day, sop=f"{uid}.1", **fields) for patient, number, uid, day in studies
+        File(path=f"{source.parent}/archive/{uid}/1.dcm", patient=Identifier(patient, "urn:mrn"),
+             order=Identifier(number), study=uid, date=day, sop=f"{uid}.1", **fields)
+        for patient, number, uid, day in studies
     ]  # fmt: skip
-    join_reports(index := index_files(Index(), files, Path("/archive")), source)
+    with patch("fedtar_flare.curation.archive.all_headers", return_value=(files, [], {})):
+        join_reports(index := index_folder(source.parent), source)
     return {study.uid: study.report for study in index.studies if study.report}

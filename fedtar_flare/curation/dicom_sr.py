@@ -33,7 +33,7 @@ ASSISTANTS = {"SCT 159016003", "SCT 106292003", "SCT 3430008", "SCT 415506007", 
 SEQUENCES = {"ConceptNameCodeSequence", "ContentSequence", "ConceptCodeSequence", "MeasuredValueSequence",
              "ReferencedSOPSequence", "ContentTemplateSequence"}  # fmt: skip
 REFERENCES = {"IMAGE", "WAVEFORM", "UIDREF", "SCOORD", "SCOORD3D", "TCOORD"}
-DEEPEST, MOST = 30, 20_000  # levels and items of a content tree
+DEEPEST, MOST = 30, 5_000  # levels and items of a content tree
 
 
 def read_sr(file: Path) -> Iterator[Document]:
