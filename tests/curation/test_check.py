@@ -41,7 +41,7 @@ def radiographs(tmp_path):
         tmp_path,
         ["A", "2020-01-01", "0.png", "Clear lungs.", "50", "F"],
         ["A", "2020-01-11", "1.png", "Clear lungs today.", "50", "F"],
-        ["A", "2020-03-01", "2.png", "Effusion <b>left</b>.", "50.2", "F"],
+        ["A", "2020-03-01", "2.png", "Effusion <left>.", "50.2", "F"],
         ["B", "2020-01-01", "3.png", "Call Dr. Miller at once.", "", ""],
         ["B", "2020-01-02", "4.png", "Clear.", "", ""],
         ["C", "2020-01-01", "5.png", "", "70", "M"],
@@ -129,7 +129,7 @@ def test_the_page(radiographs):
     assert not re.search(r"https?:|//[a-z]|@import|url\(|<script|<link|<iframe|src=", without)
     assert len(list(tree.iter("img"))) == 5 and all(i.get("src").startswith("data:image/png") for i in tree.iter("img"))
     assert not [name for element in tree.iter() for name in element.attrib if name.startswith("on")]
-    assert "<b>left" not in html and "Effusion" not in html  # no report stands on the page
+    assert "<left" not in html and "Effusion" not in html  # no report stands on the page
     assert not re.search(r"\b(nan|inf|None\b(?!\.))", shown) and "row-6" in shown
     bars = sum(len(re.findall('class="bar"', ElementTree.tostring(f, "unicode"))) for f in tree.iter("figure"))
     assert bars >= 10
