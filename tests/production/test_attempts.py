@@ -14,19 +14,11 @@ ADMIN, STAFF, LEAD, MEMBER = "admin@hub.org", "it@hospital-a.org", "lead@hub.org
 SITE, MARK = "hospital-a", "read_by_an_administrator"
 
 
-@pytest.fixture(scope="module")
-def secret(federation):
-    """A text file in a hospital's kit."""
-    file = federation.sites[SITE] / "secret.txt"
-    file.write_text(f"{MARK}\n")
-    yield file.name
-    file.unlink()
-
-
 @pytest.mark.parametrize("user", [ADMIN, STAFF, LEAD, MEMBER])
-def test_nobody_has_a_shell_at_a_hospital_or_at_the_server(federation, secret, user):
+def test_nobody_has_a_shell_at_a_hospital_or_at_the_server(federation, user):
     session = federation.session(user)
-    for target, file in ((SITE, secret), ("server", "log.txt")):
+    (federation.sites[SITE] / "secret.txt").write_text(f"{MARK}\n")
+    for target, file in ((SITE, "secret.txt"), ("server", "log.txt")):
         reading = [f"{name} {target} {file}" for name in ("cat", "head", "tail")]
         for command in (*reading, f"grep {target} {MARK} {file}", f"ls {target}"):
             reply = _reply(session, command)

@@ -166,8 +166,8 @@ def test_flare_s_own_kit_is_completed_by_the_command(provisioned, tmp_path, repo
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         ours = provisioned["project-localhost.yml"] / name / "local"
-        pairs = [("resources.json", "resources.json.default"), ("authorization.json", "authorization.json.default")]
-        pairs += [("privacy.json", "privacy.json")] if name != "localhost" else []
+        pairs = [(f"{what}.json", f"{what}.json.default") for what in ("resources", "authorization")]
+        pairs += [("privacy.json", "privacy.json")] * (name != "localhost")
         assert {str(place / name / "local" / written) for written, _ in pairs} <= set(done.stdout.split())
         if name == "localhost":
             assert str(place / name / "startup" / "sub_start.sh") in done.stdout.split()

@@ -168,10 +168,9 @@ def test_t_numbers_give_the_gradient_of_alpha_that_dense_weights_give(form, rank
     if form == "product":  # of the W, without factors
         means = [{"W": draw(seed + 7 * t, HIGH, rank).double() @ space} for t in range(T + 1)]
     else:
-        means = [
-            {A: draw(seed + 9 * t, R, WIDE).double(), B: draw(seed + 5 * t, HIGH, R).double()} for t in range(T + 1)
-        ]
-        means = [{A: means[0][A], B: mean[B]} for mean in means] if form == "ffa" else means
+        frozen = form == "ffa"
+        factors = [(draw(seed + 9 * t * (not frozen), R, WIDE), draw(seed + 5 * t, HIGH, R)) for t in range(T + 1)]
+        means = [{A: a.double(), B: b.double()} for a, b in factors]
 
     def path(alphas):
         """w_0..w_T through Eq. 7."""

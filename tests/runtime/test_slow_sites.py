@@ -91,10 +91,10 @@ def test_the_page_says_how_many_updates_each_site_made(tmp_path):
     assert "site-b made 6 of 24 local updates" in page and "3 of 12 updates" in page
 
 
-@pytest.mark.parametrize("other", [{"local_epochs": 1.0}, {"noise_multiplier": 1.0}])
-def test_how_many_updates_fit_never_tells_how_many_visits_or_whom_dp_sgd_drew(other):
-    with pytest.raises((ConfigError, ValueError), match="seconds"):
-        TrainingConfig(seconds=5.0, **other)
+def test_how_many_updates_fit_never_tells_how_many_visits_or_whom_dp_sgd_drew():
+    for other in ({"local_epochs": 1.0}, {"noise_multiplier": 1.0}):
+        with pytest.raises((ConfigError, ValueError), match="seconds"):
+            TrainingConfig(seconds=5.0, **other)
 
 
 def three_rounds(folder, until):

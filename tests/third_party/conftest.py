@@ -14,9 +14,7 @@ PACKAGE = Path(__file__).parent / "fedmedian"
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory) -> Path:
     """The folder into which pip has put the package."""
-    folder = tmp_path_factory.mktemp("installed")
-    source = folder / "source"
-    source.mkdir()
+    (source := (folder := tmp_path_factory.mktemp("installed")) / "source").mkdir()
     for file in PACKAGE.glob("*.*"):
         (source / file.name).write_bytes(file.read_bytes())
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
@@ -24,15 +22,10 @@ def installed(tmp_path_factory) -> Path:
     return folder / "site"
 
 
-@pytest.fixture(scope="session")
-def path(installed) -> str:
-    """PYTHONPATH of a process that has the package."""
-    return os.pathsep.join(filter(None, [str(installed), os.environ.get("PYTHONPATH")]))
-
-
 @pytest.fixture
-def command(path, home):
+def command(installed, home):
     """Runs ``fedtar`` with the package installed; returns what it printed, and fails where it fails."""
+    path = os.pathsep.join(filter(None, [str(installed), os.environ.get("PYTHONPATH")]))
 
     def run(*arguments, code=0, **environment):
         got, out, err = fedtar(*arguments, PYTHONPATH=path, FEDTAR_HOME=str(home), **environment)
