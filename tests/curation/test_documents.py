@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make_documents import OMOP, acsn, bundle, joined, note, oru, patient, report, sr
 
+from fedtar_flare.curation.archive_reports import reports_of_table
 from fedtar_flare.curation.documents import FINAL, WITHDRAWN, Document, Identifier, decide, moment
 
 FRESH = "9"
@@ -90,6 +92,14 @@ def test_one_rule_decides_in_whatever_order_documents_come(case):
     documents, texts, reasons = CASES[case]
     for order in (documents, documents[::-1]):
         assert outcome(*order) == (sorted(texts), sorted(reasons))
+
+
+def test_a_table_of_reports_keeps_the_same_rule(tmp_path):
+    rows = ["1.2.1,No effusion.", "1.2.2,nan", "1.2.3,<NA>", "1.2.4,<b>No</b> effusion"]
+    (tmp_path / "r.csv").write_text("\n".join(["study_instance_uid,report", *rows]))
+    reports = reports_of_table(tmp_path / "r.csv", problems := [])
+    assert [report.content for report in chain.from_iterable(reports.values())] == ["No effusion."]
+    assert [problem.reason for problem in problems] == ["is-html"]
 
 
 @pytest.mark.parametrize("text", ["2024-13", "yesterday", "2024-1-3", "20240131T1", "2024-01-31T25:00", "nan"])

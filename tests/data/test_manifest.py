@@ -122,6 +122,8 @@ def test_report_files_that_cannot_be_used(table, folder):
 @pytest.mark.parametrize(
     "column, value, reason",
     [("image", "nowhere.png", "no-image"), ("image", "", "no-image"), ("report", " ", "empty-report"),
+     *[("report", text, "empty-report") for text in ("nan", "NULL", "N/A", "<NA>", "None")],
+     ("report", "<p>No effusion.</p>", "is-html"),
      ("study_datetime", "", "no-date"), ("study_datetime", "01/02/2020", "bad-date"),
      ("study_datetime", "2020-02-30", "bad-date"), ("age", "430", "age-out-of-range"),
      ("patient_id", "", "no-patient-id")],
