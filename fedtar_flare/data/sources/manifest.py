@@ -18,7 +18,7 @@ from fedtar_flare.core.errors import ConfigError, DataError, collecting, decodin
 from fedtar_flare.core.files import SHARED, replacing
 from fedtar_flare.data.cells import SPLITS
 from fedtar_flare.data.cohort import Modality, Visit
-from fedtar_flare.data.sources.fields import PICTURES, age_at, date_of, is_stated, known_age, labels_of, sex_of
+from fedtar_flare.data.sources.fields import PICTURES, age_at, date_of, is_stated, known_age, labels_of, markup, sex_of
 from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import Row, open_table
 
@@ -80,7 +80,10 @@ def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path,
     if not is_stated(text) and row.get("report_path"):
         column, text = "report_path", read_text(folder / row["report_path"], f"{where} 'report_path'")
     labels, uncertain = labels_of(row[LABELS]) if LABELS in row else (None, frozenset[str]())
-    if not text.strip() and labels is None:
+    text = text if is_stated(text) else ""
+    if reason := markup(text):
+        raise DataError(f"{where} '{column}': the report is no plain text", reason=reason)
+    if not text and labels is None:
         raise DataError(f"{where} '{column}': the report is empty", reason="empty-report")
     with within(f"{where} '{LABELS}'"):
         lateral = folder / Path(row["lateral"]).expanduser() if row.get("lateral") else None
