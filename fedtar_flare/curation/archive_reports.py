@@ -62,11 +62,13 @@ def join_reports(index: Index, reports: Path | None) -> int:
 
 def _matching(study: Study, by_key: ByKey, index: Index) -> Sequence[Report]:
     """The reports that name the study or one of its accession numbers, else the patient and the day."""
-    matching = by_key.get(("uid", study.uid)) or [
-        report
-        for order in study.orders
-        for report in _by_number(study, order, by_key.get(("accession", order.value), []), index)
-    ]
+    numbered = [(order, by_key.get(("accession", order.value), [])) for order in study.orders]
+    if matching := [*by_key.get(("uid", study.uid), [])]:  # what names the number alone may be about this study, too
+        matching += [
+            r for order, some in numbered for r in some if may_be_same(order, r.order) and _is_of(r, study.patients)
+        ]
+    else:
+        matching = [report for order, some in numbered for report in _by_number(study, order, some, index)]
     if any(not _is_of(report, study.patients) for report in matching):
         raise _unclear(study, matching[0], "is the report of another patient", "report-of-another-patient")
     named = {report.order.value for report in matching} - {""}

@@ -281,7 +281,8 @@ FIRST, SECOND, OTHER = ("NORTH", "1.2.1"), ("NORTH", "1.2.2"), ("SOUTH", "")
 @pytest.mark.parametrize(
     "studies, reports, joined, reasons",
     [
-        ([FIRST, SECOND], ["NORTH^1.2.1", "NORTH^1.2.2"], {1: 1, 2: 2}, {}),
+        ([FIRST, SECOND], ["NORTH^1.2.1", "NORTH^1.2.2"], {}, {"no-report": 2}),  # HL7 numbers by any name of an issuer
+        ([FIRST, OTHER], ["NORTH^1.2.1", "SOUTH"], {1: 1, 2: 2}, {}),
         ([FIRST, OTHER], ["SOUTH", "urn:oid:1.2.1"], {1: 2, 2: 1}, {}),
         ([FIRST, SECOND], ["^1.2.2"], {2: 1}, {"report-of-another-issuer": 1}),
         ([FIRST, OTHER], ["", "SOUTH"], {}, {"no-report": 2}),
@@ -301,7 +302,8 @@ def test_an_accession_number_counts_with_its_issuer(tmp_path, studies, reports, 
         named = {"IssuerOfAccessionNumberSequence": Sequence([issuer])} if names else {}
         study(tmp_path / "d" / f"archive{n}", "P", f"1.2.{n}", slices=2, StudyDate=f"2020010{n}", **named)
     study(tmp_path / "d" / "more", "Q", "1.2.9", slices=2, AccessionNumber="A9")
-    head = "MSH|^~\\&|||||2024||ORU^R01|1|P|2.5\rPID|||{}\rOBR|1|{}|||||||||||||||||||20240131||RAD|F\rOBX|1|TX|||{}\r"
+    head = "MSH|^~\\&|||||2024||ORU^R01|1|P|2.5\rPID|||{}\rOBR|1|{}|||||||||||||||||||20240131||RAD|F\r"
+    head += "OBX|1|TX|||{}||||||F\r"
     text = [head.format("P", f"|A1^{issuer}", f"Text {n}.") for n, issuer in enumerate(reports, 1)]
     (tmp_path / "ris.hl7").write_text("".join([*text, head.format("Q", "|A9", "Text 9.")]))
     assert fedtar_here("data", "reports", tmp_path / "ris.hl7", "-o", tmp_path / "r.csv")[0] == 0

@@ -113,6 +113,7 @@ EXAMPLES = {
     "a series of another number": ([BOTH, BOTH | SECOND], [ONE], ["several-accession-numbers"]),
     "the same report under each": ([BOTH, BOTH | SECOND], [{**n, "report": "Both."} for n in (ONE, TWO)], ["Both."]),
     "two studies of one number": ([{}, {}], [ONE], ["accession-number-of-several-studies"] * 2),
+    "one by the study, one by its number": ([BOTH], [{"study_instance_uid": "1.2.7"}, ONE], ["ambiguous-report"]),
     "two studies of one day": ([{}, SECOND], [DAY], ["several-studies-that-day"] * 2),
     "another kind of study that day": (
         [{}, SECOND | {"Modality": "MR"}], [DAY], ["several-studies-that-day", "not-ct-or-radiograph"]),
