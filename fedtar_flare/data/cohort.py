@@ -299,18 +299,9 @@ class Cohort:
         return smaller
 
     def until(self, step: int, replay_share: float = 1.0) -> "Cohort":
-        """A copy with what a site has at the time when a step is the newest.
+        """A copy with what a site has at the time when ``step`` is the newest; validation uses its visits alone.
 
-        Parameters
-        ----------
-        step : int
-            The newest time step. Validation uses its visits alone; later ones are gone.
-        replay_share : float, default 1
-            Share in [0, 1] of the earlier training visits that remain, drawn by keyed hash.
-
-        Returns
-        -------
-        Cohort
+        Of earlier training visits ``replay_share``, in [0, 1], remains, drawn by keyed hash.
         """
         arrived = []
         for sample in self._samples:
@@ -325,33 +316,15 @@ class Cohort:
         return self.with_samples(arrived)
 
     def with_samples(self, samples: Sequence[Sample]) -> "Cohort":
-        """A copy that has these samples.
-
-        Parameters
-        ----------
-        samples : sequence of Sample
-            With canaries, or other sites' samples, as these sites split and aligned them.
-
-        Returns
-        -------
-        Cohort
-        """
+        """A copy that has these ``samples``: with canaries, or other sites', as those split and aligned them."""
         other = copy.copy(self)
         other._samples = list(samples)
         return other
 
     def counts(self, least: int = 1) -> dict[Split, list[int]]:
-        """Numbers of visits as they may leave the site.
+        """Numbers of visits as they may leave the site, by split and time step (T), rounded down to its minimum cell.
 
-        Parameters
-        ----------
-        least : int, default 1
-            The site's minimum cell; a cell of fewer distinct patients counts 0.
-
-        Returns
-        -------
-        dict of Split to list of int
-            By time step, rounded down to multiples of ``least``; length T.
+        The cell is ``least``; one of fewer distinct patients counts 0.
         """
         visits = Counter(map(attrgetter("split", "time_step"), self.samples(None, least=least)))
         counts: dict[Split, list[int]] = {}
@@ -360,32 +333,16 @@ class Cohort:
         return counts
 
     def shown_visits(self, steps: int | Collection[int] | None, least: int) -> int:
-        """Number of training visits as it may leave the site.
+        """Number of training visits of ``steps`` (None: all) as it may leave the site: the sum of its :meth:`counts`.
 
-        Parameters
-        ----------
-        steps : int, collection of int or None
-            Time step or steps; None: all.
-        least : int
-            The site's minimum cell.
-
-        Returns
-        -------
-        int
-            The sum of what :meth:`counts` says of them.
+        ``least`` is the site's minimum cell.
         """
         wanted = (steps,) if isinstance(steps, int) else steps
         counts = enumerate(self.counts(least)["train"], start=1)
         return sum(count for step, count in counts if wanted is None or step in wanted)
 
     def digest(self) -> str:
-        """A keyed hash of the content.
-
-        Returns
-        -------
-        str
-            Another one once a visit comes or goes, moves to another cell, or changes report or labels.
-        """
+        """A keyed hash: another one once a visit comes or goes, moves to another cell, or changes report or labels."""
         rows = []
         for sample in self._samples:
             visit, cell = sample.visit, (sample.split, sample.time_step)

@@ -41,13 +41,8 @@ class ReportLearner(SiteModel):
     The hooks are what a method overrides; all have a default. :attr:`personal_optimizer` steps the personal parameters,
     whose gradient norm is limited by itself.
 
-    Parameters
-    ----------
-    training, **others
-        Arguments of :class:`SiteModel`.
-    has_patients : bool
-        Whether visits are real: then no visit's gradient weighs more than another's, and what per-patient DP-SGD draws
-        is new in every task; else it is the seed's.
+    ``training`` and ``others`` are arguments of :class:`SiteModel`. ``has_patients``: whether visits are real: then no
+    visit's gradient weighs more than another's, and per-patient DP-SGD draws anew in every task, else by the seed.
     """
 
     personal_optimizer: torch.optim.Optimizer | None = None
