@@ -107,6 +107,8 @@ def test_errors_at_the_site_name_files_there_and_nothing_in_the_message(hospital
 
 def test_a_whole_round_with_differential_privacy(hospital):
     """The real executor behind the real filters: what is sent is what the filter says, and the account is kept."""
+    site_file = hospital / "local" / "fedtar.yaml"
+    site_file.write_text(site_file.read_text().replace("min_patients", "max_adapter_norm: null, min_patients"))
     privacy = GaussianPrivacy(clip_norm=0.1, noise_multiplier=4.0, closing_noise_multiplier=8.0)
     hello, *trained, closing = Client(hospital, privacy, OutboundGuard(["fedtar"])).round()
     assert [r.status for r in (hello, *trained, closing)] == ["ok"] * 4
