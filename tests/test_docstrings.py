@@ -1,7 +1,6 @@
 """What is public has a reference docstring; what another module imports has a docstring.
 
-Public is what others build on: the names in ``__all__`` of the modules that docs/reference/python-api.md lists. A
-parameter is described in its section or, as ``name``, in a sentence, unless it is named like its type.
+Public is what others build on: the names in ``__all__`` of the modules that docs/reference/python-api.md lists.
 """
 
 import ast
@@ -80,37 +79,13 @@ def documented(text):
     return {name.lstrip("*") for line in lines for name in line.split(" : ")[0].split(", ")}
 
 
-def mentioned(node):
-    """Names that a docstring has in its sentences: ``name``."""
-    return set(re.findall(r"``(\w+)", ast.get_docstring(node) or ""))
-
-
-CONVENTION = {"w", "r", "t"}
-"""Weights, round and time step, as in the paper."""
-
-
-def self_evident(argument):
-    """Whether a parameter is named like its type: ``header: TaskHeader``."""
-    name = argument.annotation and re.findall(r"\w+", ast.unparse(argument.annotation))[-1]
-    return argument.arg in CONVENTION or bool(name and name.lower().endswith(argument.arg.replace("_", "")))
-
-
 def parameters(node, method):
-    """Names of parameters, less the self."""
     arguments = node.args
-    every = [*arguments.posonlyargs, *arguments.args]
+    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     if method and "staticmethod" not in map(ast.unparse, node.decorator_list):
-        every = every[1:]
-    every += filter(None, (*arguments.kwonlyargs, arguments.vararg, arguments.kwarg))
-    return [argument.arg for argument in every if not argument.arg.startswith("_")]
-
-
-def not_described(node, method, described):
-    """Parameters that neither a docstring nor their types describe."""
-    evident = {
-        argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg) and self_evident(argument)
-    }
-    return [name for name in parameters(node, method) if name not in described | evident]
+        names = names[1:]
+    names += [argument.arg for argument in (*arguments.kwonlyargs, arguments.vararg, arguments.kwarg) if argument]
+    return [name for name in names if not name.startswith("_")]
 
 
 def raised(node):
@@ -135,10 +110,9 @@ def function_problems(node, method=False):
     if any("property" in ast.unparse(decorator) for decorator in node.decorator_list):
         return []
     parts = sections(node)
-    described = documented(parts.get("Parameters")) | mentioned(node)
-    problems = [f"parameter {name}" for name in not_described(node, method, described)]
-    returns = ast.unparse(node.returns) if node.returns else ""
-    if ("tuple" in returns or "Iterator" in returns) and not {"Returns", "Yields"} & parts.keys():
+    problems = [f"parameter {n}" for n in parameters(node, method) if n not in documented(parts.get("Parameters"))]
+    returns = ast.unparse(node.returns) if node.returns else "None"
+    if returns not in ("None", "NoReturn") and not {"Returns", "Yields"} & parts.keys():
         problems.append("what it returns")
     return problems + [f"that it raises {name}" for name in sorted(raised(node)) if name not in parts.get("Raises", "")]
 
@@ -153,14 +127,14 @@ def ancestors(node):
 
 def class_problems(node):
     text, parts, bases = ast.get_docstring(node) or "", sections(node), set(ancestors(node))
-    described = documented(parts.get("Parameters")) | documented(parts.get("Attributes")) | mentioned(node)
+    described = documented(parts.get("Parameters")) | documented(parts.get("Attributes"))
     if not text:
         yield "no docstring"
     init = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
     if init is not None:
         described |= documented(sections(init).get("Parameters"))
         if not re.search(r"as\s+:class:", text):  # a subclass may point to its base
-            yield from (f"parameter {name}" for name in not_described(init, True, described))
+            yield from (f"parameter {name}" for name in parameters(init, True) if name not in described)
     elif bases & RECORDS or any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
         for field, after in zip(node.body, [*node.body[1:], None], strict=True):
             if not isinstance(field, ast.AnnAssign) or "ClassVar" in ast.unparse(field.annotation):

@@ -76,11 +76,27 @@ class Settings(BaseModel):
         yield from ()
 
     def replace(self, **changes: Any) -> Self:
-        """Copy, with some fields changed (``changes``, by name), and check anew."""
+        """Copy, with some fields changed, and check anew.
+
+        Parameters
+        ----------
+        **changes
+            New values by name.
+
+        Returns
+        -------
+        Settings
+        """
         return type(self)(**{**self.to_dict(), **changes})
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the values by name, from which the class can be built again, also after a way through JSON."""
+        """Give the values by name.
+
+        Returns
+        -------
+        dict
+            From which the class can be built again, also after a way through JSON.
+        """
         return self.model_dump()
 
     def _fill(self, values: Mapping[str, Any], where: str) -> None:

@@ -299,9 +299,18 @@ class Cohort:
         return smaller
 
     def until(self, step: int, replay_share: float = 1.0) -> "Cohort":
-        """A copy with what a site has at the time when ``step`` is the newest; validation uses its visits alone.
+        """A copy with what a site has at the time when a step is the newest.
 
-        Of earlier training visits ``replay_share``, in [0, 1], remains, drawn by keyed hash.
+        Parameters
+        ----------
+        step : int
+            The newest time step. Validation uses its visits alone; later ones are gone.
+        replay_share : float, default 1
+            Share in [0, 1] of the earlier training visits that remain, drawn by keyed hash.
+
+        Returns
+        -------
+        Cohort
         """
         arrived = []
         for sample in self._samples:
@@ -316,15 +325,33 @@ class Cohort:
         return self.with_samples(arrived)
 
     def with_samples(self, samples: Sequence[Sample]) -> "Cohort":
-        """A copy that has these ``samples``: with canaries, or other sites', as those split and aligned them."""
+        """A copy that has these samples.
+
+        Parameters
+        ----------
+        samples : sequence of Sample
+            With canaries, or other sites' samples, as these sites split and aligned them.
+
+        Returns
+        -------
+        Cohort
+        """
         other = copy.copy(self)
         other._samples = list(samples)
         return other
 
     def counts(self, least: int = 1) -> dict[Split, list[int]]:
-        """Numbers of visits as they may leave the site, by split and time step (T), rounded down to its minimum cell.
+        """Numbers of visits as they may leave the site.
 
-        The cell is ``least``; one of fewer distinct patients counts 0.
+        Parameters
+        ----------
+        least : int, default 1
+            The site's minimum cell; a cell of fewer distinct patients counts 0.
+
+        Returns
+        -------
+        dict of Split to list of int
+            By time step, rounded down to multiples of ``least``; length T.
         """
         visits = Counter(map(attrgetter("split", "time_step"), self.samples(None, least=least)))
         counts: dict[Split, list[int]] = {}
@@ -332,17 +359,14 @@ class Cohort:
             counts[split] = [round_to_cell(visits[split, step], least) for step in range(1, self.time_steps + 1)]
         return counts
 
-    def shown_visits(self, steps: int | Collection[int] | None, least: int) -> int:
-        """Number of training visits of ``steps`` (None: all) as it may leave the site: the sum of its :meth:`counts`.
-
-        ``least`` is the site's minimum cell.
-        """
-        wanted = (steps,) if isinstance(steps, int) else steps
-        counts = enumerate(self.counts(least)["train"], start=1)
-        return sum(count for step, count in counts if wanted is None or step in wanted)
-
     def digest(self) -> str:
-        """A keyed hash: another one once a visit comes or goes, moves to another cell, or changes report or labels."""
+        """A keyed hash of the content.
+
+        Returns
+        -------
+        str
+            Another one once a visit comes or goes, moves to another cell, or changes report or labels.
+        """
         rows = []
         for sample in self._samples:
             visit, cell = sample.visit, (sample.split, sample.time_step)
@@ -369,7 +393,8 @@ class Cohort:
         return {reason: n for reason, n in shown.items() if n}
 
 
-def training_on(cohort: Cohort, patients: Collection[str]) -> Cohort:
-    """A copy of a cohort that trains on some patients and tests on all others."""
-    split: dict[bool, Split] = {True: "train", False: "test"}
-    return cohort.with_samples([replace(s, split=split[s.visit.patient_id in patients]) for s in cohort._samples])
+def shown_visits(cohort: Cohort, steps: int | Collection[int] | None, least: int) -> int:
+    """Number of training visits of some time steps (None: all) as it may leave the site, at this minimum cell."""
+    wanted = (steps,) if isinstance(steps, int) else steps
+    counts = enumerate(cohort.counts(least)["train"], start=1)
+    return sum(count for step, count in counts if wanted is None or step in wanted)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.core.errors import DataError
-from fedtar_flare.data.cohort import Cohort, Sample
+from fedtar_flare.data.cohort import Cohort, Sample, shown_visits
 from fedtar_flare.data.minimum_cell import winsorised_mean
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import TrainingConfig
@@ -41,8 +41,12 @@ class ReportLearner(SiteModel):
     The hooks are what a method overrides; all have a default. :attr:`personal_optimizer` steps the personal parameters,
     whose gradient norm is limited by itself.
 
-    ``training`` and ``others`` are arguments of :class:`SiteModel`. ``has_patients``: whether visits are real: then no
-    visit's gradient weighs more than another's, and per-patient DP-SGD draws anew in every task, else by the seed.
+    Parameters
+    ----------
+    training, **others
+        Arguments of :class:`SiteModel`.
+    has_patients : bool
+        Whether visits are real: no visit's gradient weighs more than another's, and DP-SGD draws anew in every task.
     """
 
     personal_optimizer: torch.optim.Optimizer | None = None
@@ -228,7 +232,7 @@ class ReportLearner(SiteModel):
         if not samples:
             raise DataError("no training visit at the time steps of this task", reason="no-training-visit")
         start = self.shared()
-        shown = max(1, self.cohort.shown_visits(steps, self.min_cell))  # what follows from it shows in the update
+        shown = max(1, shown_visits(self.cohort, steps, self.min_cell))  # what follows from it shows in the update
         count = updates or self.training.updates_of(shown)
         epochs = count * self.training.batch_size / shown
         optimizer = self.shared_optimizer(list(self.shared_parameters.values()), epochs)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.data.cohort import Sample
+from fedtar_flare.data.cohort import Sample, shown_visits
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.drafting import SavedLearner
 from fedtar_flare.learning.learner import ReportLearner
@@ -64,7 +64,7 @@ class FineTuneSite(PooledSite):
         visits = len(learner.cohort.samples("train", least=learner.min_cell))
         if task.header.round < task.header.rounds or not visits:
             return
-        updates = self.settings.training.updates_of(learner.cohort.shown_visits(None, learner.min_cell))
+        updates = self.settings.training.updates_of(shown_visits(learner.cohort, None, learner.min_cell))
         if not charge(task, learner.training.draw_rate(visits), updates):
             task.logger.warning("not fine-tuned: the privacy budget of per-patient DP-SGD is spent")
             return

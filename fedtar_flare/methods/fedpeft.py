@@ -30,7 +30,7 @@ from torch import nn
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import RunSettings, Settings
-from fedtar_flare.data.cohort import Sample
+from fedtar_flare.data.cohort import Sample, shown_visits
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
@@ -159,7 +159,7 @@ class PEFTLearner(ReportLearner):
         """AdaLoRA: forget the importance by which the task before pruned, and prune within this task's updates."""
         self._made = 0
         if self._peft.kind == "adalora":
-            base, shown = cast(Any, self.model.base_model), self.cohort.shown_visits(None, self.min_cell)
+            base, shown = cast(Any, self.model.base_model), shown_visits(self.cohort, None, self.min_cell)
             base.rankallocator.reset_ipt()
             updates = round(epochs * max(1, shown) / self.training.batch_size)
             vars(base.rankallocator.peft_config).update(schedule(updates))

@@ -70,8 +70,15 @@ class Field:
 
 
 def loss_field(name: str, about: str, noisy: bool = False) -> Field:
-    """Declare a loss ``name`` from 0 to 10,000 nats per token, ``about`` and ``noisy`` as of :class:`Field`; a uniform
-    guess among 50,000 words has 11.
+    """Declare a loss from 0 to 10,000 nats per token; a uniform guess among 50,000 words has 11.
+
+    Parameters
+    ----------
+    name, about, noisy : as of :class:`Field`
+
+    Returns
+    -------
+    Field
     """
     return Field(name, "number", about, least=0, most=1e4, noisy=noisy)
 
@@ -135,7 +142,16 @@ class Task:
     follows: tuple[str, ...] = ()
 
     def with_fields(self, *more: Field) -> "Task":
-        """Add fields to a copy, each of ``more`` in place of one of the same name, if any."""
+        """Add fields to a copy.
+
+        Parameters
+        ----------
+        more : Field, each in place of one of the same name, if any
+
+        Returns
+        -------
+        Task
+        """
         names = {field.name for field in more}
         return replace(self, fields=(*(field for field in self.fields if field.name not in names), *more))
 
@@ -190,7 +206,15 @@ class Contract:
         return any(task.sends == "difference" for task in self.tasks)
 
     def task(self, name: str) -> Task:
-        """Look up a task by ``name``.
+        """Look up a task.
+
+        Parameters
+        ----------
+        name : str
+
+        Returns
+        -------
+        Task
 
         Raises
         ------
@@ -203,7 +227,16 @@ class Contract:
         raise ExchangeError(f"task '{name:.80}' is not one of method '{self.method}' ({', '.join(self.task_names)})")
 
     def group_of(self, task: Task, tensor: str) -> Group | None:
-        """Look up the group among the task's ``up`` that has a ``tensor`` of this name; None: it may not leave."""
+        """Look up the group of a tensor by its name.
+
+        Parameters
+        ----------
+        task, tensor : Task and str
+
+        Returns
+        -------
+        Group or None, the one among the task's ``up`` that has it; None: the tensor may not leave
+        """
         whole = None
         for name in task.up:
             for group in self.groups:
@@ -214,7 +247,16 @@ class Contract:
         return whole
 
     def allowing(self, extra_names: Sequence[str]) -> "Contract":
-        """Widen a copy's group of whole parameters by ``extra_names``, the globs that this site's guard adds."""
+        """Widen a copy's group of whole parameters.
+
+        Parameters
+        ----------
+        extra_names : sequence of str, globs of the names that this site's guard adds
+
+        Returns
+        -------
+        Contract
+        """
         widened = {PARAMETERS.name: tuple(extra_names)}
         groups = (replace(group, names=group.names + widened.get(group.name, ())) for group in self.groups)
         return replace(self, groups=tuple(groups))

@@ -156,7 +156,16 @@ def check_update_size(update: Tensors, reference: Tensors, limit: float) -> None
 
 
 def euclidean_norm(state: Tensors) -> float:
-    """Compute the Euclidean norm over all tensors of a ``state``, summed in float64 in sorted order."""
+    """Compute the Euclidean norm over all tensors, summed in float64 in sorted order.
+
+    Parameters
+    ----------
+    state : mapping of str to Tensor
+
+    Returns
+    -------
+    float
+    """
     return sum(float(state[name].double().square().sum()) for name in sorted(state)) ** 0.5
 
 

@@ -169,17 +169,36 @@ class TaskOutcome(Part):
 
 
 class TaskBegun(Event):
-    """Base of a method's event of what comes before a task of classification, in a ``round``."""
+    """Base of a method's event of what comes before a task of classification.
+
+    Attributes
+    ----------
+    round
+    """
 
     round: int
 
     def waited(self, site: str) -> float:
-        """Seconds that a ``site`` waited before its work on the task."""
+        """Seconds that a site waited before its work on the task.
+
+        Parameters
+        ----------
+        site : str
+
+        Returns
+        -------
+        float
+        """
         return 0.0
 
 
 class TaskLearnt(Event):
-    """Base of a method's event of what the ``sites`` learnt in a task of classification, in a ``round``."""
+    """Base of a method's event of what the sites learnt in a task of classification.
+
+    Attributes
+    ----------
+    round, sites
+    """
 
     round: int
     sites: Mapping[str, TaskOutcome] = {}

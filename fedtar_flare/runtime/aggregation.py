@@ -136,7 +136,13 @@ class SpilledUpdates:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def add(self, site: str, update: Tensors) -> None:
-        """Store the ``update`` of a ``site``; nothing of a half-written update is ever summed."""
+        """Store the update of a site; nothing of a half-written update is ever summed.
+
+        Parameters
+        ----------
+        site : str
+        update : mapping of str to Tensor
+        """
         tensors, nonzero, size = list[torch.Tensor](), dict[str, torch.Tensor](), 0
         for name in self.names:
             tensor = update[name].detach().cpu()
@@ -163,7 +169,19 @@ class SpilledUpdates:
         self.spilled = True
 
     def aggregate(self, aggregation: Aggregation, shares: Mapping[str, float]) -> dict[str, torch.Tensor]:
-        """Combine the updates by ``aggregation``, float64; ``shares`` are c_k by site."""
+        """Combine the updates.
+
+        Parameters
+        ----------
+        aggregation : {"mean", "norm_bounded_mean", "median", "trimmed_mean"}
+        shares : mapping of str to float
+            c_k by site.
+
+        Returns
+        -------
+        dict of str to Tensor
+            In float64.
+        """
         if aggregation in ("median", "trimmed_mean"):
             return self.reduce(functools.partial(trimmed_mean, beta=0.5 if aggregation == "median" else TRIMMED))
         if aggregation == "mean":
@@ -176,11 +194,22 @@ class SpilledUpdates:
         return self.mean(shares, {site: min(1.0, bound / max(norm, 1e-300)) for site, norm in norms.items()})
 
     def mean(self, shares: Mapping[str, float], factors: Mapping[str, float] | None = None) -> dict[str, torch.Tensor]:
-        """Sum the updates by weight, ``sum_k c_k (w_k - w)`` (Eq. 6), as views of one float64 tensor.
+        """Sum the updates by weight, ``sum_k c_k (w_k - w)`` (Eq. 6).
 
         Of a tensor in ``by_rows`` the c_k of each row are those of the sites whose row is not zero, scaled to the sum
-        of all; a row that is zero at all sites stays zero. ``shares`` are c_k by site; the updates are multiplied by
-        ``factors``.
+        of all; a row that is zero at all sites stays zero.
+
+        Parameters
+        ----------
+        shares : mapping of str to float
+            c_k by site.
+        factors : mapping of str to float, optional
+            What the sites' updates are multiplied by.
+
+        Returns
+        -------
+        dict of str to Tensor
+            Views of one float64 tensor; empty without a site.
         """
         if not shares:
             return {}
@@ -203,17 +232,35 @@ class SpilledUpdates:
         return mean
 
     def reduce(self, function: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Combine the updates value by value, as by their coordinate-wise median, in float64.
+        """Combine the updates value by value, as by their coordinate-wise median.
 
-        ``function`` makes (values,) of a block of all updates, (sites, values) in float64, the sites sorted; NaN is
-        where a row of ``by_rows`` is zero.
+        Parameters
+        ----------
+        function : callable
+            Makes (values,) of a block of all updates, (sites, values) in float64, in sorted order of the sites; NaN is
+            where a row of ``by_rows`` is zero.
+
+        Returns
+        -------
+        dict of str to Tensor
+            In float64.
         """
         sites = sorted({*self._in_memory, *self._files})
         blocks = zip(*(self._blocks(site, max(1, BLOCK // len(sites))) for site in sites), strict=True)
         return self._by_name(torch.cat([function(torch.stack([part.double() for part in parts])) for parts in blocks]))
 
     def each(self, name: str) -> dict[str, torch.Tensor]:
-        """Look up one tensor of every update by ``name``, in float64, by site; of those on disk, no more is read."""
+        """Look up one tensor of every update; of those on disk, no more is read.
+
+        Parameters
+        ----------
+        name : str
+
+        Returns
+        -------
+        dict of str to Tensor
+            In float64, by site.
+        """
         flat, tensors = dict(self._in_memory), dict[str, torch.Tensor]()
         for site, (path, dtype) in self._files.items():
             flat[site] = torch.from_file(str(path), size=sum(self._sizes), dtype=dtype)

@@ -94,7 +94,14 @@ class FederatedController(ModelController):
             self.exception(f"the closing page or box could not be written: {error}")
 
     def train(self, w: Tensors, r: int, t: int) -> tuple[dict[str, torch.Tensor] | None, Answers]:
-        """Have the sites train at step t of round r from the weights w, and aggregate their updates.
+        """Have the sites train at step t, and aggregate their updates.
+
+        Parameters
+        ----------
+        w : mapping of str to Tensor
+            Weights to train from.
+        r, t : int
+            Round and time step.
 
         Returns
         -------
@@ -122,8 +129,17 @@ class FederatedController(ModelController):
         return aggregate, answers
 
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Weight the sites in a mean as the strategy does, but none of three or more above ``max_share``; ``counts``
-        are visits n_k by site, c_k sum to one.
+        """Weight the sites in a mean as the strategy does, but none of three or more above ``max_share``.
+
+        Parameters
+        ----------
+        counts : mapping of str to int
+            Visits n_k by site.
+
+        Returns
+        -------
+        dict of str to float
+            c_k by site, which sum to one.
         """
         shares, most = self.strategy.shares_of(counts), self.config.max_share
         if len(shares) < MAJORITY or max(shares.values()) <= most:
@@ -135,7 +151,18 @@ class FederatedController(ModelController):
         return limited
 
     def close_round(self, w: Tensors, r: int) -> Answers:
-        """Have the sites validate the weights w after round r, and score them when due, with what the method adds."""
+        """Have the sites validate the weights after a round, and score them when due.
+
+        Parameters
+        ----------
+        w : mapping of str to Tensor
+        r : int
+
+        Returns
+        -------
+        Answers
+            Validation losses, scores and what the method adds.
+        """
         config = self.config
         evaluate = r % (config.rounds_per_period or config.evaluate_every) == 0 or r == config.num_rounds
 
@@ -167,6 +194,7 @@ class FederatedController(ModelController):
         Parameters
         ----------
         task : str
+        header : TaskHeader
         weights : mapping of str to Tensor or None
             Go down in float32 in a task whose contract sends any.
         sites : sequence of str
@@ -175,6 +203,10 @@ class FederatedController(ModelController):
             Takes site, reply and tensors, one call at a time; raises ExchangeError to refuse the answer.
         time_limit, min_sites : int, optional
             In place of ``step_time_limit`` (seconds) and ``min_sites``.
+
+        Returns
+        -------
+        Answers
 
         Raises
         ------
@@ -192,8 +224,19 @@ class FederatedController(ModelController):
         return answers
 
     def header(self, r: int, t: int, after: str, evaluate: bool = False) -> TaskHeader:
-        """Make the header of a task of round r and step t that begins ``after`` a version of the site's state;
-        ``evaluate``: whether test patients are scored.
+        """Make the header of a task.
+
+        Parameters
+        ----------
+        r, t : int
+        after : str
+            Version of the site's state that the task begins from (:func:`fedtar_flare.protocol.messages.version`).
+        evaluate : bool
+            Whether test patients are scored.
+
+        Returns
+        -------
+        TaskHeader
         """
         best = self.results.best
         return TaskHeader(
@@ -282,8 +325,14 @@ class FederatedController(ModelController):
         return Path(self.get_run_dir()) / "fedtar"
 
     def scalar(self, tag: str, value: float | None, step: int) -> None:
-        """Draw one point of a curve ``tag`` at ``step`` in the server's TensorBoard; a ``value`` that is None or not
-        finite is left out.
+        """Draw one point of a curve in the server's TensorBoard.
+
+        Parameters
+        ----------
+        tag : str
+        value : float or None
+            None and non-finite values are left out.
+        step : int
         """
         send_scalar(self, self.fl_ctx, tag, value, step)
 

@@ -71,11 +71,25 @@ class Answers:
         return self.abstained | self.absent | self.refused
 
     def has(self, site: str) -> bool:
-        """Look up whether a ``site`` is accounted for."""
+        """Look up whether a site is accounted for.
+
+        Parameters
+        ----------
+        site : str
+
+        Returns
+        -------
+        bool
+        """
         return site in self.replies or site in self.abstained or site in self.refused or site in self.absent
 
     def add(self, more: Answers) -> None:
-        """Merge in the answers of other sites to the same task, ``more``."""
+        """Merge in the answers of other sites to the same task.
+
+        Parameters
+        ----------
+        more : Answers
+        """
         for name in ("replies", "abstained", "refused", "absent", "seconds", "bytes_up"):
             getattr(self, name).update(getattr(more, name))
         self.bytes_down += more.bytes_down

@@ -191,8 +191,12 @@ class MethodRecipe(Recipe):
         return settings
 
     def resolved(self) -> dict[str, Any]:
-        """Give what decides about the numbers of a run: a digest of the settings that ``sites`` share, and all settings
-        of the ``server``, with defaults filled in.
+        """Give what decides about the numbers of a run.
+
+        Returns
+        -------
+        dict
+            ``sites``: digest of the settings that sites share; ``server``: all settings, with defaults filled in.
         """
         strategy = self.controller.strategy.settings.to_dict()
         return {

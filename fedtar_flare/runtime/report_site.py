@@ -11,6 +11,7 @@ import torch
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.files import checksum
 from fedtar_flare.core.settings import Settings, build
+from fedtar_flare.data.cohort import shown_visits
 from fedtar_flare.data.minimum_cell import round_loss
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
@@ -45,7 +46,15 @@ __all__ = ["ReportSite"]
 class ReportSite(SiteStrategy):
     """Handshake, training and closing of a round at a site; a method overrides the hooks.
 
-    ``preset`` is the model's, ``groups`` are the job's settings by group, each a dictionary, ``seed`` is the job's.
+    Parameters
+    ----------
+    method : Method
+        What the strategy belongs to.
+    preset : str
+        Of the model.
+    groups : dict, optional
+        The job's settings by group, each a dictionary.
+    seed : int
 
     Raises
     ------
@@ -83,14 +92,27 @@ class ReportSite(SiteStrategy):
         return may_share_batches(self.learner_class) and self.settings.training.noise_multiplier is None
 
     def learner_settings(self, task: Task) -> dict[str, Any]:
-        """Choose further arguments of :attr:`learner_class` at the run's first task in this process: by default the
-        method's own groups of settings.
+        """Choose further arguments of :attr:`learner_class`.
+
+        Parameters
+        ----------
+        task : Task
+            The first task of the run in this process.
+
+        Returns
+        -------
+        dict
+            By default the method's own groups of settings, by name.
         """
         return {name: self.settings[name] for name in self.method.settings}
 
     def extend(self, model: ReportGenerator) -> None:
-        """Add to the base ``model``, in place, what the learner adds, so that the sizes of an exchange are known
-        without data.
+        """Add to the base model what the learner adds, so that the sizes of an exchange are known without data.
+
+        Parameters
+        ----------
+        model : ReportGenerator
+            Without its adapter; changed in place.
         """
 
     def work(self) -> str:
@@ -112,36 +134,88 @@ class ReportSite(SiteStrategy):
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
         """Choose the learner of a hospital outside the run, which has the shared part alone.
 
+        Parameters
+        ----------
+        source : str
+            Where that hospital's data comes from.
+
         Returns
         -------
         tuple of (type of ReportLearner, dict)
-            Its class, and further arguments of it where that hospital's data comes from ``source``.
+            Its class, and further arguments of it by name.
         """
         return ReportLearner, {}
 
     def at_handshake(self, task: Task) -> None:
-        """Fit what the learner needs, once per run, before it is built; the cohort has the visits that the run begins
-        with.
+        """Fit what the learner needs, once per run, before it is built.
+
+        Parameters
+        ----------
+        task : Task
+            The handshake, whose cohort has the visits that the run begins with.
         """
 
     def steps_of(self, task: Task) -> int | Collection[int] | None:
-        """Choose the time steps whose visits a task trains on: one, several, or None for all steps together."""
+        """Choose the time steps whose visits a task trains on.
+
+        Parameters
+        ----------
+        task : Task
+
+        Returns
+        -------
+        int, collection of int or None
+            One time step t, or several; None: all steps together.
+        """
         return task.header.step
 
     def training_cohort(self, task: Task) -> Cohort:
-        """Choose the patients that a training task learns from, by default the site's."""
+        """Choose the patients that a training task learns from, by default the site's.
+
+        Parameters
+        ----------
+        task : Task
+
+        Returns
+        -------
+        Cohort
+        """
         return task.cohort
 
     def before_training(self, task: Task, learner: ReportLearner) -> dict[str, torch.Tensor]:
-        """Act with the weights loaded, before the first update; what is returned is sent with the update, by name."""
+        """Act with the weights loaded, before the first update.
+
+        Parameters
+        ----------
+        task : Task
+        learner : ReportLearner
+
+        Returns
+        -------
+        dict of str to Tensor
+            What is sent with the update, by name.
+        """
         return {}
 
     def on_weights(self, task: Task) -> None:
-        """Act on the weights of a training task, before anything else."""
+        """Act on the weights of a training task, before anything else.
+
+        Parameters
+        ----------
+        task : Task
+        """
 
     def closed_from(self, task: Task) -> str:
-        """Digest all that a closing reply follows from, by default the weights; a round is closed from one such set,
-        and no other.
+        """Digest all that a closing reply follows from; a round is closed from one such set, and no other.
+
+        Parameters
+        ----------
+        task : Task
+
+        Returns
+        -------
+        str
+            By default the checksum of the weights.
         """
         return checksum(task.weights)
 
@@ -150,6 +224,7 @@ class ReportSite(SiteStrategy):
 
         Parameters
         ----------
+        task : Task
         validated : Validated or None
             Loss and gradient over the validation patients; None where there are none.
 
@@ -161,8 +236,13 @@ class ReportSite(SiteStrategy):
         return {}, {}
 
     def personalise(self, task: Task, learner: ReportLearner) -> None:
-        """Train what this site keeps for itself, in a closing task between validation and scoring; shared and private
-        part are loaded.
+        """Train what this site keeps for itself, in a closing task between validation and scoring.
+
+        Parameters
+        ----------
+        task : Task
+        learner : ReportLearner
+            With the shared part and the private part loaded.
         """
 
     # ------------------------------------------------------------------ the three tasks
@@ -216,7 +296,7 @@ class ReportSite(SiteStrategy):
             few = "no training visit" if least == 1 else f"fewer than {least} patients with a training visit"
             return abstain(header, f"{few} {at}"), None
         fewest = task.config.policy.min_local_steps
-        shown = cohort.shown_visits(steps, least)
+        shown = shown_visits(cohort, steps, least)
         updates = settings.updates_of(shown, fewest)  # weight decay tells how many were made
         if updates * settings.batch_size < least:
             return abstain(header, f"the task's updates would be made from fewer than {least} patients"), None
@@ -310,7 +390,14 @@ class ReportSite(SiteStrategy):
         )
 
     def evaluate(self, task: Task, learner: ReportLearner) -> dict[str, Any]:
-        """Score the drafts for the patients that a handshake or a closing task names, with all parts loaded.
+        """Score the drafts for the patients that the task names.
+
+        Parameters
+        ----------
+        task : Task
+            A handshake or a closing task.
+        learner : ReportLearner
+            With the shared part and the private part loaded.
 
         Returns
         -------

@@ -62,10 +62,33 @@ class ServerStrategy(ABC):
 
     @abstractmethod
     def one_round(self, w: Tensors, r: int) -> Tensors:
-        """Run round r of the algorithm: from the weights w before it to those after it, float32."""
+        """Run round r of the algorithm.
+
+        Parameters
+        ----------
+        w : mapping of str to Tensor
+            Weights before the round.
+        r : int
+            Round, from 1.
+
+        Returns
+        -------
+        mapping of str to Tensor
+            Weights after the round, float32.
+        """
 
     def steps(self, r: int) -> range:
-        """List the time steps of round r: 1 to T, or to the newest period where visits arrive period by period."""
+        """List the time steps of round r.
+
+        Parameters
+        ----------
+        r : int
+
+        Returns
+        -------
+        range
+            1 to T, or to the newest period where visits arrive period by period.
+        """
         n = self.run.config.rounds_per_period
         return range(1, (-(-r // n) if n else self.run.config.time_steps) + 1)
 
@@ -74,44 +97,100 @@ class ServerStrategy(ABC):
 
     # ------------------------------------------------------------------ an exchange
     def extra_tensors(self, w: Tensors) -> Tensors:
-        """Give further tensors that go down with the weights in a training task. The aggregate holds their differences
-        too; rows of a collected group come back to :meth:`collect` instead.
+        """Give further tensors that go down with the weights in a training task.
+
+        Parameters
+        ----------
+        w : mapping of str to Tensor
+
+        Returns
+        -------
+        mapping of str to Tensor
+            The aggregate holds their differences too; rows of a collected group come back to :meth:`collect` instead.
         """
         return {}
 
     def collect(self, site: str, rows: Tensors) -> None:
-        """Take the ``rows`` of a collected group that came with the update of a ``site``; :class:`ExchangeError`
-        refuses them, and the update with them.
+        """Take the rows of a collected group that came with a site's update.
+
+        Parameters
+        ----------
+        site : str
+        rows : mapping of str to Tensor
+            Not empty. :class:`ExchangeError` refuses them, and the update with them.
         """
 
     def aggregate(self, updates: SpilledUpdates, shares: Mapping[str, float]) -> dict[str, torch.Tensor]:
-        """Make one update, float64, of the sites' updates: their mean (Eq. 6), or what ``server.aggregation`` names;
-        ``shares`` are c_k by site, which sum to one.
+        """Make one update of the sites' updates: their mean (Eq. 6), or what ``server.aggregation`` names.
+
+        Parameters
+        ----------
+        updates : SpilledUpdates
+        shares : mapping of str to float
+            c_k by site, which sum to one.
+
+        Returns
+        -------
+        dict of str to Tensor
+            In float64.
         """
         return updates.aggregate(self.run.config.aggregation, shares)
 
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Weight the sites in a mean, c_k by site, which sum to one; ``counts`` are the visits n_k of those that are in
-        it.
+        """Weight the sites in a mean.
+
+        Parameters
+        ----------
+        counts : mapping of str to int
+            Visits n_k of each site whose update is in the mean.
+
+        Returns
+        -------
+        dict of str to float
+            c_k by site, which sum to one.
         """
         return site_weights(counts, self.run.config.weighting)
 
     def trainers(self) -> list[str]:
-        """Choose the sites that train, by default all but those in ``server.unseen``."""
+        """Choose the sites that train, by default all but those in ``server.unseen``.
+
+        Returns
+        -------
+        list of str
+        """
         return self.run.membership.members
 
     def trained_visits(self, counts: Sequence[int], r: int, t: int) -> int:
-        """Count the visits that a site trains on, by default those of step t; ``counts`` are its training visits per
-        time step.
+        """Count the visits that a site trains on, by default those of step t.
+
+        Parameters
+        ----------
+        counts : sequence of int
+            The site's training visits per time step.
+        r, t : int
+            Round and time step.
+
+        Returns
+        -------
+        int
         """
         return counts[t - 1]
 
     def largest_message(self) -> int:
-        """Bound the values that an answer to a task of a round may hold; more is not fetched."""
+        """Bound the values that an answer to a task of a round may hold; more is not fetched.
+
+        Returns
+        -------
+        int
+        """
         return self.run.membership.schema.parameters * max(len(task.up) for task in self.run.contract.tasks)
 
     def check_content(self, reply: Reply) -> None:
         """Check fields of an answer, each valid by itself, against each other and the run.
+
+        Parameters
+        ----------
+        reply : Reply
 
         Raises
         ------
@@ -130,26 +209,55 @@ class ServerStrategy(ABC):
 
     # ------------------------------------------------------------------ what a resumed run needs
     def fixed_settings(self) -> dict[str, Any]:
-        """List the method's settings that a resumed run must share, by name for the group ``server``, by group for
-        others.
+        """List the method's settings that a resumed run must share.
+
+        Returns
+        -------
+        dict
+            By name for the group ``server``, by group for others.
         """
         settings = self.settings.to_dict()
         return {**settings.pop("server", {}), **settings}
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Give further tensors than the weights for the checkpoint."""
+        """Give further tensors than the weights for the checkpoint.
+
+        Returns
+        -------
+        dict of str to Tensor
+        """
         return {}
 
     def info(self) -> Any:
-        """Give what of the state is no tensor, as JSON primitives."""
+        """Give what of the state is no tensor, as JSON primitives.
+
+        Returns
+        -------
+        Any
+        """
         return None
 
     def load_info(self, info: Any) -> None:
-        """Restore :meth:`info`, the ``info`` of a checkpoint; called before :meth:`load_state`."""
+        """Restore :meth:`info`; called before :meth:`load_state`.
+
+        Parameters
+        ----------
+        info : Any
+        """
 
     def load_state(self, state: Tensors) -> None:
-        """Restore :meth:`state`, the ``state`` of a checkpoint."""
+        """Restore :meth:`state`.
+
+        Parameters
+        ----------
+        state : mapping of str to Tensor
+        """
 
     def numbers(self) -> dict[str, list[float]]:
-        """Give numbers to show with the progress of a run, by name."""
+        """Give numbers to show with the progress of a run, by name.
+
+        Returns
+        -------
+        dict of str to list of float
+        """
         return {}

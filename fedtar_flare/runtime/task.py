@@ -109,8 +109,17 @@ class Task:
         return int.from_bytes(hmac.digest(cohort.key, given.encode(), "sha256"), "big") | SECRET
 
     def on_update(self, count: int) -> Callable[[int, float], None]:
-        """Make what runs after each of the task's ``count`` updates, with the update's number, from 1, and its loss: a
-        progress line, and the loss to TensorBoard where allowed.
+        """Make what runs after each of the task's updates: a progress line, and the loss to TensorBoard where allowed.
+
+        Parameters
+        ----------
+        count : int
+            Updates of the task.
+
+        Returns
+        -------
+        callable
+            Takes the number of an update, from 1, and its loss.
         """
         header = self.header
         progress = Progress(f"round {header.round}, step {header.step}: update", count, self.logger.info)
@@ -127,15 +136,25 @@ class Task:
         return updated
 
     def load_private(self, learner: ReportLearner) -> None:
-        """Load the newest private state of the site that is not later than the header's ``after``."""
+        """Load the newest private state of the site that is not later than the header's ``after``.
+
+        Parameters
+        ----------
+        learner : ReportLearner
+        """
         newest = self.state.latest(self.header.after)
         if newest is None:
             raise missing_state(self.state, self.header.after)
         learner.load_private(self.state.read(newest)[0])
 
     def save_private(self, learner: ReportLearner, name: str | None = None) -> None:
-        """Save the private state as version ``name``, by default that of the task's round and step; a non-finite one is
-        never saved, so that the version before stays good.
+        """Save the private state; a non-finite one is never saved, so that the version before stays good.
+
+        Parameters
+        ----------
+        learner : ReportLearner
+        name : str, optional
+            Of the version; by default that of the task's round and step.
         """
         from fedtar_flare.learning.training import require_finite
 

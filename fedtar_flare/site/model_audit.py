@@ -13,8 +13,9 @@ not see the patient. The shadows are of this site alone, not of whole federation
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,7 +27,8 @@ from fedtar_flare import registry
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.core.files import PRIVATE, write_json
 from fedtar_flare.core.settings import build
-from fedtar_flare.data.cohort import Sample, training_on
+from fedtar_flare.data.cells import Split
+from fedtar_flare.data.cohort import Cohort, Sample
 from fedtar_flare.imaging.augment import change_of
 from fedtar_flare.learning.canaries import BITS, canaries, exposure
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
@@ -251,3 +253,9 @@ def _phrases(texts: Texts, words: int) -> Iterator[tuple[str, tuple[str, ...]]]:
     for patient, text in texts:
         tokens = clean(text).split()
         yield from ((patient, tuple(tokens[i : i + words])) for i in range(len(tokens) - words + 1))
+
+
+def training_on(cohort: Cohort, patients: Collection[str]) -> Cohort:
+    """A copy of a cohort that trains on some patients and tests on all others."""
+    split: dict[bool, Split] = {True: "train", False: "test"}
+    return cohort.with_samples([replace(s, split=split[s.visit.patient_id in patients]) for s in cohort.samples(None)])

@@ -27,11 +27,20 @@ NAMES = ("base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight")
 
 
 class FunctionFederation(InThisProcess):
-    """A federation of a ``method`` in this process whose ``sites`` are functions, which may raise, as a site may fail.
+    """A federation in this process whose sites are functions; a function may raise, as a site may fail.
 
-    Each makes a reply and tensors of task, header and weights, or None where it never answers; ``joins`` has the round
-    in which a late one connects. ``folder`` stands for the server's run folder; ``settings`` are the controller's and
-    those of the method's algorithm at the server.
+    Parameters
+    ----------
+    folder : Path
+        Stands for the server's run folder.
+    sites : dict of str to callable
+        Make a reply and tensors of task, header and weights; None when the site never answers.
+    method : str
+        Name of an installed method.
+    joins : dict of str to int, optional
+        The round in which a late site connects, by name.
+    **settings
+        Arguments of the controller, and settings of the method's algorithm at the server.
     """
 
     def __init__(
@@ -66,10 +75,20 @@ class FunctionFederation(InThisProcess):
 
 
 class QuadraticSite:
-    """A site ``name`` of known losses: at step t ``0.5 ||w - target_t||^2``, one step of gradient descent a task.
+    """A site of known losses: at step t ``0.5 ||w - target_t||^2``, one step of gradient descent a task.
 
-    ``targets`` has a pair of tensors (3, 2) for each step, None where the site has no visit, and ``samples`` is n_k at
-    every one; ``validation`` is the pair for its validation loss (None: no such patient), ``lr`` the learning rate.
+    Parameters
+    ----------
+    name : str
+        The site's name.
+    targets : sequence
+        A pair of tensors (3, 2) for each step; None where the site has no visit.
+    samples : int
+        n_k at every step.
+    validation : pair of Tensor, optional
+        Target of its validation loss; None: no validation patient.
+    lr : float
+        Learning rate.
     """
 
     def __init__(
@@ -85,7 +104,13 @@ class QuadraticSite:
         """Weights that came down, by round and step; those after the last step stand at T."""
 
     def start(self) -> dict[str, torch.Tensor]:
-        """Make the initial weights, by :data:`NAMES`, the same at every site."""
+        """Make the initial weights, the same at every site.
+
+        Returns
+        -------
+        dict of str to Tensor
+            By :data:`NAMES`.
+        """
         generator = torch.Generator().manual_seed(5)
         return {name: torch.randn(3, 2, generator=generator) for name in NAMES}
 

@@ -65,9 +65,19 @@ def write_workflow(app: Path, **arguments: Any) -> None:
 class Hospital:
     """A site that does tasks one by one, in one executor or in a new one each time, as FLARE's simulator does.
 
-    ``workspace`` is the kit, or the simulator's; where ``fresh``, each task runs in a new executor; ``app`` is where
-    FLARE has put the job's app (a real site without one gets its server's part). ``settings`` are preset, seed and
-    groups of settings, over those of a tiny job of this ``method``; ``name`` and ``simulated`` are the site's.
+    Parameters
+    ----------
+    workspace : Path
+        The kit, or the simulator's workspace.
+    name : str, default "site-1"
+    fresh : bool, default True
+        Whether each task runs in a new executor.
+    simulated : bool, default True
+    method : str, default "fedtar"
+    app : Path, optional
+        Where FLARE has put the job's app; a real site without one gets its server's part.
+    **settings
+        Preset, seed and groups of settings, over those of a tiny job.
     """
 
     job = "job-1"
@@ -92,12 +102,18 @@ class Hospital:
             write_workflow(self.app, num_rounds=ROUNDS, time_steps=TIME_STEPS)
 
     def run(self, task: str, header: TaskHeader, weights: Tensors | None = None) -> tuple[Any, Tensors | None]:
-        """Do a task, with ``weights`` that come down, through ``execute`` and the outbound guard.
+        """Do a task through ``execute`` and the outbound guard.
+
+        Parameters
+        ----------
+        task : str
+        header : TaskHeader
+        weights : dict of str to Tensor, optional
 
         Returns
         -------
         tuple of (Reply or str, dict of str to Tensor or None)
-            What leaves, or FLARE's return code where the ``task`` gave no answer; the tensors that go up with it.
+            What leaves, or FLARE's return code where the task gave no answer; the tensors that go up with it.
         """
         if self.fresh:
             self.executor = executor_of(self.method, **self.settings)
@@ -112,13 +128,29 @@ class Hospital:
         return Reply.from_meta(model.meta), model.params
 
     def header(self, run_id: str, r: int, t: int, **more: Any) -> TaskHeader:
-        """Make the header of a task of a run of 9 rounds and 2 time steps; ``more`` are further fields, ``run_id``
-        names the run.
+        """Make the header of a task of a run of 9 rounds and 2 time steps.
+
+        Parameters
+        ----------
+        run_id : str
+        r, t : int
+        **more
+            Further fields of :class:`TaskHeader`.
+
+        Returns
+        -------
+        TaskHeader
         """
         return TaskHeader(self.method, run_id, r, t, ROUNDS, TIME_STEPS, **more)
 
     def handshake(self, run_id: str = "run", **more: Any) -> tuple[Any, Tensors | None]:
-        """Do the handshake of a run ``run_id``, for which it gives the initial weights; ``more``: of its header.
+        """Do the handshake, in which the hospital gives the run's initial weights.
+
+        Parameters
+        ----------
+        run_id : str
+        **more
+            Further fields of :class:`TaskHeader`.
 
         Returns
         -------
@@ -129,7 +161,15 @@ class Hospital:
         return self.run(HANDSHAKE, self.header(run_id, 0, 0, **more))
 
     def train(self, w: Tensors, r: int, t: int, run_id: str = "run", **more: Any) -> tuple[Any, Tensors | None]:
-        """Train from the weights w at step t of round r of a run ``run_id``; ``more`` are further fields of the header.
+        """Train from the weights w at step t of round r.
+
+        Parameters
+        ----------
+        w : dict of str to Tensor
+        r, t : int
+        run_id : str
+        **more
+            Further fields of :class:`TaskHeader`.
 
         Returns
         -------
@@ -139,7 +179,14 @@ class Hospital:
         return self.run(TRAIN, self.header(run_id, r, t, after=version(r, t - 1), **more), w)
 
     def close(self, w: Tensors, r: int, evaluate: bool = False, run_id: str = "run") -> tuple[Any, Tensors | None]:
-        """Close round r of a run ``run_id`` at the weights w, with scores where ``evaluate`` says so.
+        """Close round r at the weights w, with scores where ``evaluate`` says so.
+
+        Parameters
+        ----------
+        w : dict of str to Tensor
+        r : int
+        evaluate : bool
+        run_id : str
 
         Returns
         -------

@@ -2,10 +2,11 @@
 
 from learners import MODEL, learner_of
 
-from fedtar_flare.data.cohort import SPLITS, training_on
+from fedtar_flare.data.cohort import SPLITS
 from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.learning.canaries import BITS, canaries, exposure
 from fedtar_flare.models.build import build_tokenizer
+from fedtar_flare.site.model_audit import training_on
 
 
 def test_they_are_the_site_s_own_and_add_to_no_cell(cohort, tmp_path):

@@ -5,14 +5,13 @@ import torch
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import write_text
-from fedtar_flare.data.cohort import training_on
 from fedtar_flare.learning.canaries import canaries
 from fedtar_flare.models.adapters.peft_file import read_adapter, read_adapter_info
 from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.shadows import train_shadow
 from fedtar_flare.site.context import Site
-from fedtar_flare.site.model_audit import audit_model
+from fedtar_flare.site.model_audit import audit_model, training_on
 from fedtar_flare.site.site_file import load_site_config
 
 
