@@ -109,8 +109,8 @@ def typed(line: str, place: Path, *more: str) -> str:
     return out
 
 
-QUICK = ("fedtar_table1", "fedmrg_table1", "fedkei_oct")
-"""A table of each method; the others take some minutes together."""
+QUICK = ("fedtar_table1",)
+"""The others take some minutes together."""
 
 
 @pytest.mark.parametrize(
