@@ -210,7 +210,8 @@ def processor_of(name: str) -> Any:
     content = [{"type": "image"}, {"type": "text", "text": "REPORT"}]
     try:
         turn = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-        processor(text=[turn], images=[[torch.zeros(3, 64, 64, dtype=torch.uint8)]], return_tensors="pt")
+        with torch.device("cpu"):  # memory is estimated of models on the meta device
+            processor(text=[turn], images=[[torch.zeros(3, 64, 64, dtype=torch.uint8)]], return_tensors="pt")
     except Exception as error:  # of the processor or its template, which raise anything
         raise ConfigError(
             f"decoder '{name}' has a processor that takes no image with a question ({type(error).__name__}: {error}): "

@@ -287,6 +287,7 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
                 text_ = f"{name}: no pixels within its first {held:,} bytes; unpack the archive"
                 raise DataError(text_, reason="too-large")
             cut = not pixels and (offset > size or _ends_short(dataset))
+            stated = str(getattr(dataset.file_meta, "TransferSyntaxUID", "") or "")
         except (DataError, MemoryError):
             raise
         except Exception as error:  # pydicom raises whatever the broken bytes lead to
@@ -299,7 +300,6 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
         return None
     if cut:
         raise DataError(f"{name}: the file ends within its header; copy it again", reason="truncated")
-    stated = str(getattr(dataset.file_meta, "TransferSyntaxUID", "") or "")
     syntax = UID(stated or ImplicitVRLittleEndian + READ_AS[dataset.original_encoding])
     vr, length = pixels[0] if pixels else (None, UNDEFINED)
     at = None if syntax == DeflatedExplicitVRLittleEndian else offset
