@@ -102,7 +102,7 @@ def decoded(
         dataset = read_partial(
             file, stop_when=lambda tag, *_: int(tag) > PIXEL_DATA, specific_tags=PIXEL_TAGS, force=True
         )
-    dataset.file_meta.TransferSyntaxUID = syntax  # some files state none
+    dataset.file_meta.add_new("TransferSyntaxUID", "UI", syntax)  # some files state none, or as a number
     native = not syntax.is_encapsulated
     frame_bytes = layout.rows * layout.columns * layout.bits_allocated // 8
     if "PixelData" not in dataset or (native and len(dataset.PixelData) < (max(frames) + 1) * frame_bytes):
