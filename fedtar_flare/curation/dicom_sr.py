@@ -11,8 +11,16 @@ from pydicom.sr.codedict import codes
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.curation.archive_files import issuer_of
-from fedtar_flare.curation.documents import FINAL, Document, Identifier, fullest, moment, one_identity, understood
-from fedtar_flare.curation.hl7v2 import mistaken
+from fedtar_flare.curation.documents import (
+    FINAL,
+    Document,
+    Identifier,
+    fullest,
+    mistaken,
+    moment,
+    one_identity,
+    understood,
+)
 from fedtar_flare.imaging.readers.dicom_files import Source, read_header
 from fedtar_flare.imaging.readers.dicom_tags import text
 

@@ -7,6 +7,7 @@ study. Where that has no certain answer, the document is left out under a reason
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain, combinations
@@ -85,11 +86,21 @@ def moment(text: str) -> str:
         raise ValueError(f"'{text}' is no time")
     *fields, fraction, zone = parts.groups()
     stated = [int(field) for field in fields if field]
-    when = datetime(*[*stated, 1, 1][: max(3, len(stated))])  # type: ignore[arg-type]
+    year, month, day, hour, minute, second = [*stated, *(1, 1, 1, 0, 0, 0)[len(stated) :]]
+    when = datetime(year, month, day, hour, minute, second)
     if zone and len(stated) > 3:
         when = when.replace(tzinfo=datetime.fromisoformat(f"2000-01-01T00:00{zone}").tzinfo).astimezone(UTC)
     text = when.isoformat()[: (4, 7, 10, 13, 16, 19)[len(stated) - 1]] + (fraction or "").replace(",", ".")
     return f"UTC {text}" if when.tzinfo else text
+
+
+def mistaken(text: str, codec: str) -> bool:
+    """Whether a line that was read by the codec of an 8-bit set is UTF-8 in truth."""
+    for line in text.splitlines() if codec.startswith(("iso8859", "latin")) else ():
+        with suppress(UnicodeError):
+            if line.encode(codec).decode("utf-8") != line:
+                return True
+    return False
 
 
 def same_issuer(issuer: str, other: str) -> bool:

@@ -12,8 +12,17 @@ from typing import Any, NamedTuple
 
 from fedtar_flare.core.errors import DataError, collecting, decoding, within
 from fedtar_flare.core.files import unique
-from fedtar_flare.curation import documents
-from fedtar_flare.curation.documents import FINAL, WITHDRAWN, Document, Identifier, moment, understood
+from fedtar_flare.curation.documents import (
+    FINAL,
+    UNKNOWN,
+    WITHDRAWN,
+    Document,
+    Identifier,
+    fullest,
+    moment,
+    one_identity,
+    understood,
+)
 
 STATUS = dict.fromkeys(("final", "amended", "corrected", "appended"), FINAL)
 STATUS |= dict.fromkeys(("cancelled", "entered-in-error"), WITHDRAWN)
@@ -175,7 +184,7 @@ def _version(entry: _Entry, names: frozenset[tuple[str, ...]]) -> dict[str, Any]
     clocks = {"updated": moment(meta.get("lastUpdated", "")), "version": number.zfill(20) if number.isdecimal() else ""}
     return {
         "names": names | {("fhir", *identifier, *codes) for identifier in own},
-        "procedure": " ".join(codes) or documents.UNKNOWN,
+        "procedure": " ".join(codes) or UNKNOWN,
         "issued": moment(content.get("issued", "")),
         "clocks": tuple((f"{name} {entry.names[0]}", time) for name, time in clocks.items()),
     }
@@ -189,9 +198,9 @@ def _about(entry: _Entry, files: _Files, document: Document) -> dict[str, Any]:
     orders = {i.known for item in related for i in item.identifiers if "ACSN" in i.types}
     uids = [i.known.value for item in images for i in item.identifiers if i.known.issuer == "urn:dicom:uid"]
     studies = {uid.removeprefix("urn:oid:") for uid in uids}
-    if not documents.one_identity(orders) or len(studies) > 1:
+    if not one_identity(orders) or len(studies) > 1:
         raise DataError("it is about several studies or orders", reason="several-studies")
-    order = documents.fullest(orders)
+    order = fullest(orders)
     about = {
         "names": frozenset(name for name in document.names if len(name) == 2 or name[1] != order.value),
         "patients": tuple(set.union(*map(files.patients, related))),

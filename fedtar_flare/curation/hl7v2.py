@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,16 @@ import hl7
 from pydicom.charset import CODES_TO_ENCODINGS, decode_bytes
 
 from fedtar_flare.core.errors import DataError, collecting, decoding, within
-from fedtar_flare.curation.documents import FINAL, UNPRINTED, WITHDRAWN, Document, Identifier, moment, understood
+from fedtar_flare.curation.documents import (
+    FINAL,
+    UNPRINTED,
+    WITHDRAWN,
+    Document,
+    Identifier,
+    mistaken,
+    moment,
+    understood,
+)
 
 STATUS = {"F": FINAL, "C": FINAL, "X": WITHDRAWN}
 """Of HL7's table 0123."""
@@ -43,15 +51,6 @@ NO_REPORT = "no HL7 message with ORU in MSH-9, in a character set other than UTF
 
 Fields = Sequence[str]
 Segments = dict[str, list[Fields]]
-
-
-def mistaken(text: str, codec: str) -> bool:
-    """Whether a line that was read by the codec of an 8-bit set is UTF-8 in truth."""
-    for line in text.splitlines() if codec.startswith(("iso8859", "latin")) else ():
-        with suppress(UnicodeError):
-            if line.encode(codec).decode("utf-8") != line:
-                return True
-    return False
 
 
 def _characters(raw: bytes, codec: str) -> str:

@@ -128,14 +128,14 @@ def _read_dicom(path: Path, side: str) -> np.ndarray:
         return next(decoded(header.source, header.syntax, layout, [0], masked=masked))
 
     stored = stored_values(masked=True)
-    plain = layout.signed and not header.syntax.is_encapsulated
-    if plain and not np.array_equal(stored_values(masked=False), stored):
+    plain, padding = layout.signed and not header.syntax.is_encapsulated, padding_of(dataset, str(path), layout)
+    unmasked = stored_values(masked=False) if plain or padding else stored
+    if plain and not np.array_equal(unmasked, stored):
         problem = f"{path}: its values are not signed as PixelRepresentation says, or longer than BitsStored"
         raise DataError(problem, reason="bad-header")
     seen = np.ones(stored.shape, bool)  # all but padding, which is shown black
-    if (bounds := padding_of(dataset, str(path), layout)) is not None:
-        unmasked = stored_values(masked=False)
-        seen = (unmasked < bounds[0]) | (unmasked > bounds[1])
+    if padding:
+        seen = (unmasked < padding[0]) | (unmasked > padding[1])
     with decoding(f"{path}: its window or rescale cannot be applied", "bad-header"):
         values = np.asarray(apply_modality_lut(stored, dataset))
         windowed = "VOILUTSequence" in dataset or _window_fits(dataset, values, seen, str(path))
@@ -169,6 +169,7 @@ def stretch(values: np.ndarray, within: np.ndarray | None = None) -> np.ndarray:
     """
     step = 4 if values.size > 1_000_000 else 1
     seen = values[::step, ::step] if within is None else values[::step, ::step][within[::step, ::step]]
+    seen = seen if seen.size or within is None else values[within]
     low, darkest, brightest, high = np.percentile(seen, (0.1, 1, 99, 99.9))
     span = brightest - darkest
     low, high = darkest if darkest - low > span / 2 else low, brightest if high - brightest > span / 2 else high
