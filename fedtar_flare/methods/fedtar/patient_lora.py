@@ -174,7 +174,7 @@ class PatientLoRA(nn.Module):
         rows = x.reshape(samples, -1, x.shape[-1])
         if torch.is_autocast_enabled(x.device.type):
             rows = rows.to(down.dtype)  # once, for both products
-        # of a single visit, torch's backward pass of a convolution before this layer is wrong if its output is reshaped
+        # of a single visit, gradients of a convolution before this layer came out wrong where its output was reshaped
         base = layer.base_layer(x).view(1, rows.shape[1], -1) if samples == 1 else layer.base_layer(rows)
         low = torch.bmm(rows.to(down.dtype), down.transpose(1, 2))
         adapted = torch.baddbmm(base.to(up.dtype), low, up).to(base.dtype)
