@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fedtar_flare.core.files import read_yaml
 from fedtar_flare.synthetic.course import MOST_FINDINGS, stream
-from fedtar_flare.synthetic.reports import STYLES
+from fedtar_flare.synthetic.reports import STYLES, State
 from fedtar_flare.synthetic.vocabulary import FINDINGS, kind_of, side_of
 
+T = TypeVar("T")
+TOLD = ("new", "larger", "smaller")
+"""Changes that a style has words for, in the order of its words."""
 _FRAMES: Mapping[str, Any] = read_yaml(Path(__file__).with_name("corpus.yaml"), "the frames of texts")
 
 
@@ -36,7 +39,8 @@ def corpus_report(rng: np.random.Generator) -> tuple[str, frozenset[str]]:
     findings, resolved = chosen[:count], chosen[count:]
     follow_up = bool(rng.random() < 0.6)
     wording = STYLES[int(rng.integers(len(STYLES)))][int(rng.integers(2))]
-    body = [_found(rng, name, changes=wording.changes.split("|") if follow_up else ()) for name in findings]
+    words = wording.changes.split("|") if follow_up else ()
+    body = [_found(rng, f, words if rng.random() < 0.5 else (), int(rng.integers(1, 4))) for f in findings]
     body += _clear(rng, findings, 0.5)
     body += [_frame(rng, part) for part in ("bones", "aside") if rng.random() < 0.4]
     rng.shuffle(body)
@@ -49,8 +53,8 @@ def corpus_report(rng: np.random.Generator) -> tuple[str, frozenset[str]]:
     return _text(rng, lines), frozenset(findings)
 
 
-def styled_report(rng: np.random.Generator, sizes: Mapping[str, int]) -> str:
-    """A report on an image, in a style that is drawn anew: its findings with their sizes, and no change of any.
+def styled_report(rng: np.random.Generator, states: Mapping[str, State], resolved: Sequence[str] = ()) -> str:
+    """A report on an image, in a style that is drawn anew: findings with their degrees, and changes that they tell.
 
     Its opening is drawn like the rest, so that it may speak of a comparison that nothing in the image answers to.
 
@@ -58,16 +62,27 @@ def styled_report(rng: np.random.Generator, sizes: Mapping[str, int]) -> str:
     ----------
     rng : numpy.random.Generator
         Draws the style.
-    sizes : dict of int
-        Finding id to size, 1 to 3, for every finding that the image shows.
+    states : dict of State
+        Finding id to its state, for every finding that the image shows.
+    resolved : sequence of str
+        Findings that are gone.
     """
-    body = [_found(rng, name, (), size) for name, size in sizes.items()] + _clear(rng, sizes, 0.8)
+    body = [_found(rng, name, _told(rng, state), state.size) for name, state in states.items()]
+    body += _clear(rng, [*states, *resolved], 0.8)
+    if resolved:
+        body.append(_frame(rng, "resolved").format(names=", ".join(_named(rng, name) for name in resolved)))
     rng.shuffle(body)
-    names = ", ".join(_named(rng, name) for name in sizes)
+    names = ", ".join(_named(rng, name) for name in states)
     lines = [_frame(rng, "opening"), *body]
-    if rng.random() < 0.4:
-        lines.append(_frame(rng, "closing").format(names=names) if sizes else _frame(rng, "normal_closing"))
+    if rng.random() < 0.4 and not resolved:
+        lines.append(_frame(rng, "closing").format(names=names) if states else _frame(rng, "normal_closing"))
     return _text(rng, lines)
+
+
+def _told(rng: np.random.Generator, state: State) -> list[str]:
+    """The word of a style for what became of a finding; none for one that is stable or seen for the first time."""
+    words = _pick(rng, STYLES)[int(rng.integers(2))].changes.split("|")
+    return [words[TOLD.index(state.change)]] if state.change in TOLD else []
 
 
 def _text(rng: np.random.Generator, lines: Sequence[str]) -> str:
@@ -87,13 +102,11 @@ def _closing(rng: np.random.Generator, findings: Sequence[str]) -> str:
     return _frame(rng, "closing").format(names=names) if findings else _frame(rng, "normal_closing")
 
 
-def _found(rng: np.random.Generator, name: str, changes: Sequence[str], size_is: int | None = None) -> str:
-    kind = kind_of(name)
-    pair = STYLES[int(rng.integers(len(STYLES)))]
-    words = pair[int(rng.integers(2))].sizes[kind].split("|")
-    size = _pick(rng, words) if size_is is None else words[size_is - 1]
-    change = f", {_pick(rng, changes).strip(' ,()')}" if changes and rng.random() < 0.5 else ""
-    return _frame(rng, "found").format(what=_named(rng, name), size=size, change=change)
+def _found(rng: np.random.Generator, name: str, changes: Sequence[str], size_is: int) -> str:
+    """A sentence on a finding, with one of the words of ``changes``, if there are any."""
+    words = _pick(rng, _pick(rng, STYLES)).sizes[kind_of(name)].split("|")
+    change = f", {_pick(rng, changes).strip(' ,()')}" if changes else ""
+    return _frame(rng, "found").format(what=_named(rng, name), size=words[size_is - 1], change=change)
 
 
 def _named(rng: np.random.Generator, name: str) -> str:
@@ -108,5 +121,5 @@ def _frame(rng: np.random.Generator, part: str) -> str:
     return _pick(rng, _FRAMES[part])
 
 
-def _pick(rng: np.random.Generator, options: Sequence[str]) -> str:
+def _pick(rng: np.random.Generator, options: Sequence[T]) -> T:
     return options[int(rng.integers(len(options)))]

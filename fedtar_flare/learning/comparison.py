@@ -1,79 +1,321 @@
-"""Prompts that tell the decoder which findings are new or gone since the visit before.
+"""Findings with their degree, and what became of each since the visit before, read off both visits together.
 
-A change follows from the classes of a finding now and before: from reports in training, later from the head's
-prediction where no report is shown. The prompt of a finding that is new or gone is that of its class plus a direction
-fixed at random, the same for every finding and at every site; that of one that is gone is the largest, since the
-decoder has to pick it out among all prompts, while a new one belongs to a finding that it has just named.
+A head gives each finding's level at a visit (ordinal: absent, small, moderate, large) and compares two visits, whose
+findings lie in the same place of the same patient. For a finding with levels b before and n now,
+
+    p(b, n, c) ~ p_before(b) p_now(n) a(c | b, n) exp(z_c),
+
+where a says which changes c two levels allow, and z are the comparison's logits, 0 without an image of before. With
+z = 0 this is the baseline, two independent readings. A report of before says b itself, as far as it goes.
 """
 
 from collections.abc import Sequence
+from math import log
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedtar_flare.imaging.batch import PriorBatch
-from fedtar_flare.learning.labels import POSITIVE, Labeler
+from fedtar_flare.learning.labels import LEVELS, PRESENT, Labeler
+from fedtar_flare.metrics.grades import DIRECTIONS
+from fedtar_flare.models.report_generator import Encoded, PromptPosition
 
-CHANGES = ("new", "resolved")
-"""Changes of a finding, numbered from 1; 0: neither, or the visit before is unknown."""
-NEW, RESOLVED = 1, 2
+CHANGES: tuple[str, ...] = ("none", *DIRECTIONS, "uncertain")
+"""What became of a finding, by number: "none" where it was at neither visit, or where nothing is said."""
+NONE, NEW, INCREASED, DECREASED, UNCHANGED, RESOLVED, UNCERTAIN = range(7)
 UNKNOWN = -1
-"""Class of a finding at a visit before that is not shown."""
+"""Level of a finding at a visit that nothing is known of, or a change that no report tells."""
+READ = 4  # levels that are read off an image; PRESENT is what a report may say
+COMPARED = 6  # changes that are read off two visits
+HIDDEN = 32
+"""Hidden units of the comparison of one finding."""
+WITHIN_LEVEL = 0.05
+"""Weight of a change within a level, or against it, relative to what the two levels say."""
 FIXED_RMS = 1.5
 """Root mean square of a fixed prompt, about that of the shipped ones."""
-CHANGE_RMS = (0.6, 1.5)
-"""Root mean square of each change's prompt. An untrained decoder names fewer findings the larger these are."""
+CHANGE_RMS = 0.6
+"""Root mean square of a fixed prompt of a level or a change. An untrained decoder names fewer findings above it."""
 
 
-def changes_of(now: Tensor, before: Tensor) -> Tensor:
-    """Find the changes (B, D), int64, among :data:`CHANGES` or 0, from a visit's classes (B, D) and those before."""
-    present, was = now == POSITIVE, before == POSITIVE
-    return (NEW * (present & ~was) + RESOLVED * (~present & was)) * (before != UNKNOWN)
+def _allowed() -> Tensor:
+    """Log-weight of each change given the levels before and now, (4, 4, 6)."""
+    weights = torch.zeros(READ, READ, COMPARED)
+    for before in range(READ):
+        for now in range(READ):
+            if before and now:
+                weights[before, now, [INCREASED, DECREASED, UNCHANGED]] = WITHIN_LEVEL
+            weights[before, now, change_between(before, now)] = 1.0
+    return weights.log()
 
 
-class Comparison(nn.Module):
-    """Classes of the labeler's D findings at the visits before, and prompts (E,) of their change, by ``seed`` alone."""
+def change_between(before: int, now: int) -> int:
+    """Change between two levels, UNKNOWN where one of two visits with a finding does not say its degree."""
+    if not before or not now:
+        return NEW if now else RESOLVED if before else NONE
+    if PRESENT in (before, now):
+        return UNKNOWN
+    return INCREASED if now > before else DECREASED if now < before else UNCHANGED
 
-    embeddings: Tensor
 
-    def __init__(self, labeler: Labeler, width: int, seed: int):
+ALLOWED = _allowed()
+
+
+class Reading(NamedTuple):
+    """What was read of B visits and D findings: levels (B, D), and changes (B, D) where a visit before is shown.
+
+    ``presence``, ``degree`` and ``certainty`` are the probabilities, (B, D), of what was read: that the finding is
+    there, of its degree if it is, and of its change.
+    """
+
+    levels: Tensor
+    changes: Tensor
+    presence: Tensor
+    degree: Tensor
+    certainty: Tensor
+
+    def rows(self) -> list[dict[str, list[float]]]:
+        """Each visit by itself."""
+        names, columns = zip(*((name, value.tolist()) for name, value in self._asdict().items()), strict=True)
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+class ComparisonHead(nn.Module):
+    """A query for each finding attends to a visit; its level is read off what it finds, and its change off two visits.
+
+    Logit of level k is the sum over j <= k of ``w_j . a + b_j`` (adjacent categories: Agresti, Analysis of Ordinal
+    Categorical Data, 2010, ch. 4), 0 for absent: a level is told from its neighbours, and large from absent by all
+    steps between. The comparison has one hidden layer, which sites do not train. Everything trained is 0 at first.
+    """
+
+    hidden: Tensor
+    hidden_bias: Tensor
+
+    def __init__(self, findings: int, channels: int, generator: torch.Generator):
         super().__init__()
-        self._labeler = labeler
-        drawn = torch.randn(len(CHANGES), width, generator=torch.Generator().manual_seed(seed))
-        sizes, rms = torch.tensor(CHANGE_RMS)[:, None], drawn.square().mean(1, keepdim=True).sqrt()
-        self.register_buffer("embeddings", sizes * drawn / rms, persistent=False)
+        inputs = 2 * channels + 1
+        self.queries = nn.Parameter(torch.randn(findings, channels, generator=generator))
+        self.weight = nn.Parameter(torch.zeros(findings, READ - 1, channels))
+        self.bias = nn.Parameter(torch.zeros(findings, READ - 1))
+        self.change_weight = nn.Parameter(torch.zeros(findings, COMPARED, HIDDEN))
+        self.change_bias = nn.Parameter(torch.zeros(findings, COMPARED))
+        drawn = torch.randn(findings, HIDDEN, inputs, generator=generator)
+        self.register_buffer("hidden", drawn * inputs**-0.5)
+        self.register_buffer("hidden_bias", torch.zeros(findings, HIDDEN))
 
-    def prompts(self, embeddings: Tensor, now: Tensor, before: Tensor) -> Tensor:
-        """Make prompts (B, D, E) of classes (B, D) now and before, from those (D, K, E) of each class."""
-        change = changes_of(now, before)
-        prompts = embeddings[torch.arange(now.shape[1], device=now.device), now]
-        nameless = (change == RESOLVED) & ~prompts.any(-1)
-        prompts = torch.where(nameless[..., None], embeddings[:, POSITIVE], prompts)
-        changed = prompts + self.embeddings.to(prompts)[(change - 1).clamp(min=0)]
-        return torch.where((change > 0)[..., None], changed, prompts)
+    def attend(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
+        """Find (B, D, C), float32, in tokens (B, S, N, C) with mask (B, S); zero where nothing is shown."""
+        x = F.layer_norm(tokens.float(), tokens.shape[-1:])
+        scores = torch.einsum("dc,bsnc->bdsn", self.queries.float(), x) * x.shape[-1] ** -0.5
+        shown = slice_mask.any(1)
+        scores = scores.masked_fill(~(slice_mask | ~shown[:, None])[:, None, :, None], -torch.inf).flatten(2)
+        return (scores.softmax(-1) @ x.flatten(1, 2)) * shown[:, None, None]
 
-    def before(self, prior: PriorBatch, seen: Tensor | None) -> Tensor:
-        """Find the classes (B, D) at the visits before: by the report, else ``seen`` in the image, else UNKNOWN."""
-        shape = (len(prior.days), len(self._labeler.findings))
-        classes = torch.full(shape, UNKNOWN, device=self.embeddings.device)
-        if prior.images is not None and seen is not None:
-            classes = torch.where(prior.images.slice_mask.any(1, keepdim=True), seen, classes)
-        for row, text in enumerate(prior.reports or ()):
-            if text is not None:
-                classes[row] = torch.tensor(self._labeler.label(text), device=classes.device)
-        return classes
+    def levels(self, found: Tensor) -> Tensor:
+        """Log-probabilities (B, D, 4) of the levels, of what was found (B, D, C)."""
+        steps = torch.einsum("bdc,dkc->bdk", found, self.weight.float()) + self.bias.float()
+        return F.pad(steps.cumsum(-1), (1, 0)).log_softmax(-1)
 
-    def count_differences(self, text: str, change: Sequence[int]) -> int:
-        """Count the findings whose change a text states differently."""
-        stated, count = self._labeler.changes(text), 0
-        for name, number in zip(self._labeler.findings, change, strict=True):
-            count += any(((name, word) in stated) != (number == k) for k, word in enumerate(CHANGES, start=1))
-        return count
+    def compare(self, before: Tensor, now: Tensor, days: Tensor) -> Tensor:
+        """Logits (B, D, 6) of the changes, of what was found (B, D, C) at visits that are some days (B,) apart."""
+        apart = torch.log2(1 + days.float())[:, None, None].expand(*now.shape[:2], 1) / 10
+        pair = torch.cat([before, now, apart], dim=-1)
+        hidden = F.gelu(torch.einsum("bdi,dhi->bdh", pair, self.hidden.float()) + self.hidden_bias.float())
+        return torch.einsum("bdh,dkh->bdk", hidden, self.change_weight.float()) + self.change_bias.float()
 
 
-def is_shown(prior: PriorBatch) -> Tensor:
-    """Find the rows (B,) that show anything of the visit before."""
-    shown = torch.zeros(len(prior.days), dtype=torch.bool, device=prior.days.device)
-    if prior.images is not None:
-        shown = shown | prior.images.slice_mask.any(1)
-    return shown if prior.text_mask is None else shown | prior.text_mask.any(1)
+def joint(before: Tensor, now: Tensor, change: Tensor) -> Tensor:
+    """Log-probabilities (B, D, 4, 4, 6) of levels before and now and of the change.
+
+    Parameters
+    ----------
+    before, now : Tensor
+        Log-probabilities (B, D, 4) of the levels.
+    change : Tensor
+        Logits (B, D, 6) of the changes.
+    """
+    scores = before[..., :, None, None] + now[..., None, :, None] + change[..., None, None, :]
+    scores = scores + ALLOWED.to(scores)
+    return scores.flatten(-3).log_softmax(-1).view(scores.shape)
+
+
+def said_before(levels: Tensor, seen: Tensor | None) -> Tensor:
+    """Log-probabilities (B, D, 4) of the levels (B, D) in a report, PRESENT being any degree, else as ``seen``."""
+    seen = torch.zeros(*levels.shape, READ, device=levels.device).log_softmax(-1) if seen is None else seen
+    numbers = torch.arange(READ, device=levels.device)
+    fits = (numbers == levels[..., None]) | ((levels == PRESENT)[..., None] & (numbers > 0))
+    told = seen.masked_fill(~fits, -torch.inf).log_softmax(-1)
+    return torch.where((levels == UNKNOWN)[..., None], seen, told)
+
+
+def read(now: Tensor, together: Tensor | None, compared: Tensor | None, certain: float) -> Reading:
+    """Read levels and changes off the probabilities.
+
+    Parameters
+    ----------
+    now : Tensor
+        Log-probabilities (B, D, 4) of the levels at a visit.
+    together : Tensor or None
+        Log-probabilities (B, D, 4, 4, 6) with the visit before (:func:`joint`); None: there is none.
+    compared : Tensor or None
+        (B,), where that visit is shown.
+    certain : float
+        Probability under which a change is :data:`UNCERTAIN`.
+    """
+    levels = now.exp()
+    shown = torch.zeros(len(now), 1, dtype=torch.bool, device=now.device)
+    if together is not None and compared is not None:
+        shown = compared[:, None]
+        levels = torch.where(shown[..., None], together.exp().sum((-3, -1)), levels)
+    presence = 1 - levels[..., 0]
+    there = presence > 0.5
+    degree, best = levels[..., 1:].max(-1)
+    changes, certainty = torch.zeros_like(best), torch.ones_like(presence)
+    if together is not None:
+        chances = together.exp().sum(-3)  # (B, D, 4, 6), now and change
+        given = torch.where(there[..., None], chances[..., 1:, :].sum(-2), chances[..., 0, :])
+        certainty, changes = (given / given.sum(-1, keepdim=True).clamp(min=1e-12)).max(-1)
+        changes = torch.where(certainty < certain, UNCERTAIN, changes) * shown
+    return Reading(torch.where(there, best + 1, 0), changes, presence, degree / presence.clamp(min=1e-12), certainty)
+
+
+def told_changes(text: str, levels: Sequence[int], before: Sequence[int] | None, reader: Labeler) -> list[int]:
+    """Changes of the findings that a report tells: by its words, else by its levels and those of the report before.
+
+    Parameters
+    ----------
+    text : str
+        The report.
+    levels, before : sequence of int
+        Levels (D) of the report, and of the one before; ``before`` is None where that is not known.
+    reader : Labeler
+        Reads the words.
+
+    Returns
+    -------
+    list of int
+        Numbers among :data:`CHANGES`, UNKNOWN where the reports do not say.
+    """
+    words: dict[str, set[int]] = {}
+    for name, direction in reader.changes(text):
+        words.setdefault(name, set()).add(CHANGES.index(direction))
+    changes: list[int] = []
+    for i, name in enumerate(reader.findings):
+        said = words.get(name, set())
+        if len(said) == 1:
+            changes.append(*said)
+        else:
+            unclear = said or before is None
+            changes.append(UNKNOWN if unclear or before is None else change_between(before[i], levels[i]))
+    return changes
+
+
+def level_losses(now: Tensor, levels: Tensor) -> Tensor:
+    """Cross-entropy (B,) of log-probabilities (B, D, 4) and levels (B, D), mean over D; PRESENT: of any degree."""
+    present = now[..., 1:].logsumexp(-1)
+    of_level = now.gather(-1, levels.clamp(max=READ - 1)[..., None])[..., 0]
+    return -torch.where(levels == PRESENT, present, of_level).mean(1)
+
+
+def change_losses(together: Tensor, changes: Tensor) -> Tensor:
+    """Cross-entropy (B,) of log-probabilities (B, D, 4, 4, 6) and the changes (B, D) that are told, mean over D."""
+    of_change = together.flatten(-3, -2).logsumexp(-2)
+    known = (changes >= 0) & (changes < COMPARED)
+    chosen = of_change.gather(-1, changes.clamp(0, COMPARED - 1)[..., None])[..., 0]
+    return -(chosen * known).mean(1)
+
+
+class ComparisonBranch(nn.Module):
+    """The head, and prompts for the decoder: the level of each finding, and what became of it.
+
+    A prompt is ``T[finding, level]``, of a finding that is gone ``T[finding, present]``, plus the vector of its change,
+    the same for every finding. In the position ``text`` a prompt is both numbers, to be said in words.
+    """
+
+    def __init__(
+        self, reader: Labeler, channels: int, words: Tensor, seed: int, position: PromptPosition, certain: float
+    ):
+        super().__init__()
+        self.reader, self.position, self.certain = reader, position, certain
+        generator = torch.Generator().manual_seed(seed)
+        findings, width = len(reader.findings), words.shape[1]
+        self.head = ComparisonHead(findings, channels, generator)
+        self.embeddings = nn.Parameter(torch.zeros(findings, len(LEVELS), width, device=words.device))
+        self.changes = nn.Parameter(torch.zeros(len(DIRECTIONS), width, device=words.device))
+
+    def prompts(self, seen: Encoded) -> Tensor:
+        """Prompts (B, D, E) of what is read."""
+        reading = self.read(seen)
+        return self.embed(reading.levels, reading.changes)
+
+    def read(self, seen: Encoded) -> Reading:
+        """Read the findings of visits, compared with the visits before as far as these are shown."""
+        now, together, shown = self.likelihoods(seen)
+        return read(now, together, shown, self.certain)
+
+    def likelihoods(self, seen: Encoded) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Log-probabilities of the levels now (B, D, 4), and jointly with those before, where shown (B,)."""
+        found = self.head.attend(seen.tokens, seen.slice_mask)
+        now = self.head.levels(found)
+        prior, tokens = seen.prior, seen.prior_tokens
+        if prior is None:
+            return now, None, None
+        before, change = None, now.new_zeros(*now.shape[:2], COMPARED)
+        told = self.levels_before(prior, now.device)
+        shown = (told != UNKNOWN).any(1)
+        if prior.images is not None and tokens is not None:
+            mask = prior.images.slice_mask
+            earlier, with_image = self.head.attend(tokens, mask), mask.any(1)
+            before = torch.where(with_image[:, None, None], self.head.levels(earlier), -log(READ))
+            change = self.head.compare(earlier, found, prior.days) * with_image[:, None, None]
+            shown = shown | with_image
+        return now, joint(said_before(told, before), now, change), shown
+
+    def levels_before(self, prior: PriorBatch, device: torch.device) -> Tensor:
+        """Levels (B, D) that the reports before state, UNKNOWN where none is shown."""
+        nothing = [UNKNOWN] * len(self.reader.findings)
+        reports = prior.reports or [None] * len(prior.days)
+        rows = [nothing if text is None else self.reader.levels(text) for text in reports]
+        return torch.tensor(rows, dtype=torch.long, device=device)
+
+    def embed(self, levels: Tensor, changes: Tensor) -> Tensor:
+        """Embed levels and changes (B, D) as prompts (B, D, E); in position ``text`` (B, D, 2)."""
+        if self.position == "text":
+            return torch.stack([levels, changes], dim=-1)
+        rows = torch.where(changes == RESOLVED, PRESENT, levels)
+        prompts = self.embeddings[torch.arange(rows.shape[1], device=rows.device), rows]
+        told = (changes > NONE) & (changes < UNCERTAIN)
+        return prompts + self.changes[(changes - 1).clamp(0, len(DIRECTIONS) - 1)] * told[..., None]
+
+    @torch.no_grad()
+    def fix_prompts(self, seed: int) -> None:
+        """Fix untrained prompts, which are 0, at random directions: a finding's, and smaller ones of level and change.
+
+        Decoders heed none near zero. A level's direction is the same for every finding, and that of absence is none.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        findings, levels, width = self.embeddings.shape
+        drawn = torch.randn(findings + levels - 1 + len(self.changes), width, generator=generator).to(self.embeddings)
+        drawn = drawn / drawn.square().mean(1, keepdim=True).sqrt()
+        of_findings, of_levels, of_changes = drawn.split([findings, levels - 1, len(self.changes)])
+        present = FIXED_RMS * of_findings[:, None] + CHANGE_RMS * of_levels
+        untrained = ~self.embeddings.any(2).any(1)
+        self.embeddings[untrained, 1:] = present[untrained]
+        if not self.changes.any():
+            self.changes.copy_(CHANGE_RMS * of_changes)
+
+    def to_words(self, prompts: Tensor) -> list[str]:
+        """Say prompts (B, D, 2) of the position ``text`` in words: findings, degrees and changes, and what is gone."""
+        texts = []
+        for row in prompts.tolist():
+            present, gone = [], []
+            for name, (level, change) in zip(self.reader.findings, row, strict=True):
+                words = name.replace("_", " ")
+                if level:
+                    degree = f"{LEVELS[level]} " * (level != PRESENT)
+                    present.append(degree + words + f" ({CHANGES[change]})" * (change != NONE))
+                elif change == RESOLVED:
+                    gone.append(words)
+            texts.append(f"Findings: {', '.join(present) or 'none'}." + f" Gone: {', '.join(gone)}." * bool(gone))
+        return texts

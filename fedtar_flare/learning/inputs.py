@@ -69,7 +69,7 @@ def prior_batch(
     for sample, shown in zip(samples, kinds, strict=True):
         visit, image, report = sample.prior, None, None
         if visit is not None and IMAGE in shown:
-            image = replace(sample, visit=visit, prepared=sample.prior_prepared, prior=None, prior_prepared=None)
+            image = earlier(sample)
         if visit is not None and REPORT in shown:
             report = visit.report if texts is None else texts[visit]
         images.append(image)
@@ -87,6 +87,13 @@ def prior_batch(
     if any(report is not None for report in reports):
         show_reports(batch, reports, tokenizer)
     return batch
+
+
+def earlier(sample: Sample) -> Sample:
+    """The visit before as a sample of its own; the sample itself where there is none."""
+    if sample.prior is None:
+        return sample
+    return replace(sample, visit=sample.prior, prepared=sample.prior_prepared, prior=None, prior_prepared=None)
 
 
 def show_reports(batch: PriorBatch, texts: Sequence[str | None], tokenizer: ReportTokenizer) -> None:
@@ -126,11 +133,13 @@ class FrozenStages:
 
     def tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
         """Tokens (B, S, N, C) of the samples' prepared images; padded slices are zero after the frozen stages."""
-        if not self.depth:
+        shown = images.slice_mask.any(1).tolist()
+        if not self.depth or not any(shown):
             return self._generator.tokens(images)
         encoder = self._generator.encoder
-        below = [self._below(sample, images, i) for i, sample in enumerate(samples)]
-        rows = torch.nn.utils.rnn.pad_sequence(below, batch_first=True)
+        below = [self._below(sample, images, i) if shown[i] else None for i, sample in enumerate(samples)]
+        nothing = next(rows for rows in below if rows is not None)[:0]
+        rows = torch.nn.utils.rnn.pad_sequence([nothing if b is None else b for b in below], batch_first=True)
         tokens: Tensor = encoder.run(rows.flatten(0, 1), first=self.depth)
         return tokens.unflatten(0, rows.shape[:2])
 

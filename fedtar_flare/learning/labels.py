@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Literal
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cohort import Visit
-from fedtar_flare.metrics.grades import finding_changes
+from fedtar_flare.metrics.grades import Statement, finding_changes, level_of, statements
 from fedtar_flare.metrics.labeler import RuleLabeler, rule_labeler, rules_for
 
 CLASSES = ("blank", "positive", "negative", "uncertain")
@@ -18,7 +18,11 @@ POSITIVE_OR_NOT = ("other", "positive")
 POSITIVE = CLASSES.index("positive")
 """Number of "positive" in both."""
 
-ClassSet = Literal["all", "positive"]
+LEVELS = ("absent", "small", "moderate", "large", "present")
+"""Levels of a finding, by number; "present" where its degree is not said."""
+PRESENT = LEVELS.index("present")
+
+ClassSet = Literal["all", "positive", "levels"]
 LabelerName = Literal["synthetic", "chexpert-rules", "ctrate-rules", "none"]
 
 
@@ -26,13 +30,14 @@ LabelerName = Literal["synthetic", "chexpert-rules", "ctrate-rules", "none"]
 class Labeler:
     """Labels the D ``findings`` of a report by numbers among ``classes``.
 
-    ``changes`` are pairs of a finding and a direction that a text states; ``known`` are the findings that the shipped
-    model learned from; ``rules`` grade a report's findings (:func:`.grade`).
+    ``levels`` are numbers among :data:`LEVELS`; ``changes`` are pairs of a finding and a direction that a text states;
+    ``known`` are the findings that the shipped model learned from; ``rules`` grade a report's (:func:`.grade`).
     """
 
     findings: tuple[str, ...]
     label: Callable[[str], tuple[int, ...]]
     changes: Callable[[str], AbstractSet[tuple[str, str]]]
+    levels: Callable[[str], tuple[int, ...]]
     classes: tuple[str, ...] = CLASSES
     known: frozenset[str] | None = None
     no_finding: str = ""
@@ -51,15 +56,18 @@ CACHED = 2**16
 @cache
 def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
     """Return a labeler by its name."""
+    if classes == "levels":
+        whole = labeler(name)
+        return replace(whole, label=whole.levels, classes=LEVELS)
     if classes == "positive":
         whole = labeler(name)
 
         def positive(text: str) -> tuple[int, ...]:
             return tuple(int(label == POSITIVE) for label in whole.label(text))
 
-        return Labeler(whole.findings, positive, whole.changes, POSITIVE_OR_NOT)
+        return Labeler(whole.findings, positive, whole.changes, whole.levels, POSITIVE_OR_NOT)
     if name == "none":
-        return Labeler((), lambda text: (), lambda text: frozenset())
+        return Labeler((), lambda text: (), lambda text: frozenset(), lambda text: ())
     if name == "synthetic":
         return _synthetic()
     rules = rule_labeler(name)
@@ -68,9 +76,26 @@ def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
     def label(text: str) -> tuple[int, ...]:
         return tuple(map(CLASSES.index, rules(text).values()))
 
-    return Labeler(
-        rules.names, label, partial(finding_changes, labeler=rules), no_finding=rules.no_finding, rules=rules
-    )
+    changes = partial(finding_changes, labeler=rules)
+    levels = lru_cache(maxsize=CACHED)(partial(_levels, findings=rules.names, label=label, rules=rules))
+    return Labeler(rules.names, label, changes, levels, no_finding=rules.no_finding, rules=rules)
+
+
+def _levels(
+    text: str,
+    findings: Sequence[str],
+    label: Callable[[str], Sequence[int]],
+    rules: RuleLabeler,
+    names: Callable[[Statement], Sequence[str]] = lambda statement: [statement.finding],
+) -> tuple[int, ...]:
+    """The highest stated level of each finding that a text labels as positive."""
+    stated: dict[str, int] = {}
+    for statement in statements(text, rules):
+        level = level_of(statement, rules)
+        if level is not None and not statement.resolved:
+            stated |= {name: max(stated.get(name, 0), level + 1) for name in names(statement)}
+    labels = zip(findings, label(text), strict=True)
+    return tuple(stated.get(name, PRESENT) if number == POSITIVE else 0 for name, number in labels)
 
 
 def labeler_of(visits: Sequence[Visit]) -> Labeler:
@@ -91,7 +116,7 @@ def require_labeler(name: str, setting: str, source: str) -> None:
 
 def _synthetic() -> Labeler:
     """The labeler of the synthetic cohort, whose texts have no uncertain findings; imported only where it is used."""
-    from fedtar_flare.synthetic.reading import changes_in, denied_in, findings_in, kind_labeler
+    from fedtar_flare.synthetic.reading import changes_in, denied_in, findings_in, kind_labeler, names_of
     from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
 
     @lru_cache(maxsize=CACHED)
@@ -101,4 +126,6 @@ def _synthetic() -> Labeler:
             POSITIVE if f in stated else CLASSES.index("negative" if f in denied else "blank") for f in FINDINGS
         )
 
-    return Labeler(FINDINGS, label, changes_in, known=frozenset(KNOWN_FINDINGS), rules=kind_labeler())
+    rules = kind_labeler()
+    levels = lru_cache(maxsize=CACHED)(partial(_levels, findings=FINDINGS, label=label, rules=rules, names=names_of))
+    return Labeler(FINDINGS, label, changes_in, levels, known=frozenset(KNOWN_FINDINGS), rules=rules)

@@ -191,7 +191,7 @@ class ReportLearner(SiteModel):
         self.generator.require_parts("a loss on the decoder's states")
         ids, labels = (part.to(self.device) for part in self.tokenizer.batch([s.visit.report for s in samples]))
         with self._autocasting(), self.context(samples, True):
-            logits, states = self.generator.predict(images, ids, tokens=self.tokens(samples, images))
+            logits, states = self.generator.predict(images, ids, self.encoded(samples, images))
         return report_loss(logits, labels), states, labels != IGNORED
 
     # ------------------------------------------------------------------ training

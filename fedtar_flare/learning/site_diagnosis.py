@@ -1,7 +1,7 @@
-"""A site's own diagnosis head: it predicts findings from the image, and the decoder is prompted with them.
+"""A site's own diagnosis head: it reads findings and their changes off the images, and the decoder is told of them.
 
-In training the prompts are the findings of the report, so that the decoder does not remember the image; in generation
-the head's predictions (PromptMRG, Jin et al., AAAI 2024, and FedMRG). The head stays at its site, or travels
+In training the prompts are what the report states, so that the decoder does not remember the image; in generation what
+the head reads (PromptMRG, Jin et al., AAAI 2024, and FedMRG). The head stays at its site, or travels
 (``shared``): then a site's update leaves out findings that too few of its patients have, and the server takes each
 row's mean over the sites that contribute to it (federated learning with partial labels).
 """
@@ -20,12 +20,10 @@ from fedtar_flare.core.files import without_prefix
 from fedtar_flare.core.settings import Settings, matches
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.data.minimum_cell import enough
-from fedtar_flare.imaging.batch import PriorBatch
-from fedtar_flare.learning.comparison import UNKNOWN, is_shown
-from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses
+from fedtar_flare.learning.comparison import NONE, ComparisonBranch, change_losses, level_losses, told_changes
 from fedtar_flare.learning.labels import LabelerName, labeler
 from fedtar_flare.models.config import ModelConfig
-from fedtar_flare.models.report_generator import ReportGenerator
+from fedtar_flare.models.report_generator import Encoded, ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
 
 _PREFIX = "diagnosis/"
@@ -61,20 +59,23 @@ class DiagnosisConfig(Settings):
         "patients have, or fewer than its smallest cell, and each finding's mean is over the others. The site's guard "
         "must let diagnosis.head pass (extra_names). 'auto': at sites with synthetic data, where there is a head",
     )
-    changes: bool = Field(
-        True,
-        description="prompt the decoder too with the findings that are new or gone since the visit before, where it "
-        "is shown one (data.prior)",
+    certain: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="probability under which a change since the visit before, where one is shown (data.prior), is not "
+        "told: the report then says that it is not certain",
     )
     candidates: int = Field(
         1,
         ge=1,
-        description="beams of a second search, for a report that does not state the findings in its prompt; "
+        description="beams of a second search, for a report that does not say what its prompt does; "
         "the one that agrees best is taken, if it agrees better; 1: no second search",
     )
     complete: bool = Field(
         False,
-        description="add a plain sentence to a report for each finding of its prompt that it still leaves out",
+        description="say in a plain sentence what a report still leaves out of its prompt or says otherwise: a "
+        "finding, its degree or its change",
     )
 
     def of(self, source: str) -> "DiagnosisConfig":
@@ -109,15 +110,12 @@ class DiagnosisConfig(Settings):
         fits = self.labeler == "synthetic" and model.weights == "small"
         return {
             "labeler": self.labeler,
-            "prompt_classes": "positive",
+            "prompt_classes": "levels",
             "prompt_place": "text" if model.family == "vlm" else "memory",
-            "head": "attention",
             "head_weights": "small" if fits else None,
-            "fixed_prompts": True,
             "candidates": self.candidates,
             "complete": self.complete,
-            "changes": self.changes,
-            "slices": model.slices,
+            "certain": self.certain,
             "seed": seed,
         }
 
@@ -126,8 +124,8 @@ class SiteDiagnosis:
     """The head of one site, which is trained from now on, and the initial head."""
 
     def __init__(self, config: DiagnosisConfig, generator: ReportGenerator):
-        self._label = labeler(config.labeler, "positive").label
-        self._branch: DiagnosisBranch = generator.diagnosis
+        self._reader = labeler(config.labeler, "levels")
+        self._branch: ComparisonBranch = generator.diagnosis
         self._start = copy.deepcopy(self._branch.head).requires_grad_(False)
         self._branch.head.requires_grad_(True)
 
@@ -142,29 +140,33 @@ class SiteDiagnosis:
         now, start = self._branch.head.state_dict(), self._start.state_dict()
         return any(not torch.equal(now[name], start[name].to(now[name])) for name in now)
 
-    def classes(self, samples: Sequence[Sample]) -> Tensor:
-        """Label the reports of samples: classes (B, D), int64."""
-        return self._tensor([self._label(sample.visit.report) for sample in samples])
+    def levels(self, samples: Sequence[Sample]) -> Tensor:
+        """Levels (B, D), int64, that the reports of samples state."""
+        return self._tensor([self._reader.levels(sample.visit.report) for sample in samples])
 
-    def prompts(self, samples: Sequence[Sample], prior: PriorBatch | None = None) -> Tensor:
-        """Embed the findings of the reports (B, D, E), compared with those before where ``prior`` shows a visit."""
-        before = None
-        if prior is not None:
-            nothing = [UNKNOWN] * self._branch.findings
-            rows = zip(samples, is_shown(prior).tolist(), strict=True)
-            before = self._tensor([self._label(s.prior.report) if shown and s.prior else nothing for s, shown in rows])
-        return self._branch.embed(self.classes(samples), before)
+    def changes(self, samples: Sequence[Sample]) -> Tensor:
+        """Changes (B, D), int64, that the reports of samples tell, alone or with those of the visits before."""
+        rows = []
+        for sample in samples:
+            text, levels = sample.visit.report, self._reader.levels(sample.visit.report)
+            before = None if sample.prior is None else self._reader.levels(sample.prior.report)
+            rows.append(told_changes(text, levels, before, self._reader))
+        return self._tensor(rows)
 
-    def _tensor(self, classes: Sequence[Sequence[int]]) -> Tensor:
-        return torch.tensor(classes, dtype=torch.long, device=self._branch.embeddings.device)
+    def prompts(self, samples: Sequence[Sample]) -> Tensor:
+        """Embed what the reports say (B, D, E); a writer that is told of every change claims none by itself."""
+        return self._branch.embed(self.levels(samples), self.changes(samples).clamp(min=NONE))
+
+    def _tensor(self, numbers: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.long, device=self._branch.embeddings.device)
 
     def mask_rare_findings(
         self, update: Mapping[str, Tensor], samples: Sequence[Sample], least: int
     ) -> dict[str, Tensor]:
         """Set the head's row of an update to zero for each finding that too few patients have."""
         patients = [sample.visit.patient_id for sample in samples]
-        classes = self.classes(samples).bool().cpu()
-        having = ([p for p, has in zip(patients, column, strict=True) if has] for column in classes.T.tolist())
+        present = (self.levels(samples) > 0).T.tolist()
+        having = ([p for p, has in zip(patients, column, strict=True) if has] for column in present)
         rare = torch.tensor([not enough(ids, max(least, FEWEST)) for ids in having])
         masked = dict(update)
         for name, value in update.items():
@@ -172,9 +174,13 @@ class SiteDiagnosis:
                 masked[name] = value.masked_fill(rare.view(-1, *[1] * (value.dim() - 1)), 0)
         return masked
 
-    def losses(self, samples: Sequence[Sample], tokens: Tensor, slice_mask: Tensor) -> Tensor:
-        """Cross-entropy (B,) of the head on tokens (B, S, N, C); no gradient flows back to the encoder."""
-        return diagnosis_losses(self._branch(tokens.detach(), slice_mask), self.classes(samples))
+    def losses(self, samples: Sequence[Sample], seen: Encoded) -> Tensor:
+        """Cross-entropies (B,) of levels, and of changes where a visit before is shown; none reaches the encoder."""
+        now, together, shown = self._branch.likelihoods(seen._replace(tokens=seen.tokens.detach()))
+        losses = level_losses(now, self.levels(samples))
+        if together is None or shown is None:
+            return losses
+        return losses + change_losses(together, self.changes(samples)) * shown
 
     @contextmanager
     def with_initial_head(self) -> Iterator[None]:
@@ -195,4 +201,4 @@ def load_head(generator: ReportGenerator, state: Mapping[str, Tensor]) -> None:
     """Load the head of a :meth:`SiteDiagnosis.state` into a model that has the branch."""
     head = without_prefix(state, _PREFIX)
     if head and generator.diagnosis is not None:
-        generator.diagnosis.head.load_state_dict(head)
+        generator.diagnosis.head.load_state_dict(generator.diagnosis.head.state_dict() | head)

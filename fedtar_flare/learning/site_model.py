@@ -28,6 +28,7 @@ from fedtar_flare.learning.inputs import (
     STORED_BYTES,
     FrozenStages,
     augmented,
+    earlier,
     prior_batch,
     shown_kinds,
     writing_order,
@@ -45,7 +46,7 @@ from fedtar_flare.models.adapters.lora import (
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER
 from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
 from fedtar_flare.models.config import ModelConfig
-from fedtar_flare.models.report_generator import ReportGenerator
+from fedtar_flare.models.report_generator import Encoded, ReportGenerator
 from fedtar_flare.models.weights import fingerprint
 from fedtar_flare.protocol.exchange import lowered
 
@@ -106,7 +107,7 @@ class SiteModel:
         self.checkpoint = checkpoint
         self._config = model
         self._evaluation_batch = EVALUATION_BATCH
-        self._reading: dict[str, Tensor] | None = None
+        self._reading: list[Encoded] | None = None
         local = model.with_local_paths(local_paths or {})
         self.tokenizer = build_tokenizer(local)
         generator = build_model(local)
@@ -185,8 +186,7 @@ class SiteModel:
         input_ids, labels = self.tokenizer.batch([sample.visit.report for sample in samples])
         with self._autocasting(), self.context(samples, personal):
             ids, labels = input_ids.to(self.device), labels.to(self.device)
-            tokens = self.tokens(samples, images)
-            return self.generator(images, ids, labels, tokens=tokens, prompts=prompts)
+            return self.generator(images, ids, labels, seen=self.encoded(samples, images), prompts=prompts)
 
     def describe(self) -> dict[str, Any]:
         """Describe the model for the record."""
@@ -268,20 +268,27 @@ class SiteModel:
             batch.earlier = self.prior(before, training_seed, texts, skipped + 1)
         return None if batch is None else batch.to(self.device)
 
-    def tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
-        """Encode images as tokens (B, S, N, C): S slices, N tokens each, C channels; frozen stages run once a study."""
+    def encoded(self, samples: Sequence[Sample], images: ImageBatch) -> Encoded:
+        """Encode images and those of the visits before; frozen stages run once a study."""
         if self._reading:
-            return self._reading["tokens"]
-        as_prepared = not self.random_transforms() and self.image_change is None
-        tokens = self._frozen.tokens(samples, images) if as_prepared else self.generator.tokens(images)
+            return self._reading[0]
+        prior, as_prepared = images.prior, not self.random_transforms() and self.image_change is None
+        read = self._frozen.tokens if as_prepared else self._read
+        with torch.no_grad():
+            shown = None if prior is None else prior.images
+            before = None if shown is None else read(list(map(earlier, samples)), shown)
+        seen = Encoded(read(samples, images), images.slice_mask, prior, before)
         if self._reading is not None:
-            self._reading["tokens"] = tokens
-        return tokens
+            self._reading.append(seen)
+        return seen
+
+    def _read(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
+        return self.generator.tokens(images)
 
     @contextmanager
     def _reading_once(self) -> Iterator[None]:
         """The encoder reads the images once: inside, neither they nor what acts on them may change."""
-        self._reading = {}
+        self._reading = []
         try:
             yield
         finally:
@@ -293,7 +300,7 @@ class SiteModel:
         with self._autocasting(), self.context(samples, personal):
             ids = self.generator.generate(
                 images,
-                tokens=self.tokens(samples, images),
+                seen=self.encoded(samples, images),
                 context=lambda rows: self.context([samples[i] for i in rows], personal),
             )
         return [self.tokenizer.decode(row) for row in ids.tolist()]

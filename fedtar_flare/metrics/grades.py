@@ -262,6 +262,13 @@ def _agreed(part: Part, drafted: Sequence[Statement], true: Sequence[Statement],
     return all(mine and all(any(same(m, t) for t in theirs) for m in mine) for theirs, mine in pairs)
 
 
+def level_of(statement: Statement, labeler: RuleLabeler) -> int | None:
+    """The highest level, 0 (small) to 2 (large), of a statement's words of degree; None without a clear one."""
+    scales = labeler.degrees.get(statement.finding, ())
+    levels = [{scale[w] for scale in scales if w in scale} or {DEGREES[w]} for w in statement.degree]
+    return max((level for of_word in levels for level in of_word if len(of_word) == 1), default=None)
+
+
 def _same_degree(word: str, other: str, labeler: RuleLabeler, finding: str) -> bool:
     """Compare on the first of the labeler's own scales that has both words, else whether they share a level."""
     scales = labeler.degrees.get(finding, ())

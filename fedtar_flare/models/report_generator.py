@@ -106,6 +106,13 @@ class ReportGenerator(nn.Module):
         tokens: Tensor = self.encoder(batch.images.flatten(0, 1))
         return tokens.unflatten(0, batch.images.shape[:2])
 
+    def encoded(self, batch: ImageBatch) -> Encoded:
+        """Encode each slice of the present images and, without a gradient, of those before."""
+        prior = batch.prior
+        with torch.no_grad():
+            before = None if prior is None or prior.images is None else self.tokens(prior.images)
+        return Encoded(self.tokens(batch), batch.slice_mask, prior, before)
+
     def encode(self, batch: ImageBatch, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Encode the present images: memory (B, M, E), M / S tokens a slice, and mask (B, M), False at padding."""
         tokens = self.tokens(batch) if tokens is None else tokens
@@ -115,20 +122,13 @@ class ReportGenerator(nn.Module):
             memory = self.image_layers(memory, src_key_padding_mask=~mask)
         return memory, mask
 
-    @torch.no_grad()
-    def prior_tokens(self, batch: ImageBatch) -> Tensor | None:
-        """Encode the images of the visits before."""
-        return None if batch.prior is None or batch.prior.images is None else self.tokens(batch.prior.images)
-
-    def memory(
-        self, batch: ImageBatch, tokens: Tensor | None = None, prior_tokens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def memory(self, batch: ImageBatch, seen: Encoded) -> tuple[Tensor, Tensor]:
         """Encode what the decoder attends to, (B, M, E) with its mask (B, M): the present image, then the visit before.
 
         The latter, scaled to the present features' size, has no gradient, so that a training step stays cheap.
         """
-        memory, mask = self.encode(batch, tokens)
-        prior = batch.prior
+        memory, mask = self.encode(batch, seen.tokens)
+        prior = seen.prior
         if prior is None:
             return memory, mask
         memories, masks = [memory], [mask]
@@ -136,7 +136,7 @@ class ReportGenerator(nn.Module):
         size = (squares.sum(1) / mask.sum(1).clamp(min=1)).sqrt()  # root mean square (B,)
         if prior.images is not None:
             with torch.no_grad():
-                features, features_mask = self.encode(prior.images, prior_tokens)
+                features, features_mask = self.encode(prior.images, seen.prior_tokens)
             memories.append(self.prior_marks(features, "image", prior.days, size))
             masks.append(features_mask)
         if prior.input_ids is not None and prior.text_mask is not None:
@@ -152,27 +152,25 @@ class ReportGenerator(nn.Module):
         batch: ImageBatch,
         input_ids: Tensor,
         labels: Tensor,
-        tokens: Tensor | None = None,
+        seen: Encoded | None = None,
         prompts: Tensor | None = None,
     ) -> Tensor:
         """Mean token loss of each report, (B,), float32; ``prompts`` (B, D, E) take the place of the predicted ones."""
-        return report_loss(self.predict(batch, input_ids, tokens, prompts)[0], labels)
+        return report_loss(self.predict(batch, input_ids, seen, prompts)[0], labels)
 
     def predict(
-        self, batch: ImageBatch, input_ids: Tensor, tokens: Tensor | None = None, prompts: Tensor | None = None
+        self, batch: ImageBatch, input_ids: Tensor, seen: Encoded | None = None, prompts: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Encode the images and predict the next token at each position, as :meth:`decode`."""
-        tokens = self.tokens(batch) if tokens is None else tokens
-        before = self.prior_tokens(batch)
-        memory, mask = self.memory(batch, tokens, before)
-        prompts = self.prompts(batch, tokens, before) if prompts is None else prompts
-        return self.decode(memory, mask, input_ids, prompts)
+        seen = self.encoded(batch) if seen is None else seen
+        memory, mask = self.memory(batch, seen)
+        return self.decode(memory, mask, input_ids, self.prompts(seen) if prompts is None else prompts)
 
-    def prompts(self, batch: ImageBatch, tokens: Tensor, prior_tokens: Tensor | None = None) -> Tensor | None:
+    def prompts(self, seen: Encoded) -> Tensor | None:
         """Return the decoder's prompts (B, D, E) as :attr:`diagnosis` predicts them, None without it."""
         if self.diagnosis is None:
             return None
-        prompts: Tensor = self.diagnosis.prompts(Encoded(tokens, batch.slice_mask, batch.prior, prior_tokens))
+        prompts: Tensor = self.diagnosis.prompts(seen)
         return prompts
 
     def decode(
@@ -199,7 +197,7 @@ class ReportGenerator(nn.Module):
         batch: ImageBatch,
         num_beams: int | None = None,
         max_length: int | None = None,
-        tokens: Tensor | None = None,
+        seen: Encoded | None = None,
         context: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
     ) -> Tensor:
         """Write reports by beam search: ids (B, L), begin token first, padded after the end token, whatever the batch.
@@ -207,14 +205,13 @@ class ReportGenerator(nn.Module):
         With a :attr:`choice`, reports that do not state the prompted findings are searched for once more, and
         completed.
         """
-        tokens = self.tokens(batch) if tokens is None else tokens
-        before, length = self.prior_tokens(batch), max_length or self.max_length
-        search = self._search(batch, tokens, before, self.prompts(batch, tokens, before), length)
+        seen, length = self.encoded(batch) if seen is None else seen, max_length or self.max_length
+        search = self._search(batch, seen, self.prompts(seen), length)
         ids = search(None, num_beams or self.num_beams, 1)[:, 0]
         if self.choice is None:
             return ids
         choice, number = self.choice, self.choice.candidates
-        prompted = choice.prompted_findings(Encoded(tokens, batch.slice_mask, batch.prior, before))
+        prompted = choice.prompted_findings(seen)
 
         def differences(report: Tensor, row: int) -> int:
             return choice.count_differences(self._text_of(report.tolist()), prompted[row])
@@ -240,10 +237,10 @@ class ReportGenerator(nn.Module):
         return nn.utils.rnn.pad_sequence(reports, batch_first=True, padding_value=self.pad_id)
 
     def _search(
-        self, batch: ImageBatch, tokens: Tensor, before: Tensor | None, prompts: Tensor | None, length: int
+        self, batch: ImageBatch, seen: Encoded, prompts: Tensor | None, length: int
     ) -> Callable[[list[int] | None, int, int], Tensor]:
         """Return a beam search: of rows (None: all), beams and their number wanted it makes ids (B, wanted, L)."""
-        memory, mask, prompts = self._prompted(*self.memory(batch, tokens, before), prompts)
+        memory, mask, prompts = self._prompted(*self.memory(batch, seen), prompts)
 
         def search(rows: list[int] | None, beams: int, wanted: int) -> Tensor:
             chosen = slice(None) if rows is None else rows

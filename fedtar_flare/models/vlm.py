@@ -26,7 +26,7 @@ from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.config import ASSETS, ModelConfig
 from fedtar_flare.models.decoder import DTYPES, end_marks
-from fedtar_flare.models.report_generator import ReportGenerator, report_loss
+from fedtar_flare.models.report_generator import Encoded, ReportGenerator, report_loss
 from fedtar_flare.models.sources import NO_CODE, fetching, load_or_make
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
@@ -75,8 +75,7 @@ class VisionLanguageGenerator(ReportGenerator):
     def forward(self, batch: ImageBatch, input_ids: Tensor, labels: Tensor, *_: Any, **more: Any) -> Tensor:
         """Mean token loss of each report, (B,), float32; the chat template takes the place of the begin token."""
         if (prompts := more.get("prompts")) is None and self.diagnosis is not None:
-            tokens = more["tokens"] if "tokens" in more else self.tokens(batch)
-            prompts = self.prompts(batch, tokens, self.prior_tokens(batch))
+            prompts = self.prompts(more.get("seen") or self.encoded(batch))
         inputs, report = self.inputs(batch, prompts), input_ids[:, 1:]
         inputs = self._followed_by(inputs, report, labels[:, 1:] != IGNORED)
         with nullcontext() if self._recomputed is None else self._recomputed.checkpointing():
@@ -97,7 +96,7 @@ class VisionLanguageGenerator(ReportGenerator):
         return longer | {"input_ids": torch.cat([words, report], dim=1)}
 
     def _search(
-        self, batch: ImageBatch, tokens: Tensor, before: Tensor | None, prompts: Tensor | None, length: int
+        self, batch: ImageBatch, seen: Encoded, prompts: Tensor | None, length: int
     ) -> Callable[[list[int] | None, int, int], Tensor]:
         tokenizer = self._processor.tokenizer  # no mark is part of a report
         marks = sorted({*tokenizer.all_special_ids, *marks_of(tokenizer).values()} - self.end_ids)

@@ -29,7 +29,7 @@ def kind_labeler() -> RuleLabeler:
 
 def findings_in(text: str) -> frozenset[str]:
     """Findings that a text states as present now."""
-    return frozenset(name for s in statements(text, kind_labeler()) if not s.resolved for name in _ids(s))
+    return frozenset(name for s in statements(text, kind_labeler()) if not s.resolved for name in names_of(s))
 
 
 def denied_in(text: str) -> frozenset[str]:
@@ -44,7 +44,7 @@ def changes_in(text: str) -> frozenset[FindingChange]:
     """Changes since the previous visit that a text states."""
     changes = set()
     for statement in statements(text, kind_labeler()):
-        changes |= {FindingChange(name, way) for name in _ids(statement) for way in statement.change}
+        changes |= {FindingChange(name, way) for name in names_of(statement) for way in statement.change}
     return frozenset(changes)
 
 
@@ -57,6 +57,7 @@ def planted_changes(visit: PlannedVisit) -> frozenset[FindingChange]:
     return frozenset(changes)
 
 
-def _ids(statement: Statement) -> list[str]:
+def names_of(statement: Statement) -> list[str]:
+    """Ids of the findings that a statement is about."""
     kind = statement.finding
     return [f"{kind}_{side}" for side in statement.side] if kind in SIDED else [kind]

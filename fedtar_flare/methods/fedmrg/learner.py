@@ -161,8 +161,9 @@ class FedMRGLearner(ReportLearner):
         label = labeler(settings.labeler, PROMPTS[settings.prompts]["prompt_classes"]).label
         classes = torch.tensor([label(s.visit.report) for s in samples], dtype=torch.long, device=self.device)
         with self._autocasting():
-            tokens = self.tokens(samples, images)
-            memory, mask = base.memory(images, tokens)
+            encoded = self.encoded(samples, images)
+            tokens = encoded.tokens
+            memory, mask = base.memory(images, encoded)
             branch = base.diagnosis
             seen = None if branch is None else branch(tokens, images.slice_mask)
             prompts = None if branch is None else branch.embed(classes)

@@ -97,10 +97,9 @@ class PatientLearner(ReportLearner):
         """With the reports' findings as prompts; the head's loss adds its gradient, not its value."""
         if self.findings is None:
             return super().training_losses(samples, images, seed)
-        prompts = self.findings.prompts(samples, images.prior)
         with self._reading_once():
-            losses = self.report_losses(samples, images, prompts=prompts)
-            head = self.findings.losses(samples, self.tokens(samples, images), images.slice_mask)
+            losses = self.report_losses(samples, images, prompts=self.findings.prompts(samples))
+            head = self.findings.losses(samples, self.encoded(samples, images))
         return losses + head - head.detach()
 
     @contextmanager
