@@ -54,9 +54,9 @@ def whole(model, ids):
 @torch.no_grad()
 def greedy(model, batch, length):
     """Reports of the likeliest words one by one, by :meth:`ReportGenerator.decode`; ids up to their ends."""
-    tokens = model.tokens(batch)
-    memory, mask = model.memory(batch, tokens)
-    prompts = model.prompts(batch, tokens)
+    seen = model.encoded(batch)
+    memory, mask = model.memory(batch, seen)
+    prompts = model.prompts(seen)
     ids = torch.full((len(memory), 1), model.bos_id)
     for _ in range(length - 1):
         logits, _ = model.decode(memory, mask, ids, prompts)

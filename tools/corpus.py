@@ -19,7 +19,7 @@ from fedtar_flare.synthetic.reports import STYLES, State
 from fedtar_flare.synthetic.vocabulary import FINDINGS, kind_of, side_of
 
 T = TypeVar("T")
-TOLD = ("new", "larger", "smaller")
+NAMED_CHANGES = ("new", "larger", "smaller")
 """Changes that a style has words for, in the order of its words."""
 _FRAMES: Mapping[str, Any] = read_yaml(Path(__file__).with_name("corpus.yaml"), "the frames of texts")
 
@@ -40,7 +40,7 @@ def corpus_report(rng: np.random.Generator) -> tuple[str, frozenset[str]]:
     follow_up = bool(rng.random() < 0.6)
     wording = STYLES[int(rng.integers(len(STYLES)))][int(rng.integers(2))]
     words = wording.changes.split("|") if follow_up else ()
-    body = [_found(rng, f, words if rng.random() < 0.5 else (), int(rng.integers(1, 4))) for f in findings]
+    body = [_sentence(rng, f, words if rng.random() < 0.5 else (), int(rng.integers(1, 4))) for f in findings]
     body += _clear(rng, findings, 0.5)
     body += [_frame(rng, part) for part in ("bones", "aside") if rng.random() < 0.4]
     rng.shuffle(body)
@@ -67,7 +67,7 @@ def styled_report(rng: np.random.Generator, states: Mapping[str, State], resolve
     resolved : sequence of str
         Findings that are gone.
     """
-    body = [_found(rng, name, _told(rng, state), state.size) for name, state in states.items()]
+    body = [_sentence(rng, name, _course(rng, state), state.size) for name, state in states.items()]
     body += _clear(rng, [*states, *resolved], 0.8)
     if resolved:
         body.append(_frame(rng, "resolved").format(names=", ".join(_named(rng, name) for name in resolved)))
@@ -79,10 +79,10 @@ def styled_report(rng: np.random.Generator, states: Mapping[str, State], resolve
     return _text(rng, lines)
 
 
-def _told(rng: np.random.Generator, state: State) -> list[str]:
+def _course(rng: np.random.Generator, state: State) -> list[str]:
     """The word of a style for what became of a finding; none for one that is stable or seen for the first time."""
     words = _pick(rng, STYLES)[int(rng.integers(2))].changes.split("|")
-    return [words[TOLD.index(state.change)]] if state.change in TOLD else []
+    return [words[NAMED_CHANGES.index(state.change)]] if state.change in NAMED_CHANGES else []
 
 
 def _text(rng: np.random.Generator, lines: Sequence[str]) -> str:
@@ -94,7 +94,7 @@ def _text(rng: np.random.Generator, lines: Sequence[str]) -> str:
 def _clear(rng: np.random.Generator, findings: Iterable[str], share: float) -> list[str]:
     """Sentences on kinds that are not there, for a share of them."""
     kinds = set(map(kind_of, findings))
-    return [_pick(rng, said) for kind, said in _FRAMES["clear"].items() if kind not in kinds and rng.random() < share]
+    return [_pick(rng, texts) for kind, texts in _FRAMES["clear"].items() if kind not in kinds and rng.random() < share]
 
 
 def _closing(rng: np.random.Generator, findings: Sequence[str]) -> str:
@@ -102,7 +102,7 @@ def _closing(rng: np.random.Generator, findings: Sequence[str]) -> str:
     return _frame(rng, "closing").format(names=names) if findings else _frame(rng, "normal_closing")
 
 
-def _found(rng: np.random.Generator, name: str, changes: Sequence[str], size_is: int) -> str:
+def _sentence(rng: np.random.Generator, name: str, changes: Sequence[str], size_is: int) -> str:
     """A sentence on a finding, with one of the words of ``changes``, if there are any."""
     words = _pick(rng, _pick(rng, STYLES)).sizes[kind_of(name)].split("|")
     change = f", {_pick(rng, changes).strip(' ,()')}" if changes else ""

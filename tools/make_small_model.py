@@ -5,8 +5,8 @@
 Trains on CT phantoms of two visits each, in three parts. First the encoder learns to see: by a head
 (:class:`.ComparisonHead`) that names the known findings and their degrees at both visits and what became of each
 between them. A course read backwards is a course too. Then, with the encoder as it is, the decoder learns to write:
-from the image alone, from prompts beside the image, and from prompts beside another phantom's, so that it says what
-it is told; and from texts without any image. Last, FedMRG's head of presence is fitted. No image shows a new finding
+from the image alone, from prompts beside the image, and from prompts beside another phantom's, so that it writes
+what they say; and from texts without any image. Last, FedMRG's head of presence is fitted. No image shows a new finding
 (``NEW_FINDINGS``); texts and prompts speak of them, so the model has their words without the sight. Phantoms pass
 through the very transforms that prepare a site's CT.
 
@@ -47,7 +47,7 @@ from fedtar_flare.learning.comparison import (
     joint,
     level_losses,
     read,
-    told_changes,
+    stated_changes,
 )
 from fedtar_flare.learning.diagnosis import COMPARISON, PRESENCE, AttentionHead, diagnosis_losses, head_file
 from fedtar_flare.learning.labels import PRESENT, labeler
@@ -68,7 +68,7 @@ from tools.phantom_pairs import phantom_patients
 if TYPE_CHECKING:
     from fedtar_flare.imaging.transforms import InputSize
 
-READER = labeler("synthetic", "levels")
+READER = labeler("synthetic")
 KNOWN = [FINDINGS.index(name) for name in KNOWN_FINDINGS]
 HELD_OUT_SEED_STEP = 1_000_003  # patients that are scored come from another stream than those trained on
 TEXTS = 4000
@@ -106,10 +106,10 @@ class Phantoms:
     @property
     def changes(self) -> Tensor:
         """Changes (N / 2, D) from the first visit to the second."""
-        rows = [told_changes("", b, a, READER) for a, b in self.levels.unflatten(0, (-1, 2)).tolist()]
+        rows = [stated_changes("", b, a, READER) for a, b in self.levels.unflatten(0, (-1, 2)).tolist()]
         return torch.tensor(rows)
 
-    def told(self, number: int, draw: random.Random) -> str:
+    def report(self, number: int, draw: random.Random) -> str:
         """A report with the changes since the visit before, in one of its styles."""
         return draw.choice(self.compared[number] or self.reports[number])
 
@@ -186,9 +186,9 @@ def compared(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the known findings: levels (2 B, D, 4), those before first, and jointly (B, D, 4, 4, 6)."""
     batch, n = collate([*before, *now]), len(now)
-    found = branch.head.attend(model.tokens(batch), batch.slice_mask)
-    levels = branch.head.levels(found)[:, KNOWN]
-    change = branch.head.compare(found[:n], found[n:], days)[:, KNOWN]
+    attended = branch.head.attend(model.tokens(batch), batch.slice_mask)
+    levels = branch.head.levels(attended)[:, KNOWN]
+    change = branch.head.compare(attended[:n], attended[n:], days)[:, KNOWN]
     return levels, joint(levels[:n], levels[n:], change)
 
 
@@ -255,19 +255,19 @@ def fit_writer(
         return report_loss(logits, labels).mean()
 
     def prompted(number: int) -> tuple[str, list[int] | None]:
-        return data.told(number, draw), shown[number - 1] if number % 2 else None
+        return data.report(number, draw), shown[number - 1] if number % 2 else None
 
     def losses() -> Iterator[Tensor]:
         for _ in range(steps):
             numbers = draw.choices(everyone, k=ALONE)
             loss = loss_of(numbers, [draw.choice(data.reports[i]) for i in numbers]) * ALONE
             own = draw.choices(everyone, k=PROMPTED)
-            told = [prompted(i) for i in own]
+            targets = [prompted(i) for i in own]
             for _ in range(ASTRAY):
-                told.append(prompted(draw.choice(everyone)) if draw.random() < 0.5 else (draw.choice(texts), None))
-            reports, before = zip(*told, strict=True)
+                targets.append(prompted(draw.choice(everyone)) if draw.random() < 0.5 else (draw.choice(texts), None))
+            reports, before = zip(*targets, strict=True)
             prompts = vague(reports, before)
-            loss = loss + loss_of(own + draw.choices(everyone, k=ASTRAY), reports, prompts) * len(told)
+            loss = loss + loss_of(own + draw.choices(everyone, k=ASTRAY), reports, prompts) * len(targets)
             ids, labels = tokenizer.batch(draw.choices(texts, k=TEXT_BATCH))
             alone = report_loss(model.decoder(input_ids=ids, use_cache=False).logits, labels).mean()
             yield loss / (ALONE + PROMPTED + ASTRAY) + TEXT_WEIGHT * alone
@@ -275,7 +275,7 @@ def fit_writer(
     def vague(reports: Sequence[str], before: Sequence[list[int] | None]) -> Tensor:
         levels = torch.tensor([READER.levels(text) for text in reports])
         pairs = zip(reports, levels.tolist(), before, strict=True)
-        changes = torch.tensor([told_changes(text, row, earlier, READER) for text, row, earlier in pairs])
+        changes = torch.tensor([stated_changes(text, row, earlier, READER) for text, row, earlier in pairs])
         blurred = torch.tensor([[draw.random() < VAGUE for _ in FINDINGS] for _ in reports])
         return branch.embed(torch.where(blurred & (levels > 0), PRESENT, levels), changes.clamp(min=NONE))
 
@@ -338,13 +338,13 @@ def scores_of_sight(model: ReportGenerator, branch: ComparisonBranch, data: Phan
     }
 
 
-def _f1(true: Tensor, said: Tensor) -> float:
-    return float(2 * (true & said).sum() / (true.sum() + said.sum()).clamp(min=1))
+def _f1(true: Tensor, read: Tensor) -> float:
+    return float(2 * (true & read).sum() / (true.sum() + read.sum()).clamp(min=1))
 
 
-def _change_f1(true: Tensor, said: Tensor) -> float:
-    named, told = ((x != NONE) & (x != UNCHANGED) for x in (true, said))
-    return float(2 * (named & (true == said)).sum() / (named.sum() + told.sum()).clamp(min=1))
+def _change_f1(true: Tensor, read: Tensor) -> float:
+    changed, claimed = ((x != NONE) & (x != UNCHANGED) for x in (true, read))
+    return float(2 * (changed & (true == read)).sum() / (changed.sum() + claimed.sum()).clamp(min=1))
 
 
 @torch.no_grad()
@@ -354,10 +354,10 @@ def scores_of_writing(
     """BLEU-4 and finding F1 from images alone; then what is written from true prompts, beside each kind of image."""
     seen, n, scores = Seen(model, data), len(data.images), dict[str, float]()
     findings = [frozenset(states) for states in data.states]
-    told = [(data.compared[i] or data.reports[i])[0] for i in range(n)]
+    reports = [(data.compared[i] or data.reports[i])[0] for i in range(n)]
     before = [data.levels[i - 1].tolist() if i % 2 else None for i in range(n)]
-    levels = torch.tensor([READER.levels(text) for text in told])
-    changes = torch.tensor([told_changes(*row, READER) for row in zip(told, levels.tolist(), before, strict=True)])
+    levels = torch.tensor([READER.levels(text) for text in reports])
+    changes = torch.tensor([stated_changes(*row, READER) for row in zip(reports, levels.tolist(), before, strict=True)])
     changes = changes.clamp(min=NONE)
 
     def written(order: Sequence[int], prompted: bool) -> list[str]:
@@ -372,16 +372,18 @@ def scores_of_writing(
 
     own, others = list(range(n)), [*range(2, n), 0, 1]
     texts = written(own, False)
-    scores["BLEU-4"] = language_scores([reports[0] for reports in data.reports], texts)["bleu_4"]
+    scores["BLEU-4"] = language_scores([texts_of[0] for texts_of in data.reports], texts)["bleu_4"]
     scores["finding F1"] = cast(float, finding_f1(findings, list(map(findings_in, texts)))["finding_f1"])
     for order, what in ((own, "its own image"), (others, "another's image")):
         texts = written(order, True)
-        said = torch.tensor([READER.levels(text) for text in texts])
-        claims = torch.tensor([told_changes(*row, READER) for row in zip(texts, said.tolist(), before, strict=True)])
-        both = (levels > 0) & (said > 0)
+        stated = torch.tensor([READER.levels(text) for text in texts])
+        claims = torch.tensor(
+            [stated_changes(*row, READER) for row in zip(texts, stated.tolist(), before, strict=True)]
+        )
+        both = (levels > 0) & (stated > 0)
         scores |= {
-            f"finding F1 of the prompts beside {what}": _f1(levels > 0, said > 0),
-            f"degrees as prompted beside {what}": (levels == said)[both].float().mean().item(),
+            f"finding F1 of the prompts beside {what}": _f1(levels > 0, stated > 0),
+            f"degrees as prompted beside {what}": (levels == stated)[both].float().mean().item(),
             f"changes F1 of the prompts beside {what}": _change_f1(changes, claims.clamp(min=NONE)),
         }
     return scores

@@ -5,17 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedtar_flare.learning.comparison import (
-    CHANGES,
-    NEW,
-    NONE,
-    RESOLVED,
-    UNCERTAIN,
-    UNCHANGED,
-    ComparisonBranch,
-    Reading,
-)
-from fedtar_flare.learning.labels import LEVELS, PRESENT
+from fedtar_flare.learning.comparison import CHANGES, NEW, NONE, RESOLVED, UNCERTAIN, UNCHANGED, ComparisonBranch
+from fedtar_flare.learning.labels import LEVELS, NEGATIVE, PRESENT
 from fedtar_flare.models.report_generator import Encoded
 
 _SIDES = ("right", "left")
@@ -39,9 +30,9 @@ class FindingsChoice:
 
     def prompted_findings(self, seen: Encoded) -> list[Findings]:
         """Findings that the decoder is prompted with, for each of B visits."""
-        reading: Reading = self.branch.read(seen)
+        reading = self.branch.read(seen)
         rows = zip(reading.levels.tolist(), reading.changes.tolist(), strict=True)
-        return [Findings(tuple(levels), tuple(changes)) for levels, changes in rows]
+        return [self._findings(levels, changes) for levels, changes in rows]
 
     def stated(self, text: str) -> Findings:
         """Findings that a text states; a change is uncertain where it states several."""
@@ -49,66 +40,87 @@ class FindingsChoice:
         changes = dict.fromkeys(reader.findings, NONE)
         for name, direction in reader.changes(text):
             changes[name] = UNCERTAIN if changes[name] else CHANGES.index(direction)
-        levels = zip(reader.findings, reader.levels(text), strict=True)
-        return Findings(tuple(level * (n != reader.no_finding) for n, level in levels), tuple(changes.values()))
+        return self._findings(reader.levels(text), list(changes.values()))
+
+    def _findings(self, levels: Sequence[int], changes: Sequence[int]) -> Findings:
+        """Without the label that is for no finding."""
+        reader = self.branch.reader
+        rows = zip(reader.findings, levels, changes, strict=True)
+        levels, changes = zip(*((0, NONE) if n == reader.no_finding else (lv, c) for n, lv, c in rows), strict=True)
+        return Findings(tuple(levels), tuple(changes))
 
     def count_differences(self, text: str, read: Findings) -> int:
         """Findings whose presence differs in the text; degrees and changes that differ break ties."""
-        said = self.stated(text)
-        presence = sum(bool(a) != bool(b) for a, b in zip(said.levels, read.levels, strict=True))
-        others = sum(self._differs(said, read, i) for i in range(len(said.levels)))
-        return presence * (1 + len(said.levels)) + others
+        stated = self.stated(text)
+        presence = sum(bool(a) != bool(b) for a, b in zip(stated.levels, read.levels, strict=True))
+        others = sum(_differs(stated, read, i) for i in range(len(stated.levels)))
+        return presence * (1 + len(stated.levels)) + others
 
     def complete(self, text: str, read: Findings) -> str:
-        """The text, with a plain sentence for each finding that it leaves out or says otherwise than was read.
+        """The text, with a plain sentence for each finding that it leaves out or states otherwise than was read.
 
-        Sentences that name such a finding, and state nothing else, are left out. The text then states nothing else
-        anew: where it would, it stays as it is.
+        Sentences about such a finding alone are left out; of those that deny others too, these denials stay. Where
+        the text would state, deny or doubt anything else otherwise than before, it stays as it is.
         """
         for number, name in enumerate(self.branch.reader.findings if self.completes else ()):
-            said = self.stated(text)
-            present, gone = bool(read.levels[number]), read.changes[number] == RESOLVED
-            right = bool(said.levels[number]) == present and not self._differs(said, read, number)
-            if right or not (present or gone) or name == self.branch.reader.no_finding:
+            level, change = read.levels[number], read.changes[number]
+            if not (level or change == RESOLVED) or _as_read(self.stated(text), read, number):
                 continue
-            kept = [sentence for sentence in _sentences(text) if not self._is_about(sentence, number, name)]
-            plain = " ".join([*kept, plain_sentence(name, read.levels[number], read.changes[number])])
-            if self._agrees(said, self.stated(plain), read, number):
+            plain = " ".join([*self._without(text, name), plain_sentence(name, level, change)])
+            same = self._others(plain, name) == self._others(text, name)
+            if same and _as_read(self.stated(plain), read, number):
                 text = plain
         return text
 
-    def _differs(self, said: Findings, read: Findings, number: int) -> bool:
-        """Whether a text says a finding's degree, or its change, otherwise than it was read."""
-        level, wanted = said.levels[number], read.levels[number]
-        of_degree = level and wanted and level != wanted and PRESENT not in (level, wanted)
-        return bool(of_degree) or _claim(said.changes[number]) != _claim(read.changes[number])
+    def _without(self, text: str, name: str) -> list[str]:
+        """The sentences of a text without those about a finding."""
+        rest = []
+        for sentence in _sentences(text):
+            others = {other: of for other, of in self._others(sentence, name).items() if any(of)}
+            denied = [" ".join(_words(other)) for other, of in others.items() if of == (0, NONE, NEGATIVE)]
+            if not self._mentions(sentence, name) or len(denied) < len(others):
+                rest.append(sentence)
+            elif denied:
+                rest.append(f"No {' or '.join(denied)}.")
+        return rest
 
-    def _is_about(self, sentence: str, number: int, name: str) -> bool:
-        """Whether a sentence states this finding alone, or names it and states none."""
-        said = self.stated(sentence)
-        stated = {i for i in range(len(said.levels)) if said.levels[i] or said.changes[i]}
-        named = set(_words(name)) - {*_SIDES} <= set(_words(sentence))
-        return stated == {number} or (not stated and named)
+    def _mentions(self, sentence: str, name: str) -> bool:
+        """Whether a sentence states, denies or doubts a finding, or names it."""
+        reader = self.branch.reader
+        named = {*_words(name)} - {*_SIDES} <= {*_words(sentence)}
+        return named or reader.label(sentence)[reader.findings.index(name)] != 0
 
-    def _agrees(self, before: Findings, after: Findings, read: Findings, number: int) -> bool:
-        """Whether a new text states this finding as it was read, and every other one as before."""
-        others = [i for i in range(len(before.levels)) if i != number]
-        same = all((before.levels[i], before.changes[i]) == (after.levels[i], after.changes[i]) for i in others)
-        return (
-            same and bool(after.levels[number]) == bool(read.levels[number]) and not self._differs(after, read, number)
-        )
+    def _others(self, text: str, name: str) -> dict[str, tuple[int, int, int]]:
+        """Level, change and label of every other finding; that its other side is denied follows from the side."""
+        reader, others = self.branch.reader, {}
+        for other, level, change, label in zip(reader.findings, *self.stated(text), reader.label(text), strict=True):
+            if other not in (name, reader.no_finding):
+                sided = {*_words(other)} - {*_SIDES} == {*_words(name)} - {*_SIDES}
+                others[other] = (level, change, 0 if sided and label == NEGATIVE else label)
+        return others
+
+
+def _as_read(stated: Findings, read: Findings, number: int) -> bool:
+    """Whether a text states a finding as it was read."""
+    return bool(stated.levels[number]) == bool(read.levels[number]) and not _differs(stated, read, number)
+
+
+def _differs(stated: Findings, read: Findings, number: int) -> bool:
+    """Whether a text states a finding's degree, or its change, otherwise than it was read."""
+    level, wanted = stated.levels[number], read.levels[number]
+    of_degree = level and wanted and level != wanted and PRESENT not in (level, wanted)
+    return bool(of_degree) or _claim(stated.changes[number]) != _claim(read.changes[number])
 
 
 def plain_sentence(name: str, level: int, change: int) -> str:
-    """Say a finding with its degree and its change; a stable one without any word for it."""
-    *words, last = _words(name)
-    words = [last, *words] if last in _SIDES else [*words, last]
+    """A finding with its degree and its change; a stable one without any word for it."""
+    words = " ".join(_words(name))
     if change == RESOLVED:
-        return f"Resolution of {' '.join(words)}."
-    degree = [LEVELS[level]] if level != PRESENT else []
-    told = f", {CHANGES[change]}" if NEW <= change < RESOLVED and change != UNCHANGED else ""
-    doubt = " Its course is not certain." if change == UNCERTAIN else ""
-    return f"{' '.join([*degree, *words]).capitalize()}{told}.{doubt}"
+        return f"Resolution of {words}."
+    degree = f"{LEVELS[level]} " * (level != PRESENT)
+    course = f", {CHANGES[change]}" * (NEW <= change < RESOLVED and change != UNCHANGED)
+    doubt = " Its course is not certain." * (change == UNCERTAIN)
+    return f"{degree}{words}".capitalize() + f"{course}.{doubt}"
 
 
 def _claim(change: int) -> int:
@@ -120,6 +132,7 @@ def _sentences(text: str) -> list[str]:
     return list(filter(None, map(str.strip, _SENTENCE_ENDS.split(text))))
 
 
-def _words(text: str) -> Sequence[str]:
-    """Words of a text or of a finding's name, in which underscores may separate them; a side is the last."""
-    return re.findall(r"[a-z0-9]+", text.lower().replace("_", " "))
+def _words(text: str) -> list[str]:
+    """Words of a text or of a finding's name, whose side, the last after an underscore, comes first."""
+    *words, last = re.findall(r"[a-z0-9]+", text.lower().replace("_", " ")) or [""]
+    return [last, *words] if last in _SIDES else [*words, last]

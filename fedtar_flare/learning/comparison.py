@@ -5,8 +5,9 @@ findings lie in the same place of the same patient. For a finding with levels b 
 
     p(b, n, c) ~ p_before(b) p_now(n) a(c | b, n) exp(z_c),
 
-where a says which changes c two levels allow, and z are the comparison's logits, 0 without an image of before. With
-z = 0 this is the baseline, two independent readings. A report of before says b itself, as far as it goes.
+where a, a distribution over c, says which changes two levels allow, and z are the comparison's logits, 0 without an
+image of before. With z = 0 this is the baseline, two independent readings. A report of before fixes b where it states
+the level.
 """
 
 from collections.abc import Sequence
@@ -23,16 +24,18 @@ from fedtar_flare.metrics.grades import DIRECTIONS
 from fedtar_flare.models.report_generator import Encoded, PromptPosition
 
 CHANGES: tuple[str, ...] = ("none", *DIRECTIONS, "uncertain")
-"""What became of a finding, by number: "none" where it was at neither visit, or where nothing is said."""
+"""What became of a finding, by number: "none" where it was at neither visit, or where nothing is stated."""
 NONE, NEW, INCREASED, DECREASED, UNCHANGED, RESOLVED, UNCERTAIN = range(7)
 UNKNOWN = -1
-"""Level of a finding at a visit that nothing is known of, or a change that no report tells."""
-READ = 4  # levels that are read off an image; PRESENT is what a report may say
+"""Level of a finding at a visit that nothing is known of, or a change that no report states."""
+READ = 4  # levels that are read off an image; PRESENT is what a report may state
 COMPARED = 6  # changes that are read off two visits
 HIDDEN = 32
 """Hidden units of the comparison of one finding."""
 WITHIN_LEVEL = 0.05
-"""Weight of a change within a level, or against it, relative to what the two levels say."""
+"""Weight of a change within a level, or against it, relative to the one between the two levels."""
+EXCLUDED = -1e4
+"""Log-probability of a level that a report excludes: finite, so that gradients are, too."""
 FIXED_RMS = 1.5
 """Root mean square of a fixed prompt, about that of the shipped ones."""
 CHANGE_RMS = 0.6
@@ -40,14 +43,14 @@ CHANGE_RMS = 0.6
 
 
 def _allowed() -> Tensor:
-    """Log-weight of each change given the levels before and now, (4, 4, 6)."""
+    """Log-probability of each change given the levels before and now, (4, 4, 6)."""
     weights = torch.zeros(READ, READ, COMPARED)
     for before in range(READ):
         for now in range(READ):
             if before and now:
                 weights[before, now, [INCREASED, DECREASED, UNCHANGED]] = WITHIN_LEVEL
             weights[before, now, change_between(before, now)] = 1.0
-    return weights.log()
+    return (weights / weights.sum(-1, keepdim=True)).log()
 
 
 def change_between(before: int, now: int) -> int:
@@ -82,7 +85,7 @@ class Reading(NamedTuple):
 
 
 class ComparisonHead(nn.Module):
-    """A query for each finding attends to a visit; its level is read off what it finds, and its change off two visits.
+    """A query for each finding attends to a visit; the result gives its level, those of two visits its change.
 
     Logit of level k is the sum over j <= k of ``w_j . a + b_j`` (adjacent categories: Agresti, Analysis of Ordinal
     Categorical Data, 2010, ch. 4), 0 for absent: a level is told from its neighbours, and large from absent by all
@@ -105,20 +108,20 @@ class ComparisonHead(nn.Module):
         self.register_buffer("hidden_bias", torch.zeros(findings, HIDDEN))
 
     def attend(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
-        """Find (B, D, C), float32, in tokens (B, S, N, C) with mask (B, S); zero where nothing is shown."""
+        """Attend to tokens (B, S, N, C) with mask (B, S): (B, D, C), float32, zero where nothing is shown."""
         x = F.layer_norm(tokens.float(), tokens.shape[-1:])
         scores = torch.einsum("dc,bsnc->bdsn", self.queries.float(), x) * x.shape[-1] ** -0.5
         shown = slice_mask.any(1)
         scores = scores.masked_fill(~(slice_mask | ~shown[:, None])[:, None, :, None], -torch.inf).flatten(2)
         return (scores.softmax(-1) @ x.flatten(1, 2)) * shown[:, None, None]
 
-    def levels(self, found: Tensor) -> Tensor:
-        """Log-probabilities (B, D, 4) of the levels, of what was found (B, D, C)."""
-        steps = torch.einsum("bdc,dkc->bdk", found, self.weight.float()) + self.bias.float()
+    def levels(self, attended: Tensor) -> Tensor:
+        """Log-probabilities (B, D, 4) of the levels at visits that were attended to (B, D, C)."""
+        steps = torch.einsum("bdc,dkc->bdk", attended, self.weight.float()) + self.bias.float()
         return F.pad(steps.cumsum(-1), (1, 0)).log_softmax(-1)
 
     def compare(self, before: Tensor, now: Tensor, days: Tensor) -> Tensor:
-        """Logits (B, D, 6) of the changes, of what was found (B, D, C) at visits that are some days (B,) apart."""
+        """Logits (B, D, 6) of the changes between attended visits (B, D, C) that are some days (B,) apart."""
         apart = torch.log2(1 + days.float())[:, None, None].expand(*now.shape[:2], 1) / 10
         pair = torch.cat([before, now, apart], dim=-1)
         hidden = F.gelu(torch.einsum("bdi,dhi->bdh", pair, self.hidden.float()) + self.hidden_bias.float())
@@ -140,13 +143,13 @@ def joint(before: Tensor, now: Tensor, change: Tensor) -> Tensor:
     return scores.flatten(-3).log_softmax(-1).view(scores.shape)
 
 
-def said_before(levels: Tensor, seen: Tensor | None) -> Tensor:
+def levels_given(levels: Tensor, seen: Tensor | None) -> Tensor:
     """Log-probabilities (B, D, 4) of the levels (B, D) in a report, PRESENT being any degree, else as ``seen``."""
     seen = torch.zeros(*levels.shape, READ, device=levels.device).log_softmax(-1) if seen is None else seen
     numbers = torch.arange(READ, device=levels.device)
     fits = (numbers == levels[..., None]) | ((levels == PRESENT)[..., None] & (numbers > 0))
-    told = seen.masked_fill(~fits, -torch.inf).log_softmax(-1)
-    return torch.where((levels == UNKNOWN)[..., None], seen, told)
+    given = seen.masked_fill(~fits, EXCLUDED).log_softmax(-1)
+    return torch.where((levels == UNKNOWN)[..., None], seen, given)
 
 
 def read(now: Tensor, together: Tensor | None, compared: Tensor | None, certain: float) -> Reading:
@@ -177,11 +180,12 @@ def read(now: Tensor, together: Tensor | None, compared: Tensor | None, certain:
         given = torch.where(there[..., None], chances[..., 1:, :].sum(-2), chances[..., 0, :])
         certainty, changes = (given / given.sum(-1, keepdim=True).clamp(min=1e-12)).max(-1)
         changes = torch.where(certainty < certain, UNCERTAIN, changes) * shown
+        certainty = torch.where(shown, certainty, 1.0)
     return Reading(torch.where(there, best + 1, 0), changes, presence, degree / presence.clamp(min=1e-12), certainty)
 
 
-def told_changes(text: str, levels: Sequence[int], before: Sequence[int] | None, reader: Labeler) -> list[int]:
-    """Changes of the findings that a report tells: by its words, else by its levels and those of the report before.
+def stated_changes(text: str, levels: Sequence[int], before: Sequence[int] | None, reader: Labeler) -> list[int]:
+    """Changes of the findings that a report states: by its words, else by its levels and those of the report before.
 
     Parameters
     ----------
@@ -195,19 +199,19 @@ def told_changes(text: str, levels: Sequence[int], before: Sequence[int] | None,
     Returns
     -------
     list of int
-        Numbers among :data:`CHANGES`, UNKNOWN where the reports do not say.
+        Numbers among :data:`CHANGES`, UNKNOWN where the reports do not say, or where the text contradicts itself.
     """
     words: dict[str, set[int]] = {}
     for name, direction in reader.changes(text):
         words.setdefault(name, set()).add(CHANGES.index(direction))
     changes: list[int] = []
     for i, name in enumerate(reader.findings):
-        said = words.get(name, set())
-        if len(said) == 1:
-            changes.append(*said)
+        stated = words.get(name, set())
+        if stated:
+            of_present = stated != {RESOLVED}
+            changes.append(*stated if len(stated) == 1 and of_present == bool(levels[i]) else [UNKNOWN])
         else:
-            unclear = said or before is None
-            changes.append(UNKNOWN if unclear or before is None else change_between(before[i], levels[i]))
+            changes.append(UNKNOWN if before is None else change_between(before[i], levels[i]))
     return changes
 
 
@@ -219,18 +223,21 @@ def level_losses(now: Tensor, levels: Tensor) -> Tensor:
 
 
 def change_losses(together: Tensor, changes: Tensor) -> Tensor:
-    """Cross-entropy (B,) of log-probabilities (B, D, 4, 4, 6) and the changes (B, D) that are told, mean over D."""
+    """Cross-entropy (B,) of log-probabilities (B, D, 4, 4, 6) and the changes (B, D) that are stated, mean over D.
+
+    A change that the report before excludes teaches nothing.
+    """
     of_change = together.flatten(-3, -2).logsumexp(-2)
-    known = (changes >= 0) & (changes < COMPARED)
     chosen = of_change.gather(-1, changes.clamp(0, COMPARED - 1)[..., None])[..., 0]
-    return -(chosen * known).mean(1)
+    known = (changes >= 0) & (changes < COMPARED) & (chosen > EXCLUDED / 2)
+    return -torch.where(known, chosen, 0).mean(1)
 
 
 class ComparisonBranch(nn.Module):
     """The head, and prompts for the decoder: the level of each finding, and what became of it.
 
     A prompt is ``T[finding, level]``, of a finding that is gone ``T[finding, present]``, plus the vector of its change,
-    the same for every finding. In the position ``text`` a prompt is both numbers, to be said in words.
+    the same for every finding. In the position ``text`` a prompt is both numbers, to be put in words.
     """
 
     def __init__(
@@ -256,21 +263,21 @@ class ComparisonBranch(nn.Module):
 
     def likelihoods(self, seen: Encoded) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Log-probabilities of the levels now (B, D, 4), and jointly with those before, where shown (B,)."""
-        found = self.head.attend(seen.tokens, seen.slice_mask)
-        now = self.head.levels(found)
+        attended = self.head.attend(seen.tokens, seen.slice_mask)
+        now = self.head.levels(attended)
         prior, tokens = seen.prior, seen.prior_tokens
         if prior is None:
             return now, None, None
         before, change = None, now.new_zeros(*now.shape[:2], COMPARED)
-        told = self.levels_before(prior, now.device)
-        shown = (told != UNKNOWN).any(1)
+        stated = self.levels_before(prior, now.device)
+        shown = (stated != UNKNOWN).any(1)
         if prior.images is not None and tokens is not None:
             mask = prior.images.slice_mask
             earlier, with_image = self.head.attend(tokens, mask), mask.any(1)
             before = torch.where(with_image[:, None, None], self.head.levels(earlier), -log(READ))
-            change = self.head.compare(earlier, found, prior.days) * with_image[:, None, None]
+            change = self.head.compare(earlier, attended, prior.days) * with_image[:, None, None]
             shown = shown | with_image
-        return now, joint(said_before(told, before), now, change), shown
+        return now, joint(levels_given(stated, before), now, change), shown
 
     def levels_before(self, prior: PriorBatch, device: torch.device) -> Tensor:
         """Levels (B, D) that the reports before state, UNKNOWN where none is shown."""
@@ -285,8 +292,8 @@ class ComparisonBranch(nn.Module):
             return torch.stack([levels, changes], dim=-1)
         rows = torch.where(changes == RESOLVED, PRESENT, levels)
         prompts = self.embeddings[torch.arange(rows.shape[1], device=rows.device), rows]
-        told = (changes > NONE) & (changes < UNCERTAIN)
-        return prompts + self.changes[(changes - 1).clamp(0, len(DIRECTIONS) - 1)] * told[..., None]
+        changed = (changes > NONE) & (changes < UNCERTAIN)
+        return prompts + self.changes[(changes - 1).clamp(0, len(DIRECTIONS) - 1)] * changed[..., None]
 
     @torch.no_grad()
     def fix_prompts(self, seed: int) -> None:
@@ -306,7 +313,7 @@ class ComparisonBranch(nn.Module):
             self.changes.copy_(CHANGE_RMS * of_changes)
 
     def to_words(self, prompts: Tensor) -> list[str]:
-        """Say prompts (B, D, 2) of the position ``text`` in words: findings, degrees and changes, and what is gone."""
+        """Put prompts (B, D, 2) of the position ``text`` in words: findings, degrees and changes, and what is gone."""
         texts = []
         for row in prompts.tolist():
             present, gone = [], []

@@ -118,7 +118,8 @@ def diagnosis_losses(logits: Tensor, classes: Tensor) -> Tensor:
 
 def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     """Give a base model its diagnosis branch, none for the labeler ``none``; ConfigError where it does not fit."""
-    reader = labeler(settings["labeler"], settings["prompt_classes"])
+    compares = settings["prompt_classes"] == "levels"
+    reader = labeler(settings["labeler"], "all" if compares else settings["prompt_classes"])
     if not reader.findings:
         return
     position = settings["prompt_place"]
@@ -127,7 +128,7 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     if position == "text" and not hasattr(generator.decoder, "get_image_features"):
         raise ConfigError("diagnosis.labeler: this 'vlm' gives no image features to read findings from; take 'none'")
     words = generator.decoder.get_input_embeddings().weight.detach()
-    if settings["prompt_classes"] == "levels":
+    if compares:
         _compare(generator, reader, words, settings)
         return
     findings, classes = len(reader.findings), len(reader.classes)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Literal
 
@@ -15,14 +15,14 @@ CLASSES = ("blank", "positive", "negative", "uncertain")
 """Classes of a finding, by number."""
 POSITIVE_OR_NOT = ("other", "positive")
 """Classes for prompts that say no more than that."""
-POSITIVE = CLASSES.index("positive")
-"""Number of "positive" in both."""
+POSITIVE, NEGATIVE = CLASSES.index("positive"), CLASSES.index("negative")
+"""Numbers of classes; that of "positive" is the same in both sets."""
 
 LEVELS = ("absent", "small", "moderate", "large", "present")
-"""Levels of a finding, by number; "present" where its degree is not said."""
+"""Levels of a finding, by number; "present" where its degree is not stated."""
 PRESENT = LEVELS.index("present")
 
-ClassSet = Literal["all", "positive", "levels"]
+ClassSet = Literal["all", "positive"]
 LabelerName = Literal["synthetic", "chexpert-rules", "ctrate-rules", "none"]
 
 
@@ -56,9 +56,6 @@ CACHED = 2**16
 @cache
 def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
     """Return a labeler by its name."""
-    if classes == "levels":
-        whole = labeler(name)
-        return replace(whole, label=whole.levels, classes=LEVELS)
     if classes == "positive":
         whole = labeler(name)
 

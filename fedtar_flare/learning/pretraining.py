@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import Settings
@@ -22,8 +22,6 @@ from fedtar_flare.models.tokenizer import ReportTokenizer
 GENERATION_BATCH = 20
 TEXT_BATCH, TEXT_WEIGHT = 8, 0.3
 """Reports without image per update, and the weight of their loss relative to the paired one's."""
-FINDING_WEIGHT = 0.5
-"""Weight of the finding loss relative to the paired loss, after the updates on findings alone."""
 WEIGHT_DECAY, MAX_GRAD_NORM = 0.05, 1.0
 
 
@@ -44,12 +42,11 @@ class Progress:
     steps: int
     paired_loss: float
     text_loss: float
-    finding_loss: float
     rate: float
 
     def __str__(self) -> str:
         left = (self.steps - self.step) / self.rate
-        losses = f"paired {self.paired_loss:.3f}, texts {self.text_loss:.3f}, findings {self.finding_loss:.3f}"
+        losses = f"paired {self.paired_loss:.3f}, texts {self.text_loss:.3f}"
         return f"step {self.step}/{self.steps}  losses: {losses}  {self.rate:.2f} steps/s  {left / 60:.1f} min left"
 
 
@@ -64,17 +61,12 @@ def pretrain(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     every: int = 25,
     only: Collection[str] | None = None,
-    findings: nn.Module | None = None,
-    finding_steps: int = 0,
-    warmup: int | None = None,
     batch_norm: bool = True,
 ) -> None:
     """Train ``model`` in place on pairs of ``images`` and ``reports`` and on ``texts``; it ends in eval mode.
 
-    ``only`` names the parameters to train. The head ``findings`` gives a loss from the decoder's memory (B, M, E), its
-    mask (B, M) and the pairs' indices (B); the first ``finding_steps`` updates learn by it alone. The rate rises over
-    ``warmup`` updates, then falls by a cosine to a twentieth. ``batch_norm`` lets BatchNorm layers learn their
-    statistics.
+    ``only`` names the parameters to train. The rate rises over a tenth of the updates, at most 100, then falls by a
+    cosine to a twentieth. ``batch_norm`` lets BatchNorm layers learn their statistics.
     """
     model.require_parts("a warm start")
     if len(images) != len(reports):
@@ -82,15 +74,14 @@ def pretrain(
     if not images and not texts:
         raise ConfigError("a warm start needs pairs of images and reports, or reports alone: there are neither")
     device = next(model.parameters()).device
-    trained = nn.ModuleList([model] if findings is None else [model, findings.to(device)])
     frozen = [p for n, p in model.named_parameters() if p.requires_grad and only is not None and n not in only]
     for parameter in frozen:
         parameter.requires_grad_(False)
     groups: list[dict[str, Any]] = [{"params": [], "weight_decay": decay} for decay in (WEIGHT_DECAY, 0.0)]
-    for parameter in filter(attrgetter("requires_grad"), trained.parameters()):
+    for parameter in filter(attrgetter("requires_grad"), model.parameters()):
         groups[0 if parameter.dim() > 1 else 1]["params"].append(parameter)
     optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.98))
-    warm = min(100, config.steps // 10) if warmup is None else warmup
+    warm = min(100, config.steps // 10)
 
     def share_of_lr(step: int) -> float:
         if step < warm:
@@ -100,37 +91,33 @@ def pretrain(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_lr)
     pairs = _endless(len(reports), config.batch_size, config.seed) if reports else None
     alone = _endless(len(texts), TEXT_BATCH, config.seed + 1) if texts else None
-    losses: list[tuple[float, float, float]] = []
+    losses: list[tuple[float, float]] = []
     model.train()
     _statistics(model, batch_norm)
     started = time.monotonic()
     for step in range(1, config.steps + 1):
         if step > 0.8 * config.steps:
             _statistics(model, False)  # the last updates fit the weights to the statistics that will stay
-        seeing_only = findings is not None and step <= finding_steps
-        paired, finding, text = torch.zeros(()), torch.zeros(()), torch.zeros(())
+        paired, text = torch.zeros(()), torch.zeros(())
         if pairs is not None:
             chosen = next(pairs)
             batch = collate([images[i] for i in chosen]).to(device)
             memory, mask = model.encode(batch)
-            if not seeing_only:
-                seen = {"encoder_hidden_states": memory, "encoder_attention_mask": mask}
-                paired = _mean_loss(model, tokenizer, [reports[i] for i in chosen], **seen)
-            if findings is not None:
-                finding = findings(memory, mask, chosen)
-            (paired + (1.0 if seeing_only else FINDING_WEIGHT) * finding).backward()
-        if alone is not None and not seeing_only:
+            seen = {"encoder_hidden_states": memory, "encoder_attention_mask": mask}
+            paired = _mean_loss(model, tokenizer, [reports[i] for i in chosen], **seen)
+            paired.backward()
+        if alone is not None:
             text = _mean_loss(model, tokenizer, [texts[i] for i in next(alone)])
             ((TEXT_WEIGHT if pairs is not None else 1.0) * text).backward()
-        torch.nn.utils.clip_grad_norm_(trained.parameters(), MAX_GRAD_NORM)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         schedule.step()
-        losses.append((paired.item(), text.item(), finding.item()))
+        losses.append((paired.item(), text.item()))
         if step % every == 0 or step == config.steps:
-            paired_mean, text_mean, finding_mean = (sum(column) / len(losses) for column in zip(*losses, strict=True))
+            paired_mean, text_mean = (sum(column) / len(losses) for column in zip(*losses, strict=True))
             rate = step / (time.monotonic() - started)
-            on_progress(Progress(step, config.steps, paired_mean, text_mean, finding_mean, rate))
+            on_progress(Progress(step, config.steps, paired_mean, text_mean, rate))
             losses.clear()
     for parameter in frozen:
         parameter.requires_grad_(True)

@@ -1,4 +1,4 @@
-"""A site's own diagnosis head: it reads findings and their changes off the images, and the decoder is told of them.
+"""A site's own diagnosis head: it reads findings and their changes off the images, as the decoder's prompts.
 
 In training the prompts are what the report states, so that the decoder does not remember the image; in generation what
 the head reads (PromptMRG, Jin et al., AAAI 2024, and FedMRG). The head stays at its site, or travels
@@ -20,7 +20,7 @@ from fedtar_flare.core.files import without_prefix
 from fedtar_flare.core.settings import Settings, matches
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.data.minimum_cell import enough
-from fedtar_flare.learning.comparison import NONE, ComparisonBranch, change_losses, level_losses, told_changes
+from fedtar_flare.learning.comparison import NONE, ComparisonBranch, change_losses, level_losses, stated_changes
 from fedtar_flare.learning.labels import LabelerName, labeler
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import Encoded, ReportGenerator
@@ -64,7 +64,7 @@ class DiagnosisConfig(Settings):
         ge=0,
         le=1,
         description="probability under which a change since the visit before, where one is shown (data.prior), is not "
-        "told: the report then says that it is not certain",
+        "claimed: the report then says that it is not certain",
     )
     candidates: int = Field(
         1,
@@ -124,7 +124,7 @@ class SiteDiagnosis:
     """The head of one site, which is trained from now on, and the initial head."""
 
     def __init__(self, config: DiagnosisConfig, generator: ReportGenerator):
-        self._reader = labeler(config.labeler, "levels")
+        self._reader = labeler(config.labeler)
         self._branch: ComparisonBranch = generator.diagnosis
         self._start = copy.deepcopy(self._branch.head).requires_grad_(False)
         self._branch.head.requires_grad_(True)
@@ -145,16 +145,16 @@ class SiteDiagnosis:
         return self._tensor([self._reader.levels(sample.visit.report) for sample in samples])
 
     def changes(self, samples: Sequence[Sample]) -> Tensor:
-        """Changes (B, D), int64, that the reports of samples tell, alone or with those of the visits before."""
+        """Changes (B, D), int64, that the reports of samples state, alone or with those of the visits before."""
         rows = []
         for sample in samples:
             text, levels = sample.visit.report, self._reader.levels(sample.visit.report)
             before = None if sample.prior is None else self._reader.levels(sample.prior.report)
-            rows.append(told_changes(text, levels, before, self._reader))
+            rows.append(stated_changes(text, levels, before, self._reader))
         return self._tensor(rows)
 
     def prompts(self, samples: Sequence[Sample]) -> Tensor:
-        """Embed what the reports say (B, D, E); a writer that is told of every change claims none by itself."""
+        """Embed what the reports state (B, D, E); a writer that is prompted with every change claims none by itself."""
         return self._branch.embed(self.levels(samples), self.changes(samples).clamp(min=NONE))
 
     def _tensor(self, numbers: Sequence[Sequence[int]]) -> Tensor:

@@ -10,7 +10,6 @@ from fedtar_flare.learning.pretraining import PretrainingConfig, pretrain, write
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.weights import model_tensors
-from tools.make_small_model import FindingHead
 
 CONFIG = preset("tiny")
 WORDS = {frozenset({"dark"}): "the lung is dark", frozenset({"bright"}): "a bright nodule"}
@@ -29,25 +28,21 @@ def pictures() -> list[Prepared]:
 
 def trained(**settings):
     model, seen = build_model(CONFIG), []
-    more = {name: settings.pop(name) for name in ("finding_steps", "batch_norm") if name in settings}
-    config, texts = PretrainingConfig(**{"batch_size": 4} | settings), ["other words", "clear"]
-    head = FindingHead(model.projection.out_features, FINDINGS, config.seed)
-    more |= {"findings": head, "on_progress": seen.append, "every": 25, "warmup": 5}
-    pretrain(model, build_tokenizer(CONFIG), pictures(), REPORTS, texts, config, **more)
+    config, texts = PretrainingConfig(batch_size=4, **settings), ["other words", "clear"]
+    pretrain(model, build_tokenizer(CONFIG), pictures(), REPORTS, texts, config, on_progress=seen.append)
     return model, seen
 
 
 @pytest.fixture(scope="module")
 def learned():
     torch.set_num_threads(1)
-    return trained(steps=100, finding_steps=25, lr=4e-3)
+    return trained(steps=100, lr=4e-3)
 
 
 def test_it_learns_to_tell_the_pictures_apart(learned):
     model, seen = learned
     assert [progress.step for progress in seen] == [25, 50, 75, 100]
-    assert seen[0].paired_loss == 0 and seen[0].finding_loss > seen[1].finding_loss
-    assert seen[3].paired_loss < seen[1].paired_loss and seen[1].text_loss > 0
+    assert seen[3].paired_loss < seen[0].paired_loss and seen[0].text_loss > 0
     assert write_reports(model, build_tokenizer(CONFIG), pictures()) == REPORTS
 
 
@@ -61,8 +56,8 @@ def test_the_model_ends_in_eval_mode_with_settled_statistics(learned):
 
 def test_the_same_settings_give_the_same_bits():
     before = torch.random.get_rng_state()
-    first, second = (model_tensors(trained(steps=3, finding_steps=1)[0]) for _ in range(2))
-    other = model_tensors(trained(steps=3, finding_steps=1, seed=1)[0])
+    first, second = (model_tensors(trained(steps=3)[0]) for _ in range(2))
+    other = model_tensors(trained(steps=3, seed=1)[0])
     assert all(torch.equal(first[k], second[k]) for k in first)
     assert not all(torch.equal(first[k], other[k]) for k in first)
     assert torch.equal(before, torch.random.get_rng_state())

@@ -94,11 +94,9 @@ def test_prefix_tuning_replaces_the_words_states_before_every_layer():
     model = with_words("prefix")
     ids = torch.tensor([[model.bos_id, 5, 6], [model.bos_id, 7, 8]])
     with torch.no_grad():
-        tokens = model.tokens(noise())
-        memory, mask = model.memory(noise(), tokens)
-        seen = []
-        hook = model.decoder.transformer.h[1].register_forward_pre_hook(lambda m, args: seen.append(args[0]))
-        model.decode(memory, mask, ids, model.prompts(noise(), tokens))
+        encoded, words = model.encoded(noise()), []
+        hook = model.decoder.transformer.h[1].register_forward_pre_hook(lambda m, args: words.append(args[0]))
+        model.decode(*model.memory(noise(), encoded), ids, model.prompts(encoded))
         hook.remove()
-    assert torch.equal(seen[0][:, :3], model.diagnosis.states[0].expand(2, -1, -1))
+    assert torch.equal(words[0][:, :3], model.diagnosis.states[0].expand(2, -1, -1))
     assert len(model.diagnosis.states) == MODEL.decoder_config["n_layer"] - 1

@@ -49,7 +49,7 @@ def test_logits_are_those_of_one_text_of_image_prompts_and_report(folder, prompt
     model = build_model(config_of(folder))
     prompts = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(1)) if prompted else None
     with torch.no_grad():
-        memory, mask = model.memory(batch())
+        memory, mask = model.memory(batch(), model.encoded(batch()))
         logits, states = model.decode(memory, mask, IDS, prompts)
         torch.testing.assert_close(logits, by_hand(model, memory, mask, IDS, prompts), rtol=1e-4, atol=1e-5)
     assert states.shape == (2, 6, WIDTH)

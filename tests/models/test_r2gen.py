@@ -98,7 +98,7 @@ def test_no_word_sees_those_after_it(model_of, kind):
     other = ids.clone()
     other[:, 7:] = 5
     with torch.no_grad():
-        memory, mask = model.memory(noise(2))
+        memory, mask = model.memory(noise(2), model.encoded(noise(2)))
         logits, others = (model.decode(memory, mask, x)[0] for x in (ids, other))
     torch.testing.assert_close(logits[:, :7], others[:, :7])
     assert not torch.allclose(logits[:, 7:], others[:, 7:])
@@ -110,7 +110,7 @@ def test_shapes_padding_and_gradients_of_every_part(kind):
     model = build_model(config).train()
     ids, labels = build_tokenizer(config).batch(REPORTS)
     batch = noise(2, there=(4, 2))
-    memory, mask = model.memory(batch)
+    memory, mask = model.memory(batch, model.encoded(batch))
     assert memory.shape == (2, 8, 32) and model.decode(memory, mask, ids)[0].shape[:2] == ids.shape
     fewer = ImageBatch(batch.images[1:, :2], batch.position_mm[1:, :2], batch.slice_mask[1:, :2])
     torch.testing.assert_close(model.encode(fewer)[0][0], memory[1, :4])  # padded slices change nothing

@@ -107,7 +107,7 @@ def test_the_codes_are_no_weights_and_the_same_for_every_model_of_a_width(plain)
 
 def test_no_gradient_flows_through_the_visit_before(plain):
     batch, present = followed(), CONFIG.slices * CONFIG.queries
-    memory, mask = plain.memory(batch)
+    memory, mask = plain.memory(batch, plain.encoded(batch))
     assert memory.shape[:2] == mask.shape == (3, 2 * present + batch.prior.input_ids.shape[1])
     (gradient,) = torch.autograd.grad(memory[:, present:].sum(), plain.projection.weight, allow_unused=True)
     assert gradient is None or not gradient.any()

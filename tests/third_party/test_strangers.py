@@ -98,7 +98,7 @@ def test_the_loss_of_moon_and_its_gradient_are_those_of_equations_3_and_4(cohort
 
     def z_of(weights):
         other.load_shared(weights)
-        _, states = other.generator.decode(*other.generator.memory(images), ids)
+        _, states = other.generator.decode(*other.generator.memory(images, other.generator.encoded(images)), ids)
         lengths = (labels >= 0).sum(1)
         return torch.stack([row[:length].mean(0) for row, length in zip(states, lengths, strict=True)])
 

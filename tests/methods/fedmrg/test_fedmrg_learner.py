@@ -26,6 +26,7 @@ from fedtar_flare.methods.fedmrg.losses import contrast_losses, distill_losses
 from fedtar_flare.methods.fedmrg.section import PARTS
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.config import preset
+from fedtar_flare.models.report_generator import Encoded
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 SCALE = 32.0  # alpha 128 by rank 4
@@ -69,7 +70,7 @@ class ByHand:
         return tokens, torch.stack([row / row.norm() for row in rows])
 
     def run(self, base, tokens):
-        memory, mask = base.memory(self.images, tokens)
+        memory, mask = base.memory(self.images, Encoded(tokens, self.images.slice_mask))
         return base.decode(memory, mask, self.ids, base.diagnosis.embed(self.classes))
 
     def loss(self, student, teacher):
@@ -237,11 +238,11 @@ def test_a_simulated_site_s_change_reaches_images_views_and_tokens_and_is_not_ca
     by_hand = collate([changed.image_change(image) for image in images_of(samples)])
     assert torch.equal(after.images, by_hand.images)
     with torch.no_grad():
-        plain.tokens(samples, before)
-        torch.testing.assert_close(changed.tokens(samples, after), changed.generator.tokens(after))
+        plain.encoded(samples, before)
+        torch.testing.assert_close(changed.encoded(samples, after).tokens, changed.generator.tokens(after))
         assert not torch.allclose(changed._see("s", samples, True), plain._see("s", samples, True))
         mask = before.slice_mask
-        torch.testing.assert_close(plain.tokens(samples, before)[mask], plain.generator.tokens(before)[mask])
+        torch.testing.assert_close(plain.encoded(samples, before).tokens[mask], plain.generator.tokens(before)[mask])
 
 
 def learnt(ranks, home, batch_size):
