@@ -9,7 +9,7 @@ from typing import Any
 from fedtar_flare.cli.commands import PRESETS, Commands, add_command, add_group, add_repeated, given, grouped, show
 from fedtar_flare.cli.intake import add_login
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import clean
+from fedtar_flare.core.files import clean, read_text
 
 
 def add_commands(commands: Commands) -> None:
@@ -144,7 +144,7 @@ def generate(arguments: argparse.Namespace) -> None:
 
 def _text_of(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8-sig").strip()
+        text = read_text(path).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: the previous report cannot be read as UTF-8 ({error})") from error
     if not text:

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all; JSON and YAML that are read strictly; tensors, never unpickled."""
+"""Files that are written whole or not at all; of others the regular alone are read, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 
@@ -22,12 +24,67 @@ PRIVATE, SHARED = 0o600, 0o666
 """Permissions of a new file, less the umask: for its owner alone, or as the user's other files."""
 MAX_DEPTH = 50
 """Deepest nesting of a YAML text."""
+MOST_BYTES = 256 << 20
+"""Most bytes of a file that is read whole."""
+MOST_TEXT = 10_000_000
+"""Most bytes of a report or a file of settings, and most characters of a row of a table."""
 
 
 class StateError(FedTARError):
     """A file of saved state is missing or cannot be read."""
 
     default_public = "the site's state of this run is missing or unreadable"
+
+
+def is_there(path: Path) -> bool:
+    """Tell whether a path leads to a regular file or a folder; no path is too long, too circular or too odd to ask."""
+    with suppress(OSError):
+        return path.is_file() or path.is_dir()
+    return False
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read; OSError unless it is a regular one, of which the descriptor is asked.
+
+    A pipe keeps its reader waiting, and a device may never end.
+    """
+    try:
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    except ValueError as error:
+        raise OSError(errno.EINVAL, f"no name that a file can have: {error}", str(path)) from error
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "no regular file but a pipe or a device: put a copy there", str(path))
+    return file
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Read a whole file (:func:`open_regular`); OSError for one that is too large."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EINVAL, f"it has {size:,} bytes, more than {most:,}: split it", str(path))
+        return file.read(size)
+
+
+def read_text(path: Path, most: int = MOST_TEXT) -> str:
+    """Read a text in UTF-8, with or without a byte order mark, as :func:`read_bytes` does, with plain line breaks."""
+    return re.sub("\r\n?", "\n", read_bytes(path, most).decode("utf-8-sig"))
+
+
+def is_pointer(path: Path) -> bool:
+    """Tell whether a file is only the pointer of git-lfs to a file."""
+    with suppress(OSError), open_regular(path) as file:
+        return b"git-lfs" in file.read(200)
+    return False
+
+
+def read_lines(path: Path, what: str) -> list[str]:
+    """Read the lines of a text, as :func:`read_text` does; ConfigError where that fails."""
+    try:
+        return read_text(path, MOST_BYTES).split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {what} cannot be read ({error})", public=f"{what} cannot be read") from error
 
 
 @contextmanager
@@ -81,7 +138,7 @@ def locked(file: Path) -> Iterator[None]:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
+        content = json.loads(read_text(path, MOST_BYTES), object_pairs_hook=unique)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(content, dict):
@@ -97,7 +154,7 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
 def yaml_text(path: Path) -> str:
     """Read the text of a YAML file."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not readable as YAML ({error})") from error
 
@@ -192,6 +249,7 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        open_regular(path).close()
         with safe_open(str(path), framework="pt") as file:
             info = json.loads((file.metadata() or {})["info"])
             names = list(file.keys())

@@ -1,11 +1,14 @@
 """Text for people: any value on one printable line, and lines that report the progress of long work."""
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
 
 EVERY_SECONDS = 15.0
 """Least time between two lines."""
+UNFIT_IN_ID = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]")
+"""Control characters, and what stands for bytes of another character set: no identifier has them."""
 
 
 def plain(value: Any) -> str:

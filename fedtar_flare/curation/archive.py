@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
+from fedtar_flare.core.text import UNFIT_IN_ID
 from fedtar_flare.curation.archive_files import IMAGES, REJECTED, File, all_headers, studies_below
 from fedtar_flare.curation.documents import Identifier, fullest, one_identity, same_issuer
 from fedtar_flare.data.cohort import Modality
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.reading import by_reason, counts_text
-from fedtar_flare.imaging.readers.dicom_tags import WRONG
 
 FRONTAL = {"PA": 0, "AP": 1}  # rank of a view among a study's radiographs; all others follow
 Holders = dict[Path, set[str]]
@@ -165,7 +165,7 @@ def _study(
     if not (patient := fullest(patients)).value:
         raise DataError(f"{where}: no PatientID", reason="no-patient-id")
     orders = {file.order for file in used if file.order.value} or {file.order for file in files if file.order.value}
-    if any(WRONG.search(identifier.value) for identifier in (patient, *orders)):
+    if any(UNFIT_IN_ID.search(identifier.value) for identifier in (patient, *orders)):
         text = f"{where}: PatientID or accession number in another character set than SpecificCharacterSet names"
         raise DataError(text, reason="bad-charset")
     sexes = {file.sex for file in used} - {""}

@@ -7,11 +7,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtar_flare.core.errors import DataError, collecting, decoding, within
-from fedtar_flare.core.files import unique
+from fedtar_flare.core.files import MOST_BYTES, open_regular, read_bytes, unique
 from fedtar_flare.curation.documents import (
     FINAL,
     UNKNOWN,
@@ -82,9 +83,11 @@ class _Files:
 
     def read_file(self, file: Path) -> None:
         folder = str(file.parent.parent if file.parent.name == "deleted" else file.parent)
-        with file.open("rb") as opened:
-            for n, content in enumerate(opened if file.suffix.lower() == ".ndjson" else [opened.read()], 1):
-                where = f"{file}, line {n}" if file.suffix.lower() == ".ndjson" else str(file)
+        by_line = file.suffix.lower() == ".ndjson"
+        with open_regular(file) as opened:
+            contents = iter(partial(opened.readline, MOST_BYTES), b"") if by_line else [read_bytes(file)]
+            for n, content in enumerate(contents, 1):
+                where = f"{file}, line {n}" if by_line else str(file)
                 with collecting(self.problems), within(where), decoding("cannot be read"):
                     if content.strip():
                         item = json.loads(content.decode("utf-8-sig"), object_pairs_hook=unique)

@@ -9,6 +9,7 @@ import hl7
 from pydicom.charset import CODES_TO_ENCODINGS, decode_bytes
 
 from fedtar_flare.core.errors import DataError, collecting, decoding, within
+from fedtar_flare.core.files import read_bytes
 from fedtar_flare.curation.documents import (
     FINAL,
     UNPRINTED,
@@ -96,7 +97,7 @@ class _Message:
 
 def read_hl7(file: Path, accession: str, charset: str, problems: list[DataError]) -> Iterator[Document]:
     """The reports of a file of messages; ``accession`` names the field of the accession number, such as ``OBR-2``."""
-    before, *messages = MESSAGE.split(file.read_bytes())
+    before, *messages = MESSAGE.split(read_bytes(file))
     if re.sub(rb"(?:\A|[\r\n])[BF]HS[^\r\n]*", b"", before).strip(b"\r\n\x0b\x1c \0") or not messages:
         problems.append(DataError(f"{file}, its beginning: {NO_REPORT}", reason="no-report"))
     for n, message in enumerate(messages[1::2], 1):

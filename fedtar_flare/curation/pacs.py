@@ -16,6 +16,7 @@ from requests.adapters import HTTPAdapter
 from urllib3 import Retry
 
 from fedtar_flare.core.errors import ConfigError, DataError, FedTARError
+from fedtar_flare.core.files import read_bytes
 from fedtar_flare.imaging.limits import current
 
 ANSWER_BYTES, CHUNK, REQUEST = 64 << 20, 1 << 18, 1 << 16  # of an answer, read at a time, that a request counts as
@@ -49,7 +50,7 @@ class Pacs:
         if token and where.scheme == "http" and where.hostname not in ("localhost", "127.0.0.1", "::1"):
             raise ConfigError(f"{where.netloc}: a token is sent over https:// alone")
         self.host, self._rate, self._free, self._left, self._end = where.netloc, rate * 1e6, 0.0, ANSWER_BYTES, b""
-        self._token = Path(_private(token)).read_text(encoding="utf-8", errors="replace").strip() if token else ""
+        self._token = read_bytes(Path(_private(token)), REQUEST).decode("utf-8", "replace").strip() if token else ""
         if token and not re.fullmatch(r"((Bearer|Basic) )?[\w.~+/=-]+", self._token, re.ASCII):
             raise ConfigError(f"{token}: no bearer token in one line (nor 'Basic' and what follows it)")
         for name in ("dicomweb_client", "urllib3", "pydicom"):  # their messages quote queries and values

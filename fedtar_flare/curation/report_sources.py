@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedtar_flare.core.errors import DataError, collecting, decoding, within
+from fedtar_flare.core.files import open_regular
 from fedtar_flare.curation.dicom_sr import read_sr
 from fedtar_flare.curation.documents import FINAL, Document, Identifier, decide
 from fedtar_flare.curation.fhir import read_fhir
@@ -25,7 +26,7 @@ def collect(source: Path, accession: str = "", charset: str = "ASCII") -> tuple[
     problems: list[DataError] = []
     fhir: list[Path] = []
     for file in filter(Path.is_file, sorted(source.rglob("*")) if source.is_dir() else [source]):
-        with collecting(problems), within(str(file)), decoding("cannot be read"), file.open("rb") as opened:
+        with collecting(problems), within(str(file)), decoding("cannot be read"), open_regular(file) as opened:
             suffix = file.suffix.lower()
             if opened.read(132)[128:] == b"DICM":
                 documents += read_sr(file)

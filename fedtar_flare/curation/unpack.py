@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import replacing
+from fedtar_flare.core.files import open_regular, replacing
 from fedtar_flare.data.cells import Split
 from fedtar_flare.data.sources.fields import DAY_ZERO
 from fedtar_flare.data.sources.manifest import write_rows
@@ -94,7 +94,7 @@ def _reading(file: Path) -> Iterator[None]:
 def _part(file: Path, folder: Path, part: str, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
     """Pictures, memory-mapped in ``folder``, and labels (n, C); None without such a part. Nothing is unpickled."""
     arrays = [f"{part}_images.npy", f"{part}_labels.npy"]
-    with zipfile.ZipFile(file) as packed:
+    with open_regular(file) as opened, zipfile.ZipFile(opened) as packed:
         present = [array for array in arrays if array in packed.namelist()]
         if not present:
             return None

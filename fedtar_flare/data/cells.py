@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.core.files import read_text
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -55,7 +56,7 @@ def synthetic_key(seed: int, site: str) -> bytes:
 def read_key(file: Path) -> bytes:
     """Read a site's key."""
     try:
-        key = bytes.fromhex(file.read_text(encoding="utf-8").strip())
+        key = bytes.fromhex(read_text(file).strip())
         if len(key) < 16:
             raise ValueError("too short")
     except (OSError, ValueError) as error:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import write_json
+from fedtar_flare.core.files import read_lines, write_json
 from fedtar_flare.data.cells import SPLITS, patient_digest
 from fedtar_flare.data.cohort import Cohort, Sample, Split
 from fedtar_flare.data.sources.tables import rows_of
@@ -125,10 +125,7 @@ def read_texts(path: Path) -> tuple[str, ...]:
     if path.suffix.lower() == ".csv":
         texts = [row["report"] for row in rows_of(path, ["report"])]
     else:
-        try:
-            content = path.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: the texts cannot be read as UTF-8 ({error})") from error
+        content = "\n".join(read_lines(path, "the file of texts"))
         texts = [" ".join(part.split()) for part in content.split("\n\n")]
     if not (texts := [text for text in texts if text]):
         raise ConfigError(f"{path} holds no text")

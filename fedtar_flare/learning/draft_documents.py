@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.core.errors import ConfigError, DataError
-from fedtar_flare.imaging.readers.dicom_tags import WRONG, first, headers, text_of
+from fedtar_flare.core.text import UNFIT_IN_ID
+from fedtar_flare.imaging.readers.dicom_files import headers
+from fedtar_flare.imaging.readers.dicom_tags import first, text_of
 from fedtar_flare.learning.drafting import DISCLAIMER, Draft
 from fedtar_flare.version import __version__
 
@@ -31,7 +33,7 @@ def _evidence(image: Path, needed: str) -> list[Dataset]:
         raise ConfigError(f"{image} holds no DICOM file, {needed}")
     for name in ("PatientID", "PatientName", "AccessionNumber"):
         setattr(evidence[0], name, value := text_of(evidence[0], name))
-        if WRONG.search(value):
+        if UNFIT_IN_ID.search(value):
             text = f"{image}: {name} is in another character set than SpecificCharacterSet names"
             raise DataError(text, reason="bad-charset")
     return evidence

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import PRIVATE, checksum, read_json, write_json
+from fedtar_flare.core.files import PRIVATE, checksum, is_pointer, open_regular, read_json, write_json
 from fedtar_flare.learning.labels import CLASSES
 from fedtar_flare.learning.training import retry_smaller_batch
 from fedtar_flare.metrics.labeler import NEURAL, classes_of
@@ -73,7 +73,8 @@ def import_labeler(file: Path, out: Path, kind: str | None = None, tokenizer: Pa
 def _read(file: Path) -> dict[str, Tensor]:
     """Load the tensors of a checkpoint by the names within the model; code in it is never run."""
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        with open_regular(file) as opened:
+            state = torch.load(opened, map_location="cpu", weights_only=True)
         state = state.get("model_state_dict", state)
         # older versions of transformers kept position ids as a weight; they are no parameter
         state = {name.removeprefix("module."): v for name, v in state.items() if not name.endswith("position_ids")}
@@ -81,7 +82,7 @@ def _read(file: Path) -> dict[str, Tensor]:
         why = f"cannot be read as torch's file of a state dict; was it cut short? ({str(error)[:120]})"
         if code := re.search(r"GLOBAL (\S+)", str(error)):
             why = f"needs {code[1]} to be run, and code of a checkpoint never is: take one of tensors alone"
-        elif file.is_file() and b"git-lfs" in file.read_bytes()[:200]:
+        elif is_pointer(file):
             why = "is a pointer of git-lfs: run 'git lfs pull'"
         raise ConfigError(f"{file} {why}") from error
     return state

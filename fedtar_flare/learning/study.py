@@ -9,7 +9,8 @@ from typing import Any
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.cohort import Modality, Sex, Visit
 from fedtar_flare.data.sources.fields import PICTURES, age_of, moment_of, sex_of
-from fedtar_flare.imaging.readers.dicom_tags import first, headers, text_of
+from fedtar_flare.imaging.readers.dicom_files import headers
+from fedtar_flare.imaging.readers.dicom_tags import first, text_of
 from fedtar_flare.learning.inputs import IMAGE, REPORT
 
 UNKNOWN = "-"

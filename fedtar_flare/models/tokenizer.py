@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import MOST_BYTES, read_text
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,7 @@ class ReportTokenizer:
         from tokenizers import Tokenizer
 
         try:
-            tokenizer = Tokenizer.from_file(str(path))
+            tokenizer = Tokenizer.from_str(read_text(path, MOST_BYTES))
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(f"{path} is no readable tokenizer.json: {error}") from error
         known = tokenizer.get_vocab()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import checksum, write_bytes
+from fedtar_flare.core.files import checksum, open_regular, write_bytes
 
 Named = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -58,8 +58,10 @@ def training_patients(path: Path) -> frozenset[str]:
 
     file = path / "model.safetensors" if path.is_dir() else path
     unread = (OSError, SafetensorError, ValueError, TypeError, RecursionError)  # whoever wrote it chose its text
-    with suppress(*unread), safe_open(str(file), framework="pt") as opened:
-        return frozenset(map(str, json.loads((opened.metadata() or {}).get(PATIENTS, "[]"))))
+    with suppress(*unread):
+        open_regular(file).close()
+        with safe_open(str(file), framework="pt") as opened:
+            return frozenset(map(str, json.loads((opened.metadata() or {}).get(PATIENTS, "[]"))))
     return frozenset()
 
 
@@ -69,7 +71,9 @@ def load_weights(model: nn.Module, path: Path, named: Named = dict, leave: Seque
     from safetensors.torch import load_file
 
     try:
-        loaded = named(load_file(path / "model.safetensors" if path.is_dir() else path))
+        file = path / "model.safetensors" if path.is_dir() else path
+        open_regular(file).close()
+        loaded = named(load_file(file))
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"weights file {path} cannot be read: {error}") from error
     tensors = model_tensors(model)

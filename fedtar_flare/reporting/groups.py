@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedtar_flare.data.cohort import Sample
-from fedtar_flare.imaging.readers.dicom_tags import first, headers
+from fedtar_flare.imaging.readers.dicom_files import headers
+from fedtar_flare.imaging.readers.dicom_tags import first
 from fedtar_flare.metrics.agreement import label_counts
 from fedtar_flare.metrics.labeler import classes_of, rules_for
 from fedtar_flare.metrics.significance import against_others, holm, label_score, mean_score

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import read_yaml
+from fedtar_flare.core.files import read_lines, read_yaml
 from fedtar_flare.core.settings import build
+from fedtar_flare.core.text import UNFIT_IN_ID
 from fedtar_flare.data.cells import Timeline, read_key
 from fedtar_flare.data.cohort import EXCLUDED, Cohort
 from fedtar_flare.data.sources import read_source
@@ -121,13 +122,12 @@ def excluded_patients(config: SiteConfig) -> frozenset[str]:
     """Read the exclusion list."""
     if config.exclude is None:
         return frozenset()
-    try:
-        lines = config.exclude.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{config.exclude}: the exclusion list cannot be read ({error})",
-            public="the site's exclusion list cannot be read",
-        ) from error
+    what = "the site's exclusion list"
+    lines = read_lines(config.exclude, what)
+    for number, line in enumerate(lines, 1):
+        if UNFIT_IN_ID.search(line.strip()):
+            text = f"{config.exclude}, line {number}: a control character, so that nobody's id is like it; correct it"
+            raise ConfigError(text, public=f"{what} cannot be read")
     return frozenset(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 

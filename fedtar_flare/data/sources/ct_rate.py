@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
+from fedtar_flare.core.files import read_lines
 from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.report_text import with_headings
 from fedtar_flare.data.sources.fields import known_age, moment_of, sex_of
@@ -50,8 +51,9 @@ def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Readin
         tables[what] = option_path(path, options, what) or find_table(
             root, (f"{folder}/{table}", table), f"the table of {what}"
         )
-    listed = find_table(tables["metadata"].parent, (f"no_chest_{part}.txt",), "the list of volumes that show no chest")
-    no_chest = {line.strip().rpartition("/")[2] for line in listed.read_text(encoding="utf-8-sig").splitlines()}
+    what = "the list of volumes that show no chest"
+    listed = find_table(tables["metadata"].parent, (f"no_chest_{part}.txt",), what)
+    no_chest = {line.strip().rpartition("/")[2] for line in read_lines(listed, what)}
     texts = {
         row["VolumeName"]: row
         for row in rows_of(tables["reports"], ["VolumeName", *NEEDED_SECTIONS.values()], [*OPTIONAL_SECTIONS.values()])

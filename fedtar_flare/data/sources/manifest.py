@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import io
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -15,11 +16,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, decoding, within
-from fedtar_flare.core.files import SHARED, replacing
+from fedtar_flare.core.files import SHARED, is_there, open_regular, replacing
 from fedtar_flare.data.cells import SPLITS
 from fedtar_flare.data.cohort import Modality, Visit
 from fedtar_flare.data.sources.fields import PICTURES, age_at, date_of, is_stated, known_age, labels_of, markup, sex_of
-from fedtar_flare.data.sources.reading import Reading, read_text
+from fedtar_flare.data.sources.reading import Reading, read_report
 from fedtar_flare.data.sources.tables import Row, open_table
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ REQUIRED = ("patient_id", "study_datetime", "image")
 REPORTS = ("report", "report_path")
 LABELS = "labels"
 KNOWN = (*REQUIRED, *REPORTS, "age", "birth_date", "sex", LABELS, "split", "institution", "lateral")
+MODALITY, HEAD_BYTES = 0x00080060, 1 << 20
+"""The tag, which is one of the first in a file, and how many bytes of the file are searched for it."""
 _FORMULA = re.compile(r"\s*'*[=+@-]")
 
 
@@ -47,14 +50,14 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
             with collecting(reading.problems):
                 _required(row, "image", "no-image", where)
                 image = table.parent / Path(row["image"]).expanduser()
-                if modality is None and image.exists():
+                if modality is None and is_there(image):
                     modality = _modality(image)
                 # a missing image is never opened, so its kind does not matter
                 visit = _visit(row, number, image, modality or "ct", table.parent, where)
                 split = row.get("split", "").lower()
                 if split and split not in SPLITS:
                     raise DataError(f"{where} 'split': '{split}' is not one of {', '.join(SPLITS)}", reason="bad-split")
-                reading.add(visit, _sex(row, where), row.get("institution", ""), f"{where} 'image'")
+                reading.add(visit, _sex(row, where), row.get("institution", ""), f"{table}, row {number}")
                 if split:
                     reading.stated[visit.patient_id].add(split)
     return reading
@@ -78,7 +81,7 @@ def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path,
             age = age_at(row.get("birth_date", ""), acquired)
     column, text = "report", row.get("report", "")
     if not is_stated(text) and row.get("report_path"):
-        column, text = "report_path", read_text(folder / row["report_path"], f"{where} 'report_path'")
+        column, text = "report_path", read_report(folder / row["report_path"], f"{where} 'report_path'")
     labels, uncertain = labels_of(row[LABELS]) if LABELS in row else (None, frozenset[str]())
     text = text if is_stated(text) else ""
     if reason := markup(text):
@@ -102,10 +105,12 @@ def _modality(image: Path) -> Modality:
         return "radiograph"
     if image.is_dir() or image.name.lower().endswith((".nii", ".nii.gz", ".zip")):
         return "ct"
-    from pydicom import dcmread
+    from pydicom.filereader import read_partial
 
-    with decoding(f"{image}: neither a picture nor readable DICOM"):
-        return "radiograph" if dcmread(image, specific_tags=["Modality"]).get("Modality") in ("CR", "DX") else "ct"
+    with decoding(f"{image}: neither a picture nor readable DICOM"), open_regular(image) as file:
+        start = io.BytesIO(file.read(HEAD_BYTES))
+        header = read_partial(start, stop_when=lambda tag, *_: int(tag) > MODALITY, specific_tags=[MODALITY])
+        return "radiograph" if header.get("Modality") in ("CR", "DX") else "ct"
 
 
 def _sex(row: Row, where: str) -> Any:

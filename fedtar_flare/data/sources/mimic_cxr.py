@@ -21,7 +21,7 @@ from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
 from fedtar_flare.data.cells import Split
 from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.sources.fields import age_of, checked_age, clock_of, moment_of, sex_of
-from fedtar_flare.data.sources.reading import Reading, read_text
+from fedtar_flare.data.sources.reading import Reading, read_report
 from fedtar_flare.data.sources.tables import Row, find_table, label_table, option_path, rows_of
 
 OPTIONS = ("reports", "patients", "split", "labels", "views")
@@ -77,7 +77,7 @@ def _study(
     if person is not None:
         at_anchor, anchor_year, sex = person
         age = None if at_anchor is None else checked_age(at_anchor + acquired.year - anchor_year)
-    text = read_text(reports / folder / f"s{study}.txt", where)
+    text = read_report(reports / folder / f"s{study}.txt", where)
     return Visit(subject, f"s{study}", acquired, image, text.strip(), "radiograph", age), sex
 
 

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, DataError, within
+from fedtar_flare.core.files import is_there, read_text
 from fedtar_flare.core.settings import check_names, suggestion
+from fedtar_flare.core.text import UNFIT_IN_ID
 from fedtar_flare.data.cells import Split
 from fedtar_flare.data.cohort import Patient, Sex, Visit, order_in_time
 from fedtar_flare.data.report_text import CLEANINGS, check_sections, clean_report, select_sections
@@ -23,6 +25,7 @@ from fedtar_flare.data.sources.fields import is_stated, markup
 
 logger = logging.getLogger(__name__)
 _LOGGED: set[int] = set()
+UNFIT_ID = "a control character in the id of a patient or study; export the row again, or correct it"
 COMMON_OPTIONS = ("same_day", "sections", "cleaning", "min_visits", "min_words")
 CHOICES = {"same_day": ("keep", "merge"), "cleaning": CLEANINGS, "views": ("frontal", "all")}  # the default first
 
@@ -69,6 +72,8 @@ class Reading:
         """Add a study; one whose image is missing counts as a problem and keeps its place in time."""
         if self.views == "all":
             visit = replace(visit, visit_id=f"{visit.visit_id}-{visit.image.stem}")
+        if UNFIT_IN_ID.search(f"{visit.patient_id}{visit.visit_id}"):
+            raise DataError(f"{where or self.where}: {UNFIT_ID}", reason="bad-id")
         study = f"{self.where}: patient {visit.patient_id}, study {visit.visit_id}"
         if not is_stated(visit.report):
             visit = replace(visit, report="")
@@ -81,8 +86,9 @@ class Reading:
                     text = f"the report has {words} word(s), fewer than min_words" if words else "the report is empty"
                     raise DataError(text, reason="too-few-words" if words else "empty-report")
                 visit = replace(visit, report=report)
-        if not visit.image.exists():
-            self.problems.append(DataError(f"{where or study}: {visit.image} is not there", reason="no-image"))
+        if not is_there(visit.image):
+            text = f"{where or study}: image {visit.image} is no file or folder that can be read"
+            self.problems.append(DataError(text, reason="no-image"))
             self._unreadable[visit.patient_id].append(visit)
             return
         self._visits[visit.patient_id].append(visit)
@@ -195,10 +201,10 @@ def counts_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{reason}: {n}" for reason, n in counts.items())
 
 
-def read_text(path: Path, where: str) -> str:
+def read_report(path: Path, where: str) -> str:
     """A text file in UTF-8, with or without a byte order mark; DataError ``no-report`` or ``not-utf8``."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_text(path)
     except OSError as error:
         raise DataError(f"{where}: {path} cannot be read ({error.strerror})", reason="no-report") from error
     except UnicodeDecodeError as error:

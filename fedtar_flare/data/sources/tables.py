@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.core.files import MOST_TEXT, open_regular
 
 Row = dict[str, str]  # trimmed values by column
 Labels = tuple[frozenset[str], frozenset[str]]  # certain and uncertain ones of an image
@@ -47,8 +49,9 @@ class OpenTable:
     """
 
     def __init__(self, file: TextIO, table: Path, delimiter: str):
-        csv.field_size_limit(10_000_000)  # a report is one field
-        self._reader, self._table, self._number = csv.reader(file, delimiter=delimiter, strict=True), table, 0
+        csv.field_size_limit(MOST_TEXT)  # a report is one field
+        self._reader = csv.reader(self._lines(file), delimiter=delimiter, strict=True)
+        self._table, self._number, self._left = table, 0, MOST_TEXT
         header = self._next_cells()
         if isinstance(header, DataError):
             raise ConfigError(f"{table}: the header cannot be read: {header}")
@@ -57,8 +60,17 @@ class OpenTable:
         if twice := sorted({name for name in self.columns if name and self.columns.count(name) > 1}):
             raise ConfigError(f"{table}: column(s) {', '.join(twice)} are there twice; it is unclear which counts")
 
+    def _lines(self, file: TextIO) -> Iterator[str]:
+        """The lines; a row of more than :data:`MOST_TEXT` characters would fill the memory."""
+        while line := file.readline(self._left + 1):
+            self._left -= len(line)
+            if self._left < 0:
+                text = f"more than {MOST_TEXT:,} characters: is it a table of text, with all quotation marks closed?"
+                raise ConfigError(f"{self._table}, row {self._number}: {text}")
+            yield line
+
     def _next_cells(self) -> list[str] | DataError | None:
-        self._number, begun = self._number + 1, self._reader.line_num + 1
+        self._number, self._left, begun = self._number + 1, MOST_TEXT, self._reader.line_num + 1
         try:
             return next(self._reader, None)
         except csv.Error as error:
@@ -123,12 +135,12 @@ def open_table(
 ) -> Iterator[OpenTable]:
     """Open a UTF-8 table."""
     try:
-        with gzip.open(table) if table.suffix == ".gz" else table.open("rb") as raw:
+        with open_regular(table) as stored, gzip.open(stored) if table.suffix == ".gz" else stored as raw:
             file = io.TextIOWrapper(raw, encoding="utf-8-sig", errors=errors, newline="")
-            head = file.readline()
+            head = file.readline(MOST_TEXT)
             file.seek(0)
             yield OpenTable(file, table, max(delimiters, key=head.count))
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{table}: {what} cannot be read ({reason})") from error
     except UnicodeDecodeError as error:

@@ -19,11 +19,13 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 from pydicom import dcmread
 from pydicom.dataset import Dataset
+from pydicom.errors import InvalidDicomError
 from pydicom.filereader import read_dataset, read_partial
 from pydicom.tag import BaseTag, Tag
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian
 
 from fedtar_flare.core.errors import DataError, decoding
+from fedtar_flare.core.files import is_there, open_regular
 from fedtar_flare.imaging.limits import ELEMENT_READS, LONG_ELEMENT, check_ratio, check_size, check_time, current
 from fedtar_flare.imaging.readers.dicom_tags import is_dicom, text
 
@@ -84,7 +86,7 @@ class Source:
         with decoding(f"{self.name}: cannot be read"):
             if self.archive is None:
                 try:
-                    return self.path.open("rb")
+                    return open_regular(self.path)
                 except PermissionError as error:
                     raise DataError(f"{self.name}: no permission to read it", reason="no-permission") from error
             info = self.archive.getinfo(self.member)
@@ -113,11 +115,11 @@ class Header:
     vr: str | None  # of the pixel data; None where they are absent, or the syntax states none (implicit VR)
 
 
-def open_archive(path: Path) -> ZipFile:
+def open_archive(path: Path, file: BinaryIO) -> ZipFile:
     """Open a zip archive; its directory is read, its members are not."""
     with decoding(f"{path}: not a readable zip archive"):
-        _check_directory(path)
-        archive = ZipFile(path)
+        _check_directory(path, file)
+        archive = ZipFile(file)
     try:
         if "" in archive.namelist():
             raise DataError(f"{path}: a member without a name, which may be a slice", reason="unreadable")
@@ -129,19 +131,18 @@ def open_archive(path: Path) -> ZipFile:
     return archive
 
 
-def _check_directory(path: Path) -> None:
+def _check_directory(path: Path, file: BinaryIO) -> None:
     """Refuse (``too-large``) a directory that is too long to be read."""
-    with path.open("rb") as file:
-        size = file.seek(0, io.SEEK_END)
-        file.seek(max(0, size - (1 << 16) - DIRECTORY_END.size))
-        end = file.read()
-        at = end.rfind(b"PK\5\6")
-        if at < 0 or at + DIRECTORY_END.size > len(end):
-            return  # no archive; ZipFile will refuse it
-        length = DIRECTORY_END.unpack_from(end, at)[5]
-        if length == 0xFFFFFFFF and (locator := end.rfind(b"PK\6\7", 0, at)) >= 0:
-            file.seek(int.from_bytes(end[locator + 8 : locator + 16], "little"))
-            length = int.from_bytes(file.read(56)[40:48], "little")
+    size = file.seek(0, io.SEEK_END)
+    file.seek(max(0, size - (1 << 16) - DIRECTORY_END.size))
+    end = file.read()
+    at = end.rfind(b"PK\5\6")
+    if at < 0 or at + DIRECTORY_END.size > len(end):
+        return  # no archive; ZipFile will refuse it
+    length = DIRECTORY_END.unpack_from(end, at)[5]
+    if length == 0xFFFFFFFF and (locator := end.rfind(b"PK\6\7", 0, at)) >= 0:
+        file.seek(int.from_bytes(end[locator + 8 : locator + 16], "little"))
+        length = int.from_bytes(file.read(56)[40:48], "little")
     if length > current().archive_members * DIRECTORY_BYTES:
         raise DataError(f"{path}: a directory of {length:,} bytes is no archive of images", reason="too-large")
 
@@ -150,13 +151,15 @@ def _check_directory(path: Path) -> None:
 def sources(path: Path) -> Iterator[list[Source]]:
     """List the files of a study; an archive stays open in the block."""
     with ExitStack() as stack:
-        if not path.exists():
+        if not is_there(path):
             raise DataError(f"{path}: there is no such file or folder", reason="no-image")
         if path.is_dir():
             files = files_below(path)
             listed = [Source(file) for file in files] + _lost(path / "DICOMDIR", files)
         elif path.suffix.lower() == ".zip":
-            archive = stack.enter_context(open_archive(path))
+            with decoding(f"{path}: cannot be read"):
+                file = stack.enter_context(open_regular(path))
+            archive = stack.enter_context(open_archive(path, file))
             listed = [Source(path, archive, info.filename) for info in archive.infolist() if not info.is_dir()]
         elif path.name.upper().startswith("DICOMDIR"):
             listed = [Source(file, lost_from=None if exists else uid) for file, uid, exists in _entries(path)]
@@ -180,7 +183,7 @@ def _entries(directory: Path) -> list[tuple[Path, str, bool]]:
     if not directory.is_file():
         return []
     with decoding(f"{directory}: not a readable DICOMDIR"):
-        with directory.open("rb") as file:
+        with open_regular(directory) as file:
             records = dcmread(metered(file, str(directory), directory.stat().st_size)).DirectoryRecordSequence
         by_offset = {record.seq_item_tell: record for record in records}
         series: dict[int | None, str] = {}  # the SeriesInstanceUID above each image record
@@ -230,6 +233,17 @@ class _Metered:
 def metered(file: BinaryIO, name: str, size: int) -> BinaryIO:
     """Limit the number and length of reads of a file, unless it is small."""
     return file if size <= SMALL else cast(BinaryIO, cast(Any, _Metered(file, name)))
+
+
+def headers(image: Path) -> Iterator[Dataset]:
+    """Read the headers of a study's DICOM files."""
+    for path in sorted(image.rglob("*")) if image.is_dir() else [image]:
+        if path.is_file():
+            with suppress(InvalidDicomError, OSError), open_regular(path) as file:
+                force = is_dicom(file.read(132))
+                size = file.seek(0, io.SEEK_END)
+                file.seek(0)
+                yield dcmread(metered(file, str(path), size), stop_before_pixels=True, force=force)
 
 
 def _check_deflated(file: BinaryIO, name: str) -> None:

@@ -1,11 +1,7 @@
 """Values of single DICOM tags, checked; they bypass pydicom's conversion where that is slow (decimal strings)."""
 
 import math
-import re
-from collections.abc import Iterator
-from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import TypeVar
 
 from pydicom.dataset import Dataset
@@ -14,7 +10,6 @@ from pydicom.tag import BaseTag, Tag
 from fedtar_flare.core.errors import DataError
 
 Default = TypeVar("Default", int, None)
-WRONG = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]")  # in an identifier: bytes of another character set than the stated
 
 
 @cache
@@ -95,14 +90,3 @@ def is_dicom(start: bytes) -> bool:
     """Whether a file that starts with these 132 bytes may be DICOM, also without preamble and meta information."""
     bare = start[:2] in (b"\x02\x00", b"\x08\x00") or (start[:2] == b"\x00\x08" and start[4:6].isalpha())  # big-endian
     return bare or start[128:] == b"DICM"
-
-
-def headers(image: Path) -> Iterator[Dataset]:
-    """Read the headers of a study."""
-    from pydicom import dcmread
-    from pydicom.errors import InvalidDicomError
-
-    for path in sorted(image.rglob("*")) if image.is_dir() else [image]:
-        if path.is_file():
-            with suppress(InvalidDicomError, OSError), path.open("rb") as file:
-                yield dcmread(path, stop_before_pixels=True, force=is_dicom(file.read(132)))

@@ -11,6 +11,7 @@ from nibabel.arrayproxy import ArrayProxy
 from nibabel.orientations import aff2axcodes
 
 from fedtar_flare.core.errors import DataError, decoding
+from fedtar_flare.core.files import open_regular
 from fedtar_flare.imaging.limits import LONG_ELEMENT, check_size, check_time
 from fedtar_flare.imaging.readers.volume import TILT_TOLERANCE_DEG, CTVolume, Note, check_air, check_spacing, to_int16
 
@@ -23,8 +24,8 @@ def read_nifti(path: Path, min_slices: int) -> CTVolume:
     """Read a NIfTI file and apply its scaling (scl_slope, scl_inter) by slice, so that memory holds one volume."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file", reason="no-image")
-    packed = path.name.lower().endswith(".gz")
-    with decoding(f"{path}: not readable as NIfTI"), gzip.open(path) if packed else path.open("rb") as file:
+    packed, unread = path.name.lower().endswith(".gz"), f"{path}: not readable as NIfTI"
+    with decoding(unread), open_regular(path) as stored, gzip.open(stored) if packed else stored as file:
         start = file.read(nibabel.Nifti1Header.sizeof_hdr)
         _check_stated(nibabel.Nifti1Header(start, check=False), path, packed)
         return _volume(file, nibabel.Nifti1Header(start), path, min_slices)

@@ -12,6 +12,7 @@ from pydicom.pixels import apply_modality_lut, apply_voi_lut
 from pydicom.tag import Tag
 
 from fedtar_flare.core.errors import DataError, decoding
+from fedtar_flare.core.files import open_regular
 from fedtar_flare.data.sources.fields import PICTURES
 from fedtar_flare.imaging.limits import check_size
 from fedtar_flare.imaging.readers.decoders import PIXEL_TAGS, decoded, layout_of
@@ -45,10 +46,10 @@ def opened_picture(path: Path, refusal: str) -> Iterator[Image.Image]:
     ``refusal`` is the reason why several pictures in one file, or pure black and white, are refused.
     """
     check_size(str(path), "file_bytes", path.stat().st_size)
-    with decoding(f"{path}: not readable as a picture"), Image.open(path) as image:
+    with decoding(f"{path}: not readable as a picture"), open_regular(path) as file, Image.open(file) as image:
         if image.format == "PNG":  # only this checks its checksums
             image.verify()
-    with decoding(f"{path}: not readable as a picture"), Image.open(path) as image:
+    with decoding(f"{path}: not readable as a picture"), open_regular(path) as file, Image.open(file) as image:
         check_size(str(path), "pixels", image.width * image.height)
         if getattr(image, "n_frames", 1) > 1 or image.mode == "1":
             what = "a bitmap without greys" if image.mode == "1" else "several pictures in one file"

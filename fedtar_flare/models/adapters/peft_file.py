@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.core.files import write_bytes, write_text
+from fedtar_flare.core.files import is_pointer, read_text, write_bytes, write_text
 from fedtar_flare.core.settings import matches
 from fedtar_flare.protocol.exchange import lowered
 
@@ -103,7 +103,7 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
     if not (folder / ADAPTER_WEIGHTS).is_file() and not extras_alone:
         raise ConfigError(f"{folder} is no adapter folder (a run leaves one as <results>/adapter)")
     try:
-        info = dict(json.loads((folder / ADAPTER_INFO).read_text(encoding="utf-8")))
+        info = dict(json.loads(read_text(folder / ADAPTER_INFO)))
         if not isinstance(info["model"], dict) or not isinstance(info["fingerprint"], str):
             raise TypeError("model and fingerprint")
     except FileNotFoundError as error:
@@ -124,7 +124,7 @@ def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str
         try:
             tensors = load_file(file) if file.is_file() else {}
         except (SafetensorError, OSError) as error:
-            hint = "; it is a pointer of git-lfs: run 'git lfs pull'" if b"git-lfs" in file.read_bytes()[:200] else ""
+            hint = "; it is a pointer of git-lfs: run 'git lfs pull'" if is_pointer(file) else ""
             raise ConfigError(f"{file} is not readable as safetensors ({error}){hint}") from error
         for name, tensor in sorted(tensors.items()):
             if not tensor.isfinite().all():
@@ -138,7 +138,7 @@ def read_adapter_config(folder: Path | str) -> dict[str, Any]:
     """Read ``adapter_config.json`` of a folder that :func:`read_adapter_info` accepts."""
     file = Path(folder) / ADAPTER_CONFIG
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.with_name(ADAPTER_WEIGHTS).is_file() else {}
+        return dict(json.loads(read_text(file))) if file.with_name(ADAPTER_WEIGHTS).is_file() else {}
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{file} is missing or damaged ({error})") from error
 
