@@ -234,7 +234,7 @@ def test_wrong_columns_options_and_tables_are_named(folder, table):
 CELLS = st.text("=+-@'|a1 ,\n\u00e9", max_size=6).map(lambda text: f"{text}a".strip())
 
 
-@given(CELLS, CELLS)
+@given(CELLS.filter(lambda text: "\n" not in text), CELLS)
 def test_no_cell_that_is_written_is_a_formula_and_each_reads_back_as_it_was(tmp_path_factory, patient, report):
     folder = tmp_path_factory.mktemp("cells")
     (folder / "-1.png").touch()

@@ -69,11 +69,12 @@ class Reading:
         return cls(str(path), sections=wanted, **chosen, **least)
 
     def add(self, visit: Visit, sex: Sex | None, institution: str = "", where: str = "") -> None:
-        """Add a study; one whose image is missing counts as a problem and keeps its place in time."""
+        """Add a study, of a row of a table (``where``); one whose image is missing is a problem and keeps its place."""
         if self.views == "all":
             visit = replace(visit, visit_id=f"{visit.visit_id}-{visit.image.stem}")
         if UNFIT_IN_ID.search(f"{visit.patient_id}{visit.visit_id}"):
-            raise DataError(f"{where or self.where}: {UNFIT_ID}", reason="bad-id")
+            place = f"{where}, column 'patient_id'" if where else self.where
+            raise DataError(f"{place}: {UNFIT_ID}", reason="bad-id")
         study = f"{self.where}: patient {visit.patient_id}, study {visit.visit_id}"
         if not is_stated(visit.report):
             visit = replace(visit, report="")
@@ -87,7 +88,8 @@ class Reading:
                     raise DataError(text, reason="too-few-words" if words else "empty-report")
                 visit = replace(visit, report=report)
         if not is_there(visit.image):
-            text = f"{where or study}: image {visit.image} is no file or folder that can be read"
+            place = f"{where}, column 'image'" if where else study
+            text = f"{place}: {visit.image} is not there, or is no file and no folder"
             self.problems.append(DataError(text, reason="no-image"))
             self._unreadable[visit.patient_id].append(visit)
             return
