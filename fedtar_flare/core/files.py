@@ -36,7 +36,7 @@ class StateError(FedTARError):
     default_public = "the site's state of this run is missing or unreadable"
 
 
-def is_there(path: Path) -> bool:
+def is_file_or_folder(path: Path) -> bool:
     """Tell whether a path leads to a regular file or a folder; no path is too long, too circular or too odd to ask."""
     with suppress(OSError):
         return path.is_file() or path.is_dir()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, decoding, within
-from fedtar_flare.core.files import SHARED, is_there, open_regular, replacing
+from fedtar_flare.core.files import SHARED, is_file_or_folder, open_regular, replacing
 from fedtar_flare.data.cells import SPLITS
 from fedtar_flare.data.cohort import Modality, Visit
 from fedtar_flare.data.sources.fields import PICTURES, age_at, date_of, is_stated, known_age, labels_of, markup, sex_of
@@ -50,7 +50,7 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
             with collecting(reading.problems):
                 _required(row, "image", "no-image", where)
                 image = table.parent / Path(row["image"]).expanduser()
-                if modality is None and is_there(image):
+                if modality is None and is_file_or_folder(image):
                     modality = _modality(image)
                 # a missing image is never opened, so its kind does not matter
                 visit = _visit(row, number, image, modality or "ct", table.parent, where)

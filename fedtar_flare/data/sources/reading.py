@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, DataError, within
-from fedtar_flare.core.files import is_there, read_text
+from fedtar_flare.core.files import is_file_or_folder, read_text
 from fedtar_flare.core.settings import check_names, suggestion
 from fedtar_flare.core.text import UNFIT_IN_ID
 from fedtar_flare.data.cells import Split
@@ -87,7 +87,7 @@ class Reading:
                     text = f"the report has {words} word(s), fewer than min_words" if words else "the report is empty"
                     raise DataError(text, reason="too-few-words" if words else "empty-report")
                 visit = replace(visit, report=report)
-        if not is_there(visit.image):
+        if not is_file_or_folder(visit.image):
             place = f"{where}, column 'image'" if where else study
             text = f"{place}: {visit.image} is not there, or is no file and no folder"
             self.problems.append(DataError(text, reason="no-image"))

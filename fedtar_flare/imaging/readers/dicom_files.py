@@ -25,7 +25,7 @@ from pydicom.tag import BaseTag, Tag
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian
 
 from fedtar_flare.core.errors import DataError, decoding
-from fedtar_flare.core.files import is_there, open_regular
+from fedtar_flare.core.files import is_file_or_folder, open_regular
 from fedtar_flare.imaging.limits import ELEMENT_READS, LONG_ELEMENT, check_ratio, check_size, check_time, current
 from fedtar_flare.imaging.readers.dicom_tags import is_dicom, text
 
@@ -151,7 +151,7 @@ def _check_directory(path: Path, file: BinaryIO) -> None:
 def sources(path: Path) -> Iterator[list[Source]]:
     """List the files of a study; an archive stays open in the block."""
     with ExitStack() as stack:
-        if not is_there(path):
+        if not is_file_or_folder(path):
             raise DataError(f"{path}: there is no such file or folder", reason="no-image")
         if path.is_dir():
             files = files_below(path)
