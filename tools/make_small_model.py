@@ -422,7 +422,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     branch = branch_of(model, seed)
     data = phantoms(arguments.patients, seed, config, say)
     fit_sight(model, branch, data, arguments.sight, seed, say)
-    branch.fix_prompts(seed)
+    branch.fix_untrained(seed)
     fit_writer(model, branch, tokenizer, data, text_corpus(TEXTS, seed), arguments.writer, seed, say)
     presence = fit_presence(model, data, arguments.presence, seed, say)
     folder.mkdir(parents=True, exist_ok=True)

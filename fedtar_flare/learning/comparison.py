@@ -36,6 +36,8 @@ WITHIN_LEVEL = 0.05
 """Weight of a change within a level, or against it, relative to the one between the two levels."""
 EXCLUDED = -1e4
 """Log-probability of a level that a report excludes: finite, so that gradients are, too."""
+UNTRAINED = 0.4
+"""Probability of a finding that a head was never taught: under a half, so that it is not claimed."""
 FIXED_RMS = 1.5
 """Root mean square of a fixed prompt, about that of the shipped ones."""
 CHANGE_RMS = 0.6
@@ -296,11 +298,13 @@ class ComparisonBranch(nn.Module):
         return prompts + self.changes[(changes - 1).clamp(0, len(DIRECTIONS) - 1)] * changed[..., None]
 
     @torch.no_grad()
-    def fix_prompts(self, seed: int) -> None:
+    def fix_untrained(self, seed: int) -> None:
         """Fix untrained prompts, which are 0, at random directions: a finding's, and smaller ones of level and change.
 
-        Decoders heed none near zero. A level's direction is the same for every finding, and that of absence is none.
+        Decoders heed none near zero. A level's direction is the same for every finding, and that of absence is none. An
+        untrained row of the head begins at :data:`UNTRAINED`.
         """
+        self.head.bias[~self.head.weight.flatten(1).any(1), 0] = log(UNTRAINED / (1 - UNTRAINED) / (READ - 1))
         generator = torch.Generator().manual_seed(seed)
         findings, levels, width = self.embeddings.shape
         drawn = torch.randn(findings + levels - 1 + len(self.changes), width, generator=generator).to(self.embeddings)

@@ -149,7 +149,7 @@ def _compare(generator: ReportGenerator, reader: Labeler, words: Tensor, setting
     branch = ComparisonBranch(reader, generator.channels, words, seed, position, settings["certain"])
     if name := settings["head_weights"]:
         _load(branch, _shipped(name, COMPARISON), name)
-    branch.fix_prompts(seed)
+    branch.fix_untrained(seed)
     generator.diagnosis = branch
     if settings["candidates"] > 1 or settings["complete"]:
         generator.choice = FindingsChoice(branch, settings["candidates"], settings["complete"])

@@ -1,6 +1,8 @@
-"""A report that does not state the prompted findings is searched for once more, and completed."""
+"""A report that does not state what was read is searched for once more, and completed."""
 
 from contextlib import contextmanager
+from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,53 +11,158 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_diagnosis import batch, extended
 
-from fedtar_flare.learning.comparison import UNKNOWN, Comparison
-from fedtar_flare.learning.diagnosis import FindingsChoice
-from fedtar_flare.learning.labels import Labeler, labeler
+from fedtar_flare.learning.choice import Findings, FindingsChoice
+from fedtar_flare.learning.comparison import CHANGES, NONE, RESOLVED, UNCERTAIN, UNCHANGED, Reading
+from fedtar_flare.learning.labels import NEGATIVE, PRESENT, labeler
 from fedtar_flare.models.build import build_tokenizer
 from fedtar_flare.models.config import preset
 
-FINDINGS = ("nodule", "effusion", "cavity")
-PRESENT = ("", "+new", "+persistent")
-LABELER = Labeler(
-    FINDINGS,
-    lambda text: tuple(int(any(f"{finding}{end}" in text.split() for end in PRESENT)) for finding in FINDINGS),
-    lambda text: {tuple(part.split("+")) for part in text.split() if "+" in part},
-)
-"""Reads texts such as ``nodule+new cavity+resolved effusion``."""
-PRESENT_NOW = ("new", "persistent")
 BEAMS = 5
-PROMPTS = {"prompt_classes": "positive", "prompt_place": "memory"}
 decode = build_tokenizer(preset("tiny", max_length=20)).decode
+READERS = {name: labeler(name) for name in ("synthetic", "chexpert-rules", "ctrate-rules")}
+SENTENCES = (
+    "{degree} {a}.", "No {a}.", "No {a} or {b}.", "Possible {a}.", "{degree} {a} and {b}.", "The {a} has increased.",
+    "{a} has resolved, {b} is unchanged.", "New {a} and {degree} {b}; no {c}.", "{a}, {degree}.", "Intact bones.",
+)  # fmt: skip
 
 
-class Predicts:
-    """A branch that predicts these findings, and these of the visits before."""
-
-    def __init__(self, now, before=None, comparison=None):
-        self.now, self.before, self.comparison = torch.tensor(now), before, comparison
-
-    def predict(self, seen):
-        return self.now, None if self.before is None else torch.tensor(self.before)
+def words(name):
+    *others, last = name.lower().split("_")
+    return " ".join([last, *others] if last in ("left", "right") else [*others, last])
 
 
-courses = st.lists(st.sampled_from(("absent", "new", "resolved", "persistent")), min_size=3, max_size=3)
+def choice_of(reader, completes=True):
+    return FindingsChoice(SimpleNamespace(reader=reader), 1, completes)
 
 
-@given(stated=courses, true=courses)
-def test_texts_are_compared_by_their_findings_and_then_by_the_changes_that_they_state(stated, true):
-    """A text has no word for what is still present, nor for what was never present."""
-    now, before = ([[int(course in kinds) for course in true]] for kinds in (PRESENT_NOW, ("resolved", "persistent")))
-    text = " ".join(f"{name}+{c}" for name, c in zip(FINDINGS, stated, strict=True) if c != "absent")
-    comparison = Comparison(LABELER, 4, 0)
-    missed = sum((a in PRESENT_NOW) != (b in PRESENT_NOW) for a, b in zip(stated, true, strict=True))
-    word = {"new": "new", "resolved": "resolved"}
-    misled = sum(word.get(a) != word.get(b) for a, b in zip(stated, true, strict=True))
-    for earlier, expected in ((before, 4 * missed + misled), ([[UNKNOWN] * 3], missed), (None, missed)):
-        choice = FindingsChoice(Predicts(now, earlier, comparison), LABELER.label, 3)
-        [prompted] = choice.prompted_findings(None)
-        assert choice.count_differences(text, prompted) == expected
-        assert (prompted.changes is None) is (earlier != before)
+@st.composite
+def texts(draw, reader):
+    """A report of a few sentences on findings of a labeler."""
+    names = st.sampled_from(reader.findings).map(words)
+    degrees = st.sampled_from(("small", "moderate", "large", ""))
+    parts = draw(st.lists(st.tuples(st.sampled_from(SENTENCES), names, names, names, degrees), max_size=5))
+    return " ".join(s.format(a=a, b=b, c=c, degree=degree).strip().capitalize() for s, a, b, c, degree in parts)
+
+
+def consistent(level, change):
+    """A change that a level allows."""
+    return change if (change in (NONE, RESOLVED)) != bool(level) else UNCERTAIN if level else NONE
+
+
+@st.composite
+def cases(draw):
+    """A labeler, a report, and what was read: mostly that a finding is absent."""
+    reader = READERS[draw(st.sampled_from(sorted(READERS)))]
+    some = draw(
+        st.dictionaries(
+            st.sampled_from(range(len(reader.findings))), st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=4
+        )
+    )
+    pairs = [some.get(i, (0, NONE)) for i in range(len(reader.findings))]
+    pairs = [
+        (0, NONE) if name == reader.no_finding else pair for name, pair in zip(reader.findings, pairs, strict=True)
+    ]
+    read = Findings(tuple(level for level, _ in pairs), tuple(consistent(*pair) for pair in pairs))
+    return reader, draw(texts(reader)), read
+
+
+def claim(change):
+    return NONE if change in (UNCHANGED, UNCERTAIN) else change
+
+
+def agrees(level, change, wanted_level, wanted_change):
+    degrees = {level, wanted_level}
+    same = (
+        level == wanted_level
+        or (PRESENT in degrees and 0 not in degrees)
+        or (0 in (level, wanted_level) and degrees == {0})
+    )
+    return same and claim(change) == claim(wanted_change)
+
+
+@given(cases())
+def test_completing_changes_nothing_but_the_findings_that_were_read_otherwise(case):
+    """Levels, changes, denials and doubts of all others stay; that the other side is denied may be left out."""
+    reader, text, read = case
+    choice = choice_of(reader)
+    completed = choice.complete(text, read)
+    before, after = choice.stated(text), choice.stated(completed)
+    rows = zip(reader.findings, *read, *before, *after, reader.label(text), reader.label(completed), strict=True)
+    for name, level, change, was, became, now, becomes, label, new in rows:
+        if name == reader.no_finding:
+            continue
+        if (was, became, label) != (now, becomes, new):
+            sided = name.endswith(("left", "right")) and (label, new) == (NEGATIVE, 0)
+            assert sided or (agrees(now, becomes, level, change) and (level or change == RESOLVED)), (text, completed)
+            assert sided or not agrees(was, became, level, change)
+    assert choice.complete(completed, read) == completed, "once is enough"
+    assert choice.count_differences(completed, read) <= choice.count_differences(text, read)
+    assert choice_of(reader, completes=False).complete(text, read) == text
+
+
+@given(cases())
+def test_texts_are_compared_by_presence_and_then_by_degree_and_change(case):
+    reader, text, read = case
+    choice = choice_of(reader)
+    rows = list(zip(*choice.stated(text), *read, strict=True))
+    presence = sum((level > 0) != (wanted > 0) for level, _, wanted, _ in rows)
+    degree = [PRESENT not in (a, b) and a != b and a > 0 and b > 0 for a, _, b, _ in rows]
+    other = sum(d or claim(c) != claim(w) for d, (_, c, _, w) in zip(degree, rows, strict=True))
+    assert choice.count_differences(text, read) == presence * (len(rows) + 1) + other
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_plain_sentence_states_what_was_read(name):
+    """Of the classes of real rules that are named by a phrase of a report."""
+    reader, count = READERS[name], 0
+    choice = choice_of(reader)
+    for i, finding in enumerate(reader.findings):
+        if finding == reader.no_finding or (name != "synthetic" and not reader.levels(f"{words(finding)}.")[i]):
+            continue
+        count += 1
+        for level, change in product(range(5), range(7)):
+            if consistent(level, change) == change and (level or change):
+                text = choice.complete(
+                    "", Findings(*([v * (j == i) for j in range(len(reader.findings))] for v in (level, change)))
+                )
+                stated = choice.stated(text)
+                assert text and agrees(stated.levels[i], stated.changes[i], level, change), text
+                assert ("not certain" in text) is (change == UNCERTAIN)
+    assert count >= 0.7 * (len(reader.findings) - bool(reader.no_finding))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "read", "completed"),
+    [
+        ("chexpert-rules", "No effusion or pneumothorax. The heart is normal.", {"Pleural Effusion": (1, "new")},
+         "No pneumothorax. The heart is normal. Small pleural effusion, new."),
+        ("chexpert-rules", "The effusion has increased. Stable cardiomegaly.", {"Pleural Effusion": (3, "decreased")},
+         "Stable cardiomegaly. Large pleural effusion, decreased."),
+        ("chexpert-rules", "The effusion has increased.", {"Pleural Effusion": (2, "uncertain")},
+         "Moderate pleural effusion. Its course is not certain."),
+        ("chexpert-rules", "Possible pneumonia or effusion.", {"Pleural Effusion": (4, "none")},
+         "Possible pneumonia or effusion. Pleural effusion."),
+        ("synthetic", "No effusion.", {"effusion_right": (2, "none")}, "Moderate right effusion."),
+        ("synthetic", "Large right effusion.", {"nodule_left": (0, "resolved")},
+         "Large right effusion. Resolution of left nodule."),
+        ("synthetic", "Large cavity.", {}, "Large cavity."),
+    ],
+)  # fmt: skip
+def test_a_report_says_in_plain_sentences_what_it_leaves_out_or_says_otherwise(name, text, read, completed):
+    findings = READERS[name].findings
+    pairs = [read.get(finding, (0, "none")) for finding in findings]
+    wanted = Findings(tuple(p[0] for p in pairs), tuple(CHANGES.index(p[1]) for p in pairs))
+    assert choice_of(READERS[name]).complete(text, wanted) == completed
+
+
+def test_the_label_of_a_normal_report_is_no_finding_to_be_written():
+    reader = READERS["chexpert-rules"]
+    ones = torch.ones(1, len(reader.findings))
+    reading = Reading((PRESENT * ones).long(), 0 * ones.long(), ones, ones, ones)
+    branch = SimpleNamespace(reader=reader, read=lambda seen: reading)
+    [findings] = FindingsChoice(branch, 1, True).prompted_findings(None)
+    assert findings.levels == (0, *[PRESENT] * 13) and reader.no_finding == reader.findings[0]
+    assert FindingsChoice(branch, 1, True).stated("The lungs are clear.").levels == (0,) * 14
 
 
 class Wanted:
@@ -84,7 +191,7 @@ def texts_of(model, b, choice=None, **options):
 
 @pytest.fixture(scope="module")
 def model():
-    return extended(**PROMPTS)
+    return extended("levels")
 
 
 @pytest.fixture
@@ -104,8 +211,8 @@ def beams(model):
 
 
 def test_a_report_that_states_its_findings_is_not_searched_for_again(model, plain):
-    assert extended(candidates=1, **PROMPTS).choice is None
-    assert extended(candidates=BEAMS, **PROMPTS).choice.candidates == BEAMS
+    assert extended("levels").choice is None
+    assert extended("levels", candidates=BEAMS).choice.candidates == BEAMS
     choice = Wanted(*map(len, plain))
     assert texts_of(model, batch(), choice) == plain == choice.seen
 
@@ -133,46 +240,6 @@ def test_the_second_search_runs_in_the_context_of_its_rows(model, plain):
 
     texts_of(model, batch(), Wanted(len(plain[0]), -1), context=context)
     assert entered == [[1], "left"]
-
-
-NAMES = ("effusion_right", "cavity", "nodule_left")
-
-
-def stated(text):
-    words = ("right effusion", "cavity", "left nodule")
-    parts = [part for part in text.lower().split(". ") if not part.startswith("no ")]
-    return tuple(int(any(name in part for part in parts)) for name in words)
-
-
-@pytest.mark.parametrize(
-    ("text", "prompted", "completed"),
-    [
-        ("The heart is normal.", [0, 0, 0], "The heart is normal."),
-        ("The heart is normal.", [0, 1, 0], "The heart is normal. There is cavity."),
-        ("No effusion. The heart is normal.", [1, 0, 1],
-         "The heart is normal. There is right effusion. There is left nodule."),
-        ("There is a large cavity. No nodule.", [0, 1, 0], "There is a large cavity. No nodule."),
-        ("There is a large cavity.", [0, 0, 1], "There is a large cavity. There is left nodule."),
-    ],
-)  # fmt: skip
-def test_a_report_is_completed_by_its_prompted_findings_and_loses_nothing_that_it_stated(text, prompted, completed):
-    choice = FindingsChoice(Predicts([prompted]), stated, 1, NAMES)
-    [findings] = choice.prompted_findings(None)
-    assert choice.complete(text, findings) == completed
-    assert FindingsChoice(Predicts([prompted]), stated, 1).complete(text, findings) == text
-
-
-def test_a_normal_report_is_completed_and_no_longer_normal():
-    rules = labeler("chexpert-rules", "positive")
-
-    def completed(text, *names):
-        prompted = [[int(name in names) for name in rules.findings]]
-        choice = FindingsChoice(Predicts(prompted), rules.label, 1, rules.findings)
-        return choice.complete(text, choice.prompted_findings(None)[0])
-
-    text = completed("No pneumothorax. The heart is normal.", "No Finding", "Pneumothorax")
-    assert text == "The heart is normal. There is pneumothorax." == completed(text, "No Finding", "Pneumothorax")
-    assert completed("", "No Finding") == "" and completed("A large effusion.", "No Finding") == "A large effusion."
 
 
 class Longer(Wanted):

@@ -5,8 +5,9 @@ import torch
 from batches import greedy, noise, whole
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.learning.diagnosis import AttentionHead, DiagnosisBranch, diagnosis_losses, extend, load_shipped_head
+from fedtar_flare.learning.diagnosis import NOISE, AttentionHead, DiagnosisBranch, diagnosis_losses, extend
 from fedtar_flare.learning.labels import CLASSES, labeler
+from fedtar_flare.methods.fedmrg.config import PROMPTS
 from fedtar_flare.models import learned_prompts
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import preset
@@ -17,6 +18,9 @@ from fedtar_flare.testing import executor_of
 MODEL = preset("tiny", max_length=20)
 
 
+KINDS = {**PROMPTS, "levels": {"prompt_classes": "levels", "prompt_place": "memory"}}
+
+
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -25,9 +29,11 @@ def batch():
     return noise(2, there=(4, 2))
 
 
-def extended(labeler="synthetic", seed=0, **settings):
+def extended(prompts="paper", **settings):
+    """A model with FedMRG's branch, or with the one that compares two visits."""
     model = build_model(MODEL)
-    extend(model, {"labeler": labeler, "slices": MODEL.slices, "seed": seed, **settings})
+    settings = {"labeler": "synthetic", "slices": MODEL.slices, "seed": 0, "head_weights": None} | settings
+    extend(model, {"candidates": 1, "complete": False, "certain": 0.5, **KINDS[prompts], **settings})
     return model
 
 
@@ -47,12 +53,12 @@ def test_each_labeler_reads_the_report(name, text, expected):
 
 
 def test_without_a_labeler_the_model_is_the_plain_one_and_a_branch_is_no_part_of_the_fingerprint():
-    plain, none, branched = build_model(MODEL), extended("none"), extended()
+    plain, none, branched = build_model(MODEL), extended(labeler="none"), extended()
     ids = torch.randint(3, 300, (2, 6), generator=torch.Generator().manual_seed(2))
     assert none.diagnosis is None and labeler("none").label("effusion") == ()
     with torch.no_grad():
         assert torch.equal(plain(batch(), ids, ids), none(batch(), ids, ids))
-        memory, mask = plain.memory(batch())
+        memory, mask = plain.memory(batch(), plain.encoded(batch()))
         empty = plain.decode(memory, mask, ids, torch.zeros(2, 0, 32))[0]
         assert torch.equal(empty, plain.decode(memory, mask, ids)[0])
     branched.diagnosis = None
@@ -79,36 +85,41 @@ def test_a_query_for_each_finding_reads_where_it_looks():
     with torch.no_grad():
         head.weight.copy_(normal(3, 2, 5, seed=1))
         head.bias.copy_(normal(3, 2, seed=2))
-        found = head(tokens, mask)
+        logits = head(tokens, mask)
     for b, there in ((0, 4), (1, 2)):
         x = tokens[b, :there].reshape(-1, 5)
         x = (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
         for d in range(3):
             weights = torch.softmax(x @ head.queries[d] / 5**0.5, 0)
             by_hand = head.weight[d] @ (weights @ x) + head.bias[d]
-            torch.testing.assert_close(found[b, d], by_hand, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(logits[b, d], by_hand, rtol=1e-4, atol=1e-5)
 
 
-def shipped(place="memory", classes=2, width=None):
-    """A branch for the small model, with the shipped start."""
-    small = preset("small")
-    words = torch.zeros(3, width or small.decoder_config["n_embd"])
-    channels = small.encoder_config["embed_dim"][-1]
-    branch = DiagnosisBranch(len(FINDINGS), classes, channels, 16, words, 0, head="attention", position=place)
-    load_shipped_head(branch, "small")
-    return branch
+def test_the_paper_s_branch_begins_as_it_always_did():
+    """A linear head drawn like torch's, and embeddings around the mean word, from the job's seed alone."""
+    model, draw = extended(), torch.Generator().manual_seed(0)
+    words, branch = model.decoder.get_input_embeddings().weight, model.diagnosis
+    weight = (torch.rand(14 * 4, 2 * model.channels, generator=draw) * 2 - 1) / (2 * model.channels) ** 0.5
+    assert torch.equal(branch.head.weight, weight) and not branch.head.bias.any()
+    torch.testing.assert_close(branch.embeddings, words.mean(0) + NOISE * torch.randn(4, 32, generator=draw))
+    assert branch.position == "last" and model.choice is None
 
 
-def test_the_shipped_head_and_prompts_are_of_the_known_findings_and_fit_no_other_shape():
-    """Rows of the new findings are zero: their prompts say 'other' until a hospital teaches them."""
-    branch, known = shipped(), torch.tensor([name in KNOWN_FINDINGS for name in FINDINGS])
-    weight, bias, prompts = branch.head.weight, branch.head.bias, branch.embeddings
-    assert weight[known].flatten(1).any(1).all() and not weight[~known].any() and not bias[~known].any()
-    assert prompts.shape == (14, 2, 128) and (prompts[:, 0] - prompts[:, 1]).norm(dim=1).min() > 1
-    assert shipped("last").embeddings.shape == (2, 128), "there they are of the classes, and none is shipped"
-    for wrong, word in (({"classes": 4}, "head 'small' does not fit"), ({"width": 64}, r"model wants \(14, 2, 64\)")):
-        with pytest.raises(ConfigError, match=f"{word}.*head_weights"):
-            shipped(**wrong)
+def test_the_shipped_heads_are_of_the_known_findings_and_fit_no_other_shape():
+    """Rows of the new findings are zero, and their prompts untrained, until a hospital teaches them."""
+    known = torch.tensor([name in KNOWN_FINDINGS for name in FINDINGS])
+    for prompts in ("memory", "levels"):
+        model = build_model(preset("small"))
+        settings = {"labeler": "synthetic", "slices": 16, "seed": 0, "head_weights": "small", "certain": 0.5}
+        extend(model, {**settings, "candidates": 1, "complete": False, **KINDS[prompts]})
+        head, embeddings = model.diagnosis.head, model.diagnosis.embeddings
+        assert head.weight[known].flatten(1).any(1).all() and embeddings[known, 1:].flatten(1).any(1).all()
+        assert not head.weight[~known].any() and not head.bias[~known].any()
+        for wrong in ({"prompt_place": "last"}, {"prompt_classes": "all"}) if prompts == "memory" else ():
+            with pytest.raises(ConfigError, match="head_weights"):
+                extend(build_model(preset("small")), settings | KINDS[prompts] | wrong)
+        with pytest.raises(ConfigError, match="head_weights"):
+            extended(prompts, head_weights="small")
 
 
 @pytest.mark.parametrize("place", ["last", "memory"])
@@ -117,21 +128,20 @@ def test_prompts_stand_before_the_begin_token_at_the_last_positions_or_in_the_me
     ids = torch.randint(3, 300, (2, 5), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         model.diagnosis.embeddings.normal_(generator=torch.Generator().manual_seed(3))
-        memory, mask = model.memory(batch())
-        prompts = model.prompts(batch(), model.tokens(batch()))
+        seen = model.encoded(batch())
+        (memory, mask), prompts = model.memory(batch(), seen), model.prompts(seen)
         logits, states = model.decode(memory, mask, ids, prompts)
-        seen = {"encoder_hidden_states": memory, "encoder_attention_mask": mask, "output_hidden_states": True}
+        given = {"encoder_hidden_states": memory, "encoder_attention_mask": mask, "output_hidden_states": True}
         if place == "last":
-            seen |= {
+            given |= {
                 "inputs_embeds": torch.cat([prompts, model.decoder.transformer.wte(ids)], dim=1),
                 "position_ids": torch.cat([torch.arange(82, 96), torch.arange(5)]).expand(2, -1),
                 "attention_mask": torch.ones(2, 19),
             }
         else:
-            told = torch.ones(2, 14, dtype=torch.bool)
-            seen |= {"input_ids": ids, "encoder_hidden_states": torch.cat([memory, prompts], dim=1)}
-            seen["encoder_attention_mask"] = torch.cat([mask, told], dim=1)
-        by_hand, others = model.decoder(**seen), model.decode(memory, mask, ids, prompts + 1)[0]
+            given |= {"input_ids": ids, "encoder_hidden_states": torch.cat([memory, prompts], dim=1)}
+            given["encoder_attention_mask"] = torch.cat([mask, mask.new_ones(2, 14)], dim=1)
+        by_hand, others = model.decoder(**given), model.decode(memory, mask, ids, prompts + 1)[0]
     assert prompts.shape == (2, 14, MODEL.decoder_config["n_embd"]) and not mask.all()
     torch.testing.assert_close(logits, by_hand.logits[:, -5:])
     torch.testing.assert_close(states, by_hand.hidden_states[-1][:, -5:])
@@ -148,16 +158,16 @@ def test_untrained_prompts_beside_the_begin_token_change_nothing(beams):
     ids = torch.randint(3, 300, (2, 9), generator=torch.Generator().manual_seed(2))
     ids[:, 0] = plain.bos_id
     with torch.no_grad():
-        memory, mask = plain.memory(batch())
-        prompts = model.prompts(batch(), model.tokens(batch()))
+        memory, mask = plain.memory(batch(), plain.encoded(batch()))
+        prompts = model.prompts(model.encoded(batch()))
         assert prompts.shape == (2, 14, MODEL.decoder_config["n_embd"])
-        found = model.decode(memory, mask, ids, prompts)
-        torch.testing.assert_close(found, plain.decode(memory, mask, ids), rtol=1e-4, atol=1e-5)
+        beside = model.decode(memory, mask, ids, prompts)
+        torch.testing.assert_close(beside, plain.decode(memory, mask, ids), rtol=1e-4, atol=1e-5)
         prompts = prompts.clone()
         prompts[1, 3] = normal(MODEL.decoder_config["n_embd"], seed=4)
         other = model.decode(memory, mask, ids, prompts)[0]
-    torch.testing.assert_close(other[0], found[0][0])
-    assert not torch.allclose(other[1, 0], found[0][1, 0], atol=1e-3)
+    torch.testing.assert_close(other[0], beside[0][0])
+    assert not torch.allclose(other[1, 0], beside[0][1, 0], atol=1e-3)
     assert torch.equal(plain.generate(batch(), num_beams=beams), model.generate(batch(), num_beams=beams))
 
 
@@ -167,9 +177,8 @@ def test_what_is_written_follows_from_the_predicted_prompts(beams, place):
     model = extended(prompt_place=place)
     with torch.no_grad():
         model.diagnosis.embeddings.normal_(0, 3, generator=torch.Generator().manual_seed(3))
-        tokens = model.tokens(batch())
-        prompts = model.prompts(batch(), tokens)
-    classes = model.diagnosis(tokens, batch().slice_mask).argmax(-1)
+        seen = model.encoded(batch())
+        prompts, classes = model.prompts(seen), model.diagnosis(seen.tokens, seen.slice_mask).argmax(-1)
     own = model.diagnosis.embeddings
     by_hand = own[classes] if place == "last" else torch.stack([own[d, classes[:, d]] for d in range(14)], dim=1)
     assert torch.equal(prompts, by_hand)
@@ -191,7 +200,7 @@ def test_prompts_and_reports_that_are_too_long_for_the_decoder_are_refused_when_
     for fits in ({"labeler": "none"}, {"prompts": "memory"}):
         assert executor_of("fedmrg", preset="tiny", fedmrg=fits).strategy.settings.model.max_length == 96
     with pytest.raises(ConfigError, match="96 positions"):
-        extend(build_model(preset("tiny")), {"labeler": "synthetic", "slices": 4, "seed": 0})
+        extend(build_model(preset("tiny")), {"labeler": "synthetic", "slices": 4, "seed": 0, **PROMPTS["paper"]})
 
 
 @pytest.mark.parametrize(

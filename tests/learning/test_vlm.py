@@ -19,7 +19,7 @@ from torch.func import functional_call
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
-from fedtar_flare.learning.labels import POSITIVE, labeler
+from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedpeft import PEFTConfig, PEFTLearner
 from fedtar_flare.methods.fedtar.learner import PatientLearner
@@ -178,23 +178,24 @@ def test_findings_stand_in_what_is_asked_by_the_report_in_training_and_by_the_he
         plain.load_for_writing(learner.private())
         return plain
 
-    told = DiagnosisConfig(labeler="synthetic", candidates=3, complete=True)  # of what no beam says, with no room
-    learner = learner_of(shown, PatientLearner, model=vlm_config(folder), diagnosis=told)
+    diagnosis = DiagnosisConfig(labeler="synthetic", candidates=3, complete=True)  # what no beam says, with no room
+    learner = learner_of(shown, PatientLearner, model=vlm_config(folder), diagnosis=diagnosis)
     shake(learner.patient)
     branch, samples = learner.generator.diagnosis, [s for s in shown.samples("train") if s.prior][:3]
-    found = branch.to_words(learner.findings.prompts(samples, learner.images(samples).prior))
+    prompts = branch.to_words(learner.findings.prompts(samples))
     news = [[name for name, what in labeler("synthetic").changes(s.visit.report) if what == "new"] for s in samples]
-    pairs = zip(news, found, strict=True)
+    pairs = zip(news, prompts, strict=True)
     assert any(news) and all(f"{n.replace('_', ' ')} (new)" in words for own, words in pairs for n in own)
-    alone, (words, *_) = learner.images(samples[:1], prior=False), branch.to_words(learner.findings.prompts(samples))
+    alone, words = learner.images(samples[:1], prior=False), prompts[0]
     learner.training_losses(samples[:1], alone, "s").sum().backward()
     assert bool(branch.head.weight.grad.any())
     assert bool(learner.patient.time_embedding.grad.any())
     with torch.no_grad():
         loss = learner.training_losses(samples[:1], alone, "s")
         torch.testing.assert_close(loss, asked(words).report_losses(samples[:1], alone))
-        branch.head.bias[2, POSITIVE], name = 1, branch.names[2].replace("_", " ")
-        plain, read = asked(f"Findings: {name}."), learner.report_losses(samples[:1], alone)
+        branch.head.bias[:, 0], name = -9, branch.reader.findings[2].replace("_", " ")
+        branch.head.bias[2, 0] = 9
+        plain, read = asked(f"Findings: small {name}."), learner.report_losses(samples[:1], alone)
         torch.testing.assert_close(read, plain.report_losses(samples[:1], alone))
         assert read != loss and learner.write(samples[0], alone) == plain.write(samples[0], alone)
 

@@ -8,6 +8,7 @@ from tiny_llama import write_llama
 
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.diagnosis import extend
+from fedtar_flare.methods.fedmrg.config import PROMPTS
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.outline import outline
@@ -29,7 +30,7 @@ def model_of(tmp_path_factory):
             for parameter in model.decoder.parameters():
                 parameter.mul_(3.0)
             if kind == "prefix":
-                extend(model, {"labeler": "synthetic", "slices": 4, "seed": 0, "prompt_place": "last"})
+                extend(model, {"labeler": "synthetic", "slices": 4, "seed": 0, **PROMPTS["paper"]})
                 model.diagnosis.embeddings.normal_(0, 2, generator=torch.Generator().manual_seed(3))
         return model
 

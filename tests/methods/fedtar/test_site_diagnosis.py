@@ -11,20 +11,22 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.settings import matches
-from fedtar_flare.learning.diagnosis import FIXED_RMS, DiagnosisBranch, fix_prompts
+from fedtar_flare.learning.comparison import NONE, stated_changes
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.site_diagnosis import OWN_RATE, SHARED_RATE, DiagnosisConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.method import CONTRACT
 from fedtar_flare.models.config import CVT_TARGETS, preset
-from fedtar_flare.models.report_generator import Encoded, report_loss
+from fedtar_flare.models.report_generator import report_loss
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.site.guard import InboundTask, OutboundGuard
 from fedtar_flare.testing import executor_of, task_of
 
 PROMPTED = DiagnosisConfig(labeler="synthetic")
+READER = labeler("synthetic")
+HEAD = ("queries", "weight", "bias", "change_weight", "change_bias")
 
 
 @pytest.fixture
@@ -36,32 +38,10 @@ def learner_of(cohort):
     return make
 
 
-def branch_of(seed=0, findings=5):
-    return DiagnosisBranch(findings, 2, 8, 4, torch.randn(20, 16), seed, "attention", "memory")
-
-
-def test_prompts_that_nobody_trained_are_fixed_ones_and_trained_ones_stay():
-    one, other = branch_of(), branch_of()
-    trained = torch.full((2, 16), 2.0)
-    for branch in (one, other):
-        with torch.no_grad():
-            branch.embeddings[2] = trained
-            branch.embeddings[3, 0] = trained[0]  # a finding that the warm start never met: absent all the time
-        fix_prompts(branch, 7)
-    assert torch.equal(one.embeddings, other.embeddings)
-    assert torch.equal(one.embeddings[2], trained) and torch.equal(one.embeddings[3, 0], trained[0])
-    rest = one.embeddings[[0, 1, 3, 4]]
-    assert not one.embeddings[[0, 1, 4], 0].any()
-    torch.testing.assert_close(rest[:, 1].square().mean(1).sqrt(), torch.full((4,), FIXED_RMS))
-    cosines = torch.nn.functional.cosine_similarity(rest[:, None, 1], rest[None, :, 1], dim=-1)
-    assert cosines.fill_diagonal_(0).abs().max() < 0.9
-
-
 def test_nothing_more_travels_and_the_head_stays_at_the_site(learner_of):
     plain, prompted = learner_of(diagnosis=None), learner_of()
     assert set(prompted.shared()) == set(plain.shared()) and "extension" not in plain.describe()
-    head = {f"diagnosis/{name}" for name in ("queries", "weight", "bias")}
-    assert set(prompted.private()) - set(plain.private()) == head
+    assert set(prompted.private()) - set(plain.private()) == {f"diagnosis/{name}" for name in HEAD}
     assert not prompted.generator.diagnosis.embeddings.requires_grad
 
 
@@ -89,7 +69,7 @@ def test_without_the_personal_part_the_head_is_the_one_all_sites_began_with(lear
     learner.train(None, 1)
     learner.load_shared(shared)
     with torch.no_grad():  # so that it tells other findings
-        learner.generator.diagnosis.head.bias += torch.tensor([-9.0, 9.0])
+        learner.generator.diagnosis.head.bias += 9.0
     assert torch.equal(learner.report_losses(samples, images, personal=False), before)
     assert not torch.equal(learner.report_losses(samples, images, personal=True), before)
 
@@ -97,17 +77,18 @@ def test_without_the_personal_part_the_head_is_the_one_all_sites_began_with(lear
 def test_in_training_the_prompts_are_what_the_report_says(learner_of):
     learner = learner_of(model=MODEL.replace(lora_targets=CVT_TARGETS), enabled=False)
     samples = learner.cohort.samples("train")[:4]
-    label, images = labeler("synthetic", "positive").label, learner.images(samples)
-    classes = torch.tensor([label(s.visit.report) for s in samples])
-    assert classes.any() and torch.equal(learner.findings.classes(samples), classes)
-    ids, labels = learner.tokenizer.batch([s.visit.report for s in samples])
-    branch = learner.generator.diagnosis
-    memory, mask = learner.generator.memory(images)
-    logits, _ = learner.generator.decode(memory, mask, ids, branch.embed(classes))
+    images, texts = learner.images(samples), [s.visit.report for s in samples]
+    levels = [READER.levels(text) for text in texts]
+    changes = [stated_changes(text, row, None, READER) for text, row in zip(texts, levels, strict=True)]
+    levels, changes = torch.tensor(levels), torch.tensor(changes).clamp(min=NONE)
+    assert levels.any() and torch.equal(learner.findings.levels(samples), levels)
+    ids, labels = learner.tokenizer.batch(texts)
+    prompts, encoded = learner.generator.diagnosis.embed(levels, changes), learner.generator.encoded(images)
+    logits, _ = learner.generator.decode(*learner.generator.memory(images, encoded), ids, prompts)
     losses = learner.training_losses(samples, images, "seed")
     torch.testing.assert_close(losses, report_loss(logits, labels))  # the head's loss is not reported
 
-    learner.findings.losses(samples, learner.tokens(samples, images), images.slice_mask).sum().backward()
+    learner.findings.losses(samples, learner.encoded(samples, images)).sum().backward()
     moved = {name for name, p in learner.model.named_parameters() if p.grad is not None and p.grad.any()}
     assert moved and all(".diagnosis.head." in name for name in moved)
 
@@ -123,7 +104,7 @@ def test_a_report_that_is_searched_for_again_is_written_with_its_own_patient_s_a
     plain = learner_of(diagnosis=PROMPTED)
     plain.load_private(learner.private())
     first = plain.generate(samples, plain.images(samples))
-    odd = {text: number % 2 for number, text in enumerate(first)}  # every other report does not say what it was told
+    odd = {text: number % 2 for number, text in enumerate(first)}  # every other report does not say what was read
     learner.generator.choice = SimpleNamespace(
         candidates=4,
         prompted_findings=lambda seen: [0] * len(seen.tokens),
@@ -139,17 +120,16 @@ def test_a_report_that_is_searched_for_again_is_written_with_its_own_patient_s_a
 
 def test_a_completed_report_states_all_that_the_head_reads_and_what_it_stated(learner_of):
     learner = learner_of(preset("small", max_length=128), enabled=False, diagnosis=PROMPTED.replace(complete=True))
-    branch, label = learner.generator.diagnosis, labeler("synthetic", "positive").label
     with torch.no_grad():  # so that it reads a finding of which the decoder has no words
-        branch.head.bias[-2] += torch.tensor([-99.0, 99.0])
+        learner.generator.diagnosis.head.bias[-2, 0] += 99.0
     samples = learner.cohort.samples("test")
     images = learner.images(samples)
     texts = learner.generate(samples, images)
-    predicted = branch.predict(Encoded(learner.tokens(samples, images), images.slice_mask))[0]
+    read = learner.generator.diagnosis.read(learner.encoded(samples, images)).levels > 0
     learner.generator.choice = None
-    before = torch.tensor([label(text) for text in learner.generate(samples, images)])
-    stated = torch.tensor([label(text) for text in texts])
-    assert predicted[:, -2].all() and (stated >= predicted).all() and (stated >= before).all()
+    before = torch.tensor([READER.levels(text) for text in learner.generate(samples, images)]) > 0
+    stated = torch.tensor([READER.levels(text) for text in texts]) > 0
+    assert read[:, -2].all() and (stated >= read).all() and (stated >= before).all()
 
 
 @pytest.mark.parametrize(
@@ -190,7 +170,7 @@ def sharing(learner_of):
 
 def test_a_shared_head_travels_with_the_adapter_and_is_no_personal_part(sharing, learner_of):
     learner, plain = sharing(), learner_of()
-    head = {"diagnosis.head.queries", "diagnosis.head.weight", "diagnosis.head.bias"}
+    head = {f"diagnosis.head.{name}" for name in HEAD}  # without the hidden layer of the comparison
     assert set(learner.shared()) - set(plain.shared()) == head
     assert all(matches(name, CONTRACT.by_rows) == (name in head) for name in learner.shared())
     assert not learner.has_personal_part and learner.private() == {}
@@ -210,16 +190,18 @@ def test_a_shared_head_travels_with_the_adapter_and_is_no_personal_part(sharing,
 def test_a_site_says_nothing_of_findings_that_too_few_of_its_patients_have(sharing, min_cell):
     learner = sharing(min_cell, local_steps=3, batch_size=4)
     samples = learner.cohort.samples("train", None, min_cell)
-    label = labeler("synthetic", "positive").label
-    stated = [(sample.visit.patient_id, label(sample.visit.report)) for sample in samples]
-    patients = [{patient for patient, classes in stated if classes[i]} for i in range(len(stated[0][1]))]
+    stated = [(sample.visit.patient_id, READER.levels(sample.visit.report)) for sample in samples]
+    patients = [{patient for patient, levels in stated if levels[i]} for i in range(len(READER.findings))]
     enough = torch.tensor([len(group) >= max(2, min_cell) for group in patients])
     assert enough.any() and not enough.all()
     before = learner.shared()
     update = learner.train(None, 1).update
-    for name in ("queries", "weight", "bias"):
-        value = update[f"diagnosis.head.{name}"]
-        assert torch.equal(value.flatten(1).any(1), enough), name
+    for name in HEAD[:3]:
+        assert torch.equal(update[f"diagnosis.head.{name}"].flatten(1).any(1), enough), name
+    ones = learner.findings.mask_rare_findings({n: torch.ones_like(v) for n, v in update.items()}, samples, min_cell)
+    for name, value in ones.items():
+        rows = value.flatten(1) if name.startswith("diagnosis.head.") else value[None].flatten(1)
+        assert torch.equal(rows.all(1), enough if len(rows) == len(enough) else torch.ones(1).bool()), name
     other = [name for name in update if not name.startswith("diagnosis.head.")]
     after = learner.shared()
     assert all(torch.allclose(update[name], after[name] - before[name], atol=1e-6) for name in other)
