@@ -304,17 +304,17 @@ class ComparisonBranch(nn.Module):
         Decoders heed none near zero. A level's direction is the same for every finding, and that of absence is none. An
         untrained row of the head begins at :data:`UNTRAINED`.
         """
-        self.head.bias[~self.head.weight.flatten(1).any(1), 0] = log(UNTRAINED / (1 - UNTRAINED) / (READ - 1))
+        first, taught = self.head.bias[:, 0], self.head.weight.flatten(1).any(1)
+        first.copy_(torch.where(taught, first, log(UNTRAINED / (1 - UNTRAINED) / (READ - 1))))
         generator = torch.Generator().manual_seed(seed)
         findings, levels, width = self.embeddings.shape
         drawn = torch.randn(findings + levels - 1 + len(self.changes), width, generator=generator).to(self.embeddings)
         drawn = drawn / drawn.square().mean(1, keepdim=True).sqrt()
         of_findings, of_levels, of_changes = drawn.split([findings, levels - 1, len(self.changes)])
         present = FIXED_RMS * of_findings[:, None] + CHANGE_RMS * of_levels
-        untrained = ~self.embeddings.any(2).any(1)
-        self.embeddings[untrained, 1:] = present[untrained]
-        if not self.changes.any():
-            self.changes.copy_(CHANGE_RMS * of_changes)
+        prompts, trained = self.embeddings[:, 1:], self.embeddings.flatten(1).any(1)
+        prompts.copy_(torch.where(trained[:, None, None], prompts, present))
+        self.changes.copy_(torch.where(self.changes.any(), self.changes, CHANGE_RMS * of_changes))
 
     def to_words(self, prompts: Tensor) -> list[str]:
         """Put prompts (B, D, 2) of the position ``text`` in words: findings, degrees and changes, and what is gone."""

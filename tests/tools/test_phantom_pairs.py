@@ -47,12 +47,9 @@ def phantoms(n, seed, names=KNOWN_FINDINGS):
 
 
 def test_patients_are_repeatable_and_their_reports_state_what_is_shown_and_what_became_of_it():
-    first, again = phantoms(8, 1), phantoms(9, 1)
-    assert (
-        [phantom[1:] for phantom in first]
-        == [phantom[1:] for phantom in again[:16]]
-        != [phantom[1:] for phantom in phantoms(8, 2)]
-    )
+    again, more, others = ([phantom[1:] for phantom in phantoms(*drawn)] for drawn in ((2, 1), (3, 1), (2, 2)))
+    assert again == more[:4] != others
+    first = phantoms(8, 1)
     for before, now in zip(first[::2], first[1::2], strict=True):
         sizes = [[phantom.states[f].size if f in phantom.states else 0 for f in FINDINGS] for phantom in (before, now)]
         for phantom, levels in zip((before, now), sizes, strict=True):
@@ -68,7 +65,7 @@ def test_patients_are_repeatable_and_their_reports_state_what_is_shown_and_what_
         for text in now.compared:
             words = stated_changes(text, sizes[1], None, READER)
             assert words == [UNKNOWN if change in (NONE, UNCHANGED) else change for change in expected], text
-    np.testing.assert_array_equal(first[3].hu, again[3].hu)
+    np.testing.assert_array_equal(first[3].hu, phantoms(2, 1)[3].hu)
 
 
 def test_texts_show_every_finding_and_word_and_share_no_sentence_with_a_site():
