@@ -8,8 +8,9 @@ import nibabel
 import numpy as np
 
 reports, texts, about, root = {}, [], [], Path("ct-rate/dataset")
-for row in csv.DictReader(open(sys.argv[1], encoding="utf-8")):
-    reports.setdefault(row["report_text"], row["AccessionNo"])  # of equal reports the first
+with Path(sys.argv[1]).open(encoding="utf-8") as file:
+    for row in csv.DictReader(file):
+        reports.setdefault(row["report_text"], row["AccessionNo"])  # of equal reports the first
 for i, (text, patient) in enumerate(reports.items()):
     findings, _, impression = text.partition('"')  # each sentence of the impression begins with a quotation mark
     name = f"{patient}_a_1.nii.gz"
