@@ -19,15 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtar_flare.imaging.batch import PriorBatch
-from fedtar_flare.learning.labels import LEVELS, PRESENT, Labeler
+from fedtar_flare.learning.labels import LEVELS, PRESENT, UNKNOWN, Labeler
 from fedtar_flare.metrics.grades import DIRECTIONS
 from fedtar_flare.models.report_generator import Encoded, PromptPosition
 
 CHANGES: tuple[str, ...] = ("none", *DIRECTIONS, "uncertain")
 """What became of a finding, by number: "none" where it was at neither visit, or where nothing is stated."""
 NONE, NEW, INCREASED, DECREASED, UNCHANGED, RESOLVED, UNCERTAIN = range(7)
-UNKNOWN = -1
-"""Level of a finding at a visit that nothing is known of, or a change that no report states."""
 READ = 4  # levels that are read off an image; PRESENT is what a report may state
 COMPARED = 6  # changes that are read off two visits
 HIDDEN = 32
@@ -56,7 +54,9 @@ def _allowed() -> Tensor:
 
 
 def change_between(before: int, now: int) -> int:
-    """Change between two levels, UNKNOWN where one of two visits with a finding does not say its degree."""
+    """Change between two levels, UNKNOWN where one is, or where a visit with the finding does not say its degree."""
+    if UNKNOWN in (before, now):
+        return UNKNOWN
     if not before or not now:
         return NEW if now else RESOLVED if before else NONE
     if PRESENT in (before, now):
@@ -164,14 +164,13 @@ def read(now: Tensor, together: Tensor | None, compared: Tensor | None, certain:
     together : Tensor or None
         Log-probabilities (B, D, 4, 4, 6) with the visit before (:func:`joint`); None: there is none.
     compared : Tensor or None
-        (B,), where that visit is shown.
+        (B, D), of which findings that visit is shown.
     certain : float
         Probability under which a change is :data:`UNCERTAIN`.
     """
     levels = now.exp()
-    shown = torch.zeros(len(now), 1, dtype=torch.bool, device=now.device)
-    if together is not None and compared is not None:
-        shown = compared[:, None]
+    shown = torch.zeros(now.shape[:2], dtype=torch.bool, device=now.device) if compared is None else compared
+    if together is not None:
         levels = torch.where(shown[..., None], together.exp().sum((-3, -1)), levels)
     presence = 1 - levels[..., 0]
     there = presence > 0.5
@@ -264,7 +263,7 @@ class ComparisonBranch(nn.Module):
         return read(now, together, shown, self.certain)
 
     def likelihoods(self, seen: Encoded) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Log-probabilities of the levels now (B, D, 4), and jointly with those before, where shown (B,)."""
+        """Log-probabilities of the levels now (B, D, 4), and jointly with those before, where shown (B, D)."""
         attended = self.head.attend(seen.tokens, seen.slice_mask)
         now = self.head.levels(attended)
         prior, tokens = seen.prior, seen.prior_tokens
@@ -272,20 +271,21 @@ class ComparisonBranch(nn.Module):
             return now, None, None
         before, change = None, now.new_zeros(*now.shape[:2], COMPARED)
         stated = self.levels_before(prior, now.device)
-        shown = (stated != UNKNOWN).any(1)
+        shown = stated != UNKNOWN
         if prior.images is not None and tokens is not None:
             mask = prior.images.slice_mask
             earlier, with_image = self.head.attend(tokens, mask), mask.any(1)
             before = torch.where(with_image[:, None, None], self.head.levels(earlier), -log(READ))
             change = self.head.compare(earlier, attended, prior.days) * with_image[:, None, None]
-            shown = shown | with_image
-        return now, joint(levels_given(stated, before), now, change), shown
+            shown = shown | with_image[:, None]
+        real = torch.tensor([name != self.reader.no_finding for name in self.reader.findings], device=now.device)
+        return now, joint(levels_given(stated, before), now, change), shown & real
 
     def levels_before(self, prior: PriorBatch, device: torch.device) -> Tensor:
         """Levels (B, D) that the reports before state, UNKNOWN where none is shown."""
         nothing = [UNKNOWN] * len(self.reader.findings)
         reports = prior.reports or [None] * len(prior.days)
-        rows = [nothing if text is None else self.reader.levels(text) for text in reports]
+        rows = [nothing if text is None else self.reader.stated_levels(text) for text in reports]
         return torch.tensor(rows, dtype=torch.long, device=device)
 
     def embed(self, levels: Tensor, changes: Tensor) -> Tensor:

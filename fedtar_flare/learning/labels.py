@@ -21,6 +21,8 @@ POSITIVE, NEGATIVE = CLASSES.index("positive"), CLASSES.index("negative")
 LEVELS = ("absent", "small", "moderate", "large", "present")
 """Levels of a finding, by number; "present" where its degree is not stated."""
 PRESENT = LEVELS.index("present")
+UNKNOWN = -1
+"""Level of a finding at a visit that nothing is known of, or a change that no report states."""
 
 ClassSet = Literal["all", "positive"]
 LabelerName = Literal["synthetic", "chexpert-rules", "ctrate-rules", "none"]
@@ -30,14 +32,16 @@ LabelerName = Literal["synthetic", "chexpert-rules", "ctrate-rules", "none"]
 class Labeler:
     """Labels the D ``findings`` of a report by numbers among ``classes``.
 
-    ``levels`` are numbers among :data:`LEVELS`; ``changes`` are pairs of a finding and a direction that a text states;
-    ``known`` are the findings that the shipped model learned from; ``rules`` grade a report's (:func:`.grade`).
+    ``levels`` are numbers among :data:`LEVELS`, and ``stated_levels`` too, UNKNOWN where a report is silent or in
+    doubt (a normal report denies what it is silent on); ``changes`` are pairs of a finding and a direction that a text
+    states; ``known`` are the findings that the shipped model learned from; ``rules`` grade a report's (:func:`.grade`).
     """
 
     findings: tuple[str, ...]
     label: Callable[[str], tuple[int, ...]]
     changes: Callable[[str], AbstractSet[tuple[str, str]]]
     levels: Callable[[str], tuple[int, ...]]
+    stated_levels: Callable[[str], tuple[int, ...]]
     classes: tuple[str, ...] = CLASSES
     known: frozenset[str] | None = None
     no_finding: str = ""
@@ -62,9 +66,9 @@ def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
         def positive(text: str) -> tuple[int, ...]:
             return tuple(int(label == POSITIVE) for label in whole.label(text))
 
-        return Labeler(whole.findings, positive, whole.changes, whole.levels, POSITIVE_OR_NOT)
+        return Labeler(whole.findings, positive, whole.changes, whole.levels, whole.stated_levels, POSITIVE_OR_NOT)
     if name == "none":
-        return Labeler((), lambda text: (), lambda text: frozenset(), lambda text: ())
+        return Labeler((), lambda text: (), lambda text: frozenset(), lambda text: (), lambda text: ())
     if name == "synthetic":
         return _synthetic()
     rules = rule_labeler(name)
@@ -75,7 +79,8 @@ def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
 
     changes = partial(finding_changes, labeler=rules)
     levels = lru_cache(maxsize=CACHED)(partial(_levels, findings=rules.names, label=label, rules=rules))
-    return Labeler(rules.names, label, changes, levels, no_finding=rules.no_finding, rules=rules)
+    stated = partial(_stated_levels, levels=levels, rules=rules)
+    return Labeler(rules.names, label, changes, levels, stated, no_finding=rules.no_finding, rules=rules)
 
 
 def _levels(
@@ -93,6 +98,16 @@ def _levels(
             stated |= {name: max(stated.get(name, 0), level + 1) for name in names(statement)}
     labels = zip(findings, label(text), strict=True)
     return tuple(stated.get(name, PRESENT) if number == POSITIVE else 0 for name, number in labels)
+
+
+def _stated_levels(text: str, levels: Callable[[str], Sequence[int]], rules: RuleLabeler) -> tuple[int, ...]:
+    """The levels of the findings that a text states or denies, by itself or as a normal report."""
+    labels = rules(text)
+    normal = labels.get(rules.no_finding) == "positive"
+    denied = {name for name, label in labels.items() if label == "blank" and normal and name not in rules.beside}
+    stated = {name for name, label in labels.items() if label in ("positive", "negative")} - {rules.no_finding}
+    by_name = zip(labels, levels(text), strict=True)
+    return tuple(level if name in stated | denied else UNKNOWN for name, level in by_name)
 
 
 def labeler_of(visits: Sequence[Visit]) -> Labeler:
@@ -125,4 +140,4 @@ def _synthetic() -> Labeler:
 
     rules = kind_labeler()
     levels = lru_cache(maxsize=CACHED)(partial(_levels, findings=FINDINGS, label=label, rules=rules, names=names_of))
-    return Labeler(FINDINGS, label, changes_in, levels, known=frozenset(KNOWN_FINDINGS), rules=rules)
+    return Labeler(FINDINGS, label, changes_in, levels, levels, known=frozenset(KNOWN_FINDINGS), rules=rules)

@@ -148,9 +148,9 @@ class SiteDiagnosis:
         """Changes (B, D), int64, that the reports of samples state, alone or with those of the visits before."""
         rows = []
         for sample in samples:
-            text, levels = sample.visit.report, self._reader.levels(sample.visit.report)
-            before = None if sample.prior is None else self._reader.levels(sample.prior.report)
-            rows.append(stated_changes(text, levels, before, self._reader))
+            text, levels_of = sample.visit.report, self._reader.stated_levels
+            before = None if sample.prior is None else levels_of(sample.prior.report)
+            rows.append(stated_changes(text, levels_of(text), before, self._reader))
         return self._tensor(rows)
 
     def prompts(self, samples: Sequence[Sample]) -> Tensor:
@@ -180,7 +180,7 @@ class SiteDiagnosis:
         losses = level_losses(now, self.levels(samples))
         if together is None or shown is None:
             return losses
-        return losses + change_losses(together, self.changes(samples)) * shown
+        return losses + change_losses(together, self.changes(samples)) * shown.any(1)
 
     @contextmanager
     def with_initial_head(self) -> Iterator[None]:

@@ -99,12 +99,12 @@ class FindingChange(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def finding_changes(text: str, labeler: RuleLabeler) -> frozenset[FindingChange]:
-    """Read the changes of findings since the visit before."""
+    """Read the changes of findings since the visit before; of findings that are denied or doubted none but the end."""
     changes = set()
     for words in sentences(text):
         if mentions := labeler.mentions(words):
             for mention, direction in zip(mentions, directions(words, mentions, labeler), strict=True):
-                if direction:
+                if direction and (mention.label == "positive" or direction == "resolved"):
                     changes.add(FindingChange(mention.name, direction))
     return frozenset(changes)
 
@@ -118,6 +118,9 @@ def directions(words: Sequence[str], mentions: Sequence[Mention], labeler: RuleL
     for match in _book(labeler).cover(words):
         if match.tag is not None and not mentioned.issuperset(range(match.start, match.end)):
             matches.append(match)
+    stronger = [match for match in matches if not words[match.start].startswith("persist")]
+    if stronger and len({mention.name for mention in mentions}) == 1:  # "persists, but is smaller"
+        matches = stronger
     near = qualifiers(words, mentions, matches, shared=True)
     return [nearest(of, mention).tag if of else None for of, mention in zip(near, mentions, strict=True)]
 

@@ -1,0 +1,185 @@
+"""Follow-up radiographs with reports in free text, read by rules: changes are claimed only of what is shown."""
+
+from datetime import datetime, timedelta
+from itertools import pairwise
+from math import inf
+
+import learners
+import pytest
+import torch
+from kits import write_noise
+
+from fedtar_flare.data.cells import Timeline
+from fedtar_flare.data.cohort import Cohort, Patient, Visit
+from fedtar_flare.data.sources.covid_chestxray import read_covid_chestxray
+from fedtar_flare.imaging.pipeline import prepare_cohort
+from fedtar_flare.learning.comparison import CHANGES, DECREASED, INCREASED, NEW, NONE, RESOLVED, UNCERTAIN, UNCHANGED
+from fedtar_flare.learning.labels import UNKNOWN
+from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
+from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.learner import PatientLearner
+from fedtar_flare.models.config import preset
+
+KEY = b"k" * 16
+MODELS = {"encoder and decoder": preset("tiny", slices=1, max_length=24, num_beams=1)}
+MODELS["vision-language"] = preset("vlm-tiny", slices=1, max_length=24, num_beams=1)
+REPORTS = {  # by patient, days since the first visit and what is written; the first film of "cut" cannot be read
+    "often": [
+        (0, "Small right pleural effusion. No pneumothorax. Mild cardiomegaly."),
+        (0.25, "Moderate right pleural effusion. Cardiomegaly is unchanged."),
+        (400, "The effusion has resolved. There is a new small pneumothorax."),
+    ],
+    "once": [(0, "Stable moderate cardiomegaly. Possible pneumonia.")],
+    "cut": [(0, "Small left effusion."), (9, "The left effusion is slightly larger. No edema.")],
+    "late": [(0, "The lungs are clear. No effusion."), (2000, "Large left effusion.")],
+}
+SHOWN = {("often", 0.25), ("often", 400), ("late", 2000)}
+"""Visits that have a visit before whose film can be read."""
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory):
+    """A site's cohort, all in training, by what is shown of the visit before."""
+    folder = tmp_path_factory.mktemp("films")
+    patients = []
+    for number, (patient_id, visits) in enumerate(REPORTS.items()):
+        made = []
+        for i, (days, report) in enumerate(visits):
+            image = write_noise(folder / f"{patient_id}-{i}.png", 10 * number + i)
+            if (patient_id, i) == ("cut", 0):
+                image.write_bytes(image.read_bytes()[:200])
+            moment = datetime(2020, 1, 1) + timedelta(days=days)
+            made.append(Visit(patient_id, f"{patient_id}-{days:g}", moment, image, report, "radiograph", age=50.0))
+        patients.append(Patient(patient_id, "F", tuple(made)))
+
+    def of(prior):
+        splits = dict.fromkeys(REPORTS, "train")
+        cohort = Cohort("site-1", patients, key=KEY, timeline=Timeline(3, prior=prior), splits=splits)
+        return prepare_cohort(cohort, MODELS["vision-language"], folder / "prepared")
+
+    return of
+
+
+def learner_of(cohort, model, **diagnosis):
+    """A learner whose head sees something."""
+    settings = DiagnosisConfig(labeler="chexpert-rules", certain=0.0, **diagnosis)
+    learner = learners.learner_of(
+        cohort, PatientLearner, model=model, patient=PatientConfig(enabled=False), diagnosis=settings, batch_size=2
+    )
+    generator, head = torch.Generator().manual_seed(5), learner.generator.diagnosis.head
+    with torch.no_grad():
+        for parameter in (head.weight, head.bias, head.change_weight, head.change_bias):
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return learner
+
+
+def read_of(learner, samples):
+    images = learner.images(samples)
+    return learner.generator.diagnosis.read(learner.encoded(samples, images))
+
+
+def name_of(sample):
+    return sample.visit.visit_id.rpartition("-")
+
+
+@pytest.mark.parametrize("prior", ["none", "report", "image", "report+image"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_change_is_claimed_of_what_is_shown_and_of_nothing_else(films, model, prior):
+    learner = learner_of(films(prior), MODELS[model])
+    samples, reader = learner.cohort.samples("train"), learner.generator.diagnosis.reader
+    assert len(samples) == 7 and sum(learner.cohort.rejected.values()) == 1
+    reading = read_of(learner, samples)
+    claims = (reading.changes != NONE) & (reading.changes != UNCERTAIN)
+    for row, sample in enumerate(samples):
+        patient, _, days = name_of(sample)
+        shown = prior != "none" and (patient, float(days)) in SHOWN
+        assert (sample.prior is not None) == shown
+        claimed = {name for name, there in zip(reader.findings, claims[row].tolist(), strict=True) if there}
+        if not shown:
+            assert not claimed
+        elif prior == "report":
+            before = zip(reader.findings, reader.stated_levels(sample.prior.report), strict=True)
+            assert claimed <= {name for name, level in before if level != UNKNOWN}
+        alone = read_of(learner, [sample])
+        assert torch.equal(alone.levels[0], reading.levels[row]) and torch.equal(alone.changes[0], reading.changes[row])
+    assert bool(claims.any()) == (prior != "none") and not bool(claims[:, 0].any()), "no finding is none to compare"
+
+
+@pytest.mark.parametrize("prior", ["none", "report", "image", "report+image"])
+@pytest.mark.parametrize("model", MODELS)
+def test_it_learns_from_what_reports_tell_and_writes(films, model, prior):
+    cohort = films(prior)
+    learner = learner_of(cohort, MODELS[model], complete=True)
+    learner.prior_dropout = 0.0
+    samples, head = cohort.samples("train"), learner.generator.diagnosis.head
+    losses = learner.training_losses(samples, learner.images(samples, "seed"), "seed")
+    losses.sum().backward()
+    assert torch.isfinite(losses).all() and bool(head.weight.grad.any())
+    compares = head.change_weight.grad is not None and bool(head.change_weight.grad.any())
+    assert compares == ("image" in prior), "only two images are compared"
+    assert learner.train(None, 0).skipped_updates == 0
+    assert len(learner.generate(samples, learner.images(samples))) == len(samples)
+
+
+def test_what_is_learnt_of_changes_is_what_the_reports_tell(films):
+    learner = learner_of(films("image"), MODELS["encoder and decoder"])
+    reader = learner.generator.diagnosis.reader
+    samples = learner.cohort.samples("train")
+    rows = learner.findings.changes(samples).tolist()
+    told = {}
+    for sample, row in zip(samples, rows, strict=True):
+        by_name = zip(reader.findings, row, strict=True)
+        told[sample.visit.visit_id] = {name: CHANGES[change] for name, change in by_name if change > NONE}
+    assert told == {
+        "often-0": {},
+        "often-0.25": {"Pleural Effusion": "increased", "Cardiomegaly": "unchanged"},
+        "often-400": {"Pleural Effusion": "resolved", "Pneumothorax": "new"},
+        "once-0": {"Cardiomegaly": "unchanged"},
+        "cut-9": {"Pleural Effusion": "increased"},
+        "late-0": {},
+        "late-2000": {"Pleural Effusion": "new"},
+    }
+
+
+def test_the_same_films_compare_otherwise_after_another_time_and_any_time_is_taken(films):
+    learner = learner_of(films("image"), MODELS["encoder and decoder"])
+    samples = [s for s in learner.cohort.samples("train") if s.prior is not None][:1]
+    images = learner.images(samples)
+    seen = learner.encoded(samples, images)
+    certainties = []
+    for days in (0.001, 1.0, 30.0, 36_500.0):
+        seen.prior.days[:] = days
+        certainties.append(learner.generator.diagnosis.read(seen).certainty)
+    assert all(torch.isfinite(c).all() and (c > 0).all() and (c < inf).all() for c in certainties)
+    assert not any(torch.equal(a, b) for a, b in pairwise(certainties))
+
+
+def test_words_of_what_was_read_name_no_change_without_a_visit_before(films):
+    learner = learner_of(films("report+image"), MODELS["vision-language"])
+    branch, samples = learner.generator.diagnosis, learner.cohort.samples("train")
+    reading = read_of(learner, samples)
+    for sample, words in zip(samples, branch.to_words(branch.embed(reading.levels, reading.changes)), strict=True):
+        told = any(f"({CHANGES[change]})" in words for change in (NEW, INCREASED, DECREASED, UNCHANGED, UNCERTAIN))
+        assert sample.prior is not None or not (told or "Gone" in words)
+    row = torch.zeros(1, len(branch.reader.findings), dtype=torch.long)
+    row[0, branch.reader.findings.index("Pneumothorax")] = RESOLVED
+    assert branch.to_words(branch.embed(torch.zeros_like(row), row)) == ["Findings: none. Gone: Pneumothorax."]
+
+
+@pytest.mark.shared_data
+def test_real_films_of_several_visits_are_compared(shared_data, tmp_path):
+    """Spain's first patients with a visit before: read, trained on and written of, in place."""
+    reading = read_covid_chestxray(shared_data / "covid_chestxray", {"location": "Spain"})
+    several = [patient for patient in reading.patients() if len(patient.visits) > 1][:3]
+    assert len(several) == 3
+    timeline, splits = Timeline(3, prior="report+image"), {patient.patient_id: "train" for patient in several}
+    cohort = Cohort("site-1", several, key=KEY, timeline=timeline, splits=splits)
+    model = MODELS["encoder and decoder"]
+    learner = learner_of(prepare_cohort(cohort, model, tmp_path), model, complete=True)
+    samples = learner.cohort.samples("train")
+    changes = read_of(learner, samples).changes
+    for sample, row in zip(samples, changes, strict=True):
+        assert bool(row.any()) <= (sample.prior is not None)
+    assert changes.any() and len({s.days_since_prior for s in samples if s.prior}) > 1
+    trained = learner.train(None, 0)
+    assert trained.skipped_updates == 0 and len(learner.generate(samples, learner.images(samples))) == len(samples)
