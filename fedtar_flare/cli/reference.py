@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
 
 from fedtar_flare.cli.commands import PRESETS, Commands, add_command, show
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import clean, write_text
+from fedtar_flare.core.files import PRIVATE, clean, write_text
 from fedtar_flare.registry import DEFAULT, names
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def init(arguments: argparse.Namespace) -> None:
     """
     if arguments.out.exists():
         raise ConfigError(f"{arguments.out} is there already; name another file with --out")
-    write_text(arguments.out, site_file_text())
+    write_text(arguments.out, site_file_text(), PRIVATE)
     print(f"{arguments.out}: enter 'source' and 'path', then: fedtar data check {arguments.out}")
 
 

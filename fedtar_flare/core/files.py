@@ -36,6 +36,14 @@ class StateError(FedTARError):
     default_public = "the site's state of this run is missing or unreadable"
 
 
+def private_folder(folder: Path) -> Path:
+    """Make a folder, and those above it that are missing, for their owner alone; one that is there stays as it is."""
+    if not folder.is_dir():
+        private_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
 def is_file_or_folder(path: Path) -> bool:
     """Tell whether a path leads to a regular file or a folder; no path is too long, too circular or too odd to ask."""
     with suppress(OSError):
@@ -128,9 +136,8 @@ def locked(file: Path) -> Iterator[None]:
     """Let one process at a time change a file, by a lock file beside it; not to be nested."""
     import fcntl
 
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with file.with_name(f".{file.name}.lock").open("w") as handle:
-        os.chmod(handle.name, PRIVATE)  # noqa: PTH101
+    lock = private_folder(file.parent) / f".{file.name}.lock"
+    with os.fdopen(os.open(lock, os.O_CREAT | os.O_WRONLY, PRIVATE), "w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, within
-from fedtar_flare.core.files import PRIVATE, locked, read_json, write_bytes, write_json
+from fedtar_flare.core.files import PRIVATE, locked, private_folder, read_json, write_bytes, write_json
 from fedtar_flare.core.text import Progress
 from fedtar_flare.curation.pacs import MOST, Pacs, Record, is_uid
 from fedtar_flare.data.sources.tables import open_table
@@ -43,7 +43,7 @@ def pull(
     pacs: Pacs, query: Sequence[Record], folder: Path, *, verify: bool = False, say: Any = print, every: float = 15.0
 ) -> tuple[Counter[str], list[DataError]]:
     """Pull studies into a folder. After an error of the PACS (FedTARError), the next call continues."""
-    (folder / "studies").mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(folder / "studies")
     problems: list[DataError] = []
     with locked(folder / "finished"):
         shutil.rmtree(folder / "parts", ignore_errors=True)

@@ -1,5 +1,6 @@
 """``KitBuilder``: completes FLARE's kits for this plugin when ``nvflare provision`` makes them."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,14 @@ class KitBuilder(Builder):
         self.flare_classes, self.lead_byoc = flare_classes, lead_byoc
         self.max_restarts, self.gpus = max_restarts, dict(gpus or {})
 
+    def initialize(self, project: Project, ctx: ProvisionContext) -> None:
+        """Have FLARE, which writes for everybody, write kits and the project's root key for their owner alone."""
+        self._umask = os.umask(0o077)
+        for folder in (Path(ctx.get_wip_dir()), Path(ctx.get_state_dir())):
+            folder.chmod(0o700)  # made before
+        for file in Path(ctx.get_state_dir()).iterdir():
+            file.chmod(0o600)  # of a project that was provisioned without this builder
+
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         unknown = sorted(set(self.gpus) - {client.name for client in project.get_clients()})
         if unknown:
@@ -105,10 +114,4 @@ class KitBuilder(Builder):
             prepare_start(Path(ctx.get_kit_dir(relay)))
 
     def finalize(self, project: Project, ctx: ProvisionContext) -> None:
-        """Make the kits and the project's root key, which FLARE writes for everybody to read, private to their
-        owner.
-        """
-        for folder in (*Path(ctx.get_wip_dir()).iterdir(), Path(ctx.get_state_dir())):
-            folder.chmod(0o700)
-        for file in Path(ctx.get_state_dir()).iterdir():
-            file.chmod(0o600)
+        os.umask(self._umask)

@@ -15,7 +15,7 @@ from nvflare.lighter.constants import ProvFileName
 from nvflare.tool.deploy.deploy_common import LAUNCHER_IDS, PROCESS_CLIENT_LAUNCHER
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
-from fedtar_flare.core.files import read_json, replacing, write_json
+from fedtar_flare.core.files import PRIVATE, read_json, write_bytes, write_json
 from fedtar_flare.registry import contract_of, default_names
 from fedtar_flare.site.context import is_server
 from fedtar_flare.site.policy import (
@@ -132,11 +132,7 @@ def prepare_start(startup: Path, *, server: bool = False) -> list[Path]:
     after = "\n".join([first, *missing, rest]).replace(FLARE_S_RELAY, RELAY)
     if after == before:
         return []
-    mode = script.stat().st_mode
-    with replacing(script) as temporary:
-        temporary.write_text(after, encoding="utf-8")
-        temporary.chmod(mode)
-    return [script]
+    return [write_bytes(script, after.encode(), 0o700)]
 
 
 def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: Any) -> list[Path]:
@@ -157,11 +153,11 @@ def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: An
     for name in methods or ():
         contract_of(name)
     resources = complete(local_file(kit, RESOURCES), server=server, **settings)
-    written = [write_json(local / RESOURCES, resources)]
+    written = [write_json(local / RESOURCES, resources, PRIVATE)]
     if too_wide(before := local_file(kit, AUTHORIZATION)):
         if (local / AUTHORIZATION).is_file():
-            written.append(write_json(local / f"{AUTHORIZATION}.before", before))
-        written.append(write_json(local / AUTHORIZATION, rights()))
+            written.append(write_json(local / f"{AUTHORIZATION}.before", before, PRIVATE))
+        written.append(write_json(local / AUTHORIZATION, rights(), PRIVATE))
     written += prepare_start(startup, server=server)
     listed = (local / PRIVACY).is_file()
     if not server and (methods or not listed):
@@ -169,7 +165,7 @@ def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: An
         for entry in guards_of(policy):
             arguments = entry.setdefault("args", {})
             arguments["methods"] = list(dict.fromkeys([*arguments.get("methods", ()), *(methods or ())]))
-        written.append(write_json(local / PRIVACY, policy))
+        written.append(write_json(local / PRIVACY, policy, PRIVATE))
     return written
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
-from fedtar_flare.core.files import read_yaml
+from fedtar_flare.core.files import PRIVATE, private_folder, read_yaml
 
 EVERY = 86400.0
 """Seconds."""
@@ -64,9 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     (kit,) = sys.argv[1:] if argv is None else argv
     try:
         site = Site.outside_of_jobs(Path(kit))
-        (stamp := site.records / STAMP).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        stamp = private_folder(site.records) / STAMP
         since = time.time() - stamp.stat().st_mtime if stamp.exists() else -1
-        stamp.touch()
+        stamp.touch(PRIVATE)
         if not 0 <= since <= 2 * EVERY:
             print("nothing deleted today: the clock was changed, or nobody has looked for two days")
             return 0

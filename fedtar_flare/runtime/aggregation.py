@@ -128,7 +128,7 @@ class SpilledUpdates:
 
     def __enter__(self) -> "SpilledUpdates":
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, mode=0o700)
         return self
 
     def __exit__(self, *error: object) -> None:

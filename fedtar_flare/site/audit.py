@@ -35,7 +35,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
-from fedtar_flare.core.files import clean
+from fedtar_flare.core.files import clean, private_folder
 from fedtar_flare.core.settings import matches
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.messages import HEADER, TaskHeader
@@ -335,7 +335,7 @@ def send_to_syslog(address: str, text: str) -> None:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[int]:
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(file.parent)
     handle = os.open(file, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

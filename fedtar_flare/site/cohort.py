@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import read_lines, read_yaml
+from fedtar_flare.core.files import private_folder, read_lines, read_yaml
 from fedtar_flare.core.settings import build
 from fedtar_flare.core.text import UNFIT_IN_ID
 from fedtar_flare.data.cells import Timeline, read_key
@@ -198,7 +198,7 @@ def site_key(folder: Path) -> bytes:
     """
     file = folder / KEY_FILE
     if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(folder)
         temporary = file.with_name(f".{KEY_FILE}.{os.getpid()}")
         with os.fdopen(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as handle:
             handle.write(secrets.token_hex(32) + "\n")

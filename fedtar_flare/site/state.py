@@ -19,7 +19,16 @@ from typing import Any
 import torch
 
 from fedtar_flare.core.errors import DISK_FULL, ConfigError, DataError, ExchangeError
-from fedtar_flare.core.files import PRIVATE, StateError, locked, read_json, read_tensors, write_json, write_tensors
+from fedtar_flare.core.files import (
+    PRIVATE,
+    StateError,
+    locked,
+    private_folder,
+    read_json,
+    read_tensors,
+    write_json,
+    write_tensors,
+)
 from fedtar_flare.data.cells import extends
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import RUN_ID, TaskHeader, version
@@ -93,7 +102,7 @@ class SiteState:
 
     def write(self, name: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
         """Write ``<name>.safetensors`` atomically."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         size, free = sum(map(attrgetter("nbytes"), tensors.values())) + RESERVE, shutil.disk_usage(self.folder).free
         if free < size:
             raise DataError(
@@ -102,7 +111,7 @@ class SiteState:
                 reason="disk-full",
                 public=DISK_FULL,
             )
-        os.chmod(self.folder, 0o700)  # noqa: PTH101 - private to the account that runs the site
+        os.chmod(self.folder, 0o700)  # noqa: PTH101 - that of a backup may be wide
         write_tensors(self.folder / f"{name}.safetensors", tensors, info)
 
     def read(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -1,0 +1,112 @@
+"""What other users of a machine could read of a provisioned project and a run's state: nothing but what is listed."""
+
+import os
+from contextlib import contextmanager
+
+import pytest
+import yaml
+from kits import make_kit
+from nvflare.lighter.provision import prepare_builders, prepare_project
+from nvflare.lighter.provisioner import Provisioner
+
+from fedtar_flare.core.files import locked, private_folder
+from fedtar_flare.provision.kit import complete_kit
+from fedtar_flare.provision.retention import main as retention
+from fedtar_flare.site.cohort import site_key
+from fedtar_flare.site.context import Participation, decide, state_of
+from fedtar_flare.testing.hospital import Hospital
+
+WIDE = {
+    "*/fedtar_trial": "the project's folder, which FLARE makes before our builder's turn; it holds private folders",
+    "*/startup/*.sh": "FLARE's start scripts, which it makes executable for everybody; they hold no secret",
+    "*/relay/local/comm_config.json": "a relay's host and port, which FLARE writes after our builder's turn",
+}
+"""What may be read by others, and why."""
+
+
+@contextmanager
+def widest():
+    """Files get the modes that they are made with, whatever the user's habits are."""
+    before = os.umask(0)
+    try:
+        yield
+        assert os.umask(0) == 0, "the process is left as it was"
+    finally:
+        os.umask(before)
+
+
+def wide(folder):
+    """What others may read below a folder, or get to the contents of, and is not listed."""
+    paths = [path for path in (folder, *folder.rglob("*")) if path.lstat().st_mode & 0o077]
+    return {str(path.relative_to(folder.parent)) for path in paths if not any(map(path.match, WIDE))}
+
+
+@pytest.fixture(scope="module")
+def project(repository, tmp_path_factory):
+    """Provisioned by FLARE, with a server, two hospitals, a relay and two people."""
+    content = yaml.safe_load((repository / "provisioning" / "project-localhost.yml").read_text())
+    relay = {"name": "relay", "type": "relay", "org": "hub"}
+    relay |= {"listening_host": {"default": "localhost", "scheme": "grpc", "port": 8102}}
+    content["participants"] = [p for p in content["participants"] if p["name"] != "hospital-c"] + [relay]
+    folder = tmp_path_factory.mktemp("project")
+    with widest():
+        prepared = prepare_project(content)
+        ctx = Provisioner(str(folder), prepare_builders(content)).provision(prepared)
+    assert not ctx.get("build_error")
+    return folder / "fedtar_trial"
+
+
+def test_a_provisioned_project_is_its_owner_s_alone(project):
+    assert {path.name for path in project.glob("prod_00/*")} >= {"localhost", "hospital-a", "relay", "lead@hub.org"}
+    assert wide(project) == set()
+    keys = [*project.rglob("*.key"), project / "state" / "cert.json"]
+    assert len(keys) > 5 and not any(path.stat().st_mode & 0o077 for path in keys)
+
+
+def test_every_entry_of_the_list_is_still_needed(project):
+    paths = [path for path in (project, *project.rglob("*")) if path.lstat().st_mode & 0o077]
+    assert {pattern for pattern in WIDE if any(path.match(pattern) for path in paths)} == set(WIDE)
+
+
+def test_a_project_that_was_provisioned_wide_is_narrowed_before_keys_are_written_again(project, repository):
+    (project / "state" / "cert.json").chmod(0o644)
+    (project / "state").chmod(0o755)
+    content = yaml.safe_load((repository / "provisioning" / "project-localhost.yml").read_text())
+    with widest():
+        Provisioner(str(project.parent), prepare_builders(content)).provision(prepare_project(content))
+    assert wide(project) == set() and (project / "prod_01").is_dir()
+
+
+def test_a_kit_that_is_completed_by_hand_stays_private(project):
+    for kit in (project / "prod_00" / name for name in ("hospital-a", "localhost", "relay")):
+        with widest():
+            complete_kit(kit)
+    assert wide(project / "prod_00") == set()
+
+
+def test_a_run_s_state_is_its_owner_s_alone(tmp_path, monkeypatch):
+    """Everything below the state and the prepared images; phantoms are nobody's."""
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+    kit = make_kit(tmp_path / "kit")
+    with widest():
+        site = Hospital(kit, simulated=False)
+        weights = site.handshake()[1]
+        site.train(weights, 1, 1)
+        site.close(weights, 1, evaluate=True)
+        decide(state_of(kit), Participation.PAUSED)
+        site_key(state_of(kit))
+        retention([str(kit)])
+    made = {path.name for path in state_of(kit).rglob("*")}
+    assert {"participation.json", "run.json", "fedtar.key"} <= made and len(made) > 8
+    assert wide(state_of(kit)) == wide(tmp_path / "home" / "prepared") == set()
+
+
+def test_a_folder_is_private_with_all_that_is_made_above_it_and_none_that_was_there(tmp_path):
+    tmp_path.chmod(0o755)
+    with widest():
+        folder = private_folder(tmp_path / "a" / "b" / "c")
+        with locked(tmp_path / "d" / "e" / "file"):
+            pass
+    assert all(path.stat().st_mode & 0o777 == 0o700 for path in (folder, *list(folder.parents)[:2]))
+    assert wide(tmp_path / "d") == set() and tmp_path.stat().st_mode & 0o777 == 0o755
+    assert private_folder(folder) == folder
