@@ -323,7 +323,7 @@ class ComparisonBranch(nn.Module):
             present, gone = [], []
             for name, (level, change) in zip(self.reader.findings, row, strict=True):
                 words = name.replace("_", " ")
-                if level:
+                if level and name != self.reader.no_finding:
                     degree = f"{LEVELS[level]} " * (level != PRESENT)
                     present.append(degree + words + f" ({CHANGES[change]})" * (change != NONE))
                 elif change == RESOLVED:

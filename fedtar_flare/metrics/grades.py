@@ -119,7 +119,7 @@ def directions(words: Sequence[str], mentions: Sequence[Mention], labeler: RuleL
         if match.tag is not None and not mentioned.issuperset(range(match.start, match.end)):
             matches.append(match)
     stronger = [match for match in matches if not words[match.start].startswith("persist")]
-    if stronger and len({mention.name for mention in mentions}) == 1:  # "persists, but is smaller"
+    if stronger and len(mentions) == 1:  # "persists, but is smaller"
         matches = stronger
     near = qualifiers(words, mentions, matches, shared=True)
     return [nearest(of, mention).tag if of else None for of, mention in zip(near, mentions, strict=True)]

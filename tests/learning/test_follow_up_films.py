@@ -14,7 +14,7 @@ from fedtar_flare.data.cohort import Cohort, Patient, Visit
 from fedtar_flare.data.sources.covid_chestxray import read_covid_chestxray
 from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.comparison import CHANGES, DECREASED, INCREASED, NEW, NONE, RESOLVED, UNCERTAIN, UNCHANGED
-from fedtar_flare.learning.labels import UNKNOWN
+from fedtar_flare.learning.labels import PRESENT, UNKNOWN
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.learner import PatientLearner
@@ -164,6 +164,9 @@ def test_words_of_what_was_read_name_no_change_without_a_visit_before(films):
     row = torch.zeros(1, len(branch.reader.findings), dtype=torch.long)
     row[0, branch.reader.findings.index("Pneumothorax")] = RESOLVED
     assert branch.to_words(branch.embed(torch.zeros_like(row), row)) == ["Findings: none. Gone: Pneumothorax."]
+    row[0] = 0
+    row[0, branch.reader.findings.index(branch.reader.no_finding)] = PRESENT
+    assert branch.to_words(branch.embed(row, torch.zeros_like(row))) == ["Findings: none."]
 
 
 @pytest.mark.shared_data
