@@ -12,29 +12,8 @@ from hypothesis import strategies as st
 
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.batch import PriorBatch
-from fedtar_flare.learning.comparison import (
-    CHANGE_RMS,
-    CHANGES,
-    COMPARED,
-    DECREASED,
-    FIXED_RMS,
-    INCREASED,
-    NEW,
-    NONE,
-    RESOLVED,
-    UNCERTAIN,
-    UNCHANGED,
-    UNKNOWN,
-    UNTRAINED,
-    WITHIN_LEVEL,
-    ComparisonHead,
-    change_losses,
-    joint,
-    level_losses,
-    levels_given,
-    read,
-    stated_changes,
-)
+from fedtar_flare.learning import comparison
+from fedtar_flare.learning.comparison import CHANGES, UNKNOWN, ComparisonHead, joint, levels_given, read, stated_changes
 from fedtar_flare.learning.diagnosis import AttentionHead, extend
 from fedtar_flare.learning.inputs import show_reports
 from fedtar_flare.learning.labels import LEVELS, PRESENT, labeler
@@ -50,6 +29,8 @@ from fedtar_flare.synthetic.vocabulary import FINDINGS
 
 MODEL = preset("tiny", max_length=20)
 READER = labeler("synthetic")
+NONE, NEW, INCREASED, DECREASED, UNCHANGED, RESOLVED, UNCERTAIN = range(len(CHANGES))
+COMPARED = UNCERTAIN
 DAYS = torch.tensor([10.0, 20.0, 30.0])
 
 
@@ -78,7 +59,7 @@ def weights_of_changes(before, now):
     if 0 in (before, now):
         return {(0, 0): {NONE: 1.0}}.get((before, now), {NEW: 1.0} if now else {RESOLVED: 1.0})
     right = INCREASED if now > before else DECREASED if now < before else UNCHANGED
-    weights = {c: 1.0 if c == right else WITHIN_LEVEL for c in (INCREASED, DECREASED, UNCHANGED)}
+    weights = {c: 1.0 if c == right else comparison.WITHIN_LEVEL for c in (INCREASED, DECREASED, UNCHANGED)}
     return {c: weight / sum(weights.values()) for c, weight in weights.items()}
 
 
@@ -114,10 +95,6 @@ def test_a_course_that_is_read_backwards_has_the_reverse_changes(seed):
     torch.testing.assert_close(forth, back.transpose(-3, -2)[..., backwards])
 
 
-def of_change(together):
-    return together.exp().sum((-3, -2))
-
-
 @given(st.lists(st.tuples(st.integers(-1, 4), st.integers(-1, COMPARED)), min_size=3, max_size=3), seeds)
 def test_losses_are_those_of_what_is_stated_and_gradients_are_finite_whatever_a_report_before_says(stated, seed):
     levels, changes = (torch.tensor([column]) for column in zip(*stated, strict=True))
@@ -125,10 +102,10 @@ def test_losses_are_those_of_what_is_stated_and_gradients_are_finite_whatever_a_
     before, now = (leaf.log_softmax(-1) for leaf in leaves[:2])
     given_before = levels_given(levels, before)
     together = joint(given_before, now, leaves[2])
-    losses = level_losses(now, levels.clamp(min=0)) + change_losses(together, changes)
+    losses = comparison.level_losses(now, levels.clamp(min=0)) + comparison.change_losses(together, changes)
     losses.sum().backward()
     assert all(leaf.grad.isfinite().all() for leaf in leaves)
-    p, chances = now.exp()[0], of_change(together)[0]
+    p, chances = now.exp()[0], together.exp().sum((-3, -2))[0]
     expected = 0.0
     for d, (level, change) in enumerate(stated):
         level_now = max(level, 0)
@@ -255,18 +232,20 @@ def test_a_prompt_is_the_level_and_the_change_and_in_words_says_both(model):
 
 
 def test_what_nobody_trained_claims_nothing_and_prompts_are_fixed_and_trained_ones_stay():
-    one, other = branch_of(seed=7)[1], branch_of(seed=8)[1]
-    assert torch.equal(one.embeddings, branch_of(seed=7)[1].embeddings)
-    assert not torch.equal(one.embeddings, other.embeddings) and not one.embeddings[:, 0].any()
-    torch.testing.assert_close(one.changes.square().mean(1).sqrt(), torch.full((5,), CHANGE_RMS))
+    one, again, other = (branch_of(seed)[1] for seed in (7, 7, 8))
+    assert torch.equal(one.embeddings, again.embeddings) and not torch.equal(one.embeddings, other.embeddings)
+    assert not one.embeddings[:, 0].any()
+    torch.testing.assert_close(one.changes.square().mean(1).sqrt(), torch.full((5,), comparison.CHANGE_RMS))
     sizes = one.embeddings[:, 1:].square().mean(2).sqrt()
-    assert ((sizes > FIXED_RMS - CHANGE_RMS) & (sizes < FIXED_RMS + CHANGE_RMS)).all()
+    assert (
+        (sizes > comparison.FIXED_RMS - comparison.CHANGE_RMS) & (sizes < comparison.FIXED_RMS + comparison.CHANGE_RMS)
+    ).all()
     trained = torch.full_like(one.embeddings[2], 2.0)
     with torch.no_grad():
         one.embeddings[2], one.embeddings[4] = trained, 0.0
     rest = one.embeddings[[0, 1, 3]].clone()
     presence = 1 - one.head.levels(torch.zeros(1, len(FINDINGS), 32)).exp()[..., 0]
-    torch.testing.assert_close(presence, torch.full_like(presence, UNTRAINED))
+    torch.testing.assert_close(presence, torch.full_like(presence, comparison.UNTRAINED))
     one.fix_untrained(9)
     assert torch.equal(one.embeddings[2], trained) and torch.equal(one.embeddings[[0, 1, 3]], rest)
     assert one.embeddings[4, 1:].any()
