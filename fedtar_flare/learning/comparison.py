@@ -210,7 +210,7 @@ def stated_changes(text: str, levels: Sequence[int], before: Sequence[int] | Non
         stated = words.get(name, set())
         if stated:
             of_present = stated != {RESOLVED}
-            changes.append(*stated if len(stated) == 1 and of_present == bool(levels[i]) else [UNKNOWN])
+            changes.append(*stated if len(stated) == 1 and of_present == (levels[i] > 0) else [UNKNOWN])
         else:
             changes.append(UNKNOWN if before is None else change_between(before[i], levels[i]))
     return changes
@@ -282,10 +282,10 @@ class ComparisonBranch(nn.Module):
         return now, joint(levels_given(stated, before), now, change), shown & real
 
     def levels_before(self, prior: PriorBatch, device: torch.device) -> Tensor:
-        """Levels (B, D) that the reports before state, UNKNOWN where none is shown."""
+        """Levels (B, D) that the reports before state, UNKNOWN where none is shown or it has no word."""
         nothing = [UNKNOWN] * len(self.reader.findings)
         reports = prior.reports or [None] * len(prior.days)
-        rows = [nothing if text is None else self.reader.stated_levels(text) for text in reports]
+        rows = [self.reader.stated_levels(text) if text and text.strip() else nothing for text in reports]
         return torch.tensor(rows, dtype=torch.long, device=device)
 
     def embed(self, levels: Tensor, changes: Tensor) -> Tensor:

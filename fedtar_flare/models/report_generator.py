@@ -53,7 +53,7 @@ class ReportGenerator(nn.Module):
     image_layers: Any
     decoder: Any
     cross_decoder: CrossDecoder | None = None
-    choice: Any = None  # a method's choice among beams, else the likeliest (:class:`.diagnosis.FindingsChoice`)
+    choice: Any = None  # a method's choice among beams, else the likeliest (:class:`.choice.FindingsChoice`)
     channels: int  # C of :meth:`tokens`
 
     def __init__(self, config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool):
