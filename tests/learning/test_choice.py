@@ -37,11 +37,12 @@ def choice_of(reader, completes=True):
 
 @st.composite
 def texts(draw, reader):
-    """A report of a few sentences on findings of a labeler."""
+    """A report of a few sentences on findings of a labeler; the last may be without a stop."""
     names = st.sampled_from(reader.findings).map(words)
     degrees = st.sampled_from(("small", "moderate", "large", ""))
     parts = draw(st.lists(st.tuples(st.sampled_from(SENTENCES), names, names, names, degrees), max_size=5))
-    return " ".join(s.format(a=a, b=b, c=c, degree=degree).strip().capitalize() for s, a, b, c, degree in parts)
+    text = " ".join(s.format(a=a, b=b, c=c, degree=degree).strip().capitalize() for s, a, b, c, degree in parts)
+    return text.rstrip("." * draw(st.booleans()))
 
 
 def consistent(level, change):
@@ -133,7 +134,12 @@ def test_a_plain_sentence_states_what_was_read(name):
         ("synthetic", "No effusion.", {"effusion_right": (2, "none")}, "Moderate right effusion."),
         ("synthetic", "Large right effusion.", {"nodule_left": (0, "resolved")},
          "Large right effusion. Resolution of left nodule."),
-        ("synthetic", "Large cavity.", {}, "Large cavity."),
+        ("synthetic", "Large cavity", {}, "Large cavity"),
+        # words that the rules would not read back, or otherwise
+        ("synthetic", "Large cavity", {"effusion_right": (1, "new")}, "Large cavity"),
+        ("chexpert-rules", "No effusion or pleural thickening.", {"Pleural Effusion": (1, "new")},
+         "No effusion or pleural thickening."),
+        ("chexpert-rules", "Normal.", {"Pleural Other": (1, "none")}, "Normal."),
     ],
 )  # fmt: skip
 def test_a_report_says_in_plain_sentences_what_it_leaves_out_or_says_otherwise(name, text, read, completed):
