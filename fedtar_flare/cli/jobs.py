@@ -65,6 +65,10 @@ def add_commands(commands: Commands) -> None:
 
     command = add_command(commands, report, "make the page of a run, also of one that was killed or downloaded")
     command.add_argument("run_folder", type=Path, help="results of a run, a workspace, or a downloaded job's folder")
+    what = (
+        "run of local_patient at the same hospitals, whose scores then stand beside this run's as each hospital alone"
+    )
+    command.add_argument("--alone", type=Path, metavar="RUN", help=what)
 
     command = add_command(commands, health, "whether a site or the server is ready, or alive: for probes")
     command.add_argument("kit", type=Path, nargs="?", default=Path(), help="its startup kit (default: this folder)")
@@ -157,12 +161,15 @@ def export(arguments: argparse.Namespace) -> None:
 
 def report(arguments: argparse.Namespace) -> None:
     """Write report.html and the adapter's model card from the run record (rounds.jsonl), and print its closing box."""
+    from fedtar_flare.reporting.alone import keep_alone
     from fedtar_flare.reporting.model_card import write_model_card
     from fedtar_flare.reporting.page import write_report
     from fedtar_flare.reporting.run import read_run
     from fedtar_flare.runtime.results import box
 
     run = read_run(arguments.run_folder)
+    if arguments.alone:
+        keep_alone(run, read_run(arguments.alone))
     page = write_report(run.folder)
     if (run.folder / "adapter").is_dir():
         write_model_card(run, run.folder / "adapter")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from fedtar_flare.data.cohort import Sample
 from fedtar_flare.data.minimum_cell import enough, full_cells, round_share, round_to_cell
 from fedtar_flare.learning.labels import labeler_of
 from fedtar_flare.metrics.agreement import finding_counts
-from fedtar_flare.metrics.labeler import rules_for
+from fedtar_flare.metrics.grades import claims, marks
+from fedtar_flare.metrics.labeler import RuleLabeler, rules_for
 from fedtar_flare.metrics.language import bleu_of_sums, identical_share, report_statistics
 from fedtar_flare.metrics.registry import scores_of
 from fedtar_flare.metrics.reports import Reports, TextLabeler, contradicted
@@ -140,6 +142,8 @@ def report_rows(
     columns: dict[str, Any] = {name: values.tolist() for name, values in vars(statistics).items()}
     lengths = statistics.hypothesis_length, statistics.reference_length
     bleu = bleu_of_sums(statistics.matches, statistics.guesses, *lengths).tolist()
+    reports = reports_of(samples, drafts, losses, range(len(samples)), 1)
+    claimed = _claims(samples, drafts, reports.reader)
     rows = []
     for i, (sample, text, loss) in enumerate(zip(samples, drafts, losses, strict=True)):
         visit = sample.visit
@@ -160,10 +164,23 @@ def report_rows(
                 "findings_in_text": None if visit.findings is None else sorted(reader.stated(text)),
                 "changes": None if visit.changes is None else sorted(map(list, visit.changes)),
                 "changes_in_text": None if visit.changes is None else sorted(map(list, reader.changes(text))),
+                "degree_accuracy": [sum(degrees := marks(reports.grades[i], "degree")), len(degrees)],
+                "change_accuracy": [sum(changes := marks(reports.grades[i], "change")), len(changes)],
+                "contradictions": claimed[i],
                 "labels": {kind: [code(visit.report), code(text)] for kind, code in labelers},
             }
         )
     return rows
+
+
+def _claims(samples: Sequence[Sample], drafts: Sequence[str], rules: RuleLabeler) -> list[list[int]]:
+    """Of each draft how many claims of change the patient's draft before contradicts, and how many it makes."""
+    visits, counts = [sample.visit for sample in samples], [[0, 0] for _ in drafts]
+    for before, i in pairwise(sorted(range(len(drafts)), key=lambda i: (visits[i].patient_id, visits[i].acquired))):
+        if visits[before].patient_id == visits[i].patient_id:
+            verdicts = [contrary for _, contrary in claims([("", 0, drafts[before]), ("", 1, drafts[i])], rules)]
+            counts[i] = [sum(verdicts), len(verdicts)]
+    return counts
 
 
 def report_texts(folder: Path, round_: int | None = None, *, personal: bool = True) -> list[dict[str, Any]]:

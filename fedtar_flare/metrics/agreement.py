@@ -1,7 +1,7 @@
 """Agreement of findings and of labels: precision, recall and F1 of what drafts name against what is true."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -120,6 +120,13 @@ class LabelCounts:
         counts, classes = np.array([k in named for k in columns]), tuple(self.classes[k] for k in columns)
         hits, named_by_draft, actual = (side[:, columns] for side in (self.hits, self.named, self.actual))
         return type(self)(classes, hits * counts, named_by_draft * counts, actual)
+
+
+def finding_labels(truth: Findings, named: Findings, findings: Iterable[Any]) -> LabelCounts:
+    """Counts of ``findings`` in N reports, each finding a class."""
+    classes = tuple(findings)
+    actual, drafted = (np.array([[name in of for name in classes] for of in side], float) for side in (truth, named))
+    return LabelCounts(classes, actual * drafted, drafted, actual)
 
 
 def label_code(labels: Mapping[str, str]) -> str:

@@ -229,6 +229,11 @@ def grade(draft: str, reference: str, labeler: RuleLabeler) -> tuple[Grade, ...]
     return tuple(grades)
 
 
+def marks(grades: Iterable[Grade], part: Part) -> list[bool]:
+    """Whether a part is right, of the findings for which it is graded."""
+    return [mark for g in grades if (mark := getattr(g, part)) is not None]
+
+
 def _by_finding(text: str, labeler: RuleLabeler) -> dict[str, list[Statement]]:
     """Statements of a text by finding, without those of findings that are gone."""
     by_finding: dict[str, list[Statement]] = defaultdict(list)

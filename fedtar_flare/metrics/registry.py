@@ -4,18 +4,19 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import Literal
 
 from fedtar_flare.data.minimum_cell import enough, round_loss, round_share, winsorised_mean
 from fedtar_flare.metrics.agreement import AVERAGES, METRICS, Average, Metric, finding_f1
-from fedtar_flare.metrics.grades import PARTS, Part
+from fedtar_flare.metrics.grades import Part, marks
 from fedtar_flare.metrics.labeler import rule_labeler
 from fedtar_flare.metrics.language import identical_share, length_ratio, mismatched_share
 from fedtar_flare.metrics.reports import Reports, contradicted
 
-LANGUAGE, FINDINGS, CONTENT = "Language", "Findings", "Classes, change and repetition"
-GRADES = "Findings against the reference"
+LANGUAGE, FINDINGS, CONTENT = "Language", "Findings", "Classes and repetition"
+CHANGE, GRADES = "Degree and change between visits", "Findings against the reference"
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ def presence_f1(reports: Reports) -> float | None:
 
 def accuracy(reports: Reports, part: Part) -> float | None:
     """Share right in this part, of the findings for which it is graded; None without any."""
-    marks = [mark for grades in reports.grades for g in grades if (mark := getattr(g, part)) is not None]
-    return sum(marks) / len(marks) if marks else None
+    right = marks(chain.from_iterable(reports.grades), part)
+    return sum(right) / len(right) if right else None
 
 
 def graded(reports: Reports, part: Part | Literal["presence"]) -> set[str]:
@@ -94,7 +95,8 @@ def _findings(name: str, label: str, curve: bool = True) -> Score:
 def _graded(part: Part) -> Score:
     concerned, of_part = partial(graded, part=part), partial(accuracy, part=part)
     label, unit = f"{part} right", "% of findings"
-    return Score(f"{part}_accuracy", label, of_part, unit=unit, concerned=concerned, group=GRADES)
+    group = GRADES if part == "side" else CHANGE
+    return Score(f"{part}_accuracy", label, of_part, unit=unit, concerned=concerned, group=group)
 
 
 EFFICACY: dict[str, tuple[str, Average, Metric, bool]] = {
@@ -122,6 +124,18 @@ def _efficacy(name: str, labeler: str, average: Average, metric: Metric, uncerta
 SCORES = {
     score.name: score
     for score in (
+        _graded("degree"),
+        _graded("change"),
+        Score("finding_change_micro_f1", "changes named F1", change_f1, concerned=changing, curve=True, group=CHANGE),
+        Score(
+            "contradictions",
+            "contradictions between visits",
+            lambda r: contradicted(r.claims),
+            unit="% of claims",
+            higher_is_better=False,
+            concerned=lambda r: set(map(itemgetter(0), r.claims)),
+            group=CHANGE,
+        ),
         *(_language(f"bleu_{n}", f"BLEU-{n}", curve=n == 4) for n in (1, 2, 3, 4)),
         _language("rouge_l", "ROUGE-L"),
         _language("cider", "CIDEr", curve=True, most=10.0),
@@ -143,20 +157,14 @@ SCORES = {
         _findings("finding_f1_known", "known findings F1"),
         _findings("finding_f1_new", "new findings F1"),
         _findings("finding_recall_new", "new findings recall", curve=False),
+        _findings("finding_f1_macro", "finding F1 (mean of kinds)", curve=False),
+        _findings("finding_f1_known_macro", "known findings F1 (mean of kinds)", curve=False),
+        _findings("finding_f1_new_macro", "new findings F1 (mean of kinds)", curve=False),
         Score("presence_f1", "presence F1", presence_f1, concerned=partial(graded, part="presence"), group=GRADES),
-        *map(_graded, PARTS),
+        _graded("side"),
         Score("chexpert_rules_f1", "CheXpert classes F1 (rules)", class_f1, needs="chexpert-rules"),
         Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)", class_f1, needs="ctrate-rules"),
         *(_efficacy(name, *of) for name, of in EFFICACY.items()),
-        Score("finding_change_micro_f1", "changes named F1", change_f1, concerned=changing, curve=True),
-        Score(
-            "contradictions",
-            "contradictions between visits",
-            lambda r: contradicted(r.claims),
-            unit="% of claims",
-            higher_is_better=False,
-            concerned=lambda r: set(map(itemgetter(0), r.claims)),
-        ),
         Score(
             "identical_share",
             "identical reports",

@@ -14,6 +14,7 @@ from fedtar_flare.metrics.agreement import (
     Average,
     Findings,
     Metric,
+    finding_labels,
     known_and_new,
     label_code,
     label_counts,
@@ -97,8 +98,14 @@ class Reports:
 
     @cached_property
     def finding_agreement(self) -> dict[str, float | None]:
-        """F1 and recall of known and new findings."""
-        return known_and_new(*self.counted(self.findings, self.draft_findings), self.known or frozenset())
+        """F1 of all, known and new findings, over all pairs and as a mean of findings; recall of new ones."""
+        sides, known = self.counted(self.findings, self.draft_findings), self.known or frozenset()
+        scores, every = known_and_new(*sides, known), frozenset[str]().union(*sides[0], *sides[1])
+        for kind, findings in (("", every), ("_known", every & known), ("_new", every - known)):
+            counts = finding_labels(*sides, sorted(findings)).guarded(self.patients, self.min_cell)
+            macro = counts.averages(self.min_cell)["macro"]["f1"] if counts.classes else None
+            scores[f"finding_f1{kind}_macro"] = macro
+        return scores
 
     @cached_property
     def efficacy(self) -> list[dict[Average, dict[Metric, float]] | None]:

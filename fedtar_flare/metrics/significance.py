@@ -18,7 +18,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtar_flare.core.errors import DataError
-from fedtar_flare.metrics.agreement import CERTAIN, CERTAIN_OR_NOT, Average, LabelCounts, Metric, label_counts
+from fedtar_flare.metrics.agreement import (
+    CERTAIN,
+    CERTAIN_OR_NOT,
+    Average,
+    LabelCounts,
+    Metric,
+    finding_labels,
+    label_counts,
+)
 from fedtar_flare.metrics.labeler import classes_of
 from fedtar_flare.metrics.language import LanguageStatistics, bleu_of_sums
 from fedtar_flare.metrics.registry import EFFICACY
@@ -76,12 +84,6 @@ def mean_score(patients: Sequence[Any], values: ArrayLike) -> PatientSums:
     """A mean over reports, such as ROUGE-L or CIDEr with fixed document frequencies."""
     column = np.asarray(values, dtype=np.float64)
     return patient_sums(patients, np.stack([column, np.ones_like(column)], axis=1), _ratio)
-
-
-def f1_score(patients: Sequence[Any], hits: ArrayLike, named: ArrayLike, actual: ArrayLike) -> PatientSums:
-    """Micro F1, 2 hits / (named + actual), from counts per report, (N,)."""
-    two_hits, total = 2 * np.asarray(hits), np.asarray(named) + np.asarray(actual)
-    return patient_sums(patients, np.stack([two_hits, total], axis=1), _ratio)
 
 
 def label_score(patients: Sequence[Any], counts: LabelCounts, average: Average, metric: Metric) -> PatientSums:
@@ -308,18 +310,29 @@ def _bleu(n: int) -> SumsOf:
     return bleu
 
 
-def finding_f1(truth: str, named: str, findings: Collection[str] | None = None) -> SumsOf:
-    """Micro F1 of two columns of findings or changes; of some ``findings`` alone where they are given."""
+def finding_f1(truth: str, named: str, findings: Collection[str] = (), average: Average = "micro") -> SumsOf:
+    """F1 of two columns of findings or changes; of some ``findings`` alone where they are given, as a mean needs."""
 
     def f1(rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
-        known, counts = [row for row in rows if row.get(truth) is not None], []
-        for row in known:
-            sides = [{tuple(x) if isinstance(x, list) else x for x in row[column]} for column in (truth, named)]
-            actual, drafted = sides if findings is None else [side & set(findings) for side in sides]
-            counts.append((len(actual & drafted), len(drafted), len(actual)))
-        return f1_score(_drawn(known, units), *np.array(counts).T) if known else None
+        known = [row for row in rows if row.get(truth) is not None]
+        actual, drafted = (
+            [{tuple(x) if isinstance(x, list) else x for x in row[column]} for row in known]
+            for column in (truth, named)
+        )
+        counts = finding_labels(actual, drafted, findings or {*chain(*actual, *drafted)})
+        return label_score(_drawn(known, units), counts, average, "f1") if known else None
 
     return f1
+
+
+def _share_of(column: str) -> SumsOf:
+    """Share of what counts, of which a column has [those that are so, all] of each report."""
+
+    def share(rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
+        known = [row for row in rows if row.get(column) is not None]
+        return patient_sums(_drawn(known, units), [row[column] for row in known], _ratio) if known else None
+
+    return share
 
 
 def _labels(labeler: str, average: Average, metric: Metric, uncertain: bool = False) -> SumsOf:
@@ -337,10 +350,12 @@ def _labels(labeler: str, average: Average, metric: Metric, uncertain: bool = Fa
 
 
 SUMS: dict[str, SumsOf] = {
+    **{name: _share_of(name) for name in ("degree_accuracy", "change_accuracy")},
+    "finding_change_micro_f1": finding_f1("changes", "changes_in_text"),
+    "contradictions": _share_of("contradictions"),
     **{f"bleu_{n}": _bleu(n) for n in (1, 2, 3, 4)},
     **{name: mean_of(name) for name in ("rouge_l", "cider", "token_loss")},
     "finding_f1": finding_f1("findings", "findings_in_text"),
-    "finding_change_micro_f1": finding_f1("changes", "changes_in_text"),
     "chexpert_rules_f1": _labels("chexpert-rules", "micro", "f1"),
     "ctrate_rules_f1": _labels("ctrate-rules", "micro", "f1"),
     **{name: _labels(*of) for name, of in EFFICACY.items()},

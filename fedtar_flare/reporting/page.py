@@ -3,14 +3,10 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import write_text
-from fedtar_flare.core.settings import build
-from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.record.events import Step
-from fedtar_flare.registry import method
 from fedtar_flare.reporting import examples as generated
 from fedtar_flare.reporting.alarms import alarm_section, finding_section
 from fedtar_flare.reporting.format import duration, flat, number, significant, size, times, visits, whole
@@ -228,7 +224,7 @@ def visit_counts(run: Run) -> Section:
 
 def settings(run: Run) -> Section:
     """The settings needed to repeat the run, versions beside them, and all settings folded."""
-    start, values = run.start, _at_sites(run)
+    start, values = run.start, run.site_settings
     model = {name: value for name, value in start.model.items() if name != "adapter_config"}  # mostly PEFT's defaults
     values |= {"model": values.get("model", {}) | model} | {k: v for k, v in start.settings.items() if k != "sites"}
     every = flat({"method": start.method or None, "min_cell": start.min_cell} | values)
@@ -239,18 +235,6 @@ def settings(run: Run) -> Section:
     content += render("folded.html", title="All settings", content=in_full)
     lead = "What one needs to repeat the run: lr is a learning rate, local_steps are updates per step and site."
     return Section("settings", "Settings", lead, content)
-
-
-def _at_sites(run: Run) -> dict[str, Any]:
-    """The sites' settings by group with their defaults; as in the job where this version refuses them."""
-    if (given := run.start.settings.get("sites")) is None:
-        return {}
-    try:
-        kinds = dict(method(run.start.method).settings)
-        kinds |= {"training": TrainingConfig, "lora": LoRAConfig} if run.reports else {}
-        return given | {group: build(kind, given.get(group), group).to_dict() for group, kind in kinds.items()}
-    except ConfigError:
-        return dict(given)
 
 
 def sections(run: Run, of_method: Sequence[Section]) -> list[Section]:

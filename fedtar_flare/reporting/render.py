@@ -28,11 +28,12 @@ _THEMES = {
 
 @dataclass(frozen=True)
 class Tile:
-    """A number at the head of a page: what it is, the number with its unit, and a remark."""
+    """A number at the head of a page: what it is, the number with its unit, a remark, and what to compare it with."""
 
     name: str
     value: str
     about: str = ""
+    beside: str = ""
 
 
 def render(template: str, **values: Any) -> Markup:

@@ -4,9 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.settings import build
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import (
     Ahead,
@@ -114,6 +116,18 @@ class Run:
             return method(self.start.method).reports
         except ConfigError:
             return True
+
+    @property
+    def site_settings(self) -> dict[str, Any]:
+        """The sites' settings by group with their defaults; as in the job where this version refuses them."""
+        if (given := self.start.settings.get("sites")) is None:
+            return {}
+        try:
+            kinds = dict(method(self.start.method).settings)
+            kinds |= {"training": TrainingConfig, "lora": LoRAConfig} if self.reports else {}
+            return given | {group: build(kind, given.get(group), group).to_dict() for group, kind in kinds.items()}
+        except ConfigError:
+            return dict(given)
 
 
 def find_run(folder: Path | str) -> Path:

@@ -12,8 +12,19 @@ from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, charts, round_axis, table
 
 MEAN = "mean of sites"
-KEY = ("bleu_4", "cider", "finding_f1_known", "finding_f1_new", "presence_f1", "chexpert_rules_f1", "ctrate_rules_f1")
-"""The first four that it has summarise a run."""
+SEEN = ("degree_accuracy", "change_accuracy", "finding_change_micro_f1", "contradictions")
+"""What a run's summary begins with: how much of the findings there are, and what became of them."""
+KEY = (
+    "finding_f1_known",
+    "finding_f1_new",
+    "finding_f1_new_macro",
+    "bleu_4",
+    "cider",
+    "presence_f1",
+    "chexpert_rules_f1",
+    "ctrate_rules_f1",
+)
+"""Of these, a summary has the first five that the run has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +66,9 @@ def overall(run: Run, generic: bool = False) -> Row | None:
 
 
 def key_scores(row: Row) -> list[str]:
-    """The first four scores of :data:`KEY` that a row has."""
-    return [name for name in KEY if name in row.before or name in row.after][:4]
+    """The scores that summarise a row."""
+    seen, others = ([name for name in names if name in row.before or name in row.after] for names in (SEEN, KEY))
+    return seen + others[:5]
 
 
 def _mean(rows: Sequence[Row], reports: str, scored: int) -> list[Row]:

@@ -1,14 +1,16 @@
-"""The result of a run in a sentence, in about five numbers, and as a box for the console."""
+"""The result of a run in a sentence, in about ten numbers, and as a box for the console."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 from fedtar_flare.core.text import plain
 from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.reporting.alone import alone, joined
 from fedtar_flare.reporting.format import decimals, duration, heading, number, score
 from fedtar_flare.reporting.render import Tile
 from fedtar_flare.reporting.run import Run
-from fedtar_flare.reporting.scores import MEAN, Row, key_scores, overall, start_name
+from fedtar_flare.reporting.scores import MEAN, SEEN, Row, key_scores, overall, start_name
 from fedtar_flare.reporting.section import Section, method_sections
 
 
@@ -32,23 +34,24 @@ def verdict(run: Run, sections: Sequence[Section] = ()) -> list[str]:
     over = f"{row.reports} test reports, {_where(row, run)}"
     return [
         f"From the {start_name(run)} to round {run.shown.round}, {_changes(row)}; {over}.",
+        *([f"Each hospital alone reaches {_values(control)} ({control.site})."] if (control := alone(run)) else []),
         *([f"The shared adapter alone, as other hospitals get it: {_changes(off)}."] if off and off.before else []),
         *([f"{run.checkpoint_note.capitalize()}."] if run.checkpoint_note else []),
     ]
 
 
 def key_numbers(run: Run, sections: Sequence[Section] = ()) -> list[Tile]:
-    """About five numbers from the warm start to the round shown; those of ``sections`` where images are classified."""
+    """About ten numbers from the warm start to the round shown; those of ``sections`` where images are classified."""
     if not run.reports:
         return [Tile(label, *text.split(", ", 1)) for section in sections for label, text in section.lines]
     row = overall(run)
     if row is None:
         return []
-    tiles = [
-        Tile(heading(name), " → ".join(score(name, side.get(name), row.n) for side in (row.before, row.after)), word)
-        for name in key_scores(row)
-        for word in [direction(name, row)]
-    ]
+    control, tiles = alone(run), []
+    for name in key_scores(row):
+        value = " → ".join(score(name, side.get(name), row.n) for side in (row.before, row.after))
+        beside = f"alone {score(name, control.after.get(name), row.n)}" if control else ""
+        tiles.append(Tile(heading(name), value, direction(name, row), beside))
     return [*tiles, Tile("Test reports", row.reports, _where(row, run))]
 
 
@@ -63,18 +66,24 @@ def direction(name: str, row: Row) -> str:
 
 
 def _changes(row: Row) -> str:
-    """``BLEU-4 improved by 9.7 points (71.6 → 81.3); known findings F1 fell by 9.5 points (94.4 → 84.9)``."""
-    groups: dict[str, list[str]] = {"improved": [], "fell": [], "rose (worse)": [], "stayed": []}
-    for name in [*key_scores(row), "contradictions"]:
+    """``BLEU-4 improved by 9.7 points (71.6 → 81.3); known findings F1 fell by 9.5 points (94.4 → 84.9)``.
+
+    Scores of degree and change come first, better or worse.
+    """
+    groups: dict[tuple[bool, str], list[str]] = {}
+    for seen, verb in product((True, False), ("improved", "fell", "rose (worse)", "stayed")):
+        groups[seen, verb] = []
+    for name in key_scores(row):
         if not (way := direction(name, row)):
             continue
         before, after = (_rounded(name, side[name], row.n) for side in (row.before, row.after))
         worse = "fell" if after < before else "rose (worse)"
         verb = {"better": "improved", "unchanged": "stayed"}.get(way, worse)
         first, last, by = (number(value, decimals(name, row.n)) for value in (before, after, abs(after - before)))
-        unit = "point" + "s" * (by != "1") if SCORES[name].unit == "x 100" else SCORES[name].unit
+        unit = "point" + "s" * (by != "1") if SCORES[name].scale == 100 else SCORES[name].unit
         change = f"at {last}" if before == after else f"by {by} {unit} ({first} → {last})"
-        groups[verb].append(f"{SCORES[name].label} {change if groups[verb] else f'{verb} {change}'}")
+        group = groups[name in SEEN, verb]
+        group.append(f"{SCORES[name].label} {change if group else f'{verb} {change}'}")
     return "; ".join(_listed(group) for group in groups.values() if group) or "no score is known of both"
 
 
@@ -96,18 +105,23 @@ def _listed(words: Sequence[str]) -> str:
 
 
 RULE = "-" * 78
+UNKNOWN = "not known of this job (fedtar report RUN --alone RUN_OF_LOCAL_PATIENT)"
 
 
 def closing_box(run: Run, files: Mapping[str, Path | str] | None = None) -> str:
     """Summarise a run for the console, in ASCII except for names."""
     tiles = key_numbers(run, method_sections(run))
-    rows = [[*map(_ascii, (tile.name, tile.value, tile.about))] for tile in tiles]
-    rows = rows or [[f"no test {'report' if run.reports else 'image'} was scored", "", ""]]
-    names = max(len(name) for name, *_ in rows) + 3
-    arrows = max(value.find("->") for _, value, _ in rows)  # the arrows stand under each other
-    values = [value.rjust(len(value) + arrows - value.find("->")) if "->" in value else value for _, value, _ in rows]
-    wide = max(map(len, values)) + 3
-    lines = [f"{row[0]:<{names}}{value:<{wide}}{row[2]}".rstrip() for row, value in zip(rows, values, strict=True)]
+    rows = [[*map(_ascii, (tile.name, tile.value, tile.about, tile.beside))] for tile in tiles]
+    rows = rows or [[f"no test {'report' if run.reports else 'image'} was scored", "", "", ""]]
+    arrows = max(row[1].find("->") for row in rows)  # the arrows stand under each other
+    for row in rows:
+        row[1] = " " * (arrows - row[1].find("->")) * ("->" in row[1]) + row[1]
+    columns = zip(*([row for row in rows if row[3]] or rows), strict=True)
+    widths = [max(map(len, column)) + 3 for column in columns]
+    lines = ["".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    if run.reports and run.shown and joined(run):
+        control = alone(run)
+        lines.append(_ascii(f"each hospital alone: {control.site if control else UNKNOWN}"))
     width = max(map(len, files or {}), default=0) + 3
     lines += [f"{plain(name):<{width}}{file}" for name, file in (files or {}).items()]
     return "\n".join([RULE, *_head(run), *lines, RULE])

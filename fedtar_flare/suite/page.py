@@ -19,6 +19,7 @@ from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.plan import Experiment
 from fedtar_flare.suite.results import (
     COMPARED,
+    MAIN,
     SUMS,
     WHERE,
     Difference,
@@ -35,7 +36,6 @@ from fedtar_flare.suite.tables import Table, verdict
 from fedtar_flare.suite.task_page import task_page
 
 PAGE = "comparison.html"
-MAIN = COMPARED[0]  # orders the arms; higher is better, as in all of COMPARED
 
 
 def write_page(folder: Path, suite: Suite, experiments: Sequence[Experiment]) -> Path | None:
@@ -137,7 +137,7 @@ def arm_means(results: Sequence[Result], name: str) -> dict[str, float]:
         sums = [of_run for run in runs if (of_run := SUMS[name](run.members())) is not None]
         if sums and math.isfinite(mean := fmean(of_run.value() for of_run in sums)):
             means[arm] = mean
-    return dict(sorted(means.items(), key=lambda pair: -pair[1]))
+    return dict(sorted(means.items(), key=lambda pair: pair[1], reverse=SCORES[name].higher_is_better is not False))
 
 
 def arm_verdict(

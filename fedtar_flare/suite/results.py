@@ -25,7 +25,7 @@ from fedtar_flare.metrics.significance import (
     over_seeds,
 )
 from fedtar_flare.suite.plan import Experiment
-from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, NEW_FINDINGS
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, NEW_FINDINGS
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -130,11 +130,25 @@ SUMS: dict[str, SumsOf] = {
     **significance.SUMS,
     "finding_f1_known": finding_f1("findings", "findings_in_text", KNOWN_FINDINGS),
     "finding_f1_new": finding_f1("findings", "findings_in_text", NEW_FINDINGS),
+    "finding_f1_macro": finding_f1("findings", "findings_in_text", FINDINGS, "macro"),
+    "finding_f1_known_macro": finding_f1("findings", "findings_in_text", KNOWN_FINDINGS, "macro"),
+    "finding_f1_new_macro": finding_f1("findings", "findings_in_text", NEW_FINDINGS, "macro"),
 }
 """By a score's name in the registry what each patient adds to it, for scores with an interval."""
 
 VALUE_REPLICATES = 1_000  # of a value; differences, on which a decision may rest, have five times as many
-COMPARED = ("bleu_4", "cider", "finding_f1_known", "finding_f1_new", "finding_change_micro_f1")
+MAIN = "bleu_4"  # orders the arms
+COMPARED = (
+    "degree_accuracy",
+    "change_accuracy",
+    "finding_change_micro_f1",
+    "contradictions",
+    MAIN,
+    "cider",
+    "finding_f1_known",
+    "finding_f1_new",
+    "finding_f1_new_macro",
+)
 
 
 class Difference(NamedTuple):

@@ -7,7 +7,7 @@ from functools import partial
 
 from markupsafe import Markup
 
-from fedtar_flare.metrics.registry import EFFICACY, SCORES
+from fedtar_flare.metrics.registry import EFFICACY
 from fedtar_flare.metrics.significance import Interval
 from fedtar_flare.reporting.format import NOTHING, heading, number, score, shown
 from fedtar_flare.suite.results import COMPARED, SUMS, Difference, Result, Row, by_arm, interval_of
@@ -66,7 +66,7 @@ def difference_table(tests: Sequence[Difference], labels: Mapping[str, str], ref
         "patient by patient, corrected after Holm for the number of methods. A p is about these hospitals; with one "
         "seed it says nothing of another training."
     )
-    heads = ["method", *(f"{SCORES[n].label}, points" for n in COMPARED)]
+    heads = ["method", *(f"{heading(n).partition(', ')[0]}, points" for n in COMPARED)]
     return Table(f"Difference to {labels[reference]}", about, heads, rows)
 
 

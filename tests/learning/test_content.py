@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.learning.evaluation import finding_scores, reports_of, site_scores
+from fedtar_flare.learning.evaluation import finding_scores, report_rows, reports_of, site_scores
 from fedtar_flare.metrics.registry import SCORES, scores_of
 from fedtar_flare.protocol.contract import SCORES as FIELDS
 from fedtar_flare.protocol.messages import check_field
 from fedtar_flare.record.events import SiteScores
+from fedtar_flare.suite.results import COMPARED, SUMS
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
 
 DAY = datetime(2020, 1, 1)
@@ -66,6 +67,31 @@ def test_real_reports_are_scored_by_the_rules_of_their_modality():
     scores = content_scores(real, [EFFUSION, EFFUSION])
     assert scores["finding_change_micro_f1"] == scores["change_accuracy"] == scores["ctrate_rules_f1"] == 1.0
     assert content_scores([sample(1, modality="radiograph")], [EFFUSION])["chexpert_rules_f1"] == 1.0
+
+
+def test_what_each_report_adds_makes_up_the_sites_scores():
+    """Scores from rows, by which suites test, are those of the registry."""
+    texts = [EFFUSION, "There is a large left pleural effusion, increased.", "There is a cavity.", "Clear lungs."]
+    changes = [("effusion_left", "decreased")]
+    samples = [
+        sample(i, texts[i % 3], ("effusion_left", "cavity")[: i % 2 + 1], changes, patient=f"p{i // 3}")
+        for i in range(12)
+    ]
+    drafts = [texts[i * 5 % 4] for i in range(12)]
+    rows = report_rows(samples, drafts, [1.0] * 12, personal=True)
+    rows = [row | {"site": "a", "when": "end"} for row in rows]
+    whole = content_scores(samples, drafts)
+    assert set(COMPARED) <= set(whole) and all(0 < whole[name] < 1 for name in ("degree_accuracy", "contradictions"))
+    for name in {*COMPARED, "finding_f1_macro", "finding_f1_known_macro"} - {"cider"}:
+        for units in ("patients", "studies"):
+            assert SUMS[name](rows, units).value() == pytest.approx(whole[name]), name
+
+
+def test_a_mean_of_findings_counts_those_of_enough_patients_alone():
+    samples = [sample(i, findings=("cavity", *["effusion_left"] * (i < 2))) for i in range(4)]
+    drafts = ["There is a cavity.", EFFUSION, "There is a cavity.", "There is a cavity."]
+    values = [content_scores(samples, drafts, least)["finding_f1_macro"] for least in (1, 3, 5)]
+    assert values == [pytest.approx((6 / 7 + 2 / 3 + 0) / 3), 1.0, None], "6 / 7 in thirds; one heart is invented"
 
 
 def test_known_new_and_stated_findings_apart():

@@ -11,6 +11,7 @@ from fedtar_flare.metrics.agreement import (
     CERTAIN_OR_NOT,
     finding_counts,
     finding_f1,
+    finding_labels,
     known_and_new,
     label_code,
     label_counts,
@@ -73,6 +74,8 @@ def test_known_and_new_findings_are_scored_apart():
     nothing_new = known_and_new([{"nodule"}], [{"nodule"}], {"nodule"})
     assert nothing_new["finding_f1_new"] is None and nothing_new["finding_recall_new"] is None
     assert finding_counts(truth, predicted) == {"cavity": (2, 2, 1), "nodule": (2, 3, 2)}
+    by_finding = finding_labels(truth, predicted, ["cavity", "mass", "nodule"]).averages()["macro"]["f1"]
+    assert by_finding == pytest.approx((2 * 1 / (2 + 2) + 2 * 2 / (2 + 3)) / 2), "a mass is in no text"
 
 
 def test_stated_labels_are_sure_and_doubted_ones_are_not():

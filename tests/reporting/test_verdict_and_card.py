@@ -1,4 +1,6 @@
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -6,12 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import RUN_ID, SITES, SOUTH, edit, write_run
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import End, Evaluation, SiteScores, SiteValidation, Start, Validation
 from fedtar_flare.record.log import RunRecord
+from fedtar_flare.reporting.alone import keep_alone
 from fedtar_flare.reporting.model_card import base_model, model_card, write_model_card
+from fedtar_flare.reporting.page import page
 from fedtar_flare.reporting.run import Run, read_run
-from fedtar_flare.reporting.verdict import RULE, closing_box, verdict
+from fedtar_flare.reporting.scores import overall
+from fedtar_flare.reporting.verdict import RULE, UNKNOWN, closing_box, verdict
 
 
 def run_of(before, after, *, generic=None, n=40, validation=(1.0,), sites=("a", "b")):
@@ -29,7 +35,7 @@ def run_of(before, after, *, generic=None, n=40, validation=(1.0,), sites=("a", 
     evaluations = [scored(0, before, generic)] if before else []
     evaluations += [scored(r, scores, generic) for r, scores in after.items()]
     end = End(seconds=75.2, status="completed")
-    return Run(None, start, (), tuple(losses), tuple(evaluations), end, (), "Other")
+    return Run(Path("nowhere"), start, (), tuple(losses), tuple(evaluations), end, (), "Other")
 
 
 def test_the_closing_box():
@@ -37,9 +43,53 @@ def test_the_closing_box():
     box = closing_box(run_of(before, {1: after | {"token_loss": 0.5}}), {"report": "/x/report.html"}).splitlines()
     assert box[0] == box[-1] == RULE and box[1] == "run r: completed in 1 min 15 s, warm start -> round 1"
     assert [re.split(" {2,}", line) for line in box[2:-1]] == [
-        ["BLEU-4, x 100", "9.5 -> 72.5", "better"], ["known findings F1, x 100", "90.0 -> 80.0", "worse"],
-        ["Test reports", "80", "mean of 2 sites"], ["report", "/x/report.html"],
+        ["known findings F1, x 100", "90.0 -> 80.0", "worse"], ["BLEU-4, x 100", "9.5 -> 72.5", "better"],
+        ["Test reports", "80", "mean of 2 sites"], [f"each hospital alone: {UNKNOWN}"], ["report", "/x/report.html"],
     ]  # fmt: skip
+
+
+def test_degree_and_change_come_first_in_box_and_verdict_better_or_worse():
+    before = {"bleu_4": 0.1, "degree_accuracy": 0.47, "change_accuracy": 0.1, "contradictions": 0.2}
+    after = {"bleu_4": 0.8, "degree_accuracy": 0.34, "change_accuracy": 0.6, "contradictions": 0.58}
+    run = run_of(before, {1: after | {"finding_change_micro_f1": 0.185}})
+    remarks = [re.split(" {2,}", line)[2:] for line in closing_box(run).splitlines()[2:7]]
+    assert remarks == [["worse"], ["better"], [], ["worse"], ["better"]]
+    text = verdict(run)[0]
+    order = [
+        "change right improved",
+        "degree right fell",
+        "contradictions between visits rose (worse)",
+        "BLEU-4 improved",
+    ]
+    assert sorted(order, key=text.index) == order and "by 50.0 points (10.0 → 60.0)" in text
+
+
+def alone_in(folder, **changes):
+    """A run of FedTAR and one in which the same hospitals, but for ``changes``, shared nothing; all are scored."""
+    runs = [read_run(write_run(folder / name)) for name in ("joined", "alone")]
+    edit(folder / "alone", "start", **{"method": "local_patient", "run_id": "by-itself"} | changes)
+    return runs[0], read_run(folder / "alone")
+
+
+def test_what_each_hospital_reaches_alone_stands_beside_a_run_of_the_same_job_alone(tmp_path):
+    run, other = alone_in(tmp_path)
+    assert UNKNOWN in closing_box(run) and "hospital alone" not in " ".join(verdict(run))
+    keep_alone(run, other)
+    value = f"{100 * overall(other).after['bleu_4']:.1f}"
+    lines = closing_box(run).splitlines()
+    assert [line.split()[-2:] for line in lines if line.startswith("BLEU-4")] == [["alone", value]]
+    assert "each hospital alone: run by-itself" in lines and f"BLEU-4 {value}" in verdict(run)[1]
+    assert f"alone {value}" in page(run) and f"BLEU-4 {value}" in model_card(run)
+    longer = replace(run, start=run.start.model_copy(update={"settings": {"num_rounds": 9}}))
+    assert UNKNOWN in closing_box(longer), "another job"
+    assert "hospital alone" not in closing_box(other), "nothing was shared"
+
+
+@pytest.mark.parametrize("changes", [{"counts": {site: {"test": [9, 9, 9]} for site in SITES}}, {"method": "fedavg"}])
+def test_another_run_is_no_control_of_a_run(tmp_path, changes):
+    run, other = alone_in(tmp_path, **changes)
+    with pytest.raises(ConfigError, match="local_patient"):
+        keep_alone(run, other)
 
 
 @given(
@@ -111,7 +161,7 @@ def test_the_card_beside_the_adapter(tmp_path):
     card = path.read_text(encoding="utf-8")
     assert head_of(card)["library_name"] == "peft" and head_of(card)["license"] == "Apache-2.0"
     for words in (
-        f"# Shared adapter of run {RUN_ID}\n\nFrom the warm start to round 3, BLEU-4 improved by ",
+        f"# Shared adapter of run {RUN_ID}\n\nFrom the warm start to round 3, known findings F1 improved by ",
         "(FedTAR). They are those of round 3 of 3, the best by validation loss",
         "Not for clinical use",
         "| licence of the base model | Apache-2.0 |",

@@ -18,7 +18,7 @@ from fedtar_flare.record.events import Evaluation, SiteScores
 from fedtar_flare.record.log import scored_round
 from fedtar_flare.suite.file import Suite, read_suite
 from fedtar_flare.suite.plan import Experiment, experiments
-from fedtar_flare.suite.results import differences, interval_of, read_results, seed_means
+from fedtar_flare.suite.results import COMPARED, differences, interval_of, read_results, seed_means
 from fedtar_flare.suite.run import run_suite
 
 TINY = {
@@ -108,9 +108,10 @@ def test_the_page_compares_the_arms_where_they_were_scored(ran):
     fedavg, alone = results = read_results(folder, experiments(read_suite(file)))
     assert [fedavg.arm, alone.arm] == ["fedavg", "alone"] and fedavg.content["bytes"] > 0
     assert len(seed_means([fedavg], "outside", "token_loss")) == 1 and not seed_means([alone], "outside", "token_loss")
-    against = differences(results, "fedavg")
-    assert [(one.arm, one.score) for one in against][:2] == [("alone", "bleu_4"), ("alone", "cider")]
-    for one in against[:2]:
+    against = {one.score: one for one in differences(results, "fedavg")}
+    assert [*against] == [name for name in COMPARED if name in against]
+    assert {"degree_accuracy", "change_accuracy", "contradictions", "bleu_4", "cider"} <= {*against}
+    for one in (against["bleu_4"], against["cider"]):
         assert one.difference.low <= one.difference.value <= one.difference.high and 0 <= one.p <= 1
     for one in results:  # a hospital's mean token loss, from its reports' scores and from the run's evaluation
         event = next(e for e in one.content["evaluations"] if e["round"] == one.content["scored_round"])

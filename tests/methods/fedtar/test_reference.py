@@ -23,7 +23,7 @@ from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.testing import FunctionFederation, Hospital
 
-CONTENT = [name for name, score in SCORES.items() if score.group == registry.CONTENT]
+CONTENT = [name for name, score in SCORES.items() if score.group in (registry.CHANGE, registry.CONTENT)]
 REFERENCE = Path(__file__).with_name("reference.json")
 SEED = 3
 SETTINGS = {

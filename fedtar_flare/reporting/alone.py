@@ -1,0 +1,58 @@
+"""What each hospital alone reaches, to stand beside a run: kept numbers of a suite, or a run that the user names."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import read_json, write_json
+from fedtar_flare.registry import method
+from fedtar_flare.reporting.run import Run
+from fedtar_flare.reporting.scores import Row, overall
+
+ALONE_FILE = "alone.json"
+"""In a run's folder, of the run that ``fedtar report --alone`` named."""
+KEPT = Path(__file__).with_name(ALONE_FILE)
+"""Of the shipped job, as ``python -m tools.keep_alone`` writes it."""
+
+
+def joined(run: Run) -> bool:
+    """Whether several hospitals learn from each other; a method that this version does not know is assumed to share."""
+    try:
+        shares = method(run.start.method).contract.shares
+    except ConfigError:
+        shares = True
+    return shares and len(run.start.sites) > 1
+
+
+def alone(run: Run) -> Row | None:
+    """Mean of the hospitals, each alone; ``site`` says where it comes from. None where nothing is known of this job."""
+    row = overall(run)
+    if row is None or not joined(run):
+        return None
+    for file in (run.folder / ALONE_FILE, KEPT):
+        if file.is_file() and (known := read_json(file)).get("job") == digest(run):
+            return Row(known["source"], None, row.reports, row.n, {}, known["scores"])
+    return None
+
+
+def keep_alone(run: Run, other: Run) -> Path:
+    """Keep, beside a run, what its hospitals reach in another run, in which they shared nothing."""
+    row, tested = overall(other), [{s: n["test"] for s, n in each.start.counts.items()} for each in (run, other)]
+    if joined(other) or row is None or not row.after or tested[0] != tested[1]:
+        text = "--alone takes a scored run of local_patient (or local) at the same hospitals, with the same test visits"
+        raise ConfigError(f"{other.folder}: {text}")
+    return write_alone(run.folder / ALONE_FILE, run, f"run {other.start.run_id}", row.after)
+
+
+def write_alone(file: Path, run: Run, source: str, scores: Mapping[str, float]) -> Path:
+    """Write what the hospitals of a run reach alone; it holds for runs of the very same job."""
+    return write_json(file, {"job": digest(run), "source": source, "scores": dict(scores)})
+
+
+def digest(run: Run) -> str:
+    """Digest of the job that a run is of: method, settings with their defaults, base model, hospitals, visits."""
+    start, settings = run.start, run.start.settings | {"sites": run.site_settings}
+    job = [start.method, settings, start.model.get("fingerprint"), start.sites, start.counts]
+    return hashlib.sha256(json.dumps(job, sort_keys=True, default=str).encode()).hexdigest()[:16]
