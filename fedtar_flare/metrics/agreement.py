@@ -37,16 +37,21 @@ def finding_f1(truth: Findings, predicted: Findings) -> dict[str, float | None]:
     }
 
 
-def known_and_new(truth: Findings, predicted: Findings, known: AbstractSet[str]) -> dict[str, float | None]:
-    """F1 of all findings, of those that the warm start has seen (``known``) and of the others, and recall of these."""
-    of_known = finding_f1([t & known for t in truth], [p & known for p in predicted])
-    of_new = finding_f1([t - known for t in truth], [p - known for p in predicted])
-    return {
-        "finding_f1": finding_f1(truth, predicted)["finding_f1"],
-        "finding_f1_known": of_known["finding_f1"],
-        "finding_f1_new": of_new["finding_f1"],
-        "finding_recall_new": of_new["finding_recall"],
-    }
+def known_and_new(
+    truth: Findings, predicted: Findings, known: AbstractSet[str], patients: Sequence[str], least: int = 1
+) -> dict[str, float | None]:
+    """F1 of all findings, of those that the warm start has seen (``known``) and of the others; recall of the others.
+
+    ``..._macro`` is the mean of the findings of at least ``least`` patients (:meth:`LabelCounts.guarded`).
+    """
+    scores, every = dict[str, float | None](), frozenset[Any]().union(*truth, *predicted)
+    for kind, findings in (("", every), ("_known", every & known), ("_new", every - known)):
+        actual, drafted = ([of & findings for of in side] for side in (truth, predicted))
+        pairs = finding_f1(actual, drafted)
+        counts = LabelCounts.of_findings(actual, drafted, sorted(findings)).guarded(patients, least)
+        scores[f"finding_f1{kind}"] = pairs["finding_f1"]
+        scores[f"finding_f1{kind}_macro"] = counts.averages(least)["macro"]["f1"] if counts.classes else None
+    return scores | {"finding_recall_new": pairs["finding_recall"]}
 
 
 def finding_counts(truth: Findings, predicted: Findings) -> dict[str, tuple[int, int, int]]:
@@ -67,6 +72,13 @@ class LabelCounts:
     hits: Array
     named: Array
     actual: Array
+
+    @classmethod
+    def of_findings(cls, truth: Findings, named: Findings, findings: Iterable[Any]) -> Self:
+        """Counts of ``findings`` in N reports, each finding a class."""
+        classes = tuple(findings)
+        actual, drafted = (np.array([[c in of for c in classes] for of in side], float) for side in (truth, named))
+        return cls(classes, actual * drafted, drafted, actual)
 
     def of_classes(self) -> dict[str, dict[str, float | None]]:
         """By class ``precision``, ``recall``, ``f1`` (None where undefined) and ``n``, the reports that have it."""
@@ -120,13 +132,6 @@ class LabelCounts:
         counts, classes = np.array([k in named for k in columns]), tuple(self.classes[k] for k in columns)
         hits, named_by_draft, actual = (side[:, columns] for side in (self.hits, self.named, self.actual))
         return type(self)(classes, hits * counts, named_by_draft * counts, actual)
-
-
-def finding_labels(truth: Findings, named: Findings, findings: Iterable[Any]) -> LabelCounts:
-    """Counts of ``findings`` in N reports, each finding a class."""
-    classes = tuple(findings)
-    actual, drafted = (np.array([[name in of for name in classes] for of in side], float) for side in (truth, named))
-    return LabelCounts(classes, actual * drafted, drafted, actual)
 
 
 def label_code(labels: Mapping[str, str]) -> str:

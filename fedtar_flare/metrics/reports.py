@@ -14,7 +14,6 @@ from fedtar_flare.metrics.agreement import (
     Average,
     Findings,
     Metric,
-    finding_labels,
     known_and_new,
     label_code,
     label_counts,
@@ -98,14 +97,9 @@ class Reports:
 
     @cached_property
     def finding_agreement(self) -> dict[str, float | None]:
-        """F1 of all, known and new findings, over all pairs and as a mean of findings; recall of new ones."""
-        sides, known = self.counted(self.findings, self.draft_findings), self.known or frozenset()
-        scores, every = known_and_new(*sides, known), frozenset[str]().union(*sides[0], *sides[1])
-        for kind, findings in (("", every), ("_known", every & known), ("_new", every - known)):
-            counts = finding_labels(*sides, sorted(findings)).guarded(self.patients, self.min_cell)
-            macro = counts.averages(self.min_cell)["macro"]["f1"] if counts.classes else None
-            scores[f"finding_f1{kind}_macro"] = macro
-        return scores
+        """F1 of all, known and new findings, also as means of findings, and recall of new ones."""
+        sides = self.counted(self.findings, self.draft_findings)
+        return known_and_new(*sides, self.known or frozenset(), self.patients, self.min_cell)
 
     @cached_property
     def efficacy(self) -> list[dict[Average, dict[Metric, float]] | None]:

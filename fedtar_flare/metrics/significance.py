@@ -18,15 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtar_flare.core.errors import DataError
-from fedtar_flare.metrics.agreement import (
-    CERTAIN,
-    CERTAIN_OR_NOT,
-    Average,
-    LabelCounts,
-    Metric,
-    finding_labels,
-    label_counts,
-)
+from fedtar_flare.metrics.agreement import CERTAIN, CERTAIN_OR_NOT, Average, LabelCounts, Metric, label_counts
 from fedtar_flare.metrics.labeler import classes_of
 from fedtar_flare.metrics.language import LanguageStatistics, bleu_of_sums
 from fedtar_flare.metrics.registry import EFFICACY
@@ -319,7 +311,7 @@ def finding_f1(truth: str, named: str, findings: Collection[str] = (), average: 
             [{tuple(x) if isinstance(x, list) else x for x in row[column]} for row in known]
             for column in (truth, named)
         )
-        counts = finding_labels(actual, drafted, findings or {*chain(*actual, *drafted)})
+        counts = LabelCounts.of_findings(actual, drafted, findings or {*chain(*actual, *drafted)})
         return label_score(_drawn(known, units), counts, average, "f1") if known else None
 
     return f1

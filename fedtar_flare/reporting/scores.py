@@ -14,7 +14,7 @@ from fedtar_flare.reporting.section import Section, charts, round_axis, table
 MEAN = "mean of sites"
 SEEN = ("degree_accuracy", "change_accuracy", "finding_change_micro_f1", "contradictions")
 """What a run's summary begins with: how much of the findings there are, and what became of them."""
-KEY = (
+KEY = (  # a summary has the first five of these that the run has
     "finding_f1_known",
     "finding_f1_new",
     "finding_f1_new_macro",
@@ -24,7 +24,6 @@ KEY = (
     "chexpert_rules_f1",
     "ctrate_rules_f1",
 )
-"""Of these, a summary has the first five that the run has."""
 
 
 @dataclass(frozen=True, slots=True)

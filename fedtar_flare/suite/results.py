@@ -24,6 +24,7 @@ from fedtar_flare.metrics.significance import (
     holm,
     over_seeds,
 )
+from fedtar_flare.reporting.scores import SEEN
 from fedtar_flare.suite.plan import Experiment
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, NEW_FINDINGS
 
@@ -138,17 +139,7 @@ SUMS: dict[str, SumsOf] = {
 
 VALUE_REPLICATES = 1_000  # of a value; differences, on which a decision may rest, have five times as many
 MAIN = "bleu_4"  # orders the arms
-COMPARED = (
-    "degree_accuracy",
-    "change_accuracy",
-    "finding_change_micro_f1",
-    "contradictions",
-    MAIN,
-    "cider",
-    "finding_f1_known",
-    "finding_f1_new",
-    "finding_f1_new_macro",
-)
+COMPARED = (*SEEN, MAIN, "cider", "finding_f1_known", "finding_f1_new", "finding_f1_new_macro")
 
 
 class Difference(NamedTuple):

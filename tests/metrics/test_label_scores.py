@@ -11,7 +11,6 @@ from fedtar_flare.metrics.agreement import (
     CERTAIN_OR_NOT,
     finding_counts,
     finding_f1,
-    finding_labels,
     known_and_new,
     label_code,
     label_counts,
@@ -62,20 +61,22 @@ def test_what_is_undefined_is_none_and_never_a_guess():
     assert invented["finding_recall"] is None and invented["finding_precision"] == 0.0
 
 
-def test_known_and_new_findings_are_scored_apart():
-    truth = [{"nodule", "cavity"}, {"cavity"}, {"nodule"}, set()]
+def test_known_and_new_findings_are_scored_apart_over_all_pairs_and_as_a_mean_of_findings():
+    truth = [{"nodule", "cavity"}, {"cavity"}, {"nodule"}, {"mass"}]
     predicted = [{"nodule"}, {"cavity", "nodule"}, {"nodule"}, {"cavity"}]
-    assert known_and_new(truth, predicted, {"nodule"}) == {
-        "finding_f1": pytest.approx(2 * 3 / (4 + 5)),
-        "finding_f1_known": pytest.approx(2 * 2 / (2 + 3)),
-        "finding_f1_new": pytest.approx(2 * 1 / (2 + 2)),
-        "finding_recall_new": 0.5,
-    }
-    nothing_new = known_and_new([{"nodule"}], [{"nodule"}], {"nodule"})
-    assert nothing_new["finding_f1_new"] is None and nothing_new["finding_recall_new"] is None
-    assert finding_counts(truth, predicted) == {"cavity": (2, 2, 1), "nodule": (2, 3, 2)}
-    by_finding = finding_labels(truth, predicted, ["cavity", "mass", "nodule"]).averages()["macro"]["f1"]
-    assert by_finding == pytest.approx((2 * 1 / (2 + 2) + 2 * 2 / (2 + 3)) / 2), "a mass is in no text"
+    cavity, nodule = 2 * 1 / (2 + 2), 2 * 2 / (2 + 3)
+    assert known_and_new(truth, predicted, {"nodule"}, "pqrs") == pytest.approx({
+        "finding_f1": 2 * 3 / (5 + 5),
+        "finding_f1_macro": (cavity + nodule + 0) / 3,
+        "finding_f1_known": nodule,
+        "finding_f1_known_macro": nodule,
+        "finding_f1_new": 2 * 1 / (3 + 2),
+        "finding_f1_new_macro": cavity / 2,
+        "finding_recall_new": 1 / 3,
+    })  # fmt: skip
+    nothing_new = known_and_new([{"nodule"}], [{"nodule"}], {"nodule"}, "p")
+    assert {nothing_new[f"finding_{name}"] for name in ("f1_new", "f1_new_macro", "recall_new")} == {None}
+    assert finding_counts(truth, predicted) == {"cavity": (2, 2, 1), "mass": (1, 0, 0), "nodule": (2, 3, 2)}
 
 
 def test_stated_labels_are_sure_and_doubted_ones_are_not():
