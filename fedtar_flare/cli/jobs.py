@@ -161,7 +161,7 @@ def export(arguments: argparse.Namespace) -> None:
 
 def report(arguments: argparse.Namespace) -> None:
     """Write report.html and the adapter's model card from the run record (rounds.jsonl), and print its closing box."""
-    from fedtar_flare.reporting.alone import keep_alone
+    from fedtar_flare.reporting.control import keep_control
     from fedtar_flare.reporting.model_card import write_model_card
     from fedtar_flare.reporting.page import write_report
     from fedtar_flare.reporting.run import read_run
@@ -169,7 +169,7 @@ def report(arguments: argparse.Namespace) -> None:
 
     run = read_run(arguments.run_folder)
     if arguments.alone:
-        keep_alone(run, read_run(arguments.alone))
+        keep_control(run, read_run(arguments.alone))
     page = write_report(run.folder)
     if (run.folder / "adapter").is_dir():
         write_model_card(run, run.folder / "adapter")

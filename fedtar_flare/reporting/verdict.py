@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedtar_flare.core.text import plain
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.reporting.alone import alone, joined
+from fedtar_flare.reporting.control import control_of, joined
 from fedtar_flare.reporting.format import decimals, duration, heading, number, score
 from fedtar_flare.reporting.render import Tile
 from fedtar_flare.reporting.run import Run
@@ -34,7 +34,11 @@ def verdict(run: Run, sections: Sequence[Section] = ()) -> list[str]:
     over = f"{row.reports} test reports, {_where(row, run)}"
     return [
         f"From the {start_name(run)} to round {run.shown.round}, {_changes(row)}; {over}.",
-        *([f"Each hospital alone reaches {_values(control)} ({control.site})."] if (control := alone(run)) else []),
+        *(
+            [f"Each hospital alone reaches {_values(control)} ({control.site})."]
+            if (control := control_of(run))
+            else []
+        ),
         *([f"The shared adapter alone, as other hospitals get it: {_changes(off)}."] if off and off.before else []),
         *([f"{run.checkpoint_note.capitalize()}."] if run.checkpoint_note else []),
     ]
@@ -47,7 +51,7 @@ def key_numbers(run: Run, sections: Sequence[Section] = ()) -> list[Tile]:
     row = overall(run)
     if row is None:
         return []
-    control, tiles = alone(run), []
+    control, tiles = control_of(run), []
     for name in key_scores(row):
         value = " → ".join(score(name, side.get(name), row.n) for side in (row.before, row.after))
         beside = f"alone {score(name, control.after.get(name), row.n)}" if control else ""
@@ -116,7 +120,7 @@ def closing_box(run: Run, files: Mapping[str, Path | str] | None = None) -> str:
     widths = [max(map(len, column)) + 3 for column in columns]
     lines = ["".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     if run.reports and run.shown and joined(run):
-        control = alone(run)
+        control = control_of(run)
         lines.append(_ascii(f"each hospital alone: {control.site if control else UNKNOWN}"))
     width = max(map(len, files or {}), default=0) + 3
     lines += [f"{plain(name):<{width}}{file}" for name, file in (files or {}).items()]

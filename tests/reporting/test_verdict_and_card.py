@@ -12,7 +12,7 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import End, Evaluation, SiteScores, SiteValidation, Start, Validation
 from fedtar_flare.record.log import RunRecord
-from fedtar_flare.reporting.alone import keep_alone
+from fedtar_flare.reporting.control import keep_control
 from fedtar_flare.reporting.model_card import base_model, model_card, write_model_card
 from fedtar_flare.reporting.page import page
 from fedtar_flare.reporting.run import Run, read_run
@@ -74,7 +74,7 @@ def alone_in(folder, **changes):
 def test_what_each_hospital_reaches_alone_stands_beside_a_run_of_the_same_job_alone(tmp_path):
     run, other = alone_in(tmp_path)
     assert UNKNOWN in closing_box(run) and "hospital alone" not in " ".join(verdict(run))
-    keep_alone(run, other)
+    keep_control(run, other)
     value = f"{100 * overall(other).after['bleu_4']:.1f}"
     lines = closing_box(run).splitlines()
     assert [line.split()[-2:] for line in lines if line.startswith("BLEU-4")] == [["alone", value]]
@@ -89,7 +89,7 @@ def test_what_each_hospital_reaches_alone_stands_beside_a_run_of_the_same_job_al
 def test_another_run_is_no_control_of_a_run(tmp_path, changes):
     run, other = alone_in(tmp_path, **changes)
     with pytest.raises(ConfigError, match="local_patient"):
-        keep_alone(run, other)
+        keep_control(run, other)
 
 
 @given(

@@ -7,13 +7,13 @@ import yaml
 from recorded_runs import write_run
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.reporting import alone
+from fedtar_flare.reporting import control
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.reporting.verdict import UNKNOWN, closing_box
 from fedtar_flare.suite.file import read_suite, shipped
 from fedtar_flare.suite.plan import experiments
 from fedtar_flare.suite.results import result_file
-from tools.keep_alone import keep
+from tools.keep_control import keep
 
 SITES = ["site-1", "site-2"]
 ARMS = {"alone": {"method": "local_patient"}, "fedtar": {"method": "fedtar"}}
@@ -45,7 +45,7 @@ def suite_of(tmp_path):
 def test_means_over_hospitals_and_seeds_stand_beside_the_very_job(tmp_path, suite_of, monkeypatch):
     run = read_run(write_run(tmp_path / "run", sites=SITES, content=True))
     file = suite_of([(0.2, 0.4), (0.5, 0.7)], run.start.counts)
-    monkeypatch.setattr(alone, "KEPT", keep(tmp_path / "run", tmp_path / "out", file, tmp_path / "kept.json"))
+    monkeypatch.setattr(control, "SHIPPED", keep(tmp_path / "run", tmp_path / "out", file, tmp_path / "control.json"))
     box = closing_box(run).splitlines()
     assert "each hospital alone: kept from suite made-up, seeds 0, 1" in box
     (line,) = (line for line in box if line.startswith("degree right"))
@@ -59,8 +59,8 @@ def test_a_suite_that_is_not_done_or_of_other_hospitals_is_not_kept(tmp_path, su
     run = read_run(write_run(tmp_path / "run", sites=SITES))
     counts = {site: {"test": tests or of_site["test"]} for site, of_site in run.start.counts.items()}
     with pytest.raises(ConfigError):
-        keep(tmp_path / "run", tmp_path / "out", suite_of(done, counts), tmp_path / "kept.json")
-    assert not (tmp_path / "kept.json").exists()
+        keep(tmp_path / "run", tmp_path / "out", suite_of(done, counts), tmp_path / "control.json")
+    assert not (tmp_path / "control.json").exists()
 
 
 def test_the_shipped_suite_begins_with_each_hospital_alone():

@@ -11,10 +11,10 @@ from fedtar_flare.registry import method
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.scores import Row, overall
 
-ALONE_FILE = "alone.json"
+CONTROL_FILE = "control.json"
 """In a run's folder, of the run that ``fedtar report --alone`` named."""
-KEPT = Path(__file__).with_name(ALONE_FILE)
-"""Of the shipped job, as ``python -m tools.keep_alone`` writes it."""
+SHIPPED = Path(__file__).with_name(CONTROL_FILE)
+"""Of the shipped job, as ``python -m tools.keep_control`` writes it."""
 
 
 def joined(run: Run) -> bool:
@@ -26,27 +26,27 @@ def joined(run: Run) -> bool:
     return shares and len(run.start.sites) > 1
 
 
-def alone(run: Run) -> Row | None:
+def control_of(run: Run) -> Row | None:
     """Mean of the hospitals, each alone; ``site`` says where it comes from. None where nothing is known of this job."""
     row = overall(run)
     if row is None or not joined(run):
         return None
-    for file in (run.folder / ALONE_FILE, KEPT):
+    for file in (run.folder / CONTROL_FILE, SHIPPED):
         if file.is_file() and (known := read_json(file)).get("job") == digest(run):
             return Row(known["source"], None, row.reports, row.n, {}, known["scores"])
     return None
 
 
-def keep_alone(run: Run, other: Run) -> Path:
+def keep_control(run: Run, other: Run) -> Path:
     """Keep, beside a run, what its hospitals reach in another run, in which they shared nothing."""
     row, tested = overall(other), [{s: n["test"] for s, n in each.start.counts.items()} for each in (run, other)]
     if joined(other) or row is None or not row.after or tested[0] != tested[1]:
         text = "--alone takes a scored run of local_patient (or local) at the same hospitals, with the same test visits"
         raise ConfigError(f"{other.folder}: {text}")
-    return write_alone(run.folder / ALONE_FILE, run, f"run {other.start.run_id}", row.after)
+    return write_control(run.folder / CONTROL_FILE, run, f"run {other.start.run_id}", row.after)
 
 
-def write_alone(file: Path, run: Run, source: str, scores: Mapping[str, float]) -> Path:
+def write_control(file: Path, run: Run, source: str, scores: Mapping[str, float]) -> Path:
     """Write what the hospitals of a run reach alone; it holds for runs of the very same job."""
     return write_json(file, {"job": digest(run), "source": source, "scores": dict(scores)})
 

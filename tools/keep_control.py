@@ -2,9 +2,9 @@
 
 ``nvflare simulator jobs/fedtar -n 2 -t 2 -w FIRST``
 ``fedtar compare first_run --only local_patient -o COMPARISON``
-``python -m tools.keep_alone FIRST COMPARISON``
+``python -m tools.keep_control FIRST COMPARISON``
 
-writes ``fedtar_flare/reporting/alone.json``: means over hospitals and seeds, for the very job that FIRST is a run of.
+writes ``fedtar_flare/reporting/control.json``: means over hospitals and seeds, for the very job that FIRST is a run of.
 Another job, other weights and other settings do not show them.
 """
 
@@ -17,14 +17,14 @@ from statistics import fmean
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.reporting.alone import KEPT, write_alone
+from fedtar_flare.reporting.control import SHIPPED, write_control
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.suite.file import read_suite
 from fedtar_flare.suite.plan import experiments
 from fedtar_flare.suite.results import read_results, seed_means
 
 
-def keep(first: Path, comparison: Path, suite_file: str, out: Path = KEPT) -> Path:
+def keep(first: Path, comparison: Path, suite_file: str, out: Path = SHIPPED) -> Path:
     """Write the means of the suite's first reference, all of whose seeds must be done, at the hospitals of a run."""
     run, suite = read_run(first), read_suite(suite_file)
     planned = [experiment for experiment in experiments(suite) if experiment.name == suite.compared_with[0]]
@@ -37,7 +37,7 @@ def keep(first: Path, comparison: Path, suite_file: str, out: Path = KEPT) -> Pa
     means = {name: seed_means(results, "members", name) for name in SCORES}
     seeds = ", ".join(map(str, suite.seeds))
     scores = {name: round(fmean(values), 4) for name, values in means.items() if values}
-    return write_alone(out, run, f"kept from suite {suite.name}, seeds {seeds}", scores)
+    return write_control(out, run, f"kept from suite {suite.name}, seeds {seeds}", scores)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
