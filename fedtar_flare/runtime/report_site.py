@@ -339,7 +339,9 @@ class ReportSite(SiteStrategy):
 
     def _close_round(self, task: Task) -> Answer:
         header, state = task.header, task.state
-        # 1. A round is closed once, from the weights of the run's exchange.
+        # 1. A round is closed once, at its end, from the weights of the run's exchange and the state of then.
+        if (version(header.round, header.step), header.after) != (end := version(header.round, header.time_steps), end):
+            raise ExchangeError(f"a round is closed at its last step, and from the state after it, which is {end}")
         require_exchange(task)
         if not state.may_answer(f"close {header.round}", self.closed_from(task), task.cohort.digest()):
             return abstain(header, f"round {header.round} was closed already, with other weights or patients"), None

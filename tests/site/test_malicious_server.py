@@ -129,6 +129,12 @@ ATTEMPTS = {  # what is done to (site, run), and the reason that the error gives
         lambda s, run: s.site.run(TRAIN, raw(s.fields(run, 8, 1) | {"rounds": 7}), s.w[0]), "beyond its 7 rounds",
     ),
     "closes a round from other weights": (closes_a_round_from_other_weights, "closed already"),
+    "closes a round from an earlier state": (
+        lambda s, run: s.site.run(CLOSE_ROUND, s.header(run, 1, T, after=version(0, 0)), s.w[T]), "state after it",
+    ),
+    "closes a round at an earlier step, where repeats count anew": (
+        lambda s, run: s.site.run(CLOSE_ROUND, s.header(run, 1, 0, after=version(1, T)), s.w[T]), "last step",
+    ),
     "trains more often than any run": (trains_without_end, "no run needs more"),
     "steps along one value": (lambda s, run: s.site.train(one_value_more(s.w[0]), 1, 2, run), "few values"),
     "closes one value further": (lambda s, run: s.site.close(one_value_more(s.w[T - 1]), 1, run_id=run), "few values"),
