@@ -10,6 +10,7 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.metrics.grades import Statement, finding_changes, level_of, statements
 from fedtar_flare.metrics.labeler import RuleLabeler, rule_labeler, rules_for
+from fedtar_flare.metrics.sentences import Phrasebook, phrases, sentences
 
 CLASSES = ("blank", "positive", "negative", "uncertain")
 """Classes of a finding, by number."""
@@ -100,10 +101,13 @@ def _levels(
     return tuple(stated.get(name, PRESENT) if number == POSITIVE else 0 for name, number in labels)
 
 
+_NORMAL = Phrasebook((phrase, True) for phrase in phrases("normal")["states"])
+
+
 def _stated_levels(text: str, levels: Callable[[str], Sequence[int]], rules: RuleLabeler) -> tuple[int, ...]:
     """The levels of the findings that a text states or denies, by itself or as a normal report."""
     labels = rules(text)
-    normal = labels.get(rules.no_finding) == "positive"
+    normal = labels.get(rules.no_finding) == "positive" and any(map(_NORMAL.find, sentences(text)))
     denied = {name for name, label in labels.items() if label == "blank" and normal and name not in rules.beside}
     stated = {name for name, label in labels.items() if label in ("positive", "negative")} - {rules.no_finding}
     by_name = zip(labels, levels(text), strict=True)

@@ -72,6 +72,8 @@ def test_what_a_reader_takes_from_follow_ups_is_read(rules, half):
         ("No effusion.", "Small effusion.", "new"),
         ("Clear lungs.", "Small effusion.", "new"),  # a normal report denies what it does not name
         ("Clear lungs.", "Chest tube in place.", None),  # but for devices
+        ("Worse in the lower lobes.", "Small effusion.", None),  # names no finding, and is not normal
+        ("Small effusion.", "Radiological worsening.", None),
         ("Cardiomegaly.", "Small effusion.", None),
         ("Possible effusion.", "Small effusion.", None),
         ("Small effusion.", "Cardiomegaly.", None),
