@@ -34,15 +34,15 @@ def padded(batch, extra):
 
 def kept_bytes(parameters, run):
     """Bytes of all tensors but the parameters that autograd holds for the backward pass of what ``run`` computes."""
-    own, found = {parameter.untyped_storage()._cdata for parameter in parameters}, {}
+    own, result = {parameter.untyped_storage()._cdata for parameter in parameters}, {}
 
     def keep(tensor):
-        found[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        result[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         assert run().requires_grad
-    return sum(storage.nbytes() for at, storage in found.items() if at not in own)
+    return sum(storage.nbytes() for at, storage in result.items() if at not in own)
 
 
 def whole(model, ids):

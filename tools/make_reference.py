@@ -39,14 +39,14 @@ def settings_page() -> str:
     for group, kind in SHARED.items():
         text += section(f"`{group}`, of every method that writes reports", kind)
     for name in own_names():
-        found = method(name)
-        for group, kind in found.settings.items():
+        chosen = method(name)
+        for group, kind in chosen.settings.items():
             if group not in SHARED and not any(f"## `{group}`" in line for line in text):
                 users = ", ".join(one for one in own_names() if method(one).settings.get(group) is kind)
                 text += section(f"`{group}`, of {users}", kind)
-        if found.server_settings is not None and not any(found.server_settings.__name__ in line for line in text):
-            users = ", ".join(one for one in own_names() if method(one).server_settings is found.server_settings)
-            text += section(f"`server`, of {users} ({found.server_settings.__name__})", found.server_settings)
+        if chosen.server_settings is not None and not any(chosen.server_settings.__name__ in line for line in text):
+            users = ", ".join(one for one in own_names() if method(one).server_settings is chosen.server_settings)
+            text += section(f"`server`, of {users} ({chosen.server_settings.__name__})", chosen.server_settings)
     for group, kind in KEI.items():
         text += section(f"`{group}`, of fedkei", kind)
     text += table("`server`, of every method", server_rows())
@@ -60,10 +60,10 @@ def section(title: str, kind: type[Settings]) -> list[str]:
     return table(title, rows(kind))
 
 
-def table(title: str, found: Iterable[Row]) -> list[str]:
+def table(title: str, rows: Iterable[Row]) -> list[str]:
     """Settings as a table."""
     lines = [f"## {title}", "", "| name | type | default | meaning |", "|---|---|---|---|"]
-    for name, kind, default, meaning in found:
+    for name, kind, default, meaning in rows:
         cells = [f"`{name}`", kind, default if default == REQUIRED else f"`{default}`", meaning]
         lines.append(" | ".join(["", *(cell.replace("|", "\\|") for cell in cells), ""]).strip())
     return [*lines, ""]

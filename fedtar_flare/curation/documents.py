@@ -256,8 +256,8 @@ def _by_study(documents: Iterable[Document]) -> Iterator[list[Document]]:
     yield from studies.values()
     for (kind, *_), group in groups.items():
         for members in _clusters(group):
-            told = [document.study or (kind == "day" and document.order.value) for document in members]
-            if not all(told):  # else that tells them apart
+            marks = [document.study or (kind == "day" and document.order.value) for document in members]
+            if not all(marks):  # else that tells them apart
                 yield members
 
 

@@ -66,9 +66,9 @@ def exposure(model: SiteModel, canary: Sample, personal: bool) -> float:
 @lru_cache(maxsize=1)
 def _words(tokenizer: ReportTokenizer) -> Sequence[str]:
     """Words of letters that are one token each, so that phrases have equally many."""
-    found = {tokenizer.decode([i]).strip() for i in range(tokenizer.vocab_size)}
+    texts = {tokenizer.decode([i]).strip() for i in range(tokenizer.vocab_size)}
     one_more = len(tokenizer.encode(FRAME)) + 1
-    words = sorted(w for w in found if len(w) > 3 and w.isalpha() and len(tokenizer.encode(f"{FRAME} {w}")) == one_more)
+    words = sorted(w for w in texts if len(w) > 3 and w.isalpha() and len(tokenizer.encode(f"{FRAME} {w}")) == one_more)
     if len(words) < 2 * WORDS:
         raise ConfigError(f"canaries: the model's tokenizer has {len(words)} whole words; {2 * WORDS} are needed")
     return words

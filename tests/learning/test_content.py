@@ -46,9 +46,9 @@ def content_scores(samples, texts, min_cell=1):
 def test_change_is_against_what_was_planted_where_that_is_known():
     truth = [("effusion_left", "decreased")]
     planted = [sample(1, "no word of it", changes=truth), sample(2, "no word of it", changes=truth)]
-    said = [EFFUSION, "There is a small left pleural effusion, increased."]
+    texts = [EFFUSION, "There is a small left pleural effusion, increased."]
     silent = sample(3, "no word of it", changes=())
-    assert content_scores([*planted, silent], [*said, "Nothing."])["finding_change_micro_f1"] == 0.5
+    assert content_scores([*planted, silent], [*texts, "Nothing."])["finding_change_micro_f1"] == 0.5
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -96,18 +96,18 @@ def test_a_mean_of_findings_counts_those_of_enough_patients_alone():
 
 def test_known_new_and_stated_findings_apart():
     samples = [sample(i, findings=("effusion_left", "cavity")) for i in range(4)]
-    said = [EFFUSION, EFFUSION, "Nothing.", "There is a cavity."]
-    assert finding_scores(reports(samples, said, 4)) == {
+    texts = [EFFUSION, EFFUSION, "Nothing.", "There is a cavity."]
+    assert finding_scores(reports(samples, texts, 4)) == {
         "known": {"effusion_left": {"n": 4, "recall": 0.5}},  # two reports name it, too few for its precision
         "new": {"cavity": {"n": 4, "recall": 0.25}},
     }
-    assert finding_scores(reports(samples, said, 2))["known"] == {
+    assert finding_scores(reports(samples, texts, 2))["known"] == {
         "effusion_left": {"n": 4, "recall": 0.5, "named": 2, "precision": 1.0}
     }
-    assert finding_scores(reports(samples, said, 1))["known"]["cardiomegaly"] == {"n": 0, "named": 2, "precision": 0.0}
-    assert finding_scores(reports(samples, said, 5)) == {"known": {}, "new": {}}
+    assert finding_scores(reports(samples, texts, 1))["known"]["cardiomegaly"] == {"n": 0, "named": 2, "precision": 0.0}
+    assert finding_scores(reports(samples, texts, 5)) == {"known": {}, "new": {}}
     real = [sample(i, findings=None) for i in range(4)]
-    assert finding_scores(reports(real, said, 1))["stated"] == {
+    assert finding_scores(reports(real, texts, 1))["stated"] == {
         "Cardiomegaly": {"n": 4, "recall": 0.5, "named": 2, "precision": 1.0},
         "Pleural_effusion": {"n": 4, "recall": 0.5, "named": 2, "precision": 1.0},
     }
@@ -124,13 +124,13 @@ def test_no_number_is_of_fewer_reports_than_the_minimum(drawn, min_cell):
         return
     at_step = [sum(s.time_step == t for s in shown) for t in (1, 2, 3)]
     assert scores["all"]["n"] == sum(n - n % min_cell for n in at_step)
-    told = {name: one["n"] for kind in scores["findings"].values() for name, one in kind.items() if one["n"]}
+    counted = {name: one["n"] for kind in scores["findings"].values() for name, one in kind.items() if one["n"]}
     there = {name: sum(name in s.visit.findings for s in shown) for name in FINDINGS}
-    assert told == {name: n - n % min_cell for name, n in there.items() if n >= min_cell}
+    assert counted == {name: n - n % min_cell for name, n in there.items() if n >= min_cell}
     assert set(scores["findings"]["known"]) <= set(KNOWN_FINDINGS)
     named = {name for kind in scores["findings"].values() for name, one in kind.items() if "precision" in one}
-    said = {"effusion_left", "cardiomegaly"}  # by every report; told if enough have it
-    assert named == (said if min_cell == 1 else {name for name in said if there[name] >= min_cell})
+    stated = {"effusion_left", "cardiomegaly"}  # by every report; told if enough have it
+    assert named == (stated if min_cell == 1 else {name for name in stated if there[name] >= min_cell})
 
 
 @pytest.mark.parametrize("findings", [("cavity",), None])

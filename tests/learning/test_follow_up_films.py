@@ -126,11 +126,11 @@ def test_what_is_learnt_of_changes_is_what_the_reports_tell(films):
     reader = learner.generator.diagnosis.reader
     samples = learner.cohort.samples("train")
     rows = learner.findings.changes(samples).tolist()
-    told = {}
+    given = {}
     for sample, row in zip(samples, rows, strict=True):
         by_name = zip(reader.findings, row, strict=True)
-        told[sample.visit.visit_id] = {name: CHANGES[change] for name, change in by_name if change > NONE}
-    assert told == {
+        given[sample.visit.visit_id] = {name: CHANGES[change] for name, change in by_name if change > NONE}
+    assert given == {
         "often-0": {},
         "often-0.25": {"Pleural Effusion": "increased", "Cardiomegaly": "unchanged"},
         "often-400": {"Pleural Effusion": "resolved", "Pneumothorax": "new"},
@@ -159,8 +159,8 @@ def test_words_of_what_was_read_name_no_change_without_a_visit_before(films):
     branch, samples = learner.generator.diagnosis, learner.cohort.samples("train")
     reading = read_of(learner, samples)
     for sample, words in zip(samples, branch.to_words(branch.embed(reading.levels, reading.changes)), strict=True):
-        told = any(f"({CHANGES[change]})" in words for change in (NEW, INCREASED, DECREASED, UNCHANGED, UNCERTAIN))
-        assert sample.prior is not None or not (told or "Gone" in words)
+        given = any(f"({CHANGES[change]})" in words for change in (NEW, INCREASED, DECREASED, UNCHANGED, UNCERTAIN))
+        assert sample.prior is not None or not (given or "Gone" in words)
     row = torch.zeros(1, len(branch.reader.findings), dtype=torch.long)
     row[0, branch.reader.findings.index("Pneumothorax")] = RESOLVED
     assert branch.to_words(branch.embed(torch.zeros_like(row), row)) == ["Findings: none. Gone: Pneumothorax."]

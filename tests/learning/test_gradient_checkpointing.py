@@ -64,7 +64,7 @@ def require_equal_with_and_without(learner):
     assert loss == again and torch.equal(plain, other) and bool(plain.any())
 
 
-def kept(learner):
+def held(learner):
     samples = samples_of(learner)
     images = learner.images(samples)
     parameters = (*learner.model.parameters(), *learner.personal_parameters())
@@ -95,9 +95,9 @@ def test_losses_and_gradients_are_the_same_bits(learner_of, case):
 
 def test_a_decoder_that_reads_the_image_as_a_prefix_too(learner_of, llama):
     learner = learner_of(False, PatientLearner, model={**llama, "decoder_dtype": "bfloat16"})
-    whole = kept(learner)
+    whole = held(learner)
     require_equal_with_and_without(learner)
-    assert kept(learner) < whole
+    assert held(learner) < whole
 
 
 def test_adapters_that_a_method_has_switched_for_a_pass_are_switched_in_the_second(learner_of):
@@ -120,10 +120,10 @@ def test_one_more_layer_keeps_its_input_and_its_patients_factors(learner_of):
     )
     ids, _ = few.tokenizer.batch([sample.visit.report for sample in samples_of(few)])
     one_input = ids.numel() * MODEL.decoder_config["n_embd"] * 4
-    assert kept(many) - kept(few) > 40 * one_input
+    assert held(many) - held(few) > 40 * one_input
     widths = [sum(one.in_features + one.out_features for one in lora_layers(m.model).values()) for m in (few, many)]
     factors = ROWS * 2 * LoRAConfig().rank * (widths[1] - widths[0]) * 4
-    assert kept(recomputing(many)) - kept(recomputing(few)) == 2 * one_input + factors
+    assert held(recomputing(many)) - held(recomputing(few)) == 2 * one_input + factors
 
 
 def test_memory_that_runs_out_in_the_recomputation_is_answered_by_halves(learner_of):

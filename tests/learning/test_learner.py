@@ -90,7 +90,7 @@ def test_training_is_the_loop_written_out_to_the_bit(learner_of, cohort, home, k
 
 @pytest.mark.parametrize("kind", [PatientLearner, FedMRGLearner])
 def test_a_report_whose_loss_the_sent_weights_make_huge_shows_in_no_told_loss(cohort, learner_of, monkeypatch, kind):
-    told, marked, now = [], cohort.samples("train")[0].visit.patient_id, []
+    given, marked, now = [], cohort.samples("train")[0].visit.patient_id, []
     for extreme in (1e3, 1e6):
         learner = learners.fedmrg_learner(cohort) if kind is FedMRGLearner else learner_of(kind)
         learner.min_cell, learner.cohort = 2, copy(cohort)
@@ -106,8 +106,8 @@ def test_a_report_whose_loss_the_sent_weights_make_huge_shows_in_no_told_loss(co
             huge = lambda *args, more=extreme: report_loss(*args) + more * torch.tensor(now)  # noqa: E731
             monkeypatch.setattr(module, "report_loss", huge)
         trained = learner.train(None, 11, updates=6)
-        told.append((trained.loss, learner.validate().loss, trained.parts))
-    assert told[0] == told[1] and told[0][0] < 100
+        given.append((trained.loss, learner.validate().loss, trained.parts))
+    assert given[0] == given[1] and given[0][0] < 100
 
 
 def test_losses_and_states_are_the_plain_ones_and_those_of_other_weights_change_nothing(learner_of, cohort):
@@ -118,10 +118,10 @@ def test_losses_and_states_are_the_plain_ones_and_those_of_other_weights_change_
     assert torch.equal(losses, learner.report_losses(samples, images)) and states.requires_grad
     labels = learner.tokenizer.batch([sample.visit.report for sample in samples])[1]
     assert states.shape[:2] == written.shape and torch.equal(written, labels >= 0)
-    found = learner.losses_and_states(samples, images, other)
-    assert not found[1].requires_grad and all(torch.equal(start[n], value) for n, value in learner.shared().items())
+    outcome = learner.losses_and_states(samples, images, other)
+    assert not outcome[1].requires_grad and all(torch.equal(start[n], value) for n, value in learner.shared().items())
     learner.load_shared(other)
-    assert all(map(torch.equal, found, learner.losses_and_states(samples, images)))
+    assert all(map(torch.equal, outcome, learner.losses_and_states(samples, images)))
 
 
 def test_drfa_tells_the_loss_of_the_first_update_alone_and_of_whom_it_is(learner_of):
@@ -160,8 +160,8 @@ def spoiled(kind, bad):
     class Spoiled(kind):
         batch = 0
 
-        def report_losses(self, samples, images, personal=True, **told):
-            losses = super().report_losses(samples, images, personal, **told)
+        def report_losses(self, samples, images, personal=True, **given):
+            losses = super().report_losses(samples, images, personal, **given)
             self.batch += 1
             return losses * float("nan") if self.batch in bad else losses
 
@@ -266,11 +266,11 @@ def test_reports_are_scored_again_by_any_labeler(evaluated, cohort, tmp_path):
 def test_an_untrained_personal_part_is_scored_once_and_scores_as_if_it_were_twice(learner_of, monkeypatch):
     once = learner_of(PatientLearner)
     assert once.has_personal_part and not once.personal_part_acts
-    found = once.evaluate(1)
+    outcome = once.evaluate(1)
     monkeypatch.setattr(PatientLearner, "personal_part_acts", True)
     twice = learner_of(PatientLearner).evaluate(1)
-    assert found.texts == twice.texts and len(found.rows) == len(twice.rows)
-    for mine, other in zip(found.rows, twice.rows, strict=True):
+    assert outcome.texts == twice.texts and len(outcome.rows) == len(twice.rows)
+    for mine, other in zip(outcome.rows, twice.rows, strict=True):
         assert mine["token_loss"] == pytest.approx(other["token_loss"], rel=1e-5)
         assert {**mine, "token_loss": 0} == {**other, "token_loss": 0}
 
@@ -284,11 +284,11 @@ def test_a_task_makes_as_many_updates_as_fit_and_they_are_those_of_a_shorter_tas
     now = [0.0]
     monkeypatch.setattr("fedtar_flare.learning.learner.clock", lambda: now[0])
     timed = learner_of(PatientLearner, local_steps=6, seconds=seconds)
-    told = timed.train(1, 11, lambda number, loss: now.append(now.pop() + 2), least=least)  # an update takes two
+    given = timed.train(1, 11, lambda number, loss: now.append(now.pop() + 2), least=least)  # an update takes two
     whole = learner_of(PatientLearner, local_steps=6).train(1, 11, updates=made)
-    assert told.updates == whole.updates == made and told.skipped_updates == 0
-    assert all(torch.equal(told.update[name], value) for name, value in whole.update.items())
-    assert (told.patients, told.loss) == (whole.patients, whole.loss)
+    assert given.updates == whole.updates == made and given.skipped_updates == 0
+    assert all(torch.equal(given.update[name], value) for name, value in whole.update.items())
+    assert (given.patients, given.loss) == (whole.patients, whole.loss)
 
 
 def test_the_images_of_the_next_update_are_read_while_this_one_is_made(learner_of, monkeypatch):

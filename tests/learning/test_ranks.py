@@ -35,11 +35,11 @@ class PlainPatient(Plain, PatientLearner):
 class SmallMemory(Plain, ReportLearner):
     """Rank 1 runs out of memory with more than one report at once."""
 
-    def report_losses(self, samples, images, personal=True, **told):
+    def report_losses(self, samples, images, personal=True, **given):
         self.sizes = [*getattr(self, "sizes", []), len(samples)]
         if self.ranks.rank == 1 and len(samples) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory (injected)")
-        return super().report_losses(samples, images, personal, **told)
+        return super().report_losses(samples, images, personal, **given)
 
 
 class OneBadReport(PatientLearner):

@@ -59,8 +59,8 @@ def test_references_are_read_once(tmp_path):
     import_labeler(file, tmp_path / "labeler")
     labeler = ReportLabeler(tmp_path / "labeler", cache=tmp_path / "cache")
     first = [*map(labeler.label(TEXTS, ["small"]).code, TEXTS)]
-    (kept,) = (tmp_path / "cache").iterdir()
-    assert kept.stat().st_mode & 0o777 == 0o600 and "effusion" not in kept.read_text()
+    (held,) = (tmp_path / "cache").iterdir()
+    assert held.stat().st_mode & 0o777 == 0o600 and "effusion" not in held.read_text()
     (tmp_path / "labeler" / "model.safetensors").unlink()
     assert [*map(labeler.label(TEXTS, TEXTS[:1]).code, TEXTS)] == first
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -106,10 +106,10 @@ REFUSED = {
 @pytest.mark.parametrize("fault", REFUSED)
 def test_what_is_no_published_checkpoint_is_refused_by_name(tmp_path, fault):
     file, *_ = published(tmp_path / "hub", "chexbert")
-    spoil, said = REFUSED[fault]
+    spoil, stated = REFUSED[fault]
     spoil(file)
     code, out, err = fedtar_here("labeler", "import", file, "-o", tmp_path / "labeler")
-    assert code == 2 and not out and "Traceback" not in err and re.search(said, err), err
+    assert code == 2 and not out and "Traceback" not in err and re.search(stated, err), err
     assert not (tmp_path / "labeler" / "labeler.json").exists()
 
 

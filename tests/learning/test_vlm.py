@@ -76,8 +76,8 @@ def test_patient_adapters_act_on_their_own_sample_as_written_out(folder, tokeniz
         assert torch.equal(base(batch(), ids, labels), before)
         for i in range(3):
             weights = written_out_weights(plain, model, patient, q[i], steps[i])
-            found = functional_call(plain, weights, (batch(i), ids[i : i + 1], labels[i : i + 1]))
-            torch.testing.assert_close(found[0], losses[i], rtol=1e-5, atol=1e-6)
+            result = functional_call(plain, weights, (batch(i), ids[i : i + 1], labels[i : i + 1]))
+            torch.testing.assert_close(result[0], losses[i], rtol=1e-5, atol=1e-6)
             with patient.adapt(q[i : i + 1], steps[i : i + 1]):
                 assert tokenizer.decode(base.generate(batch(i), 2, 6)[0].tolist()) == tokenizer.decode(drafts[i])
     with patient.adapt(q, steps):
@@ -111,13 +111,13 @@ def test_size_and_memory_are_told_without_weights_and_what_is_too_large_is_refus
         model.recompute_layers()
     training = TrainingConfig(batch_size=8, micro_batch=3, gradient_checkpointing=recomputed)
     asked, site = AdaptedModel(config, LoRAConfig(rank=2)), SiteConfig(source="synthetic", device="cpu")
-    weights, trained, kept = update_memory(asked, training, 0, half=False).values()
+    weights, trained, held = update_memory(asked, training, 0, half=False).values()
     values = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert (weights, trained) == (4 * known.parameters, 16 * values)
     logits = 8 * 3 * 40 * model.decoder.config.text_config.vocab_size  # and their gradient, which is made later
     given = (noise(3, slices=1, size=28), *tokenizer.batch([string.printable] * 3))
     seen = logits + kept_bytes(model.parameters(), lambda: model(*given))
-    assert 0.7 < kept / seen < (3 if recomputed else 1.5), "a layer that is computed again is not seen"
+    assert 0.7 < held / seen < (3 if recomputed else 1.5), "a layer that is computed again is not seen"
     require_memory(asked, training, Timeline(1), site)
     monkeypatch.setattr("os.sysconf", lambda name: 1)
     with pytest.raises(
@@ -129,13 +129,17 @@ def test_size_and_memory_are_told_without_weights_and_what_is_too_large_is_refus
 def test_weights_of_four_bits_are_adapted_per_patient_and_lose_little(tmp_path):
     pytest.importorskip("bitsandbytes")
     config = vlm_config(write_gemma(tmp_path, width=64))
-    whole, four, told = build_model(config), build_model(config.replace(decoder_dtype="4bit")), build_tokenizer(config)
+    whole, four, stated = (
+        build_model(config),
+        build_model(config.replace(decoder_dtype="4bit")),
+        build_tokenizer(config),
+    )
     _, patient = adapted(four, VLM_TARGETS)
     with patient.adapt(torch.full((3, 5), 0.2), torch.ones(3).long()):
-        losses = four(batch(), *told.batch(REPORTS))
+        losses = four(batch(), *stated.batch(REPORTS))
     losses.sum().backward()
     assert any(bool(p.grad.any()) for p in patient.parameters())
-    torch.testing.assert_close(losses, whole(batch(), *told.batch(REPORTS)), rtol=0.1, atol=0.1)
+    torch.testing.assert_close(losses, whole(batch(), *stated.batch(REPORTS)), rtol=0.1, atol=0.1)
 
 
 def test_what_it_cannot_be_is_refused_by_name(shown, folder, tmp_path, monkeypatch):

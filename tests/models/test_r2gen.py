@@ -125,6 +125,6 @@ def test_shapes_padding_and_gradients_of_every_part(kind):
 
 def test_the_preset_trains_all_but_what_takes_pixels_and_words():
     known = outline(preset("r2gen"))
-    kept = set(known.tensors) - set(known.exchanged(papers()["r2gen"].settings["lora.exchange"]))
+    held = set(known.tensors) - set(known.exchanged(papers()["r2gen"].settings["lora.exchange"]))
     words = {f"decoder.{name}.weight" for name in ("transformer.wte", "transformer.wpe", "lm_head")}
-    assert kept == words | {"encoder.backbone.conv1.weight"} == kept & known.barred
+    assert held == words | {"encoder.backbone.conv1.weight"} == held & known.barred

@@ -88,14 +88,14 @@ def test_what_is_written_has_the_likelihood_that_its_loss_says_and_not_that_of_t
     written = model.generate(batch(), num_beams=beams, max_length=12).tolist()
     alone = [model.generate(batch(i), beams, 12)[0].tolist() for i in range(3)]
     assert list(map(tokenizer.decode, written)) == list(map(tokenizer.decode, alone))
-    found = model.decoder.generate(
+    result = model.decoder.generate(
         **model.inputs(batch()), num_beams=beams, max_new_tokens=8, do_sample=False, eos_token_id=None,
         suppress_tokens=model._processor.tokenizer.all_special_ids, pad_token_id=model.pad_id,
         return_dict_in_generate=True, output_scores=True,
     )  # fmt: skip
-    ids = F.pad(found.sequences[:, -8:], (1, 0))
+    ids = F.pad(result.sequences[:, -8:], (1, 0))
     with torch.no_grad():
-        torch.testing.assert_close(model(batch(), ids, ids), -found.sequences_scores, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(model(batch(), ids, ids), -result.sequences_scores, rtol=1e-4, atol=1e-4)
 
 
 def test_marks_in_a_report_stay_text_in_training_and_in_the_turn_of_the_visit_before(model, config):

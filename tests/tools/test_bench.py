@@ -22,11 +22,11 @@ def test_the_command_saves_each_result(tmp_path, capsys):
 def test_the_gpu_bench_runs_on_a_cpu_at_tiny_size(tmp_path, capsys, monkeypatch):
     file = tmp_path / "gpu.json"
     assert main(["--gpu", "--tiny", "--json", str(file)]) == 0
-    found = json.loads(file.read_text())
-    assert found["tiny"] and [row["what"] for row in found["rows"]] == [
+    result = json.loads(file.read_text())
+    assert result["tiny"] and [row["what"] for row in result["rows"]] == [
         *["plain", "ours"] * 2, *["reading"] * 2, "writing", "writing without", "sharing"
     ]  # fmt: skip
-    assert all(row["ms"] > 0 for row in found["rows"])
-    assert capsys.readouterr().out.count("\n") == 2 + len(found["rows"])
+    assert all(row["ms"] > 0 for row in result["rows"])
+    assert capsys.readouterr().out.count("\n") == 2 + len(result["rows"])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["--gpu"]) == 1 and "no GPU here" in capsys.readouterr().out

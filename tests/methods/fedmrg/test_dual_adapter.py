@@ -60,11 +60,11 @@ def written_out(model, run, parts):
                 delta = SCALE * share * layer.lora_B[adapter].weight @ layer.lora_A[adapter].weight
                 weight += delta if isinstance(layer.base_layer, nn.Linear) else delta.T
         model.disable_adapter_layers()
-        found = run()
+        result = run()
         model.enable_adapter_layers()
         for name, weight in saved.items():
             base.get_submodule(name).base_layer.weight.copy_(weight)
-    return found
+    return result
 
 
 @pytest.mark.parametrize("mix", [0.0, 0.3, 1.0])
@@ -77,8 +77,8 @@ def test_every_model_is_its_formula(adapted, mix):
     }
     for context, parts in shares.items():
         with context, torch.no_grad():
-            found = run()
-        torch.testing.assert_close(found, written_out(model, run, parts), rtol=0, atol=1e-9)
+            result = run()
+        torch.testing.assert_close(result, written_out(model, run, parts), rtol=0, atol=1e-9)
 
 
 def test_only_the_decoder_has_the_other_sets_and_the_broadcast_is_a_copy_that_nothing_trains(adapted):
@@ -96,8 +96,8 @@ def test_only_the_decoder_is_targeted_unless_the_encoder_has_lora_too():
     targets = ("encoder.*.dense", "*.c_fc")
     narrow = decoder_targets(targets)
     assert narrow == decoder_targets(narrow)
-    for backbone, kept in (("whole", narrow), ("frozen", narrow), ("lora", targets)):
+    for backbone, held in (("whole", narrow), ("frozen", narrow), ("lora", targets)):
         settings = {"model": {"lora_targets": targets}, "fedmrg": {"backbone": backbone, "labeler": "none"}}
-        assert executor_of("fedmrg", "tiny", **settings).strategy.settings.model.lora_targets == kept
+        assert executor_of("fedmrg", "tiny", **settings).strategy.settings.model.lora_targets == held
     names = ("decoder.h.0.c_fc", "encoder.x.dense", "encoder.x.c_fc")
     assert [matches(name, narrow) for name in names] == [True, False, False]

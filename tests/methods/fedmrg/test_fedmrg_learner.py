@@ -132,9 +132,9 @@ def test_a_batch_in_parts_has_the_whole_batch_s_gradient(shaken, learner_of):
         loss = float(learner._accumulate(samples, "s"))
         gradients.append((loss, {n: p.grad.clone() for n, p in learner.model.named_parameters() if p.grad is not None}))
     (whole_loss, whole), *in_parts = gradients
-    for loss, found in in_parts:
+    for loss, result in in_parts:
         assert loss == pytest.approx(whole_loss, rel=1e-5)
-        torch.testing.assert_close(found, whole, rtol=1e-3, atol=2e-6)
+        torch.testing.assert_close(result, whole, rtol=1e-3, atol=2e-6)
 
 
 def test_each_half_moves_its_own_adapter_and_nothing_else_to_the_bit(shaken, learner_of):

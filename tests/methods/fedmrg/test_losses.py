@@ -48,9 +48,9 @@ def test_it_is_the_double_loop_and_finite_with_its_gradient(n, m, patients):
 
 def test_features_are_unit_means_over_tokens_and_slices_that_are_there():
     tokens, mask = normal(2, 3, 4, 5), torch.tensor([[True, True, False], [True, True, True]])
-    found = features(tokens, mask)
+    result = features(tokens, mask)
     by_hand = [tokens[0, :2].reshape(-1, 5).mean(0), tokens[1].reshape(-1, 5).mean(0)]
-    for row, mean in zip(found, by_hand, strict=True):
+    for row, mean in zip(result, by_hand, strict=True):
         torch.testing.assert_close(row, (mean / mean.norm()).float(), rtol=1e-6, atol=1e-7)
 
 
@@ -65,7 +65,7 @@ def reports():
 @pytest.mark.parametrize("with_states", [True, False])
 def test_distillation_is_torch_s_cosine_and_divergence_token_by_token(with_states):
     states, logits, t_states, t_logits, labels = reports()
-    found = distill_losses(states, logits, t_states, t_logits, labels, with_states)
+    result = distill_losses(states, logits, t_states, t_logits, labels, with_states)
     for b in range(B):
         tokens = []
         for i in range(L - 1):
@@ -74,7 +74,7 @@ def test_distillation_is_torch_s_cosine_and_divergence_token_by_token(with_state
             cosine = F.cosine_embedding_loss(states[b, i][None], t_states[b, i][None], torch.ones(1))
             own, taught = logits[b, i].log_softmax(0), t_logits[b, i].log_softmax(0)
             tokens.append(with_states * cosine + F.kl_div(own, taught, log_target=True, reduction="sum"))
-        assert float(found[b]) == pytest.approx(float(sum(tokens) / len(tokens)), rel=1e-5)
+        assert float(result[b]) == pytest.approx(float(sum(tokens) / len(tokens)), rel=1e-5)
 
 
 def test_neither_teacher_nor_padding_has_a_gradient():

@@ -113,13 +113,13 @@ def test_torch_compiles_a_step_as_one_graph_and_once_more_for_reports_of_other_l
     compiled = torch.compile(model.get_base_model(), backend=counter, fullgraph=True)
     for turn, length in enumerate((12, 12, 16, 9, 23, 12)):
         of = (torch.softmax(torch.randn(q.shape, generator=torch.Generator().manual_seed(turn)), 1), steps)
-        found = []
+        result = []
         for run in (compiled, model):
             with torch.autocast("cpu", torch.bfloat16), patient.adapt(*of):
                 loss = run(*batch(length))
             loss.backward()
-            found.append([loss.detach(), *(parameter.grad for parameter in patient.parameters())])
+            result.append([loss.detach(), *(parameter.grad for parameter in patient.parameters())])
             patient.zero_grad(set_to_none=True)
-        torch.testing.assert_close(*found)
-        assert any(bool(gradient.any()) for gradient in found[0][1:])
+        torch.testing.assert_close(*result)
+        assert any(bool(gradient.any()) for gradient in result[0][1:])
     assert counter.frame_count <= 3, "one graph, and at most two more"

@@ -99,12 +99,12 @@ def test_a_run_gives_the_numbers_of_the_reference(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
     torch.set_num_threads(1)
-    kept = json.loads(REFERENCE.read_text())
-    if (made := kept["made_with"]["torch"].split(".")[:2]) != torch.__version__.split(".")[:2]:
+    held = json.loads(REFERENCE.read_text())
+    if (made := held["made_with"]["torch"].split(".")[:2]) != torch.__version__.split(".")[:2]:
         pytest.skip(f"torch {torch.__version__} may draw another random model than {'.'.join(made)}")
-    expected, got = flat(kept["numbers"]), flat(numbers_of(tmp_path))
+    expected, got = flat(held["numbers"]), flat(numbers_of(tmp_path))
     assert got.keys() == expected.keys() and all(v is None or math.isfinite(v) for v in got.values())
-    if kept["made_with"] == made_with():
+    if held["made_with"] == made_with():
         assert got == expected
     else:
         assert [name for name, value in got.items() if value is None] == [n for n, v in expected.items() if v is None]
