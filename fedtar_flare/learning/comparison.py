@@ -112,10 +112,19 @@ class ComparisonHead(nn.Module):
     def attend(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
         """Attend to tokens (B, S, N, C) with mask (B, S): (B, D, C), float32, zero where nothing is shown."""
         x = F.layer_norm(tokens.float(), tokens.shape[-1:])
+        return (self._weights(x, slice_mask) @ x.flatten(1, 2)) * slice_mask.any(1)[:, None, None]
+
+    def key_slices(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
+        """The slice (B, D) that each query attends to most, UNKNOWN where nothing is shown."""
+        weights = self._weights(F.layer_norm(tokens.float(), tokens.shape[-1:]), slice_mask)
+        slices = weights.unflatten(-1, tokens.shape[1:3]).sum(-1).argmax(-1)
+        return torch.where(slice_mask.any(1)[:, None], slices, UNKNOWN)
+
+    def _weights(self, x: Tensor, slice_mask: Tensor) -> Tensor:
+        """Attention (B, D, S N) to normalised tokens (B, S, N, C)."""
         scores = torch.einsum("dc,bsnc->bdsn", self.queries.float(), x) * x.shape[-1] ** -0.5
-        shown = slice_mask.any(1)
-        scores = scores.masked_fill(~(slice_mask | ~shown[:, None])[:, None, :, None], -torch.inf).flatten(2)
-        return (scores.softmax(-1) @ x.flatten(1, 2)) * shown[:, None, None]
+        hidden = ~slice_mask & slice_mask.any(1)[:, None]
+        return scores.masked_fill(hidden[:, None, :, None], -torch.inf).flatten(2).softmax(-1)
 
     def levels(self, attended: Tensor) -> Tensor:
         """Log-probabilities (B, D, 4) of the levels at visits that were attended to (B, D, C)."""
@@ -261,6 +270,13 @@ class ComparisonBranch(nn.Module):
         """Read the findings of visits, compared with the visits before as far as these are shown."""
         now, together, shown = self.likelihoods(seen)
         return read(now, together, shown, self.certain)
+
+    def key_slices(self, seen: Encoded) -> tuple[Tensor, Tensor]:
+        """The slices (B, D) that each finding's query attends to most, now and before; UNKNOWN without an image."""
+        now, prior = self.head.key_slices(seen.tokens, seen.slice_mask), seen.prior
+        if prior is None or prior.images is None or seen.prior_tokens is None:
+            return now, torch.full_like(now, UNKNOWN)
+        return now, self.head.key_slices(seen.prior_tokens, prior.images.slice_mask)
 
     def likelihoods(self, seen: Encoded) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Log-probabilities of the levels now (B, D, 4), and jointly with those before, where shown (B, D)."""

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import base64
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.core.files import read_yaml
 from fedtar_flare.core.text import UNFIT_IN_ID
 from fedtar_flare.imaging.readers.dicom_files import headers
 from fedtar_flare.imaging.readers.dicom_tags import first, text_of
 from fedtar_flare.learning.drafting import DISCLAIMER, Draft
+from fedtar_flare.learning.findings import Part, ReadFinding
 from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from highdicom.sr import ContentItem
     from pydicom import Dataset
+    from pydicom.sr.coding import Code
 
 TERMS = "http://terminology.hl7.org/CodeSystem"
+SYSTEMS = {"SCT": "http://snomed.info/sct", "DCM": "http://dicom.nema.org/resources/ontology/DCM"}
+
+
+@cache
+def _codes() -> dict[str, Code]:
+    """The words that have a code."""
+    from pydicom.sr.coding import Code
+
+    schemes = read_yaml(Path(__file__).with_name("finding_codes.yaml"), "codes").items()
+    return {words: Code(str(code), scheme, name) for scheme, of in schemes for words, (code, name) in of.items()}
 
 
 def identity(draft: Draft, study: str) -> str:
     """Return the UID of a draft, the same for the same draft of a study and run, so that none is stored twice."""
     from pydicom.uid import generate_uid
 
-    return generate_uid(entropy_srcs=[study, draft.run_id, str(draft.round), str(draft.personal), draft.text])
+    read = [str(finding[:4]) for finding in draft.findings or ()]  # without certainties, which may differ in a digit
+    return generate_uid(entropy_srcs=[study, draft.run_id, str(draft.round), str(draft.personal), draft.text, *read])
 
 
 def _evidence(image: Path, needed: str) -> list[Dataset]:
@@ -39,16 +57,27 @@ def _evidence(image: Path, needed: str) -> list[Dataset]:
     return evidence
 
 
+def _content_item(name: str, words: str, certainty: float | None, parts: Sequence[Part] = ()) -> ContentItem:
+    """A finding as a content item, or a part of one as its property; each has its certainty as a property."""
+    from highdicom.sr import CodeContentItem, ContentSequence, NumContentItem, TextContentItem
+    from pydicom.sr.codedict import codes
+
+    code, relation = _codes().get(words.lower()), "CONTAINS" if name == "finding" else "HAS PROPERTIES"
+    about: Any = (_codes()[name], code or words, relation)
+    item: ContentItem = CodeContentItem(*about) if code else TextContentItem(*about)
+    properties = [_content_item(*part) for part in parts]
+    if certainty is not None:
+        percent = {"unit": codes.UCUM.Percent, "relationship_type": "HAS PROPERTIES"}
+        properties.append(NumContentItem(_codes()["certainty"], round(100 * certainty), **percent))
+    if properties:
+        item.ContentSequence = ContentSequence(properties)
+    return item
+
+
 def structured_report(draft: Draft, image: Path) -> Dataset:
-    """Write a draft as an Enhanced SR (without a TID: a container with text items)."""
+    """Write a draft as an Enhanced SR (without a TID: a container with text items, and an item for each finding)."""
     try:
-        from highdicom.sr import (
-            ContainerContentItem,
-            ContentSequence,
-            EnhancedSR,
-            RelationshipTypeValues,
-            TextContentItem,
-        )
+        from highdicom.sr import ContainerContentItem, ContentSequence, EnhancedSR, TextContentItem
     except ImportError as error:
         raise ConfigError("a DICOM SR needs highdicom: pip install 'fedtar_flare[sr]'") from error
     from pydicom.sr.codedict import codes
@@ -60,12 +89,12 @@ def structured_report(draft: Draft, image: Path) -> Dataset:
         setattr(evidence[0], name, evidence[0].get(name))
     root = ContainerContentItem(name=Code("18748-4", "LN", "Diagnostic imaging report"), is_content_continuous=False)
     notice = f"{DISCLAIMER}. {draft.model}, adapter of run {draft.run_id}, round {draft.round}"
-    root.ContentSequence = ContentSequence(
-        [
-            TextContentItem(name=name, value=value, relationship_type=RelationshipTypeValues.CONTAINS)
-            for name, value in ((codes.DCM.Comment, notice), (Code("121070", "DCM", "Findings"), draft.text))
-        ]
-    )
+    texts = ((codes.DCM.Comment, notice), (Code("121070", "DCM", "Findings"), draft.text))
+    items: list[ContentItem] = [
+        TextContentItem(name=name, value=value, relationship_type="CONTAINS") for name, value in texts
+    ]
+    items += [_content_item("finding", f.finding, f.certainty["presence"], f.parts) for f in draft.findings or ()]
+    root.ContentSequence = ContentSequence(items)
     uid = evidence[0].StudyInstanceUID
     return EnhancedSR(
         evidence=evidence,
@@ -86,6 +115,34 @@ def structured_report(draft: Draft, image: Path) -> Dataset:
     )
 
 
+def _concept(words: str, kind: str = "") -> dict[str, Any]:
+    """Words as a CodeableConcept, with the code that they, or their ``kind``, have."""
+    code = _codes().get((kind or words).lower())
+    coding = {"system": SYSTEMS[code[1]], "code": code[0], "display": code[2]} if code else None
+    return {"text": words, **({"coding": [coding]} if coding else {})}
+
+
+def _observation(name: str, read: ReadFinding, subject: dict[str, Any]) -> dict[str, Any]:
+    """A finding as an Observation that the report contains."""
+    unit = {"system": "http://unitsofmeasure.org", "code": "1"}
+    parts = [{"code": _concept(part), "valueCodeableConcept": _concept(words)} for part, words, _ in read.parts]
+    certainties = [
+        {"code": _concept(f"certainty of {part}", "certainty"), "valueQuantity": {"value": value, **unit}}
+        for part, value in read.certainty.items()
+        if value is not None
+    ]
+    return {
+        "resourceType": "Observation",
+        "id": name,
+        "status": "preliminary",
+        "category": [{"coding": [{"system": f"{TERMS}/observation-category", "code": "imaging"}]}],
+        "code": _concept(read.finding),
+        "subject": subject,
+        "valueCodeableConcept": _concept("present" if read.degree else "absent"),
+        "component": parts + certainties,
+    }
+
+
 def diagnostic_report(draft: Draft, image: Path) -> dict[str, Any]:
     """Write a draft as a DiagnosticReport; the same draft gives the same resource."""
     header = _evidence(image, "so a report could not say whose it is; choose text or json")[0]
@@ -94,6 +151,9 @@ def diagnostic_report(draft: Draft, image: Path) -> dict[str, Any]:
         kind = {"coding": [{"system": f"{TERMS}/v2-0203", "code": code}]}
         return {"identifier": {"type": kind, "value": header.get(keyword)}}
 
+    subject, read = by("MR", "PatientID"), draft.findings or ()
+    observations = [_observation(f"finding-{i}", finding, subject) for i, finding in enumerate(read, start=1)]
+    results = [{"reference": f"#{observation['id']}"} for observation in observations]
     study, order = first(header, "StudyInstanceUID"), header.AccessionNumber
     asserted = {"code": "AIAST", "display": "Artificial Intelligence asserted"}
     text = base64.b64encode(draft.to_text().encode()).decode()
@@ -105,8 +165,9 @@ def diagnostic_report(draft: Draft, image: Path) -> dict[str, Any]:
         "status": "preliminary",
         "category": [{"coding": [{"system": f"{TERMS}/v2-0074", "code": "RAD"}]}],
         "code": {"coding": [{"system": "http://loinc.org", "code": "18748-4", "display": "Diagnostic imaging study"}]},
-        "subject": by("MR", "PatientID"),
+        "subject": subject,
         "issued": draft.created,
+        **({"contained": observations, "result": results} if observations else {}),
         "imagingStudy": [{"identifier": {"system": "urn:dicom:uid", "value": f"urn:oid:{study}"}}],
         "presentedForm": [{"contentType": "text/plain; charset=utf-8", "data": text}],
     }

@@ -21,6 +21,7 @@ from fedtar_flare.data.cohort import Cohort, Patient, Sample
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.pipeline import prepare
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.learning.findings import ReadFindings, findings_table
 from fedtar_flare.learning.inputs import show_reports
 from fedtar_flare.learning.site_model import SiteModel
 from fedtar_flare.learning.study import UNKNOWN, Study, study_of, visit_of
@@ -58,6 +59,8 @@ class Draft:
     personal : whether the site's own adapters acted
     created : UTC, as ISO 8601
     prior : what was shown of the previous visit
+    findings : what was read of each finding that is there or gone: ``finding``, ``side``, ``degree``, ``change`` and
+        ``certainty``, with None for what is not known; None where the model reads no findings
     """
 
     text: str
@@ -67,6 +70,7 @@ class Draft:
     personal: bool
     created: str
     prior: tuple[str, ...] = ()
+    findings: ReadFindings = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the draft as JSON primitives.
@@ -78,6 +82,7 @@ class Draft:
         return {
             "status": DISCLAIMER,
             "text": self.text,
+            "findings": None if self.findings is None else [read.to_dict() for read in self.findings],
             "adapter": {"run_id": self.run_id, "round": self.round},
             "model": self.model,
             "personal_part": self.personal,
@@ -87,7 +92,7 @@ class Draft:
         }
 
     def to_text(self) -> str:
-        """Return the text under its disclaimer, with the origin below.
+        """Return the text under its disclaimer, with the findings that were read and the origin below.
 
         Returns
         -------
@@ -96,8 +101,9 @@ class Draft:
         part = "with the site's own adapters" if self.personal else "shared adapter alone"
         if self.prior:
             part += f", shown the previous {' and '.join(self.prior)}"
+        table = f"Read, with probabilities:\n{findings_table(self.findings)}\n\n" if self.findings else ""
         return (
-            f"*** {DISCLAIMER} ***\n\n{self.text}\n\n"
+            f"*** {DISCLAIMER} ***\n\n{self.text}\n\n{table}"
             f"--\n{self.model}, adapter of run {self.run_id}, round {self.round}, {part}. {self.created}"
         )
 
@@ -243,8 +249,10 @@ class Drafter:
         sample = Sample(visit_of(study), None, study.sex, step, "test")
         images = self._image(study)
         images.prior = self._prior(study)
+        text, findings = self.site_model.write(sample, images.to(self.site_model.device))
         return Draft(
-            text=self.site_model.write(sample, images.to(self.site_model.device)),
+            text=text,
+            findings=findings,
             run_id=str(self.info["run_id"]),
             round=int(self.info["round"]),
             model=f"fedtar_flare preset '{self._config.preset}'",

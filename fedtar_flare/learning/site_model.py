@@ -20,9 +20,11 @@ from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.imaging.transform_list import Spec, deterministic, random_for_training
+from fedtar_flare.learning.comparison import ComparisonBranch
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.evaluation import Evaluated, report_rows, site_scores
+from fedtar_flare.learning.findings import ReadFindings, read_findings
 from fedtar_flare.learning.inputs import (
     PRIOR_DROPOUT,
     STORED_BYTES,
@@ -305,10 +307,20 @@ class SiteModel:
             )
         return [self.tokenizer.decode(row) for row in ids.tolist()]
 
-    def write(self, sample: Sample, images: ImageBatch) -> str:
-        """Write the draft of one study, with what the site keeps to itself."""
-        with self._writing():
-            return self.generate([sample], images)[0]
+    def write(self, sample: Sample, images: ImageBatch) -> tuple[str, ReadFindings]:
+        """Write the draft of one study, with what the site keeps to itself, and give the findings read for it."""
+        with self._writing(), self._reading_once():
+            text = self.generate([sample], images)[0]
+            return text, self.read_findings(sample, images, text)
+
+    @torch.no_grad()
+    def read_findings(self, sample: Sample, images: ImageBatch, text: str) -> ReadFindings:
+        """Read the findings of one visit, whose draft is ``text``; None without a branch that compares visits."""
+        branch = self.generator.diagnosis
+        if not isinstance(branch, ComparisonBranch):
+            return None
+        with self._writing(), self._autocasting(), self.context([sample], personal=True):
+            return read_findings(branch, self.encoded([sample], images), text)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,16 +27,20 @@ from fedtar_flare.reporting.render import render
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedtar_flare.data.cohort import Sample
-    from fedtar_flare.imaging.cache import Prepared
+    from fedtar_flare.data.cohort import Sample, Visit
     from fedtar_flare.learning.evaluation import Evaluated
+    from fedtar_flare.learning.site_model import SiteModel
 
 EXAMPLES_FILE, EXAMPLES_PAGE = "examples.json", "examples.html"
 EXAMPLES_FOLDER = "examples"  # of a simulated run's results, with one file per synthetic site
 PATIENTS, VISITS = 3, 6  # on the page, and the most visits of each
+KEY_PIXELS = 148  # side of a key slice, as it is shown
 PIXELS = 256**2  # most bytes of a visit's pictures before they are compressed
 MOST_PICTURES = 1_500_000  # most characters of all pictures of a run's page; with more, it shows none
 _WORDS = re.compile(r"\s*(?:\w+(?:[.,]\d+)*|[^\w\s]|\Z)")  # a word or sign, with the space before it
+
+
+_Change = tuple[str, tuple[str, ...]]  # a claim of change, and pictures of key slices: before, where shown, and now
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class Example:
     reference: str
     pictures: tuple[str, ...] = ()  # data addresses of PNGs
     caption: str = ""  # which slices they are; empty of a picture without slices
+    changes: tuple[_Change, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,10 @@ class SiteExamples:
     modality: Modality
     examples: tuple[Example, ...]
     groups: tuple[GroupScore, ...] = ()
+
+    def without_changes(self) -> SiteExamples:
+        """The same without key slices, which only the site's own page shows."""
+        return replace(self, examples=tuple(replace(example, changes=()) for example in self.examples))
 
     def grades(self, example: Example) -> tuple[Grade, ...]:
         """Grade the findings of a draft by the rules for these reports."""
@@ -82,14 +91,15 @@ def choose(patients: Sequence[str]) -> list[int]:
     return [i for indices in list(chosen.values())[:PATIENTS] for i in indices[:VISITS]]
 
 
-def examples_of(scored: Evaluated, prepare: Callable[[Sequence[Sample]], Sequence[Prepared]]) -> tuple[Example, ...]:
-    """Take the first patients' drafts as examples, with pictures of their visits."""
+def examples_of(scored: Evaluated, model: SiteModel) -> tuple[Example, ...]:
+    """Take the first patients' drafts as examples, with pictures of their visits and of the changes claimed of them."""
     chosen = choose([sample.visit.patient_id for sample in scored.samples])
+    texts = dict(zip((sample.visit for sample in scored.samples), scored.texts, strict=True))
     numbers: dict[str, int] = {}
     visits: Counter[str] = Counter()
     examples = []
-    for i, prepared in zip(chosen, prepare([scored.samples[i] for i in chosen]), strict=True):
-        sample, visit = scored.samples[i], scored.samples[i].visit
+    for sample in (scored.samples[i] for i in chosen):
+        visit, (prepared,) = sample.visit, model.prepared([sample])
         visits[visit.patient_id] += 1
         pictures, caption = _pictures(prepared.image, colour=visit.modality == "photograph")
         examples.append(
@@ -97,13 +107,39 @@ def examples_of(scored: Evaluated, prepare: Callable[[Sequence[Sample]], Sequenc
                 patient=numbers.setdefault(visit.patient_id, len(numbers) + 1),
                 visit=visits[visit.patient_id],
                 time_step=sample.time_step,
-                draft=scored.texts[i],
+                draft=texts[visit],
                 reference=visit.report,
                 pictures=pictures,
                 caption=caption,
+                changes=() if sample.prior is None else _changes(sample, texts, model),
             )
         )
     return tuple(examples)
+
+
+def _changes(sample: Sample, texts: Mapping[Visit, str], model: SiteModel) -> tuple[_Change, ...]:
+    """The changes that are claimed of a visit, each with the slices that the finding's query attends to most."""
+    images = model.images([sample])
+    if model.cohort.timeline.prior_generated:
+        images.prior = model.prior([sample], texts=texts)
+    before = None if images.prior is None else images.prior.images
+    changes = []
+    for read in model.read_findings(sample, images, texts[sample.visit]) or ():
+        if read.change not in (None, "unchanged", "uncertain"):
+            claim, pictures = f"{', '.join(filter(None, read[:2]))}: {read.change}, {read.certainty['change']:.2f}", []
+            for name, batch, k in zip(("before", "now"), (before, images), read.slices[::-1], strict=True):
+                if batch is not None and k is not None:
+                    pixels = _pixels(batch.images[0, k].cpu().numpy(), sample.visit.modality == "photograph")
+                    pictures.append(png_address(pixels, KEY_PIXELS))
+                    slices = batch.images.shape[1]
+                    claim += f"; {name}" + (f" slice {k + 1} of {slices}" if slices > 1 else "")
+            changes.append((claim, tuple(pictures)))
+    return tuple(changes)
+
+
+def _pixels(image: np.ndarray, colour: bool) -> np.ndarray:
+    """A slice (3, H, W) as a picture; channel 0 is the lung window."""
+    return image.transpose(1, 2, 0) if colour else image[0]
 
 
 def _pictures(image: np.ndarray, colour: bool) -> tuple[tuple[str, ...], str]:
@@ -111,10 +147,9 @@ def _pictures(image: np.ndarray, colour: bool) -> tuple[tuple[str, ...], str]:
     count = len(image)
     slices = sorted({count // 4, count // 2, 3 * count // 4})
     side = math.isqrt(PIXELS // (len(slices) * (3 if colour else 1)))
-    shown = [image[k].transpose(1, 2, 0) if colour else image[k, 0] for k in slices]  # channel 0: the lung window
     numbers = ", ".join(str(k + 1) for k in slices)
     caption = f"slices {numbers} of {count}, from feet to head, lung window" if count > 1 else ""
-    return tuple(png_address(pixels, side) for pixels in shown), caption
+    return tuple(png_address(_pixels(image[k], colour), side) for k in slices), caption
 
 
 def write_examples(folder: Path, examples: SiteExamples) -> Path:

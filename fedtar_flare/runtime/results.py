@@ -295,6 +295,7 @@ class Results:
         for path in _of_sites(self._metrics["run_id"], EXAMPLES_FILE):  # which a simulation keeps on this machine
             examples = read_examples(path)
             if examples.synthetic:
+                examples = examples.without_changes()
                 write_json(self.folder / EXAMPLES_FOLDER / f"{examples.site}.json", asdict(examples))
         of_rounds = {"validation_loss": [event.loss for event in self._validations], "best_round": self.best}
         scores = {key: json.loads(self._metrics[key]) for key in ("warm_start", "final") if key in self._metrics}

@@ -134,7 +134,7 @@ def score_drafts(task: Task, learner: ReportLearner) -> dict[str, Any]:
     if task.ranks.rank or (by_period and not scored.samples):
         return {}
     synthetic, modality = task.config.source == "synthetic", learner.cohort.modality
-    shown = examples_of(scored, learner.prepared)
+    shown = examples_of(scored, learner)
     groups = scores_by_group(scored.samples, scored.rows[: len(scored.samples)], least)
     examples = SiteExamples(task.site.name, header.round, synthetic, modality, shown, groups)
     pages = [write_examples(state.folder, examples)]

@@ -41,6 +41,7 @@ def test_the_text_is_that_of_the_run(tmp_path, monkeypatch, kind):
     for sample in cohort.samples("test")[:2]:
         draft = passing("generate", sample.visit.image, "--adapter", adapter, "--format", "json")
         drafts.append(json.loads(draft)["text"])
+        assert json.loads(draft)["findings"] is None, "the method reads none"
     assert all(drafts) and drafts == [example.draft for example in read_examples(examples).examples[:2]]
 
 

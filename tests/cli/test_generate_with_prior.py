@@ -88,9 +88,11 @@ def test_generate_takes_the_visit_before_and_accepts_its_absence(runs, tmp_path)
     image, report = ["--prior-image", sample.prior.image], ["--prior-report", tmp_path / "before.txt"]
     adapter, study = adapters["report+image"], sample.visit.image
     assert read_adapter_info(adapter)["prior"] == "report+image"
-    assert drafted(adapter, study)[0]["prior"] == []
+    alone = drafted(adapter, study)[0]
+    assert alone["prior"] == [] and {read["change"] for read in alone["findings"]} == {None}
     both, err = drafted(adapter, study, *image, *report)
     assert both is not None and both["prior"] == ["image", "report"], err
+    assert both["findings"] and all(read["change"] and read["certainty"]["change"] for read in both["findings"])
     told = drafted(adapter, study, *image, *report, "--prior-days", sample.days_since_prior)[0]
     assert told["text"] == both["text"], "the days are those of the headers"
     assert drafted(adapter, study, *report, "--prior-days", 30)[0]["prior"] == ["report"]

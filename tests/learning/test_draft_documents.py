@@ -1,6 +1,7 @@
 """Drafts as DICOM SR and FHIR keep every letter of the draft and of whose it is, whatever the study's character set."""
 
 import base64
+from dataclasses import replace
 from io import BytesIO
 
 import numpy as np
@@ -9,7 +10,9 @@ from make_dicom import put, slice_dataset
 from pydicom import dcmread
 from pydicom.data import get_charset_files
 from refused import refused
+from test_findings import READ
 
+from fedtar_flare.learning import draft_documents
 from fedtar_flare.learning.draft_documents import diagnostic_report, structured_report
 from fedtar_flare.learning.drafting import Draft
 from fedtar_flare.learning.study import study_of
@@ -51,3 +54,92 @@ def test_gb_2312_is_read_and_letters_of_no_set_are_refused(tmp_path):
     for write in (structured_report, diagnostic_report):
         with refused("bad-charset"):
             write(DRAFT, path)
+
+
+def items_of(item):
+    """A content item as (relation, concept, value) with its own items, by concept."""
+    value = item.get("TextValue") or (
+        item.ConceptCodeSequence[0].CodeValue
+        if item.ValueType == "CODE"
+        else (float(item.MeasuredValueSequence[0].NumericValue), item.MeasuredValueSequence[0][0x4008EA][0].CodeValue)
+    )
+    return value, {
+        (part.RelationshipType, part.ConceptNameCodeSequence[0].CodeValue): items_of(part)
+        for part in item.get("ContentSequence", ())
+    }
+
+
+def test_a_structured_report_gives_each_finding_with_its_parts_and_certainties(tmp_path):
+    path = image(tmp_path)
+    structured_report(replace(DRAFT, findings=READ), path).save_as(file := BytesIO(), enforce_file_format=True)
+    written = dcmread(BytesIO(file.getvalue())).ContentSequence
+    assert written[1].TextValue == TEXT
+    assert {(item.RelationshipType, item.ConceptNameCodeSequence[0].CodeValue) for item in written[2:]} == {
+        ("CONTAINS", "121071")
+    }
+
+    def sure(percent):
+        return {("HAS PROPERTIES", "111012"): ((float(percent), "%"), {})}
+
+    side, degree, change = (("HAS PROPERTIES", code) for code in ("272741003", "246112005", "111049"))
+    effusion, opacity, cavity = map(items_of, written[2:])
+    parts = {side: ("24028007", {}), degree: ("255507004", sure(70)), change: ("35105006", sure(83))}
+    assert effusion == ("60046008", parts | sure(98))
+    assert opacity == ("Lung Opacity", {degree: ("255509001", sure(70))} | sure(98)), "without a code: as text"
+    assert cavity == ("cavity", {change: ("723506003", sure(83))} | sure(98))
+
+
+def test_a_diagnostic_report_contains_each_finding_by_the_rules_of_r4(tmp_path):
+    path = image(tmp_path)
+    plain, resource = (diagnostic_report(replace(DRAFT, findings=read), path) for read in (None, READ))
+    assert not {"contained", "result"} & plain.keys() and plain.keys() <= resource.keys()
+    assert plain["identifier"] != resource["identifier"], "another report under another name"
+    contained = resource["contained"]
+    assert [{"reference": f"#{of['id']}"} for of in contained] == resource["result"], "dom-3, and no other reference"
+    for observation, read in zip(contained, READ, strict=True):
+        assert not {"contained", "meta", "text"} & observation.keys(), "dom-2, dom-4, dom-5"
+        assert observation["status"] == "preliminary" and observation["subject"] == resource["subject"]
+        assert set(observation) <= {
+            "resourceType", "id", "status", "category", "code", "subject", "valueCodeableConcept", "component"
+        }  # fmt: skip
+        codes = [observation["code"], *(part["code"] for part in observation["component"])]
+        assert len({str(code) for code in codes}) == len(codes), "obs-7"
+        values = {}
+        for part in observation["component"]:
+            [value] = (part[key] for key in part if key.startswith("value"))
+            values[part["code"]["text"]] = value.get("text", value.get("value"))
+        assert observation["valueCodeableConcept"]["text"] == ("present" if read.degree else "absent")
+        known = {"side": read.side, "degree": read.degree, "change": read.change}
+        known |= {f"certainty of {part}": value for part, value in read.certainty.items()}
+        assert values == {name: value for name, value in known.items() if value is not None}
+    assert [code.get("coding", [{}])[0].get("code") for code in (of["code"] for of in contained)] == [
+        "60046008", None, None
+    ]  # fmt: skip
+    for concept in concepts(contained):
+        assert concept["text"] and all({"system", "code", "display"} == set(of) for of in concept.get("coding", ()))
+
+
+def concepts(tree):
+    """Every CodeableConcept with a text in a resource."""
+    if isinstance(tree, list):
+        return [concept for branch in tree for concept in concepts(branch)]
+    if not isinstance(tree, dict):
+        return []
+    return [tree] * ("text" in tree) + concepts(list(tree.values()))
+
+
+def test_the_codes_are_those_of_dicom_s_own_tables_where_these_have_them():
+    from pydicom.sr import _concepts_dict
+
+    known = {
+        (scheme, code): names.lower()
+        for scheme in ("SCT", "DCM")
+        for by_code in _concepts_dict.concepts[scheme].values()
+        for code, (names, _) in by_code.items()
+    }
+    checked = 0
+    for code in draft_documents._codes().values():
+        name = known.get((code.scheme_designator, code.value))
+        assert name is None or code.meaning.lower().split()[0] in name, code
+        checked += name is not None
+    assert checked > 20

@@ -1,23 +1,30 @@
 """Examples: which are chosen and in which order, their marks, and that only synthetic ones reach the run's page."""
 
+import base64
 import re
 from dataclasses import replace
 from datetime import datetime
+from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from make_dicom import chest, put, write_series
+from PIL import Image
 from recorded_runs import write_run
 from scipy import stats
 
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.data.cohort import Sample, Visit
+from fedtar_flare.imaging.batch import PriorBatch, collate
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.learning.evaluation import Evaluated, report_rows
+from fedtar_flare.learning.findings import ReadFinding
 from fedtar_flare.metrics.significance import against_others, mean_score
 from fedtar_flare.reporting import examples as module
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, Example, SiteExamples, examples_page, write_examples
@@ -37,6 +44,26 @@ def scored(*visits, modality="ct", size=(8, 3, 64, 64)):
     samples = [Sample(visit, None, None, 1, "test", None) for visit in made]
     texts = [f"draft of {visit.report}" for visit in made]
     return Evaluated({}, None, [], samples, texts), [Prepared(noise, np.zeros(len(noise)))] * len(made)
+
+
+class Model:
+    """Shows every visit one image, and of a visit with one before these changes."""
+
+    cohort = SimpleNamespace(timeline=SimpleNamespace(prior_generated=False))
+
+    def __init__(self, images, read=()):
+        self._images, self._read = images, read
+
+    def prepared(self, samples):
+        return self._images[: len(samples)]
+
+    def images(self, samples):
+        batch = collate(self._images[:1])
+        batch.prior = PriorBatch(torch.tensor([9.0]), collate(self._images[1:2]))
+        return batch
+
+    def read_findings(self, sample, images, text):
+        return self._read
 
 
 def rows(page):
@@ -68,7 +95,7 @@ def test_the_first_patients_are_chosen_visit_by_visit_whatever_was_written():
     assert module.choose([*"aabbbcd"]) == [0, 1, 2, 3, 4, 5]
     assert len(module.choose([*"a" * 99, *"bcdefg"])) == module.VISITS + module.PATIENTS - 1
     found, images = scored(("zoe", "one"), ("zoe", "two"), ("adam", "three"))
-    examples = module.examples_of(found, lambda samples: images[: len(samples)])
+    examples = module.examples_of(found, Model(images))
     assert [(e.patient, e.visit, e.reference) for e in examples] == [(1, 1, "one"), (1, 2, "two"), (2, 1, "three")]
     page = examples_page(replace(SITE, examples=examples))
     places = [page.index(part) for part in ("Patient 1", "Visit 2", "Patient 2")]
@@ -82,7 +109,7 @@ def test_the_first_patients_are_chosen_visit_by_visit_whatever_was_written():
 def test_pictures_are_small_parts_of_the_prepared_image_and_say_which(modality, size, count):
     visits = [*[("p", str(i)) for i in range(module.VISITS)], ("q", "x"), ("r", "x")]
     found, images = scored(*visits, modality=modality, size=size)
-    examples = module.examples_of(found, lambda samples: images[: len(samples)])
+    examples = module.examples_of(found, Model(images))
     assert {len(e.pictures) for e in examples} == {count}
     assert examples[0].caption == ("slices 3, 5, 7 of 9, from feet to head, lung window" if count == 3 else "")
     assert all(len(picture) < module.PIXELS * 1.5 / count for e in examples for picture in e.pictures)
@@ -91,6 +118,41 @@ def test_pictures_are_small_parts_of_the_prepared_image_and_say_which(modality, 
     assert shown == [picture for e in examples for picture in e.pictures] and "img-src data:" in page
     many = [SiteExamples("s", 1, True, modality, examples)] * 100
     assert "<img" not in module.render_examples(many, headed=True)
+
+
+def read(change, slices=(1, 2), side="right"):
+    return ReadFinding("effusion", side, "small", change, {"presence": 0.9, "degree": 0.8, "change": 0.76}, slices)
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_a_claim_of_change_is_shown_with_the_key_slices_of_both_visits(tmp_path, colour):
+    """And of this visit alone where no image before was shown; what is unchanged, uncertain or unknown claims none."""
+    found, images = scored(("p", "one"), ("p", "two"), modality="photograph" if colour else "ct")
+    first, second = found.samples
+    found.samples[1] = replace(second, prior=first.visit)
+    images = [
+        Prepared(np.stack([np.full((3, 64, 64), 10 * v + k, np.uint8) for k in range(9)]), np.zeros(9)) for v in (1, 5)
+    ]
+    claims = (read("increased"), read("resolved", (4, None), side=None))
+    model = Model(images, (*claims, read("unchanged"), read("uncertain"), read(None)))
+    examples = module.examples_of(found, model)
+    assert not examples[0].changes, "of a first visit"
+    (claim, both), (other, alone) = examples[1].changes
+    assert claim == "effusion, right: increased, 0.76; before slice 3 of 9; now slice 2 of 9"
+    assert other == "effusion: resolved, 0.76; now slice 5 of 9"
+
+    def shade(address):
+        return Image.open(BytesIO(base64.b64decode(address.partition(",")[2]))).convert("L").getpixel((0, 0))
+
+    assert [*map(shade, both), *map(shade, alone)] == [52, 11, 14]
+    site = replace(SITE, examples=examples)
+    page = ElementTree.fromstring(examples_page(site))
+    figures = [list(e) for box in page.iter("div") if box.get("class") == "changes" for e in box]
+    assert [[e.get("src") for e in figure if e.tag == "img"] for figure in figures] == [list(both), list(alone)]
+    assert [figure[-1].text for figure in figures] == [claim, other]
+    write_examples(tmp_path, site)
+    assert module.read_examples(tmp_path / EXAMPLES_FILE) == site
+    assert not any(example.changes for example in site.without_changes().examples)
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
