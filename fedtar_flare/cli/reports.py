@@ -97,7 +97,9 @@ def generate(arguments: argparse.Namespace) -> None:
     """Draft a report for one study.
 
     With --state, the site's patient adapter of that run writes along; without, the shared adapter writes alone, as at a
-    hospital outside the run. Every output is marked as a draft, not for clinical use.
+    hospital outside the run. A model that reads findings lists them below the text, with side, degree, change since
+    the previous visit and the probabilities of these; what is not known is left open, and without a previous visit no
+    change is claimed. Every output is marked as a draft, not for clinical use.
     """
     from fedtar_flare.models.sources import garbage_collection_paused
 

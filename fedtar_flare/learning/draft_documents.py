@@ -13,11 +13,11 @@ from fedtar_flare.core.text import UNFIT_IN_ID
 from fedtar_flare.imaging.readers.dicom_files import headers
 from fedtar_flare.imaging.readers.dicom_tags import first, text_of
 from fedtar_flare.learning.drafting import DISCLAIMER, Draft
-from fedtar_flare.learning.findings import Part, ReadFinding
+from fedtar_flare.learning.findings import ReadFinding
 from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from highdicom.sr import ContentItem
     from pydicom import Dataset
@@ -57,7 +57,7 @@ def _evidence(image: Path, needed: str) -> list[Dataset]:
     return evidence
 
 
-def _content_item(name: str, words: str, certainty: float | None, parts: Sequence[Part] = ()) -> ContentItem:
+def _content_item(name: str, words: str, certainty: float | None, parts: Iterable[Any] = ()) -> ContentItem:
     """A finding as a content item, or a part of one as its property; each has its certainty as a property."""
     from highdicom.sr import CodeContentItem, ContentSequence, NumContentItem, TextContentItem
     from pydicom.sr.codedict import codes
@@ -90,11 +90,9 @@ def structured_report(draft: Draft, image: Path) -> Dataset:
     root = ContainerContentItem(name=Code("18748-4", "LN", "Diagnostic imaging report"), is_content_continuous=False)
     notice = f"{DISCLAIMER}. {draft.model}, adapter of run {draft.run_id}, round {draft.round}"
     texts = ((codes.DCM.Comment, notice), (Code("121070", "DCM", "Findings"), draft.text))
-    items: list[ContentItem] = [
-        TextContentItem(name=name, value=value, relationship_type="CONTAINS") for name, value in texts
-    ]
-    items += [_content_item("finding", f.finding, f.certainty["presence"], f.parts) for f in draft.findings or ()]
-    root.ContentSequence = ContentSequence(items)
+    items = [TextContentItem(name, text, "CONTAINS") for name, text in texts]
+    read = [_content_item("finding", f.finding, f.certainty["presence"], f.parts) for f in draft.findings or ()]
+    root.ContentSequence = ContentSequence([*items, *read])
     uid = evidence[0].StudyInstanceUID
     return EnhancedSR(
         evidence=evidence,

@@ -8,8 +8,6 @@ from fedtar_flare.learning.labels import LEVELS, Labeler
 from fedtar_flare.metrics.grades import statements
 from fedtar_flare.models.report_generator import Encoded
 
-Part = tuple[str, str, float | None]  # side, degree or change; the word for it, and its certainty
-
 
 class ReadFinding(NamedTuple):
     """A finding that is there, or that is gone; None stands for what is not known.
@@ -26,8 +24,8 @@ class ReadFinding(NamedTuple):
     slices: tuple[int, int | None] = (0, None)
 
     @property
-    def parts(self) -> list[Part]:
-        """Side, degree and change, as far as known."""
+    def parts(self) -> list[tuple[str, str, float | None]]:
+        """Side, degree and change as far as known: name, word, and certainty."""
         words = (("side", self.side), ("degree", self.degree), ("change", self.change))
         return [(name, word, self.certainty.get(name)) for name, word in words if word is not None]
 

@@ -68,10 +68,6 @@ class SiteExamples:
     examples: tuple[Example, ...]
     groups: tuple[GroupScore, ...] = ()
 
-    def without_changes(self) -> SiteExamples:
-        """The same without key slices, which only the site's own page shows."""
-        return replace(self, examples=tuple(replace(example, changes=()) for example in self.examples))
-
     def grades(self, example: Example) -> tuple[Grade, ...]:
         """Grade the findings of a draft by the rules for these reports."""
         rules = labeler("synthetic" if self.synthetic else rules_for(self.modality)).rules

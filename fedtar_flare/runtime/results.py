@@ -5,7 +5,7 @@ import logging
 import platform
 import statistics
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -295,8 +295,9 @@ class Results:
         for path in _of_sites(self._metrics["run_id"], EXAMPLES_FILE):  # which a simulation keeps on this machine
             examples = read_examples(path)
             if examples.synthetic:
-                examples = examples.without_changes()
-                write_json(self.folder / EXAMPLES_FOLDER / f"{examples.site}.json", asdict(examples))
+                shown = [asdict(replace(example, changes=())) for example in examples.examples]  # a site's own
+                made = asdict(examples) | {"examples": shown}
+                write_json(self.folder / EXAMPLES_FOLDER / f"{examples.site}.json", made)
         of_rounds = {"validation_loss": [event.loss for event in self._validations], "best_round": self.best}
         scores = {key: json.loads(self._metrics[key]) for key in ("warm_start", "final") if key in self._metrics}
         write_json(self.folder / METRICS_FILE, self._metrics | scores | of_rounds | {"numbers": dict(numbers)})

@@ -4,12 +4,20 @@ import json
 import shutil
 
 import pytest
+import torch
 from command import fedtar_here as here
+from safetensors.torch import load_file, save_file
 
 from fedtar_flare.core.files import write_text
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
-from fedtar_flare.models.adapters.peft_file import ADAPTER_CONFIG, ADAPTER_INFO, read_adapter_config, read_adapter_info
+from fedtar_flare.models.adapters.peft_file import (
+    ADAPTER_CONFIG,
+    ADAPTER_INFO,
+    EXTRA_WEIGHTS,
+    read_adapter_config,
+    read_adapter_info,
+)
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.weights import fingerprint, with_fingerprint
@@ -34,8 +42,10 @@ def runs(tmp_path_factory):
         patch.setenv("FEDTAR_HOME", str(folder / "home"))
         adapters = {}
         for prior in ("report+image", "generated"):
-            recipe = FedTARRecipe(**TINY, data={"synthetic_patients": 5, "prior": prior})
+            reads = {"diagnosis": {"labeler": "synthetic", "shared": True, "certain": 0.0}} if "image" in prior else {}
+            recipe = FedTARRecipe(**TINY, **reads, data={"synthetic_patients": 5, "prior": prior})
             adapters[prior] = run_in_process(recipe, 1, folder / prior) / "adapter"
+    at_random(adapters["report+image"] / EXTRA_WEIGHTS)
     without = adapters["none"] = folder / "without"
     shutil.copytree(adapters["generated"], without)
     info = {k: v for k, v in read_adapter_info(without).items() if k != "prior"}
@@ -47,6 +57,14 @@ def runs(tmp_path_factory):
     )
     sample = next(s for s in cohort.samples("train", 2) if s.prior)
     return adapters, sample
+
+
+def at_random(file):
+    """Give the head of a run random weights, which read something."""
+    generator = torch.Generator().manual_seed(1)
+    state = {n: 2 * torch.randn(v.shape, generator=generator) if "head" in n else v for n, v in load_file(file).items()}
+    assert any("head" in name for name in state)
+    save_file(state, file)
 
 
 def drafted(adapter, study, *options):
@@ -90,6 +108,7 @@ def test_generate_takes_the_visit_before_and_accepts_its_absence(runs, tmp_path)
     assert read_adapter_info(adapter)["prior"] == "report+image"
     alone = drafted(adapter, study)[0]
     assert alone["prior"] == [] and {read["change"] for read in alone["findings"]} == {None}
+    assert drafted(adapters["generated"], study)[0]["findings"] is None, "no head, no findings"
     both, err = drafted(adapter, study, *image, *report)
     assert both is not None and both["prior"] == ["image", "report"], err
     assert both["findings"] and all(read["change"] and read["certainty"]["change"] for read in both["findings"])

@@ -147,12 +147,11 @@ def test_a_claim_of_change_is_shown_with_the_key_slices_of_both_visits(tmp_path,
     assert [*map(shade, both), *map(shade, alone)] == [52, 11, 14]
     site = replace(SITE, examples=examples)
     page = ElementTree.fromstring(examples_page(site))
-    figures = [list(e) for box in page.iter("div") if box.get("class") == "changes" for e in box]
+    figures = [list(e) for box in page.iter("div") if box.get("class") == "changes" for e in box if e.tag == "figure"]
     assert [[e.get("src") for e in figure if e.tag == "img"] for figure in figures] == [list(both), list(alone)]
     assert [figure[-1].text for figure in figures] == [claim, other]
     write_examples(tmp_path, site)
     assert module.read_examples(tmp_path / EXAMPLES_FILE) == site
-    assert not any(example.changes for example in site.without_changes().examples)
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
