@@ -71,10 +71,13 @@ def direction(name: str, row: Row) -> str:
 
 def _changes(row: Row) -> str:
     """``degree right fell by 9.5 points (94.4 → 84.9); BLEU-4 improved by 9.7 points (71.6 → 81.3)``: degree first."""
-    verbs = product((True, False), ("improved", "fell", "rose (worse)", "stayed"))
+    verbs = product((True, False), ("improved", "fell", "rose (worse)", "stayed", "reached"))
     groups: dict[tuple[bool, str], list[str]] = {key: [] for key in verbs}
     for name in key_scores(row):
         if not (way := direction(name, row)):
+            if name in row.after:  # the warm start claimed no change, say
+                label, value = SCORES[name].label, score(name, row.after[name], row.n)
+                groups[name in SEEN, "reached"].append(f"{label} reached {value}, not known before")
             continue
         before, after = (_rounded(name, side[name], row.n) for side in (row.before, row.after))
         worse = "fell" if after < before else "rose (worse)"
