@@ -5,12 +5,15 @@ an honest server alone; any other could read every text file of the site's accou
 log off, or have a folder of the kit replaced by a "job" of that name. Here these are refused whoever sends them.
 """
 
+import io
 import logging
+from zipfile import ZipFile
 
 from nvflare.private.admin_defs import Message, error_reply
 from nvflare.private.defs import InfoCollectorTopic, RequestHeader, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.admin import RequestProcessor
 
+from fedtar_flare.core.files import MOST_BYTES
 from fedtar_flare.site.context import JOB_ID
 
 ANSWERED = frozenset(
@@ -36,7 +39,22 @@ ANSWERED = frozenset(
 )
 """Not: the shell, error texts of a running job, levels of the logs, and whatever a later FLARE adds."""
 
+MOST_FILES = 10_000
+"""Most files and folders of a job's app."""
+
 logger = logging.getLogger(__name__)
+
+
+def unfit_app(packed: object) -> str:
+    """Say why a job's app is not unpacked, which FLARE does before it looks at its signature; empty if it is."""
+    try:
+        if not isinstance(packed, bytes) or len(packed) > MOST_BYTES:
+            return "the app is no archive, or too large"
+        with ZipFile(io.BytesIO(packed)) as archive:
+            sizes = [member.file_size for member in archive.infolist()]
+    except Exception as error:  # zipfile raises whatever the broken bytes lead to
+        return f"the app cannot be unpacked ({type(error).__name__})"
+    return "" if len(sizes) <= MOST_FILES and sum(sizes) <= MOST_BYTES else "the app would fill the disk"
 
 
 class RequestFilter(RequestProcessor):
@@ -55,7 +73,7 @@ class RequestFilter(RequestProcessor):
             reason = f"no site answers '{req.topic}'"
         elif job_id not in (None, "") and not JOB_ID.fullmatch(str(job_id)):
             reason = "this is no job's id"
-        else:
+        elif not (req.topic == TrainingTopic.DEPLOY and (reason := unfit_app(req.body))):
             return self.processor.process(req, app_ctx)
         user = str(req.get_header(RequestHeader.USER_NAME, ""))[:100]
         logger.warning("a request of the server was refused (%s), in the name of %r", reason, user)

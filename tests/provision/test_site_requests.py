@@ -1,8 +1,10 @@
 """What a malicious server asks of a site, sent as such a server would: without the name of a command, or as 'super'."""
 
+import io
 import os
 import shutil
 from types import SimpleNamespace
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 from kits import make_kit
@@ -43,7 +45,10 @@ def site(tmp_path, monkeypatch):
 
 class _Engine:
     def __init__(self, kit):
-        self.workspace = Workspace(str(kit), "hospital-a")
+        self.workspace, self.args = Workspace(str(kit), "hospital-a"), SimpleNamespace(workspace=str(kit))
+
+    def get_client_name(self):
+        return "hospital-a"
 
     def new_context(self):
         return FLContext()
@@ -85,6 +90,41 @@ def test_a_real_job_s_folder_is_still_deleted_on_request_and_files_are_private_f
     (site.kit / REAL).mkdir()
     assert ask(site, TrainingTopic.DELETE_RUN, **{RequestHeader.JOB_ID: REAL}) == "OK"
     assert not (site.kit / REAL).exists() and site.umask == 0o077
+
+
+def archive(files):
+    packed = io.BytesIO()
+    with ZipFile(packed, "w", ZIP_DEFLATED) as made:
+        for name, content in files.items():
+            made.writestr(name, content)
+    return packed.getvalue()
+
+
+APPS = {
+    "a bomb": lambda: archive({"config/a": bytes(2 << 20)}),
+    "a bomb in many parts": lambda: archive({f"config/{i}": bytes(1 << 19) for i in range(3)}),
+    "many files": lambda: archive({f"config/{i}": b"" for i in range(20)}),
+    "an archive that is itself too large": lambda: archive({"a": os.urandom(2 << 20)}),
+    "no archive": lambda: b"PK",
+    "a text": lambda: "PK",
+}
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_an_app_that_would_fill_the_disk_is_not_unpacked(site, app, monkeypatch):
+    """FLARE unpacks an app before it looks at its signature."""
+    monkeypatch.setattr("fedtar_flare.provision.site_requests.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("fedtar_flare.provision.site_requests.MOST_FILES", 10)
+    monkeypatch.setattr("nvflare.private.fed.client.training_cmds.ClientEngineInternalSpec", _Engine)
+    unpacked = []
+    monkeypatch.setattr(
+        "nvflare.private.fed.client.training_cmds.unzip_all_from_bytes", lambda data, folder: unpacked.append(data)
+    )
+    job = {RequestHeader.JOB_ID: REAL, RequestHeader.JOB_META: {"job_id": REAL}, RequestHeader.APP_NAME: "app"}
+    assert "refused by the site: the app" in ask(site, TrainingTopic.DEPLOY, APPS[app](), **job) and not unpacked
+    good = archive({"config/config_fed_client.json": "{}"})
+    ask(site, TrainingTopic.DEPLOY, good, **job)
+    assert unpacked == [good]
 
 
 def test_a_job_with_code_is_not_started_whatever_role_signed_it(tmp_path):
