@@ -324,7 +324,7 @@ def scores_of_sight(model: ReportGenerator, branch: ComparisonBranch, data: Phan
     for chosen in parts(range(len(changes)), AT_ONCE):
         before, now = ([data.images[2 * i + k] for i in chosen] for k in (0, 1))
         seen, together = compared(model, branch, before, now, torch.full((len(chosen),), 90.0))
-        n, everyone = len(chosen), torch.ones(len(chosen), dtype=torch.bool)
+        n, everyone = len(chosen), torch.ones(len(chosen), len(KNOWN), dtype=torch.bool)
         readings.append(read(seen[n:], together, everyone, 0.0))
         alone.append(read(seen[n:], joint(seen[:n], seen[n:], torch.zeros(n, len(KNOWN), COMPARED)), everyone, 0.0))
     read_levels = torch.cat([r.levels for r in readings])
