@@ -80,7 +80,7 @@ def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
 
     changes = partial(finding_changes, labeler=rules)
     levels = lru_cache(maxsize=CACHED)(partial(_levels, findings=rules.names, label=label, rules=rules))
-    stated = partial(_stated_levels, levels=levels, rules=rules)
+    stated = lru_cache(maxsize=CACHED)(partial(_stated_levels, levels=levels, rules=rules))
     return Labeler(rules.names, label, changes, levels, stated, no_finding=rules.no_finding, rules=rules)
 
 
