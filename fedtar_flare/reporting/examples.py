@@ -125,17 +125,16 @@ def _changes(sample: Sample, texts: Mapping[Visit, str], model: SiteModel) -> tu
             claim, pictures = f"{', '.join(filter(None, read[:2]))}: {read.change}, {read.certainty['change']:.2f}", []
             for name, batch, k in zip(("before", "now"), (before, images), read.slices[::-1], strict=True):
                 if batch is not None and k is not None:
-                    pixels = _pixels(batch.images[0, k].cpu().numpy(), sample.visit.modality == "photograph")
-                    pictures.append(png_address(pixels, KEY_PIXELS))
-                    slices = batch.images.shape[1]
-                    claim += f"; {name}" + (f" slice {k + 1} of {slices}" if slices > 1 else "")
+                    image, colour = batch.images[0].cpu().numpy(), sample.visit.modality == "photograph"
+                    pictures.append(_picture(image, k, colour, KEY_PIXELS))
+                    claim += f"; {name}" + (f" slice {k + 1} of {len(image)}" if len(image) > 1 else "")
             changes.append((claim, tuple(pictures)))
     return tuple(changes)
 
 
-def _pixels(image: np.ndarray, colour: bool) -> np.ndarray:
-    """A slice (3, H, W) as a picture; channel 0 is the lung window."""
-    return image.transpose(1, 2, 0) if colour else image[0]
+def _picture(image: np.ndarray, k: int, colour: bool, side: int) -> str:
+    """Slice k of an image (S, 3, H, W); channel 0 is the lung window."""
+    return png_address(image[k].transpose(1, 2, 0) if colour else image[k, 0], side)
 
 
 def _pictures(image: np.ndarray, colour: bool) -> tuple[tuple[str, ...], str]:
@@ -145,7 +144,7 @@ def _pictures(image: np.ndarray, colour: bool) -> tuple[tuple[str, ...], str]:
     side = math.isqrt(PIXELS // (len(slices) * (3 if colour else 1)))
     numbers = ", ".join(str(k + 1) for k in slices)
     caption = f"slices {numbers} of {count}, from feet to head, lung window" if count > 1 else ""
-    return tuple(png_address(_pixels(image[k], colour), side) for k in slices), caption
+    return tuple(_picture(image, k, colour, side) for k in slices), caption
 
 
 def write_examples(folder: Path, examples: SiteExamples) -> Path:
