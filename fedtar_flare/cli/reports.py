@@ -9,7 +9,7 @@ from typing import Any
 from fedtar_flare.cli.commands import PRESETS, Commands, add_command, add_group, add_repeated, given, grouped, show
 from fedtar_flare.cli.intake import add_login
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import clean, read_text
+from fedtar_flare.core.files import clean, read_lines
 
 
 def add_commands(commands: Commands) -> None:
@@ -145,11 +145,7 @@ def generate(arguments: argparse.Namespace) -> None:
 
 
 def _text_of(path: Path) -> str:
-    try:
-        text = read_text(path).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: the previous report cannot be read as UTF-8 ({error})") from error
-    if not text:
+    if not (text := "\n".join(read_lines(path, "the previous report")).strip()):
         raise ConfigError(f"{path}: the previous report is empty")
     return text
 

@@ -36,11 +36,11 @@ class StateError(FedTARError):
     default_public = "the site's state of this run is missing or unreadable"
 
 
-def private_folder(folder: Path) -> Path:
+def private_folder(folder: Path, mode: int = 0o700) -> Path:
     """Make a folder, and those above it that are missing, for their owner alone; one that is there stays as it is."""
     if not folder.is_dir():
-        private_folder(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        private_folder(folder.parent, mode)
+        folder.mkdir(mode, exist_ok=True)
     return folder
 
 
@@ -101,7 +101,7 @@ def replacing(path: Path, mode: int = PRIVATE) -> Iterator[Path]:
 
     After an exception nothing is left behind and an earlier file stays as it was.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent, 0o777 if mode & 0o077 else 0o700)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
     try:

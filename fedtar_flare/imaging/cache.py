@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from fedtar_flare.core.errors import DISK_FULL, DISK_FULL_ERRNOS, DataError
-from fedtar_flare.core.files import PRIVATE, private_folder, write_bytes, write_text
+from fedtar_flare.core.files import PRIVATE, write_bytes, write_text
 
 PREPARATION_VERSION = 4  # raised whenever the same files and settings give other numbers than before
 Identity = list[tuple[str, int, int]]  # path, size and time of change of every file of a study
@@ -149,7 +149,6 @@ def _write(file: Path, **arrays: np.ndarray) -> None:
 def _writing(entry: Path) -> Iterator[None]:
     """Make an entry's folder, and turn errors of the disk into refusals that are not the study's fault."""
     try:
-        private_folder(entry.parent)  # pictures of patients: for this user alone
         yield
     except OSError as error:
         full = error.errno in DISK_FULL_ERRNOS

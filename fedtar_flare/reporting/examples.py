@@ -15,7 +15,7 @@ from markupsafe import Markup
 from pydantic import TypeAdapter
 
 from fedtar_flare.core.errors import FedTARError
-from fedtar_flare.core.files import PRIVATE, private_folder, write_json, write_text
+from fedtar_flare.core.files import PRIVATE, write_json, write_text
 from fedtar_flare.data.cohort import Modality
 from fedtar_flare.imaging.thumbnails import png_address
 from fedtar_flare.learning.labels import labeler
@@ -149,7 +149,6 @@ def _pictures(image: np.ndarray, colour: bool) -> tuple[tuple[str, ...], str]:
 
 def write_examples(folder: Path, examples: SiteExamples) -> Path:
     """Write examples and their page, for their owner only."""
-    private_folder(folder)
     write_json(folder / EXAMPLES_FILE, asdict(examples), PRIVATE)
     return write_text(folder / EXAMPLES_PAGE, examples_page(examples), PRIVATE)
 

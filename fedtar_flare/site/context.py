@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
-from fedtar_flare.core.files import PRIVATE, private_folder, read_json, write_json
+from fedtar_flare.core.files import PRIVATE, read_json, write_json
 from fedtar_flare.site.policy import GUARD, PRIVACY, RESULT_FILTERS
 
 if TYPE_CHECKING:
@@ -195,7 +195,6 @@ def participation(records: Path) -> Participation:
 
 def decide(records: Path, status: Participation) -> Path:
     """Write the site's decision atomically."""
-    private_folder(records)
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return write_json(records / "participation.json", {"status": status.value, "since": since}, PRIVATE)
 

@@ -6,7 +6,6 @@ its own JSON inside, renamed into place: a killed process leaves the old version
 
 import hashlib
 import logging
-import os
 import re
 import shutil
 from bisect import bisect_right
@@ -19,16 +18,7 @@ from typing import Any
 import torch
 
 from fedtar_flare.core.errors import DISK_FULL, ConfigError, DataError, ExchangeError
-from fedtar_flare.core.files import (
-    PRIVATE,
-    StateError,
-    locked,
-    private_folder,
-    read_json,
-    read_tensors,
-    write_json,
-    write_tensors,
-)
+from fedtar_flare.core.files import PRIVATE, StateError, locked, read_json, read_tensors, write_json, write_tensors
 from fedtar_flare.data.cells import extends
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import RUN_ID, TaskHeader, version
@@ -102,8 +92,8 @@ class SiteState:
 
     def write(self, name: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
         """Write ``<name>.safetensors`` atomically."""
-        private_folder(self.folder)
-        size, free = sum(map(attrgetter("nbytes"), tensors.values())) + RESERVE, shutil.disk_usage(self.folder).free
+        disk = next(folder for folder in (self.folder, *self.folder.absolute().parents) if folder.is_dir())
+        size, free = sum(map(attrgetter("nbytes"), tensors.values())) + RESERVE, shutil.disk_usage(disk).free
         if free < size:
             raise DataError(
                 f"{self.folder}: {free / 1e6:.0f} MB are free; {size / 1e6:.0f} MB are needed (state, and "
@@ -111,7 +101,6 @@ class SiteState:
                 reason="disk-full",
                 public=DISK_FULL,
             )
-        os.chmod(self.folder, 0o700)  # noqa: PTH101 - that of a backup may be wide
         write_tensors(self.folder / f"{name}.safetensors", tensors, info)
 
     def read(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
