@@ -10,7 +10,7 @@ image of before. With z = 0 this is the baseline, two independent readings. A re
 the level.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import log
 from typing import NamedTuple
 
@@ -36,6 +36,8 @@ EXCLUDED = -1e4
 """Log-probability of a level that a report excludes: finite, so that gradients are, too."""
 UNTRAINED = 0.4
 """Probability of a finding that a head was never taught: under a half, so that it is not claimed."""
+TEMPERATURES = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
+"""Temperatures that a calibration chooses among."""
 FIXED_RMS = 1.5
 """Root mean square of a fixed prompt, about that of the shipped ones."""
 CHANGE_RMS = 0.6
@@ -163,7 +165,38 @@ def levels_given(levels: Tensor, seen: Tensor | None) -> Tensor:
     return torch.where((levels == UNKNOWN)[..., None], seen, given)
 
 
-def read(now: Tensor, together: Tensor | None, compared: Tensor | None, certain: float) -> Reading:
+def change_chances(together: Tensor, there: Tensor, temperature: float = 1.0) -> Tensor:
+    """Probabilities (B, D, 6) of the changes where a finding is there (B, D) or is not, at a temperature."""
+    chances = together.exp().sum(-3)  # (B, D, 4, 6), now and change
+    given = torch.where(there[..., None], chances[..., 1:, :].sum(-2), chances[..., 0, :]).clamp(min=1e-12)
+    return (given.log() / temperature).softmax(-1)
+
+
+def calibrated(chances: Sequence[Callable[[float], Tensor]], changes: Sequence[Tensor]) -> float:
+    """Temperature under which the changes (B, D) that reports state are likeliest (Guo et al., ICML 2017).
+
+    Parameters
+    ----------
+    chances : sequence of callable
+        Each gives the probabilities (B, D, 6) of a batch at a temperature.
+    changes : sequence of Tensor
+        The batches' changes; those that are not among the six are left out, and :data:`NONE` too.
+    """
+
+    def loss(temperature: float) -> float:
+        total = 0.0
+        for of, true in zip(chances, changes, strict=True):
+            stated = (true > NONE) & (true < COMPARED)
+            likely = of(temperature).gather(-1, true.clamp(0, COMPARED - 1)[..., None])[..., 0]
+            total -= float(likely.clamp(min=1e-6).log()[stated].sum())
+        return total
+
+    return min(TEMPERATURES, key=lambda temperature: (loss(temperature), abs(log(temperature))))
+
+
+def read(
+    now: Tensor, together: Tensor | None, compared: Tensor | None, certain: float, temperature: float = 1.0
+) -> Reading:
     """Read levels and changes off the probabilities.
 
     Parameters
@@ -176,6 +209,8 @@ def read(now: Tensor, together: Tensor | None, compared: Tensor | None, certain:
         (B, D), of which findings that visit is shown.
     certain : float
         Probability under which a change is :data:`UNCERTAIN`.
+    temperature : float
+        Of the probabilities of the changes.
     """
     levels = now.exp()
     shown = torch.zeros(now.shape[:2], dtype=torch.bool, device=now.device) if compared is None else compared
@@ -186,9 +221,7 @@ def read(now: Tensor, together: Tensor | None, compared: Tensor | None, certain:
     degree, best = levels[..., 1:].max(-1)
     changes, certainty = torch.zeros_like(best), torch.ones_like(presence)
     if together is not None:
-        chances = together.exp().sum(-3)  # (B, D, 4, 6), now and change
-        given = torch.where(there[..., None], chances[..., 1:, :].sum(-2), chances[..., 0, :])
-        certainty, changes = (given / given.sum(-1, keepdim=True).clamp(min=1e-12)).max(-1)
+        certainty, changes = change_chances(together, there, temperature).max(-1)
         changes = torch.where(certainty < certain, UNCERTAIN, changes) * shown
         certainty = torch.where(shown, certainty, 1.0)
     return Reading(torch.where(there, best + 1, 0), changes, presence, degree / presence.clamp(min=1e-12), certainty)
@@ -255,6 +288,7 @@ class ComparisonBranch(nn.Module):
     ):
         super().__init__()
         self.reader, self.position, self.certain = reader, position, certain
+        self.temperature = 1.0
         generator = torch.Generator().manual_seed(seed)
         findings, width = len(reader.findings), words.shape[1]
         self.head = ComparisonHead(findings, channels, generator)
@@ -269,7 +303,7 @@ class ComparisonBranch(nn.Module):
     def read(self, seen: Encoded) -> Reading:
         """Read the findings of visits, compared with the visits before as far as these are shown."""
         now, together, shown = self.likelihoods(seen)
-        return read(now, together, shown, self.certain)
+        return read(now, together, shown, self.certain, self.temperature)
 
     def key_slices(self, seen: Encoded) -> tuple[Tensor, Tensor]:
         """The slices (B, D) that each finding's query attends to most, now and before; UNKNOWN without an image."""

@@ -7,8 +7,9 @@ row's mean over the sites that contribute to it (federated learning with partial
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,7 +21,15 @@ from fedtar_flare.core.files import without_prefix
 from fedtar_flare.core.settings import Settings, matches
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.data.minimum_cell import enough
-from fedtar_flare.learning.comparison import NONE, ComparisonBranch, change_losses, level_losses, stated_changes
+from fedtar_flare.learning.comparison import (
+    NONE,
+    ComparisonBranch,
+    calibrated,
+    change_chances,
+    change_losses,
+    level_losses,
+    stated_changes,
+)
 from fedtar_flare.learning.labels import LabelerName, labeler
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import Encoded, ReportGenerator
@@ -181,6 +190,18 @@ class SiteDiagnosis:
         if together is None or shown is None:
             return losses
         return losses + change_losses(together, self.changes(samples)) * shown.any(1)
+
+    @torch.no_grad()
+    def calibrate(self, seen: Iterable[tuple[Sequence[Sample], Encoded]]) -> None:
+        """Set the temperature of the changes by visits that were not trained on, compared with those before."""
+        chances, changes = [], []
+        for samples, encoded in seen:
+            _, together, shown = self._branch.likelihoods(encoded)
+            if together is not None and shown is not None:
+                there = together.exp().sum((-3, -1))[..., 0] < 0.5
+                chances.append(partial(change_chances, together, there))
+                changes.append(torch.where(shown, self.changes(samples), NONE))
+        self._branch.temperature = calibrated(chances, changes)
 
     @contextmanager
     def with_initial_head(self) -> Iterator[None]:

@@ -17,18 +17,21 @@ from fedtar_flare.data.cohort import Sample
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import TrainingConfig
 from fedtar_flare.learning.diagnosis import extend
+from fedtar_flare.learning.evaluation import Evaluated
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig, SiteDiagnosis, load_head
-from fedtar_flare.learning.training import Trained, adamw, load_optimizer_state, optimizer_state
+from fedtar_flare.learning.site_model import EVALUATION_BATCH
+from fedtar_flare.learning.training import Trained, adamw, load_optimizer_state, optimizer_state, parts
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.demographics import DemographicMixture
 from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.models.adapters.lora import swapped_weights
-from fedtar_flare.models.report_generator import ReportGenerator
+from fedtar_flare.models.report_generator import Encoded, ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
 
 _PREFIX = "patient/"
 _LOCAL = "local/"
+_TEMPERATURE = "calibration/temperature"
 
 
 class PatientLearner(ReportLearner):
@@ -147,6 +150,18 @@ class PatientLearner(ReportLearner):
         samples = self.cohort.samples("train", steps, self.min_cell)
         return replace(trained, update=self.findings.mask_rare_findings(trained.update, samples, self.min_cell))
 
+    def evaluate(self, min_cell: int, *args: Any, **kwargs: Any) -> Evaluated:
+        """What is told of changes is calibrated on the validation patients first."""
+        samples = self.cohort.samples("validation", least=self.min_cell)
+        if self.findings is not None and self.cohort.timeline.prior_kinds:
+            batches = (self._encoded(part) for part in parts(samples, EVALUATION_BATCH))
+            self.findings.calibrate(batches)
+        return super().evaluate(min_cell, *args, **kwargs)
+
+    @torch.no_grad()
+    def _encoded(self, samples: Sequence[Sample]) -> tuple[Sequence[Sample], Encoded]:
+        return samples, self.encoded(samples, self.images(samples))
+
     def personal_parameters(self) -> Sequence[nn.Parameter]:
         return tuple(self._personal.values())
 
@@ -157,6 +172,8 @@ class PatientLearner(ReportLearner):
         state |= {f"{_LOCAL}{name}": value for name, value in (self.local or {}).items()}
         if self._site_head is not None:
             state |= self._site_head.state()
+        if self.findings is not None:
+            state[_TEMPERATURE] = torch.tensor(self.generator.diagnosis.temperature)
         return state | optimizer_state(self.personal_optimizer, self._personal)
 
     def load_private(self, state: Mapping[str, Tensor]) -> None:
@@ -171,6 +188,7 @@ class PatientLearner(ReportLearner):
         self.local = without_prefix(state, _LOCAL) or None
         if self.generator.diagnosis is not None:
             load_head(self.generator, state)
+            self.generator.diagnosis.temperature = float(state.get(_TEMPERATURE, 1.0))
 
     def _with_new_steps(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The state with an untrained e_t, 0, for each time step that was added to the run since."""
