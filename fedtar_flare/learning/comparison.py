@@ -73,7 +73,7 @@ class Reading(NamedTuple):
     """What was read of B visits and D findings: levels (B, D), and changes (B, D) where a visit before is shown.
 
     ``presence``, ``degree`` and ``certainty`` are the probabilities, (B, D), of what was read: that the finding is
-    there, of its degree if it is, and of its change.
+    present, of its degree if it is, and of its change.
     """
 
     levels: Tensor
@@ -165,10 +165,10 @@ def levels_given(levels: Tensor, seen: Tensor | None) -> Tensor:
     return torch.where((levels == UNKNOWN)[..., None], seen, given)
 
 
-def change_chances(together: Tensor, there: Tensor, temperature: float = 1.0) -> Tensor:
-    """Probabilities (B, D, 6) of the changes where a finding is there (B, D) or is not, at a temperature."""
+def change_chances(together: Tensor, present: Tensor, temperature: float = 1.0) -> Tensor:
+    """Probabilities (B, D, 6) of the changes where a finding is present (B, D) or absent, at a temperature."""
     chances = together.exp().sum(-3)  # (B, D, 4, 6), now and change
-    given = torch.where(there[..., None], chances[..., 1:, :].sum(-2), chances[..., 0, :]).clamp(min=1e-12)
+    given = torch.where(present[..., None], chances[..., 1:, :].sum(-2), chances[..., 0, :]).clamp(min=1e-12)
     return (given.log() / temperature).softmax(-1)
 
 
@@ -217,14 +217,14 @@ def read(
     if together is not None:
         levels = torch.where(shown[..., None], together.exp().sum((-3, -1)), levels)
     presence = 1 - levels[..., 0]
-    there = presence > 0.5
+    present = presence > 0.5
     degree, best = levels[..., 1:].max(-1)
     changes, certainty = torch.zeros_like(best), torch.ones_like(presence)
     if together is not None:
-        certainty, changes = change_chances(together, there, temperature).max(-1)
+        certainty, changes = change_chances(together, present, temperature).max(-1)
         changes = torch.where(certainty < certain, UNCERTAIN, changes) * shown
         certainty = torch.where(shown, certainty, 1.0)
-    return Reading(torch.where(there, best + 1, 0), changes, presence, degree / presence.clamp(min=1e-12), certainty)
+    return Reading(torch.where(present, best + 1, 0), changes, presence, degree / presence.clamp(min=1e-12), certainty)
 
 
 def stated_changes(text: str, levels: Sequence[int], before: Sequence[int] | None, reader: Labeler) -> list[int]:

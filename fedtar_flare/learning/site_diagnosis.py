@@ -198,8 +198,8 @@ class SiteDiagnosis:
         for samples, encoded in seen:
             _, together, shown = self._branch.likelihoods(encoded)
             if together is not None and shown is not None:
-                there = together.exp().sum((-3, -1))[..., 0] < 0.5
-                chances.append(partial(change_chances, together, there))
+                present = together.exp().sum((-3, -1))[..., 0] < 0.5
+                chances.append(partial(change_chances, together, present))
                 changes.append(torch.where(shown, self.changes(samples), NONE))
         self._branch.temperature = calibrated(chances, changes)
 

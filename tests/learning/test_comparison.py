@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning import comparison
-from fedtar_flare.learning.comparison import CHANGES, UNKNOWN, ComparisonHead, joint, levels_given, read, stated_changes
+from fedtar_flare.learning.comparison import (
+    CHANGES,
+    UNKNOWN,
+    ComparisonHead,
+    calibrated,
+    joint,
+    levels_given,
+    read,
+    stated_changes,
+)
 from fedtar_flare.learning.diagnosis import AttentionHead, extend
 from fedtar_flare.learning.inputs import show_reports
 from fedtar_flare.learning.labels import LEVELS, PRESENT, labeler
@@ -321,3 +330,16 @@ def test_prompts_of_training_are_those_of_a_draft_whose_head_reads_what_the_repo
     drafted = learner.generator.prompts(learner.encoded(samples, images))
     torch.testing.assert_close(drafted, learner.findings.prompts(samples))
     assert learner.findings.changes(samples).clamp(min=0).any()
+
+
+@pytest.mark.parametrize(("sharpened", "temperature"), [(0.5, 0.5), (1.0, 1.0), (2.0, 2.0)])
+def test_a_temperature_undoes_what_makes_chances_too_sharp_or_too_dull(sharpened, temperature):
+    """Changes are drawn from chances; the head's are these to a power."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(4000, 1, COMPARED, generator=generator)
+    logits[..., NONE] = -torch.inf
+    true = torch.multinomial(logits.softmax(-1)[:, 0], 1, generator=generator)
+    chances = [lambda t: (sharpened * logits / t).softmax(-1)]
+    assert calibrated(chances, [true]) == temperature
+    unread = torch.full_like(true, UNKNOWN)
+    assert calibrated(chances, [unread]) == 1.0, "nothing to learn from"
