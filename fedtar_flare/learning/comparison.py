@@ -283,6 +283,8 @@ class ComparisonBranch(nn.Module):
     the same for every finding. In the position ``text`` a prompt is both numbers, to be put in words.
     """
 
+    compares = True
+
     def __init__(
         self, reader: Labeler, channels: int, words: Tensor, seed: int, position: PromptPosition, certain: float
     ):

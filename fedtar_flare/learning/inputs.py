@@ -1,6 +1,6 @@
 """What the model reads of a batch: changed images, the visits before, and what the encoder's frozen stages give."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -60,8 +60,12 @@ def prior_batch(
     texts: Mapping[Visit, str] | None = None,
     training_seed: str | None = None,
     transforms: Sequence[Spec] = (),
+    read: Callable[[Sequence[Sample]], Sequence[Prepared]] = images_of,
 ) -> PriorBatch | None:
-    """What each sample shows of the visit before, by its ``kinds``; ``texts`` replace the references of before."""
+    """What each sample shows of the visit before, by its ``kinds``; ``texts`` replace the references of before.
+
+    ``read`` gives the prepared images of samples.
+    """
     if not any(kinds):
         return None
     images: list[Sample | None] = []
@@ -76,7 +80,7 @@ def prior_batch(
         reports.append(report)
     batch = PriorBatch(torch.tensor([sample.days_since_prior or 0.0 for sample in samples]))
     if with_image := [image for image in images if image is not None]:
-        prepared = images_of(with_image)
+        prepared = read(with_image)
         if training_seed is not None and transforms:
             prepared = augmented(prepared, with_image, training_seed, transforms)
         # a row without an image is empty and masked

@@ -263,7 +263,13 @@ class SiteModel:
         kinds = shown_kinds(samples, self.cohort.timeline.prior_kinds, chance, training_seed or "")
         changes = self.random_transforms()
         batch = prior_batch(
-            samples, kinds, self.tokenizer, texts=texts, training_seed=training_seed, transforms=changes
+            samples,
+            kinds,
+            self.tokenizer,
+            texts=texts,
+            training_seed=training_seed,
+            transforms=changes,
+            read=self.prepared,
         )
         if batch is not None and skipped < self.cohort.timeline.priors:
             before = [sample.before or replace(sample, prior=None) for sample in samples]

@@ -125,11 +125,12 @@ class ReportGenerator(nn.Module):
     def memory(self, batch: ImageBatch, seen: Encoded) -> tuple[Tensor, Tensor]:
         """Encode what the decoder attends to, (B, M, E) with its mask (B, M): the present image, then the visit before.
 
-        The latter, scaled to the present features' size, has no gradient, so that a training step stays cheap.
+        The latter, scaled to the present features' size, has no gradient, so that a training step stays cheap. It is
+        left out where a prompter compares the visits: its prompts say what became of what was there.
         """
         memory, mask = self.encode(batch, seen.tokens)
         prior = seen.prior
-        if prior is None:
+        if prior is None or getattr(self.diagnosis, "compares", False):
             return memory, mask
         memories, masks = [memory], [mask]
         squares = memory.detach().float().square().mean(-1) * mask
