@@ -57,13 +57,16 @@ def open_regular(path: Path) -> BinaryIO:
     A pipe keeps its reader waiting, and a device may never end.
     """
     try:
-        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except ValueError as error:
         raise OSError(errno.EINVAL, f"no name that a file can have: {error}", str(path)) from error
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "no regular file but a pipe or a device: put a copy there", str(path))
-    return file
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(kind):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "no regular file but a pipe or a device: put a copy there", str(path))
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
