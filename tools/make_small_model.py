@@ -82,11 +82,18 @@ ALONE, PROMPTED, ASTRAY, TEXT_BATCH = 6, 5, 5, 8
 prompts beside another's, and texts without any."""
 WRITER_RATES, WRITER_STEPS = (5e-4, 5e-3), 1500
 """Learning rates of the decoder with its projection, and of the prompts."""
+STYLED = 0.3
+"""Share of reports in a style of their own; the others are in the generic one."""
 VAGUE = 0.25
 """Share of prompts that do not say the degree."""
 PRESENCE_BATCH, PRESENCE_STEPS, PRESENCE_RATE = 32, 2000, 3e-3
 BACKWARDS = torch.tensor([NONE, RESOLVED, DECREASED, INCREASED, UNCHANGED, NEW])
 """Change of a course that is read backwards."""
+
+
+def styled(reports: tuple[str, str], draw: random.Random) -> str:
+    """The generic report, or one in a style of its own."""
+    return reports[draw.random() < STYLED]
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ class Phantoms:
 
     def report(self, number: int, draw: random.Random) -> str:
         """A report with the changes since the visit before, in one of its styles."""
-        return draw.choice(self.compared[number] or self.reports[number])
+        return styled(self.compared[number] or self.reports[number], draw)
 
 
 def phantoms(n: int, seed: int, size: InputSize, say: Callable[[str], None], names: Any = KNOWN_FINDINGS) -> Phantoms:
@@ -260,7 +267,7 @@ def fit_writer(
     def losses() -> Iterator[Tensor]:
         for _ in range(steps):
             numbers = draw.choices(everyone, k=ALONE)
-            loss = loss_of(numbers, [draw.choice(data.reports[i]) for i in numbers]) * ALONE
+            loss = loss_of(numbers, [styled(data.reports[i], draw) for i in numbers]) * ALONE
             own = draw.choices(everyone, k=PROMPTED)
             targets = [prompted(i) for i in own]
             for _ in range(ASTRAY):
