@@ -1,6 +1,6 @@
 """Slices that contradict each other, copies, and series side by side: what is read, noted or refused."""
 
-from pathlib import Path
+from pathlib import os
 
 import broken as mk
 import nibabel
@@ -290,14 +290,14 @@ def test_soft_unknown_and_sharp_kernels():
 def test_a_slice_that_may_not_be_read(tmp_path, monkeypatch):
     """Not remembered: a permission changes nothing by which a file is known again."""
     write_series(tmp_path)
-    locked, opened = tmp_path / name_of(11), Path.open
+    locked, opened = tmp_path / name_of(11), os.open
 
-    def open_(self, *args, **options):
-        if self == locked:
+    def open_(path, *args, **options):
+        if path == locked:
             raise PermissionError(13, "Permission denied")
-        return opened(self, *args, **options)
+        return opened(path, *args, **options)
 
-    monkeypatch.setattr(Path, "open", open_)
+    monkeypatch.setattr(os, "open", open_)
     with refused("no-permission", name_of(11)):
         read_ct(tmp_path)
     assert "no-permission" in NOT_REMEMBERED

@@ -29,7 +29,8 @@ def hospital(tmp_path, home, monkeypatch):
 
 def ask(site, task, r, weights=None, **more):
     """A task of round r of a run of one time step."""
-    first = {"initial_site": site.name, "after": version(0, 0)} if task == HANDSHAKE else {"after": version(r, 0)}
+    first = {"initial_site": site.name, "after": version(0, 0)} if task == HANDSHAKE else {}
+    first = first or {"after": version(r, int(task == CLOSE_ROUND))}
     header = TaskHeader(site.method, "run", r, min(r, 1), ROUNDS, 1, **(first | more))
     return site.run(task, header, weights)
 
@@ -64,6 +65,8 @@ def test_an_adapter_that_outweighs_the_model_is_refused_before_anything_is_done_
     _, w = ask(site, HANDSHAKE, 0)
     loud = {name: value + 100 for name, value in w.items()}
     more = {"initial_site": ""} if task == HANDSHAKE else {}
+    if task == CLOSE_ROUND:
+        ask(site, TRAIN, 1, w)
     reply, update = ask(site, task, int(task != HANDSHAKE), loud, **more)
     assert (reply.status, update) == ("error", None) and "max_adapter_norm" in reply.reason
     assert ask(site, task, int(task != HANDSHAKE), w, **more)[0].status != "error"
