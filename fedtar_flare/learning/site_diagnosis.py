@@ -73,7 +73,7 @@ class DiagnosisConfig(Settings):
         ge=0,
         le=1,
         description="probability under which a change since the visit before, where one is shown (data.prior), is not "
-        "claimed: the report then says that it is not certain",
+        "told; a draft that claims one all the same says instead that its course is not certain (complete)",
     )
     candidates: int = Field(
         1,
