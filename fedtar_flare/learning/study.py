@@ -58,7 +58,10 @@ def visit_of(study: Study) -> Visit:
 
 
 def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> Study:
-    """Describe a study on disk; fields of :class:`Study` that are not given are taken from DICOM headers."""
+    """Describe a study on disk; fields of :class:`Study` that are not given are taken from DICOM headers.
+
+    DataError for a file that is not there or cannot be read, and for a previous study of another patient.
+    """
     given = {name: value for name, value in patient.items() if value is not None}
     before: Path | None = given.get("prior_image")
     for path in (image, before):
@@ -75,8 +78,12 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
         modality = modality or ("radiograph" if first(header, "Modality") in ("CR", "DX") else "ct")
     if modality is None:
         modality = "radiograph" if image.suffix.lower() in PICTURES else "ct"
+    earlier = None if before is None else next(headers(before), None)
+    both = [study for study in (earlier, header) if study is not None]
+    if len({text_of(study, "PatientID") for study in both} - {""}) > 1:
+        text = f"{before} and {image} are of two patients, by their PatientID: show the patient's own previous study"
+        raise DataError(text, reason="mixed-patients")
     if before is not None and "prior_days" not in given:
-        both = [study for study in (next(headers(before), None), header) if study is not None]
         dates = [_if_readable(moment_of, first(study, "StudyDate"), first(study, "StudyTime")) for study in both]
         if len(dates) == 2 and None not in dates:
             given["prior_days"] = (dates[1] - dates[0]).total_seconds() / 86_400

@@ -128,11 +128,14 @@ def test_generate_takes_the_visit_before_and_accepts_its_absence(runs, tmp_path)
         ("report+image", "--prior-report REPORT --prior-days 0", "must be above 0"),
         ("report+image", "--prior-days 3", "goes with --prior-image"),
         ("report+image", "--prior-image gone", "is not there"),
+        ("report+image", "--prior-image OTHER", "are of two patients"),
         ("report+image", "--prior-report gone", "cannot be read"),
     ],
 )
 def test_generate_refuses_what_cannot_be_right(runs, tmp_path, prior, options, words):
     adapters, sample = runs
-    names = {"IMAGE": sample.prior.image, "REPORT": write_text(tmp_path / "before.txt", "Clear.")}
+    own = sample.prior.image
+    other = next(of for of in own.parents[2].glob(f"*/*/{own.name}") if of.parents[1] != own.parents[1])
+    names = {"IMAGE": own, "OTHER": other, "REPORT": write_text(tmp_path / "before.txt", "Clear.")}
     draft, err = drafted(adapters[prior], sample.visit.image, *(names.get(word, word) for word in options.split()))
     assert draft is None and words in err and "Traceback" not in err
