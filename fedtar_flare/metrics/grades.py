@@ -100,13 +100,7 @@ class FindingChange(NamedTuple):
 @lru_cache(maxsize=4096)
 def finding_changes(text: str, labeler: RuleLabeler) -> frozenset[FindingChange]:
     """Read the changes of findings since the visit before; of findings that are denied or doubted none but the end."""
-    changes = set()
-    for words in sentences(text):
-        if mentions := labeler.mentions(words):
-            for mention, direction in zip(mentions, directions(words, mentions, labeler), strict=True):
-                if direction and (mention.label == "positive" or direction == "resolved"):
-                    changes.add(FindingChange(mention.name, direction))
-    return frozenset(changes)
+    return frozenset(FindingChange(s.finding, change) for s in statements(text, labeler) for change in s.change)
 
 
 def directions(words: Sequence[str], mentions: Sequence[Mention], labeler: RuleLabeler) -> list[Direction | None]:
@@ -136,7 +130,8 @@ def claims(visits: Iterable[tuple[str, float, str]], labeler: RuleLabeler) -> li
     """Claims of change in ``visits`` (patient, time, report): the patient, and whether the report before contradicts.
 
     A finding that is unchanged, increased, decreased or resolved contradicts a report that denies or does not mention
-    it; a new one contradicts a report that states it. A doubtful mention contradicts nothing.
+    it; a new one contradicts a report that states it. Two sides of a finding are two findings, where both texts name
+    them. A doubtful mention contradicts nothing.
     """
     by_patient: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for patient, time, text in visits:
@@ -144,10 +139,12 @@ def claims(visits: Iterable[tuple[str, float, str]], labeler: RuleLabeler) -> li
     verdicts = []
     for patient, reports in by_patient.items():
         for (_, before), (_, text) in pairwise(sorted(reports, key=itemgetter(0))):
-            labels = labeler(before)
-            for finding, direction in finding_changes(text, labeler):
-                contrary = ("positive",) if direction == "new" else ("negative", "blank")
-                verdicts.append((patient, labels[finding] in contrary))
+            labels, earlier = labeler(before), _by_finding(before, labeler)
+            claimed = [(s.finding, s.side, change) for s in statements(text, labeler) for change in s.change]
+            for finding, side, change in dict.fromkeys(claimed):
+                stated = any(not (side and s.side) or side & s.side for s in earlier[finding])
+                contrary = stated if change == "new" else not stated and labels[finding] != "uncertain"
+                verdicts.append((patient, contrary))
     return verdicts
 
 
