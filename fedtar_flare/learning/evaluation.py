@@ -14,7 +14,7 @@ from fedtar_flare.data.cohort import Sample
 from fedtar_flare.data.minimum_cell import enough, full_cells, round_share, round_to_cell
 from fedtar_flare.learning.labels import labeler_of
 from fedtar_flare.metrics.agreement import finding_counts
-from fedtar_flare.metrics.grades import claims, marks
+from fedtar_flare.metrics.grades import contrary_claims, marks
 from fedtar_flare.metrics.labeler import RuleLabeler, rules_for
 from fedtar_flare.metrics.language import bleu_of_sums, identical_share, report_statistics
 from fedtar_flare.metrics.registry import scores_of
@@ -174,11 +174,11 @@ def report_rows(
 
 
 def _claims(samples: Sequence[Sample], drafts: Sequence[str], rules: RuleLabeler) -> list[list[int]]:
-    """Of each draft how many claims of change the patient's draft before contradicts, and how many it makes."""
+    """Of each draft how many claims of change the patient's report before contradicts, and how many it makes."""
     visits, counts = [sample.visit for sample in samples], [[0, 0] for _ in drafts]
     for before, i in pairwise(sorted(range(len(drafts)), key=lambda i: (visits[i].patient_id, visits[i].acquired))):
         if visits[before].patient_id == visits[i].patient_id:
-            verdicts = [contrary for _, contrary in claims([("", 0, drafts[before]), ("", 1, drafts[i])], rules)]
+            verdicts = contrary_claims(drafts[i], visits[before].report, rules)
             counts[i] = [sum(verdicts), len(verdicts)]
     return counts
 

@@ -126,25 +126,32 @@ def _book(labeler: RuleLabeler) -> Phrasebook[Direction | None]:
     return Phrasebook([*labeler.changes.items(), *known, *((p, None) for p in phrases("changes")["none"])])
 
 
-def claims(visits: Iterable[tuple[str, float, str]], labeler: RuleLabeler) -> list[tuple[str, bool]]:
-    """Claims of change in ``visits`` (patient, time, report): the patient, and whether the report before contradicts.
+def claims(visits: Iterable[tuple[str, float, str, str]], labeler: RuleLabeler) -> list[tuple[str, bool]]:
+    """Claims of change in the drafts of ``visits`` (patient, time, reference, draft): the patient, and whether the
+    reference of the visit before, which its reader has at hand, contradicts.
+    """
+    by_patient: dict[str, list[tuple[float, str, str]]] = defaultdict(list)
+    for patient, time, reference, draft in visits:
+        by_patient[patient].append((time, reference, draft))
+    verdicts = []
+    for patient, reports in by_patient.items():
+        for (_, before, _), (_, _, draft) in pairwise(sorted(reports, key=itemgetter(0))):
+            verdicts += [(patient, contrary) for contrary in contrary_claims(draft, before, labeler)]
+    return verdicts
+
+
+def contrary_claims(text: str, before: str, labeler: RuleLabeler) -> list[bool]:
+    """Whether the report ``before`` contradicts each claim of change in a text.
 
     A finding that is unchanged, increased, decreased or resolved contradicts a report that denies or does not mention
     it; a new one contradicts a report that states it. Two sides of a finding are two findings, where both texts name
     them. A doubtful mention contradicts nothing.
     """
-    by_patient: dict[str, list[tuple[float, str]]] = defaultdict(list)
-    for patient, time, text in visits:
-        by_patient[patient].append((time, text))
-    verdicts = []
-    for patient, reports in by_patient.items():
-        for (_, before), (_, text) in pairwise(sorted(reports, key=itemgetter(0))):
-            labels, earlier = labeler(before), _by_finding(before, labeler)
-            claimed = [(s.finding, s.side, change) for s in statements(text, labeler) for change in s.change]
-            for finding, side, change in dict.fromkeys(claimed):
-                stated = any(not (side and s.side) or side & s.side for s in earlier[finding])
-                contrary = stated if change == "new" else not stated and labels[finding] != "uncertain"
-                verdicts.append((patient, contrary))
+    labels, earlier, verdicts = labeler(before), _by_finding(before, labeler), []
+    claimed = [(s.finding, s.side, change) for s in statements(text, labeler) for change in s.change]
+    for finding, side, change in dict.fromkeys(claimed):
+        stated = any(not (side and s.side) or side & s.side for s in earlier[finding])
+        verdicts.append(stated if change == "new" else not stated and labels[finding] != "uncertain")
     return verdicts
 
 

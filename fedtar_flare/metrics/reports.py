@@ -122,13 +122,13 @@ class Reports:
 
     @cached_property
     def claims(self) -> list[tuple[str, bool]]:
-        """Claims of change in drafts that follow a draft of the same patient (:func:`.grades.claims`)."""
-        return claims(zip(self.patients, self.times, self.drafts, strict=True), self.reader)
+        """Claims of change in drafts of patients' later visits (:func:`.grades.claims`)."""
+        return claims(zip(self.patients, self.times, self.references, self.drafts, strict=True), self.reader)
 
     @cached_property
     def reference_claims(self) -> list[tuple[str, bool]]:
         """The same of the references. Real reports leave things out, so some of their claims are contradicted too."""
-        return claims(zip(self.patients, self.times, self.references, strict=True), self.reader)
+        return claims(zip(self.patients, self.times, self.references, self.references, strict=True), self.reader)
 
 
 def contradicted(claims: Sequence[tuple[str, bool]]) -> float | None:

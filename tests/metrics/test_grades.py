@@ -122,7 +122,7 @@ def test_which_finding_changed(line):
 
 
 def reports_of(*texts, patient="p"):
-    return [(patient, i, text) for i, text in enumerate(texts)]
+    return [(patient, i, text, text) for i, text in enumerate(texts)]
 
 
 @pytest.mark.parametrize("line", data("contradictions.txt")[1:])

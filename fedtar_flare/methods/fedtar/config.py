@@ -37,6 +37,13 @@ class PatientConfig(Settings):
         description="reports with the patient part are written with the shared adapter as this site last trained it; "
         "the paper's preset has the server's",
     )
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the visits of an update that are trained without their patients' adapters, so that the "
+        "shared adapter writes whole reports by itself too",
+    )
     constant_q: bool = Field(
         False, description="take the same q for every patient: an ablation that shows what telling them apart is worth"
     )

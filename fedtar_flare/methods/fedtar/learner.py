@@ -14,6 +14,7 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import without_prefix
 from fedtar_flare.core.settings import matches
 from fedtar_flare.data.cohort import Sample
+from fedtar_flare.imaging.augment import sample_seed
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import TrainingConfig
 from fedtar_flare.learning.diagnosis import extend
@@ -45,6 +46,7 @@ class PatientLearner(ReportLearner):
     knows_patients = True
     local: Mapping[str, Tensor] | None = None
     """w_{t-1} + Delta_k of the site's last task, trained with the patient part; without a shared head."""
+    _acts: Tensor | None = None
 
     def __init__(
         self,
@@ -98,12 +100,25 @@ class PatientLearner(ReportLearner):
 
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
         """With the reports' findings as prompts; the head's loss adds its gradient, not its value."""
-        if self.findings is None:
-            return super().training_losses(samples, images, seed)
-        with self._reading_once():
-            losses = self.report_losses(samples, images, prompts=self.findings.prompts(samples))
-            head = self.findings.losses(samples, self.encoded(samples, images))
+        with self._dropout(samples, seed):
+            if self.findings is None:
+                return super().training_losses(samples, images, seed)
+            with self._reading_once():
+                losses = self.report_losses(samples, images, prompts=self.findings.prompts(samples))
+                head = self.findings.losses(samples, self.encoded(samples, images))
         return losses + head - head.detach()
+
+    @contextmanager
+    def _dropout(self, samples: Sequence[Sample], seed: str) -> Iterator[None]:
+        """Draw for each visit whether its patient's adapter acts in this update (``patient.dropout``)."""
+        if self.patient is not None and (share := self.patient.config.dropout):
+            ids = [(sample.visit.patient_id, sample.visit.visit_id) for sample in samples]
+            draws = [np.random.default_rng(sample_seed(0, "patient", seed, *visit)).random() for visit in ids]
+            self._acts = torch.tensor(draws) >= share
+        try:
+            yield
+        finally:
+            self._acts = None
 
     @contextmanager
     def context(self, samples: Sequence[Sample], personal: bool) -> Iterator[None]:
@@ -113,7 +128,7 @@ class PatientLearner(ReportLearner):
                 newest = self.newest_step or self.cohort.time_steps  # later ones have no e_t yet
                 steps = torch.tensor(list(map(attrgetter("time_step"), samples))).clamp(max=newest)
                 q = self._mixture.memberships(samples, self.cohort.key)
-                stack.enter_context(self.patient.adapt(q, steps))
+                stack.enter_context(self.patient.adapt(q, steps, self._acts))
                 if self.writes and self.local is not None:
                     stack.enter_context(swapped_weights(self.model, self.local, self.adapter))
             if not personal and self._site_head is not None:

@@ -52,7 +52,8 @@ _SMALL = SMALL | {"data": SMALL["data"] | {"prior": "report+image"}}
 UNSHARED_PRESETS = {"small": _SMALL | {"diagnosis": _DIAGNOSIS}}
 """Presets of a method with the patient part that shares nothing (docs/research/experiments.md)."""
 PATIENT_PRESETS = UNSHARED_PRESETS | {
-    "small": _SMALL | {"diagnosis": _DIAGNOSIS | {"shared": "auto", "epochs": 3.0}, "patient": {"local_adapter": True}}
+    "small": _SMALL
+    | {"diagnosis": _DIAGNOSIS | {"shared": "auto", "epochs": 3.0}, "patient": {"local_adapter": True, "dropout": 0.1}}
 }
 """Presets of every other method with the patient part."""
 # under a softmax with T = 3, a third of each step's mean would enter

@@ -51,6 +51,7 @@ class _Batch:
 
     q: Tensor
     time_step: Tensor
+    acts: Tensor | None = None
     factors: dict[tuple[torch.dtype, bool], list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
 
@@ -124,8 +125,10 @@ class PatientLoRA(nn.Module):
         return phi
 
     @contextmanager
-    def adapt(self, q: Tensor, time_step: Tensor) -> Iterator[None]:
+    def adapt(self, q: Tensor, time_step: Tensor, acts: Tensor | None = None) -> Iterator[None]:
         """Adapt the model to the B samples of one batch while the context is open.
+
+        Samples whose ``acts`` (B,) is 0 have the shared part alone.
 
         The leading dimension of any adapted layer's input must be B * k, with the k rows of a sample adjacent and the
         samples in the batch's order (slices, windows, beams); else the layer's forward raises DataError
@@ -140,7 +143,7 @@ class PatientLoRA(nn.Module):
         weight = self.projection.weight
         if self.config.constant_q:
             q = torch.full_like(q, 1 / self.config.q_length)
-        batch = _Batch(q.to(weight), time_step.to(weight.device, torch.long))
+        batch = _Batch(q.to(weight), time_step.to(weight.device, torch.long), acts if acts is None else acts.to(weight))
         if torch.is_grad_enabled():
             self._factors(batch)  # before any layer, so that a layer computed again finds what it found at first
         before = []
@@ -194,6 +197,7 @@ class PatientLoRA(nn.Module):
                 # when a backward pass comes here, it has used the graph up; a graph must not keep alive what keeps it
                 patients.register_hook(partial(_forget, weakref.ref(batch)))
             a_p, b_p = patients.split(list(map(sum, self._sizes)), 1)
+            b_p = b_p if batch.acts is None else b_p * batch.acts[:, None]
             scale = 0.0  # s of the first active adapter; the others' B are scaled to it
             downs: list[list[Tensor]] = []
             ups: list[list[Tensor]] = []

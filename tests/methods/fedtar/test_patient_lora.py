@@ -111,6 +111,24 @@ def test_the_start_equals_the_shared_model_and_outside_pefts_own_forward_runs(na
     assert not torch.allclose(plain, shared, atol=1e-3)
 
 
+def test_a_patient_whose_adapter_does_not_act_has_the_shared_part_alone():
+    case = gpt2_case()
+    peft_model, patient = adapted(case.model.double().eval(), case.targets)
+    shake(peft_model)
+    shake(patient)
+
+    def rows(*acts):
+        with patient.adapt(*patients(), *acts):
+            return case.outputs(peft_model.get_base_model(), case.inputs).unflatten(0, (BATCH, -1))
+
+    shared = case.outputs(peft_model.get_base_model(), case.inputs).unflatten(0, (BATCH, -1))
+    mixed, personal = rows(torch.tensor([1, 0, 1])), rows()
+    torch.testing.assert_close(mixed[1], shared[1], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(mixed[[0, 2]], personal[[0, 2]], rtol=1e-12, atol=1e-12)
+    none = torch.autograd.grad(rows(torch.zeros(BATCH)).sum(), list(patient.parameters()))
+    assert not any(gradient.any() for gradient in none)
+
+
 def test_beam_search_of_a_batch_equals_one_at_a_time_and_makes_factors_once():
     peft_model, patient = adapted(gpt2_model().double().eval(), GPT2_TARGETS)
     shake(peft_model, 0.3)
