@@ -178,7 +178,7 @@ def _claims(samples: Sequence[Sample], drafts: Sequence[str], rules: RuleLabeler
     visits, counts = [sample.visit for sample in samples], [[0, 0] for _ in drafts]
     for before, i in pairwise(sorted(range(len(drafts)), key=lambda i: (visits[i].patient_id, visits[i].acquired))):
         if visits[before].patient_id == visits[i].patient_id:
-            verdicts = contrary_claims(drafts[i], visits[before].report, rules)
+            verdicts = [contrary for _, contrary in contrary_claims(drafts[i], visits[before].report, rules)]
             counts[i] = [sum(verdicts), len(verdicts)]
     return counts
 

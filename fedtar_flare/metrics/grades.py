@@ -126,9 +126,9 @@ def _book(labeler: RuleLabeler) -> Phrasebook[Direction | None]:
     return Phrasebook([*labeler.changes.items(), *known, *((p, None) for p in phrases("changes")["none"])])
 
 
-def claims(visits: Iterable[tuple[str, float, str, str]], labeler: RuleLabeler) -> list[tuple[str, bool]]:
-    """Claims of change in the drafts of ``visits`` (patient, time, reference, draft): the patient, and whether the
-    reference of the visit before, which its reader has at hand, contradicts.
+def claims(visits: Iterable[tuple[str, float, str, str]], labeler: RuleLabeler) -> list[tuple[str, str, bool]]:
+    """Claims of change in the drafts of ``visits`` (patient, time, reference, draft): the patient, the finding, and
+    whether the reference of the visit before, which its reader has at hand, contradicts.
     """
     by_patient: dict[str, list[tuple[float, str, str]]] = defaultdict(list)
     for patient, time, reference, draft in visits:
@@ -136,12 +136,12 @@ def claims(visits: Iterable[tuple[str, float, str, str]], labeler: RuleLabeler) 
     verdicts = []
     for patient, reports in by_patient.items():
         for (_, before, _), (_, _, draft) in pairwise(sorted(reports, key=itemgetter(0))):
-            verdicts += [(patient, contrary) for contrary in contrary_claims(draft, before, labeler)]
+            verdicts += [(patient, *claim) for claim in contrary_claims(draft, before, labeler)]
     return verdicts
 
 
-def contrary_claims(text: str, before: str, labeler: RuleLabeler) -> list[bool]:
-    """Whether the report ``before`` contradicts each claim of change in a text.
+def contrary_claims(text: str, before: str, labeler: RuleLabeler) -> list[tuple[str, bool]]:
+    """The findings of which a text claims a change, and whether the report ``before`` contradicts.
 
     A finding that is unchanged, increased, decreased or resolved contradicts a report that denies or does not mention
     it; a new one contradicts a report that states it. Two sides of a finding are two findings, where both texts name
@@ -151,7 +151,7 @@ def contrary_claims(text: str, before: str, labeler: RuleLabeler) -> list[bool]:
     claimed = [(s.finding, s.side, change) for s in statements(text, labeler) for change in s.change]
     for finding, side, change in dict.fromkeys(claimed):
         stated = any(not (side and s.side) or side & s.side for s in earlier[finding])
-        verdicts.append(stated if change == "new" else not stated and labels[finding] != "uncertain")
+        verdicts.append((finding, stated if change == "new" else not stated and labels[finding] != "uncertain"))
     return verdicts
 
 

@@ -18,7 +18,7 @@ from fedtar_flare.metrics.agreement import (
     label_code,
     label_counts,
 )
-from fedtar_flare.metrics.grades import Grade, claims, grade
+from fedtar_flare.metrics.grades import Grade, claims, grade, statements
 from fedtar_flare.metrics.labeler import RuleLabeler, RuleLabels, classes_of, rule_labeler
 from fedtar_flare.metrics.language import language_scores
 
@@ -115,20 +115,30 @@ class Reports:
     def grades(self) -> list[tuple[Grade, ...]]:
         """Of each report, the grades of all findings that it or its reference states."""
         grades = [grade(*texts, self.reader) for texts in zip(self.drafts, self.references, strict=True)]
-        if self.min_cell == 1:
-            return grades
-        common = self.common([{g.finding for g in of if g.presence != "invented"} for of in grades])
-        return [tuple(g for g in of if g.finding in common) for of in grades]
+        return [tuple(g for g in of if self.counts(g.finding)) for of in grades]
+
+    def counts(self, finding: str) -> bool:
+        """Whether references of ``min_cell`` patients state a finding; drafts that all name it would count them."""
+        return self.min_cell == 1 or finding in self._stated
+
+    @cached_property
+    def _stated(self) -> set[str]:
+        texts = [statements(reference, self.reader) for reference in self.references]
+        return self.common([{s.finding for s in of if not s.resolved} for of in texts])
 
     @cached_property
     def claims(self) -> list[tuple[str, bool]]:
-        """Claims of change in drafts of patients' later visits (:func:`.grades.claims`)."""
-        return claims(zip(self.patients, self.times, self.references, self.drafts, strict=True), self.reader)
+        """Claims of change in drafts of patients' later visits, and whether they are contradicted (:func:`.claims`)."""
+        return self._claims(self.drafts)
 
     @cached_property
     def reference_claims(self) -> list[tuple[str, bool]]:
         """The same of the references. Real reports leave things out, so some of their claims are contradicted too."""
-        return claims(zip(self.patients, self.times, self.references, self.references, strict=True), self.reader)
+        return self._claims(self.references)
+
+    def _claims(self, texts: Sequence[str]) -> list[tuple[str, bool]]:
+        visits = zip(self.patients, self.times, self.references, texts, strict=True)
+        return [(patient, contrary) for patient, f, contrary in claims(visits, self.reader) if self.counts(f)]
 
 
 def contradicted(claims: Sequence[tuple[str, bool]]) -> float | None:

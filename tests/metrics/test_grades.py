@@ -128,7 +128,7 @@ def reports_of(*texts, patient="p"):
 @pytest.mark.parametrize("line", data("contradictions.txt")[1:])
 def test_contradictions_between_reports_of(line):
     texts, words = line.split(" =>")
-    contradicted = [("p", word == "yes") for word in words.split()]
+    contradicted = [("p", "Pleural Effusion", word == "yes") for word in words.split()]
     rows = reports_of(*texts.split(" | "))
     assert claims(rows, CHEXPERT) == claims(rows[::-1], CHEXPERT) == contradicted
 
@@ -137,4 +137,4 @@ def test_only_the_same_patients_next_visit_is_compared():
     several = reports_of("No effusion.", "Small effusion.", "Stable effusion.") + reports_of(
         "New effusion.", patient="q"
     )
-    assert claims(several, CHEXPERT) == [("p", False)]
+    assert claims(several, CHEXPERT) == [("p", "Pleural Effusion", False)]

@@ -167,7 +167,19 @@ def test_contradictions_are_told_of_enough_patients_alone():
     for claims in (1, 4, 5):
         texts = ["The effusion has increased." if i in second[:claims] else "Clear lungs." for i in range(len(samples))]
         told.append(site_scores(samples, texts, [1.0] * len(samples), 2, 5)["all"]["contradictions"])
-    assert told == [None, None, 1.0]
+    assert told[:2] == [None, None] and told[2] > 0
+
+
+def test_drafts_that_all_claim_a_rare_finding_changed_do_not_count_those_who_had_it():
+    values = set()
+    for having in range(5):
+        first = held_out(
+            ["Small left pneumothorax. Small right effusion."] * having + ["Small right effusion."] * (20 - having)
+        )
+        later = [replace(s, visit=replace(s.visit, visit_id="2", acquired=START + timedelta(9))) for s in first]
+        drafts = ["Clear lungs."] * 20 + ["Left pneumothorax has increased. Right effusion has increased."] * 20
+        values.add(site_scores([*first, *later], drafts, [1.0] * 40, 1, 5)["all"]["contradictions"])
+    assert len(values) == 1
 
 
 def test_a_job_cannot_ask_by_the_hour_or_the_day():
