@@ -20,8 +20,6 @@ from fedtar_flare.core.files import write_text
 from fedtar_flare.learning.drafting import DISCLAIMER
 from fedtar_flare.learning.report_labeler import import_labeler
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
-from fedtar_flare.record.events import Start
-from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.runtime import simulation
 
@@ -177,14 +175,6 @@ def test_a_site_audits_what_the_adapter_remembers_and_rounds_what_may_leave(plac
     assert "known: none" in failing(*nobody, FEDTAR_HOME=str(place / "elsewhere"))
 
 
-def test_export_for_production_and_its_description(tmp_path):
-    out = passing("export", "-o", tmp_path, "--name", "trial", "--no-byoc", "--preset", "tiny", "--json")
-    job = Path(json.loads(out)["job"])
-    assert (job / "meta.json").is_file() and not list(job.rglob("custom"))
-    out = passing("export", "--describe", "--preset", "paper", "--rounds", 5)
-    assert all(word in out for word in ("distilgpt2", "Apache-2.0", "GPU", "images, reports", "t_numbers"))
-
-
 @pytest.mark.slow
 def test_the_run_goes_on_with_the_next_period(place, results, repository, tmp_path):
     words = {"RESULTS": results, "WORKSPACE": tmp_path, "ROUNDS": 1}
@@ -196,13 +186,6 @@ def test_the_run_goes_on_with_the_next_period(place, results, repository, tmp_pa
     assert [(step.round, step.step) for step in after.steps] == [(2, 1), (2, 2), (2, 3)]
     assert {site for step in after.steps for site in step.sites} == {"north", "south"}
     assert list(after.ahead) == [3] and after.start.run_id == read_run(results).start.run_id
-
-
-def test_the_description_s_sizes_are_those_of_a_run(results):
-    start = of_kind(read_events(results), Start)[0]
-    needs = json.loads(passing("export", "--describe", "--preset", "tiny", "--json"))
-    assert needs["leaves_the_site"]["values_per_exchange"] == start.exchange.parameters
-    assert needs["model"]["parameters"] == start.model["parameters"]
 
 
 def test_warmstart_on_a_manifest_gives_weights_that_a_job_takes(hospitals, place, tmp_path):

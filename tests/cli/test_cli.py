@@ -1,21 +1,16 @@
 """The ``fedtar`` command by itself: help, version, wrong use, and what it tells of settings."""
 
 import json
-import queue
 import re
 
 import pytest
-from command import failing, fedtar, passing
+from command import failing, passing
 from tables import cases
 
 from fedtar_flare.cli.main import GROUPS, parser
-from fedtar_flare.record.events import Start, Step
-from fedtar_flare.record.log import RunRecord
 from fedtar_flare.registry import own_names
 from fedtar_flare.runtime.recipe import MethodRecipe
-from fedtar_flare.runtime.simulation import _followed
 from fedtar_flare.site.site_file import read_site_file
-from fedtar_flare.version import __version__
 
 
 def commands(one, words=()):
@@ -28,14 +23,6 @@ def commands(one, words=()):
 
 
 COMMANDS = dict(commands(parser()))
-
-
-def test_the_installed_command_says_its_version_and_what_is_wrong_with_a_setting(tmp_path):
-    """Two processes of their own, with their exit codes; below, the same in this one."""
-    code, out, err = fedtar("--version")
-    assert (code, out.strip(), err) == (0, f"fedtar_flare {__version__}", "")
-    code, out, err = fedtar("simulate", "--preset", "smal", "-w", tmp_path)
-    assert (code, out) == (2, "") and "small" in err and "Traceback" not in err
 
 
 def test_the_help_shows_every_command_in_one_group():
@@ -86,16 +73,6 @@ def test_flare_s_own_simulator_ends_at_once_in_a_folder_with_a_space(tmp_path, m
     with pytest.raises(SystemExit):
         MethodRecipe("fedavg", preset="tiny")
     assert "my work" in caplog.text and "space" in caplog.text
-
-
-def test_a_simulation_says_how_far_it_is(tmp_path):
-    lines = queue.Queue()
-    with _followed(tmp_path, lines.put, every=0):
-        assert "starting" in lines.get(timeout=60)
-        record = RunRecord(tmp_path)
-        for event in (Start(method="m", run_id="r", time_steps=2, rounds=1), Step(round=1, step=1)):
-            record.write(event)
-        assert lines.get(timeout=60).startswith("task 1 of 3, ")
 
 
 @pytest.mark.parametrize("name", own_names())

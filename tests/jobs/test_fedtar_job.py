@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import run, run_simulator
+from command import run
 from federation_process import recipe
 
 from fedtar_flare.methods.fedtar.events import EVENTS, Outer
@@ -94,22 +94,6 @@ def test_scalars_stream_to_tensorboard(finished):
 
 
 @pytest.mark.slow
-def test_the_adapter_loads_with_peft_and_is_the_best_round_s(finished):
-    from peft import PeftModel
-
-    from fedtar_flare import load_base_model
-    from fedtar_flare.models.adapters.lora import shared_state
-    from fedtar_flare.runtime.checkpoint import load
-
-    _, results = finished
-    model = PeftModel.from_pretrained(load_base_model(results / "adapter"), str(results / "adapter"))
-    best = load(results / "checkpoint" / "best.safetensors").weights
-    state = shared_state(model)
-    assert state.keys() == best.keys() and all(torch.equal(state[n], best[n]) for n in best)
-    assert any(v.abs().sum() > 0 for n, v in state.items() if "lora_B" in n)
-
-
-@pytest.mark.slow
 def test_a_run_in_one_process_gives_the_same_bits(finished, tmp_path, home, monkeypatch):
     _, first = finished
     monkeypatch.setenv("FEDTAR_HOME", str(home))
@@ -120,17 +104,3 @@ def test_a_run_in_one_process_gives_the_same_bits(finished, tmp_path, home, monk
     assert all(torch.equal(a.method[n], b.method[n]) for n in a.method)
     scores = [[(event.sites, event.generic) for event in recorded(results, Evaluation)] for results in (first, second)]
     assert scores[0] == scores[1]
-
-
-@pytest.mark.slow
-def test_a_site_file_that_is_wrong_stops_with_one_readable_line(tmp_path, home):
-    sites = tmp_path / "sites"
-    sites.mkdir()
-    for name in ("site-1", "site-2"):
-        (sites / f"{name}.yaml").write_text("sourse: synthetic\n")
-    TINY().export(str(tmp_path))
-    sizes = ("-n", "2", "-t", "2")
-    process, results = run_simulator(tmp_path / "tiny", tmp_path / "ws", *sizes, home=home, FEDTAR_SITES=str(sites))
-    assert process.returncode != 0
-    (end,) = recorded(results, End)
-    assert end.status == "failed" and "site-1" in end.reason and "min_sites" in end.reason

@@ -14,8 +14,8 @@ from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.registry import names
 from fedtar_flare.runtime.recipe import MethodRecipe
 
-RUN_ELSEWHERE = ("fedtar", "fedmrg", "fedkei", "fedavg", "local")
-"""In ``test_fedtar_job.py``, ``test_fedmrg_run.py``, ``test_fedkei_run.py`` and ``test_methods.py``."""
+RUN_ELSEWHERE = ("fedtar", "fedmrg", "fedkei")
+"""In ``test_fedtar_job.py``, ``test_fedmrg_run.py`` and ``test_fedkei_run.py``."""
 
 
 def export_of(script, folder):
