@@ -127,13 +127,3 @@ def test_characters_after_cleaning(text):
     words = [token for token in cleaned.split() if token != "."]  # a full stop stands alone, as in R2Gen
     assert not set("".join(words)) & set('.,;:/"()[]@_')
     assert cleaned.endswith(".")
-
-
-@pytest.mark.shared_data
-def test_real_reports_keep_their_words(shared_data):
-    with (shared_data / "ctrate_reports" / "train.csv").open(encoding="utf-8") as file:
-        texts = [row["report_text"] for row in csv.DictReader(file)]
-    assert len(texts) == 800
-    for text in texts:
-        letters = sum(c.isalpha() for c in text)
-        assert sum(c.isalpha() for c in clean_report(text, "r2gen-v1")) == pytest.approx(letters, rel=0.01)

@@ -9,7 +9,6 @@ import nibabel
 import numpy as np
 import pytest
 import torch
-from command import loaded_by
 from make_dicom import trunk, write_series
 from monai.data import PydicomReader
 from monai.transforms import Compose, LoadImaged
@@ -114,19 +113,6 @@ def test_the_second_time_comes_from_the_cache(study, tmp_path, monkeypatch):
     assert isinstance(second.image, np.memmap | np.ndarray) and second.image.base is not None
     assert not second.image.flags.writeable
     assert np.array_equal(first.image, second.image) and np.array_equal(first.position_mm, second.position_mm)
-
-
-def test_a_hit_imports_neither_monai_nor_pydicom_nor_torch(study, tmp_path):
-    prepare(visit(study), CONFIG, tmp_path / "cache")
-    program = f"""
-from datetime import datetime
-from pathlib import Path
-from fedtar_flare.imaging.pipeline import Size, prepare
-from fedtar_flare.data.cohort import Visit
-visit = Visit("p", "v1", datetime(2020, 1, 1), Path({str(study)!r}), "Clear.", "ct")
-assert prepare(visit, Size(16, 4), Path({str(tmp_path / "cache")!r})).image.shape == (4, 3, 16, 16)
-"""
-    assert loaded_by(program, "monai", "pydicom", "torch", "scipy", "nibabel", "PIL") == []
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "flipped", "text"])

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from fedtar_flare.core.errors import ConfigError, DataError
-from fedtar_flare.curation.archive_files import Headers, read_headers
+from fedtar_flare.curation.archive_files import read_headers
 from fedtar_flare.imaging import workers
 from fedtar_flare.imaging.workers import _in_processes, each, worker_count
 
@@ -101,12 +101,6 @@ def test_what_is_given_up_leaves_no_process_behind():
         for _ in range(200):
             os.kill(first["process"], 0)
             time.sleep(0.05)
-
-
-def test_short_work_starts_no_process(monkeypatch):
-    monkeypatch.setattr(workers, "_process", lambda *_: pytest.fail("a process was started"))
-    assert list(each(read_headers, [{"paths": []}] * 3, 4)) == [(i, Headers([], [], [], [])) for i in range(3)]
-    assert list(each(read_headers, [], 4)) == []
 
 
 def test_long_work_goes_on_in_processes_where_it_was(tmp_path, monkeypatch):
