@@ -6,7 +6,7 @@ from batches import greedy, noise, whole
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.diagnosis import NOISE, AttentionHead, DiagnosisBranch, diagnosis_losses, extend
-from fedtar_flare.learning.labels import CLASSES, labeler
+from fedtar_flare.learning.labels import labeler
 from fedtar_flare.methods.fedmrg.config import PROMPTS
 from fedtar_flare.models import learned_prompts
 from fedtar_flare.models.build import build_model
@@ -35,21 +35,6 @@ def extended(prompts="paper", **settings):
     settings = {"labeler": "synthetic", "slices": MODEL.slices, "seed": 0, "head_weights": None} | settings
     extend(model, {"candidates": 1, "complete": False, "certain": 0.5, **KINDS[prompts], **settings})
     return model
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "expected"),
-    [
-        ("synthetic", "No cardiomegaly. Small right pleural effusion. The nodule in the left lung has resolved.",
-         {"effusion_right": "positive", "cardiomegaly": "negative", "nodule_left": "negative", "emphysema": "blank"}),
-        ("chexpert-rules", "No pleural effusion. Possible pneumonia.",
-         {"Pleural Effusion": "negative", "Pneumonia": "uncertain", "Fracture": "blank"}),
-    ],
-)  # fmt: skip
-def test_each_labeler_reads_the_report(name, text, expected):
-    reader = labeler(name)
-    classes = dict(zip(reader.findings, reader.label(text), strict=True))
-    assert {finding: CLASSES[classes[finding]] for finding in expected} == expected
 
 
 def test_without_a_labeler_the_model_is_the_plain_one_and_a_branch_is_no_part_of_the_fingerprint():
@@ -201,16 +186,3 @@ def test_prompts_and_reports_that_are_too_long_for_the_decoder_are_refused_when_
         assert executor_of("fedmrg", preset="tiny", fedmrg=fits).strategy.settings.model.max_length == 96
     with pytest.raises(ConfigError, match="96 positions"):
         extend(build_model(preset("tiny")), {"labeler": "synthetic", "slices": 4, "seed": 0, **PROMPTS["paper"]})
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"fedmrg": {"labeler": "chexbret"}}, "labeler"),
-        ({"fedmrg": {"head_weights": "small"}}, "head_weights"),
-        ({"training": {"gradient_checkpointing": True}}, r"training\.gradient_checkpointing: not with FedMRG"),
-    ],
-)
-def test_a_setting_that_cannot_be_fails_when_built(settings, words):
-    with pytest.raises(ConfigError, match=words):
-        executor_of("fedmrg", **settings)

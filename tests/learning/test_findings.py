@@ -7,7 +7,7 @@ from batches import noise
 
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.comparison import CHANGES, UNKNOWN, ComparisonHead
-from fedtar_flare.learning.findings import ReadFinding, findings_table
+from fedtar_flare.learning.findings import ReadFinding
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig
@@ -104,11 +104,3 @@ def test_a_side_is_that_of_the_finding_s_name_or_else_of_the_draft(text, side):
 
     assert _name_and_side("Pleural Effusion", text, labeler("chexpert-rules")) == ("Pleural Effusion", side)
     assert _name_and_side("effusion_left", text, labeler("synthetic")) == ("effusion", "left")
-
-
-def test_the_table_leaves_open_what_is_not_known():
-    rows = [line.split() for line in findings_table(READ).splitlines()]
-    assert rows[0] == ["finding", "side", "degree", "change"]
-    assert rows[1] == ["effusion", "0.98", "right", "small", "0.70", "increased", "0.83"]
-    assert rows[2] == ["Lung", "Opacity", "0.98", "-", "large", "0.70", "-"]
-    assert rows[3] == ["cavity", "0.98", "-", "-", "resolved", "0.83"]

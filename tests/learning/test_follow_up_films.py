@@ -11,7 +11,6 @@ from kits import write_noise
 
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
-from fedtar_flare.data.sources.covid_chestxray import read_covid_chestxray
 from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.comparison import CHANGES, DECREASED, INCREASED, NEW, NONE, RESOLVED, UNCERTAIN, UNCHANGED
 from fedtar_flare.learning.labels import PRESENT, UNKNOWN
@@ -105,22 +104,6 @@ def test_a_change_is_claimed_of_what_is_shown_and_of_nothing_else(films, model, 
     assert bool(claims.any()) == (prior != "none") and not bool(claims[:, 0].any()), "no finding is none to compare"
 
 
-@pytest.mark.parametrize("prior", ["none", "report", "image", "report+image"])
-@pytest.mark.parametrize("model", MODELS)
-def test_it_learns_from_what_reports_tell_and_writes(films, model, prior):
-    cohort = films(prior)
-    learner = learner_of(cohort, MODELS[model], complete=True)
-    learner.prior_dropout = 0.0
-    samples, head = cohort.samples("train"), learner.generator.diagnosis.head
-    losses = learner.training_losses(samples, learner.images(samples, "seed"), "seed")
-    losses.sum().backward()
-    assert torch.isfinite(losses).all() and bool(head.weight.grad.any())
-    compares = head.change_weight.grad is not None and bool(head.change_weight.grad.any())
-    assert compares == ("image" in prior), "only two images are compared"
-    assert learner.train(None, 0).skipped_updates == 0
-    assert len(learner.generate(samples, learner.images(samples))) == len(samples)
-
-
 def test_what_is_learnt_of_changes_is_what_the_reports_tell(films):
     learner = learner_of(films("image"), MODELS["encoder and decoder"])
     reader = learner.generator.diagnosis.reader
@@ -167,22 +150,3 @@ def test_words_of_what_was_read_name_no_change_without_a_visit_before(films):
     row[0] = 0
     row[0, branch.reader.findings.index(branch.reader.no_finding)] = PRESENT
     assert branch.to_words(branch.embed(row, torch.zeros_like(row))) == ["Findings: none."]
-
-
-@pytest.mark.shared_data
-def test_real_films_of_several_visits_are_compared(shared_data, tmp_path):
-    """Spain's first patients with a visit before: read, trained on and written of, in place."""
-    reading = read_covid_chestxray(shared_data / "covid_chestxray", {"location": "Spain"})
-    several = [patient for patient in reading.patients() if len(patient.visits) > 1][:3]
-    assert len(several) == 3
-    timeline, splits = Timeline(3, prior="report+image"), {patient.patient_id: "train" for patient in several}
-    cohort = Cohort("site-1", several, key=KEY, timeline=timeline, splits=splits)
-    model = MODELS["encoder and decoder"]
-    learner = learner_of(prepare_cohort(cohort, model, tmp_path), model, complete=True)
-    samples = learner.cohort.samples("train")
-    changes = read_of(learner, samples).changes
-    for sample, row in zip(samples, changes, strict=True):
-        assert bool(row.any()) <= (sample.prior is not None)
-    assert changes.any() and len({s.days_since_prior for s in samples if s.prior}) > 1
-    trained = learner.train(None, 0)
-    assert trained.skipped_updates == 0 and len(learner.generate(samples, learner.images(samples))) == len(samples)

@@ -9,12 +9,10 @@ from learners import MODEL, gradients
 from tiny_llama import write_llama
 
 from fedtar_flare.core.errors import ConfigError, DataError
-from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedpeft import PEFTConfig, PEFTLearner
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.learner import PatientLearner
-from fedtar_flare.models.adapters.lora import lora_layers
 
 ROWS = 4
 
@@ -110,20 +108,6 @@ def test_adapters_that_a_method_has_switched_for_a_pass_are_switched_in_the_seco
 
     learner.training_losses = without_adapters
     require_equal_with_and_without(learner)
-
-
-def test_one_more_layer_keeps_its_input_and_its_patients_factors(learner_of):
-    """The factors of all layers are made at once, before the first of them."""
-    few, many = (
-        learner_of(False, PatientLearner, model={"decoder_config": MODEL.decoder_config | {"n_layer": n}})
-        for n in (2, 4)
-    )
-    ids, _ = few.tokenizer.batch([sample.visit.report for sample in samples_of(few)])
-    one_input = ids.numel() * MODEL.decoder_config["n_embd"] * 4
-    assert held(many) - held(few) > 40 * one_input
-    widths = [sum(one.in_features + one.out_features for one in lora_layers(m.model).values()) for m in (few, many)]
-    factors = ROWS * 2 * LoRAConfig().rank * (widths[1] - widths[0]) * 4
-    assert held(recomputing(many)) - held(recomputing(few)) == 2 * one_input + factors
 
 
 def test_memory_that_runs_out_in_the_recomputation_is_answered_by_halves(learner_of):

@@ -198,13 +198,6 @@ def test_a_task_whose_every_update_is_skipped_fails_and_changes_nothing(learner_
     assert before.keys() == after.keys() and all(torch.equal(value, after[name]) for name, value in before.items())
 
 
-def test_a_state_that_is_not_finite_is_refused_by_name():
-    require_finite({"a": torch.ones(2), "step": torch.tensor(3)})
-    with pytest.raises(DataError, match=r"patient/b .* not finite") as caught:
-        require_finite({"a": torch.ones(2), "patient/b": torch.tensor([1.0, float("inf")])})
-    assert caught.value.reason == "non-finite-state" and "patient/b" not in caught.value.public
-
-
 @pytest.fixture
 def evaluated(learner_of):
     """A learner whose personal part acts, and its evaluation."""

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.learning.pretraining import PretrainingConfig, pretrain, write_reports
 from fedtar_flare.models.build import build_model, build_tokenizer
@@ -61,14 +60,6 @@ def test_the_same_settings_give_the_same_bits():
     assert all(torch.equal(first[k], second[k]) for k in first)
     assert not all(torch.equal(first[k], other[k]) for k in first)
     assert torch.equal(before, torch.random.get_rng_state())
-
-
-def test_pairs_must_be_pairs():
-    model, tokenizer = build_model(CONFIG), build_tokenizer(CONFIG)
-    refused = ((pictures(), REPORTS[:5], "5 reports"), ([], REPORTS, "0 images"), ([], [], "neither"))
-    for images, reports, word in refused:
-        with pytest.raises(ConfigError, match=word):
-            pretrain(model, tokenizer, images, reports, [], PretrainingConfig(steps=1))
 
 
 def moved(images, texts, settings, **more):
