@@ -13,7 +13,7 @@ from fedtar_flare.methods.fedkei.mixing import Layout
 from fedtar_flare.protocol.contract import HANDSHAKE
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import ERROR, LEFT, Reply, abstain, ok
-from fedtar_flare.record.events import SHARED, End, Joined, Step
+from fedtar_flare.record.events import SHARED, End, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.reporting.verdict import closing_box
@@ -159,13 +159,6 @@ def test_a_site_without_a_task_abstains_and_gets_the_pool_at_the_next(tmp_path):
     assert reason in (idle.results_folder / "report.html").read_text()
     box = closing_box(read_run(idle.results_folder))
     assert "completed" in box and reason in box and "no test image was scored" in box
-
-
-def test_a_late_joiner_just_gets_the_centres(tmp_path):
-    sites = [Site(name) for name in SITES]
-    controller, events = run(tmp_path, sites, joins={"site-3": 2})
-    assert not controller.panics and of_kind(events, Joined)[0].sites == ["site-3"]
-    assert (ADAPT, 1) not in sites[2].received and sites[2].received[PROBE, 2]
 
 
 SPOILED = {

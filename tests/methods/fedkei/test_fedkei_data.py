@@ -10,7 +10,7 @@ from fedtar_flare.curation.unpack import unpack
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
-from fedtar_flare.record.events import SHARED, Start, Step
+from fedtar_flare.record.events import SHARED, Start
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.in_process import run_in_process
@@ -64,24 +64,6 @@ def test_digits_are_learnt(run, tmp_path):
     outcomes = [outcome for event in of_kind(events, Learnt) for outcome in event.sites.values()]
     assert len(outcomes) == 4 and all(outcome.n >= 5 for outcome in outcomes)
     assert all(outcome.auc[-1] > 0.8 and 0 <= outcome.membership <= 1 for outcome in outcomes), outcomes
-
-
-@pytest.mark.shared_data
-def test_findings_of_real_radiographs_over_time_are_learnt_where_a_hospital_has_them(run, shared_data):
-    """No Spanish film is without finding: the hospital abstains from the first disease and starts from the pool."""
-    about = {"source": "covid_chestxray", "path": str(shared_data / "covid_chestxray")}
-    other = "Pneumonia|Mycoplasma Bacterial Pneumonia|Streptococcus|Varicella|Klebsiella|E.Coli|Bacterial|Lipoid"
-    _, events = run(
-        *(about | {"options": {"location": place, "without_notes": True}} for place in ("Spain", "others")),
-        preset="tiny",
-        training={"epochs": 2, "batch_size": 8},
-        fedkei={"tasks": ["covid=COVID-19", f"other_pneumonia={other}"]},
-    )
-    learnt = of_kind(events, Learnt)
-    assert [sorted(event.sites) for event in learnt] == [["site-2"], ["site-1", "site-2"]]
-    assert [*of_kind(events, Step)[0].abstained] == ["site-1"]
-    assert [event.modules for event in of_kind(events, Mixed)] == [0, 1]
-    assert all(min(outcome.counts["train"]) >= 1 for outcome in learnt[1].sites.values())
 
 
 def test_volumes_are_learnt_and_a_site_with_pictures_is_absent(run, tmp_path):

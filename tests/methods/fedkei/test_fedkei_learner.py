@@ -1,14 +1,14 @@
 """PROBE and ADAPT at one site."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from textures import ArrayExamples
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fedtar_flare.core.errors import DataError, ExchangeError
+from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.methods.fedkei.config import PLANS, LearnerSettings
 from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL
 from fedtar_flare.methods.fedkei.learner import TaskLearner, add_curvature
@@ -20,6 +20,23 @@ SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, encoder_config=SIZES)
 SETTINGS = LearnerSettings(epochs=2, batch_size=16)
 FEDAVG = PLANS["fedavg"]
+
+
+@dataclass(frozen=True)
+class ArrayExamples:
+    """Examples in memory: uint8 images (n, 3, H, W), or (n, S, 3, H, W) of S slices each, and labels (n,)."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+    @property
+    def patients(self):
+        return [*map(str, range(len(self.labels)))]
+
+    def batch(self, indices):
+        images = self.images[list(indices)]
+        images = images[:, None] if images.dim() == 4 else images
+        return ImageBatch(images, torch.zeros(images.shape[:2]), torch.ones(images.shape[:2], dtype=torch.bool))
 
 
 def easy(count, seed):

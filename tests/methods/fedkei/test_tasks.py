@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.data.sources.fields import labels_of, labels_text
 from fedtar_flare.data.sources.manifest import read_manifest
 from fedtar_flare.methods.fedkei.tasks import DiseaseTask, TaskStream, order_of
 
@@ -107,11 +106,6 @@ def test_patients_are_counted_once_and_classes_of_too_few_are_not_reported():
     assert examples.labels.tolist() == [1, 1, 0, 0] and examples.patients == ["a", "a", "b", "c"]
     assert examples.patients_of(1) == {"a"} and examples.enough(1) and not examples.enough(2)
     assert examples.counts(1) == [2, 2] and examples.counts(2) == [2, 0]
-
-
-def test_labels_of_a_table_are_read_back_as_written():
-    assert labels_of(labels_text(frozenset({"b", "a"}), frozenset({"c"}))) == ({"a", "b"}, {"c"})
-    assert labels_of(" ; ") == (frozenset(), frozenset()) and labels_of("a|?b") == ({"a"}, {"b"})
 
 
 def test_a_manifest_with_labels_needs_no_report(tmp_path):

@@ -11,7 +11,7 @@ from federation import federation_of
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.learning.drafting import Drafter, Study
 from fedtar_flare.methods.fedmrg.contract import CONTRACT
-from fedtar_flare.methods.fedmrg.events import EVENTS, Bank, LossParts, Outside
+from fedtar_flare.methods.fedmrg.events import EVENTS, Bank, Outside
 from fedtar_flare.protocol.exchange import check_names
 from fedtar_flare.protocol.messages import ok, version
 from fedtar_flare.record.events import SHARED, End, Evaluation, Start, Step, Validation
@@ -116,17 +116,6 @@ def test_the_contract_lets_no_specialised_factor_pass():
             check_names(CONTRACT, task, {name: shape})
 
 
-def test_loss_parts_are_recorded_and_shown(federation):
-    parts = of_kind(federation.events, LossParts)
-    assert [event.round for event in parts] == [1, 2] and all(set(e.sites) == set(MEMBERS) for e in parts)
-    page = (federation.results / "report.html").read_text()
-    assert all(f'id="{name}"' in page for name in ("fedmrg", "halves", "bank"))
-    for row in ("before training (2)", "both adapters (2)", "generic alone (2)", "unseen (1)"):
-        assert row in page
-    card = (federation.results / "adapter" / "README.md").read_text()
-    assert CONTRACT.title in card and "unseen hospitals" in card
-
-
 def test_rows_go_up_bounded_and_down_to_all_members_without_their_origin(federation):
     """In round 1 there is none to send down; in round 2 all get the same rows, and leave out their own."""
     of_round = [[federation.sites[name].messages[i] for name in MEMBERS] for i in (1, 3)]
@@ -206,22 +195,6 @@ def test_a_member_drafts_with_both_adapters_and_a_stranger_with_the_generic_one(
         torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-6)
     with pytest.raises(ConfigError, match="has no specialised adapter"):
         Drafter(adapter, state=state_of(federation, UNSEEN).folder, device="cpu")
-
-
-def test_peft_loads_the_adapter(federation):
-    from peft import PeftModel
-
-    from fedtar_flare.models.build import build_model
-    from fedtar_flare.models.config import preset
-
-    info = json.loads((federation.results / "adapter" / "fedtar.json").read_text())
-    model = {name: value for name, value in info["model"].items() if name != "preset"}
-    loaded = PeftModel.from_pretrained(build_model(preset("tiny", **model)), federation.results / "adapter")
-    weights = load(federation.results / "checkpoint" / "best.safetensors").weights
-    factors = {n: p for n, p in loaded.named_parameters() if ".lora_" in n}
-    assert factors and len(factors) == sum(".generic." in name for name in weights)
-    for name, value in factors.items():
-        assert torch.equal(value, weights[name.replace(".default.", ".generic.")])
 
 
 @pytest.mark.slow

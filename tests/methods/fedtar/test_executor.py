@@ -143,13 +143,6 @@ def test_too_few_patients_abstain_and_nothing_is_sent_of_them(hospital, replay, 
     assert closing.status == "ok" and set(closing.numbers) == {"seconds"} and not closing.payload
 
 
-def test_a_hospital_without_a_site_file_never_trains_on_phantoms(tmp_path, monkeypatch):
-    monkeypatch.delenv("FEDTAR_SITES", raising=False)
-    reply, weights = Hospital(tmp_path, name="hospital", simulated=False).handshake()
-    assert reply.status == "error" and "site file" in reply.reason and weights is None
-    assert str(tmp_path) not in reply.reason
-
-
 def test_bfloat16_updates_travel_as_such_and_without_the_patient_part_nothing_is_private(hospital):
     site, reply, w = hospital(lora={"dtype_up": "bfloat16"}, patient={"enabled": False, "local_adapter": True})
     assert reply.payload["schema"]["dtype_up"] == "bfloat16" and all(v.dtype == torch.float32 for v in w.values())
