@@ -102,10 +102,3 @@ def test_without_an_adapter_the_named_parameters_alone_are_trained(case):
     torch.testing.assert_close(case.outputs(bare.get_base_model(), case.inputs), case.outputs(case.model, case.inputs))
     with pytest.raises(ConfigError, match=r"lora\.exchange must name"):
         without_adapter(copy.deepcopy(case.model), ())
-
-
-def test_an_unknown_kind_or_rank_is_refused(case):
-    with pytest.raises(ConfigError, match="target from 1 to 3"):
-        adapted(case, "adalora", target_rank=RANK)
-    with pytest.raises(ConfigError, match="PREFIX_TUNING"):
-        add_like(case.model, {"peft_type": "PREFIX_TUNING"}, targets=GPT2_TARGETS, extra=(), name="default")

@@ -64,13 +64,3 @@ def test_a_hospital_goes_out_to_the_hub_alone_and_nobody_comes_in(render):
     assert render("hub", "--set", "service.type=ClusterIP")["NetworkPolicy"]["spec"]["egress"] == []
     for change, named in (("hub.address=", "/hub/address"), ("image.tag=latest", "/image/tag"), ("x=1", "'x'")):
         render("hospital-1", "--set", change, fails=named)
-
-
-def test_the_secrets_hold_what_the_chart_mounts_as_the_kit(text, tmp_path):
-    for folder, file in (("startup", "sub_start.sh"), ("local", "privacy.json")):
-        (tmp_path / "hospital-1" / folder).mkdir(parents=True)
-        (tmp_path / "hospital-1" / folder / file).write_text("{}")
-        command = re.search(f"^kubectl create secret .*{folder}$", text, re.M)[0] + " --dry-run=client -o yaml"
-        done = subprocess.run(command.split(), capture_output=True, text=True, timeout=60, cwd=tmp_path)
-        secret = yaml.safe_load(done.stdout)
-        assert list(secret["data"]) == [file] and f"{folder}: {secret['metadata']['name']}" in text

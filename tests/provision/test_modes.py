@@ -63,11 +63,6 @@ def test_a_provisioned_project_is_its_owner_s_alone(project):
     assert len(keys) > 5 and not any(path.stat().st_mode & 0o077 for path in keys)
 
 
-def test_every_entry_of_the_list_is_still_needed(project):
-    paths = [path for path in (project, *project.rglob("*")) if path.lstat().st_mode & 0o077]
-    assert {pattern for pattern in WIDE if any(path.match(pattern) for path in paths)} == set(WIDE)
-
-
 def test_a_project_that_was_provisioned_wide_is_narrowed_before_keys_are_written_again(project, repository):
     (project / "state" / "cert.json").chmod(0o644)
     (project / "state").chmod(0o755)

@@ -3,27 +3,14 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recorded_runs import NORTH, RUN_ID, SITES, SOUTH, WEST, edit, write_run
+from recorded_runs import NORTH, SOUTH, edit, write_run
 
 from fedtar_flare.core.errors import FedTARError
-from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
+from fedtar_flare.methods.fedtar.events import Outer, Residual
 from fedtar_flare.record.events import Evaluation, Late, SiteScores, Start
 from fedtar_flare.record.log import RunRecord
 from fedtar_flare.reporting.page import page
 from fedtar_flare.reporting.run import read_run
-
-
-def test_a_whole_run_is_read(tmp_path):
-    run = read_run(write_run(tmp_path / "fedtar").parent)  # a folder around it will do
-    start = run.start
-    assert run.folder == tmp_path / "fedtar"
-    assert (start.run_id, run.status, run.end.seconds) == (RUN_ID, "completed", 252.4)
-    assert (start.time_steps, start.rounds, start.sites, start.min_cell) == (3, 3, SITES, 5)
-    assert start.absent == {WEST: "no answer within 60 s"} and "FedTAR" in run.title
-    assert start.counts[NORTH]["train"][0] == run.steps[0].sites[NORTH].samples
-    assert len(run.steps) == 9 and len(run.validations) == 3 and [e.round for e in run.evaluations] == [0, 1, 2, 3]
-    assert len(run.events(Alphas)) == 1 and len(run.events(Residual)) == 9 and len(run.events(Outer)) == 3
-    assert run.warm_start.round == 0 and run.shown.round == 3 and run.best_round == 3
 
 
 def test_cells_under_min_cell_and_the_cider_of_one_report_are_blank(tmp_path):

@@ -11,7 +11,6 @@ from recorded_runs import RUN_ID, SITES, SOUTH, edit, write_run
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import End, Evaluation, SiteScores, SiteValidation, Start, Validation
-from fedtar_flare.record.log import RunRecord
 from fedtar_flare.reporting.control import keep_control
 from fedtar_flare.reporting.model_card import base_model, model_card, write_model_card
 from fedtar_flare.reporting.page import page
@@ -125,17 +124,6 @@ def test_the_round_that_is_kept_is_the_one_shown_and_another_one_is_named():
     said = "kept: round 2, the best by validation loss, not scored; shown: round 3"
     assert other.checkpoint_note == said and said in closing_box(other) and "to round 3" in verdict(other)[0]
     assert verdict(other)[-1] == f"{said.capitalize()}."
-
-
-@pytest.mark.parametrize("until", ["start", "end"])
-def test_a_run_that_stopped_early_says_so(tmp_path, until):
-    if until == "start":
-        run, expected = read_run(write_run(tmp_path, until="start")), "unfinished after 0 of 3 round(s)"
-    else:
-        RunRecord(tmp_path).write(End(seconds=1, status="failed", reason="no\nsite"))
-        run, expected = read_run(tmp_path), "run: failed after 0 of 0 round(s) in 1.0 s: no site"
-    box = closing_box(run)
-    assert expected in box and "no test report was scored" in box and verdict(run)[0].startswith("Nothing is known")
 
 
 def test_names_do_not_break_the_box_and_a_resumed_run_names_its_start(tmp_path):

@@ -1,4 +1,3 @@
-import math
 import re
 from dataclasses import replace
 
@@ -6,13 +5,12 @@ import numpy as np
 import pytest
 from made_up_results import parsed, write_results
 
-from fedtar_flare.metrics.significance import Interval, compare, holm, mean_score
+from fedtar_flare.metrics.significance import compare, holm, mean_score
 from fedtar_flare.reporting.plots import Series
 from fedtar_flare.suite import charts, page
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.plan import experiments
 from fedtar_flare.suite.results import SUMS, compare_scores, difference, read_results
-from fedtar_flare.suite.tables import verdict
 
 ARMS = {
     "local": {"method": "local", "label": "each hospital alone"},
@@ -108,18 +106,6 @@ def test_the_best_arm_comes_first(tmp_path):
     assert [row[0].text for row in table.iter("tr")][1:] == ["warm start", *labels]
     text = "".join(root.find(".//p[@class='verdict']").itertext())
     assert text.startswith(f"{labels[0]} has the best BLEU-4, ") and "to each hospital alone is " in text
-
-
-def test_a_verdict_says_by_how_much_and_whether_chance_explains_it():
-    for gap, p, first, words in (
-        ((4.0, 2.0, 6.0), 0.002, "b", "; its difference to B is 4.0 (2.0 to 6.0, p 0.002): beyond chance."),
-        ((4.0, 2.0, 6.0), 0.2, "b", "p 0.200): not beyond chance."),
-        ((4.0, -2.0, 6.0), None, "b", "4.0 (-2.0 to 6.0): not beyond chance."),
-        ((-4.0, -6.0, -2.0), math.nan, "a", "next is B, whose difference to A is -4.0 (-6.0 to -2.0): beyond chance."),
-    ):
-        less, best = {"a" if first == "b" else "b": (Interval(*gap), p)}, Interval(9.0, 8.0, 9.5)
-        text = verdict("X", ["a", "b"], best, less, first, {"a": "A", "b": "B"}, "{:.1f}".format)
-        assert text.startswith("A has the best X, 9.0 (95 % interval 8.0 to 9.5); ") and text.endswith(words)
 
 
 def test_no_line_is_drawn_through_rounds_in_which_an_arm_was_not_scored():

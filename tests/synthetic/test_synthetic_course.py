@@ -1,4 +1,3 @@
-import itertools
 from collections import Counter
 from datetime import timedelta
 
@@ -47,15 +46,6 @@ def test_a_plan_is_repeatable_and_consistent(time_steps, **settings):
         before = {name: state.size for name, state in visit.findings.items()}
 
 
-def test_most_patients_have_every_visit_and_gaps_are_irregular():
-    patients = [plan(number, time_steps=3) for number in range(400)]
-    counts = Counter(len(p.visits) for p in patients)
-    assert max(len(plan(n, time_steps=6, full_course=0.0).visits) for n in range(200)) < 6
-    assert 0.70 < counts[3] / 400 < 0.80 and min(counts[1], counts[2]) > 20
-    gaps = [(b.acquired - a.acquired).days for p in patients for a, b in itertools.pairwise(p.visits)]
-    assert 2 <= min(gaps) <= 4 and 200 < max(gaps) <= 271 and np.median(gaps) < 60
-
-
 def test_identifiers_give_the_planned_splits_and_say_nothing_about_time():
     patients = [plan(number, site="s") for number in range(40)]
     splits = [split_of(p.patient_id, synthetic_key(0, "s")) for p in patients]
@@ -64,16 +54,6 @@ def test_identifiers_give_the_planned_splits_and_say_nothing_about_time():
     assert len({p.patient_id for p in patients}) == 40
     names = [[v.visit_id for v in p.visits] for p in patients if len(p.visits) > 2]
     assert any(visits != sorted(visits) for visits in names)
-
-
-def test_options_plant_same_day_pairs_and_missing_ages():
-    for number in range(20):
-        patient = plan(number, untidy=1.0)
-        moments = [visit.acquired for visit in patient.visits]
-        assert not patient.age_recorded and plan(number).age_recorded
-        if len(moments) > 1:
-            assert max(Counter(moment.date() for moment in moments).values()) == 2
-            assert min(np.diff(moments)) < timedelta(hours=8)
 
 
 def rate(patients, name):

@@ -24,18 +24,6 @@ def test_it_is_listed_with_its_package_and_refused_by_name_where_it_is_not_insta
     assert code == 2 and "method 'fedmedian' is unknown" in err
 
 
-@pytest.mark.slow
-def test_its_job_is_described_and_its_settings_are_checked(command, tmp_path):
-    said = command("export", *SETTINGS, "--describe")
-    assert "Coordinate-wise median of updates" in said and "shared low-rank factors" in said
-    wrong = command("export", *SETTINGS, "--set", "server.step_size=3", "-o", tmp_path, code=2)
-    assert "step_size" in wrong and "at most 2" in wrong
-    command("export", *SETTINGS, "-o", tmp_path)
-    server = json.loads((tmp_path / "fedmedian/app/config/config_fed_server.json").read_text())["workflows"][0]
-    assert server["path"] == "fedtar_flare.runtime.controller.FederatedController"
-    assert server["args"]["method"] == "fedmedian" and server["args"]["settings"] == {"server": {"step_size": 0.5}}
-
-
 @pytest.fixture
 def median(installed, monkeypatch, announce):
     """The method in this process."""

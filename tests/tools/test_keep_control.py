@@ -10,7 +10,7 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.reporting import control
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.reporting.verdict import UNKNOWN, closing_box
-from fedtar_flare.suite.file import read_suite, shipped
+from fedtar_flare.suite.file import read_suite
 from fedtar_flare.suite.plan import experiments
 from fedtar_flare.suite.results import result_file
 from tools.keep_control import keep
@@ -61,8 +61,3 @@ def test_a_suite_that_is_not_done_or_of_other_hospitals_is_not_kept(tmp_path, su
     with pytest.raises(ConfigError):
         keep(tmp_path / "run", tmp_path / "out", suite_of(done, counts), tmp_path / "control.json")
     assert not (tmp_path / "control.json").exists()
-
-
-def test_the_shipped_suite_begins_with_each_hospital_alone():
-    suite = read_suite(shipped()["first_run"])
-    assert suite.arms[suite.compared_with[0]]["method"] == "local_patient" and list(suite.sites) == SITES
