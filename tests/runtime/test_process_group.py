@@ -15,7 +15,7 @@ from federation_process import wait_for
 from flare_context import put_app
 from hospital_site import write_site_files
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
@@ -23,7 +23,6 @@ from fedtar_flare.protocol.contract import HANDSHAKE
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.registry import names
 from fedtar_flare.runtime.process_group import ProcessGroup
-from fedtar_flare.site.context import sites_at_once
 from fedtar_flare.site.state import ReadOnlyState
 from fedtar_flare.testing import Hospital, executor_of
 
@@ -175,13 +174,3 @@ def test_what_another_process_keeps_is_not_written(tmp_path):
     assert state.may_answer("scores", "x") and state.may_answer("scores", "y")
     state.remove(version(1, 1))
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("threads", "at_once"), [(1, 1), (2, 2), (None, 2)])
-def test_how_many_simulated_sites_work_at_a_time(threads, at_once):
-    simulator = FLContext()
-    engine = SimpleNamespace(client=SimpleNamespace(args=SimpleNamespace(threads=threads)))
-    simulator.get_engine = lambda: engine
-    clients = [{"name": "site-1"}, {"name": "site-2"}]
-    simulator.set_prop(FLContextKey.JOB_META, {"job_clients": clients}, private=True, sticky=False)
-    assert sites_at_once(simulator) == at_once and sites_at_once(FLContext()) == 1

@@ -1,6 +1,5 @@
 """The server's settings: what is refused, and how FLARE's job export finds what it must write."""
 
-import inspect
 import json
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 import yaml
 from nvflare.job_config.api import FedJob
 
-from fedtar_flare.cli.reference import OF_RECIPE, server_rows
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController
 from fedtar_flare.runtime.controller import FederatedController
@@ -47,11 +45,3 @@ def test_flare_exports_what_differs_from_the_defaults_and_builds_the_same_again(
     assert list(arguments) == ["method", "num_rounds", "max_share", "wait_seconds", "seed", "unseen", "settings"]
     again = kind(**arguments)
     assert again.config == ServerConfig(**CHANGED) and again.strategy.settings.server.eta == 0.5
-
-
-def test_signature_and_reference_follow_from_the_fields():
-    parameters = inspect.signature(FederatedController).parameters
-    assert list(parameters) == ["method", *ServerConfig.model_fields, "settings"]
-    assert all(parameters[name].default == field.default for name, field in ServerConfig.model_fields.items())
-    assert [row.name for row in server_rows()] == [n for n in ServerConfig.model_fields if n not in OF_RECIPE]
-    assert all(field.description for field in ServerConfig.model_fields.values())

@@ -19,7 +19,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
 
-from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning import learner as learning
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import Trained
@@ -33,7 +33,6 @@ from fedtar_flare.record.events import Joined, Start
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
-from fedtar_flare.site.context import Site
 from fedtar_flare.site.site_file import Bounds
 from fedtar_flare.testing import FunctionFederation, Hospital, QuadraticSite, executor_of
 from fedtar_flare.testing import random_pair as pair
@@ -179,18 +178,6 @@ def test_patients_are_counted_in_the_updates_that_were_made(trained, monkeypatch
     monkeypatch.setattr(learner, "_accumulate", lambda *_: torch.tensor(next(losses)))
     made = learner.train(None, 0, updates=2)
     assert (made.patients, made.skipped_updates) == (1, 1), "a skipped update hides nobody's visit"
-
-
-def test_time_is_up_for_a_task(monkeypatch):
-    site = Site.outside_of_jobs(None, "site-1")
-    site._abort_signal, site._start = SimpleNamespace(triggered=False), 100.0
-    monkeypatch.setattr("fedtar_flare.site.context.time.monotonic", lambda: 160.0)
-    for seconds in (None, 61.0):
-        site.limit(seconds)
-        site.stop_if_aborted()
-    site.limit(59.0)
-    with pytest.raises(FedTARError, match="max_seconds 59"):
-        site.stop_if_aborted()
 
 
 def test_a_job_names_a_model_and_the_site_says_where_it_is(tmp_path, home, monkeypatch, online):

@@ -11,7 +11,6 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, HEADER, OK, Reply
 from fedtar_flare.registry import default_names
@@ -212,29 +211,3 @@ def test_an_error_reply_of_flare_passes_with_nothing_but_its_code():
         left = OutboundGuard(["fedtar"]).process(reply, asked("train", good()))
         assert left.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
         assert "patient" not in str(left) and "DXO" not in left
-
-
-def test_what_the_tasks_really_send_passes():
-    payload = {
-        **HELLO,
-        "skipped_studies": {"no-image": 2},
-        "privacy": {"epsilon": 1.5, "delta": 1e-5, "max_epsilon": 10.0, "releases": 3},
-        "versions": {"fedtar_flare": "0.1.0"},
-        "settings": "0123456789abcdef-0",
-    }
-    sent = plain_message(payload=payload, numbers={"min_cell": 5, "seconds": 1.0})
-    assert outcome(sent, asked("handshake"))[0].status == OK
-    payload = {"scores": {"steps": {"1": {"n": 3, "bleu_4": 0.1, "f1": None}}, "all": {"n": 3}}, "t_numbers": [0.1, -2]}
-    assert outcome(answer(payload=payload), asked("close_round"))[0].status == OK
-
-
-def test_bad_settings_fail_when_built():
-    methods, names = ("fedtar", {"fedtar": True}, [1]), ("lora", [1], ["(.*)*!"])
-    wrong = [
-        *(("methods", value) for value in methods),
-        *(("extra_names", value) for value in names),
-        ("max_values", 0),
-    ]
-    for name, value in wrong:
-        with pytest.raises(ConfigError, match=name):
-            OutboundGuard(**{name: value})
