@@ -1,7 +1,4 @@
-"""What a user does around a run: synth, simulate, report, generate, export, warmstart.
-
-``simulate`` runs as a process of its own (``fedtar``); all else runs in this one.
-"""
+"""What a user does around a run: synth, report, generate, audit, continue, warmstart."""
 
 import json
 import re
@@ -19,9 +16,11 @@ from PIL import Image
 from fedtar_flare.core.files import write_text
 from fedtar_flare.learning.drafting import DISCLAIMER
 from fedtar_flare.learning.report_labeler import import_labeler
+from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.runtime import simulation
+from fedtar_flare.runtime.in_process import run_in_process
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +42,17 @@ def hospitals(place):
 
 @pytest.fixture(scope="module")
 def results(place, hospitals):
-    """One run on them, through their site files."""
-    code, out, err = fedtar(
-        "simulate", "-n", "north,south", "-r", 1, "--time-steps", 2, "--preset", "tiny", "--local-steps", 2, "--json",
-        "-w", place / "ws", "--set", "data.alignment=period", "--set", "data.periods=['2019-04-01']",
-        FEDTAR_HOME=str(place / "home"), FEDTAR_SITES=str(place / "hospitals" / "sites"),
-    )  # fmt: skip
-    assert code == 0, err[-3000:]
-    return Path(json.loads(out.strip().splitlines()[-1])["results"])
+    """One run on them, through their site files: in this process, laid out as FLARE's simulator leaves it."""
+    data = {"alignment": "period", "periods": ["2019-04-01"]}
+    small = {"model": {"max_length": 24, "num_beams": 1}, "training": {"local_steps": 2}}
+    recipe = FedTARRecipe(preset="tiny", num_rounds=1, time_steps=2, data=data, **small)
+    recipe.export(str(place / "job"))
+    folder = place / "ws" / "fedtar" / "server" / "simulate_job"
+    shutil.copytree(place / "job" / "fedtar" / "app", folder / "app_server")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDTAR_HOME", str(place / "home"))
+        patch.setenv("FEDTAR_SITES", str(place / "hospitals" / "sites"))
+        return run_in_process(recipe, ["north", "south"], folder)
 
 
 @pytest.fixture(scope="module")

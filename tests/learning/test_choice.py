@@ -1,6 +1,5 @@
 """A report that does not state what was read is searched for once more, and completed."""
 
-from contextlib import contextmanager
 from itertools import product
 from types import SimpleNamespace
 
@@ -220,19 +219,6 @@ def test_of_a_second_search_the_beam_that_agrees_best_is_taken_whatever_else_is_
     no_better = Wanted(0, 0)
     no_better.count_differences = lambda text, wanted: 1
     assert texts_of(model, b, no_better) == plain
-
-
-def test_the_second_search_runs_in_the_context_of_its_rows(model, plain):
-    entered = []
-
-    @contextmanager
-    def context(rows):
-        entered.append(list(rows))
-        yield
-        entered.append("left")
-
-    texts_of(model, batch(), Wanted(len(plain[0]), -1), context=context)
-    assert entered == [[1], "left"]
 
 
 class Longer(Wanted):

@@ -96,14 +96,6 @@ def test_the_joint_reading_is_the_enumerated_one_and_without_a_comparison_two_in
     torch.testing.assert_close(alone, before.exp()[..., None] * now.exp()[..., None, :])
 
 
-@given(seeds)
-def test_a_course_that_is_read_backwards_has_the_reverse_changes(seed):
-    before, now, change = (normal(1, 2, n, seed=seed + i) for i, n in enumerate((4, 4, COMPARED)))
-    backwards = [NONE, RESOLVED, DECREASED, INCREASED, UNCHANGED, NEW]
-    forth, back = joint(before, now, change), joint(now, before, change[..., backwards])
-    torch.testing.assert_close(forth, back.transpose(-3, -2)[..., backwards])
-
-
 @given(st.lists(st.tuples(st.integers(-1, 4), st.integers(-1, COMPARED)), min_size=3, max_size=3), seeds)
 def test_losses_are_those_of_what_is_stated_and_gradients_are_finite_whatever_a_report_before_says(stated, seed):
     levels, changes = (torch.tensor([column]) for column in zip(*stated, strict=True))

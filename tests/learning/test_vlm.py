@@ -222,6 +222,7 @@ def test_layers_computed_again_and_private_updates_give_the_gradient_and_a_resum
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
+@pytest.mark.parametrize("folder", ["qwen", pytest.param("gemma", marks=pytest.mark.slow)], indirect=True)
 def test_a_draft_is_the_text_of_the_run_with_the_site_s_own_adapters(tmp_path, monkeypatch, folder):
     """Shown the same two visits before; of films, both views."""
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path))

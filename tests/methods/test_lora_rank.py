@@ -50,7 +50,7 @@ def test_the_site_sees_sends_and_differentiates_its_own_ranks(hospital, tmp_path
     assert "lora_rank was another at the run's first handshake: 2" in refused.reason
 
 
-@pytest.mark.parametrize("method", ["fedtar", "fedavg_finetune"])
+@pytest.mark.parametrize("method", ["fedtar", pytest.param("fedavg_finetune", marks=pytest.mark.slow)])
 def test_a_run_of_products_goes_on_to_the_same_bits_and_its_gap_is_recorded(hospital, tmp_path, method):
     with_rank(tmp_path, 2)
     settings = {"lora": {"mean": "product"}, **SMALL}

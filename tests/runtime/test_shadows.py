@@ -15,6 +15,7 @@ from fedtar_flare.site.model_audit import audit_model, training_on
 from fedtar_flare.site.site_file import load_site_config
 
 
+@pytest.mark.slow
 def test_on_the_run_s_own_patients_a_shadow_is_the_run_and_an_audit_compares_with_others(tmp_path, monkeypatch):
     """One site with canaries, so that the mean is its own update."""
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))

@@ -109,13 +109,8 @@ def typed(line: str, place: Path, *more: str) -> str:
     return out
 
 
-QUICK = ("fedtar_table1",)
-"""The others take some minutes together."""
-
-
-@pytest.mark.parametrize(
-    "suite", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SUITES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", SUITES)
 def test_the_commands_of_a_header_give_the_table(suite, places, least):
     place, printed = places[commands(suite)[0]]
     if not printed:
